@@ -1,0 +1,225 @@
+"""Blocks of KV slots: who holds which, which are free, and where the next one goes."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, NewType
+
+from batching.free_runs import FreeRuns
+
+BlockHash = NewType("BlockHash", bytes)
+
+
+class Run(NamedTuple):
+    """`num_blocks` blocks with consecutive ids: in the pool, one contiguous stretch."""
+
+    first_block: int
+    num_blocks: int
+
+
+class BlockCopy(NamedTuple):
+    """The contents of `source` are to be copied to `target` before the step writes."""
+
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class KVBlock:
+    """`block_size` KV slots.  A block with a hash is full and can be found by it."""
+
+    block_id: int
+    ref_count: int = 0
+    block_hash: BlockHash | None = None
+
+
+class BlockTable:
+    """The block ids of one request in the order of its tokens, and the runs they form.
+
+    Token position p lives in slot `block_ids[p // block_size] * block_size + p % block_size`.
+    """
+
+    def __init__(self, block_ids: Iterable[int] = ()) -> None:
+        self.block_ids: list[int] = []
+        self.runs: list[Run] = []
+        self.extend(block_ids)
+
+    def __len__(self) -> int:
+        return len(self.block_ids)
+
+    def __repr__(self) -> str:
+        return f"BlockTable({self.block_ids})"
+
+    @property
+    def last_block(self) -> int | None:
+        return self.block_ids[-1] if self.block_ids else None
+
+    def extend(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self.block_ids.append(block_id)
+            if self.runs and sum(self.runs[-1]) == block_id:
+                self.runs[-1] = Run(self.runs[-1].first_block, self.runs[-1].num_blocks + 1)
+            else:
+                self.runs.append(Run(block_id, 1))
+
+    def replace(self, index: int, block_id: int) -> None:
+        block_ids = [*self.block_ids[:index], block_id, *self.block_ids[index + 1 :]]
+        self.clear()
+        self.extend(block_ids)
+
+    def clear(self) -> None:
+        self.block_ids.clear()
+        self.runs.clear()
+
+
+class PagedBlockManager:
+    """Reference-counted blocks; those that nobody holds keep their contents while they can.
+
+    A block is in exactly one of three places, checked after every step of the state machine
+    in tests/batching/test_block_manager.py:
+
+    - held: ref_count > 0, in that many block tables
+    - cached: ref_count 0 and a hash, least recently released first in `_cached`
+    - empty: ref_count 0 and no hash, in `_empty`, which knows the contiguous runs
+
+    A hash leads to at most one block, and that block carries the hash.
+
+    Growing a table takes the block right after its last one when that is empty; a new table
+    starts in the middle of the largest empty run, so that the table before it can grow, too.
+    Cached blocks are evicted several at a time (`_EVICTION_SHARE` of the pool): blocks of one
+    request are released together, so evicting them together gives runs and not single holes.
+    Every operation is O(1) for each block concerned, whatever the size of the pool.
+    """
+
+    _EVICTION_SHARE = 1 / 64
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.blocks = [KVBlock(block_id) for block_id in range(num_blocks)]
+        self.num_evictions = 0
+        self._eviction_batch = max(1, int(num_blocks * self._EVICTION_SHARE))
+        self._empty = FreeRuns(num_blocks)
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._by_hash: dict[BlockHash, int] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nobody holds; the cached ones among them can be evicted."""
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that nobody holds and that a later request may still find."""
+        return len(self._cached)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, num_blocks: int, after: int | None = None) -> list[int] | None:
+        """Take `num_blocks` blocks, each with one reference; None, and no change, if too few.
+
+        The first one is the block that follows `after` whenever that one is empty.
+        """
+        if num_blocks > self.num_free_blocks:
+            return None
+        if num_blocks > len(self._empty):
+            self._evict(max(num_blocks - len(self._empty), self._eviction_batch))
+        block_ids: list[int] = []
+        while len(block_ids) < num_blocks:
+            block_ids += self._empty.take(num_blocks - len(block_ids), after)
+            after = block_ids[-1]
+        for block_id in block_ids:
+            self.blocks[block_id].ref_count = 1
+        return block_ids
+
+    def increment_ref(self, block_id: int) -> None:
+        """Hold a block that holds contents: one that is held already, or a cached one."""
+        block = self.blocks[block_id]
+        assert block.ref_count or block.block_hash, f"block {block_id} is empty"
+        if block.ref_count == 0:
+            del self._cached[block_id]
+        block.ref_count += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Give back one reference each.
+
+        The last block goes first: the tail of a prefix is worth nothing without its head,
+        so the tail is the first to be evicted.
+        """
+        for block_id in reversed(block_ids):
+            block = self.blocks[block_id]
+            assert block.ref_count > 0, f"block {block_id} is not held"
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                self._let_go(block)
+
+    def find(self, block_hash: BlockHash) -> int | None:
+        """Return the block with these contents, held or cached."""
+        return self._by_hash.get(block_hash)
+
+    def publish(self, block_id: int, block_hash: BlockHash) -> None:
+        """Let a held, full block be found by its hash.
+
+        When another block has the same contents already, that one stays the one to find
+        and this one stays private: it is emptied when it is released.
+        """
+        block = self.blocks[block_id]
+        assert block.ref_count > 0, f"block {block_id} is not held"
+        if block.block_hash is None and block_hash not in self._by_hash:
+            block.block_hash = block_hash
+            self._by_hash[block_hash] = block_id
+
+    def fork(self, table: BlockTable) -> BlockTable:
+        """Return a second table over the same blocks."""
+        for block_id in table.block_ids:
+            self.increment_ref(block_id)
+        return BlockTable(table.block_ids)
+
+    def make_writable(self, table: BlockTable, index: int) -> BlockCopy | None:
+        """Copy on write: give `table` its own block at `index` if it shares that one.
+
+        Returns the copy the model runner must make, None if the block is not shared.
+
+        Raises:
+            NoFreeBlocks: the block is shared and none is left to copy it to.
+        """
+        source = table.block_ids[index]
+        if self.blocks[source].ref_count == 1:
+            return None
+        if (taken := self.allocate(1)) is None:
+            raise NoFreeBlocks
+        self.release([source])
+        table.replace(index, taken[0])
+        return BlockCopy(source, taken[0])
+
+    def forget_cached(self) -> None:
+        """Drop all contents that a later request could find, as after a failed step."""
+        self._evict(len(self._cached))
+        for block in self.blocks:
+            block.block_hash = None
+        self._by_hash.clear()
+
+    def _let_go(self, block: KVBlock) -> None:
+        if block.block_hash is None:
+            self._empty.put(block.block_id)
+        else:
+            self._cached[block.block_id] = None
+
+    def _evict(self, num_blocks: int) -> None:
+        for _ in range(min(num_blocks, len(self._cached))):
+            block_id, _ = self._cached.popitem(last=False)
+            block = self.blocks[block_id]
+            assert block.block_hash is not None
+            del self._by_hash[block.block_hash]
+            block.block_hash = None
+            self._empty.put(block_id)
+            self.num_evictions += 1
+
+
+class NoFreeBlocks(Exception):
+    """No block is left, free or cached."""

@@ -1,0 +1,287 @@
+"""The one door between the MLX thread and the event loop."""
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any, Generic, Self, TypeVar
+
+from batching.batch_inference import BatchInferenceEngine, RequestFailure
+from batching.errors import (
+    ContextLengthExceeded,
+    EmptyPrompt,
+    EngineError,
+    EngineStopped,
+    InvalidRequest,
+)
+from batching.model_info import ModelInfo
+from batching.priority_queue import Priority
+from batching.request import GREEDY, BatchRequest, SamplingParams, TokenOutput
+from batching.scheduler import RequestOutput, SchedulerStats
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """What the engine thread builds when it starts.
+
+    `startup_lines` say for people what was chosen: device, dtype, BLAS, blocks, memory.
+    """
+
+    engine: BatchInferenceEngine
+    model: ModelInfo
+    startup_lines: tuple[str, ...] = ()
+
+
+class Job(Generic[T]):
+    """A call on the engine that somebody waits for."""
+
+    def __init__(self, func: Callable[[BatchInferenceEngine], T]) -> None:
+        self._func = func
+        self.future: Future[T] = Future()
+
+    def run(self, engine: BatchInferenceEngine) -> None:
+        # False if the caller has gone: then there is nothing to do.
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self._func(engine))
+        except Exception as error:
+            self.future.set_exception(error)
+
+    def fail(self) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(EngineStopped())
+
+
+class TokenStream:
+    """The tokens of one request, as they come; an async iterator of TokenOutput.
+
+    It ends after the output that carries a finish reason.  `close()` never waits and may
+    be called at any time, any number of times: an unfinished request is aborted.
+    """
+
+    def __init__(self, thread: "EngineThread", request_id: int) -> None:
+        self.request_id = request_id
+        self._thread = thread
+        self._queue: asyncio.Queue[TokenOutput | EngineError] = asyncio.Queue()
+        self._is_finished = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TokenOutput:
+        if self._is_finished:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, EngineError):
+            self._is_finished = True
+            raise item
+        self._is_finished = item.finish_reason is not None
+        return item
+
+    def close(self) -> None:
+        self._is_finished = True
+        self._thread.release(self.request_id)
+
+    def put(self, item: TokenOutput | EngineError) -> None:
+        self._queue.put_nowait(item)
+
+
+class EngineThread:
+    """Runs an engine in its own thread and hands its tokens to the event loop.
+
+    Only the engine thread touches the engine, and with it every array; only the event loop
+    touches `_streams`.  Jobs go in through `_inbox`; the tokens of a step come out in one
+    `call_soon_threadsafe`, however many requests got one.
+
+    `build` runs in the engine thread.  It loads the model, so whoever calls `start()` waits.
+    When the engine cannot go on, every open stream and every job hears EngineStopped.
+    """
+
+    model: ModelInfo
+    startup_lines: tuple[str, ...]
+
+    def __init__(
+        self, build: Callable[[], LoadedEngine], *, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._build = build
+        self._clock = clock
+        # None asks the thread to end.
+        self._inbox: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_stopped = False  # written under _lock, so that no job is left behind
+        self._request_ids = itertools.count()
+        self._streams: dict[int, TokenStream] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loaded: Future[LoadedEngine] = Future()
+        self._thread = threading.Thread(target=self._run, name="mlx-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread and wait until the engine is built.
+
+        Raises:
+            ModelLoadError: the model cannot be found or read.
+        """
+        self._thread.start()
+        loaded = self._loaded.result()
+        self.model, self.startup_lines = loaded.model, loaded.startup_lines
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the engine has stopped, by itself or by `stop()`."""
+        return not self._is_stopped
+
+    async def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        sampling: SamplingParams = GREEDY,
+        max_tokens: int | None = None,
+        stop_token_ids: frozenset[int] = frozenset(),
+        priority: Priority = Priority.NORMAL,
+    ) -> TokenStream:
+        """Queue a request; without `max_tokens` it may fill the context.
+
+        Raises:
+            RequestError: it can never be served as it is.
+            EngineStopped: nobody is there to serve it.
+        """
+        self._check(prompt_token_ids, max_tokens, sampling)
+        limit = self.model.max_model_len
+        request = BatchRequest(
+            next(self._request_ids),
+            prompt_token_ids,
+            max_tokens=limit - len(prompt_token_ids) if max_tokens is None else max_tokens,
+            sampling=sampling,
+            stop_token_ids=stop_token_ids,
+            priority=priority,
+            arrival_time=self._clock(),
+        )
+        self._bind(asyncio.get_running_loop())
+        stream = self._streams[request.request_id] = TokenStream(self, request.request_id)
+        try:
+            await self.call(lambda engine: engine.add(request))
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def call(self, func: Callable[[BatchInferenceEngine], T]) -> T:
+        """Run `func` on the engine, in its thread, between two steps."""
+        return await asyncio.wrap_future(self._post(func).future)
+
+    async def stats(self) -> SchedulerStats:
+        return await self.call(lambda engine: engine.stats())
+
+    def release(self, request_id: int) -> None:
+        """Stop listening to a request, and abort it if it has not ended."""
+        if self._streams.pop(request_id, None) is not None:
+            with suppress(EngineStopped):
+                self._post(lambda engine: engine.abort(request_id))
+
+    def stop(self, timeout: float | None = None) -> None:
+        """End the thread after the step it is in; open streams hear EngineStopped."""
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _check(
+        self, token_ids: Sequence[int], max_tokens: int | None, sampling: SamplingParams
+    ) -> None:
+        limit, vocab_size = self.model.max_model_len, self.model.vocab_size
+        if not token_ids:
+            raise EmptyPrompt
+        if len(token_ids) + (max_tokens or 1) > limit:
+            raise ContextLengthExceeded(len(token_ids), max_tokens, limit)
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest("prompt", f"token id {token_id} is not in [0, {vocab_size})")
+        for token_id, _ in sampling.logit_bias:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(
+                    "logit_bias", f"token id {token_id} is not in [0, {vocab_size})"
+                )
+
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        assert not self._streams or self._loop is loop, "one event loop at a time"
+        self._loop = loop
+
+    def _post(self, func: Callable[[BatchInferenceEngine], T]) -> Job[T]:
+        job = Job(func)
+        with self._lock:
+            if self._is_stopped:
+                raise EngineStopped
+            self._inbox.put(job)
+        return job
+
+    # In the engine thread
+
+    def _run(self) -> None:
+        try:
+            loaded = self._build()
+        except BaseException as error:
+            self._end()
+            self._loaded.set_exception(error)
+            return
+        self._loaded.set_result(loaded)
+        try:
+            self._serve(loaded.engine)
+        except BaseException:
+            logger.exception("the engine cannot go on")
+        finally:
+            self._end()
+
+    def _serve(self, engine: BatchInferenceEngine) -> None:
+        while self._do_jobs(engine):
+            if outputs := engine.step():
+                self._tell(self._deliver, outputs)
+
+    def _do_jobs(self, engine: BatchInferenceEngine) -> bool:
+        """Empty the inbox, and wait at it while there is nothing to step; False to end."""
+        while True:
+            try:
+                job = self._inbox.get(block=not engine.has_work)
+            except Empty:
+                return True
+            if job is None:
+                return False
+            job.run(engine)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._is_stopped = True
+        while not self._inbox.empty():
+            if (job := self._inbox.get()) is not None:
+                job.fail()
+        self._tell(self._fail_streams)
+
+    def _tell(self, func: Callable[..., None], *args: object) -> None:
+        """Have the event loop call `func`; nobody listens any more if it is closed."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(func, *args)
+
+    # In the event loop
+
+    def _deliver(self, outputs: Sequence[RequestOutput | RequestFailure]) -> None:
+        for item in outputs:
+            if (stream := self._streams.get(item.request_id)) is None:
+                continue
+            stream.put(item.error if isinstance(item, RequestFailure) else item.output)
+            if isinstance(item, RequestFailure) or item.output.finish_reason is not None:
+                del self._streams[item.request_id]
+
+    def _fail_streams(self) -> None:
+        for stream in self._streams.values():
+            stream.put(EngineStopped())
+        self._streams.clear()

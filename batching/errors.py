@@ -1,0 +1,77 @@
+"""Everything the engine raises on purpose.
+
+EngineError
+├── RequestError            the caller can fix it
+│   ├── EmptyPrompt
+│   ├── ContextLengthExceeded
+│   └── InvalidRequest      a parameter that this model cannot serve
+├── RequestFailed           the step that served the request raised
+├── EngineStopped           nobody will answer any more
+├── ModelNotFound           no such model is served here
+└── ModelLoadError          the model cannot be found or read
+"""
+
+
+class EngineError(Exception):
+    """Root of everything raised on purpose."""
+
+
+class RequestError(EngineError):
+    """A request that cannot be served as it is; `param` names the field to change."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class EmptyPrompt(RequestError):
+    def __init__(self) -> None:
+        super().__init__("the prompt has no tokens; at least one is needed", "prompt")
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt and requested output together do not fit the context.
+
+    `max_tokens` is None when the prompt alone leaves no room for one token.
+    """
+
+    def __init__(self, num_prompt_tokens: int, max_tokens: int | None, limit: int) -> None:
+        asked = num_prompt_tokens + (max_tokens or 0)
+        parts = f"{num_prompt_tokens} in the prompt"
+        if max_tokens is not None:
+            parts += f", {max_tokens} for the completion"
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. "
+            f"However, you requested {asked} tokens ({parts}). "
+            "Please reduce the length of the prompt or of the completion.",
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        self.limit = limit
+
+
+class InvalidRequest(RequestError):
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message, param)
+
+
+class RequestFailed(EngineError):
+    """The step that served this request raised; other requests go on."""
+
+    def __init__(self, message: str = "the model failed while serving this request") -> None:
+        super().__init__(message)
+
+
+class EngineStopped(EngineError):
+    def __init__(self) -> None:
+        super().__init__("the engine has stopped and answers no requests")
+
+
+class ModelNotFound(EngineError):
+    def __init__(self, model_id: str) -> None:
+        super().__init__(f"the model '{model_id}' does not exist here")
+        self.model_id = model_id
+
+
+class ModelLoadError(EngineError):
+    """One line for the person who started the server."""

@@ -1,0 +1,21 @@
+"""The border between the pure scheduler and the tensors."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from batching.step_plan import StepPlan
+
+
+class ModelRunner(Protocol):
+    """Reads a plan's tokens into the KV pool and samples where a slice asks for it.
+
+    The tests' stand-in is tests/fakes.py, whose pool holds token ids.
+    """
+
+    def run(self, plan: StepPlan) -> Sequence[int]:
+        """Return one token id for each slice that samples, in the plan's order."""
+        ...
+
+    def reset(self) -> None:
+        """Make the pool usable again after `run` raised; its contents are lost."""
+        ...

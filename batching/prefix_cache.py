@@ -1,0 +1,79 @@
+"""Finds the blocks that hold the beginning of a prompt already."""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+
+from batching.block_manager import BlockHash, BlockTable, PagedBlockManager
+
+
+class HashChain:
+    """The chained hashes of a token sequence's full blocks, extended as it grows.
+
+    Hash i is sha256 over hash i-1 and the tokens of block i, so it stands for the whole
+    prefix up to there.  The first link is `extra_key`: what else makes the cached tensors
+    differ (a cache salt, an adapter).  Never Python's `hash()`, which collides at will.
+    """
+
+    def __init__(self, extra_key: bytes = b"") -> None:
+        self._parent = BlockHash(sha256(extra_key).digest())
+        self._hashes: list[BlockHash] = []
+
+    def extended(self, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
+        """Return the hashes of all full blocks of `token_ids`, hashing only the new ones."""
+        for index in range(len(self._hashes), len(token_ids) // block_size):
+            block = token_ids[index * block_size : (index + 1) * block_size]
+            parent = self._hashes[-1] if self._hashes else self._parent
+            self._hashes.append(BlockHash(sha256(parent + array("q", block).tobytes()).digest()))
+        return self._hashes
+
+
+class PrefixCache:
+    """Shares full blocks between requests that begin with the same tokens.
+
+    The blocks live in the block manager, which also evicts them; this is the way from
+    tokens to blocks.  It also knows which blocks are being computed right now, so that a
+    second request with the same prefix can wait for them and not compute them again.
+
+    `num_queried_tokens` and `num_hit_tokens` count prompt tokens of admitted requests.
+    """
+
+    def __init__(self, block_manager: PagedBlockManager) -> None:
+        self._block_manager = block_manager
+        self._claims: dict[BlockHash, int] = {}
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+
+    def lookup(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """Return the longest run of blocks from the beginning that the pool holds."""
+        block_ids: list[int] = []
+        for block_hash in hashes:
+            if (block_id := self._block_manager.find(block_hash)) is None:
+                break
+            block_ids.append(block_id)
+        return block_ids
+
+    def insert(self, hashes: Sequence[BlockHash], table: BlockTable, start: int, stop: int) -> None:
+        """Let the blocks `[start, stop)` of a table be found: their tensors are written."""
+        for index in range(start, stop):
+            self._block_manager.publish(table.block_ids[index], hashes[index])
+            self._claims.pop(hashes[index], None)
+
+    def claim(self, hashes: Sequence[BlockHash], request_id: int) -> None:
+        """Say that a request computes these blocks from now on."""
+        for block_hash in hashes:
+            self._claims.setdefault(block_hash, request_id)
+
+    def is_claimed(self, block_hash: BlockHash) -> bool:
+        """True while some request computes this very block."""
+        return block_hash in self._claims
+
+    def drop_claims(self, hashes: Sequence[BlockHash], request_id: int) -> None:
+        """Take back what a request has not computed when it stops."""
+        for block_hash in hashes:
+            if self._claims.get(block_hash) == request_id:
+                del self._claims[block_hash]
+
+    def record(self, num_tokens: int, num_hit_tokens: int) -> None:
+        self.num_queried_tokens += num_tokens
+        self.num_hit_tokens += num_hit_tokens

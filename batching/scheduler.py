@@ -1,0 +1,309 @@
+"""Decides, before each step, which tokens of which requests the model reads next."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from batching.block_manager import BlockCopy, BlockHash, NoFreeBlocks, PagedBlockManager
+from batching.config import SchedulerConfig
+from batching.errors import ContextLengthExceeded
+from batching.prefix_cache import PrefixCache
+from batching.priority_queue import PriorityQueueWithAging
+from batching.request import BatchRequest, RequestStatus, TokenOutput
+from batching.step_plan import Slice, StepPlan
+
+
+class SchedulerStats(NamedTuple):
+    """Counts of now (`num_waiting` ... `num_cached_blocks`) and since the start."""
+
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_preemptions: int
+    num_evictions: int
+    num_queried_tokens: int
+    num_hit_tokens: int
+
+
+class RequestOutput(NamedTuple):
+    request_id: int
+    output: TokenOutput
+
+
+class ContinuousBatchingScheduler:
+    """Iteration-level scheduling (Orca, Yu et al. 2022) over a paged KV cache.
+
+    Pure: no thread, no clock, no tensors.  A step is `schedule()`, running the plan, and
+    `update()` with the sampled tokens; between two steps requests are added and aborted.
+
+    A plan reads first one token of each request that decodes, then chunks of prompts
+    within the token budget.  Requests are admitted in the aged order of the queue, as long
+    as there is a seat and room for the whole prompt, and nobody overtakes one that must
+    wait.  When blocks run out, the running request that is due last gives up its own.
+
+    Invariants, checked by tests/batching/test_scheduler.py:
+
+    - what a request is answered depends on nothing but the request
+    - a request that is neither running nor prefilling holds no block
+    - the tokens of a plan never exceed `max_batched_tokens`
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.block_manager = PagedBlockManager(config.num_blocks, config.block_size)
+        self.prefix_cache = PrefixCache(self.block_manager)
+        self.waiting: PriorityQueueWithAging[BatchRequest] = PriorityQueueWithAging(
+            config.aging_rate
+        )
+        # Admitted requests, the one that is due first in front.
+        self.running: list[BatchRequest] = []
+        self.num_preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_waiting=len(self.waiting),
+            num_running=len(self.running),
+            num_blocks=self.block_manager.num_blocks,
+            num_free_blocks=self.block_manager.num_free_blocks,
+            num_cached_blocks=self.block_manager.num_cached_blocks,
+            num_preemptions=self.num_preemptions,
+            num_evictions=self.block_manager.num_evictions,
+            num_queried_tokens=self.prefix_cache.num_queried_tokens,
+            num_hit_tokens=self.prefix_cache.num_hit_tokens,
+        )
+
+    def add(self, request: BatchRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            ContextLengthExceeded: it could not even run alone.
+        """
+        limit = self.config.max_request_tokens
+        if request.num_prompt_tokens + request.max_tokens > limit:
+            raise ContextLengthExceeded(request.num_prompt_tokens, request.max_tokens, limit)
+        self.waiting.push(request)
+
+    def abort(self, request: BatchRequest) -> None:
+        """End a request wherever it stands; nothing happens if it has ended."""
+        if request.status is RequestStatus.WAITING:
+            self.waiting.remove(request)
+            request.move_to(RequestStatus.CANCELLED)
+        elif request.status in (RequestStatus.PREFILLING, RequestStatus.RUNNING):
+            self._leave(request, RequestStatus.CANCELLED)
+
+    def schedule(self, max_prefill_tokens: int | None = None) -> StepPlan:
+        """Plan the next step.
+
+        `max_prefill_tokens` bounds the prompt tokens beside running streams, so that these
+        do not stall; without any running stream it does not apply.
+        """
+        copies: list[BlockCopy] = []
+        preempted: list[BatchRequest] = []
+        slices = list(self._decodes(copies, preempted))
+        budget = self.config.max_batched_tokens - len(slices)
+        if slices and max_prefill_tokens is not None:
+            budget = min(budget, max_prefill_tokens)
+        if not preempted:
+            # Who was preempted comes first in the queue; it must not come back before
+            # the room it made has been used.
+            self._admit()
+        slices += self._prefills(budget)
+        return StepPlan(tuple(slices), tuple(copies), tuple(preempted))
+
+    def update(self, plan: StepPlan, sampled: Sequence[int]) -> list[RequestOutput]:
+        """Record what a step did; return what the requests got that were given a token."""
+        token_ids = iter(sampled)
+        outputs: list[RequestOutput] = []
+        for s in plan.slices:
+            # Asked before the token is appended: then there is something pending again.
+            samples = s.samples
+            self._commit(s)
+            if samples:
+                outputs.append(self._append(s.request, next(token_ids)))
+        return outputs
+
+    def discard(self, plan: StepPlan) -> list[BatchRequest]:
+        """Give up on a step that raised; return its requests, which are cancelled.
+
+        The pool's contents are lost, so everybody else who was admitted starts over from
+        its tokens, and nothing stays cached.
+        """
+        failed = [s.request for s in plan.slices]
+        for request in failed:
+            self._leave(request, RequestStatus.CANCELLED)
+        for request in list(self.running):
+            self._preempt(request)
+        self.block_manager.forget_cached()
+        return failed
+
+    # Decodes
+
+    def _decodes(
+        self, copies: list[BlockCopy], preempted: list[BatchRequest]
+    ) -> Iterator[Slice]:
+        for request in list(self.running):
+            if request.status is not RequestStatus.RUNNING:
+                continue
+            if self._make_room(request, copies, preempted):
+                yield Slice(request, request.num_computed_tokens, request.num_tokens)
+
+    def _make_room(
+        self, request: BatchRequest, copies: list[BlockCopy], preempted: list[BatchRequest]
+    ) -> bool:
+        """Get a slot for the next token, if need be from whoever is due last.
+
+        False if that was the request itself.  Whoever is due later has no slice yet, since
+        slices are made in the order of `running`.
+        """
+        while not self._grow(request, copies):
+            victim = self.running[-1]
+            self._preempt(victim)
+            preempted.append(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _grow(self, request: BatchRequest, copies: list[BlockCopy]) -> bool:
+        """Make room for all tokens of a request; False, and no change, if there is none."""
+        table = request.block_table
+        missing = self.block_manager.blocks_for(request.num_tokens) - len(table)
+        if missing == 0:
+            return self._own(request, copies)
+        if (block_ids := self.block_manager.allocate(missing, table.last_block)) is None:
+            return False
+        table.extend(block_ids)
+        return True
+
+    def _own(self, request: BatchRequest, copies: list[BlockCopy]) -> bool:
+        """Make the block that is written next the request's own."""
+        index = request.num_computed_tokens // self.config.block_size
+        try:
+            copy = self.block_manager.make_writable(request.block_table, index)
+        except NoFreeBlocks:
+            return False
+        if copy is not None:
+            copies.append(copy)
+        return True
+
+    # Admissions
+
+    def _admit(self) -> None:
+        """Admit in the queue's order, until a seat or the blocks are missing.
+
+        A request whose prefix is being computed right now waits for it: it keeps its place,
+        and a seat and the blocks it will need are kept for it.
+        """
+        deferred: list[BatchRequest] = []
+        num_kept_blocks = 0
+        while self.waiting and len(self.running) + len(deferred) < self.config.max_num_seqs:
+            request = self.waiting.peek()
+            cached = self._cached_blocks(request)
+            # A cached block that nobody holds leaves the free ones when it is shared.
+            num_idle = sum(not self.block_manager.blocks[b].ref_count for b in cached)
+            missing = self.block_manager.blocks_for(request.num_tokens) - len(cached)
+            if missing + num_idle + num_kept_blocks > self.block_manager.num_free_blocks:
+                break
+            self.waiting.pop()
+            if self._awaits_prefix(request, len(cached)):
+                deferred.append(request)
+                num_kept_blocks += missing + num_idle
+            else:
+                self._start(request, cached)
+        for request in deferred:
+            self.waiting.push(request)
+
+    def _start(self, request: BatchRequest, cached: list[int]) -> None:
+        for block_id in cached:
+            self.block_manager.increment_ref(block_id)
+        request.block_table.extend(cached)
+        taken = self._grow(request, [])
+        assert taken, "room was checked"
+        request.num_computed_tokens = len(cached) * self.config.block_size
+        if request.num_output_tokens == 0:
+            request.num_cached_tokens = request.num_computed_tokens
+            self.prefix_cache.record(request.num_tokens, request.num_cached_tokens)
+        request.move_to(RequestStatus.PREFILLING)
+        insort(self.running, request, key=self.waiting.key)
+        self.prefix_cache.claim(self._hashes(request)[len(cached) :], request.request_id)
+
+    def _cached_blocks(self, request: BatchRequest) -> list[int]:
+        return self.prefix_cache.lookup(self._hashes(request)[: self._max_shared(request)])
+
+    def _awaits_prefix(self, request: BatchRequest, num_cached_blocks: int) -> bool:
+        return num_cached_blocks < min(
+            self._max_shared(request), len(self._hashes(request))
+        ) and self.prefix_cache.is_claimed(self._hashes(request)[num_cached_blocks])
+
+    def _max_shared(self, request: BatchRequest) -> int:
+        """The last token is always read: its logits are what the answer begins with."""
+        return (request.num_tokens - 1) // self.config.block_size
+
+    def _hashes(self, request: BatchRequest) -> list[BlockHash]:
+        if not self.config.enable_prefix_cache:
+            return []
+        return request.hashes.extended(request.token_ids, self.config.block_size)
+
+    # Prefills
+
+    def _prefills(self, budget: int) -> list[Slice]:
+        """Share the budget among the prompts that are being read.
+
+        Half goes to the one that is due first, so that it always moves on; the rest goes
+        to the shortest ones, so that they do not wait for a long one's whole prefill.
+        """
+        prefilling = [r for r in self.running if r.status is RequestStatus.PREFILLING]
+        if not prefilling:
+            return []
+        grants = dict.fromkeys((r.request_id for r in prefilling), 0)
+        shortest_first = sorted(prefilling, key=lambda r: r.num_pending_tokens)
+        shares = [(prefilling[0], -(-budget // 2)), *((r, budget) for r in shortest_first)]
+        for request, share in shares:
+            granted = grants[request.request_id]
+            wanted = min(request.num_pending_tokens, self.config.prefill_chunk) - granted
+            more = min(wanted, share, budget)
+            grants[request.request_id] += more
+            budget -= more
+        return [
+            Slice(r, r.num_computed_tokens, r.num_computed_tokens + grants[r.request_id])
+            for r in prefilling
+            if grants[r.request_id]
+        ]
+
+    # After the step, and leaving
+
+    def _commit(self, s: Slice) -> None:
+        """Record that the model has read a slice; its full blocks can be shared now."""
+        request = s.request
+        request.num_computed_tokens = s.stop
+        hashes = self._hashes(request)
+        start, stop = s.start // self.config.block_size, s.stop // self.config.block_size
+        self.prefix_cache.insert(hashes, request.block_table, start, min(stop, len(hashes)))
+
+    def _append(self, request: BatchRequest, token_id: int) -> RequestOutput:
+        if request.status is RequestStatus.PREFILLING:
+            request.move_to(RequestStatus.RUNNING)
+        request.append(token_id)
+        if request.finish_reason is not None:
+            self._leave(request, RequestStatus.COMPLETED)
+        output = TokenOutput((token_id,), request.finish_reason, request.num_cached_tokens)
+        return RequestOutput(request.request_id, output)
+
+    def _preempt(self, request: BatchRequest) -> None:
+        """Take a request's blocks; its tokens stay, and it goes back to its place in line."""
+        self._leave(request, RequestStatus.WAITING)
+        request.num_computed_tokens = 0
+        self.waiting.push(request)
+        self.num_preemptions += 1
+
+    def _leave(self, request: BatchRequest, status: RequestStatus) -> None:
+        request.move_to(status)
+        del self.running[bisect_left(self.running, self.waiting.key(request), key=self.waiting.key)]
+        self.prefix_cache.drop_claims(self._hashes(request), request.request_id)
+        self.block_manager.release(request.block_table.block_ids)
+        request.block_table.clear()

@@ -1,0 +1,55 @@
+"""The engines by model id: created when first asked for, closed together."""
+
+import threading
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+from batching.backend.engine_builder import build_engine
+from batching.config import EngineConfig
+from batching.engine_thread import EngineThread, LoadedEngine
+from batching.errors import ModelNotFound
+
+
+class SchedulerManager:
+    """One engine thread, hence one scheduler and one KV pool, for each served model."""
+
+    def __init__(
+        self,
+        configs: Iterable[EngineConfig],
+        build: Callable[[EngineConfig], LoadedEngine] = build_engine,
+    ) -> None:
+        self._configs = {config.model_id: config for config in configs}
+        self._build = build
+        self._threads: dict[str, EngineThread] = {}
+        # Held while a model loads, so that nobody loads it twice.
+        self._lock = threading.Lock()
+
+    @property
+    def model_ids(self) -> tuple[str, ...]:
+        """The served ids; the first one is the default."""
+        return tuple(self._configs)
+
+    def get(self, model_id: str) -> EngineThread:
+        """Return the engine of a model, loading it (and waiting for that) on first use.
+
+        Raises:
+            ModelNotFound: no such model is served here.
+            ModelLoadError: it cannot be found or read.
+        """
+        if (config := self._configs.get(model_id)) is None:
+            raise ModelNotFound(model_id)
+        if (thread := self._threads.get(model_id)) is not None:
+            return thread
+        with self._lock:
+            if model_id not in self._threads:
+                thread = EngineThread(lambda: self._build(config))
+                thread.start()
+                self._threads[model_id] = thread
+            return self._threads[model_id]
+
+    def close(self, timeout: float | None = None) -> None:
+        """End all engines; requests that still run hear EngineStopped."""
+        deadline = None if timeout is None else monotonic() + timeout
+        for thread in self._threads.values():
+            left = None if deadline is None else max(0.0, deadline - monotonic())
+            thread.stop(left)

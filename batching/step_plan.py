@@ -1,0 +1,49 @@
+"""What one step of the engine is going to do, as a value."""
+
+from dataclasses import dataclass
+
+from batching.block_manager import BlockCopy
+from batching.request import BatchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Tokens `[start, stop)` of one request, to be read in one step."""
+
+    request: BatchRequest
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def samples(self) -> bool:
+        """True if reading the slice leaves nothing pending, so that a token follows."""
+        return self.stop == self.request.num_tokens
+
+    def __str__(self) -> str:
+        return f"{self.request.request_id}[{self.start}:{self.stop}]"
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The slices of one forward pass, and what happened to make room for them."""
+
+    slices: tuple[Slice, ...]
+    copies: tuple[BlockCopy, ...] = ()
+    preempted: tuple[BatchRequest, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(s) for s in self.slices)
+
+    def __str__(self) -> str:
+        """One line a step, for logs and for tests: `0[0:8] 1[4:5] 3>9 -2`."""
+        return " ".join(
+            [
+                *map(str, self.slices),
+                *(f"{c.source}>{c.target}" for c in self.copies),
+                *(f"-{r.request_id}" for r in self.preempted),
+            ]
+        )

@@ -1,0 +1,100 @@
+"""Stand-ins at the lowest edge; each refuses what the real thing cannot do."""
+
+from collections.abc import Callable, Sequence
+from zlib import crc32
+
+from batching.batch_inference import BatchInferenceEngine
+from batching.block_manager import BlockTable
+from batching.config import SchedulerConfig
+from batching.engine_thread import LoadedEngine
+from batching.model_info import ModelInfo, Tokenizer
+from batching.request import BatchRequest
+from batching.scheduler import ContinuousBatchingScheduler
+from batching.step_plan import StepPlan
+
+VOCAB_SIZE = 64
+
+
+def next_token(prefix: Sequence[int]) -> int:
+    """A language model: what follows depends on every token before it and their order."""
+    return crc32(bytes(prefix)) % VOCAB_SIZE
+
+
+def expected_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """The one oracle: what any request must get, whatever else is served."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(next_token(token_ids))
+    return token_ids[len(prompt) :]
+
+
+class TokenRunner:
+    """A model runner whose KV pool holds token ids instead of tensors.
+
+    It reads each prefix back through the block table.  A block that is shared wrongly,
+    freed early, copied late or skipped changes the next token, as in a real model.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._block_size = config.block_size
+        self._num_slots = config.num_blocks * config.block_size
+        self.reset()
+
+    def reset(self) -> None:
+        # 255 is no token: reading a slot that was never written shows.
+        self._pool = [255] * self._num_slots
+
+    def run(self, plan: StepPlan) -> list[int]:
+        for copy in plan.copies:
+            source, target = (self._block(b) for b in (copy.source, copy.target))
+            self._pool[target] = self._pool[source]
+        for s in plan.slices:
+            assert s.start < s.stop, "a model cannot answer without reading a token"
+            for position in range(s.start, s.stop):
+                slot = self._slot(s.request.block_table, position)
+                self._pool[slot] = s.request.token_ids[position]
+        return [self._sample(s.request, s.stop) for s in plan.slices if s.samples]
+
+    def _sample(self, request: BatchRequest, stop: int) -> int:
+        table = request.block_table
+        return next_token([self._pool[self._slot(table, p)] for p in range(stop)])
+
+    def _slot(self, table: BlockTable, position: int) -> int:
+        block_id = table.block_ids[position // self._block_size]
+        return block_id * self._block_size + position % self._block_size
+
+    def _block(self, block_id: int) -> slice:
+        return slice(block_id * self._block_size, (block_id + 1) * self._block_size)
+
+
+class FakeClock:
+    """Time that passes only when a test says so."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_engine(
+    config: SchedulerConfig, wrap: Callable[[TokenRunner], TokenRunner] = lambda runner: runner
+) -> tuple[ContinuousBatchingScheduler, BatchInferenceEngine]:
+    scheduler = ContinuousBatchingScheduler(config)
+    return scheduler, BatchInferenceEngine(scheduler, wrap(TokenRunner(config)), clock=FakeClock())
+
+
+def loaded_engine(
+    config: SchedulerConfig,
+    tokenizer: Tokenizer,
+    *,
+    model_id: str = "fake",
+    wrap: Callable[[TokenRunner], TokenRunner] = lambda runner: runner,
+    eos_token_ids: frozenset[int] = frozenset(),
+) -> LoadedEngine:
+    """What an engine thread needs, over the fake runner."""
+    _, engine = make_engine(config, wrap)
+    model = ModelInfo(
+        model_id, tokenizer, eos_token_ids, VOCAB_SIZE, config.max_request_tokens, created=0
+    )
+    return LoadedEngine(engine, model)
