@@ -15,6 +15,8 @@ class FreeRuns:
     - `_by_class[c]` holds the starts of the runs with `2**(c-1) <= length < 2**c`
     """
 
+    _ROOM = 4
+
     def __init__(self, num_blocks: int) -> None:
         self._stop_of: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
@@ -59,12 +61,12 @@ class FreeRuns:
         """Choose where a new table begins, and make a run begin there.
 
         The middle of a large run leaves the table in front of that run room to grow; a run
-        that has no such room to spare is used from its start.
+        without several times that room is used from its start.
         """
         start = next(iter(next(runs for runs in reversed(self._by_class) if runs)))
         stop = self._stop_of[start]
         middle = start + (stop - start) // 2
-        if start == 0 or stop - middle < num_blocks:
+        if start == 0 or middle - start < self._ROOM * num_blocks:
             return start
         self._remove(start, stop)
         self._add(start, middle)

@@ -1,6 +1,6 @@
 """A request inside the engine: its tokens, where it stands, and how it may move."""
 
-import random
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -106,7 +106,7 @@ class BatchRequest:
         self.request_id = request_id
         self.sampling = sampling
         # Drawn once, so that a request without a seed also resumes as it began.
-        self.seed = random.getrandbits(64) if sampling.seed is None else sampling.seed
+        self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         self.max_tokens = max_tokens
         self.stop_token_ids = frozenset(stop_token_ids)
         self.priority = priority

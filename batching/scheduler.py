@@ -144,9 +144,7 @@ class ContinuousBatchingScheduler:
 
     # Decodes
 
-    def _decodes(
-        self, copies: list[BlockCopy], preempted: list[BatchRequest]
-    ) -> Iterator[Slice]:
+    def _decodes(self, copies: list[BlockCopy], preempted: list[BatchRequest]) -> Iterator[Slice]:
         for request in list(self.running):
             if request.status is not RequestStatus.RUNNING:
                 continue

@@ -1,6 +1,7 @@
 """Stand-ins at the lowest edge; each refuses what the real thing cannot do."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from zlib import crc32
 
 from batching.batch_inference import BatchInferenceEngine
@@ -8,6 +9,7 @@ from batching.block_manager import BlockTable
 from batching.config import SchedulerConfig
 from batching.engine_thread import LoadedEngine
 from batching.model_info import ModelInfo, Tokenizer
+from batching.model_runner import ModelRunner
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.step_plan import StepPlan
@@ -67,6 +69,24 @@ class TokenRunner:
         return slice(block_id * self._block_size, (block_id + 1) * self._block_size)
 
 
+class ByteTokenizer:
+    """Text as bytes modulo the fake vocabulary; enough to go there and back for ASCII 64-127."""
+
+    has_chat_template = True
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [byte % VOCAB_SIZE for byte in text.encode()]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return bytes(VOCAB_SIZE + token_id for token_id in token_ids).decode()
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        text = "".join(f"{m['role']}:{m['content']}\n" for m in conversation)
+        return self.encode(text + "assistant:" * add_generation_prompt)
+
+
 class FakeClock:
     """Time that passes only when a test says so."""
 
@@ -78,7 +98,7 @@ class FakeClock:
 
 
 def make_engine(
-    config: SchedulerConfig, wrap: Callable[[TokenRunner], TokenRunner] = lambda runner: runner
+    config: SchedulerConfig, wrap: Callable[[TokenRunner], ModelRunner] = lambda runner: runner
 ) -> tuple[ContinuousBatchingScheduler, BatchInferenceEngine]:
     scheduler = ContinuousBatchingScheduler(config)
     return scheduler, BatchInferenceEngine(scheduler, wrap(TokenRunner(config)), clock=FakeClock())
@@ -89,7 +109,7 @@ def loaded_engine(
     tokenizer: Tokenizer,
     *,
     model_id: str = "fake",
-    wrap: Callable[[TokenRunner], TokenRunner] = lambda runner: runner,
+    wrap: Callable[[TokenRunner], ModelRunner] = lambda runner: runner,
     eos_token_ids: frozenset[int] = frozenset(),
 ) -> LoadedEngine:
     """What an engine thread needs, over the fake runner."""

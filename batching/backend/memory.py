@@ -1,0 +1,25 @@
+"""How much memory there is for the KV pool."""
+
+import os
+from typing import Final
+
+import mlx.core as mx
+
+# What the devices of MLX call the memory that arrays may use.
+_DEVICE_KEYS: Final = ("max_recommended_working_set_size", "total_memory", "memory_size")
+
+
+def device_memory() -> int:
+    """Return the bytes that the default device has for arrays, those in use included."""
+    if mx.default_device() != mx.cpu:
+        info = mx.device_info()
+        for key in _DEVICE_KEYS:
+            if key in info:
+                return int(info[key])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def blocks_within(fraction: float, bytes_per_block: int) -> int:
+    """Return how many blocks fit into a share of the device's memory, beside the weights."""
+    budget = int(fraction * device_memory()) - mx.get_active_memory()
+    return max(1, budget // bytes_per_block)

@@ -1,0 +1,74 @@
+"""The two places where an unmodified mlx-lm model meets the paged cache."""
+
+import sys
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import base
+
+from batching.backend.paged_cache import PagedLayerCache
+
+_ATTENTION = "scaled_dot_product_attention"
+
+
+def _attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,  # whatever cache the caller uses
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Attend over the pool if the cache is ours, else as mlx-lm does."""
+    if isinstance(cache, PagedLayerCache):
+        return cache.attend(queries, scale=scale, mask=mask, sinks=sinks)
+    return base.scaled_dot_product_attention(
+        queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
+    )
+
+
+def hook_attention(model: nn.Module) -> None:
+    """Rebind the attention function in every module that the model's classes come from.
+
+    The models import it by name, so it is their names that are rebound.  Models that run
+    on mlx-lm's own caches are not affected.
+    """
+    for name in {type(module).__module__ for module in model.modules()}:
+        module = sys.modules[name]
+        if getattr(module, _ATTENTION, None) is base.scaled_dot_product_attention:
+            setattr(module, _ATTENTION, _attention)
+
+
+class RowSelection:
+    """The rows whose logits are wanted; None is all of them."""
+
+    def __init__(self) -> None:
+        self.rows: mx.array | None = None
+
+
+def select_rows(model: nn.Module, selection: RowSelection) -> None:
+    """Let the model's head see the selected rows only.
+
+    Heads differ (tied, soft-capped, scaled), so the model's own head runs, on fewer rows:
+    the module that owns the layers becomes a subclass of itself that returns a part of its
+    hidden states `[T, 1, hidden_size]`.  A model whose trunk is not a module of its own
+    keeps computing all logits.
+    """
+    trunk = _trunk(model)
+    if trunk is None:
+        return
+    trunk_type = type(trunk)
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        hidden = trunk_type.__call__(self, *args, **kwargs)
+        return hidden if selection.rows is None else hidden[selection.rows]
+
+    trunk.__class__ = type(trunk_type.__name__, (trunk_type,), {"__call__": call})
+
+
+def _trunk(model: nn.Module) -> nn.Module | None:
+    """Return the module that owns the layers, unless that is the model itself."""
+    others = (module for module in model.modules() if module is not model)
+    return next((m for m in others if m.get("layers") is model.layers), None)

@@ -1,0 +1,139 @@
+"""Draws one token for each row of logits, whatever mixture of parameters the rows have."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from weakref import WeakKeyDictionary
+
+import mlx.core as mx
+import numpy as np
+
+from batching.request import BatchRequest
+
+_MASK_64 = (1 << 64) - 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return the draw in [0, 1) that belongs to one position of one request.
+
+    splitmix64 (Steele, Lea, Flood 2014) over seed and position, to 24 bits, which float32
+    holds exactly.  No state: neighbours, preemption and batching cannot change a draw.
+    """
+    return (_splitmix(_splitmix(seed & _MASK_64) ^ position) >> 40) / (1 << 24)
+
+
+def _splitmix(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & _MASK_64
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return state ^ (state >> 31)
+
+
+class TokenCounts:
+    """How often each token stands in a request, kept up as the request grows."""
+
+    def __init__(self, request: BatchRequest) -> None:
+        self._num_seen = request.num_prompt_tokens
+        self.prompt = frozenset(request.token_ids[: self._num_seen])
+        self.output: Counter[int] = Counter()
+
+    def catch_up(self, request: BatchRequest) -> None:
+        self.output.update(request.token_ids[self._num_seen :])
+        self._num_seen = request.num_tokens
+
+
+class Sampler:
+    """One vectorised sampler; a row pays only for what it asks.
+
+    Order: penalties and bias, temperature, top-k, top-p, min-p, then one draw by inverse
+    cumulative distribution.  Greedy rows take the arg-max of their penalised logits.
+    """
+
+    def __init__(self) -> None:
+        self._counts: WeakKeyDictionary[BatchRequest, TokenCounts] = WeakKeyDictionary()
+
+    def sample(self, logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
+        """Return the token ids, uint32 `[S]`, for logits `[S, vocab_size]`, row by row."""
+        logits = self._penalise(logits.astype(mx.float32), requests)
+        tokens = mx.argmax(logits, axis=-1)
+        drawn = [row for row, r in enumerate(requests) if r.sampling.temperature > 0]
+        if drawn:
+            rows = mx.array(drawn)
+            tokens[rows] = _draw(logits[rows], [requests[row] for row in drawn])
+        return tokens
+
+    def _penalise(self, logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
+        edits = [edit for row, r in enumerate(requests) for edit in self._edits(row, r)]
+        if not edits:
+            return logits
+        # One entry for each touched logit: x -> x * (x > 0 ? up : down) + add
+        rows, tokens, up, down, add = (mx.array(np.array(c)) for c in zip(*edits, strict=True))
+        rows, tokens = rows.astype(mx.int32), tokens.astype(mx.int32)
+        touched = logits[rows, tokens]
+        factor = mx.where(touched > 0, up, down).astype(mx.float32)
+        logits[rows, tokens] = touched * factor + add.astype(mx.float32)
+        return logits
+
+    def _edits(
+        self, row: int, request: BatchRequest
+    ) -> Iterable[tuple[int, int, float, float, float]]:
+        """Yield (row, token, factor above 0, factor below 0, term) for each touched logit."""
+        params = request.sampling
+        repetition = params.repetition_penalty
+        has_penalty = params.presence_penalty or params.frequency_penalty or repetition != 1
+        if not has_penalty and not params.logit_bias:
+            return
+        bias = dict(params.logit_bias)
+        counts = self._counted(request) if has_penalty else None
+        output = counts.output if counts else {}
+        seen = (counts.prompt if repetition != 1 else frozenset()) | output.keys() if counts else ()
+        for token in bias.keys() | seen:
+            times = output.get(token, 0)
+            term = bias.get(token, 0.0)
+            if times:
+                term -= params.presence_penalty + params.frequency_penalty * times
+            factor = repetition if token in seen else 1.0
+            yield row, token, 1 / factor, factor, term
+
+    def _counted(self, request: BatchRequest) -> TokenCounts:
+        counts = self._counts.get(request)
+        if counts is None:
+            counts = self._counts[request] = TokenCounts(request)
+        counts.catch_up(request)
+        return counts
+
+
+def _draw(logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
+    params = [r.sampling for r in requests]
+    logits = logits / _column([p.temperature for p in params])
+    logits = _keep_top(logits, requests)
+    if any(p.min_p > 0 for p in params):
+        floor = mx.log(_column([p.min_p for p in params])) + logits.max(axis=-1, keepdims=True)
+        logits = mx.where(logits < floor, -mx.inf, logits)
+    cumulative = mx.cumsum(mx.softmax(logits, axis=-1, precise=True), axis=-1)
+    draws = _column([uniform(r.seed, r.num_tokens) for r in requests])
+    # The first token whose cumulative probability exceeds the draw has a probability > 0.
+    return (cumulative <= draws * cumulative[:, -1:]).sum(axis=-1).astype(mx.uint32)
+
+
+def _keep_top(logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
+    """Mask what top-k and top-p leave out, in the rows that ask for it: these are sorted."""
+    asking = [row for row, r in enumerate(requests) if r.sampling.top_k > 0 or r.sampling.top_p < 1]
+    if not asking:
+        return logits
+    rows, vocab_size = mx.array(asking), logits.shape[-1]
+    params = [requests[row].sampling for row in asking]
+    part = logits[rows]
+    descending = -mx.sort(-part, axis=-1)
+    top_k = _column([min(p.top_k or vocab_size, vocab_size) for p in params])
+    descending = mx.where(mx.arange(vocab_size) < top_k, descending, -mx.inf)
+    probabilities = mx.softmax(descending, axis=-1, precise=True)
+    # Keep a token while those before it have not reached top_p; the first one always stays.
+    before = mx.cumsum(probabilities, axis=-1) - probabilities
+    kept = before < _column([p.top_p for p in params])
+    smallest = mx.where(kept, descending, mx.inf).min(axis=-1, keepdims=True)
+    logits[rows] = mx.where(part < smallest, -mx.inf, part)
+    return logits
+
+
+def _column(values: Sequence[float]) -> mx.array:
+    return mx.array(list(values), dtype=mx.float32)[:, None]

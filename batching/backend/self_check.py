@@ -1,0 +1,120 @@
+"""Finds out at load whether a model can be served from the paged pool, and proves it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
+from batching.backend.mlx_runner import MLXRunner
+from batching.backend.model_hooks import RowSelection, hook_attention, select_rows
+from batching.backend.paged_cache import LayerShape, PagedKVCache
+from batching.block_manager import BlockTable
+from batching.request import BatchRequest
+from batching.step_plan import Slice
+
+_BLOCK_SIZE: Final = 4
+_PROBE_LENGTHS: Final = (11, 6)
+# Of the largest logit: rounding differs with the shape of a product, answers do not.
+_TOLERANCE: Final[dict[mx.Dtype, float]] = {mx.float32: 1e-3}
+_COARSE_TOLERANCE: Final = 6e-2
+
+
+@dataclass(frozen=True)
+class Batchable:
+    """What the paged runner needs to know; `selection` is hooked into the model already."""
+
+    shapes: tuple[LayerShape, ...]
+    selection: RowSelection
+
+
+@dataclass(frozen=True)
+class NotBatchable:
+    """Why the model is served one request at a time, for a person to read."""
+
+    reason: str
+
+
+def check_model(model: nn.Module, vocab_size: int) -> Batchable | NotBatchable:
+    """Compare a ragged batch over the pool with mlx-lm's own single requests.
+
+    Two unlike prompts are read in chunks, mixed with a decode, over scattered blocks; the
+    logits of their last tokens must be those of a plain forward pass.
+    """
+    prompts = [_probe_tokens(n, salt, vocab_size) for salt, n in enumerate(_PROBE_LENGTHS)]
+    cache = make_prompt_cache(model)
+    expected = [_last_logits(model, prompts[0], cache)]
+    shapes = _shapes(cache)
+    if isinstance(shapes, NotBatchable):
+        return shapes
+    expected += [_last_logits(model, p, make_prompt_cache(model)) for p in prompts[1:]]
+    hook_attention(model)
+    selection = RowSelection()
+    select_rows(model, selection)
+    try:
+        actual = _ragged_logits(model, selection, shapes, prompts)
+    except Exception as error:
+        # A model file can do anything with a cache; what it raises says only that it did.
+        return NotBatchable(f"its attention does not run over a paged cache ({error})")
+    difference = max(_difference(a, e) for a, e in zip(actual, expected, strict=True))
+    if not difference <= _TOLERANCE.get(shapes[0].dtype, _COARSE_TOLERANCE):
+        return NotBatchable(f"a batch changes its logits by {difference:.2g} of the largest one")
+    return Batchable(shapes, selection)
+
+
+def _probe_tokens(num_tokens: int, salt: int, vocab_size: int) -> list[int]:
+    return [(7919 * (i + 1) + 104729 * salt) % vocab_size for i in range(num_tokens)]
+
+
+def _last_logits(model: nn.Module, tokens: Sequence[int], cache: list[Any]) -> mx.array:
+    logits: mx.array = model(mx.array([list(tokens)]), cache=cache)
+    mx.eval(logits)
+    return logits[0, -1]
+
+
+def _shapes(cache: Sequence[Any]) -> tuple[LayerShape, ...] | NotBatchable:
+    """Read from a filled cache of mlx-lm what each layer keeps."""
+    shapes: list[LayerShape] = []
+    for layer in cache:
+        if type(layer) not in (KVCache, RotatingKVCache) or getattr(layer, "keep", False):
+            return NotBatchable(f"it keeps its state in a {type(layer).__name__}")
+        if layer.keys is None:
+            return NotBatchable("a layer keeps no keys")
+        _, num_heads, _, key_dim = layer.keys.shape
+        window = layer.max_size if isinstance(layer, RotatingKVCache) else None
+        value_dim, dtype = layer.values.shape[-1], layer.keys.dtype
+        shapes.append(LayerShape(num_heads, key_dim, value_dim, dtype, window))
+    return tuple(shapes)
+
+
+def _ragged_logits(
+    model: nn.Module,
+    selection: RowSelection,
+    shapes: Sequence[LayerShape],
+    prompts: Sequence[Sequence[int]],
+) -> list[mx.array]:
+    cache = PagedKVCache(shapes, num_blocks=8, block_size=_BLOCK_SIZE)
+    runner = MLXRunner(model, selection, cache)
+    requests = [BatchRequest(i, p, max_tokens=1) for i, p in enumerate(prompts)]
+    tables = ([5, 1, 2], [7, 4])
+    for request, table in zip(requests, tables, strict=True):
+        request.block_table = BlockTable(table)
+    first, second = (len(p) for p in prompts)
+    steps = (
+        [Slice(requests[0], 0, first - 6)],
+        [Slice(requests[0], first - 6, first - 1), Slice(requests[1], 0, second - 1)],
+        [Slice(requests[0], first - 1, first), Slice(requests[1], second - 1, second)],
+    )
+    for slices in steps:
+        step = cache.begin(slices)
+        logits = runner.logits(step)
+        mx.eval(logits, cache.arrays)
+    return [logits[step.requests.index(request)] for request in requests]
+
+
+def _difference(actual: mx.array, expected: mx.array) -> float:
+    """Return the largest difference, as a share of the largest logit."""
+    scale = mx.abs(expected).max()
+    return float(mx.abs(actual - expected).max() / scale)

@@ -1,0 +1,125 @@
+"""The BLAS under MLX: loaded first, really used, and no condition for running."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from batching.backend import BLAS
+from batching.backend.blas import Blas, NoBlas, core_type, load_blas
+
+ROOT = Path(__file__).parents[2]
+AVX512 = "fpu avx2 avx512f avx512dq avx512bw avx512vl avx512cd"
+
+needs_blas = pytest.mark.skipif(not isinstance(BLAS, Blas), reason=f"{BLAS}")
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own: what is loaded first decides."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+@needs_blas
+def test_mlx_calls_the_loaded_openblas(tmp_path: Path) -> None:
+    code = """
+import batching.backend
+import mlx.core as mx
+mx.eval(mx.ones((64, 64)) @ mx.ones((64, 64)))
+"""
+    run(code, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(tmp_path / "linker"))
+    lines = "".join(path.read_text() for path in tmp_path.iterdir()).splitlines()
+    bindings = [line for line in lines if "libmlx" in line and "`cblas_sgemm'" in line]
+    assert bindings
+    assert all("openblas" in line.partition(" to ")[2] for line in bindings)
+
+
+@needs_blas
+def test_the_global_scope_has_its_symbols() -> None:
+    code = """
+import ctypes
+import batching.backend
+import mlx.core
+scope = ctypes.CDLL(None)
+scope.openblas_get_config.restype = ctypes.c_char_p
+scope.cblas_sgemm
+print(scope.openblas_get_config().decode())
+"""
+    assert run(code).stdout.startswith("OpenBLAS")
+
+
+@needs_blas
+def test_child_processes_inherit_no_core_type() -> None:
+    code = "import os; import batching.backend; print(os.environ.get('OPENBLAS_CORETYPE'))"
+    given = os.environ.get("OPENBLAS_CORETYPE")
+    assert run(code).stdout.strip() == str(given)
+
+
+def test_the_servers_import_works_without_the_package() -> None:
+    code = """
+import sys
+sys.modules["ngsolve_openblas"] = None
+from batching.backend import BLAS
+import mlx.core as mx
+print((mx.ones((2, 2)) @ mx.ones((2, 2))).tolist())
+assert "ngsolve" not in str(BLAS) or "install" in str(BLAS)
+"""
+    assert run(code).stdout.strip() == "[[2.0, 2.0], [2.0, 2.0]]"
+
+
+def test_the_limit_of_open_files_stays() -> None:
+    code = """
+import resource
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+import batching.backend
+print(before == resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+    assert run(code).stdout.strip() == "True"
+
+
+def test_once_mlx_is_imported_it_is_too_late() -> None:
+    # This process has imported mlx.core by now, through the package.
+    again = load_blas()
+    assert isinstance(again, NoBlas)
+    assert sys.platform != "linux" or not again.is_slow or "before" in again.reason
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "flags", "expected"),
+    [
+        ("AuthenticAMD", "26", AVX512, "SkylakeX"),
+        ("AuthenticAMD", "27", AVX512, "SkylakeX"),
+        ("AuthenticAMD", "25", AVX512, None),
+        ("AuthenticAMD", "26", "fpu avx2 avx512f", None),
+        ("GenuineIntel", "6", AVX512, None),
+        ("GenuineIntel", "26", AVX512, None),
+    ],
+)
+def test_only_an_amd_processor_that_openblas_does_not_know_is_named(
+    tmp_path: Path, vendor: str, family: str, flags: str, expected: str | None
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    one = f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: {flags}\n"
+    cpuinfo.write_text(f"{one}\n{one}")
+    assert core_type(cpuinfo, {}) == expected
+
+
+def test_the_users_core_type_wins(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"vendor_id: AuthenticAMD\ncpu family: 26\nflags: {AVX512}\n")
+    assert core_type(cpuinfo, {"OPENBLAS_CORETYPE": "Haswell"}) is None
+
+
+def test_a_processor_that_describes_itself_otherwise_is_left_alone(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+    assert core_type(cpuinfo, {}) is None
+    assert core_type(tmp_path / "missing", {}) is None

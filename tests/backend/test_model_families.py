@@ -1,0 +1,93 @@
+"""Unmodified models of mlx-lm in one ragged batch, against their own single generation."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from batching.backend.mlx_runner import MLXRunner
+from batching.backend.paged_cache import PagedKVCache
+from batching.backend.self_check import Batchable, NotBatchable, check_model
+from batching.backend.sequential_runner import SequentialRunner
+from batching.batch_inference import BatchInferenceEngine
+from batching.config import SchedulerConfig
+from batching.model_runner import ModelRunner
+from batching.request import BatchRequest
+from batching.scheduler import ContinuousBatchingScheduler
+from tests.backend.tiny_models import FAMILIES, UNBATCHABLE, VOCAB_SIZE, tiny_model
+
+NUM_TOKENS = 12
+RNG = np.random.default_rng(3)
+PROMPTS = [RNG.integers(0, VOCAB_SIZE, size).tolist() for size in (1, 5, 19, 23, 9, 40)]
+# Two that share a prefix of several blocks with another one.
+PROMPTS += [PROMPTS[3][:17] + [1, 2], PROMPTS[5][:30]]
+
+
+def generate(model: nn.Module, prompt: list[int]) -> list[int]:
+    """Decode greedily on mlx-lm's own cache, one request at a time."""
+    cache, token_ids, output = make_prompt_cache(model), prompt, list[int]()
+    for _ in range(NUM_TOKENS):
+        logits = model(mx.array([token_ids]), cache=cache)[0, -1]
+        token_ids = [int(mx.argmax(logits))]
+        output += token_ids
+    return output
+
+
+def serve(runner: ModelRunner, config: SchedulerConfig) -> list[list[int]]:
+    scheduler = ContinuousBatchingScheduler(config)
+    engine = BatchInferenceEngine(scheduler, runner)
+    requests = [BatchRequest(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS)]
+    for r in requests:
+        engine.add(r)
+    while engine.has_work:
+        engine.step()
+    assert scheduler.stats().num_free_blocks == config.num_blocks
+    return [r.output_token_ids for r in requests]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_ragged_batch_answers_as_the_model_alone(family: str) -> None:
+    model = tiny_model(family)
+    expected = [generate(model, p) for p in PROMPTS]
+    assert len({tuple(e) for e in expected}) > 4, "the model must tell its prompts apart"
+    check = check_model(model, VOCAB_SIZE)
+    assert isinstance(check, Batchable)
+    # A pool so small that requests are preempted, and chunks that cut every prompt.
+    config = SchedulerConfig(
+        num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
+    )
+    cache = PagedKVCache(check.shapes, config.num_blocks, config.block_size)
+    assert serve(MLXRunner(model, check.selection, cache), config) == expected
+    # The hooks leave the model usable as it was.
+    assert generate(model, PROMPTS[2]) == expected[2]
+
+
+@pytest.mark.parametrize("family", UNBATCHABLE)
+def test_what_cannot_be_batched_is_found_out_and_served_alone(family: str) -> None:
+    model = tiny_model(family)
+    expected = [generate(model, p) for p in PROMPTS]
+    check = check_model(model, VOCAB_SIZE)
+    assert isinstance(check, NotBatchable), "the paged pool would have given wrong answers"
+    config = SchedulerConfig(
+        num_blocks=30, block_size=4, max_num_seqs=1, prefill_chunk=7, enable_prefix_cache=False
+    )
+    assert serve(SequentialRunner(model), config) == expected
+
+
+def test_a_model_whose_batch_differs_is_not_trusted() -> None:
+    """A planted fault: positions are those of another row."""
+    model = tiny_model("llama")
+    layer_type = type(model.layers[0].self_attn.rope)
+
+    class Shifted(layer_type):  # type: ignore[misc, valid-type]
+        def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+            shift = offset[::-1] if isinstance(offset, mx.array) else offset
+            rotated: mx.array = super().__call__(x, offset=shift)
+            return rotated
+
+    for layer in model.layers:
+        layer.self_attn.rope.__class__ = Shifted
+    check = check_model(model, VOCAB_SIZE)
+    assert isinstance(check, NotBatchable)
+    assert "a batch changes its logits" in check.reason

@@ -1,0 +1,153 @@
+"""Paged attention against attention over each request's own contiguous keys and values."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from batching.backend.attention import Pool, SlidingWindow, StepAttention
+from batching.backend.paged_cache import LayerShape, PagedKVCache
+from batching.block_manager import BlockCopy, BlockTable
+from batching.request import BatchRequest
+from batching.step_plan import Slice
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 64
+DIM = 8
+
+
+def reference(
+    q: np.ndarray[Any, Any],
+    k: np.ndarray[Any, Any],
+    v: np.ndarray[Any, Any],
+    start: int,
+    window: int | None,
+) -> np.ndarray[Any, Any]:
+    """Attention as its definition reads: q `[n, Hq, D]` at positions start.., k and v `[L, H, D]`."""
+    n, num_queries, _ = q.shape
+    group = num_queries // k.shape[1]
+    out = np.zeros((n, num_queries, v.shape[-1]))
+    for row in range(n):
+        position = start + row
+        low = 0 if window is None else max(0, position - window + 1)
+        for head in range(num_queries):
+            scores = k[low : position + 1, head // group] @ q[row, head] * DIM**-0.5
+            weights = np.exp(scores - scores.max())
+            out[row, head] = weights / weights.sum() @ v[low : position + 1, head // group]
+    return out
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[tuple[int, int, list[int]]]:
+    """(start, stop, block ids) of requests whose blocks lie anywhere, or in one run."""
+    free = draw(st.permutations(range(NUM_BLOCKS)))
+    next_run, made = 0, []
+    for _ in range(draw(st.integers(1, 6))):
+        stop = draw(st.integers(1, 37))
+        start = stop - 1 if draw(st.booleans()) else draw(st.integers(0, stop - 1))
+        count = -(-stop // BLOCK_SIZE)
+        if draw(st.booleans()):
+            run = [b for b in sorted(free) if b >= next_run][:count]
+            blocks = run if len(run) == count else free[:count]
+        else:
+            blocks = free[:count]
+        free = [b for b in free if b not in blocks]
+        made.append((start, stop, list(blocks)))
+    return made
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    steps(),
+    st.sampled_from([(2, 2), (4, 2), (3, 1)]),
+    st.sampled_from([None, 1, 3, 8, 100]),
+    st.integers(0, 2**32 - 1),
+)
+def test_it_is_attention_whatever_the_rows_the_blocks_and_the_window(
+    step: list[tuple[int, int, list[int]]], heads: tuple[int, int], window: int | None, seed: int
+) -> None:
+    num_queries, num_heads = heads
+    rng = np.random.default_rng(seed)
+    cache = PagedKVCache(
+        [LayerShape(num_heads, DIM, DIM, mx.float32, None)], NUM_BLOCKS, BLOCK_SIZE
+    )
+    layer = cache.layers[0]
+    slices, contents = [], []
+    for i, (start, stop, blocks) in enumerate(step):
+        request = BatchRequest(i, [0] * stop, max_tokens=1)
+        request.block_table = BlockTable(blocks)
+        slices.append(Slice(request, start, stop))
+        contents.append(rng.normal(size=(2, stop, num_heads, DIM)).astype(np.float32))
+
+    def write(parts: list[Slice]) -> None:
+        written = cache.begin(parts)
+        data = {s.request.request_id: s for s in parts}
+        rows = [
+            contents[s.request.request_id][:, data[s.request.request_id].start : s.stop]
+            for s in written.attention.slices
+        ]
+        k, v = (mx.array(np.concatenate([r[i] for r in rows]))[:, :, None] for i in (0, 1))
+        layer.update_and_fetch(k, v)
+
+    before = [Slice(s.request, 0, s.start) for s in slices if s.start]
+    if before:
+        write(before)
+    write(slices)
+    order = layer.step.attention.slices
+    queries = [rng.normal(size=(len(s), num_queries, DIM)).astype(np.float32) for s in order]
+    out = layer.attend(
+        mx.array(np.concatenate(queries))[:, :, None],
+        scale=DIM**-0.5,
+        mask=layer.make_mask(1, window_size=window),
+        sinks=None,
+    )
+    got = np.array(out.squeeze(2))
+    expected = [
+        reference(q, *contents[s.request.request_id], s.start, window)
+        for q, s in zip(queries, order, strict=True)
+    ]
+    assert np.allclose(got, np.concatenate(expected), atol=2e-5)
+
+
+@pytest.mark.parametrize("num_tokens", [100, 600])
+def test_long_rows_are_read_as_views_and_short_ones_together(num_tokens: int) -> None:
+    requests = []
+    for i in range(3):
+        request = BatchRequest(i, [0] * num_tokens, max_tokens=1)
+        request.block_table = BlockTable(range(i * 20, i * 20 + 19))
+        requests.append(request)
+    attention = StepAttention([Slice(r, num_tokens - 1, num_tokens) for r in requests], 32)
+    assert [g.num_rows for g in attention.groups(None)] == ([3] if num_tokens == 100 else [1] * 3)
+
+
+def test_a_write_changes_its_slots_and_nothing_else() -> None:
+    cache = PagedKVCache([LayerShape(1, DIM, DIM, mx.float32)], NUM_BLOCKS, BLOCK_SIZE)
+    request = BatchRequest(0, [0] * 6, max_tokens=1)
+    request.block_table = BlockTable([9, 3])
+    cache.begin([Slice(request, 0, 6)])
+    ones = mx.ones((6, 1, 1, DIM))
+    cache.layers[0].update_and_fetch(ones, ones)
+    written = np.flatnonzero(np.array(cache.layers[0].pool.keys)[0, :, 0])
+    assert written.tolist() == [12, 13, 36, 37, 38, 39]
+
+
+def test_a_copied_block_has_its_sources_contents() -> None:
+    cache = PagedKVCache([LayerShape(2, DIM, DIM, mx.float32)], 4, BLOCK_SIZE)
+    layer = cache.layers[0]
+    layer.pool = Pool(mx.random.normal(layer.pool.keys.shape), layer.pool.values)
+    before = np.array(layer.pool.keys).reshape(2, 4, BLOCK_SIZE, DIM)
+    cache.copy_blocks([])
+    cache.copy_blocks([BlockCopy(1, 3), BlockCopy(0, 2)])
+    after = np.array(layer.pool.keys).reshape(2, 4, BLOCK_SIZE, DIM)
+    assert (after == before[:, [0, 1, 0, 1]]).all()
+    cache.reset()
+    assert not np.array(layer.pool.keys).any()
+
+
+def test_a_mask_that_is_not_ours_is_refused() -> None:
+    cache = PagedKVCache([LayerShape(1, DIM, DIM, mx.float32, 16)], 4, BLOCK_SIZE)
+    assert cache.layers[0].make_mask(1) == SlidingWindow(16)
+    with pytest.raises(TypeError, match="has no use for a mask of"):
+        cache.layers[0].attend(mx.zeros((1, 1, 1, DIM)), scale=1.0, mask=mx.zeros(1), sinks=None)

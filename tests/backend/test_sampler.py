@@ -1,0 +1,154 @@
+"""The sampler against numpy, row by row and in mixtures."""
+
+from collections import Counter
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from batching.backend.sampler import Sampler, uniform
+from batching.request import BatchRequest, SamplingParams
+
+VOCAB_SIZE = 32
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(size=VOCAB_SIZE).astype(np.float32) * 3
+
+
+def request(
+    prompt: list[int] | None = None, output: list[int] | None = None, **params: Any
+) -> BatchRequest:
+    params.setdefault("seed", 0)
+    made = BatchRequest(0, prompt or [0], max_tokens=999, sampling=SamplingParams(**params))
+    for token in output or []:
+        made.append(token)
+    return made
+
+
+def sample(*requests: BatchRequest, logits: np.ndarray[Any, Any] = LOGITS) -> list[int]:
+    rows = mx.array(np.tile(logits, (len(requests), 1)))
+    return np.array(Sampler().sample(rows, requests)).tolist()  # type: ignore[no-any-return]
+
+
+def draws(num: int = 2000, **params: Any) -> Counter[int]:
+    return Counter(sample(*(request(seed=seed, **params) for seed in range(num))))
+
+
+def probabilities(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    exponentials = np.exp(logits - logits.max())
+    return np.asarray(exponentials / exponentials.sum())
+
+
+def test_temperature_zero_takes_the_most_likely_token() -> None:
+    assert sample(request(temperature=0.0)) == [int(LOGITS.argmax())]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_frequencies_are_those_of_the_distribution(temperature: float) -> None:
+    counts = draws(temperature=temperature)
+    expected = probabilities(LOGITS / temperature)
+    actual = np.array([counts[t] for t in range(VOCAB_SIZE)]) / counts.total()
+    assert np.abs(actual - expected).max() < 0.04
+
+
+@pytest.mark.parametrize("top_k", [1, 3, VOCAB_SIZE, 1000])
+def test_top_k_leaves_the_k_most_likely(top_k: int) -> None:
+    assert set(draws(top_k=top_k, temperature=5.0)) == set(np.argsort(-LOGITS)[:top_k].tolist())
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
+def test_top_p_leaves_the_smallest_set_that_reaches_p(top_p: float) -> None:
+    order = np.argsort(-LOGITS)
+    mass = np.cumsum(probabilities(LOGITS)[order])
+    allowed = set(order[: int((mass < top_p).sum()) + 1].tolist())
+    assert set(draws(top_p=top_p)) <= allowed
+    # With the same set at a high temperature, all of it is drawn.
+    flat = np.where(np.isin(np.arange(VOCAB_SIZE), list(allowed)), 0.0, -20.0)
+    assert len(allowed) == 1 or len(set(flat.tolist())) == 2
+
+
+def test_top_p_is_taken_of_what_top_k_left() -> None:
+    logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32))
+    params = {"top_k": 2, "top_p": 0.55}
+    # Of the two that top-k leaves, the first has 4/7 > 0.55 of the mass.
+    assert {sample(request(seed=s, **params), logits=logits)[0] for s in range(50)} == {0}
+
+
+def test_min_p_leaves_what_is_likely_enough_beside_the_most_likely() -> None:
+    chances = probabilities(LOGITS)
+    allowed = np.flatnonzero(chances >= 0.1 * chances.max() * 0.999)
+    assert set(draws(min_p=0.1)) == set(allowed.tolist())
+
+
+def test_a_bias_bans_and_forces() -> None:
+    best = int(LOGITS.argmax())
+    banned = request(temperature=0.0, logit_bias=((best, -100.0),))
+    forced = request(temperature=1.0, logit_bias=((7, 100.0),))
+    assert sample(banned, forced) == [int(np.argsort(-LOGITS)[1]), 7]
+
+
+def penalised(logits: np.ndarray[Any, Any], r: BatchRequest) -> np.ndarray[Any, Any]:
+    """The definitions, one token at a time."""
+    out = logits.astype(np.float64).copy()
+    for token in set(r.token_ids):
+        factor = r.sampling.repetition_penalty
+        out[token] = out[token] / factor if out[token] > 0 else out[token] * factor
+    for token, times in Counter(r.output_token_ids).items():
+        out[token] -= r.sampling.presence_penalty + times * r.sampling.frequency_penalty
+    for token, bias in r.sampling.logit_bias:
+        out[token] += bias
+    return out
+
+
+tokens = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(
+        st.builds(
+            request,
+            prompt=tokens,
+            output=tokens,
+            temperature=st.just(0.0),
+            presence_penalty=st.sampled_from([0.0, 1.0, -2.0]),
+            frequency_penalty=st.sampled_from([0.0, 0.5, 2.0]),
+            repetition_penalty=st.sampled_from([1.0, 1.5, 0.7]),
+            logit_bias=st.sampled_from([(), ((3, 4.0),), ((0, -100.0), (5, 2.5))]),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_penalties_are_those_of_the_definitions_in_any_mixture(rows: list[BatchRequest]) -> None:
+    logits = np.stack([np.roll(LOGITS, i) for i in range(len(rows))])
+    sampler = Sampler()
+    # Twice: the second time the counts are kept from the first.
+    for _ in range(2):
+        got = np.array(sampler.sample(mx.array(logits), rows)).tolist()
+        assert got == [int(penalised(logits[i], r).argmax()) for i, r in enumerate(rows)]
+        for r, token in zip(rows, got, strict=True):
+            r.append(token)
+
+
+def test_a_draw_depends_on_seed_and_position_and_not_on_the_neighbours() -> None:
+    mine = request(seed=5, prompt=[1, 2], temperature=1.5, top_p=0.95)
+    alone = sample(mine)
+    others = [request(seed=s, temperature=t) for s in range(4) for t in (0.0, 0.7)]
+    assert sample(*others, mine, request(top_k=2))[len(others)] == alone[0]
+
+
+def test_positions_and_seeds_draw_unlike_numbers() -> None:
+    seen = {uniform(seed, position) for seed in range(50) for position in range(50)}
+    assert len(seen) > 2490
+    assert 0.45 < sum(seen) / len(seen) < 0.55
+    assert all(0 <= u < 1 for u in seen)
+    assert uniform(-1, 3) == uniform(2**64 - 1, 3)
+
+
+def test_half_precision_logits_are_sampled_in_single_precision() -> None:
+    logits = mx.array(LOGITS)[None].astype(mx.bfloat16)
+    assert np.array(Sampler().sample(logits, [request(temperature=0.0)])).tolist() == [
+        int(np.array(logits.astype(mx.float32)).argmax())
+    ]

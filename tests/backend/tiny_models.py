@@ -1,0 +1,86 @@
+"""Models of mlx-lm with a few random weights, one of each family."""
+
+from importlib import import_module
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+
+VOCAB_SIZE: Final = 101
+
+_COMMON: Final[dict[str, Any]] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCAB_SIZE,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "llama": {"tie_word_embeddings": True},
+    # Mistral is served by the llama module; some of its layers see a window only.
+    "mistral": {
+        "module": "llama",
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "phi3": {},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma3_text": {
+        "sliding_window": 6,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 8,
+        "rope_local_base_freq": 10000.0,
+    },
+    # Attention sinks, windows and experts together.
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+        "rope_scaling": None,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}
+
+# What the paged pool cannot serve: scores of its own shape, and recurrent state.
+UNBATCHABLE: Final[dict[str, dict[str, Any]]] = {
+    "gemma2": {"query_pre_attn_scalar": 8.0},
+    "mamba": {
+        "conv_kernel": 4,
+        "state_size": 4,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_rank": 2,
+    },
+}
+
+
+def tiny_model(family: str) -> nn.Module:
+    """Build a model with random weights, in float32."""
+    specific = dict({**FAMILIES, **UNBATCHABLE}[family])
+    module = import_module(f"mlx_lm.models.{specific.pop('module', family)}")
+    config = {"model_type": family, **_COMMON, **specific}
+    mx.random.seed(7)
+    model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
+    model.set_dtype(mx.float32)
+    # Normal initial weights make answers that hardly differ from token to token.
+    model.apply(lambda weight: weight * 3 if weight.ndim > 1 else weight)
+    model.eval()
+    mx.eval(model.parameters())
+    return model

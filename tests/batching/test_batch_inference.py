@@ -1,0 +1,118 @@
+from collections.abc import Callable
+
+import pytest
+
+from batching.batch_inference import BatchInferenceEngine, RequestFailure
+from batching.config import SchedulerConfig
+from batching.errors import ContextLengthExceeded, RequestFailed
+from batching.request import BatchRequest
+from batching.scheduler import ContinuousBatchingScheduler
+from batching.step_plan import StepPlan
+from tests.fakes import FakeClock, TokenRunner, expected_output, make_engine
+
+CONFIG = SchedulerConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_batched_tokens=8)
+
+
+class FailingRunner(TokenRunner):
+    """Raises in the steps it is told to, after it has overwritten the pool."""
+
+    def __init__(self, config: SchedulerConfig, should_fail: Callable[[StepPlan], bool]) -> None:
+        super().__init__(config)
+        self._should_fail = should_fail
+
+    def run(self, plan: StepPlan) -> list[int]:
+        tokens = super().run(plan)
+        if self._should_fail(plan):
+            self._pool = [255] * len(self._pool)
+            raise RuntimeError("out of memory")
+        return tokens
+
+
+def failing_engine(should_fail: Callable[[StepPlan], bool]) -> BatchInferenceEngine:
+    scheduler = ContinuousBatchingScheduler(CONFIG)
+    return BatchInferenceEngine(scheduler, FailingRunner(CONFIG, should_fail), clock=FakeClock())
+
+
+def request(request_id: int, num_tokens: int = 5, max_tokens: int = 4) -> BatchRequest:
+    return BatchRequest(request_id, [request_id] * num_tokens, max_tokens=max_tokens)
+
+
+def run(engine: BatchInferenceEngine) -> tuple[dict[int, list[int]], dict[int, Exception]]:
+    outputs: dict[int, list[int]] = {}
+    failures: dict[int, Exception] = {}
+    while engine.has_work:
+        for item in engine.step():
+            if isinstance(item, RequestFailure):
+                failures[item.request_id] = item.error
+            else:
+                outputs.setdefault(item.request_id, []).extend(item.output.token_ids)
+    return outputs, failures
+
+
+def test_a_failed_step_ends_its_own_requests_and_the_others_get_their_answers() -> None:
+    engine = failing_engine(lambda plan: any(s.request.request_id == 1 for s in plan.slices))
+    requests = [request(i) for i in range(4)]
+    for r in requests:
+        engine.add(r)
+    outputs, failures = run(engine)
+    # Request 0 was in the failing step; 2 and 3 waited for a seat.
+    assert set(failures) == {0, 1}
+    assert all(isinstance(error, RequestFailed) for error in failures.values())
+    assert outputs == {r.request_id: expected_output([r.request_id] * 5, 4) for r in requests[2:]}
+    assert engine.stats().num_free_blocks == CONFIG.num_blocks
+
+
+def test_a_pool_that_cannot_be_rebuilt_is_the_callers_to_know() -> None:
+    class BrokenRunner(FailingRunner):
+        def reset(self) -> None:
+            if hasattr(self, "_pool"):
+                raise MemoryError
+            super().reset()
+
+    scheduler = ContinuousBatchingScheduler(CONFIG)
+    runner = BrokenRunner(CONFIG, lambda _: True)
+    engine = BatchInferenceEngine(scheduler, runner, clock=FakeClock())
+    engine.add(request(0))
+    with pytest.raises(MemoryError):
+        engine.step()
+
+
+def test_an_aborted_request_gets_nothing_more() -> None:
+    _, engine = make_engine(CONFIG)
+    engine.add(request(0, max_tokens=50))
+    engine.step()
+    engine.abort(0)
+    assert not engine.has_work
+    engine.abort(0)
+    assert engine.stats().num_free_blocks == CONFIG.num_blocks
+
+
+def test_a_refused_request_leaves_nothing_behind() -> None:
+    _, engine = make_engine(CONFIG)
+    with pytest.raises(ContextLengthExceeded):
+        engine.add(request(0, max_tokens=500))
+    assert not engine.has_work
+    engine.abort(0)
+
+
+def test_the_stall_of_running_streams_is_bounded_by_time() -> None:
+    """A prompt token costs 10 ms here, and streams may stall for 200 ms."""
+    config = SchedulerConfig(num_blocks=64, max_batched_tokens=256, prefill_chunk=256)
+    clock = FakeClock()
+    chunks: list[int] = []
+
+    class SlowRunner(TokenRunner):
+        def run(self, plan: StepPlan) -> list[int]:
+            chunks.append(max(len(s) for s in plan.slices))
+            clock.now += 0.01 * plan.num_tokens
+            return super().run(plan)
+
+    scheduler = ContinuousBatchingScheduler(config)
+    engine = BatchInferenceEngine(scheduler, SlowRunner(config), max_stall=0.2, clock=clock)
+    engine.add(request(0, num_tokens=4, max_tokens=100))
+    engine.step()
+    engine.step()
+    engine.add(request(1, num_tokens=200, max_tokens=1))
+    for _ in range(5):
+        engine.step()
+    assert chunks == [4, 1, 20, 20, 20, 20, 20]

@@ -1,0 +1,251 @@
+from typing import Final
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from batching.block_manager import (
+    BlockCopy,
+    BlockHash,
+    BlockTable,
+    NoFreeBlocks,
+    PagedBlockManager,
+    Run,
+)
+from batching.prefix_cache import HashChain, PrefixCache
+
+NUM_BLOCKS: Final = 8
+BLOCK_SIZE: Final = 2
+
+
+class Holder:
+    """A request as the block manager sees it: tokens, and a table over them."""
+
+    def __init__(self, token_ids: list[int], table: BlockTable) -> None:
+        self.token_ids = token_ids
+        self.table = table
+        self.chain = HashChain()
+        self.num_published = 0
+
+
+class BlockMachine(RuleBasedStateMachine):
+    """Requests over two tokens, so that prefixes collide; the pool remembers what was written.
+
+    The model is the plain one: a list of holders, and for each block the tokens it holds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.manager = PagedBlockManager(NUM_BLOCKS, BLOCK_SIZE)
+        self.cache = PrefixCache(self.manager)
+        self.holders: list[Holder] = []
+        self.written: dict[int, tuple[int, ...]] = {}
+
+    def write(self, holder: Holder, start: int) -> None:
+        for index in range(start, len(holder.table)):
+            tokens = holder.token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
+            block_id = holder.table.block_ids[index]
+            assert self.manager.blocks[block_id].ref_count == 1, "only the owner writes"
+            self.written[block_id] = tuple(tokens)
+
+    def publish(self, holder: Holder) -> None:
+        hashes = holder.chain.extended(holder.token_ids, BLOCK_SIZE)
+        self.cache.insert(hashes, holder.table, holder.num_published, len(hashes))
+        holder.num_published = len(hashes)
+
+    @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=7))
+    def admit(self, token_ids: list[int]) -> None:
+        holder = Holder(token_ids, BlockTable())
+        hashes = holder.chain.extended(token_ids, BLOCK_SIZE)
+        cached = self.cache.lookup(hashes[: (len(token_ids) - 1) // BLOCK_SIZE])
+        for index, block_id in enumerate(cached):
+            expected = token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
+            assert self.written[block_id] == tuple(expected), "a hit holds that very prefix"
+            self.manager.increment_ref(block_id)
+        holder.table.extend(cached)
+        missing = self.manager.blocks_for(len(token_ids)) - len(cached)
+        free = self.manager.num_free_blocks
+        block_ids = self.manager.allocate(missing, holder.table.last_block)
+        if block_ids is None:
+            assert missing > free
+            self.manager.release(cached)
+            return
+        holder.table.extend(block_ids)
+        self.holders.append(holder)
+        self.write(holder, len(cached))
+        self.publish(holder)
+
+    @precondition(lambda self: self.holders)
+    @rule(token_id=st.integers(0, 1), data=st.data())
+    def append(self, token_id: int, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        index = len(holder.token_ids) // BLOCK_SIZE
+        if index == len(holder.table):
+            if (taken := self.manager.allocate(1, holder.table.last_block)) is None:
+                assert self.manager.num_free_blocks == 0
+                return
+            holder.table.extend(taken)
+        else:
+            try:
+                copy = self.manager.make_writable(holder.table, index)
+            except NoFreeBlocks:
+                assert self.manager.num_free_blocks == 0
+                return
+            if copy is not None:
+                self.written[copy.target] = self.written[copy.source]
+        holder.token_ids = [*holder.token_ids, token_id]
+        self.write(holder, index)
+        self.publish(holder)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(self.holders))
+        child = Holder(parent.token_ids, self.manager.fork(parent.table))
+        child.num_published = parent.num_published
+        self.holders.append(child)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        self.holders.remove(holder)
+        self.manager.release(holder.table.block_ids)
+
+    @rule()
+    def forget(self) -> None:
+        self.manager.forget_cached()
+        assert self.manager.num_cached_blocks == 0
+
+    @invariant()
+    def each_block_is_in_one_place(self) -> None:
+        held: dict[int, int] = {}
+        for holder in self.holders:
+            for block_id in holder.table.block_ids:
+                held[block_id] = held.get(block_id, 0) + 1
+        blocks = self.manager.blocks
+        assert {b.block_id: b.ref_count for b in blocks if b.ref_count} == held
+        assert self.manager.num_free_blocks == NUM_BLOCKS - len(held)
+        cached = [b for b in blocks if not b.ref_count and b.block_hash]
+        assert self.manager.num_cached_blocks == len(cached)
+
+    @invariant()
+    def a_hash_leads_home(self) -> None:
+        for block in self.manager.blocks:
+            if block.block_hash is not None:
+                assert self.manager.find(block.block_hash) == block.block_id
+
+    @invariant()
+    def everybody_reads_its_own_tokens(self) -> None:
+        for holder in self.holders:
+            tokens = [t for b in holder.table.block_ids for t in self.written[b]]
+            assert tokens == holder.token_ids
+
+    @invariant()
+    def runs_describe_the_table(self) -> None:
+        for holder in self.holders:
+            ids = [r.first_block + i for r in holder.table.runs for i in range(r.num_blocks)]
+            assert ids == holder.table.block_ids
+
+    def teardown(self) -> None:
+        for holder in self.holders:
+            self.manager.release(holder.table.block_ids)
+        assert self.manager.num_free_blocks == NUM_BLOCKS
+
+
+BlockMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestBlocks = BlockMachine.TestCase
+
+
+def hashes(*names: str) -> list[BlockHash]:
+    return [BlockHash(name.encode()) for name in names]
+
+
+def test_a_table_grows_in_place() -> None:
+    manager = PagedBlockManager(64, 4)
+    tables = [BlockTable(manager.allocate(2) or ()) for _ in range(3)]
+    for table in tables * 2:
+        table.extend(manager.allocate(1, table.last_block) or ())
+    assert [len(table.runs) for table in tables] == [1, 1, 1]
+
+
+def test_allocation_is_all_or_nothing() -> None:
+    manager = PagedBlockManager(4, 4)
+    assert manager.allocate(3) == [0, 1, 2]
+    assert manager.allocate(2) is None
+    assert manager.num_free_blocks == 1
+    assert manager.allocate(0) == []
+
+
+def test_the_least_recently_released_is_evicted_first_and_its_tail_before_its_head() -> None:
+    manager = PagedBlockManager(4, 4)
+    for names in (("a", "b"), ("c", "d")):
+        block_ids = manager.allocate(2) or []
+        for block_id, block_hash in zip(block_ids, hashes(*names), strict=True):
+            manager.publish(block_id, block_hash)
+        manager.release(block_ids)
+    left = []
+    for _ in range(4):
+        manager.allocate(1)
+        left.append("".join(n for n in "abcd" if manager.find(hashes(n)[0]) is not None))
+    assert left == ["acd", "cd", "c", ""]
+    assert manager.num_evictions == 4
+
+
+def test_a_cached_block_in_use_is_not_evicted() -> None:
+    manager = PagedBlockManager(2, 4)
+    block_ids = manager.allocate(2) or []
+    manager.publish(block_ids[0], hashes("a")[0])
+    manager.release(block_ids)
+    manager.increment_ref(block_ids[0])
+    assert manager.allocate(2) is None
+    assert manager.allocate(1) == [block_ids[1]]
+    assert manager.find(hashes("a")[0]) == block_ids[0]
+
+
+def test_equal_contents_are_found_once() -> None:
+    manager = PagedBlockManager(2, 4)
+    first, second = manager.allocate(2) or []
+    manager.publish(first, hashes("a")[0])
+    manager.publish(second, hashes("a")[0])
+    manager.release([first, second])
+    assert manager.find(hashes("a")[0]) == first
+    assert manager.num_cached_blocks == 1
+
+
+def test_eviction_in_a_batch_leaves_runs_and_not_holes() -> None:
+    manager = PagedBlockManager(256, 4)
+    for start in range(0, 256, 16):
+        block_ids = manager.allocate(16) or []
+        for i, block_id in enumerate(block_ids):
+            manager.publish(block_id, BlockHash(bytes([start // 16, i])))
+        manager.release(block_ids)
+    taken = BlockTable(manager.allocate(1) or ())
+    for _ in range(3):
+        taken.extend(manager.allocate(1, taken.last_block) or ())
+    assert taken.runs == [Run(taken.block_ids[0], 4)]
+
+
+def test_a_shared_block_is_copied_before_it_is_written() -> None:
+    manager = PagedBlockManager(3, 4)
+    table = BlockTable(manager.allocate(2) or ())
+    twin = manager.fork(table)
+    assert manager.make_writable(twin, 1) == BlockCopy(source=1, target=2)
+    assert (table.block_ids, twin.block_ids) == ([0, 1], [0, 2])
+    assert manager.make_writable(twin, 1) is None
+    with pytest.raises(NoFreeBlocks):
+        manager.make_writable(twin, 0)
+
+
+def test_what_nobody_holds_cannot_be_released_or_shared() -> None:
+    manager = PagedBlockManager(2, 4)
+    with pytest.raises(AssertionError, match="block 0 is not held"):
+        manager.release([0])
+    with pytest.raises(AssertionError, match="block 0 is empty"):
+        manager.increment_ref(0)
+    with pytest.raises(AssertionError, match="block 0 is not held"):
+        manager.publish(0, hashes("a")[0])
+
+
+def test_repr_is_the_blocks() -> None:
+    assert repr(BlockTable([3, 4, 9])) == "BlockTable([3, 4, 9])"

@@ -1,0 +1,45 @@
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from batching.config import EngineConfig, SchedulerConfig
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_blocks": 0}, "num_blocks must be at least 1, not 0"),
+        ({"prefill_chunk": -1}, "prefill_chunk must be at least 1, not -1"),
+        ({"max_num_seqs": 9, "max_batched_tokens": 8}, r"max_batched_tokens \(8\) must be at"),
+        ({"aging_rate": 0.0}, "aging_rate must be above 0"),
+        ({"aging_rate": float("nan")}, "aging_rate must be above 0"),
+    ],
+)
+def test_a_limit_out_of_range_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SchedulerConfig(**changes)
+    if "num_blocks" not in changes:
+        with pytest.raises(ValueError, match=message):
+            EngineConfig(model="m", model_id="m", **changes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"memory_fraction": 1.0}, {"memory_fraction": 0.0}, {"max_stall_ms": 0.0}]
+)
+def test_an_engine_limit_out_of_range_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        EngineConfig(model="m", model_id="m", **changes)
+
+
+def test_the_context_is_the_smallest_of_model_setting_and_pool() -> None:
+    config = EngineConfig(model="m", model_id="m", block_size=4, max_model_len=100)
+    assert config.scheduler_config(1000, model_context=50).max_request_tokens == 50
+    assert config.scheduler_config(1000, model_context=500).max_request_tokens == 100
+    assert config.scheduler_config(10, model_context=500).max_request_tokens == 40
+
+
+def test_a_config_is_never_completed_later() -> None:
+    config = EngineConfig(model="m", model_id="m")
+    with pytest.raises(FrozenInstanceError):
+        config.model = "other"  # type: ignore[misc]

@@ -1,0 +1,62 @@
+from hypothesis import given, strategies as st
+
+from batching.block_manager import BlockTable, PagedBlockManager
+from batching.prefix_cache import HashChain, PrefixCache
+
+TOKENS = st.lists(st.integers(0, 1), max_size=12)
+
+
+@given(TOKENS, TOKENS, st.integers(1, 4))
+def test_hashes_are_equal_exactly_if_the_whole_prefix_is(
+    a: list[int], b: list[int], block_size: int
+) -> None:
+    hashes_a = HashChain().extended(a, block_size)
+    hashes_b = HashChain().extended(b, block_size)
+    for index, (hash_a, hash_b) in enumerate(zip(hashes_a, hashes_b, strict=False), start=1):
+        stop = index * block_size
+        assert (hash_a == hash_b) == (a[:stop] == b[:stop])
+
+
+@given(TOKENS, st.integers(1, 4), st.data())
+def test_a_chain_extended_in_pieces_is_the_chain_of_the_whole(
+    tokens: list[int], block_size: int, data: st.DataObject
+) -> None:
+    chain = HashChain()
+    for stop in sorted(data.draw(st.lists(st.integers(0, len(tokens))))):
+        chain.extended(tokens[:stop], block_size)
+    assert chain.extended(tokens, block_size) == HashChain().extended(tokens, block_size)
+
+
+def test_an_extra_key_separates_equal_prompts() -> None:
+    plain, salted = HashChain(), HashChain(b"tenant")
+    assert plain.extended([1, 2], 2) != salted.extended([1, 2], 2)
+
+
+def test_large_token_ids_do_not_collide() -> None:
+    assert HashChain().extended([1 << 17], 1) != HashChain().extended([1], 1)
+
+
+def test_lookup_gives_the_longest_run_from_the_beginning() -> None:
+    manager = PagedBlockManager(4, 2)
+    cache = PrefixCache(manager)
+    hashes = HashChain().extended([1, 2, 3, 4, 5, 6], 2)
+    table = BlockTable(manager.allocate(3) or ())
+    cache.insert(hashes, table, 0, 1)
+    cache.insert(hashes, table, 2, 3)
+    assert cache.lookup(hashes) == table.block_ids[:1]
+    cache.insert(hashes, table, 1, 2)
+    assert cache.lookup(hashes) == table.block_ids
+
+
+def test_a_claim_lasts_until_the_block_is_there_or_its_owner_gives_up() -> None:
+    manager = PagedBlockManager(4, 2)
+    cache = PrefixCache(manager)
+    hashes = HashChain().extended([1, 2, 3, 4], 2)
+    cache.claim(hashes, request_id=7)
+    cache.claim(hashes, request_id=8)
+    cache.drop_claims(hashes, request_id=8)
+    assert all(map(cache.is_claimed, hashes))
+    cache.insert(hashes, BlockTable(manager.allocate(2) or ()), 0, 1)
+    assert [cache.is_claimed(h) for h in hashes] == [False, True]
+    cache.drop_claims(hashes, request_id=7)
+    assert not any(map(cache.is_claimed, hashes))

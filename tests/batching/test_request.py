@@ -1,0 +1,57 @@
+from itertools import product
+
+import pytest
+
+from batching.request import (
+    TRANSITIONS,
+    BatchRequest,
+    FinishReason,
+    InvalidTransition,
+    RequestStatus,
+    SamplingParams,
+)
+
+
+@pytest.mark.parametrize(("old", "new"), list(product(RequestStatus, RequestStatus)))
+def test_a_move_is_legal_exactly_if_the_table_says_so(
+    old: RequestStatus, new: RequestStatus
+) -> None:
+    request = BatchRequest(0, [1], max_tokens=1)
+    request.status = old
+    if new in TRANSITIONS[old]:
+        request.move_to(new)
+        assert request.status is new
+    else:
+        with pytest.raises(InvalidTransition, match=f"request 0: {old} -> {new}"):
+            request.move_to(new)
+        assert request.status is old
+
+
+def test_the_last_allowed_token_ends_a_request() -> None:
+    request = BatchRequest(0, [1, 2], max_tokens=2, stop_token_ids={9})
+    request.append(3)
+    assert request.finish_reason is None
+    request.append(4)
+    assert request.finish_reason is FinishReason.LENGTH
+    assert request.output_token_ids == [3, 4]
+
+
+def test_a_stop_token_ends_a_request_also_as_the_last_allowed_one() -> None:
+    request = BatchRequest(0, [1, 2], max_tokens=1, stop_token_ids={9})
+    request.append(9)
+    assert request.finish_reason is FinishReason.STOP
+
+
+def test_a_stop_token_in_the_prompt_ends_nothing() -> None:
+    assert BatchRequest(0, [9], max_tokens=1, stop_token_ids={9}).finish_reason is None
+
+
+def test_requests_without_a_seed_draw_differently_and_with_one_alike() -> None:
+    unseeded = {BatchRequest(i, [1], max_tokens=1).seed for i in range(8)}
+    assert len(unseeded) == 8
+    seeded = SamplingParams(seed=0)
+    assert BatchRequest(0, [1], max_tokens=1, sampling=seeded).seed == 0
+
+
+def test_repr_says_where_a_request_stands() -> None:
+    assert repr(BatchRequest(7, [1, 2], max_tokens=1)) == "BatchRequest(7 waiting, 0/2 tokens)"

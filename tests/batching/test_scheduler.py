@@ -1,0 +1,326 @@
+"""The scheduler against golden traces, and the whole core against one oracle."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from batching.batch_inference import BatchInferenceEngine
+from batching.block_manager import BlockCopy, BlockTable
+from batching.config import SchedulerConfig
+from batching.errors import ContextLengthExceeded
+from batching.priority_queue import Priority
+from batching.request import BatchRequest, RequestStatus
+from batching.scheduler import ContinuousBatchingScheduler
+from tests.fakes import TokenRunner, expected_output, make_engine
+
+
+def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:
+    """A request whose prompt no other request begins with."""
+    prompt = [request_id, *range(num_tokens - 1)]
+    return BatchRequest(request_id, prompt, max_tokens=max_tokens, **kwargs)
+
+
+def config(**kwargs: Any) -> SchedulerConfig:
+    defaults = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_batched_tokens": 8}
+    return SchedulerConfig(**{**defaults, **kwargs})
+
+
+def trace(
+    scheduler: ContinuousBatchingScheduler,
+    requests: Sequence[BatchRequest] = (),
+    *,
+    num_steps: int = 100,
+    max_prefill_tokens: int | None = None,
+) -> list[str]:
+    runner = TokenRunner(scheduler.config)
+    for r in requests:
+        scheduler.add(r)
+    lines: list[str] = []
+    while scheduler.has_work and len(lines) < num_steps:
+        plan = scheduler.schedule(max_prefill_tokens)
+        lines.append(str(plan))
+        scheduler.update(plan, runner.run(plan))
+    return lines
+
+
+def test_prompts_are_read_in_chunks_beside_decodes() -> None:
+    scheduler = ContinuousBatchingScheduler(config(prefill_chunk=6))
+    assert trace(scheduler, [request(0, 3, 3), request(1, 12, 2)]) == [
+        "0[0:3] 1[0:5]",
+        "0[3:4] 1[5:11]",
+        "0[4:5] 1[11:12]",
+        "1[12:13]",
+    ]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_ones_whole_prefill() -> None:
+    scheduler = ContinuousBatchingScheduler(config(max_model_len=64))
+    assert trace(scheduler, [request(0, 30, 1), request(1, 4, 1)]) == [
+        "0[0:4] 1[0:4]",
+        "0[4:12]",
+        "0[12:20]",
+        "0[20:28]",
+        "0[28:30]",
+    ]
+
+
+def test_the_prompt_that_is_due_first_keeps_half_of_the_budget() -> None:
+    """Short prompts that keep coming cannot starve a long one."""
+    scheduler = ContinuousBatchingScheduler(config())
+    requests = [request(0, 24, 1), *(request(i, 6, 1) for i in range(1, 4))]
+    assert trace(scheduler, requests, num_steps=3) == [
+        "0[0:4] 1[0:4]",
+        "0[4:8] 1[4:6] 2[0:2]",
+        "0[8:12] 2[2:6]",
+    ]
+
+
+def test_beside_running_streams_a_prompt_gets_what_it_is_allowed() -> None:
+    scheduler = ContinuousBatchingScheduler(config())
+    assert trace(scheduler, [request(0, 2, 4), request(1, 12, 1)], max_prefill_tokens=3) == [
+        "0[0:2] 1[0:6]",
+        "0[2:3] 1[6:9]",
+        "0[3:4] 1[9:12]",
+        "0[4:5]",
+    ]
+
+
+def test_the_more_urgent_is_admitted_first() -> None:
+    scheduler = ContinuousBatchingScheduler(config(max_num_seqs=1))
+    low = request(0, 2, 1, priority=Priority.LOW)
+    high = request(1, 2, 1, priority=Priority.HIGH, arrival_time=5.0)
+    assert trace(scheduler, [low, high]) == ["1[0:2]", "0[0:2]"]
+
+
+def test_nobody_overtakes_one_that_waits_for_blocks() -> None:
+    scheduler = ContinuousBatchingScheduler(config(num_blocks=4))
+    requests = [request(0, 8, 3), request(1, 12, 1), request(2, 2, 1)]
+    assert trace(scheduler, requests) == [
+        "0[0:8]",
+        "0[8:9]",
+        "0[9:10]",
+        "1[0:6] 2[0:2]",
+        "1[6:12]",
+    ]
+
+
+def test_who_is_due_last_is_preempted_and_comes_back_on_its_cached_prefix() -> None:
+    scheduler = ContinuousBatchingScheduler(config(num_blocks=4, max_num_seqs=2))
+    assert trace(scheduler, [request(0, 7, 6), request(1, 5, 5)]) == [
+        "0[0:4] 1[0:4]",
+        "0[4:7] 1[4:5]",
+        "0[7:8] 1[5:6]",
+        "0[8:9] -1",
+        "0[9:10]",
+        "0[10:11]",
+        "0[11:12]",
+        "1[4:7]",
+        "1[7:8]",
+        "1[8:9]",
+    ]
+    assert scheduler.num_preemptions == 1
+
+
+def test_a_request_preempts_itself_when_it_is_due_last() -> None:
+    scheduler = ContinuousBatchingScheduler(config(num_blocks=4, max_num_seqs=2))
+    lines = trace(scheduler, [request(0, 7, 5), request(1, 8, 2)])
+    assert lines[:4] == ["0[0:7] 1[0:1]", "0[7:8] 1[1:8]", "0[8:9] -1", "0[9:10]"]
+
+
+def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
+    scheduler = ContinuousBatchingScheduler(config())
+    prompt = list(range(9))
+    same = [BatchRequest(i, prompt, max_tokens=1) for i in range(3)]
+    assert trace(scheduler, same) == ["0[0:8]", "0[8:9] 1[8:9] 2[8:9]"]
+    assert [r.num_cached_tokens for r in same] == [0, 8, 8]
+
+
+def test_while_one_waits_for_a_prefix_another_prompt_is_read() -> None:
+    scheduler = ContinuousBatchingScheduler(config(prefill_chunk=4))
+    prompt = list(range(9))
+    requests = [BatchRequest(i, prompt, max_tokens=1) for i in range(2)]
+    assert trace(scheduler, [*requests, request(2, 4, 1)]) == [
+        "0[0:4] 2[0:4]",
+        "0[4:8]",
+        "0[8:9] 1[8:9]",
+    ]
+
+
+def test_a_seat_is_kept_for_one_that_waits_for_a_prefix() -> None:
+    scheduler = ContinuousBatchingScheduler(config(max_num_seqs=2))
+    prompt = list(range(13))
+    requests = [BatchRequest(i, prompt, max_tokens=1) for i in range(2)]
+    assert trace(scheduler, [*requests, request(2, 2, 1)]) == [
+        "0[0:8]",
+        "0[8:13]",
+        "1[12:13] 2[0:2]",
+    ]
+
+
+def test_if_the_one_that_computes_a_prefix_gives_up_the_next_one_computes_it() -> None:
+    scheduler = ContinuousBatchingScheduler(config())
+    first, second = (BatchRequest(i, list(range(20)), max_tokens=1) for i in range(2))
+    assert trace(scheduler, [first, second], num_steps=1) == ["0[0:8]"]
+    scheduler.abort(first)
+    assert trace(scheduler) == ["1[8:16]", "1[16:20]"]
+
+
+def test_without_a_prefix_cache_everybody_computes_everything() -> None:
+    scheduler = ContinuousBatchingScheduler(config(enable_prefix_cache=False))
+    same = [BatchRequest(i, list(range(5)), max_tokens=1) for i in range(2)]
+    assert trace(scheduler, same) == ["0[0:5] 1[0:3]", "1[3:5]"]
+    assert scheduler.stats().num_hit_tokens == 0
+
+
+def test_the_last_token_of_a_prompt_is_always_read() -> None:
+    scheduler = ContinuousBatchingScheduler(config())
+    trace(scheduler, [BatchRequest(0, list(range(8)), max_tokens=1)])
+    assert trace(scheduler, [BatchRequest(1, list(range(8)), max_tokens=1)]) == ["1[4:8]"]
+
+
+def test_a_shared_block_is_copied_before_a_decode_writes_into_it() -> None:
+    """Two tables over one half-full block, as parallel choices will have."""
+    scheduler = ContinuousBatchingScheduler(config())
+    parent = request(0, 6, 4)
+    trace(scheduler, [parent], num_steps=1)
+    twin = BlockTable(scheduler.block_manager.fork(parent.block_table).block_ids)
+    plan = scheduler.schedule()
+    assert plan.copies == (BlockCopy(source=1, target=9),)
+    assert str(plan) == "0[6:7] 1>9"
+    assert parent.block_table.block_ids == [0, 9]
+    assert twin.block_ids == [0, 1]
+
+
+def test_a_copy_that_finds_no_block_preempts_who_is_due_last() -> None:
+    scheduler = ContinuousBatchingScheduler(config(num_blocks=4))
+    first, last = request(0, 6, 4), request(1, 6, 4)
+    trace(scheduler, [first, last], num_steps=2)
+    twin = scheduler.block_manager.fork(first.block_table)
+    assert str(scheduler.schedule()).endswith("-1")
+    scheduler.block_manager.release(twin.block_ids)
+
+
+def test_a_request_that_cannot_run_alone_is_refused() -> None:
+    scheduler = ContinuousBatchingScheduler(config(num_blocks=4))
+    with pytest.raises(ContextLengthExceeded, match="maximum context length is 16 tokens"):
+        scheduler.add(request(0, 10, 7))
+    assert not scheduler.has_work
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+def test_an_abort_frees_the_blocks_at_once(num_steps: int) -> None:
+    """Waiting, in the middle of its prefill, decoding."""
+    scheduler = ContinuousBatchingScheduler(config())
+    aborted = request(0, 12, 4)
+    trace(scheduler, [aborted], num_steps=num_steps)
+    scheduler.abort(aborted)
+    assert aborted.status is RequestStatus.CANCELLED
+    assert scheduler.stats().num_free_blocks == 16
+    assert not scheduler.has_work
+    scheduler.abort(aborted)
+
+
+def test_a_step_that_raised_costs_its_own_requests_and_the_cache() -> None:
+    scheduler = ContinuousBatchingScheduler(config(max_batched_tokens=4, max_num_seqs=3))
+    cached = BatchRequest(9, list(range(5)), max_tokens=1)
+    trace(scheduler, [cached])
+    decoding, reading, idle = request(0, 2, 9), request(1, 9, 1), request(2, 9, 1)
+    trace(scheduler, [decoding], num_steps=1)
+    for r in (reading, idle):
+        scheduler.add(r)
+    plan = scheduler.schedule(max_prefill_tokens=1)
+    assert str(plan) == "0[2:3] 1[0:1]"
+    assert scheduler.discard(plan) == [decoding, reading]
+    assert decoding.status is reading.status is RequestStatus.CANCELLED
+    assert idle.status is RequestStatus.WAITING
+    assert scheduler.stats().num_cached_blocks == 0
+    assert trace(scheduler)[0] == "2[0:4]"
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
+    """A small engine, and requests of which many share their beginning."""
+    seats = draw(st.integers(1, 5))
+    limits = SchedulerConfig(
+        num_blocks=draw(st.integers(3, 14)),
+        block_size=draw(st.sampled_from([1, 2, 4, 8])),
+        max_num_seqs=seats,
+        max_batched_tokens=seats + draw(st.integers(0, 12)),
+        prefill_chunk=draw(st.integers(1, 9)),
+        enable_prefix_cache=draw(st.booleans()),
+    )
+    room = limits.max_request_tokens
+    requests: list[BatchRequest] = []
+    for request_id in range(draw(st.integers(1, 8))):
+        length = draw(st.integers(1, room - 1))
+        prompt = [1, 2, 3, 4] * length if draw(st.booleans()) else []
+        prompt += draw(st.lists(st.integers(0, 2), min_size=length, max_size=length))
+        requests.append(
+            BatchRequest(
+                request_id,
+                prompt[:length],
+                max_tokens=draw(st.integers(1, room - length)),
+                priority=draw(st.sampled_from(Priority)),
+                arrival_time=float(request_id),
+            )
+        )
+    return limits, requests
+
+
+def serve(
+    engine: BatchInferenceEngine, requests: list[BatchRequest], data: st.DataObject
+) -> tuple[dict[int, list[int]], set[int]]:
+    """Serve requests that come and go between the steps; return outputs and who went."""
+    outputs: dict[int, list[int]] = {r.request_id: [] for r in requests}
+    gone: set[int] = set()
+    arriving = list(requests)
+    while arriving or engine.has_work:
+        if arriving and (not engine.has_work or data.draw(st.booleans())):
+            engine.add(arriving.pop(0))
+        if data.draw(st.integers(0, 15)) == 15:
+            gone.add(data.draw(st.sampled_from(requests)).request_id)
+            gone -= {r.request_id for r in arriving}
+        for request_id in gone:
+            engine.abort(request_id)
+        if engine.has_work:
+            for request_id, output in engine.step():
+                outputs[request_id] += output.token_ids  # type: ignore[union-attr]
+    return outputs, gone
+
+
+@settings(max_examples=300, deadline=None)
+@given(loads(), st.data())
+def test_batching_never_changes_the_answer(
+    load: tuple[SchedulerConfig, list[BatchRequest]], data: st.DataObject
+) -> None:
+    limits, requests = load
+    scheduler, engine = make_engine(limits)
+    outputs, gone = serve(engine, requests, data)
+    for r in requests:
+        expected = expected_output(r.token_ids[: r.num_prompt_tokens], r.max_tokens)
+        got = outputs[r.request_id]
+        assert got == (expected[: len(got)] if r.request_id in gone else expected)
+    assert scheduler.stats().num_free_blocks == limits.num_blocks
+    assert scheduler.stats().num_running == scheduler.stats().num_waiting == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(loads())
+def test_a_plan_stays_within_its_limits_and_always_moves_on(
+    load: tuple[SchedulerConfig, list[BatchRequest]],
+) -> None:
+    limits, requests = load
+    scheduler = ContinuousBatchingScheduler(limits)
+    runner = TokenRunner(limits)
+    for r in requests:
+        scheduler.add(r)
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        assert 0 < plan.num_tokens <= limits.max_batched_tokens
+        assert len(plan.slices) <= limits.max_num_seqs
+        assert all(len(s) <= limits.prefill_chunk for s in plan.slices)
+        idle = [r for r in requests if r.status in (RequestStatus.WAITING, RequestStatus.COMPLETED)]
+        assert not any(len(r.block_table) for r in idle)
+        scheduler.update(plan, runner.run(plan))

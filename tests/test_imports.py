@@ -1,0 +1,141 @@
+"""The architecture: who may import whom, read from the source and not from what happens to run.
+
+Every import statement counts: inside a function and under `if TYPE_CHECKING` as well.  A package's
+`__init__` is the top of its package: a module that imports a sibling does not import the `__init__`.
+"""
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parent.parent
+PACKAGES: Final = ("app", "batching", "scripts")
+WEB: Final = {
+    "app",
+    "fastapi",
+    "pydantic",
+    "pydantic_settings",
+    "sse_starlette",
+    "starlette",
+    "uvicorn",
+}
+BENCHMARK: Final = "batching.benchmark"
+BACKEND_USERS: Final = {"batching.scheduler_manager", BENCHMARK}
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name of a file, given relative to the root."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources() -> dict[str, str]:
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return {module_name(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in paths}
+
+
+def imported(source: str, modules: Iterable[str]) -> Iterator[str]:
+    """Yield the modules that a source imports; `from package import module` is that module."""
+    ours = set(modules)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                member = f"{node.module}.{alias.name}"
+                yield member if member in ours else node.module
+
+
+def graph() -> dict[str, set[str]]:
+    texts = sources()
+    return {name: set(imported(text, texts)) for name, text in texts.items()}
+
+
+def within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def cycle(edges: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def edges(importers: Iterable[str]) -> list[tuple[str, str]]:
+    imports = graph()
+    return [(name, target) for name in importers for target in sorted(imports[name])]
+
+
+def pure_modules() -> list[str]:
+    """Return `batching` without the backend, and without the benchmark, which drives everything."""
+    return [
+        name
+        for name in graph()
+        if within(name, "batching") and not within(name, "batching.backend", BENCHMARK)
+    ]
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    assert cycle(graph()) == []
+
+
+def test_only_the_backend_imports_mlx() -> None:
+    outside = [name for name in graph() if not within(name, "batching.backend")]
+    assert [edge for edge in edges(outside) if within(edge[1], "mlx", "mlx_lm")] == []
+
+
+def test_the_scheduler_and_all_around_it_need_only_the_standard_library() -> None:
+    allowed = {*sys.stdlib_module_names, "batching"}
+    assert [edge for edge in edges(pure_modules()) if top(edge[1]) not in allowed] == []
+
+
+def test_batching_knows_nothing_of_http() -> None:
+    batching = [name for name in graph() if within(name, "batching")]
+    assert [edge for edge in edges(batching) if top(edge[1]) in WEB] == []
+
+
+def test_few_modules_import_the_backend() -> None:
+    others = [name for name in graph() if not within(name, "batching.backend", *BACKEND_USERS)]
+    assert [edge for edge in edges(others) if within(edge[1], "batching.backend")] == []
+
+
+def test_app_uses_only_what_batching_offers() -> None:
+    app = [name for name in graph() if within(name, "app")]
+    assert [
+        edge for edge in edges(app) if within(edge[1], "batching") and edge[1] != "batching"
+    ] == []
+
+
+def test_no_part_of_batching_imports_the_whole() -> None:
+    parts = [name for name in graph() if within(name, "batching") and name != BENCHMARK]
+    assert [edge for edge in edges(parts) if edge[1] == "batching"] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import os.path, mlx.core as mx", ["os.path", "mlx.core"]),
+        ("from batching import EngineConfig", ["batching"]),
+        ("from batching import scheduler", ["batching.scheduler"]),
+        ("from batching.scheduler import StepPlan", ["batching.scheduler"]),
+        ("def f():\n    import json", ["json"]),
+        ("if TYPE_CHECKING:\n    from a.b import C", ["a.b"]),
+    ],
+)
+def test_every_kind_of_import_is_seen(source: str, found: list[str]) -> None:
+    assert list(imported(source, ["batching", "batching.scheduler"])) == found
+
+
+def test_a_circle_is_seen() -> None:
+    assert set(cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}})) == {"a", "b", "c"}
