@@ -5,6 +5,9 @@ import os
 import pytest
 from hypothesis import settings
 
+# Before any test module imports MLX: a fast BLAS must be loaded first.
+import batching.backend  # noqa: F401
+
 # No deadlines: how long an example takes says more about the machine than about the code.
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)

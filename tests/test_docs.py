@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.settings import Settings
-from scripts.settings_table import ROOT, fields, main, readme, stale_files
+from scripts.generated_docs import ROOT, fields, filled, main, stale_files
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +16,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_the_readmes_table_and_the_example_are_fresh() -> None:
-    assert list(stale_files(ROOT)) == [], "run: python -m scripts.settings_table"
+def test_what_is_generated_is_fresh() -> None:
+    assert list(stale_files(ROOT)) == [], "run: python -m scripts.generated_docs"
 
 
 def test_the_example_holds_the_defaults_and_all_of_them() -> None:
@@ -30,6 +30,8 @@ def test_the_example_holds_the_defaults_and_all_of_them() -> None:
 def test_a_stale_file_is_told_and_then_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name in ("README.md", "ARCHITECTURE.md"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     readme_text = (ROOT / "README.md").read_text(encoding="utf-8")
     (tmp_path / "README.md").write_text(readme_text.replace("_PORT`", "_PROT`"), encoding="utf-8")
     assert main(["--check"], tmp_path) == 1
@@ -39,6 +41,6 @@ def test_a_stale_file_is_told_and_then_written(
     assert main(["--check"], tmp_path) == 0
 
 
-def test_a_readme_without_markers_is_refused() -> None:
-    with pytest.raises(ValueError, match="README"):
-        readme("# Title\n\n<!-- settings -->\n")
+def test_a_document_without_markers_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no <!-- settings -->"):
+        filled("# Title\n\n<!-- settings -->\n", "settings", "")

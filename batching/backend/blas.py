@@ -8,20 +8,15 @@ before the first `import mlx.core` replaces it, and float32 products run some 80
 import ctypes
 import importlib.metadata
 import importlib.util
-import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 _CUDA_PACKAGES: Final = ("mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
 _SONAME: Final = "libopenblas.so.0"
-_CORETYPE: Final = "OPENBLAS_CORETYPE"
-_AVX512: Final = frozenset({"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"})
-_FIRST_UNKNOWN_AMD_FAMILY: Final = 26
 
 # Parameters of glibc's mallopt, from malloc.h.
 _M_TRIM_THRESHOLD: Final = -1
@@ -56,10 +51,9 @@ def load_blas() -> Blas | NoBlas:
     """Load the first OpenBLAS that is found into the global scope of the dynamic linker."""
     if (unwanted := _why_unwanted()) is not None:
         return unwanted
-    with _core_type(os.environ, core_type(Path("/proc/cpuinfo"), os.environ)):
-        for load in (_load_package, _load_package_with_bundled_runtime, _load_system):
-            if (blas := _attempt(load)) is not None:
-                return blas
+    for load in (_load_package, _load_package_with_bundled_runtime, _load_system):
+        if (blas := _attempt(load)) is not None:
+            return blas
     return NoBlas("no OpenBLAS was found: install ngsolve-openblas or libopenblas0", is_slow=True)
 
 
@@ -75,25 +69,6 @@ def keep_freed_memory() -> bool:
     # Older versions refuse more than half a heap, 32 MiB, and then change nothing.
     kept = libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30) or libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
     return bool(kept and libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1))
-
-
-def core_type(cpuinfo: Path, environ: Mapping[str, str]) -> str | None:
-    """Return the kernels that OpenBLAS should use and would not choose by itself.
-
-    OpenBLAS 0.3.33 does not know AMD's family 26 (Zen 5) and falls back to its Haswell kernels;
-    with AVX-512 those of SkylakeX are about twice as fast. Zen 4 (family 25) it knows.
-    """
-    if _CORETYPE in environ or not cpuinfo.exists():
-        return None
-    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0].splitlines()
-    cpu = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    family = cpu.get("cpu family", "")
-    is_unknown = (
-        cpu.get("vendor_id") == "AuthenticAMD"
-        and family.isdecimal()
-        and int(family) >= _FIRST_UNKNOWN_AMD_FAMILY
-    )
-    return "SkylakeX" if is_unknown and set(cpu.get("flags", "").split()) >= _AVX512 else None
 
 
 def _why_unwanted() -> NoBlas | None:
@@ -112,19 +87,6 @@ def _is_installed(distribution: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
-
-
-@contextmanager
-def _core_type(environ: "os._Environ[str]", core: str | None) -> Iterator[None]:
-    """Name the kernels while the library loads, and not to child processes after it."""
-    if core is None:
-        yield
-        return
-    environ[_CORETYPE] = core
-    try:
-        yield
-    finally:
-        del environ[_CORETYPE]
 
 
 def _attempt(load: Callable[[], tuple[ctypes.CDLL, str]]) -> Blas | None:

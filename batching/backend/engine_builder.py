@@ -8,6 +8,7 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend import BLAS
+from batching.backend.blas import NoBlas
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.memory import blocks_within, device_memory
 from batching.backend.mlx_runner import MLXRunner
@@ -44,6 +45,8 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         ModelLoadError: it cannot be found or read, or its pool does not fit.
     """
     _select_device(config.device)
+    if isinstance(BLAS, NoBlas) and BLAS.is_slow and mx.default_device() == mx.cpu:
+        logger.warning("the model will be very slow: %s", BLAS)
     loaded = load_model(config.model, dtype=_weights_dtype(config))
     check = check_model(loaded.model, loaded.vocab_size)
     if isinstance(check, Batchable):

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from batching.backend import BLAS
-from batching.backend.blas import Blas, NoBlas, core_type, load_blas
+from batching.backend.blas import Blas, NoBlas, load_blas
 
 ROOT = Path(__file__).parents[2]
-AVX512 = "fpu avx2 avx512f avx512dq avx512bw avx512vl avx512cd"
 
 needs_blas = pytest.mark.skipif(not isinstance(BLAS, Blas), reason=f"{BLAS}")
 
@@ -56,13 +55,6 @@ print(scope.openblas_get_config().decode())
     assert run(code).stdout.startswith("OpenBLAS")
 
 
-@needs_blas
-def test_child_processes_inherit_no_core_type() -> None:
-    code = "import os; import batching.backend; print(os.environ.get('OPENBLAS_CORETYPE'))"
-    given = os.environ.get("OPENBLAS_CORETYPE")
-    assert run(code).stdout.strip() == str(given)
-
-
 def test_the_servers_import_works_without_the_package() -> None:
     code = """
 import sys
@@ -90,36 +82,3 @@ def test_once_mlx_is_imported_it_is_too_late() -> None:
     again = load_blas()
     assert isinstance(again, NoBlas)
     assert sys.platform != "linux" or not again.is_slow or "before" in again.reason
-
-
-@pytest.mark.parametrize(
-    ("vendor", "family", "flags", "expected"),
-    [
-        ("AuthenticAMD", "26", AVX512, "SkylakeX"),
-        ("AuthenticAMD", "27", AVX512, "SkylakeX"),
-        ("AuthenticAMD", "25", AVX512, None),
-        ("AuthenticAMD", "26", "fpu avx2 avx512f", None),
-        ("GenuineIntel", "6", AVX512, None),
-        ("GenuineIntel", "26", AVX512, None),
-    ],
-)
-def test_only_an_amd_processor_that_openblas_does_not_know_is_named(
-    tmp_path: Path, vendor: str, family: str, flags: str, expected: str | None
-) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    one = f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: {flags}\n"
-    cpuinfo.write_text(f"{one}\n{one}")
-    assert core_type(cpuinfo, {}) == expected
-
-
-def test_the_users_core_type_wins(tmp_path: Path) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"vendor_id: AuthenticAMD\ncpu family: 26\nflags: {AVX512}\n")
-    assert core_type(cpuinfo, {"OPENBLAS_CORETYPE": "Haswell"}) is None
-
-
-def test_a_processor_that_describes_itself_otherwise_is_left_alone(tmp_path: Path) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
-    assert core_type(cpuinfo, {}) is None
-    assert core_type(tmp_path / "missing", {}) is None

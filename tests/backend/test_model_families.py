@@ -21,7 +21,7 @@ NUM_TOKENS = 12
 RNG = np.random.default_rng(3)
 PROMPTS = [RNG.integers(0, VOCAB_SIZE, size).tolist() for size in (1, 5, 19, 23, 9, 40)]
 # Two that share a prefix of several blocks with another one.
-PROMPTS += [PROMPTS[3][:17] + [1, 2], PROMPTS[5][:30]]
+PROMPTS += [[*PROMPTS[3][:17], 1, 2], PROMPTS[5][:30]]
 
 
 def generate(model: nn.Module, prompt: list[int]) -> list[int]:

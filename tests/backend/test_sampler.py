@@ -60,17 +60,17 @@ def test_top_k_leaves_the_k_most_likely(top_k: int) -> None:
 @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
 def test_top_p_leaves_the_smallest_set_that_reaches_p(top_p: float) -> None:
     order = np.argsort(-LOGITS)
-    mass = np.cumsum(probabilities(LOGITS)[order])
-    allowed = set(order[: int((mass < top_p).sum()) + 1].tolist())
-    assert set(draws(top_p=top_p)) <= allowed
-    # With the same set at a high temperature, all of it is drawn.
-    flat = np.where(np.isin(np.arange(VOCAB_SIZE), list(allowed)), 0.0, -20.0)
-    assert len(allowed) == 1 or len(set(flat.tolist())) == 2
+    chances = probabilities(LOGITS)[order]
+    num_kept = int((np.cumsum(chances) < top_p).sum()) + 1
+    drawn = set(draws(top_p=top_p))
+    assert drawn <= set(order[:num_kept].tolist())
+    # What is kept with some probability also comes up.
+    assert drawn >= set(order[:num_kept][chances[:num_kept] > 0.01].tolist())
 
 
 def test_top_p_is_taken_of_what_top_k_left() -> None:
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], dtype=np.float32))
-    params = {"top_k": 2, "top_p": 0.55}
+    params: dict[str, Any] = {"top_k": 2, "top_p": 0.55}
     # Of the two that top-k leaves, the first has 4/7 > 0.55 of the mass.
     assert {sample(request(seed=s, **params), logits=logits)[0] for s in range(50)} == {0}
 

@@ -1,7 +1,10 @@
-"""Writes what `Settings` says into the README's table and into `.env.example`.
+"""Writes what the code says into the documents.
 
-python -m scripts.settings_table            write both
-python -m scripts.settings_table --check    exit with 1 if one is out of date
+The settings go into the README's table and into `.env.example`, the states of a request into
+ARCHITECTURE.md's diagram.
+
+python -m scripts.generated_docs            write what is out of date
+python -m scripts.generated_docs --check    exit with 1 if something is
 """
 
 import argparse
@@ -11,10 +14,9 @@ from textwrap import wrap
 from typing import Any, Final
 
 from app.settings import Settings, env_name
+from batching.request import TRANSITIONS
 
 ROOT: Final = Path(__file__).parent.parent
-BEGIN: Final = "<!-- settings -->"
-END: Final = "<!-- /settings -->"
 
 # A field's part of the JSON schema; its values are of any type by nature.
 Schema = dict[str, Any]
@@ -77,21 +79,35 @@ def env_example() -> str:
     return "\n".join(parts)
 
 
-def readme(text: str) -> str:
-    """Return the README with a fresh table between its markers."""
-    before, _, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"README.md has no {BEGIN} … {END}")
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+def state_diagram() -> str:
+    """Return the states of a request and their transitions, in Mermaid."""
+    arrows = [
+        f"    {old.upper()} --> {new.upper()}"
+        for old, reached in TRANSITIONS.items()
+        for new in sorted(reached)
+    ]
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> WAITING", *arrows]
+    lines += [f"    {state.upper()} --> [*]" for state, reached in TRANSITIONS.items() if not reached]
+    return "\n".join([*lines, "```"])
+
+
+def filled(text: str, marker: str, content: str) -> str:
+    """Return a document with fresh content between `<!-- marker -->` and `<!-- /marker -->`."""
+    begin, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"there is no {begin} ... {end} to fill")
+    return f"{before}{begin}\n{content}\n{end}{after}"
 
 
 def stale_files(root: Path) -> dict[Path, str]:
     """Return the files that are out of date, with what they should hold."""
-    example = root / ".env.example"
+    readme, architecture = root / "README.md", root / "ARCHITECTURE.md"
     fresh = {
-        root / "README.md": readme((root / "README.md").read_text(encoding="utf-8")),
-        example: env_example(),
+        readme: filled(readme.read_text(encoding="utf-8"), "settings", table()),
+        architecture: filled(architecture.read_text(encoding="utf-8"), "states", state_diagram()),
+        root / ".env.example": env_example(),
     }
     return {
         path: text
@@ -102,7 +118,7 @@ def stale_files(root: Path) -> dict[Path, str]:
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
     """Run the command line; return its exit status."""
-    parser = argparse.ArgumentParser(description="Write the README's table and .env.example.")
+    parser = argparse.ArgumentParser(description="Write the generated parts of the documents.")
     parser.add_argument("--check", action="store_true", help="change nothing, only tell")
     check = parser.parse_args(arguments).check
     stale = stale_files(root)

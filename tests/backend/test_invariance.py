@@ -1,0 +1,185 @@
+"""The bundled model: an answer depends on nothing but its request.
+
+Every way of serving is held against the golden file, hence against every other way.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from batching.backend.loader import LoadedModel
+from batching.backend.mlx_runner import MLXRunner
+from batching.backend.paged_cache import PagedKVCache
+from batching.backend.self_check import Batchable, check_model
+from batching.batch_inference import BatchInferenceEngine
+from batching.block_manager import PagedBlockManager
+from batching.config import SchedulerConfig
+from batching.request import GREEDY, BatchRequest, SamplingParams
+from batching.scheduler import ContinuousBatchingScheduler
+from batching.step_plan import StepPlan
+from tests.golden import GOLDEN, GoldenCase
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@dataclass
+class Bundled:
+    """The model, loaded once; each test makes the engine it needs around it."""
+
+    loaded: LoadedModel
+    check: Batchable
+
+    def engine(
+        self, config: SchedulerConfig, watch: Callable[[StepPlan], None] = lambda _: None
+    ) -> tuple[ContinuousBatchingScheduler, BatchInferenceEngine]:
+        cache = PagedKVCache(self.check.shapes, config.num_blocks, config.block_size)
+
+        class WatchedRunner(MLXRunner):
+            def run(self, plan: StepPlan) -> list[int]:
+                watch(plan)
+                return super().run(plan)
+
+        runner = WatchedRunner(self.loaded.model, self.check.selection, cache)
+        scheduler = ContinuousBatchingScheduler(config)
+        # No limit in time: the chunks must not depend on how fast the machine is today.
+        return scheduler, BatchInferenceEngine(scheduler, runner, max_stall=1e9)
+
+
+@pytest.fixture(scope="module")
+def bundled(bundled_model: LoadedModel) -> Bundled:
+    check = check_model(bundled_model.model, bundled_model.vocab_size)
+    assert isinstance(check, Batchable)
+    return Bundled(bundled_model, check)
+
+
+def request(request_id: int, case: GoldenCase) -> BatchRequest:
+    return BatchRequest(request_id, case.prompt_token_ids, max_tokens=48, stop_token_ids={2})
+
+
+def serve(
+    scheduler: ContinuousBatchingScheduler,
+    engine: BatchInferenceEngine,
+    requests: list[BatchRequest],
+) -> None:
+    for r in requests:
+        engine.add(r)
+    while engine.has_work:
+        engine.step()
+    assert scheduler.stats().num_free_blocks == scheduler.config.num_blocks
+
+
+def serve_golden(
+    scheduler: ContinuousBatchingScheduler,
+    engine: BatchInferenceEngine,
+    cases: tuple[GoldenCase, ...] = GOLDEN,
+) -> list[BatchRequest]:
+    requests = [request(i, case) for i, case in enumerate(cases)]
+    serve(scheduler, engine, requests)
+    for r, case in zip(requests, cases, strict=True):
+        case.check(r.output_token_ids)
+    return requests
+
+
+def unlike_neighbours(num: int) -> list[BatchRequest]:
+    """Prompts of random tokens and lengths, sampled hot, that come and go."""
+    rng = random.Random(1)
+    return [
+        BatchRequest(
+            100 + i,
+            [rng.randrange(1000, 40000) for _ in range(rng.randrange(1, 90))],
+            max_tokens=rng.randrange(2, 30),
+            sampling=SamplingParams(temperature=1.2, seed=i, frequency_penalty=0.4),
+        )
+        for i in range(num)
+    ]
+
+
+def test_alone(bundled: Bundled) -> None:
+    scheduler, engine = bundled.engine(SchedulerConfig(num_blocks=64, max_num_seqs=1))
+    serve_golden(scheduler, engine, GOLDEN[::4])
+
+
+def test_in_a_batch_of_16_with_unlike_neighbours(bundled: Bundled) -> None:
+    sizes: list[int] = []
+    config = SchedulerConfig(num_blocks=256, max_num_seqs=16, max_batched_tokens=512)
+    scheduler, engine = bundled.engine(config, lambda plan: sizes.append(len(plan.slices)))
+    for r in unlike_neighbours(8):
+        engine.add(r)
+    serve_golden(scheduler, engine)
+    assert max(sizes) == 16
+
+
+@pytest.mark.parametrize("prefill_chunk", [7, 32, 256])
+def test_whatever_the_chunks_of_the_prefill(bundled: Bundled, prefill_chunk: int) -> None:
+    chunks: set[int] = set()
+    config = SchedulerConfig(
+        num_blocks=256, max_num_seqs=12, max_batched_tokens=512, prefill_chunk=prefill_chunk
+    )
+    scheduler, engine = bundled.engine(
+        config, lambda plan: chunks.update(len(s) for s in plan.slices)
+    )
+    serve_golden(scheduler, engine)
+    longest = max(len(case.prompt_token_ids) for case in GOLDEN)
+    assert max(chunks) == min(prefill_chunk, longest)
+
+
+def test_on_a_cached_prefix(bundled: Bundled) -> None:
+    scheduler, engine = bundled.engine(SchedulerConfig(num_blocks=256, max_num_seqs=12))
+    cold = serve_golden(scheduler, engine)
+    warm = serve_golden(scheduler, engine)
+    assert sum(r.num_cached_tokens for r in warm) > 0.8 * sum(r.num_prompt_tokens for r in warm)
+    for before, after in zip(cold, warm, strict=True):
+        assert after.output_token_ids == before.output_token_ids
+
+
+def test_preempted_by_a_small_pool(bundled: Bundled) -> None:
+    config = SchedulerConfig(num_blocks=70, block_size=8, max_num_seqs=12)
+    scheduler, engine = bundled.engine(config)
+    cases = tuple(c for c in GOLDEN if len(c.prompt_token_ids) < 200)
+    serve_golden(scheduler, engine, cases)
+    assert scheduler.stats().num_preemptions > 0
+
+
+def fragment(manager: PagedBlockManager) -> None:
+    """Hold every other block, so that no two free ones touch."""
+    manager.release((manager.allocate(manager.num_blocks) or [])[::2])
+
+
+def test_on_scattered_blocks(bundled: Bundled) -> None:
+    num_runs: list[int] = []
+    config = SchedulerConfig(num_blocks=512, max_num_seqs=12)
+    scheduler, engine = bundled.engine(
+        config, lambda plan: num_runs.extend(len(s.request.block_table.runs) for s in plan.slices)
+    )
+    fragment(scheduler.block_manager)
+    requests = [request(i, case) for i, case in enumerate(GOLDEN)]
+    for r in requests:
+        engine.add(r)
+    while engine.has_work:
+        engine.step()
+    for r, case in zip(requests, GOLDEN, strict=True):
+        case.check(r.output_token_ids)
+    assert max(num_runs) == max(-(-r.num_tokens // 32) for r in requests)
+
+
+def sampled(request_id: int) -> BatchRequest:
+    return BatchRequest(
+        request_id,
+        GOLDEN[2].prompt_token_ids,
+        max_tokens=32,
+        stop_token_ids={2},
+        sampling=SamplingParams(temperature=0.8, top_p=0.95, seed=1234),
+    )
+
+
+def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(bundled: Bundled) -> None:
+    scheduler, engine = bundled.engine(SchedulerConfig(num_blocks=256, max_num_seqs=16))
+    alone, together = sampled(0), sampled(1)
+    serve(scheduler, engine, [alone])
+    serve(scheduler, engine, [*unlike_neighbours(15), together])
+    assert alone.output_token_ids == together.output_token_ids
+    greedy = BatchRequest(2, GOLDEN[2].prompt_token_ids, max_tokens=32, sampling=GREEDY)
+    serve(scheduler, engine, [greedy])
+    assert alone.output_token_ids != greedy.output_token_ids
