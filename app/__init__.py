@@ -1,0 +1,1 @@
+"""HTTP and text: what clients see of the engine."""

@@ -1,0 +1,32 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+from fastapi import APIRouter, Request
+
+from app.schemas.models import ModelCard, ModelList
+from batching import ModelNotFound
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> ModelList:
+    """List what can be named in `model`, the default first."""
+    return ModelList(data=_cards(request))
+
+
+# Hub ids have a slash.
+@router.get("/v1/models/{model_id:path}")
+async def get_model(model_id: str, request: Request) -> ModelCard:
+    """Describe one model."""
+    for card in _cards(request):
+        if card.id == model_id:
+            return card
+    raise ModelNotFound(model_id)
+
+
+def _cards(request: Request) -> list[ModelCard]:
+    # A model that nobody asked for yet is not loaded, so only the server's own start is known.
+    started: int = request.app.state.started
+    return [
+        ModelCard(id=model_id, created=started) for model_id in request.app.state.manager.model_ids
+    ]

@@ -1,0 +1,20 @@
+"""Where the parts of the HTTP side meet."""
+
+from time import time
+
+from fastapi import FastAPI
+
+from app import errors
+from app.endpoints import chat, completions, health, models
+from batching import SchedulerManager
+
+
+def create_app(manager: SchedulerManager) -> FastAPI:
+    """Return the app over the engines of a manager, which the caller closes."""
+    app = FastAPI(title="mlx-batch-server")
+    app.state.manager = manager
+    app.state.started = int(time())
+    errors.install(app)
+    for endpoint in (chat, completions, models, health):
+        app.include_router(endpoint.router)
+    return app

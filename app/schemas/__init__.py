@@ -1,0 +1,1 @@
+"""Bodies on the wire, as OpenAI defines them."""

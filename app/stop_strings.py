@@ -1,0 +1,72 @@
+"""Stop strings, found while the text is still coming."""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Lets text through up to the first stop string.
+
+    The first one is the one that is complete first, and of several that end together the
+    longest.  That depends on the text alone, not on the pieces it comes in.  A tail that may
+    yet turn out to be the beginning of a stop string is held back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._matchers = [_Matcher(stop) for stop in stops]
+        self._held = ""
+        self.is_matched = False
+
+    def add(self, text: str) -> str:
+        """Take the next piece; return what is certain to belong to the output."""
+        if self.is_matched:
+            return ""
+        seen = self._held + text
+        for end, character in enumerate(text, len(self._held) + 1):
+            for matcher in self._matchers:
+                matcher.advance(character)
+            if complete := [m.num_matched for m in self._matchers if m.is_complete]:
+                self.is_matched, self._held = True, ""
+                return seen[: end - max(complete)]
+        num_held = max((matcher.num_matched for matcher in self._matchers), default=0)
+        certain = len(seen) - num_held
+        self._held = seen[certain:]
+        return seen[:certain]
+
+    def flush(self) -> str:
+        """Return what was held back; no more text will come."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Matcher:
+    """Knows how much of one stop string the text ends with (Knuth, Morris, Pratt).
+
+    It looks at each character once, however long the stop string is.
+    """
+
+    def __init__(self, stop: str) -> None:
+        assert stop, "an empty stop string ends every text"
+        self._stop = stop
+        self._borders = _borders(stop)
+        self.num_matched = 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_matched == len(self._stop)
+
+    def advance(self, character: str) -> None:
+        self.num_matched = _extend(self._stop, self._borders, self.num_matched, character)
+
+
+def _borders(text: str) -> list[int]:
+    """Return for each prefix the length of its longest proper prefix that also ends it."""
+    borders = [0]
+    for character in text[1:]:
+        borders.append(_extend(text, borders, borders[-1], character))
+    return borders
+
+
+def _extend(text: str, borders: Sequence[int], num_matched: int, character: str) -> int:
+    while num_matched and text[num_matched] != character:
+        num_matched = borders[num_matched - 1]
+    return num_matched + (text[num_matched] == character)

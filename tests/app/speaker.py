@@ -1,0 +1,196 @@
+"""A model that says a given text, and the app over it: everything above the runner is real."""
+
+import json
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import httpx
+from fastapi import FastAPI
+from jinja2 import TemplateError
+
+from app.main import create_app
+from batching import EngineConfig, EngineThread, LoadedEngine, ModelInfo, SchedulerManager
+from batching.batch_inference import BatchInferenceEngine
+from batching.config import SchedulerConfig
+from batching.request import BatchRequest
+from batching.scheduler import ContinuousBatchingScheduler
+from batching.step_plan import StepPlan
+from tests.fakes import TokenRunner
+
+MODEL_ID: Final = "fake/speaker"
+END: Final = 256
+VOCAB_SIZE: Final = 257
+# So long that a request which never stops by itself is still there to be aborted.
+ENDLESS_BLOCKS: Final = 1 << 15
+
+
+class ByteTokenizer:
+    """One token for each byte, and one that ends the text."""
+
+    has_chat_template = True
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        end = b"" if skip_special_tokens else b"<end>"
+        return b"".join(end if t == END else bytes([t]) for t in token_ids).decode(errors="replace")
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        assert add_generation_prompt, "the answer must begin somewhere"
+        if any(message["role"] == "system" for message in conversation[1:]):
+            raise TemplateError("the system message comes first")
+        turns = [f"{message['role']}: {message['content']}\n" for message in conversation]
+        return self.encode("".join([*turns, "assistant:"]))
+
+
+class Gate:
+    """Holds an engine after the first token of an answer, until it is opened.
+
+    An endless answer behind a gate is still there to be aborted, and floods nobody meanwhile.
+    """
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._open = threading.Event()
+        self.reached = threading.Event()
+        if is_open:
+            self.open()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def wait(self) -> None:
+        self.reached.set()
+        assert self._open.wait(20), "nobody opens the gate"
+
+
+class Speaker(TokenRunner):
+    """Says the same bytes to everybody, then ends; without any it says `a` for ever."""
+
+    def __init__(self, config: SchedulerConfig, answer: bytes | None, gate: Gate) -> None:
+        super().__init__(config)
+        self._answer = answer
+        self._gate = gate
+
+    def run(self, plan: StepPlan) -> list[int]:
+        if any(s.start >= s.request.num_prompt_tokens for s in plan.slices):
+            self._gate.wait()
+        return super().run(plan)
+
+    def _sample(self, request: BatchRequest, stop: int) -> int:
+        if self._answer is None:
+            return ord("a")
+        position = stop - request.num_prompt_tokens
+        return self._answer[position] if position < len(self._answer) else END
+
+
+class Breaking(Speaker):
+    """Says the first bytes, then every step raises."""
+
+    def run(self, plan: StepPlan) -> list[int]:
+        assert self._answer is not None, "it breaks at the end of what it says"
+        for s in plan.slices:
+            if s.stop - s.request.num_prompt_tokens >= len(self._answer):
+                raise RuntimeError("out of memory")
+        return super().run(plan)
+
+
+def speaking_manager(
+    answer: bytes | None = b"Hello!",
+    *,
+    runner: type[Speaker] = Speaker,
+    tokenizer: ByteTokenizer | None = None,
+    num_blocks: int = 64,
+    gate: Gate | None = None,
+) -> SchedulerManager:
+    """Return a manager of one model that has not been asked yet."""
+
+    def build(config: EngineConfig) -> LoadedEngine:
+        limits = config.scheduler_config(config.num_blocks or 1, 1 << 20)
+        model_runner = runner(limits, answer, gate or Gate(is_open=True))
+        engine = BatchInferenceEngine(ContinuousBatchingScheduler(limits), model_runner)
+        model = ModelInfo(
+            config.model_id,
+            tokenizer or ByteTokenizer(),
+            frozenset({END}),
+            VOCAB_SIZE,
+            limits.max_request_tokens,
+            created=0,
+        )
+        return LoadedEngine(engine, model, ("a speaker",))
+
+    config = EngineConfig(model="speaker", model_id=MODEL_ID, num_blocks=num_blocks)
+    return SchedulerManager([config], build)
+
+
+class Served:
+    """The app, a client of it, and the engine behind it."""
+
+    def __init__(
+        self, app: FastAPI, client: httpx.AsyncClient, manager: SchedulerManager, gate: Gate
+    ) -> None:
+        self.app = app
+        self.client = client
+        self.manager = manager
+        self.gate = gate
+
+    @property
+    def engine(self) -> EngineThread:
+        return self.manager.get(MODEL_ID)
+
+    async def chat(self, content: Any = "Hi", **fields: Any) -> httpx.Response:
+        body = {"model": MODEL_ID, "messages": [{"role": "user", "content": content}], **fields}
+        return await self.post("/v1/chat/completions", body)
+
+    async def complete(self, prompt: Any = "Hi", **fields: Any) -> httpx.Response:
+        body = {"model": MODEL_ID, "prompt": prompt, **fields}
+        return await self.post("/v1/completions", body)
+
+    async def post(self, path: str, body: Any) -> httpx.Response:
+        # Not httpx's `json=`: that cannot write NaN or half of a surrogate pair, and others can.
+        headers = {"Content-Type": "application/json"}
+        return await self.client.post(path, content=json.dumps(body), headers=headers)
+
+    async def num_unfinished(self) -> int:
+        """Count the requests in the engine; those aborted before are gone, as jobs are in order."""
+        self.gate.open()
+        stats = await self.engine.stats()
+        return stats.num_running + stats.num_waiting
+
+
+@asynccontextmanager
+async def served(
+    answer: bytes | None = b"Hello!",
+    *,
+    runner: type[Speaker] = Speaker,
+    tokenizer: ByteTokenizer | None = None,
+    num_blocks: int = 64,
+    is_gated: bool = False,
+) -> AsyncIterator[Served]:
+    """Serve a speaker without a network; bodies of streams arrive whole."""
+    gate = Gate(is_open=not is_gated)
+    manager = speaking_manager(
+        answer, runner=runner, tokenizer=tokenizer, num_blocks=num_blocks, gate=gate
+    )
+    app = create_app(manager)
+    # An exception that nobody expected is answered, as it is behind a real server.
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield Served(app, client, manager, gate)
+    finally:
+        gate.open()
+        manager.close()
+
+
+@asynccontextmanager
+async def served_endlessly(tokenizer: ByteTokenizer | None = None) -> AsyncIterator[Served]:
+    """Serve a speaker whose answers only end when they are aborted."""
+    async with served(
+        None, tokenizer=tokenizer, num_blocks=ENDLESS_BLOCKS, is_gated=True
+    ) as server:
+        yield server

@@ -1,0 +1,258 @@
+"""`POST /v1/chat/completions`, whole answers and what is refused."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from app.generation import generate
+from app.prompt import chat_prompt
+from app.schemas.chat import ChatCompletionRequest, ChatMessage
+from batching import FinishReason
+from tests.app.speaker import MODEL_ID, Breaking, ByteTokenizer, served, served_endlessly
+
+pytestmark = pytest.mark.anyio
+
+
+class NoTemplate(ByteTokenizer):
+    has_chat_template = False
+
+
+class TalkativeEnd(ByteTokenizer):
+    """Does not know that the token which ends a text is special; some models' files forget it."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return super().decode(token_ids)
+
+
+class Faulty(ByteTokenizer):
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise RuntimeError("a file of this machine: /secret")
+
+
+async def test_an_answer_has_all_that_openai_sends() -> None:
+    async with served(b"Hello!") as server:
+        response = await server.chat("Hi", max_tokens=20)
+    answer = response.json()
+    assert response.status_code == 200
+    assert answer.pop("id").startswith("chatcmpl-")
+    assert answer.pop("system_fingerprint").startswith("fp_")
+    assert answer.pop("created") > 0
+    assert answer == {
+        "object": "chat.completion",
+        "model": MODEL_ID,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello!", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": len("user: Hi\nassistant:"),
+            "completion_tokens": len("Hello!") + 1,
+            "total_tokens": len("user: Hi\nassistant:") + len("Hello!") + 1,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+
+
+async def test_a_second_request_reads_its_prompt_from_the_cache() -> None:
+    async with served(b"Yes.") as server:
+        question = "x" * 100
+        await server.chat(question)
+        usage = (await server.chat(question)).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] // 32 * 32 > 0
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_max_tokens_ends_an_answer(field: str) -> None:
+    async with served(b"Hello!") as server:
+        answer = (await server.chat(**{field: 3})).json()
+    assert answer["choices"][0]["message"]["content"] == "Hel"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+async def test_the_newer_name_of_max_tokens_wins() -> None:
+    async with served(b"Hello!") as server:
+        answer = (await server.chat(max_tokens=5, max_completion_tokens=2)).json()
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+async def test_without_max_tokens_an_answer_fills_the_context() -> None:
+    async with served(None, num_blocks=4) as server:
+        answer = (await server.chat()).json()
+    assert answer["usage"]["total_tokens"] == 4 * 32
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_without_a_model_the_default_answers() -> None:
+    async with served() as server:
+        answer = (await server.chat(model=None)).json()
+    assert answer["model"] == MODEL_ID
+
+
+@pytest.mark.parametrize("stop", ["lo wo", ["zzz", "lo wo", "world"]])
+async def test_a_stop_string_is_not_in_the_answer(stop: Any) -> None:
+    async with served(b"Hello world, hello!") as server:
+        answer = (await server.chat(stop=stop)).json()
+        num_unfinished = await server.num_unfinished()
+    assert answer["choices"][0]["message"]["content"] == "Hel"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == len("Hello wo")
+    assert num_unfinished == 0
+
+
+async def test_the_token_that_ends_a_text_is_not_in_it() -> None:
+    async with served(b"Hello!", tokenizer=TalkativeEnd()) as server:
+        answer = (await server.chat()).json()
+    assert answer["choices"][0]["message"]["content"] == "Hello!"
+
+
+async def test_the_beginning_of_a_stop_string_at_the_end_is_output() -> None:
+    async with served(b"Hello wo") as server:
+        answer = (await server.chat(stop=["world"])).json()
+    assert answer["choices"][0]["message"]["content"] == "Hello wo"
+
+
+async def test_a_stop_string_can_end_in_what_the_last_token_lets_go() -> None:
+    async with served(b"ab\xe4\xbd") as server:
+        answer = (await server.chat(stop=["b\ufffd"])).json()
+    assert answer["choices"][0]["message"]["content"] == "a"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_characters_of_several_tokens_are_whole() -> None:
+    async with served("Grüße 你好 👋".encode()) as server:
+        answer = (await server.chat()).json()
+    assert answer["choices"][0]["message"]["content"] == "Grüße 你好 👋"
+
+
+async def test_a_client_that_leaves_fields_null_gets_the_defaults() -> None:
+    fields = ["temperature", "top_p", "stop", "n", "tools", "logit_bias", "stream", "priority"]
+    async with served() as server:
+        response = await server.chat(**dict.fromkeys(fields))
+    assert response.status_code == 200
+
+
+def test_what_the_template_gets() -> None:
+    parts = [{"type": "text", "text": text} for text in "ab"]
+    sent: list[dict[str, Any]] = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": parts, "name": "Al"},
+        {"role": "assistant", "content": None, "tool_calls": [], "reasoning_content": "hm"},
+    ]
+    messages = [ChatMessage.model_validate(message) for message in sent]
+    assert [message.template_fields() for message in messages] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a\nb", "name": "Al"},
+        {"role": "assistant", "content": "", "reasoning_content": "hm"},
+    ]
+
+
+async def test_the_prompt_is_the_rendered_template() -> None:
+    async with served() as server:
+        prompt = chat_prompt(server.engine.model, [ChatMessage(role="user", content="Hi")])
+    assert bytes(prompt) == b"user: Hi\nassistant:"
+
+
+async def test_a_template_that_refuses_is_the_clients_fault() -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}]
+    async with served() as server:
+        response = await server.chat(messages=messages)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "messages"
+    assert error["message"].endswith("the system message comes first")
+
+
+async def test_a_model_without_a_template_cannot_chat() -> None:
+    async with served(tokenizer=NoTemplate()) as server:
+        response = await server.chat()
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "model"
+
+
+async def test_an_unknown_model_is_not_found() -> None:
+    async with served() as server:
+        response = await server.chat(model="gpt-4")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_too_long_a_request_is_told_the_numbers(stream: bool) -> None:
+    async with served(num_blocks=4) as server:
+        response = await server.chat("x" * 200, max_tokens=10, stream=stream)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith(
+        "This model's maximum context length is 128 tokens. However, you requested"
+    )
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (217, 128)
+
+
+async def test_a_failed_step_is_a_500() -> None:
+    async with served(b"Hel", runner=Breaking) as server:
+        response = await server.chat()
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+
+
+async def test_a_bug_is_a_500_that_tells_nothing() -> None:
+    async with served(tokenizer=Faulty()) as server:
+        response = await server.chat()
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "the server failed while serving this request"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stopped_engine_is_a_503(stream: bool) -> None:
+    async with served() as server:
+        server.engine.stop()
+        response = await server.chat(stream=stream)
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "server_error"
+
+
+async def test_each_request_is_logged_once_without_its_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="app")
+    async with served(b"Hello!") as server:
+        answer = (await server.chat("secret")).json()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"{answer['id']} prompt=23 cached=0 output=7 first_token=")
+    assert line.endswith(FinishReason.STOP)
+    assert "secret" not in line
+
+
+async def test_a_generation_that_is_closed_twice_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="app")
+    body = ChatCompletionRequest(messages=[ChatMessage(role="user", content="Hi")])
+    async with served() as server:
+        generation = await generate(
+            server.engine, [72], body, completion_id="chatcmpl-1", max_tokens=None
+        )
+        generation.close()
+        generation.close()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("chatcmpl-1 prompt=1 cached=0 output=0 first_token=- total=")
+    assert line.endswith("aborted")
+
+
+async def test_a_stop_string_ends_the_request_before_anybody_closes_it() -> None:
+    body = ChatCompletionRequest(messages=[ChatMessage(role="user", content="Hi")], stop=["a"])
+    async with served_endlessly() as server:
+        generation = await generate(
+            server.engine, [72], body, completion_id="chatcmpl-1", max_tokens=None
+        )
+        assert await generation.collect() == ("", FinishReason.STOP)
+        num_unfinished = await server.num_unfinished()
+        generation.close()
+    assert num_unfinished == 0

@@ -1,0 +1,82 @@
+"""`POST /v1/completions`."""
+
+from typing import Any
+
+import pytest
+
+from tests.app.speaker import END, MODEL_ID, served
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_answer_has_all_that_openai_sends() -> None:
+    async with served(b"Hello!") as server:
+        response = await server.complete("Hi")
+    answer = response.json()
+    assert response.status_code == 200
+    assert answer.pop("id").startswith("cmpl-")
+    assert answer.pop("system_fingerprint").startswith("fp_")
+    assert answer.pop("created") > 0
+    assert answer == {
+        "object": "text_completion",
+        "model": MODEL_ID,
+        "choices": [{"index": 0, "text": "Hello!", "logprobs": None, "finish_reason": "stop"}],
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": 7,
+            "total_tokens": 9,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+
+
+@pytest.mark.parametrize("prompt", ["Hi", ["Hi"], [72, 105], [[72, 105]]])
+async def test_a_prompt_is_text_or_tokens(prompt: Any) -> None:
+    async with served() as server:
+        answer = (await server.complete(prompt)).json()
+    assert answer["usage"]["prompt_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (["a", "b"], "prompt: several prompts at once are not supported yet"),
+        ([[1], [2]], "prompt: several prompts at once are not supported yet"),
+        ("", "the prompt has no tokens; at least one is needed"),
+        ([], "the prompt has no tokens; at least one is needed"),
+        ([0, END + 1], f"token id {END + 1} is not in [0, {END + 1})"),
+        ([-1], f"token id -1 is not in [0, {END + 1})"),
+        ([10**30], f"token id {10**30} is not in [0, {END + 1})"),
+        ([1.5], "prompt: it must be a text or a list of token ids"),
+        ([True], "prompt: it must be a text or a list of token ids"),
+        ([[1], "a", 2], "prompt: it must be a text or a list of token ids"),
+        ({}, "prompt: it must be a text or a list of token ids"),
+        ("\ud800", "prompt: it contains half of a surrogate pair, which is no text"),
+    ],
+)
+async def test_other_prompts_are_refused(prompt: Any, message: str) -> None:
+    async with served() as server:
+        response = await server.complete(prompt)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == message
+
+
+async def test_a_completion_has_16_tokens_by_default() -> None:
+    async with served(None) as server:
+        answer = (await server.complete()).json()
+    assert answer["usage"]["completion_tokens"] == 16
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_the_default_gives_way_to_the_context() -> None:
+    async with served(None, num_blocks=1) as server:
+        answer = (await server.complete("x" * 30)).json()
+        too_long = (await server.complete("x" * 32)).json()
+    assert answer["usage"]["completion_tokens"] == 2
+    assert too_long["error"]["code"] == "context_length_exceeded"
+
+
+async def test_max_tokens_that_do_not_fit_are_refused() -> None:
+    async with served(num_blocks=1) as server:
+        response = await server.complete("x" * 30, max_tokens=3)
+    assert response.json()["error"]["code"] == "context_length_exceeded"

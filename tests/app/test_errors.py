@@ -1,0 +1,110 @@
+"""Whatever goes wrong is told in OpenAI's envelope, and briefly."""
+
+import pytest
+
+from app.errors import ANSWERS, answer_for, error_body
+from batching import (
+    EmptyPrompt,
+    EngineConfig,
+    EngineStopped,
+    LoadedEngine,
+    ModelLoadError,
+    ModelNotFound,
+    SchedulerManager,
+)
+from tests.app.speaker import served
+
+pytestmark = pytest.mark.anyio
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def test_an_unknown_path_is_a_404() -> None:
+    async with served() as server:
+        response = await server.client.get("/v1/nothing")
+    assert response.status_code == 404
+    assert response.json() == {
+        "error": {
+            "message": "there is no /v1/nothing here",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "unknown_url",
+        }
+    }
+
+
+async def test_a_wrong_method_is_a_405_that_names_the_right_one() -> None:
+    async with served() as server:
+        response = await server.client.get("/v1/completions")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "POST"
+    assert response.json()["error"]["code"] == "method_not_supported"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"model": ', "the request body is not valid JSON: Expecting value"),
+        (b"[]", "the request body must be a JSON object"),
+        (b"7", "the request body must be a JSON object"),
+        (b"null", "the request body must be a JSON object"),
+        (b"", "the request body must be a JSON object"),
+        (b"\xff{}", "There was an error parsing the body"),
+        (b"[" * 100_000, "There was an error parsing the body"),
+        (b'{"seed": ' + b"1" * 5000 + b"}", "There was an error parsing the body"),
+    ],
+)
+async def test_a_body_that_is_no_json_object_is_a_400(content: bytes, message: str) -> None:
+    async with served() as server:
+        response = await server.client.post("/v1/completions", content=content, headers=JSON)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(message)
+
+
+async def test_a_body_without_its_type_is_told_so() -> None:
+    async with served() as server:
+        response = await server.client.post("/v1/completions", content=b'{"prompt": "Hi"}')
+    assert response.status_code == 400
+    assert "Content-Type: application/json" in response.json()["error"]["message"]
+
+
+async def test_a_thousand_faults_make_a_short_answer() -> None:
+    messages = [{"role": "x" * 1000, "content": 7}] * 1000
+    async with served() as server:
+        response = await server.chat(messages=messages)
+        other = await server.complete(logit_bias={"1" * 9: "x" * 10_000})
+    assert response.status_code == other.status_code == 400
+    assert max(len(response.content), len(other.content)) < 500
+
+
+async def test_long_names_are_not_echoed_whole() -> None:
+    async with served() as server:
+        response = await server.chat(model="x" * 100_000)
+    assert response.status_code == 404
+    assert len(response.content) < 1000
+
+
+async def test_a_model_that_does_not_load_is_a_500_without_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def build(config: EngineConfig) -> LoadedEngine:
+        raise ModelLoadError("/secret/model: no such file")
+
+    async with served() as server:
+        manager = SchedulerManager([EngineConfig(model="m", model_id="m")], build)
+        server.app.state.manager = manager
+        response = await server.chat(model="m")
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "the model cannot be loaded"
+    assert "/secret/model: no such file" in caplog.text
+
+
+def test_the_nearest_class_answers() -> None:
+    assert answer_for(EmptyPrompt()).status == 400
+    assert answer_for(ModelNotFound("m")).status == 404
+    assert answer_for(EngineStopped()).status == 503
+    assert answer_for(KeyError()) is ANSWERS[Exception]
+
+
+def test_what_cannot_be_encoded_is_escaped() -> None:
+    assert error_body(ModelNotFound("\ud800")).isascii()

@@ -1,0 +1,53 @@
+"""`GET /v1/models`, `GET /v1/models/{id}` and `GET /health`."""
+
+import pytest
+
+from tests.app.speaker import MODEL_ID, served
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_models_are_listed() -> None:
+    async with served() as server:
+        response = await server.client.get("/v1/models")
+    assert response.status_code == 200
+    (card,) = response.json()["data"]
+    assert card.pop("created") > 0
+    assert card == {"id": MODEL_ID, "object": "model", "owned_by": "mlx-batch-server"}
+
+
+@pytest.mark.parametrize("name", [MODEL_ID, MODEL_ID.replace("/", "%2F")])
+async def test_a_model_is_found_by_an_id_with_a_slash(name: str) -> None:
+    async with served() as server:
+        response = await server.client.get(f"/v1/models/{name}")
+    assert response.status_code == 200
+    assert response.json()["id"] == MODEL_ID
+
+
+async def test_an_unknown_model_is_not_found() -> None:
+    async with served() as server:
+        response = await server.client.get("/v1/models/gpt-4")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+
+
+async def test_health_follows_the_engine() -> None:
+    async with served() as server:
+        alive = await server.client.get("/health")
+        server.engine.stop()
+        dead = await server.client.get("/health")
+    assert (alive.status_code, alive.json()) == (200, {"status": "ok"})
+    assert dead.status_code == 503
+    assert dead.json()["error"]["type"] == "server_error"
+
+
+async def test_the_published_schema_names_every_path() -> None:
+    async with served() as server:
+        response = await server.client.get("/openapi.json")
+    assert list(response.json()["paths"]) == [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/v1/models/{model_id}",
+        "/health",
+    ]

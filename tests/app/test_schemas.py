@@ -1,0 +1,238 @@
+"""What requests may say: ranges, defaults, and what is not supported yet."""
+
+from typing import Any
+
+import pytest
+
+from app.schemas import unsupported
+from app.schemas.chat import ChatCompletionRequest
+from batching import Priority, SamplingParams
+from tests.app.speaker import served
+
+NAN = float("nan")
+INFINITY = float("inf")
+
+
+def chat_request(**fields: Any) -> ChatCompletionRequest:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}
+    return ChatCompletionRequest.model_validate(body)
+
+
+async def refusal(path: str = "/v1/chat/completions", **fields: Any) -> dict[str, Any]:
+    """Return the error that a request with these fields gets."""
+    body: dict[str, Any] = {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}]}
+    async with served() as server:
+        response = await server.post(path, body | fields)
+    assert response.status_code == 400
+    error: dict[str, Any] = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+def test_nothing_said_is_openais_default() -> None:
+    assert chat_request().sampling_params() == SamplingParams()
+    assert chat_request().queue_priority is Priority.NORMAL
+    assert chat_request().num_requested_tokens is None
+
+
+def test_all_that_is_said_reaches_the_engine() -> None:
+    request = chat_request(
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        repetition_penalty=1.5,
+        logit_bias={"7": -100, "8": 1.5},
+        seed=-1,
+    )
+    assert request.sampling_params() == SamplingParams(
+        temperature=0.0,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        presence_penalty=-2.0,
+        frequency_penalty=2.0,
+        repetition_penalty=1.5,
+        logit_bias=((7, -100.0), (8, 1.5)),
+        seed=-1,
+    )
+
+
+def test_minus_one_turns_top_k_off_too() -> None:
+    assert chat_request(top_k=-1).sampling_params().top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "priority"),
+    [
+        ({"priority": "high"}, Priority.HIGH),
+        ({"priority": "normal"}, Priority.NORMAL),
+        ({"priority": "low"}, Priority.LOW),
+        ({"service_tier": "priority"}, Priority.HIGH),
+        ({"service_tier": "flex"}, Priority.LOW),
+        ({"service_tier": "auto"}, Priority.NORMAL),
+        ({"service_tier": "default"}, Priority.NORMAL),
+        ({"service_tier": "flex", "priority": "high"}, Priority.HIGH),
+    ],
+)
+def test_priorities(fields: dict[str, Any], priority: Priority) -> None:
+    assert chat_request(**fields).queue_priority is priority
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 2},
+        {"top_p": 1},
+        {"stop": []},
+        {"stop": ["a", "b", "c", "d"]},
+        {"seed": 2**63 - 1},
+        {"seed": -(2**63)},
+        {"user": "u", "metadata": {"k": "v"}, "parallel_tool_calls": False},
+        {"safety_identifier": "s", "prompt_cache_key": "k", "unheard_of": {"x": 1}},
+        {"n": 1, "logprobs": False, "top_logprobs": 0, "store": False, "verbosity": "medium"},
+        {"tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]},
+        {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": True}},
+        {"stream_options": None},
+    ],
+)
+def test_what_is_accepted(fields: dict[str, Any]) -> None:
+    chat_request(**fields)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", NAN),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("top_k", 2**31),
+        ("min_p", 1.1),
+        ("min_p", -0.1),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", INFINITY),
+        ("max_tokens", 0),
+        ("max_tokens", 2**31),
+        ("max_tokens", "many"),
+        ("max_completion_tokens", 0),
+        ("seed", 2**63),
+        ("seed", -(2**63) - 1),
+        ("seed", 1.5),
+        ("stop", ["a", "b", "c", "d", "e"]),
+        ("stop", {"a": 1}),
+        ("logit_bias", [1]),
+        ("logit_bias", {str(token_id): 0 for token_id in range(1025)}),
+        ("stream", "yes"),
+        ("stream_options", {"include_usage": True}),
+        ("priority", "urgent"),
+        ("priority", 1),
+        ("service_tier", "gold"),
+        ("messages", []),
+        ("messages", "Hi"),
+        ("messages", None),
+        ("model", 7),
+        ("model", "\ud800"),
+    ],
+)
+async def test_what_is_out_of_range_is_named(field: str, value: Any) -> None:
+    error = await refusal(**{field: value})
+    assert error["param"] == field
+    assert len(error["message"]) < 200
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("bias", "param"),
+    [
+        ({"1": 101}, "logit_bias.1"),
+        ({"1": NAN}, "logit_bias.1"),
+        ({"one": 1}, "logit_bias"),
+        ({"-1": 1}, "logit_bias"),
+        ({"²": 1}, "logit_bias"),
+        ({"9999999999": 1}, "logit_bias"),
+        ({"257": 1}, "logit_bias"),
+    ],
+)
+async def test_a_bias_is_for_a_token_of_the_vocabulary(bias: dict[str, Any], param: str) -> None:
+    assert (await refusal(logit_bias=bias))["param"] == param
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stop", ["", ["ok", ""]])
+async def test_an_empty_stop_string_is_refused(stop: Any) -> None:
+    assert (await refusal(stop=stop))["param"].startswith("stop.")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("message", "param", "reason"),
+    [
+        ({"role": "tool", "content": "4"}, "messages.0", "tool calls are not supported yet"),
+        (
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]},
+            "messages.0.tool_calls",
+            "this is not supported yet",
+        ),
+        ({"role": "king", "content": "Hi"}, "messages.0.role", "Input should be 'system'"),
+        ({"role": "user"}, "messages.0.content", "Field required"),
+        ({"role": "user", "content": None}, "messages.0.content", "Field required"),
+        ({"role": "user", "content": 7}, "messages.0.content", "Input should be a valid string"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+            "messages.0.content",
+            "a part of type 'image_url' cannot be read: this model takes text only",
+        ),
+        ({"role": "user", "content": ["Hi"]}, "messages.0.content", "a part must have a type"),
+        ({"role": "user", "content": "\ud800"}, "messages.0.content", "it contains half"),
+        ("Hi", "messages.0", "Input should be a valid dictionary"),
+    ],
+)
+async def test_a_message_that_cannot_be_read_is_pointed_at(
+    message: Any, param: str, reason: str
+) -> None:
+    error = await refusal(messages=[message])
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: {reason}")
+
+
+SOMETHING_ELSE: dict[str, Any] = {"n": 2, "logprobs": True, "best_of": 3, "tool_choice": "required"}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", list(unsupported.CHAT))
+async def test_an_unsupported_chat_field_is_named(name: str) -> None:
+    error = await refusal(**{name: SOMETHING_ELSE.get(name, {"some": "thing"})})
+    assert error["param"] == name
+    assert error["message"] == f"{name}: this is not supported yet"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", list(unsupported.COMPLETIONS))
+async def test_an_unsupported_completion_field_is_named(name: str) -> None:
+    value = SOMETHING_ELSE.get(name, {"some": "thing"})
+    assert (await refusal("/v1/completions", **{name: value}))["param"] == name
+
+
+@pytest.mark.parametrize(("name", "accepted"), list(unsupported.CHAT.items()))
+def test_the_default_of_an_unsupported_field_is_accepted(
+    name: str, accepted: tuple[Any, ...]
+) -> None:
+    for value in (None, *accepted):
+        chat_request(**{name: value})
+
+
+@pytest.mark.anyio
+async def test_an_unsupported_stream_option_is_named() -> None:
+    error = await refusal(stream=True, stream_options={"continuous_usage_stats": True})
+    assert error["param"] == "stream_options.continuous_usage_stats"

@@ -1,0 +1,180 @@
+"""Settings: what the environment and `.env` may say, and what is said back when they are wrong."""
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import Settings, SettingsError, load_settings, unknown_variables
+from batching import EngineConfig
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the developer's own variables and `.env` out of the tests."""
+    for name in [name for name in os.environ if name.upper().startswith("MLX_SERVER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal() -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    return str(caught.value).split("\n")
+
+
+def test_the_defaults_are_the_engines_defaults() -> None:
+    name = "smollm2-135m-instruct"
+    assert load_settings().engine_config() == EngineConfig(model=name, model_id=name)
+
+
+def test_every_setting_of_the_engine_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
+        "MODEL": "org/model",
+        "MODEL_ID": "mine",
+        "BATCH_MAX_BATCH_SIZE": "3",
+        "BATCH_BLOCK_POOL_SIZE": "64",
+        "MAX_BATCH_TOKENS": "100",
+        "PREFILL_CHUNK": "50",
+        "MAX_STALL_MS": "75.5",
+        "ENABLE_PREFIX_CACHE": "false",
+        "AGING_RATE": "0.5",
+        "MAX_MODEL_LEN": "2048",
+        "MEMORY_FRACTION": "0.25",
+        "DTYPE": "float16",
+        "DEVICE": "cpu",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(f"MLX_SERVER_{name}", value)
+    assert load_settings().engine_config() == EngineConfig(
+        model="org/model",
+        model_id="mine",
+        max_num_seqs=3,
+        num_blocks=64,
+        max_batched_tokens=100,
+        prefill_chunk=50,
+        max_stall_ms=75.5,
+        enable_prefix_cache=False,
+        aging_rate=0.5,
+        max_model_len=2048,
+        memory_fraction=0.25,
+        dtype="float16",
+        device="cpu",
+    )
+
+
+def test_without_batching_one_request_runs_at_a_time_and_keeps_its_cache() -> None:
+    config = Settings(enable_batching=False, batch_max_batch_size=8).engine_config()
+    assert (config.max_num_seqs, config.enable_prefix_cache) == (1, True)
+
+
+def test_auto_leaves_the_size_of_the_pool_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_SERVER_BATCH_BLOCK_POOL_SIZE", "AUTO")
+    assert load_settings().engine_config().num_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("model", "model_id"),
+    [
+        ("smollm2-135m-instruct", "smollm2-135m-instruct"),
+        ("org/Model-4bit", "org/Model-4bit"),
+        ("/models/Model.Q4_1.gguf", "Model.Q4_1"),
+        ("models/tiny.gguf", "tiny"),
+        ("/models/tiny/", "tiny"),
+        ("./models/tiny", "tiny"),
+    ],
+)
+def test_clients_see_a_name_and_no_path(model: str, model_id: str) -> None:
+    assert Settings(model=model).served_model_id == model_id
+
+
+def test_the_folder_itself_has_a_name_too(tmp_path: Path) -> None:
+    assert Settings(model=".").served_model_id == tmp_path.name
+
+
+def test_the_environment_outranks_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".env").write_text("MLX_SERVER_PORT=9000\nMLX_SERVER_HOST=0.0.0.0\n", encoding="utf-8")
+    monkeypatch.setenv("MLX_SERVER_PORT", "9001")
+    settings = load_settings()
+    assert (settings.host, settings.port) == ("0.0.0.0", 9001)
+
+
+def test_an_empty_value_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".env").write_text("MLX_SERVER_MODEL_ID=\nMLX_SERVER_PORT=\n", encoding="utf-8")
+    monkeypatch.setenv("MLX_SERVER_MAX_MODEL_LEN", "")
+    settings = load_settings()
+    assert (settings.model_id, settings.port, settings.max_model_len) == (None, 8000, None)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(Settings(), "port", 1)  # noqa: B010 - as an assignment mypy refuses it first
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("PORT", "65536", "must be less than or equal to 65535, not '65536'"),
+        ("PORT", "http", "must be a valid integer, not 'http'"),
+        ("ENABLE_BATCHING", "maybe", "must be a valid boolean, not 'maybe'"),
+        ("BATCH_MAX_BATCH_SIZE", "0", "must be greater than or equal to 1, not '0'"),
+        ("BATCH_BLOCK_POOL_SIZE", "all", "must be a valid integer or 'auto', not 'all'"),
+        ("BATCH_BLOCK_POOL_SIZE", "0", "must be greater than or equal to 1 or 'auto', not '0'"),
+        ("MAX_STALL_MS", "inf", "must be a finite number, not 'inf'"),
+        ("MEMORY_FRACTION", "1", "must be less than 1, not '1'"),
+        ("DEVICE", "tpu", "must be 'auto', 'cpu' or 'gpu', not 'tpu'"),
+    ],
+)
+def test_a_bad_value_is_one_line_with_the_variable_and_its_limit(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, line: str
+) -> None:
+    monkeypatch.setenv(f"MLX_SERVER_{name}", value)
+    assert refusal() == [f"MLX_SERVER_{name} {line}"]
+
+
+def test_every_bad_value_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_SERVER_PORT", "-1")
+    monkeypatch.setenv("MLX_SERVER_AGING_RATE", "0")
+    assert refusal() == [
+        "MLX_SERVER_PORT must be greater than or equal to 0, not '-1'",
+        "MLX_SERVER_AGING_RATE must be greater than 0, not '0'",
+    ]
+
+
+def test_a_step_has_a_token_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_SERVER_MAX_BATCH_TOKENS", "4")
+    told = (
+        "MLX_SERVER_MAX_BATCH_TOKENS (4) must be at least MLX_SERVER_BATCH_MAX_BATCH_SIZE (8): "
+        "each running request reads a token a step"
+    )
+    assert refusal() == [told]
+    monkeypatch.setenv("MLX_SERVER_ENABLE_BATCHING", "false")
+    assert load_settings().max_num_seqs == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "MLX_SERVER_PROT=1",
+            "MLX_SERVER_PROT is not a setting; did you mean MLX_SERVER_PORT? (.env)",
+        ),
+        ("QQQ=1", "QQQ is not a setting (.env)"),
+    ],
+)
+def test_a_line_of_the_file_that_sets_nothing_is_refused(line: str, told: str) -> None:
+    Path(".env").write_text(f"{line}\n", encoding="utf-8")
+    assert refusal() == [told]
+
+
+def test_a_variable_that_sets_nothing_is_told() -> None:
+    environ = {
+        "HOME": "/",
+        "MLX_SERVER_PORT": "1",
+        "mlx_server_host": "::1",
+        "MLX_SERVER_BATCH_SIZE": "4",
+    }
+    assert unknown_variables(environ) == [
+        "MLX_SERVER_BATCH_SIZE is not a setting; did you mean MLX_SERVER_BATCH_MAX_BATCH_SIZE?"
+    ]
