@@ -87,7 +87,9 @@ def state_diagram() -> str:
         for new in sorted(reached)
     ]
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> WAITING", *arrows]
-    lines += [f"    {state.upper()} --> [*]" for state, reached in TRANSITIONS.items() if not reached]
+    lines += [
+        f"    {state.upper()} --> [*]" for state, reached in TRANSITIONS.items() if not reached
+    ]
     return "\n".join([*lines, "```"])
 
 

@@ -6,7 +6,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,14 +37,6 @@ def _as_it_was() -> Iterator[None]:
     root.setLevel(level)
     for logger, before in zip(loggers, levels, strict=True):
         logger.setLevel(before)
-
-
-def is_open(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port)).close()
-    except ConnectionRefusedError:
-        return False
-    return True
 
 
 def stop(number: int = signal.SIGTERM) -> None:
@@ -116,20 +108,32 @@ def test_the_openai_client_gets_its_answers(number: int) -> None:
     while_serving(speaking_manager(b"Hello!"), visit, number=number)
 
 
-def wait_until_closed(url: str) -> None:
-    while is_open(httpx.URL(url).port or 80):
-        pass
+@contextmanager
+def idle_connection(url: str) -> Iterator[Callable[[], None]]:
+    """Open a connection; yield a function that waits until the server closes it.
+
+    It closes the idle ones when it is told to stop, right after it stops listening.
+    """
+    address = httpx.URL(url)
+    with socket.create_connection((address.host, address.port or 80)) as sock:
+
+        def wait() -> None:
+            assert sock.recv(1) == b""
+
+        yield wait
 
 
 def test_a_running_stream_finishes_after_the_signal() -> None:
     gate = Gate(is_open=False)
 
     def visit(url: str) -> str:
-        with client_of(url) as client:
+        with client_of(url) as client, idle_connection(url) as wait_until_closed:
             stream = client.completions.create(model=MODEL_ID, prompt="Hi", stream=True)
             text = next(stream).choices[0].text
             stop()
-            wait_until_closed(url)
+            wait_until_closed()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", httpx.URL(url).port or 80))
             gate.open()
             return text + "".join(part.choices[0].text for part in stream)
 
@@ -140,13 +144,13 @@ def test_a_stream_that_outlasts_the_deadline_is_told_so() -> None:
     gate = Gate(is_open=False)
 
     def visit(url: str) -> None:
-        with client_of(url) as client:
+        with client_of(url) as client, idle_connection(url) as wait_until_closed:
             stream = client.chat.completions.create(
                 model=MODEL_ID, messages=[{"role": "user", "content": "Hi"}], stream=True
             )
             next(stream)
             stop()
-            wait_until_closed(url)
+            wait_until_closed()
             gate.open()
             with pytest.raises(openai.APIError, match="the engine has stopped"):
                 list(stream)
@@ -212,8 +216,9 @@ def test_a_start_says_where_the_server_is_and_the_end_stops_the_engine(
     assert visitor.result() == 200
     assert not manager.get(MODEL_ID).is_alive
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["a speaker", f"serving {MODEL_ID} at {url}; try:"]
-    assert lines[2].startswith(f"  curl {url}/chat/completions -H")
+    assert lines[:2] == [f"loading {MODEL_ID} ...", "a speaker"]
+    assert lines[2] == f"serving {MODEL_ID} at {url}; try:"
+    assert lines[3].startswith(f"  curl {url}/chat/completions -H")
 
 
 class TestMain:
@@ -238,7 +243,7 @@ class TestMain:
         monkeypatch.setenv("MLX_SERVER_MODEL", "./nowhere.gguf")
         monkeypatch.setenv("MLX_SERVER_PROT", "1")
         assert main() == 2
-        warning, line = capsys.readouterr().err.splitlines()
+        warning, _, line = capsys.readouterr().err.splitlines()
         assert warning.startswith("warning: MLX_SERVER_PROT is not a setting; did you mean")
         assert "nowhere.gguf" in line
 

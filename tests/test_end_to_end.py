@@ -1,0 +1,236 @@
+"""`python -m app` with the bundled model, over real sockets, as its users have it."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from app.main import create_app
+from app.server import bind, serve
+from batching import EngineConfig, EngineThread, SchedulerManager
+from tests.golden import GOLDEN, GoldenCase
+
+pytestmark = pytest.mark.timeout(240)
+
+ROOT = Path(__file__).parent.parent
+MODEL = "smollm2-135m-instruct"
+SHORT = [case for case in GOLDEN if len(case.prompt_token_ids) < 200]
+
+
+@dataclass
+class Process:
+    process: subprocess.Popen[str]
+    startup: str
+    url: str
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def stop(self) -> int:
+        """Ask it to end, as an operator does; return its exit status."""
+        self.process.terminate()
+        self.process.communicate()
+        return self.process.returncode
+
+
+def start() -> Process:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app"],
+        cwd=ROOT,
+        env=environment | {"MLX_SERVER_PORT": "0"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    startup = ""
+    for line in process.stderr:
+        startup += line
+        if found := re.search(r"curl (http://[^/]+)/v1", line):
+            return Process(process, startup, found[1])
+    raise AssertionError(f"the server did not start:\n{startup}")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Process]:
+    started = start()
+    yield started
+    assert started.stop() == 0
+
+
+def stream_text(client: openai.OpenAI, case: GoldenCase) -> tuple[str, str | None]:
+    """Stream a golden case; return its text and finish reason."""
+    text, reason = "", None
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=case.messages,  # type: ignore[arg-type]
+        temperature=0,
+        max_tokens=48,
+        stream=True,
+    )
+    for chunk in stream:
+        text += chunk.choices[0].delta.content or ""
+        reason = chunk.choices[0].finish_reason or reason
+    return text, reason
+
+
+def test_the_start_says_what_was_chosen(server: Process) -> None:
+    for word in ("device", "float32", "BLAS", "1024 blocks", "MiB", "curl"):
+        assert word in server.startup
+
+
+def test_many_clients_at_once_get_the_golden_answers(server: Process) -> None:
+    with server.client() as client, ThreadPoolExecutor(len(SHORT)) as pool:
+        answers = pool.map(lambda case: stream_text(client, case), SHORT)
+    assert list(answers) == [(case.text, case.finish_reason) for case in SHORT]
+
+
+def test_a_whole_answer_reports_what_the_cache_gave(server: Process) -> None:
+    with server.client() as client:
+        for _ in range(2):
+            answer = client.chat.completions.create(
+                model=MODEL,
+                messages=SHORT[2].messages,  # type: ignore[arg-type]
+                temperature=0,
+                max_tokens=48,
+            )
+    assert answer.choices[0].message.content == SHORT[2].text
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(SHORT[2].prompt_token_ids)
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 32
+
+
+def test_a_stop_string_is_not_part_of_the_answer(server: Process) -> None:
+    assert SHORT[0].text == "The capital of France is Paris."
+    with server.client() as client:
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=SHORT[0].messages,  # type: ignore[arg-type]
+            temperature=0,
+            stop=["of Fr", "Paris"],
+        )
+    assert answer.choices[0].message.content == "The capital "
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_seeded_completion_is_the_same_again(server: Process) -> None:
+    with server.client() as client:
+        texts = {
+            client.completions.create(
+                model=MODEL, prompt="Once upon a time", max_tokens=24, seed=seed, top_p=0.9
+            )
+            .choices[0]
+            .text
+            for seed in (1, 2, 1, 2)
+        }
+    assert len(texts) == 2
+
+
+def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
+    started = start()
+    case = SHORT[2]
+    with started.client() as client, ThreadPoolExecutor() as pool:
+        first = client.chat.completions.create(
+            model=MODEL,
+            messages=case.messages,  # type: ignore[arg-type]
+            temperature=0,
+            max_tokens=48,
+            stream=True,
+        )
+        next(first)
+        status = pool.submit(started.stop)
+        assert "".join(c.choices[0].delta.content or "" for c in first) == case.text
+        assert status.result() == 0
+
+
+class Departures:
+    """A server in this process, so that its engine can be asked, and a client that leaves it.
+
+    Every answer would fill the context, which takes minutes: what ends, was aborted.
+    """
+
+    def __init__(self, engine: EngineThread, port: int) -> None:
+        self._engine = engine
+        self._port = port
+
+    def send(self, prompt: str) -> socket.socket:
+        body = json.dumps({"prompt": prompt, "max_tokens": 6000, "stream": True, "temperature": 0})
+        sock = socket.create_connection(("127.0.0.1", self._port))
+        head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        sock.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
+        return sock
+
+    def wait_for(self, *, num_running: int) -> None:
+        """Ask between any two steps; pytest's time-out ends a wait for what never comes."""
+        while asyncio.run(self._engine.stats()).num_running != num_running:
+            pass
+
+    def assert_all_free(self) -> None:
+        stats = asyncio.run(self._engine.stats())
+        assert (stats.num_waiting, stats.num_running) == (0, 0)
+        assert stats.num_free_blocks == stats.num_blocks
+
+
+def leave_before_the_head(clients: Departures) -> None:
+    clients.send("Hello").close()
+    # Behind it in line: when this one runs, the server has read the other's request.
+    with clients.send("Hello again") as sock:
+        sock.recv(1)
+        clients.wait_for(num_running=1)
+    clients.wait_for(num_running=0)
+    clients.assert_all_free()
+
+
+def leave_in_mid_prefill(clients: Departures) -> None:
+    with clients.send("one two three four five " * 250):
+        clients.wait_for(num_running=1)
+    clients.wait_for(num_running=0)
+    clients.assert_all_free()
+
+
+def leave_in_mid_decode(clients: Departures) -> None:
+    with clients.send("Once upon a time") as sock:
+        received = b""
+        while received.count(b"data: ") < 3:
+            received += sock.recv(1000)
+    clients.wait_for(num_running=0)
+    clients.assert_all_free()
+
+
+def test_a_client_that_leaves_frees_its_blocks() -> None:
+    manager = SchedulerManager([EngineConfig(model=MODEL, model_id=MODEL, num_blocks=256)])
+    engine = manager.get(MODEL)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def visit(port: int) -> None:
+        try:
+            clients = Departures(engine, port)
+            for leave in (leave_before_the_head, leave_in_mid_prefill, leave_in_mid_decode):
+                leave(clients)
+            assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        with bind("127.0.0.1", 0) as sock, ThreadPoolExecutor() as pool:
+            sock.listen()
+            visitor = pool.submit(visit, sock.getsockname()[1])
+            serve(create_app(manager), sock, manager, 5.0)
+            visitor.result()
+    finally:
+        manager.close()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
