@@ -9,15 +9,16 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Final
 
 from tqdm import tqdm
 
+from batching.backend.engine_builder import build_engine
 from batching.config import EngineConfig
-from batching.engine_thread import EngineThread
+from batching.engine_thread import EngineThread, LoadedEngine
 from batching.errors import EngineError
 from batching.request import GREEDY
 from batching.scheduler_manager import SchedulerManager
@@ -96,13 +97,19 @@ async def measure(
     return Report.of(num_tokens, latencies, duration)
 
 
-def run(config: EngineConfig, num_requests: int, max_tokens: int, title: str) -> Report:
+def run(
+    config: EngineConfig,
+    num_requests: int,
+    max_tokens: int,
+    title: str,
+    build: Callable[[EngineConfig], LoadedEngine],
+) -> Report:
     """Load the model, warm it up, and measure one run.
 
     Raises:
         EngineError: the model cannot be loaded, or the requests do not fit it.
     """
-    manager = SchedulerManager([config])
+    manager = SchedulerManager([config], build)
     try:
         engine = manager.get(config.model_id)
 
@@ -138,7 +145,10 @@ def _speedup(sequential: Report, batched: Report) -> float:
     return batched.throughput / sequential.throughput
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    build: Callable[[EngineConfig], LoadedEngine] = build_engine,
+) -> int:
     args = _parser().parse_args(argv)
     try:
         batched_config = EngineConfig(
@@ -148,8 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_batched_tokens=max(512, args.batch_size),
         )
         sequential_config = replace(batched_config, max_num_seqs=1)
-        sequential = run(sequential_config, args.requests, args.max_tokens, "sequential")
-        batched = run(batched_config, args.requests, args.max_tokens, "batched")
+        sequential = run(sequential_config, args.requests, args.max_tokens, "sequential", build)
+        batched = run(batched_config, args.requests, args.max_tokens, "batched", build)
     except (EngineError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from app.main import create_app
 from app.server import bind, serve
@@ -70,12 +72,16 @@ def server() -> Iterator[Process]:
     assert started.stop() == 0
 
 
+def messages(case: GoldenCase) -> list[ChatCompletionMessageParam]:
+    return cast(list[ChatCompletionMessageParam], case.messages)
+
+
 def stream_text(client: openai.OpenAI, case: GoldenCase) -> tuple[str, str | None]:
     """Stream a golden case; return its text and finish reason."""
     text, reason = "", None
     stream = client.chat.completions.create(
         model=MODEL,
-        messages=case.messages,  # type: ignore[arg-type]
+        messages=messages(case),
         temperature=0,
         max_tokens=48,
         stream=True,
@@ -102,7 +108,7 @@ def test_a_whole_answer_reports_what_the_cache_gave(server: Process) -> None:
         for _ in range(2):
             answer = client.chat.completions.create(
                 model=MODEL,
-                messages=SHORT[2].messages,  # type: ignore[arg-type]
+                messages=messages(SHORT[2]),
                 temperature=0,
                 max_tokens=48,
             )
@@ -118,7 +124,7 @@ def test_a_stop_string_is_not_part_of_the_answer(server: Process) -> None:
     with server.client() as client:
         answer = client.chat.completions.create(
             model=MODEL,
-            messages=SHORT[0].messages,  # type: ignore[arg-type]
+            messages=messages(SHORT[0]),
             temperature=0,
             stop=["of Fr", "Paris"],
         )
@@ -145,7 +151,7 @@ def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
     with started.client() as client, ThreadPoolExecutor() as pool:
         first = client.chat.completions.create(
             model=MODEL,
-            messages=case.messages,  # type: ignore[arg-type]
+            messages=messages(case),
             temperature=0,
             max_tokens=48,
             stream=True,

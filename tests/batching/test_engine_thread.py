@@ -201,7 +201,8 @@ async def test_stopping_ends_open_streams() -> None:
     async with running(gate_is_open=False) as (thread, runner):
         stream = await thread.submit([1])
         await asyncio.to_thread(runner.is_running.wait)
-        thread.stop(timeout=0)
+        for _ in range(2):
+            thread.stop(timeout=0)
         runner.gate.set()
         await anext(stream)
         with pytest.raises(EngineStopped):
