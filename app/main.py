@@ -11,7 +11,7 @@ from batching import SchedulerManager
 
 def create_app(manager: SchedulerManager) -> FastAPI:
     """Return the app over the engines of a manager, which the caller closes."""
-    app = FastAPI(title="mlx-batch-server")
+    app = FastAPI(title="mlx-batch-server", redirect_slashes=False)
     app.state.manager = manager
     app.state.started = int(time())
     errors.install(app)

@@ -30,7 +30,7 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, protocol)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise _bind_error(host, port, error) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,8 +41,9 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _bind_error(host: str, port: int, error: OSError) -> BindError:
-    return BindError(f"cannot listen on {host} port {port}: {error.strerror}")
+def _bind_error(host: str, port: int, error: OSError | UnicodeError) -> BindError:
+    reason = error.strerror if isinstance(error, OSError) else "no name of a host"
+    return BindError(f"cannot listen on {host} port {port}: {reason}")
 
 
 def serve(

@@ -1,5 +1,6 @@
 """What the operator can set: `MLX_SERVER_*` variables, from the environment or a `.env` file."""
 
+import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -86,7 +87,7 @@ class Settings(BaseSettings):
         default=0.5,
         gt=0,
         lt=1,
-        description="Share of the device's memory for KV cache blocks, if their number is `auto`.",
+        description="Share of the device's memory for weights and KV cache together, if the number of blocks is `auto`.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
@@ -137,7 +138,7 @@ class Settings(BaseSettings):
         if self.model.endswith(".gguf"):
             return Path(self.model).stem
         if self.model.startswith(("/", ".", "~")):
-            return Path(self.model).expanduser().resolve().name
+            return Path(os.path.expanduser(self.model)).resolve().name
         return self.model
 
     def engine_config(self) -> EngineConfig:
@@ -171,6 +172,8 @@ def load_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         raise SettingsError("\n".join(_lines(error.errors()))) from None
+    except (OSError, UnicodeError) as error:
+        raise SettingsError(f".env cannot be read: {error}") from None
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

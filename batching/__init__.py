@@ -1,7 +1,7 @@
 """Continuous batching on MLX: tokens in, tokens out.  This is all that `app` may use."""
 
 from batching.config import EngineConfig
-from batching.engine_thread import EngineThread, LoadedEngine, TokenStream
+from batching.engine_thread import EngineThread, TokenStream
 from batching.errors import (
     ContextLengthExceeded,
     EmptyPrompt,
@@ -13,6 +13,7 @@ from batching.errors import (
     RequestError,
     RequestFailed,
 )
+from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo, Tokenizer
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenOutput

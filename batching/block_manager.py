@@ -156,7 +156,7 @@ class PagedBlockManager:
             assert block.ref_count > 0, f"block {block_id} is not held"
             block.ref_count -= 1
             if block.ref_count == 0:
-                self._let_go(block)
+                self._free(block)
 
     def find(self, block_hash: BlockHash) -> int | None:
         """Return the block with these contents, held or cached."""
@@ -204,7 +204,7 @@ class PagedBlockManager:
             block.block_hash = None
         self._by_hash.clear()
 
-    def _let_go(self, block: KVBlock) -> None:
+    def _free(self, block: KVBlock) -> None:
         if block.block_hash is None:
             self._empty.put(block.block_id)
         else:

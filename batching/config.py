@@ -79,7 +79,10 @@ class EngineConfig:
     device: DeviceName = "auto"
 
     def __post_init__(self) -> None:
-        self.scheduler_config(self.num_blocks or 1, self.max_model_len or 1)
+        self.scheduler_config(
+            1 if self.num_blocks is None else self.num_blocks,
+            1 if self.max_model_len is None else self.max_model_len,
+        )
         if not 0 < self.memory_fraction < 1:
             raise ValueError(f"memory_fraction must be within (0, 1), not {self.memory_fraction}")
         if not self.max_stall_ms > 0:
@@ -93,7 +96,9 @@ class EngineConfig:
             max_num_seqs=self.max_num_seqs,
             max_batched_tokens=self.max_batched_tokens,
             prefill_chunk=self.prefill_chunk,
-            max_model_len=min(self.max_model_len or model_context, model_context),
+            max_model_len=model_context
+            if self.max_model_len is None
+            else min(self.max_model_len, model_context),
             enable_prefix_cache=self.enable_prefix_cache,
             aging_rate=self.aging_rate,
         )

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Generic, Self, TypeVar
@@ -20,6 +19,7 @@ from batching.errors import (
     EngineStopped,
     InvalidRequest,
 )
+from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo
 from batching.priority_queue import Priority
 from batching.request import GREEDY, BatchRequest, SamplingParams, TokenOutput
@@ -28,18 +28,6 @@ from batching.scheduler import RequestOutput, SchedulerStats
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """What the engine thread builds when it starts.
-
-    `startup_lines` say for people what was chosen: device, dtype, BLAS, blocks, memory.
-    """
-
-    engine: BatchInferenceEngine
-    model: ModelInfo
-    startup_lines: tuple[str, ...] = ()
 
 
 class Job(Generic[T]):

@@ -25,11 +25,10 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """`max_model_len` is in tokens, prompt and output together; `created` in Unix seconds."""
+    """`max_model_len` is in tokens, prompt and output together."""
 
     model_id: str
     tokenizer: Tokenizer
     eos_token_ids: frozenset[int]
     vocab_size: int
     max_model_len: int
-    created: int

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from batching.block_manager import BlockHash, BlockTable, PagedBlockManager
+from batching.priority_queue import QueueKey
 
 
 class HashChain:
@@ -40,7 +41,7 @@ class PrefixCache:
 
     def __init__(self, block_manager: PagedBlockManager) -> None:
         self._block_manager = block_manager
-        self._claims: dict[BlockHash, int] = {}
+        self._claims: dict[BlockHash, QueueKey] = {}
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
@@ -59,19 +60,25 @@ class PrefixCache:
             self._block_manager.publish(table.block_ids[index], hashes[index])
             self._claims.pop(hashes[index], None)
 
-    def claim(self, hashes: Sequence[BlockHash], request_id: int) -> None:
-        """Say that a request computes these blocks from now on."""
+    def claim(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
+        """Say that the request with this key computes these blocks from now on.
+
+        Of several that do, the one that is due first will be there first.
+        """
         for block_hash in hashes:
-            self._claims.setdefault(block_hash, request_id)
+            self._claims[block_hash] = min(key, self._claims.get(block_hash, key))
 
-    def is_claimed(self, block_hash: BlockHash) -> bool:
-        """True while some request computes this very block."""
-        return block_hash in self._claims
+    def is_claimed(self, block_hash: BlockHash, key: QueueKey) -> bool:
+        """True while a request that is due before `key` computes this very block.
 
-    def drop_claims(self, hashes: Sequence[BlockHash], request_id: int) -> None:
+        To wait for one that is due later would be to let it go first.
+        """
+        return self._claims.get(block_hash, key) < key
+
+    def drop_claims(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
         """Take back what a request has not computed when it stops."""
         for block_hash in hashes:
-            if self._claims.get(block_hash) == request_id:
+            if self._claims.get(block_hash) == key:
                 del self._claims[block_hash]
 
     def record(self, num_tokens: int, num_hit_tokens: int) -> None:

@@ -60,9 +60,6 @@ class PriorityQueueWithAging(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def __contains__(self, item: T) -> bool:
-        return item.request_id in self._items
-
     def __iter__(self) -> Iterator[T]:
         """Yield the waiters in order of service; for tests and statistics, O(n log n)."""
         return iter(sorted(self._items.values(), key=self.key))

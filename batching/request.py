@@ -115,6 +115,7 @@ class BatchRequest:
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
+        self.num_preemptions = 0
         self.block_table = BlockTable()
         self.hashes = HashChain()
         self.status = RequestStatus.WAITING

@@ -18,6 +18,7 @@ class SchedulerStats(NamedTuple):
 
     num_waiting: int
     num_running: int
+    num_prefilling: int
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
@@ -69,6 +70,7 @@ class ContinuousBatchingScheduler:
         return SchedulerStats(
             num_waiting=len(self.waiting),
             num_running=len(self.running),
+            num_prefilling=sum(r.status is RequestStatus.PREFILLING for r in self.running),
             num_blocks=self.block_manager.num_blocks,
             num_free_blocks=self.block_manager.num_free_blocks,
             num_cached_blocks=self.block_manager.num_cached_blocks,
@@ -172,13 +174,13 @@ class ContinuousBatchingScheduler:
         table = request.block_table
         missing = self.block_manager.blocks_for(request.num_tokens) - len(table)
         if missing == 0:
-            return self._own(request, copies)
+            return self._make_writable(request, copies)
         if (block_ids := self.block_manager.allocate(missing, table.last_block)) is None:
             return False
         table.extend(block_ids)
         return True
 
-    def _own(self, request: BatchRequest, copies: list[BlockCopy]) -> bool:
+    def _make_writable(self, request: BatchRequest, copies: list[BlockCopy]) -> bool:
         """Make the block that is written next the request's own."""
         index = request.num_computed_tokens // self.config.block_size
         try:
@@ -223,20 +225,21 @@ class ContinuousBatchingScheduler:
         taken = self._grow(request, [])
         assert taken, "room was checked"
         request.num_computed_tokens = len(cached) * self.config.block_size
-        if request.num_output_tokens == 0:
+        if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
             self.prefix_cache.record(request.num_tokens, request.num_cached_tokens)
         request.move_to(RequestStatus.PREFILLING)
         insort(self.running, request, key=self.waiting.key)
-        self.prefix_cache.claim(self._hashes(request)[len(cached) :], request.request_id)
+        self.prefix_cache.claim(self._hashes(request)[len(cached) :], self.waiting.key(request))
 
     def _cached_blocks(self, request: BatchRequest) -> list[int]:
         return self.prefix_cache.lookup(self._hashes(request)[: self._max_shared(request)])
 
     def _awaits_prefix(self, request: BatchRequest, num_cached_blocks: int) -> bool:
-        return num_cached_blocks < min(
-            self._max_shared(request), len(self._hashes(request))
-        ) and self.prefix_cache.is_claimed(self._hashes(request)[num_cached_blocks])
+        """True if the next block it could share is being computed right now."""
+        next_one = self._hashes(request)[: self._max_shared(request)][num_cached_blocks:][:1]
+        key = self.waiting.key(request)
+        return any(self.prefix_cache.is_claimed(block_hash, key) for block_hash in next_one)
 
     def _max_shared(self, request: BatchRequest) -> int:
         """The last token is always read: its logits are what the answer begins with."""
@@ -296,12 +299,13 @@ class ContinuousBatchingScheduler:
         """Take a request's blocks; its tokens stay, and it goes back to its place in line."""
         self._leave(request, RequestStatus.WAITING)
         request.num_computed_tokens = 0
+        request.num_preemptions += 1
         self.waiting.push(request)
         self.num_preemptions += 1
 
     def _leave(self, request: BatchRequest, status: RequestStatus) -> None:
         request.move_to(status)
         del self.running[bisect_left(self.running, self.waiting.key(request), key=self.waiting.key)]
-        self.prefix_cache.drop_claims(self._hashes(request), request.request_id)
+        self.prefix_cache.drop_claims(self._hashes(request), self.waiting.key(request))
         self.block_manager.release(request.block_table.block_ids)
         request.block_table.clear()

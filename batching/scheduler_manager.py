@@ -6,8 +6,9 @@ from time import monotonic
 
 from batching.backend.engine_builder import build_engine
 from batching.config import EngineConfig
-from batching.engine_thread import EngineThread, LoadedEngine
+from batching.engine_thread import EngineThread
 from batching.errors import ModelNotFound
+from batching.loaded_engine import LoadedEngine
 
 
 class SchedulerManager:
@@ -50,6 +51,6 @@ class SchedulerManager:
     def close(self, timeout: float | None = None) -> None:
         """End all engines; requests that still run hear EngineStopped."""
         deadline = None if timeout is None else monotonic() + timeout
-        for thread in self._threads.values():
+        for thread in list(self._threads.values()):
             left = None if deadline is None else max(0.0, deadline - monotonic())
             thread.stop(left)

@@ -2,37 +2,35 @@
 
 
 class StallBudget:
-    """Learns what a prompt token costs here, and turns milliseconds into tokens.
+    """Learns what a token costs here, and turns milliseconds into tokens.
 
-    A step without prompt tokens shows what the decodes alone take; what a mixed step takes
-    beyond that is the prompt's.  Both are smoothed, so that one slow step changes little.
+    The cost is the time of the recent steps that read prompts, over all their tokens.  What a
+    step costs whatever it reads is part of that, so short steps make it look higher than it
+    is: the budget errs on the side of the streams, and longer steps correct it.
     """
 
-    _SMOOTHING = 0.2
+    # The weight of what is known already against the newest step.
+    _MEMORY = 0.8
     # A prompt must move on, however slow the machine.
     _MIN_TOKENS = 16
 
     def __init__(self, max_stall: float) -> None:
         """`max_stall` is in seconds."""
         self._max_stall = max_stall
-        self._decode_time: float | None = None
-        self._time_per_token: float | None = None
+        self._duration = 0.0
+        self._num_tokens = 0.0
 
     @property
     def max_prefill_tokens(self) -> int | None:
-        """None until a mixed step has been seen."""
-        if not self._time_per_token:
+        """None until a step has read a prompt; every stream began with one."""
+        if self._duration == 0:
             return None
-        return max(self._MIN_TOKENS, int(self._max_stall / self._time_per_token))
+        num_tokens = self._max_stall * self._num_tokens / self._duration
+        return max(self._MIN_TOKENS, round(num_tokens))
 
     def record(self, num_prefill_tokens: int, num_decode_tokens: int, duration: float) -> None:
         """Learn from a step that took `duration` seconds."""
-        if num_prefill_tokens == 0:
-            self._decode_time = self._smooth(self._decode_time, duration)
-            return
-        decode_time = (self._decode_time or 0.0) if num_decode_tokens else 0.0
-        cost = max(duration - decode_time, 0.0) / num_prefill_tokens
-        self._time_per_token = self._smooth(self._time_per_token, cost)
-
-    def _smooth(self, old: float | None, new: float) -> float:
-        return new if old is None else old + self._SMOOTHING * (new - old)
+        if num_prefill_tokens:
+            num_tokens = num_prefill_tokens + num_decode_tokens
+            self._duration = self._MEMORY * self._duration + duration
+            self._num_tokens = self._MEMORY * self._num_tokens + num_tokens

@@ -7,7 +7,7 @@ from zlib import crc32
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockTable
 from batching.config import SchedulerConfig
-from batching.engine_thread import LoadedEngine
+from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo, Tokenizer
 from batching.model_runner import ModelRunner
 from batching.request import BatchRequest
@@ -114,7 +114,5 @@ def loaded_engine(
 ) -> LoadedEngine:
     """What an engine thread needs, over the fake runner."""
     _, engine = make_engine(config, wrap)
-    model = ModelInfo(
-        model_id, tokenizer, eos_token_ids, VOCAB_SIZE, config.max_request_tokens, created=0
-    )
+    model = ModelInfo(model_id, tokenizer, eos_token_ids, VOCAB_SIZE, config.max_request_tokens)
     return LoadedEngine(engine, model)

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from app.main import create_app
 from app.server import bind, serve
-from batching import EngineConfig, EngineThread, SchedulerManager
+from batching import EngineConfig, EngineThread, SchedulerManager, SchedulerStats
+from batching.backend import BLAS
 from tests.golden import GOLDEN, GoldenCase
 
 pytestmark = pytest.mark.timeout(240)
@@ -52,7 +54,7 @@ def start() -> Process:
     process = subprocess.Popen(
         [sys.executable, "-m", "app"],
         cwd=ROOT,
-        env=environment | {"MLX_SERVER_PORT": "0"},
+        env=environment | {"MLX_SERVER_PORT": "0", "MLX_SERVER_DEVICE": "cpu"},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -93,7 +95,8 @@ def stream_text(client: openai.OpenAI, case: GoldenCase) -> tuple[str, str | Non
 
 
 def test_the_start_says_what_was_chosen(server: Process) -> None:
-    for word in ("device", "float32", "BLAS", "1024 blocks", "MiB", "curl"):
+    assert f"BLAS: {BLAS}" in server.startup
+    for word in ("device    cpu", "float32", "1024 blocks", "MiB", "curl"):
         assert word in server.startup
 
 
@@ -163,10 +166,7 @@ def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
 
 
 class Departures:
-    """A server in this process, so that its engine can be asked, and a client that leaves it.
-
-    Every answer would fill the context, which takes minutes: what ends, was aborted.
-    """
+    """A server in this process, so that its engine can be asked, and a client that leaves it."""
 
     def __init__(self, engine: EngineThread, port: int) -> None:
         self._engine = engine
@@ -179,14 +179,14 @@ class Departures:
         sock.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
         return sock
 
-    def wait_for(self, *, num_running: int) -> None:
+    def wait_for(self, condition: Callable[[SchedulerStats], bool]) -> None:
         """Ask between any two steps; pytest's time-out ends a wait for what never comes."""
-        while asyncio.run(self._engine.stats()).num_running != num_running:
+        while not condition(asyncio.run(self._engine.stats())):
             pass
 
-    def assert_all_free(self) -> None:
+    def wait_until_all_is_free(self) -> None:
+        self.wait_for(lambda stats: stats.num_running + stats.num_waiting == 0)
         stats = asyncio.run(self._engine.stats())
-        assert (stats.num_waiting, stats.num_running) == (0, 0)
         assert stats.num_free_blocks == stats.num_blocks
 
 
@@ -195,16 +195,13 @@ def leave_before_the_head(clients: Departures) -> None:
     # Behind it in line: when this one runs, the server has read the other's request.
     with clients.send("Hello again") as sock:
         sock.recv(1)
-        clients.wait_for(num_running=1)
-    clients.wait_for(num_running=0)
-    clients.assert_all_free()
+    clients.wait_until_all_is_free()
 
 
 def leave_in_mid_prefill(clients: Departures) -> None:
     with clients.send("one two three four five " * 250):
-        clients.wait_for(num_running=1)
-    clients.wait_for(num_running=0)
-    clients.assert_all_free()
+        clients.wait_for(lambda stats: stats.num_prefilling == 1)
+    clients.wait_until_all_is_free()
 
 
 def leave_in_mid_decode(clients: Departures) -> None:
@@ -212,12 +209,12 @@ def leave_in_mid_decode(clients: Departures) -> None:
         received = b""
         while received.count(b"data: ") < 3:
             received += sock.recv(1000)
-    clients.wait_for(num_running=0)
-    clients.assert_all_free()
+    clients.wait_until_all_is_free()
 
 
-def test_a_client_that_leaves_frees_its_blocks() -> None:
-    manager = SchedulerManager([EngineConfig(model=MODEL, model_id=MODEL, num_blocks=256)])
+def test_a_client_that_leaves_frees_its_blocks(caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineConfig(model=MODEL, model_id=MODEL, num_blocks=256, device="cpu")
+    manager = SchedulerManager([config])
     engine = manager.get(MODEL)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -234,9 +231,15 @@ def test_a_client_that_leaves_frees_its_blocks() -> None:
         with bind("127.0.0.1", 0) as sock, ThreadPoolExecutor() as pool:
             sock.listen()
             visitor = pool.submit(visit, sock.getsockname()[1])
-            serve(create_app(manager), sock, manager, 5.0)
+            with caplog.at_level(logging.INFO, "app.generation"):
+                serve(create_app(manager), sock, manager, 5.0)
             visitor.result()
     finally:
         manager.close()
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    # Each would have gone on to 6000 tokens.
+    ends = [re.search(r"output=(\d+) .* (\w+)$", r.getMessage()) for r in caplog.records]
+    outputs = [int(end[1]) for end in ends if end is not None and end[2] == "aborted"]
+    assert len(outputs) == 4
+    assert max(outputs) < 100

@@ -59,7 +59,8 @@ class GenerationRequest(WireRequest):
     min_p: float = Field(default=0.0, ge=0, le=1)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(default=1.0, gt=0)
+    # Beyond these, logits overflow.
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
     logit_bias: LogitBias = Field(default_factory=dict)
     seed: int | None = Field(default=None, ge=-_INT64_MAX - 1, le=_INT64_MAX)
     stop: StopStringList = Field(default_factory=list)

@@ -26,5 +26,5 @@ def _import_mlx_lm() -> None:
 
 
 BLAS: Final[Blas | NoBlas] = load_blas()
-KEEPS_FREED_MEMORY: Final = keep_freed_memory()
+keep_freed_memory()
 _import_mlx_lm()

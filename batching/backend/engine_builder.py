@@ -1,7 +1,6 @@
 """Builds an engine, in the thread that will own it: device, model, check, pool."""
 
 import logging
-import time
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,8 +16,8 @@ from batching.backend.self_check import Batchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig, SchedulerConfig
-from batching.engine_thread import LoadedEngine
 from batching.errors import ModelLoadError
+from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo
 from batching.model_runner import ModelRunner
 from batching.scheduler import ContinuousBatchingScheduler
@@ -27,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _MIB: Final = 1 << 20
+# A pool that holds less than this is a mistake and no server.
+_MIN_BLOCKS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,6 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         eos_token_ids=loaded.eos_token_ids,
         vocab_size=loaded.vocab_size,
         max_model_len=backend.limits.max_request_tokens,
-        created=int(time.time()),
     )
     return LoadedEngine(engine, model, _startup_lines(config, loaded, backend))
 
@@ -87,8 +87,10 @@ def _weights_dtype(config: EngineConfig) -> mx.Dtype | None:
 
 def _paged(config: EngineConfig, loaded: LoadedModel, check: Batchable) -> _Backend:
     bytes_per_block = config.block_size * sum(shape.bytes_per_token for shape in check.shapes)
-    num_blocks = config.num_blocks or blocks_within(config.memory_fraction, bytes_per_block)
-    _check_fits(num_blocks * bytes_per_block)
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        num_blocks = blocks_within(config.memory_fraction, bytes_per_block)
+    _check_fits(num_blocks, bytes_per_block)
     cache = PagedKVCache(check.shapes, num_blocks, config.block_size)
     cache.reset()
     limits = config.scheduler_config(num_blocks, loaded.max_model_len)
@@ -101,11 +103,16 @@ def _paged(config: EngineConfig, loaded: LoadedModel, check: Batchable) -> _Back
     )
 
 
-def _check_fits(pool_bytes: int) -> None:
-    room = device_memory() - mx.get_active_memory()
-    if pool_bytes > room:
+def _check_fits(num_blocks: int, bytes_per_block: int) -> None:
+    if num_blocks < _MIN_BLOCKS:
         raise ModelLoadError(
-            f"a KV pool of {pool_bytes // _MIB} MiB does not fit into the {room // _MIB} MiB "
+            f"there is memory for {num_blocks} blocks of the KV pool, and {_MIN_BLOCKS} are the "
+            "least to serve with: give it a larger share of the memory, or a number of blocks"
+        )
+    needed, room = num_blocks * bytes_per_block, device_memory() - mx.get_active_memory()
+    if needed > room:
+        raise ModelLoadError(
+            f"a KV pool of {needed // _MIB} MiB does not fit into the {room // _MIB} MiB "
             "beside the weights: take fewer blocks, or size the pool by `auto`"
         )
 

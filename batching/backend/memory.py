@@ -1,12 +1,14 @@
 """How much memory there is for the KV pool."""
 
 import os
+from pathlib import Path
 from typing import Final
 
 import mlx.core as mx
 
 # What the devices of MLX call the memory that arrays may use.
 _DEVICE_KEYS: Final = ("max_recommended_working_set_size", "total_memory", "memory_size")
+_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 def device_memory() -> int:
@@ -16,10 +18,20 @@ def device_memory() -> int:
         for key in _DEVICE_KEYS:
             if key in info:
                 return int(info[key])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(physical, container_limit(_CGROUP_LIMIT) or physical)
+
+
+def container_limit(path: Path) -> int | None:
+    """Return the bytes that a container (control group, version 2) may use; None if all."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        # No such file, or "max".
+        return None
 
 
 def blocks_within(fraction: float, bytes_per_block: int) -> int:
     """Return how many blocks fit into a share of the device's memory, beside the weights."""
     budget = int(fraction * device_memory()) - mx.get_active_memory()
-    return max(1, budget // bytes_per_block)
+    return max(0, budget // bytes_per_block)

@@ -28,7 +28,11 @@ class MLXRunner:
             mx.eval(self._cache.arrays)
             return []
         tokens = self._sampler.sample(logits, step.requests)
-        mx.eval(tokens, self._cache.arrays)
+        chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1)
+        mx.eval(tokens, chosen, self._cache.arrays)
+        if not mx.isfinite(chosen).all():
+            # An overflow in half precision; the step fails, and the pool with it.
+            raise FloatingPointError("the model's logits are not finite")
         token_of = dict(zip(step.requests, np.array(tokens).tolist(), strict=True))
         return [token_of[s.request] for s in plan.slices if s.samples]
 

@@ -70,5 +70,7 @@ def select_rows(model: nn.Module, selection: RowSelection) -> None:
 
 def _trunk(model: nn.Module) -> nn.Module | None:
     """Return the module that owns the layers, unless that is the model itself."""
+    # `model.layers` may be a list of its own over the same layers.
+    first = model.layers[0]
     others = (module for module in model.modules() if module is not model)
-    return next((m for m in others if m.get("layers") is model.layers), None)
+    return next((m for m in others if any(layer is first for layer in m.get("layers", ()))), None)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
@@ -9,7 +10,10 @@ import numpy as np
 
 from batching.request import BatchRequest
 
-_MASK_64 = (1 << 64) - 1
+_MASK_64: Final = (1 << 64) - 1
+
+# Below it, dividing by the temperature overflows and the most likely token has all the mass.
+_MIN_TEMPERATURE: Final = 1e-5
 
 
 def uniform(seed: int, position: int) -> float:
@@ -52,10 +56,15 @@ class Sampler:
         self._counts: WeakKeyDictionary[BatchRequest, TokenCounts] = WeakKeyDictionary()
 
     def sample(self, logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
-        """Return the token ids, uint32 `[S]`, for logits `[S, vocab_size]`, row by row."""
+        """Return the token ids, uint32 `[S]`, for logits `[S, vocab_size]`, row by row.
+
+        Logits that are no numbers give a token all the same: the runner checks for them.
+        """
         logits = self._penalise(logits.astype(mx.float32), requests)
         tokens = mx.argmax(logits, axis=-1)
-        drawn = [row for row, r in enumerate(requests) if r.sampling.temperature > 0]
+        drawn = [
+            row for row, r in enumerate(requests) if r.sampling.temperature >= _MIN_TEMPERATURE
+        ]
         if drawn:
             rows = mx.array(drawn)
             tokens[rows] = _draw(logits[rows], [requests[row] for row in drawn])
@@ -112,7 +121,7 @@ def _draw(logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
     cumulative = mx.cumsum(mx.softmax(logits, axis=-1, precise=True), axis=-1)
     draws = _column([uniform(r.seed, r.num_tokens) for r in requests])
     # The first token whose cumulative probability exceeds the draw has a probability > 0.
-    return (cumulative <= draws * cumulative[:, -1:]).sum(axis=-1).astype(mx.uint32)
+    return mx.argmax(cumulative > draws * cumulative[:, -1:], axis=-1)
 
 
 def _keep_top(logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
@@ -123,15 +132,18 @@ def _keep_top(logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
     rows, vocab_size = mx.array(asking), logits.shape[-1]
     params = [requests[row].sampling for row in asking]
     part = logits[rows]
-    descending = -mx.sort(-part, axis=-1)
+    order = mx.argsort(-part, axis=-1)
+    descending = mx.take_along_axis(part, order, axis=-1)
     top_k = _column([min(p.top_k or vocab_size, vocab_size) for p in params])
-    descending = mx.where(mx.arange(vocab_size) < top_k, descending, -mx.inf)
+    within_k = mx.arange(vocab_size) < top_k
+    descending = mx.where(within_k, descending, -mx.inf)
     probabilities = mx.softmax(descending, axis=-1, precise=True)
     # Keep a token while those before it have not reached top_p; the first one always stays.
     before = mx.cumsum(probabilities, axis=-1) - probabilities
-    kept = before < _column([p.top_p for p in params])
-    smallest = mx.where(kept, descending, mx.inf).min(axis=-1, keepdims=True)
-    logits[rows] = mx.where(part < smallest, -mx.inf, part)
+    kept = within_k & (before < _column([p.top_p for p in params]))
+    # By rank and not by a threshold: of equal logits only as many stay as there is room for.
+    ranked = mx.where(kept, descending, -mx.inf)
+    logits[rows] = mx.put_along_axis(part, order, ranked, axis=-1)
     return logits
 
 

@@ -119,7 +119,6 @@ def speaking_manager(
             frozenset({END}),
             VOCAB_SIZE,
             limits.max_request_tokens,
-            created=0,
         )
         return LoadedEngine(engine, model, ("a speaker",))
 

@@ -121,6 +121,8 @@ def test_what_is_accepted(fields: dict[str, Any]) -> None:
         ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1),
         ("repetition_penalty", 0),
+        ("repetition_penalty", 1e-40),
+        ("repetition_penalty", 101),
         ("repetition_penalty", INFINITY),
         ("max_tokens", 0),
         ("max_tokens", 2**31),

@@ -167,6 +167,8 @@ def test_the_address_must_be_free_and_ours() -> None:
             bind("127.0.0.1", port)
     with pytest.raises(BindError, match=r"cannot listen on no\.such\.host\.invalid port 1: "):
         bind("no.such.host.invalid", 1)
+    with pytest.raises(BindError, match=r"cannot listen on a\.\.b port 1: no name of a host"):
+        bind("a..b", 1)
 
 
 def test_somebody_may_listen_while_the_model_loads() -> None:

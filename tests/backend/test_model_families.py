@@ -10,7 +10,7 @@ from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged_cache import PagedKVCache
 from batching.backend.self_check import Batchable, NotBatchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
-from batching.batch_inference import BatchInferenceEngine
+from batching.batch_inference import BatchInferenceEngine, RequestFailure
 from batching.config import SchedulerConfig
 from batching.model_runner import ModelRunner
 from batching.request import BatchRequest
@@ -73,6 +73,38 @@ def test_what_cannot_be_batched_is_found_out_and_served_alone(family: str) -> No
         num_blocks=30, block_size=4, max_num_seqs=1, prefill_chunk=7, enable_prefix_cache=False
     )
     assert serve(SequentialRunner(model), config) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_head_runs_on_the_selected_rows_only(family: str) -> None:
+    model = tiny_model(family)
+    tokens = mx.array([[1], [2], [3]])
+    expected = model(tokens)
+    check = check_model(model, VOCAB_SIZE)
+    assert isinstance(check, Batchable)
+    check.selection.rows = mx.array([2, 0])
+    assert mx.allclose(model(tokens), expected[mx.array([2, 0])], atol=1e-5)
+
+
+def test_logits_that_are_no_numbers_fail_the_step_and_leave_nothing_behind() -> None:
+    model = tiny_model("llama")
+    check = check_model(model, VOCAB_SIZE)
+    assert isinstance(check, Batchable)
+    config = SchedulerConfig(num_blocks=30, block_size=4)
+    cache = PagedKVCache(check.shapes, config.num_blocks, config.block_size)
+    engine = BatchInferenceEngine(
+        ContinuousBatchingScheduler(config), MLXRunner(model, check.selection, cache)
+    )
+    norm = model.model.norm.weight
+    model.model.norm.weight = norm * mx.nan
+    engine.add(BatchRequest(0, PROMPTS[2], max_tokens=2))
+    assert [type(item) for item in engine.step()] == [RequestFailure]
+    model.model.norm.weight = norm
+    healthy = BatchRequest(1, PROMPTS[2], max_tokens=NUM_TOKENS)
+    engine.add(healthy)
+    while engine.has_work:
+        engine.step()
+    assert healthy.output_token_ids == generate(model, PROMPTS[2])
 
 
 def test_a_model_whose_batch_differs_is_not_trusted() -> None:

@@ -31,8 +31,8 @@ def sample(*requests: BatchRequest, logits: np.ndarray[Any, Any] = LOGITS) -> li
     return np.array(Sampler().sample(rows, requests)).tolist()  # type: ignore[no-any-return]
 
 
-def draws(num: int = 2000, **params: Any) -> Counter[int]:
-    return Counter(sample(*(request(seed=seed, **params) for seed in range(num))))
+def draws(num: int = 2000, *, logits: np.ndarray[Any, Any] = LOGITS, **params: Any) -> Counter[int]:
+    return Counter(sample(*(request(seed=s, **params) for s in range(num)), logits=logits))
 
 
 def probabilities(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -66,6 +66,26 @@ def test_top_p_leaves_the_smallest_set_that_reaches_p(top_p: float) -> None:
     assert drawn <= set(order[:num_kept].tolist())
     # What is kept with some probability also comes up.
     assert drawn >= set(order[:num_kept][chances[:num_kept] > 0.01].tolist())
+
+
+@pytest.mark.parametrize("params", [{"top_k": 40}, {"top_k": 1}, {"top_k": 40, "top_p": 0.9}])
+def test_top_k_holds_at_the_size_of_a_real_vocabulary(params: dict[str, Any]) -> None:
+    """Sums of 49152 probabilities round, and ties are common in half precision."""
+    logits = RNG.normal(size=49152).astype(np.float16).astype(np.float32)
+    drawn = draws(60, temperature=2.0, **params, logits=logits)
+    assert min(logits[token] for token in drawn) >= np.sort(logits)[-params["top_k"]]
+    assert len(drawn) <= params["top_k"]
+
+
+def test_of_equal_logits_only_as_many_stay_as_there_is_room_for() -> None:
+    logits = np.array([2.0, 5.0, 5.0, 5.0], dtype=np.float32)
+    assert len(draws(200, top_k=1, logits=logits)) == 1
+    assert len(draws(200, top_k=2, logits=logits)) == 2
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-6, 1e-5, 1e-3])
+def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
+    assert set(draws(20, temperature=temperature)) == {int(LOGITS.argmax())}
 
 
 def test_top_p_is_taken_of_what_top_k_left() -> None:

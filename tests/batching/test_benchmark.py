@@ -5,8 +5,8 @@ from hypothesis import given, strategies as st
 
 from batching.benchmark import main, percentile
 from batching.config import EngineConfig
-from batching.engine_thread import LoadedEngine
 from batching.errors import ModelLoadError
+from batching.loaded_engine import LoadedEngine
 from tests.fakes import ByteTokenizer, loaded_engine
 
 ARGUMENTS = ["--model", "m", "--max-tokens", "5", "--requests", "6", "--batch-size", "3"]

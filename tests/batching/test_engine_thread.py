@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from batching.config import SchedulerConfig
-from batching.engine_thread import EngineThread, LoadedEngine, TokenStream
+from batching.engine_thread import EngineThread, TokenStream
 from batching.errors import (
     ContextLengthExceeded,
     EmptyPrompt,
@@ -17,6 +17,7 @@ from batching.errors import (
     ModelLoadError,
     RequestFailed,
 )
+from batching.loaded_engine import LoadedEngine
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams
 from batching.step_plan import StepPlan

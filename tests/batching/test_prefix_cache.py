@@ -2,6 +2,7 @@ from hypothesis import given, strategies as st
 
 from batching.block_manager import BlockTable, PagedBlockManager
 from batching.prefix_cache import HashChain, PrefixCache
+from batching.priority_queue import QueueKey
 
 TOKENS = st.lists(st.integers(0, 1), max_size=12)
 
@@ -52,11 +53,19 @@ def test_a_claim_lasts_until_the_block_is_there_or_its_owner_gives_up() -> None:
     manager = PagedBlockManager(4, 2)
     cache = PrefixCache(manager)
     hashes = HashChain().extended([1, 2, 3, 4], 2)
-    cache.claim(hashes, request_id=7)
-    cache.claim(hashes, request_id=8)
-    cache.drop_claims(hashes, request_id=8)
-    assert all(map(cache.is_claimed, hashes))
+    first, second, third = (QueueKey(due_time=10.0, request_id=i) for i in (7, 8, 9))
+    cache.claim(hashes, second)
+    cache.claim(hashes, first)
+    cache.drop_claims(hashes, second)
+    assert [cache.is_claimed(h, third) for h in hashes] == [True, True]
     cache.insert(hashes, BlockTable(manager.allocate(2) or ()), 0, 1)
-    assert [cache.is_claimed(h) for h in hashes] == [False, True]
-    cache.drop_claims(hashes, request_id=7)
-    assert not any(map(cache.is_claimed, hashes))
+    assert [cache.is_claimed(h, third) for h in hashes] == [False, True]
+    cache.drop_claims(hashes, first)
+    assert not any(cache.is_claimed(h, third) for h in hashes)
+
+
+def test_nobody_waits_for_one_that_is_due_later() -> None:
+    cache = PrefixCache(PagedBlockManager(4, 2))
+    hashes = HashChain().extended([1, 2], 2)
+    cache.claim(hashes, QueueKey(due_time=20.0, request_id=0))
+    assert not cache.is_claimed(hashes[0], QueueKey(due_time=1.0, request_id=1))

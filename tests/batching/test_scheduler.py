@@ -42,6 +42,8 @@ def trace(
         plan = scheduler.schedule(max_prefill_tokens)
         lines.append(str(plan))
         scheduler.update(plan, runner.run(plan))
+    if not scheduler.has_work:
+        assert scheduler.stats().num_free_blocks == scheduler.config.num_blocks
     return lines
 
 
@@ -157,6 +159,34 @@ def test_a_seat_is_kept_for_one_that_waits_for_a_prefix() -> None:
         "0[8:13]",
         "1[12:13] 2[0:2]",
     ]
+
+
+def test_the_blocks_that_a_waiter_will_need_are_kept_for_it() -> None:
+    """Else the third would take them, and the second be overtaken."""
+    scheduler = ContinuousBatchingScheduler(config(num_blocks=8, max_num_seqs=3))
+    prompt = list(range(12))
+    first, second = (BatchRequest(i, [*prompt, *[i] * 4], max_tokens=1) for i in range(2))
+    lines = trace(scheduler, [first, second, request(2, 16, 1)])
+    assert lines == ["0[0:8]", "0[8:16]", "1[12:16] 2[0:4]", "2[4:12]", "2[12:16]"]
+
+
+def test_nobody_waits_for_a_prefix_that_a_less_urgent_one_computes() -> None:
+    scheduler = ContinuousBatchingScheduler(config())
+    prompt = list(range(17))
+    low = BatchRequest(0, prompt, max_tokens=1, priority=Priority.LOW)
+    high = BatchRequest(1, prompt, max_tokens=1, priority=Priority.HIGH, arrival_time=1.0)
+    assert trace(scheduler, [low], num_steps=1) == ["0[0:8]"]
+    assert trace(scheduler, [high], num_steps=1) == ["1[8:16]"]
+
+
+def test_what_a_request_computed_itself_does_not_count_as_cached() -> None:
+    scheduler = ContinuousBatchingScheduler(config(num_blocks=5, max_num_seqs=2))
+    first, second = request(0, 7, 9), request(1, 12, 1)
+    lines = trace(scheduler, [first, second])
+    assert lines[2] == "0[8:9] -1"
+    assert lines[-1] == "1[4:12]"
+    assert second.num_cached_tokens == 0
+    assert scheduler.stats().num_queried_tokens == 19
 
 
 def test_if_the_one_that_computes_a_prefix_gives_up_the_next_one_computes_it() -> None:
@@ -323,4 +353,6 @@ def test_a_plan_stays_within_its_limits_and_always_moves_on(
         assert all(len(s) <= limits.prefill_chunk for s in plan.slices)
         idle = [r for r in requests if r.status in (RequestStatus.WAITING, RequestStatus.COMPLETED)]
         assert not any(len(r.block_table) for r in idle)
+        waiting = [r for r in requests if r.status is RequestStatus.WAITING]
+        assert not any(r.num_computed_tokens for r in waiting)
         scheduler.update(plan, runner.run(plan))

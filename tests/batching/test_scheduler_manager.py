@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from batching.config import EngineConfig, SchedulerConfig
-from batching.engine_thread import LoadedEngine
 from batching.errors import ModelLoadError, ModelNotFound
+from batching.loaded_engine import LoadedEngine
 from batching.scheduler_manager import SchedulerManager
 from tests.fakes import ByteTokenizer, loaded_engine
 

@@ -1,0 +1,18 @@
+"""An engine with what the layers above need to know of it."""
+
+from dataclasses import dataclass
+
+from batching.batch_inference import BatchInferenceEngine
+from batching.model_info import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """What an engine thread builds when it starts.
+
+    `startup_lines` say for people what was chosen: device, dtype, BLAS, blocks, memory.
+    """
+
+    engine: BatchInferenceEngine
+    model: ModelInfo
+    startup_lines: tuple[str, ...] = ()
