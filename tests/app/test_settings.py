@@ -178,3 +178,12 @@ def test_a_variable_that_sets_nothing_is_told() -> None:
     assert unknown_variables(environ) == [
         "MLX_SERVER_BATCH_SIZE is not a setting; did you mean MLX_SERVER_BATCH_MAX_BATCH_SIZE?"
     ]
+
+
+def test_an_env_file_that_is_no_text_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".env").write_bytes(b"MLX_SERVER_MODEL=\xff\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"^\.env cannot be read: .*utf-8"):
+        load_settings()
