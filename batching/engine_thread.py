@@ -112,6 +112,7 @@ class EngineThread:
         self._streams: dict[int, TokenStream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: Future[LoadedEngine] = Future()
+        self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mlx-engine", daemon=True)
 
     def start(self) -> None:
@@ -180,8 +181,8 @@ class EngineThread:
     def stop(self, timeout: float | None = None) -> None:
         """End the thread after the step it is in; open streams hear EngineStopped."""
         self._inbox.put(None)
-        if self._thread.is_alive():
-            self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._has_ended.wait(timeout)
 
     def _check(
         self, token_ids: Sequence[int], max_tokens: int | None, sampling: SamplingParams
@@ -215,6 +216,13 @@ class EngineThread:
     # In the engine thread
 
     def _run(self) -> None:
+        self._live()
+        self._has_ended.set()
+        # A thread that used MLX must not return: its thread-local destructors take the GIL, and
+        # if the interpreter is about to finalize by then, that aborts the whole process.
+        threading.Event().wait()
+
+    def _live(self) -> None:
         try:
             loaded = self._build()
         except BaseException as error:
