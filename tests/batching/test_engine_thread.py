@@ -253,3 +253,7 @@ def test_an_event_loop_that_is_gone_is_not_told() -> None:
     runners[0].gate.set()
     thread.stop()
     assert not thread.is_alive
+
+
+def test_stopping_what_was_never_started_does_not_wait() -> None:
+    EngineThread(load).stop()
