@@ -8,10 +8,10 @@ import mlx.core as mx
 
 from batching.backend import BLAS
 from batching.backend.blas import NoBlas
+from batching.backend.kv_cache import kv_cache
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.memory import blocks_within, device_memory
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.paged_cache import PagedKVCache
 from batching.backend.self_check import Batchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
 from batching.batch_inference import BatchInferenceEngine
@@ -91,7 +91,7 @@ def _paged(config: EngineConfig, loaded: LoadedModel, check: Batchable) -> _Back
     if num_blocks is None:
         num_blocks = blocks_within(config.memory_fraction, bytes_per_block)
     _check_fits(num_blocks, bytes_per_block)
-    cache = PagedKVCache(check.shapes, num_blocks, config.block_size)
+    cache = kv_cache(check.shapes, num_blocks, config.block_size)
     cache.reset()
     limits = config.scheduler_config(num_blocks, loaded.max_model_len)
     return _Backend(

@@ -23,6 +23,7 @@ class MLXRunner:
         self._cache.copy_blocks(plan.copies)
         step = self._cache.begin(plan.slices)
         logits = self.logits(step)
+        self._cache.flush()
         # The pool is evaluated too: unread writes would pile up from step to step.
         if not step.requests:
             mx.eval(self._cache.arrays)

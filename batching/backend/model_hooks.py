@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base
 
-from batching.backend.paged_cache import PagedLayerCache
+from batching.backend.paged_cache import LayerCache
 
 _ATTENTION = "scaled_dot_product_attention"
 
@@ -22,7 +22,7 @@ def _attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """Attend over the pool if the cache is ours, else as mlx-lm does."""
-    if isinstance(cache, PagedLayerCache):
+    if isinstance(cache, LayerCache):
         return cache.attend(queries, scale=scale, mask=mask, sinks=sinks)
     return base.scaled_dot_product_attention(
         queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks

@@ -1,16 +1,31 @@
-"""The KV pool, and the cache object that a model of mlx-lm is handed for each layer."""
+"""The KV pool, and the cache object that a model of mlx-lm is handed for each layer.
 
-from collections.abc import Iterable, Sequence
+There are two kinds: `device_cache`, whose arrays are MLX's, and on an x86 CPU
+`batching.backend.cpu.host_cache`, whose arrays are numpy's.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
-from batching.backend.attention import Pool, SlidingWindow, StepAttention
+from batching.backend.attention import SlidingWindow
 from batching.block_manager import BlockCopy
 from batching.request import BatchRequest
 from batching.step_plan import Slice
+
+Slots = npt.NDArray[np.int64]
+
+
+class RowAttention(Protocol):
+    """How the rows of one step attend; `slices` is the order of the rows."""
+
+    @property
+    def slices(self) -> Sequence[Slice]: ...
 
 
 class LayerShape(NamedTuple):
@@ -34,24 +49,23 @@ class LayerShape(NamedTuple):
 class StepInputs:
     """One step as arrays: its T tokens are a batch of T rows of length 1.
 
-    tokens: int32 `[T, 1]`.  positions, slots: int32 `[T]`.
+    tokens: int32 `[T, 1]`.  positions: int32 `[T]`.  slots: int64 `[T]`, on the host.
     sample_rows: the rows that a token is sampled from, int32 `[S]`.
     requests: whom the sampled tokens are for, in that order.
     """
 
     tokens: mx.array
     positions: mx.array
-    slots: mx.array
+    slots: npt.NDArray[np.int64]
     sample_rows: mx.array
     requests: tuple[BatchRequest, ...]
-    attention: StepAttention
+    attention: RowAttention
 
     @classmethod
-    def of(cls, slices: Sequence[Slice], block_size: int) -> "StepInputs":
-        attention = StepAttention(slices, block_size)
+    def of(cls, attention: RowAttention, block_size: int) -> "StepInputs":
         tokens: list[int] = []
-        positions: list[np.ndarray[Any, np.dtype[np.int64]]] = []
-        slots: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+        positions: list[npt.NDArray[np.int64]] = []
+        slots: list[npt.NDArray[np.int64]] = []
         sample_rows: list[int] = []
         requests: list[BatchRequest] = []
         for s in attention.slices:
@@ -67,34 +81,27 @@ class StepInputs:
         return cls(
             tokens=mx.array(tokens, dtype=mx.int32)[:, None],
             positions=mx.array(np.concatenate(positions).astype(np.int32)),
-            slots=mx.array(np.concatenate(slots).astype(np.int32)),
+            slots=np.concatenate(slots),
             sample_rows=mx.array(sample_rows, dtype=mx.int32),
             requests=tuple(requests),
             attention=attention,
         )
 
 
-class PagedLayerCache:
+class LayerCache(ABC):
     """One layer's part of the pool, in the shape of an mlx-lm cache.
 
-    `update_and_fetch` writes the new keys and values into their slots, in place (the pool
-    array has no other reference then), and `attend` reads them through the block tables.
-    A model passes what `make_mask` returns on to attention without looking into it.
+    `update_and_fetch` writes the new keys and values into their slots, and `attend` reads
+    them through the block tables.  A model passes what `make_mask` returns on to attention
+    without looking into it.
     """
 
     def __init__(self, shape: LayerShape, num_slots: int) -> None:
-        self._shape = shape
-        self._num_slots = num_slots
+        self.shape = shape
+        self.num_slots = num_slots
         self._window = SlidingWindow(shape.window) if shape.window else None
         self._step: StepInputs | None = None
         self.reset()
-
-    def reset(self) -> None:
-        heads, slots, dtype = self._shape.num_heads, self._num_slots, self._shape.dtype
-        self.pool = Pool(
-            mx.zeros((heads, slots, self._shape.key_dim), dtype),
-            mx.zeros((heads, slots, self._shape.value_dim), dtype),
-        )
 
     def begin(self, step: StepInputs) -> None:
         self._step = step
@@ -112,55 +119,88 @@ class PagedLayerCache:
         return self.step.positions
 
     @property
-    def state(self) -> Pool:
-        return self.pool
+    def state(self) -> tuple[mx.array, ...]:
+        """The arrays that are written lazily, to be evaluated with every step."""
+        return ()
 
     def make_mask(
         self, num_tokens: int, return_array: bool = False, window_size: int | None = None
     ) -> SlidingWindow | None:
         return SlidingWindow(window_size) if window_size else self._window
 
+    @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write `[T, num_heads, 1, dim]`; attention reads the pool and not what is returned."""
-        self.pool.keys[:, self.step.slots] = keys.squeeze(2).swapaxes(0, 1)
-        self.pool.values[:, self.step.slots] = values.squeeze(2).swapaxes(0, 1)
-        return keys, values
 
     def attend(
         self, queries: mx.array, *, scale: float, mask: object, sinks: mx.array | None
     ) -> mx.array:
+        """Attend all rows, `[T, num_query_heads, 1, head_dim]` in and out."""
         if mask is not None and not isinstance(mask, SlidingWindow):
             raise TypeError(f"attention over the paged pool has no use for a mask of {type(mask)}")
-        return self.step.attention.attend(queries, self.pool, scale=scale, window=mask, sinks=sinks)
+        return self.attend_within(queries, scale, mask, sinks)
+
+    @abstractmethod
+    def attend_within(
+        self,
+        queries: mx.array,
+        scale: float,
+        window: SlidingWindow | None,
+        sinks: mx.array | None,
+    ) -> mx.array: ...
+
+    # What the cache of all layers uses
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Finish the writes of a step that nobody has read."""
+
+    @abstractmethod
+    def copy(self, sources: Slots, targets: Slots) -> None: ...
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Start over with empty arrays."""
 
 
 class PagedKVCache:
     """All layers; the only place where keys and values live."""
 
-    def __init__(self, shapes: Iterable[LayerShape], num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        layers: Sequence[LayerCache],
+        block_size: int,
+        attention: Callable[[Sequence[Slice], int], RowAttention],
+    ) -> None:
+        self.layers = list(layers)
         self._block_size = block_size
-        self.layers = [PagedLayerCache(shape, num_blocks * block_size) for shape in shapes]
+        self._attention = attention
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for layer in self.layers for array in layer.pool]
+        return [array for layer in self.layers for array in layer.state]
 
     def begin(self, slices: Sequence[Slice]) -> StepInputs:
         """Set the rows of the next forward pass."""
-        step = StepInputs.of(slices, self._block_size)
+        step = StepInputs.of(self._attention(slices, self._block_size), self._block_size)
         for layer in self.layers:
             layer.begin(step)
         return step
+
+    def flush(self) -> None:
+        """Finish a step: all that was written is in the pool."""
+        for layer in self.layers:
+            layer.flush()
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, as copy-on-write asks."""
         if not copies:
             return
         within = np.arange(self._block_size)
-        sources = mx.array(np.concatenate([c.source * self._block_size + within for c in copies]))
-        targets = mx.array(np.concatenate([c.target * self._block_size + within for c in copies]))
-        for array in self.arrays:
-            array[:, targets] = array[:, sources]
+        sources = np.concatenate([c.source * self._block_size + within for c in copies])
+        targets = np.concatenate([c.target * self._block_size + within for c in copies])
+        for layer in self.layers:
+            layer.copy(sources, targets)
 
     def reset(self) -> None:
         """Start over with empty arrays, as after a step that raised."""

@@ -8,9 +8,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
+from batching.backend.cpu.modules import replace_modules
+from batching.backend.kv_cache import is_on_host, kv_cache
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.model_hooks import RowSelection, hook_attention, select_rows
-from batching.backend.paged_cache import LayerShape, PagedKVCache
+from batching.backend.paged_cache import LayerShape
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.step_plan import Slice
@@ -51,6 +53,8 @@ def check_model(model: nn.Module, vocab_size: int) -> Batchable | NotBatchable:
         return shapes
     expected += [_last_logits(model, p, make_prompt_cache(model)) for p in prompts[1:]]
     hook_attention(model)
+    if is_on_host(shapes):
+        replace_modules(model)
     selection = RowSelection()
     select_rows(model, selection)
     try:
@@ -95,7 +99,7 @@ def _ragged_logits(
     shapes: Sequence[LayerShape],
     prompts: Sequence[Sequence[int]],
 ) -> list[mx.array]:
-    cache = PagedKVCache(shapes, num_blocks=8, block_size=_BLOCK_SIZE)
+    cache = kv_cache(shapes, num_blocks=8, block_size=_BLOCK_SIZE)
     runner = MLXRunner(model, selection, cache)
     requests = [BatchRequest(i, p, max_tokens=1) for i, p in enumerate(prompts)]
     tables = ([5, 1, 2], [7, 4])

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from batching.backend.kv_cache import kv_cache
 from batching.backend.loader import LoadedModel
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.paged_cache import PagedKVCache
 from batching.backend.self_check import Batchable, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import PagedBlockManager
@@ -34,7 +34,7 @@ class Bundled:
     def engine(
         self, config: SchedulerConfig, watch: Callable[[StepPlan], None] = lambda _: None
     ) -> tuple[ContinuousBatchingScheduler, BatchInferenceEngine]:
-        cache = PagedKVCache(self.check.shapes, config.num_blocks, config.block_size)
+        cache = kv_cache(self.check.shapes, config.num_blocks, config.block_size)
 
         class WatchedRunner(MLXRunner):
             def run(self, plan: StepPlan) -> list[int]:

@@ -1,13 +1,15 @@
 """Unmodified models of mlx-lm in one ragged batch, against their own single generation."""
 
+import platform
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from batching.backend import kv_cache
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.paged_cache import PagedKVCache
 from batching.backend.self_check import Batchable, NotBatchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
 from batching.batch_inference import BatchInferenceEngine, RequestFailure
@@ -46,6 +48,16 @@ def serve(runner: ModelRunner, config: SchedulerConfig) -> list[list[int]]:
     return [r.output_token_ids for r in requests]
 
 
+@pytest.fixture(params=["on any device", "on an x86 CPU"])
+def device_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve by MLX alone, as on a GPU, and with numpy's help."""
+    if request.param == "on any device":
+        monkeypatch.setattr(kv_cache, "_SCALAR_MACHINES", ())
+    elif platform.machine() not in kv_cache._SCALAR_MACHINES:
+        pytest.skip("not an x86 CPU")
+
+
+@pytest.mark.usefixtures("device_kind")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_ragged_batch_answers_as_the_model_alone(family: str) -> None:
     model = tiny_model(family)
@@ -57,7 +69,7 @@ def test_a_ragged_batch_answers_as_the_model_alone(family: str) -> None:
     config = SchedulerConfig(
         num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
     )
-    cache = PagedKVCache(check.shapes, config.num_blocks, config.block_size)
+    cache = kv_cache.kv_cache(check.shapes, config.num_blocks, config.block_size)
     assert serve(MLXRunner(model, check.selection, cache), config) == expected
     # The hooks leave the model usable as it was.
     assert generate(model, PROMPTS[2]) == expected[2]
@@ -75,6 +87,7 @@ def test_what_cannot_be_batched_is_found_out_and_served_alone(family: str) -> No
     assert serve(SequentialRunner(model), config) == expected
 
 
+@pytest.mark.usefixtures("device_kind")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_head_runs_on_the_selected_rows_only(family: str) -> None:
     model = tiny_model(family)
@@ -91,7 +104,7 @@ def test_logits_that_are_no_numbers_fail_the_step_and_leave_nothing_behind() -> 
     check = check_model(model, VOCAB_SIZE)
     assert isinstance(check, Batchable)
     config = SchedulerConfig(num_blocks=30, block_size=4)
-    cache = PagedKVCache(check.shapes, config.num_blocks, config.block_size)
+    cache = kv_cache.kv_cache(check.shapes, config.num_blocks, config.block_size)
     engine = BatchInferenceEngine(
         ContinuousBatchingScheduler(config), MLXRunner(model, check.selection, cache)
     )

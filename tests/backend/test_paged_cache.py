@@ -1,5 +1,6 @@
 """Paged attention against attention over each request's own contiguous keys and values."""
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -7,12 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batching.backend.attention import Pool, SlidingWindow, StepAttention
+from batching.backend.attention import SlidingWindow, StepAttention
+from batching.backend.cpu.host_cache import HostLayerCache, host_cache
+from batching.backend.device_cache import DeviceLayerCache, device_cache
 from batching.backend.paged_cache import LayerShape, PagedKVCache
 from batching.block_manager import BlockCopy, BlockTable
 from batching.request import BatchRequest
 from batching.step_plan import Slice
 
+MakeCache = Callable[[list[LayerShape], int, int], PagedKVCache]
+
+both_kinds = pytest.mark.parametrize("make_cache", [device_cache, host_cache])
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
 DIM = 8
@@ -24,6 +30,7 @@ def reference(
     v: np.ndarray[Any, Any],
     start: int,
     window: int | None,
+    sinks: np.ndarray[Any, Any] | None,
 ) -> np.ndarray[Any, Any]:
     """Attention as its definition reads: q `[n, Hq, D]` at positions start.., k and v `[L, H, D]`."""
     n, num_queries, _ = q.shape
@@ -34,58 +41,75 @@ def reference(
         low = 0 if window is None else max(0, position - window + 1)
         for head in range(num_queries):
             scores = k[low : position + 1, head // group] @ q[row, head] * DIM**-0.5
-            weights = np.exp(scores - scores.max())
-            out[row, head] = weights / weights.sum() @ v[low : position + 1, head // group]
+            weights = np.exp(scores)
+            total = weights.sum() + (0 if sinks is None else np.exp(sinks[head]))
+            out[row, head] = weights / total @ v[low : position + 1, head // group]
     return out
+
+
+def pool_keys(cache: PagedKVCache) -> np.ndarray[Any, Any]:
+    layer = cache.layers[0]
+    assert isinstance(layer, DeviceLayerCache | HostLayerCache)
+    return np.array(layer.pool.keys)
 
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[int, int, list[int]]]:
-    """(start, stop, block ids) of requests whose blocks lie anywhere, or in one run."""
+    """(start, stop, block ids) of requests whose blocks lie anywhere, or in one run.
+
+    Some begin with the blocks of the one before, as after a hit in the prefix cache.
+    """
     free = draw(st.permutations(range(NUM_BLOCKS)))
-    next_run, made = 0, []
+    made: list[tuple[int, int, list[int]]] = []
     for _ in range(draw(st.integers(1, 6))):
         stop = draw(st.integers(1, 37))
         start = stop - 1 if draw(st.booleans()) else draw(st.integers(0, stop - 1))
         count = -(-stop // BLOCK_SIZE)
         if draw(st.booleans()):
-            run = [b for b in sorted(free) if b >= next_run][:count]
-            blocks = run if len(run) == count else free[:count]
-        else:
-            blocks = free[:count]
-        free = [b for b in free if b not in blocks]
-        made.append((start, stop, list(blocks)))
+            free = sorted(free)
+        blocks = list(made[-1][2][: draw(st.integers(0, count))]) if made else []
+        taken, free = free[: count - len(blocks)], free[count - len(blocks) :]
+        made.append((start, stop, [*blocks, *taken]))
     return made
 
 
+@both_kinds
 @settings(deadline=None, max_examples=120)
 @given(
     steps(),
     st.sampled_from([(2, 2), (4, 2), (3, 1)]),
     st.sampled_from([None, 1, 3, 8, 100]),
+    st.booleans(),
     st.integers(0, 2**32 - 1),
 )
 def test_it_is_attention_whatever_the_rows_the_blocks_and_the_window(
-    step: list[tuple[int, int, list[int]]], heads: tuple[int, int], window: int | None, seed: int
+    make_cache: MakeCache,
+    step: list[tuple[int, int, list[int]]],
+    heads: tuple[int, int],
+    window: int | None,
+    has_sinks: bool,
+    seed: int,
 ) -> None:
     num_queries, num_heads = heads
     rng = np.random.default_rng(seed)
-    cache = PagedKVCache(
-        [LayerShape(num_heads, DIM, DIM, mx.float32, None)], NUM_BLOCKS, BLOCK_SIZE
-    )
+    sinks = rng.normal(size=num_queries).astype(np.float32) if has_sinks else None
+    cache = make_cache([LayerShape(num_heads, DIM, DIM, mx.float32, None)], NUM_BLOCKS, BLOCK_SIZE)
     layer = cache.layers[0]
     slices, contents = [], []
+    # Whoever shares a block has the same tokens in it.
+    pool = rng.normal(size=(2, NUM_BLOCKS, BLOCK_SIZE, num_heads, DIM)).astype(np.float32)
     for i, (start, stop, blocks) in enumerate(step):
         request = BatchRequest(i, [0] * stop, max_tokens=1)
         request.block_table = BlockTable(blocks)
         slices.append(Slice(request, start, stop))
-        contents.append(rng.normal(size=(2, stop, num_heads, DIM)).astype(np.float32))
+        contents.append(pool[:, blocks].reshape(2, -1, num_heads, DIM)[:, :stop])
 
     def write(parts: list[Slice]) -> None:
         order = cache.begin(parts).attention.slices
         rows = [contents[s.request.request_id][:, s.start : s.stop] for s in order]
         k, v = (mx.array(np.concatenate([r[i] for r in rows]))[:, :, None] for i in (0, 1))
         layer.update_and_fetch(k, v)
+        cache.flush()
 
     before = [Slice(s.request, 0, s.start) for s in slices if s.start]
     if before:
@@ -97,13 +121,13 @@ def test_it_is_attention_whatever_the_rows_the_blocks_and_the_window(
         mx.array(np.concatenate(queries))[:, :, None],
         scale=DIM**-0.5,
         mask=layer.make_mask(1, window_size=window),
-        sinks=None,
+        sinks=None if sinks is None else mx.array(sinks),
     )
     got = np.array(out.squeeze(2))
     expected = []
     for q, s in zip(queries, order, strict=True):
         k, v = contents[s.request.request_id]
-        expected.append(reference(q, k, v, s.start, window))
+        expected.append(reference(q, k, v, s.start, window, sinks))
     assert np.allclose(got, np.concatenate(expected), atol=2e-5)
 
 
@@ -118,32 +142,39 @@ def test_long_rows_are_read_as_views_and_short_ones_together(num_tokens: int) ->
     assert [g.num_rows for g in attention.groups(None)] == ([3] if num_tokens == 100 else [1] * 3)
 
 
-def test_a_write_changes_its_slots_and_nothing_else() -> None:
-    cache = PagedKVCache([LayerShape(1, DIM, DIM, mx.float32)], NUM_BLOCKS, BLOCK_SIZE)
+@both_kinds
+def test_a_write_changes_its_slots_and_nothing_else(make_cache: MakeCache) -> None:
+    cache = make_cache([LayerShape(1, DIM, DIM, mx.float32)], NUM_BLOCKS, BLOCK_SIZE)
     request = BatchRequest(0, [0] * 6, max_tokens=1)
     request.block_table = BlockTable([9, 3])
     cache.begin([Slice(request, 0, 6)])
     ones = mx.ones((6, 1, 1, DIM))
     cache.layers[0].update_and_fetch(ones, ones)
-    written = np.flatnonzero(np.array(cache.layers[0].pool.keys)[0, :, 0])
+    cache.flush()
+    written = np.flatnonzero(pool_keys(cache)[0, :, 0])
     assert written.tolist() == [12, 13, 36, 37, 38, 39]
 
 
-def test_a_copied_block_has_its_sources_contents() -> None:
-    cache = PagedKVCache([LayerShape(2, DIM, DIM, mx.float32)], 4, BLOCK_SIZE)
-    layer = cache.layers[0]
-    layer.pool = Pool(mx.random.normal(layer.pool.keys.shape), layer.pool.values)
-    before = np.array(layer.pool.keys).reshape(2, 4, BLOCK_SIZE, DIM)
+@both_kinds
+def test_a_copied_block_has_its_sources_contents(make_cache: MakeCache) -> None:
+    cache = make_cache([LayerShape(2, DIM, DIM, mx.float32)], 4, BLOCK_SIZE)
+    request = BatchRequest(0, [0] * 4 * BLOCK_SIZE, max_tokens=1)
+    request.block_table = BlockTable(range(4))
+    cache.begin([Slice(request, 0, 4 * BLOCK_SIZE)])
+    rows = mx.random.normal((4 * BLOCK_SIZE, 2, 1, DIM))
+    cache.layers[0].update_and_fetch(rows, rows)
+    cache.flush()
+    before = pool_keys(cache).reshape(2, 4, BLOCK_SIZE, DIM)
     cache.copy_blocks([])
     cache.copy_blocks([BlockCopy(1, 3), BlockCopy(0, 2)])
-    after = np.array(layer.pool.keys).reshape(2, 4, BLOCK_SIZE, DIM)
+    after = pool_keys(cache).reshape(2, 4, BLOCK_SIZE, DIM)
     assert (after == before[:, [0, 1, 0, 1]]).all()
     cache.reset()
-    assert not np.array(layer.pool.keys).any()
+    assert not pool_keys(cache).any()
 
 
 def test_a_mask_that_is_not_ours_is_refused() -> None:
-    cache = PagedKVCache([LayerShape(1, DIM, DIM, mx.float32, 16)], 4, BLOCK_SIZE)
+    cache = device_cache([LayerShape(1, DIM, DIM, mx.float32, 16)], 4, BLOCK_SIZE)
     assert cache.layers[0].make_mask(1) == SlidingWindow(16)
     with pytest.raises(TypeError, match="has no use for a mask of"):
         cache.layers[0].attend(mx.zeros((1, 1, 1, DIM)), scale=1.0, mask=mx.zeros(1), sinks=None)

@@ -1,0 +1,144 @@
+"""Modules of an mlx-lm model, replaced by ones that do the same sooner on a CPU.
+
+A replaced module keeps its class's name and parameters: its class becomes a subclass, as in
+`batching.backend.model_hooks`.  What is not exactly the class meant here stays as it is.
+"""
+
+import sys
+from functools import cache
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models import activations
+from mlx_lm.models.activations import swiglu as mlx_swiglu
+
+# Below it, leaving MLX's graph costs more than its scalar loop.
+_MIN_SWIGLU_SIZE: Final = 4096
+# OpenBLAS reads a matrix of more rows at 16 to 20 GB/s, smaller ones at 33 (one-row products).
+_MAX_ROWS: Final = 768
+
+
+def replace_modules(model: nn.Module) -> None:
+    """Replace what is float32; the model computes the same, up to rounding."""
+    rotation = Rotation()
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.dtype == mx.float32:
+            module.__class__ = Linear
+        elif type(module) is nn.Embedding and module.weight.dtype == mx.float32:
+            module.__class__ = Embedding
+        elif type(module) is nn.RoPE:
+            module.__class__ = RoPE
+            module.rotation = rotation
+    # The models import the function by name, so it is their names that are rebound.
+    for name in {type(module).__module__ for module in model.modules()} - {activations.__name__}:
+        names = vars(sys.modules[name])
+        if names.get("swiglu") is mlx_swiglu:
+            names["swiglu"] = swiglu
+
+
+class Linear(nn.Linear):
+    def __call__(self, x: mx.array) -> mx.array:
+        result = _product(x, self.weight)
+        if "bias" in self:
+            result = result + self.bias
+        # The product runs while Python makes the graph of what follows it.
+        mx.async_eval(result)
+        return result
+
+
+class Embedding(nn.Embedding):
+    def as_linear(self, x: mx.array) -> mx.array:
+        return _product(x, self.weight)
+
+
+def _product(x: mx.array, weight: mx.array) -> mx.array:
+    """Return `x @ weight.T`."""
+    num_outputs, num_inputs = weight.shape
+    if x.size != num_inputs or num_outputs <= _MAX_ROWS:
+        return x @ weight.T
+    parts = weight.reshape(_num_parts(num_outputs), -1, num_inputs).swapaxes(1, 2)
+    return (x.reshape(1, 1, num_inputs) @ parts).reshape(*x.shape[:-1], num_outputs)
+
+
+@cache
+def _num_parts(num_rows: int) -> int:
+    """Return into how many equal parts of at most `_MAX_ROWS` a matrix can be cut; 1 if none."""
+    candidates = range(-(-num_rows // _MAX_ROWS), num_rows // (_MAX_ROWS // 4) + 1)
+    return next((n for n in candidates if num_rows % n == 0), 1)
+
+
+class RoPE(nn.RoPE):
+    """Rotary embedding (Su et al. 2021), with the angles of a step worked out once.
+
+    mlx's own works out the angles of every head of every layer anew.
+    """
+
+    rotation: "Rotation"
+
+    def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
+        if not isinstance(offset, mx.array) or x.shape[-2] != 1:
+            rotated: mx.array = super().__call__(x, offset)
+            return rotated
+        cosines, sines = self.rotation.at(
+            offset, self.dims, self.traditional, self.base, self.scale
+        )
+        rest = x[..., self.dims :]
+        x = x[..., : self.dims]
+        pairs = x.reshape(*x.shape[:-1], *((-1, 2) if self.traditional else (2, -1)))
+        swapped = pairs[..., ::-1] if self.traditional else pairs[..., ::-1, :]
+        rotated = (pairs * cosines + swapped * sines).reshape(x.shape)
+        return mx.concatenate([rotated, rest], axis=-1) if rest.size else rotated
+
+
+class Rotation:
+    """Cosines and signed sines of the positions last asked for.
+
+    All layers of a step ask with one and the same array of positions.
+    """
+
+    def __init__(self) -> None:
+        self._positions: mx.array | None = None
+        self._tables: dict[tuple[int, bool, float, float], tuple[mx.array, mx.array]] = {}
+
+    def at(
+        self, positions: mx.array, dims: int, traditional: bool, base: float, scale: float
+    ) -> tuple[mx.array, mx.array]:
+        """Return two arrays `[T, 1, 1, ...]`, in the layout of the pairs."""
+        if positions is not self._positions:
+            self._positions, self._tables = positions, {}
+        key = (dims, traditional, base, scale)
+        if key not in self._tables:
+            self._tables[key] = _table(np.array(positions), *key)
+        return self._tables[key]
+
+
+def _table(
+    positions: np.ndarray[Any, Any], dims: int, traditional: bool, base: float, scale: float
+) -> tuple[mx.array, mx.array]:
+    frequencies = base ** (-np.arange(0, dims, 2) / dims)
+    angles = positions[:, None] * scale * frequencies
+    axis = -1 if traditional else -2
+    cosines = np.stack([np.cos(angles)] * 2, axis)
+    sines = np.stack([-np.sin(angles), np.sin(angles)], axis)
+    shape = (len(positions), 1, 1, *cosines.shape[1:])
+    cosines, sines = (a.astype(np.float32).reshape(shape) for a in (cosines, sines))
+    return mx.array(cosines), mx.array(sines)
+
+
+def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    """Return silu(gate) * x (SwiGLU, Shazeer 2020)."""
+    is_float32 = gate.dtype == x.dtype == mx.float32
+    if not is_float32 or gate.size < _MIN_SWIGLU_SIZE or mx.default_device() != mx.cpu:
+        result: mx.array = mlx_swiglu(gate, x)
+        return result
+    mx.eval(gate, x)
+    host_gate = np.asarray(gate)
+    product = np.negative(host_gate)
+    with np.errstate(over="ignore"):
+        np.exp(product, out=product)
+    product += 1
+    np.divide(host_gate, product, out=product)
+    product *= np.asarray(x)
+    return mx.array(product)

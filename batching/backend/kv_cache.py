@@ -1,0 +1,27 @@
+"""Which kind of pool serves a model."""
+
+import platform
+from collections.abc import Sequence
+from typing import Final
+
+import mlx.core as mx
+
+from batching.backend.cpu.host_cache import host_cache
+from batching.backend.device_cache import device_cache
+from batching.backend.paged_cache import LayerShape, PagedKVCache
+
+# Where MLX's element-wise kernels are scalar; on ARM they use its vectors.
+_SCALAR_MACHINES: Final = ("x86_64", "AMD64")
+
+
+def is_on_host(shapes: Sequence[LayerShape]) -> bool:
+    """True if numpy computes what MLX would compute slowly."""
+    is_float32 = all(shape.dtype == mx.float32 for shape in shapes)
+    on_cpu = mx.default_device() == mx.cpu
+    return is_float32 and on_cpu and platform.machine() in _SCALAR_MACHINES
+
+
+def kv_cache(shapes: Sequence[LayerShape], num_blocks: int, block_size: int) -> PagedKVCache:
+    """Return an empty pool of the kind that is read fastest."""
+    kind = host_cache if is_on_host(shapes) else device_cache
+    return kind(shapes, num_blocks, block_size)
