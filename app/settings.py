@@ -67,7 +67,8 @@ class Settings(BaseSettings):
         default=250.0,
         gt=0,
         allow_inf_nan=False,
-        description="Most milliseconds that reading prompts may add to a step of running streams.",
+        description="Most milliseconds that reading prompts may add to a step of running streams; "
+        "never more than such a step takes by itself.",
     )
     enable_prefix_cache: bool = Field(
         default=True, description="Reuse the KV cache of prompts that begin alike."

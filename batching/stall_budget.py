@@ -2,11 +2,11 @@
 
 
 class StallBudget:
-    """Learns what a token costs here, and turns milliseconds into tokens.
+    """Learns what a step costs here, and turns time into prompt tokens.
 
-    The cost is the time of the recent steps that read prompts, over all their tokens.  What a
-    step costs whatever it reads is part of that, so short steps make it look higher than it
-    is: the budget errs on the side of the streams, and longer steps correct it.
+    A step of n decodes takes a time of its own, and each prompt token beside them adds to it.
+    The prompt tokens of a step may add `max_stall`, and no more than the decodes take alone:
+    so a stream's gap between two tokens at most doubles while prompts are read.
     """
 
     # The weight of what is known already against the newest step.
@@ -17,20 +17,31 @@ class StallBudget:
     def __init__(self, max_stall: float) -> None:
         """`max_stall` is in seconds."""
         self._max_stall = max_stall
-        self._duration = 0.0
+        # Of the recent steps without prompts; 0 is unknown, like the sums below.
+        self._decode_duration = 0.0
+        # Of what prompts added to the recent steps that read some.
+        self._prefill_duration = 0.0
         self._num_tokens = 0.0
 
     @property
     def max_prefill_tokens(self) -> int | None:
         """None until a step has read a prompt; every stream began with one."""
-        if self._duration == 0:
+        if self._prefill_duration == 0:
             return None
-        num_tokens = self._max_stall * self._num_tokens / self._duration
-        return max(self._MIN_TOKENS, round(num_tokens))
+        stall = min(self._max_stall, self._decode_duration or self._max_stall)
+        return max(self._MIN_TOKENS, round(stall * self._num_tokens / self._prefill_duration))
 
     def record(self, num_prefill_tokens: int, num_decode_tokens: int, duration: float) -> None:
         """Learn from a step that took `duration` seconds."""
-        if num_prefill_tokens:
-            num_tokens = num_prefill_tokens + num_decode_tokens
-            self._duration = self._MEMORY * self._duration + duration
-            self._num_tokens = self._MEMORY * self._num_tokens + num_tokens
+        if num_prefill_tokens == 0:
+            known = self._decode_duration or duration
+            self._decode_duration = self._MEMORY * known + (1 - self._MEMORY) * duration
+            return
+        if duration < self._decode_duration:
+            # There were more streams when that was learnt.
+            self._decode_duration = (
+                duration * num_decode_tokens / (num_prefill_tokens + num_decode_tokens)
+            )
+        added = duration - (self._decode_duration if num_decode_tokens else 0)
+        self._prefill_duration = self._MEMORY * self._prefill_duration + added
+        self._num_tokens = self._MEMORY * self._num_tokens + num_prefill_tokens

@@ -96,7 +96,7 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
 
 
 def test_the_stall_of_running_streams_is_bounded_by_time() -> None:
-    """A prompt token costs 10 ms here, and streams may stall for 200 ms."""
+    """A prompt token costs 10 ms here and a step of decodes 300; they may stall for 200 ms."""
     config = SchedulerConfig(num_blocks=64, max_batched_tokens=256, prefill_chunk=256)
     clock = FakeClock()
     chunks: list[int] = []
@@ -104,7 +104,8 @@ def test_the_stall_of_running_streams_is_bounded_by_time() -> None:
     class SlowRunner(TokenRunner):
         def run(self, plan: StepPlan) -> list[int]:
             chunks.append(max(len(s) for s in plan.slices))
-            clock.now += 0.01 * plan.num_tokens
+            lengths = [len(s) for s in plan.slices]
+            clock.now += 0.3 * (1 in lengths) + 0.01 * sum(n for n in lengths if n > 1)
             return super().run(plan)
 
     scheduler = ContinuousBatchingScheduler(config)

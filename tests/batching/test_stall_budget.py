@@ -10,7 +10,16 @@ def test_nothing_is_known_before_a_prompt_was_read() -> None:
 
 def test_it_is_the_time_allowed_over_the_time_of_a_token() -> None:
     budget = StallBudget(0.1)
-    budget.record(96, 4, 0.2)
+    budget.record(100, 0, 0.2)
+    assert budget.max_prefill_tokens == 50
+
+
+def test_prompts_add_no_more_than_the_decodes_take_alone() -> None:
+    budget = StallBudget(0.25)
+    for _ in range(30):
+        budget.record(0, 8, 0.05)
+    for _ in range(30):
+        budget.record(50, 8, 0.05 + 50 * 0.001)
     assert budget.max_prefill_tokens == 50
 
 
