@@ -70,6 +70,12 @@ class Settings(BaseSettings):
         description="Most milliseconds that reading prompts may add to a step of running streams; "
         "never more than such a step takes by itself.",
     )
+    max_draft_tokens: int = Field(
+        default=7,
+        ge=0,
+        description="Most tokens that are guessed for one request in a step, from what it said "
+        "before, while few requests run; answers do not depend on it. 0 is off.",
+    )
     enable_prefix_cache: bool = Field(
         default=True, description="Reuse the KV cache of prompts that begin alike."
     )
@@ -153,6 +159,7 @@ class Settings(BaseSettings):
             max_batched_tokens=self.max_batch_tokens,
             prefill_chunk=self.prefill_chunk,
             max_stall_ms=self.max_stall_ms,
+            max_draft_tokens=self.max_draft_tokens,
             enable_prefix_cache=self.enable_prefix_cache,
             aging_rate=self.aging_rate,
             max_model_len=self.max_model_len,

@@ -77,7 +77,7 @@ class BatchInferenceEngine:
 
     def _run(self, plan: StepPlan) -> list[RequestOutput]:
         started = self._clock()
-        num_decodes = sum(s.request.status is RequestStatus.RUNNING for s in plan.slices)
+        num_decodes = sum(len(s) for s in plan.slices if s.request.status is RequestStatus.RUNNING)
         sampled = self._runner.run(plan)
         self._stall_budget.record(
             plan.num_tokens - num_decodes, num_decodes, self._clock() - started

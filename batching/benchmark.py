@@ -21,6 +21,7 @@ from batching.config import EngineConfig
 from batching.engine_thread import EngineThread
 from batching.errors import EngineError
 from batching.loaded_engine import LoadedEngine
+from batching.percentile import percentile
 from batching.request import GREEDY
 from batching.scheduler_manager import SchedulerManager
 
@@ -60,11 +61,6 @@ class Report:
             latency_p50=percentile(ordered, 50),
             latency_p99=percentile(ordered, 99),
         )
-
-
-def percentile(ordered: Sequence[float], percent: int) -> float:
-    """Return the smallest value that at least `percent` of the sorted values do not exceed."""
-    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)]
 
 
 def prompts(engine: EngineThread, num_requests: int, seed: int) -> list[list[int]]:

@@ -16,6 +16,9 @@ class SchedulerConfig:
 
     Counts are tokens unless the name says otherwise.  `max_model_len` bounds prompt and
     output of one request together; a request never holds more than the whole pool.
+    `max_draft_tokens` bounds what is guessed for one request in a step (0 is nothing), and
+    `max_drafting_rows` the tokens that decodes and their drafts make together: beyond it more
+    rows cost more than right guesses save.
 
     Raises:
         ValueError: a limit is out of range, or two of them contradict each other.
@@ -29,6 +32,8 @@ class SchedulerConfig:
     max_model_len: int = DEFAULT_NUM_BLOCKS * BLOCK_SIZE
     enable_prefix_cache: bool = True
     aging_rate: float = 0.1
+    max_draft_tokens: int = 0
+    max_drafting_rows: int = 8
 
     def __post_init__(self) -> None:
         for name in (
@@ -48,6 +53,8 @@ class SchedulerConfig:
             )
         if not self.aging_rate > 0:
             raise ValueError(f"aging_rate must be above 0, not {self.aging_rate}")
+        if self.max_draft_tokens < 0:
+            raise ValueError(f"max_draft_tokens must not be below 0, as {self.max_draft_tokens} is")
 
     @property
     def max_request_tokens(self) -> int:
@@ -73,6 +80,7 @@ class EngineConfig:
     max_stall_ms: float = 250.0
     enable_prefix_cache: bool = True
     aging_rate: float = 0.1
+    max_draft_tokens: int = 7
     max_model_len: int | None = None
     memory_fraction: float = 0.5
     dtype: DTypeName = "auto"
@@ -101,4 +109,5 @@ class EngineConfig:
             else min(self.max_model_len, model_context),
             enable_prefix_cache=self.enable_prefix_cache,
             aging_rate=self.aging_rate,
+            max_draft_tokens=self.max_draft_tokens,
         )

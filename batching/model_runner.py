@@ -13,7 +13,10 @@ class ModelRunner(Protocol):
     """
 
     def run(self, plan: StepPlan) -> Sequence[int]:
-        """Return one token id for each slice that samples, in the plan's order."""
+        """Return `num_samples` token ids for each slice, in the plan's order.
+
+        The first follows the tokens of the request, the next one the first draft, and so on.
+        """
         ...
 
     def reset(self) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from batching.block_manager import BlockTable
 from batching.prefix_cache import HashChain
 from batching.priority_queue import Priority
+from batching.prompt_lookup import PromptLookup
 
 
 class RequestStatus(StrEnum):
@@ -66,6 +67,11 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
 
+    @property
+    def has_penalties(self) -> bool:
+        """True if the tokens before it change a token's logit by more than the model says."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
 
 GREEDY: Final = SamplingParams(temperature=0.0)
 
@@ -118,6 +124,7 @@ class BatchRequest:
         self.num_preemptions = 0
         self.block_table = BlockTable()
         self.hashes = HashChain()
+        self.lookup = PromptLookup()
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
 
@@ -151,6 +158,7 @@ class BatchRequest:
 
     def append(self, token_id: int) -> None:
         """Take a sampled token, and say in `finish_reason` if it is the last one."""
+        assert self.finish_reason is None, "nothing follows the last token"
         self.token_ids.append(token_id)
         if token_id in self.stop_token_ids:
             self.finish_reason = FinishReason.STOP

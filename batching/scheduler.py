@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from batching.block_manager import BlockCopy, BlockHash, NoFreeBlocks, PagedBlockManager
@@ -108,7 +109,7 @@ class ContinuousBatchingScheduler:
         copies: list[BlockCopy] = []
         preempted: list[BatchRequest] = []
         slices = list(self._decodes(copies, preempted))
-        budget = self.config.max_batched_tokens - len(slices)
+        budget = self.config.max_batched_tokens - sum(map(len, slices))
         if slices and max_prefill_tokens is not None:
             budget = min(budget, max_prefill_tokens)
         if not preempted:
@@ -123,11 +124,10 @@ class ContinuousBatchingScheduler:
         token_ids = iter(sampled)
         outputs: list[RequestOutput] = []
         for s in plan.slices:
-            # Asked before the token is appended: then there is something pending again.
-            samples = s.samples
-            self._commit(s)
-            if samples:
-                outputs.append(self._append(s.request, next(token_ids)))
+            if s.samples:
+                outputs.append(self._give(s, list(islice(token_ids, s.num_samples))))
+            else:
+                self._commit(s, s.stop)
         return outputs
 
     def discard(self, plan: StepPlan) -> list[BatchRequest]:
@@ -147,11 +147,29 @@ class ContinuousBatchingScheduler:
     # Decodes
 
     def _decodes(self, copies: list[BlockCopy], preempted: list[BatchRequest]) -> Iterator[Slice]:
-        for request in list(self.running):
-            if request.status is not RequestStatus.RUNNING:
-                continue
-            if self._make_room(request, copies, preempted):
-                yield Slice(request, request.num_computed_tokens, request.num_tokens)
+        decoding = [r for r in self.running if r.status is RequestStatus.RUNNING]
+        # The same share for everyone, so that who is due first does not take it all.
+        max_drafts = min(
+            self.config.max_draft_tokens,
+            self.config.max_drafting_rows // max(1, len(decoding)) - 1,
+            self.config.max_batched_tokens // max(1, len(decoding)) - 1,
+        )
+        for request in decoding:
+            # Who was preempted for another one is not running any more.
+            if request.status is RequestStatus.RUNNING and self._make_room(
+                request, copies, preempted
+            ):
+                drafts = self._drafts(request, max_drafts)
+                stop = request.num_tokens + len(drafts)
+                yield Slice(request, request.num_computed_tokens, stop, drafts)
+
+    def _drafts(self, request: BatchRequest, max_drafts: int) -> tuple[int, ...]:
+        """Guess tokens for which there is room in the request's last block."""
+        if max_drafts < 1 or request.sampling.has_penalties:
+            return ()
+        room = len(request.block_table) * self.config.block_size - request.num_tokens
+        wanted = request.max_tokens - request.num_output_tokens - 1
+        return request.lookup.draft(request.token_ids, min(max_drafts, room, wanted))
 
     def _make_room(
         self, request: BatchRequest, copies: list[BlockCopy], preempted: list[BatchRequest]
@@ -278,22 +296,33 @@ class ContinuousBatchingScheduler:
 
     # After the step, and leaving
 
-    def _commit(self, s: Slice) -> None:
-        """Record that the model has read a slice; its full blocks can be shared now."""
+    def _give(self, s: Slice, sampled: list[int]) -> RequestOutput:
+        """Give a request what was sampled, as far as the model read the right tokens."""
         request = s.request
-        request.num_computed_tokens = s.stop
-        hashes = self._hashes(request)
-        start, stop = s.start // self.config.block_size, s.stop // self.config.block_size
-        self.prefix_cache.insert(hashes, request.block_table, start, min(stop, len(hashes)))
-
-    def _append(self, request: BatchRequest, token_id: int) -> RequestOutput:
+        given: list[int] = []
+        for token_id, draft in zip(sampled, (*s.drafts, None), strict=True):
+            request.append(token_id)
+            given.append(token_id)
+            if token_id != draft or request.finish_reason is not None:
+                break
+        if s.drafts:
+            request.lookup.record(request.num_tokens, len(s.drafts), len(given) - 1)
+        # The last token given is the one that nobody has read yet.
+        self._commit(s, request.num_tokens - 1)
         if request.status is RequestStatus.PREFILLING:
             request.move_to(RequestStatus.RUNNING)
-        request.append(token_id)
         if request.finish_reason is not None:
             self._leave(request, RequestStatus.COMPLETED)
-        output = TokenOutput((token_id,), request.finish_reason, request.num_cached_tokens)
+        output = TokenOutput(tuple(given), request.finish_reason, request.num_cached_tokens)
         return RequestOutput(request.request_id, output)
+
+    def _commit(self, s: Slice, stop: int) -> None:
+        """Record that the model has read a request up to `stop`; full blocks can be shared now."""
+        request = s.request
+        request.num_computed_tokens = stop
+        hashes = self._hashes(request)
+        first, last = s.start // self.config.block_size, stop // self.config.block_size
+        self.prefix_cache.insert(hashes, request.block_table, first, min(last, len(hashes)))
 
     def _preempt(self, request: BatchRequest) -> None:
         """Take a request's blocks; its tokens stay, and it goes back to its place in line."""

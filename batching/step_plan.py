@@ -8,11 +8,15 @@ from batching.request import BatchRequest
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Tokens `[start, stop)` of one request, to be read in one step."""
+    """Tokens `[start, stop)` of one request, to be read in one step.
+
+    The last ones may be drafts: guesses that follow the tokens of the request.
+    """
 
     request: BatchRequest
     start: int
     stop: int
+    drafts: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -20,10 +24,20 @@ class Slice:
     @property
     def samples(self) -> bool:
         """True if reading the slice leaves nothing pending, so that a token follows."""
-        return self.stop == self.request.num_tokens
+        return self.stop - len(self.drafts) == self.request.num_tokens
+
+    @property
+    def num_samples(self) -> int:
+        """How many of the last rows a token is sampled from: one for each draft, and one."""
+        return 1 + len(self.drafts) if self.samples else 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [*self.request.token_ids[self.start : self.stop], *self.drafts]
 
     def __str__(self) -> str:
-        return f"{self.request.request_id}[{self.start}:{self.stop}]"
+        drafts = f"+{len(self.drafts)}" if self.drafts else ""
+        return f"{self.request.request_id}[{self.start}:{self.stop - len(self.drafts)}]{drafts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +53,7 @@ class StepPlan:
         return sum(len(s) for s in self.slices)
 
     def __str__(self) -> str:
-        """One line a step, for logs and for tests: `0[0:8] 1[4:5] 3>9 -2`."""
+        """One line a step, for logs and for tests: `0[0:8] 1[4:5]+2 3>9 -2`."""
         return " ".join(
             [
                 *map(str, self.slices),

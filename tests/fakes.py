@@ -52,10 +52,13 @@ class TokenRunner:
             self._pool[target] = self._pool[source]
         for s in plan.slices:
             assert s.start < s.stop, "a model cannot answer without reading a token"
-            for position in range(s.start, s.stop):
-                slot = self._slot(s.request.block_table, position)
-                self._pool[slot] = s.request.token_ids[position]
-        return [self._sample(s.request, s.stop) for s in plan.slices if s.samples]
+            for position, token_id in zip(range(s.start, s.stop), s.token_ids, strict=True):
+                self._pool[self._slot(s.request.block_table, position)] = token_id
+        return [
+            self._sample(s.request, s.stop - more)
+            for s in plan.slices
+            for more in reversed(range(s.num_samples))
+        ]
 
     def _sample(self, request: BatchRequest, stop: int) -> int:
         table = request.block_table

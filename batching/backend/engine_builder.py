@@ -120,7 +120,7 @@ def _check_fits(num_blocks: int, bytes_per_block: int) -> None:
 def _sequential(config: EngineConfig, loaded: LoadedModel) -> _Backend:
     num_blocks = -(-loaded.max_model_len // config.block_size)
     limits = config.scheduler_config(num_blocks, loaded.max_model_len)
-    limits = replace(limits, max_num_seqs=1, enable_prefix_cache=False)
+    limits = replace(limits, max_num_seqs=1, enable_prefix_cache=False, max_draft_tokens=0)
     return _Backend(SequentialRunner(loaded.model), limits, "of the model's own, not paged")
 
 

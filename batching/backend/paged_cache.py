@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.backend.attention import SlidingWindow
+from batching.backend.sampler import Sample
 from batching.block_manager import BlockCopy
-from batching.request import BatchRequest
 from batching.step_plan import Slice
 
 Slots = npt.NDArray[np.int64]
@@ -51,14 +51,14 @@ class StepInputs:
 
     tokens: int32 `[T, 1]`.  positions: int32 `[T]`.  slots: int64 `[T]`, on the host.
     sample_rows: the rows that a token is sampled from, int32 `[S]`.
-    requests: whom the sampled tokens are for, in that order.
+    samples: whom the sampled tokens are for, in that order.
     """
 
     tokens: mx.array
     positions: mx.array
     slots: npt.NDArray[np.int64]
     sample_rows: mx.array
-    requests: tuple[BatchRequest, ...]
+    samples: tuple[Sample, ...]
     attention: RowAttention
 
     @classmethod
@@ -67,23 +67,24 @@ class StepInputs:
         positions: list[npt.NDArray[np.int64]] = []
         slots: list[npt.NDArray[np.int64]] = []
         sample_rows: list[int] = []
-        requests: list[BatchRequest] = []
+        samples: list[Sample] = []
         for s in attention.slices:
-            tokens += s.request.token_ids[s.start : s.stop]
+            tokens += s.token_ids
             at = np.arange(s.start, s.stop)
             first = s.start // block_size
             blocks = np.array(s.request.block_table.block_ids[first : -(-s.stop // block_size)])
             positions.append(at)
             slots.append(blocks[at // block_size - first] * block_size + at % block_size)
-            if s.samples:
-                sample_rows.append(len(tokens) - 1)
-                requests.append(s.request)
+            first_sampled = len(tokens) - s.num_samples
+            for i in range(s.num_samples):
+                sample_rows.append(first_sampled + i)
+                samples.append(Sample(s.request, s.request.num_tokens + i))
         return cls(
             tokens=mx.array(tokens, dtype=mx.int32)[:, None],
             positions=mx.array(np.concatenate(positions).astype(np.int32)),
             slots=np.concatenate(slots),
             sample_rows=mx.array(sample_rows, dtype=mx.int32),
-            requests=tuple(requests),
+            samples=tuple(samples),
             attention=attention,
         )
 

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import numpy as np
 
-from batching.request import BatchRequest
+from batching.request import BatchRequest, SamplingParams
 
 _MASK_64: Final = (1 << 64) - 1
 
@@ -30,6 +30,13 @@ def _splitmix(state: int) -> int:
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return state ^ (state >> 31)
+
+
+class Sample(NamedTuple):
+    """A token to be drawn for a request; `position` is where it will stand."""
+
+    request: BatchRequest
+    position: int
 
 
 class TokenCounts:
@@ -55,11 +62,12 @@ class Sampler:
     def __init__(self) -> None:
         self._counts: WeakKeyDictionary[BatchRequest, TokenCounts] = WeakKeyDictionary()
 
-    def sample(self, logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
+    def sample(self, logits: mx.array, samples: Sequence[Sample]) -> mx.array:
         """Return the token ids, uint32 `[S]`, for logits `[S, vocab_size]`, row by row.
 
         Logits that are no numbers give a token all the same: the runner checks for them.
         """
+        requests = [request for request, _ in samples]
         logits = self._penalise(logits.astype(mx.float32), requests)
         tokens = mx.argmax(logits, axis=-1)
         drawn = [
@@ -67,7 +75,7 @@ class Sampler:
         ]
         if drawn:
             rows = mx.array(drawn)
-            tokens[rows] = _draw(logits[rows], [requests[row] for row in drawn])
+            tokens[rows] = _draw(logits[rows], [samples[row] for row in drawn])
         return tokens
 
     def _penalise(self, logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
@@ -88,11 +96,10 @@ class Sampler:
         """Yield (row, token, factor above 0, factor below 0, term) for each touched logit."""
         params = request.sampling
         repetition = params.repetition_penalty
-        has_penalty = params.presence_penalty or params.frequency_penalty or repetition != 1
-        if not has_penalty and not params.logit_bias:
+        if not params.has_penalties and not params.logit_bias:
             return
         bias = dict(params.logit_bias)
-        counts = self._counted(request) if has_penalty else None
+        counts = self._counted(request) if params.has_penalties else None
         output = counts.output if counts else {}
         seen = (counts.prompt if repetition != 1 else frozenset()) | output.keys() if counts else ()
         for token in bias.keys() | seen:
@@ -111,26 +118,26 @@ class Sampler:
         return counts
 
 
-def _draw(logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
-    params = [r.sampling for r in requests]
+def _draw(logits: mx.array, samples: Sequence[Sample]) -> mx.array:
+    params = [request.sampling for request, _ in samples]
     logits = logits / _column([p.temperature for p in params])
-    logits = _keep_top(logits, requests)
+    logits = _keep_top(logits, params)
     if any(p.min_p > 0 for p in params):
         floor = mx.log(_column([p.min_p for p in params])) + logits.max(axis=-1, keepdims=True)
         logits = mx.where(logits < floor, -mx.inf, logits)
     cumulative = mx.cumsum(mx.softmax(logits, axis=-1, precise=True), axis=-1)
-    draws = _column([uniform(r.seed, r.num_tokens) for r in requests])
+    draws = _column([uniform(r.seed, position) for r, position in samples])
     # The first token whose cumulative probability exceeds the draw has a probability > 0.
     return mx.argmax(cumulative > draws * cumulative[:, -1:], axis=-1)
 
 
-def _keep_top(logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
+def _keep_top(logits: mx.array, params: Sequence[SamplingParams]) -> mx.array:
     """Mask what top-k and top-p leave out, in the rows that ask for it: these are sorted."""
-    asking = [row for row, r in enumerate(requests) if r.sampling.top_k > 0 or r.sampling.top_p < 1]
+    asking = [row for row, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
     if not asking:
         return logits
     rows, vocab_size = mx.array(asking), logits.shape[-1]
-    params = [requests[row].sampling for row in asking]
+    params = [params[row] for row in asking]
     part = logits[rows]
     order = mx.argsort(-part, axis=-1)
     descending = mx.take_along_axis(part, order, axis=-1)

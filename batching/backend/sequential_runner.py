@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from batching.backend.sampler import Sampler
+from batching.backend.sampler import Sample, Sampler
 from batching.request import BatchRequest
 from batching.step_plan import Slice, StepPlan
 
@@ -27,7 +27,7 @@ class SequentialRunner:
     def run(self, plan: StepPlan) -> list[int]:
         sampled: list[int] = []
         for s in plan.slices:
-            tokens = self._sampler.sample(self._read(s), [s.request])
+            tokens = self._sampler.sample(self._read(s), [Sample(s.request, s.stop)])
             mx.eval(tokens, [layer.state for layer in self._cache])
             if s.samples:
                 sampled.append(int(tokens[0]))

@@ -111,6 +111,18 @@ def test_in_a_batch_of_16_with_unlike_neighbours(bundled: Bundled) -> None:
     assert max(sizes) == 16
 
 
+def test_with_drafts(bundled: Bundled) -> None:
+    """Their rows are more than one token of a request, and mostly wrong."""
+    drafts: list[int] = []
+    config = SchedulerConfig(num_blocks=256, max_num_seqs=3, max_draft_tokens=7)
+    scheduler, engine = bundled.engine(
+        config, lambda plan: drafts.extend(len(s.drafts) for s in plan.slices if s.samples)
+    )
+    served = serve_golden(scheduler, engine)
+    assert max(drafts) > 1
+    assert len(drafts) < sum(r.num_output_tokens for r in served), "no draft was right"
+
+
 @pytest.mark.parametrize("prefill_chunk", [7, 32, 256])
 def test_whatever_the_chunks_of_the_prefill(bundled: Bundled, prefill_chunk: int) -> None:
     chunks: set[int] = set()

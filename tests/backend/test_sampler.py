@@ -1,6 +1,7 @@
 """The sampler against numpy, row by row and in mixtures."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batching.backend.sampler import Sampler, uniform
+from batching.backend.sampler import Sample, Sampler, uniform
 from batching.request import BatchRequest, SamplingParams
 
 VOCAB_SIZE = 32
@@ -26,9 +27,13 @@ def request(
     return made
 
 
+def samples(requests: Sequence[BatchRequest]) -> list[Sample]:
+    return [Sample(r, r.num_tokens) for r in requests]
+
+
 def sample(*requests: BatchRequest, logits: np.ndarray[Any, Any] = LOGITS) -> list[int]:
     rows = mx.array(np.tile(logits, (len(requests), 1)))
-    return np.array(Sampler().sample(rows, requests)).tolist()  # type: ignore[no-any-return]
+    return np.array(Sampler().sample(rows, samples(requests))).tolist()  # type: ignore[no-any-return]
 
 
 def draws(num: int = 2000, *, logits: np.ndarray[Any, Any] = LOGITS, **params: Any) -> Counter[int]:
@@ -146,7 +151,7 @@ def test_penalties_are_those_of_the_definitions_in_any_mixture(rows: list[BatchR
     sampler = Sampler()
     # Twice: the second time the counts are kept from the first.
     for _ in range(2):
-        got = np.array(sampler.sample(mx.array(logits), rows)).tolist()
+        got = np.array(sampler.sample(mx.array(logits), samples(rows))).tolist()
         assert got == [int(penalised(logits[i], r).argmax()) for i, r in enumerate(rows)]
         for r, token in zip(rows, got, strict=True):
             r.append(token)
@@ -169,6 +174,6 @@ def test_positions_and_seeds_draw_unlike_numbers() -> None:
 
 def test_half_precision_logits_are_sampled_in_single_precision() -> None:
     logits = mx.array(LOGITS)[None].astype(mx.bfloat16)
-    assert np.array(Sampler().sample(logits, [request(temperature=0.0)])).tolist() == [
+    assert np.array(Sampler().sample(logits, samples([request(temperature=0.0)]))).tolist() == [
         int(np.array(logits.astype(mx.float32)).argmax())
     ]

@@ -1,6 +1,6 @@
 """The scheduler against golden traces, and the whole core against one oracle."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,8 @@ from batching.block_manager import BlockCopy, BlockTable
 from batching.config import SchedulerConfig
 from batching.errors import ContextLengthExceeded
 from batching.priority_queue import Priority
-from batching.request import BatchRequest, RequestStatus
+from batching.prompt_lookup import PromptLookup
+from batching.request import BatchRequest, RequestStatus, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
 from tests.fakes import TokenRunner, expected_output, make_engine
 
@@ -269,6 +270,66 @@ def test_a_step_that_raised_costs_its_own_requests_and_the_cache() -> None:
     assert trace(scheduler)[0] == "2[0:4]"
 
 
+class Guesses(PromptLookup):
+    """Guesses what will be said, but for the tokens that `is_wrong` names."""
+
+    def __init__(self, is_wrong: Callable[[int], bool] = lambda _: False) -> None:
+        super().__init__()
+        self._is_wrong = is_wrong
+
+    def draft(self, token_ids: Sequence[int], max_length: int) -> tuple[int, ...]:
+        guessed = expected_output(token_ids, max_length)
+        return tuple(guess ^ self._is_wrong(guess) for guess in guessed)
+
+
+SAID = expected_output([7, 8, 9], 8)
+
+
+def drafting(request_id: int = 0, **kwargs: Any) -> BatchRequest:
+    made = BatchRequest(request_id, [7, 8, 9], max_tokens=len(SAID), **kwargs)
+    made.lookup = Guesses()
+    return made
+
+
+def test_right_drafts_save_steps() -> None:
+    """As many as fit into the last block, and one less than are still wanted."""
+    scheduler = ContinuousBatchingScheduler(config(max_draft_tokens=7))
+    made = drafting()
+    assert trace(scheduler, [made]) == ["0[0:3]", "0[3:4]", "0[4:5]+3", "0[8:9]+1"]
+    assert made.output_token_ids == SAID
+
+
+def test_after_a_wrong_draft_the_right_token_is_said() -> None:
+    scheduler = ContinuousBatchingScheduler(config(max_draft_tokens=7))
+    made = drafting()
+    made.lookup = Guesses(lambda guess: guess == SAID[3])
+    lines = trace(scheduler, [made])
+    assert lines == ["0[0:3]", "0[3:4]", "0[4:5]+3", "0[6:7]+1", "0[8:9]+1"]
+    assert made.output_token_ids == SAID
+
+
+def test_a_stop_token_among_the_drafts_ends_the_answer() -> None:
+    scheduler = ContinuousBatchingScheduler(config(max_draft_tokens=7))
+    made = drafting(stop_token_ids={SAID[3]})
+    assert len(trace(scheduler, [made])) == 3
+    assert made.output_token_ids == SAID[:4]
+
+
+def test_nothing_is_drafted_for_one_with_penalties() -> None:
+    """Its logits are those of the tokens that were said and not of those that were guessed."""
+    scheduler = ContinuousBatchingScheduler(config(max_draft_tokens=7))
+    sampling = SamplingParams(frequency_penalty=1.0)
+    assert "+" not in "".join(trace(scheduler, [drafting(sampling=sampling)]))
+
+
+def test_drafts_are_shared_out_until_the_batch_is_large() -> None:
+    limits = config(max_draft_tokens=7, max_drafting_rows=5, enable_prefix_cache=False)
+    scheduler = ContinuousBatchingScheduler(limits)
+    assert trace(scheduler, [drafting(0), drafting(1)], num_steps=3)[-1] == "0[4:5]+1 1[4:5]+1"
+    scheduler.add(drafting(2))
+    assert trace(scheduler, num_steps=2)[-1] == "0[7:8] 1[7:8] 2[3:4]"
+
+
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
     """A small engine, and requests of which many share their beginning."""
@@ -280,6 +341,8 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
         max_batched_tokens=seats + draw(st.integers(0, 12)),
         prefill_chunk=draw(st.integers(1, 9)),
         enable_prefix_cache=draw(st.booleans()),
+        max_draft_tokens=draw(st.sampled_from([0, 1, 7])),
+        max_drafting_rows=draw(st.integers(1, 20)),
     )
     room = limits.max_request_tokens
     requests: list[BatchRequest] = []
@@ -296,6 +359,7 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
                 arrival_time=float(request_id),
             )
         )
+        requests[-1].lookup = Guesses(lambda guess: guess % 5 == 0)
     return limits, requests
 
 
@@ -350,7 +414,10 @@ def test_a_plan_stays_within_its_limits_and_always_moves_on(
         plan = scheduler.schedule()
         assert 0 < plan.num_tokens <= limits.max_batched_tokens
         assert len(plan.slices) <= limits.max_num_seqs
-        assert all(len(s) <= limits.prefill_chunk for s in plan.slices)
+        assert all(len(s) <= limits.prefill_chunk for s in plan.slices if not s.drafts)
+        assert all(len(s.drafts) <= limits.max_draft_tokens for s in plan.slices)
+        num_drafts = sum(len(s.drafts) for s in plan.slices)
+        assert not num_drafts or num_drafts < limits.max_drafting_rows
         idle = [r for r in requests if r.status in (RequestStatus.WAITING, RequestStatus.COMPLETED)]
         assert not any(len(r.block_table) for r in idle)
         waiting = [r for r in requests if r.status is RequestStatus.WAITING]

@@ -1,0 +1,56 @@
+"""Guesses the next tokens of a request from what it has said before."""
+
+from collections.abc import Sequence
+from typing import Final
+
+_NGRAM: Final = 3
+_MAX_PAUSE: Final = 64
+
+
+class PromptLookup:
+    """Drafts of one request (prompt lookup decoding, Saxena 2023).
+
+    If the last three tokens stood in the prompt or the answer before, what followed them then
+    is the draft.  The model reads a draft in the step it would have made anyway and each
+    token of it is checked against the one that is sampled there, so an answer is the same
+    with and without drafts, greedy or drawn.
+
+    How long a draft may be follows how the last ones fared: twice as long after one that was
+    right to its end, as long as what was right of it otherwise; after drafts that were all
+    wrong none for a while, twice as long each time.
+    """
+
+    def __init__(self) -> None:
+        # Where the token after each n-gram stands, as it stood last.
+        self._next_position: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0
+        self._max_length = 2
+        self._pause = 1
+        self._resume_at = 0
+
+    def draft(self, token_ids: Sequence[int], max_length: int) -> tuple[int, ...]:
+        """Return up to `max_length` tokens that may follow; none if nothing suggests any."""
+        max_length = min(max_length, self._max_length)
+        if max_length < 1 or len(token_ids) < max(_NGRAM, self._resume_at):
+            return ()
+        self._index(token_ids)
+        position = self._next_position.get(tuple(token_ids[-_NGRAM:]))
+        return () if position is None else tuple(token_ids[position : position + max_length])
+
+    def record(self, num_tokens: int, num_drafted: int, num_accepted: int) -> None:
+        """Learn how a draft fared; the request has `num_tokens` tokens now."""
+        if num_accepted == num_drafted:
+            self._max_length *= 2
+        else:
+            self._max_length = num_accepted + 1
+        if num_accepted:
+            self._pause = 1
+        else:
+            self._pause = min(2 * self._pause, _MAX_PAUSE)
+            self._resume_at = num_tokens + self._pause
+
+    def _index(self, token_ids: Sequence[int]) -> None:
+        """Index what came since; the last n-gram is left out, nothing follows it yet."""
+        for stop in range(max(self._num_indexed, _NGRAM), len(token_ids)):
+            self._next_position[tuple(token_ids[stop - _NGRAM : stop])] = stop
+        self._num_indexed = len(token_ids)
