@@ -2,6 +2,7 @@
 # make test     run the tests
 # make check    formatting, lint and types;  make fmt repairs what can be repaired
 # make all      check and test
+# make bench    measure the server over HTTP; BENCHFLAGS=--help tells how
 # make lock     write requirements/*.txt anew; LOCKFLAGS=--upgrade moves the pins
 #
 # DEVICE=cuda make serve   on a Linux GPU (its own environment, .venv-cuda: see pyproject.toml)
@@ -22,7 +23,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # An activated environment elsewhere must not lead pip or uv astray.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: serve test check fmt all install lock clean
+.PHONY: serve test check fmt all install bench lock clean
 
 serve: $(VENV)/.runtime
 	@exec $(BIN)/python -m app
@@ -43,6 +44,9 @@ fmt: $(VENV)/.dev
 all: check test
 
 install: $(VENV)/.dev
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m scripts.bench $(BENCHFLAGS)
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is Python %d.%d; this needs 3.11 or newer: make PYTHON=python3.12 ..." % sys.version_info[:2])'

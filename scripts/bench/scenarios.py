@@ -1,0 +1,130 @@
+"""The kinds of load: which conversations clients have, and how many clients by default."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from scripts.bench.workload import Conversation, Writer
+
+# Words; the tokens in the descriptions are those of SmolLM2 with its chat template.
+_SHORT: Final = 19
+_LONG: Final = 760
+_SYSTEM: Final = 424
+_TURNS: Final = 4
+
+# In the order in which reports list them; our server's names (app/schemas/request.py).
+PRIORITIES: Final = ("high", "normal", "low")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a conversation stands: in which run, of which client, and how many came before."""
+
+    run: str
+    client: int
+    number: int
+
+    @property
+    def step(self) -> int:
+        """A number that walks through the kinds of a mix, for each client and across them."""
+        return self.client + self.number
+
+    def writer(self) -> Writer:
+        return Writer(f"{self.run}/{self.client}/{self.number}")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A kind of load; `shares_text` says that prompts may be found in a prefix cache."""
+
+    name: str
+    description: str
+    conversation: Callable[[Place], Conversation]
+    num_clients: int
+    max_tokens: int
+    requests_per_client: int = 2
+    num_turns: int = 1
+    shares_text: bool = False
+    has_priorities: bool = False
+
+    def conversations(self, run: str, client: int, num_requests: int) -> list[Conversation]:
+        """Return a client's conversations, whose turns together are `num_requests`.
+
+        The last one is shorter if the turns do not divide that number.
+        """
+        conversations = []
+        for number, start in enumerate(range(0, num_requests, self.num_turns)):
+            whole = self.conversation(Place(run, client, number))
+            questions = whole.questions[: num_requests - start]
+            conversations.append(Conversation(questions, whole.system, whole.priority))
+        return conversations
+
+
+def _short(place: Place) -> Conversation:
+    return Conversation((place.writer().question(_SHORT),))
+
+
+def _long(place: Place) -> Conversation:
+    return Conversation((place.writer().question(_LONG),))
+
+
+def _mixed(place: Place) -> Conversation:
+    return _long(place) if place.step % 4 == 0 else _short(place)
+
+
+def _shared_prefix(place: Place) -> Conversation:
+    system = Writer(f"{place.run}/system").text(_SYSTEM)
+    return Conversation(_short(place).questions, system=system)
+
+
+def _multi_turn(place: Place) -> Conversation:
+    writer = place.writer()
+    return Conversation(tuple(writer.question(_SHORT) for _ in range(_TURNS)))
+
+
+def _priority_mix(place: Place) -> Conversation:
+    priority = PRIORITIES[place.step % len(PRIORITIES)]
+    return Conversation(_short(place).questions, priority=priority)
+
+
+SCENARIOS: Final = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("short", "chat prompts of about 53 tokens", _short, 16, 48),
+        Scenario(
+            "shared-prefix",
+            "short questions behind one system prompt of about 480 tokens, new in each round",
+            _shared_prefix,
+            8,
+            32,
+            shares_text=True,
+        ),
+        Scenario("long", "prompts of about 880 tokens", _long, 4, 32),
+        Scenario(
+            "mixed",
+            "a quarter of the prompts of about 880 tokens, the others of about 53",
+            _mixed,
+            8,
+            32,
+            requests_per_client=4,
+        ),
+        Scenario(
+            "multi-turn",
+            f"conversations of {_TURNS} turns, each sent with all that was said before",
+            _multi_turn,
+            4,
+            32,
+            requests_per_client=_TURNS,
+            num_turns=_TURNS,
+            shares_text=True,
+        ),
+        Scenario(
+            "priority-mix",
+            "short prompts of high, normal and low priority in equal parts, more than fit at once",
+            _priority_mix,
+            24,
+            32,
+            has_priorities=True,
+        ),
+    )
+}

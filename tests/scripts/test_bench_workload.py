@@ -1,0 +1,90 @@
+from itertools import product
+
+import pytest
+
+from scripts.bench.plan import ClosedLoop, OpenLoop, Point
+from scripts.bench.scenarios import PRIORITIES, SCENARIOS
+from scripts.bench.workload import Conversation
+
+NUM_CLIENTS = 8
+RUNS = ("0/x/0", "0/x/1", "0/x/0/warm-up", "1/x/0")
+
+
+def conversations(name: str, run: str, num_requests: int = 8) -> list[Conversation]:
+    scenario = SCENARIOS[name]
+    return [
+        conversation
+        for client in range(NUM_CLIENTS)
+        for conversation in scenario.conversations(run, client, num_requests)
+    ]
+
+
+def first_words(text: str) -> tuple[str, ...]:
+    return tuple(text.split()[:4])
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_two_prompts_begin_alike_in_any_round_or_warm_up(name: str) -> None:
+    openings = [
+        first_words(conversation.questions[0])
+        for run in RUNS
+        for conversation in conversations(name, run)
+    ]
+    assert len(set(openings)) == len(openings)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_seed_decides_the_texts(name: str) -> None:
+    assert conversations(name, "0/x/0") == conversations(name, "0/x/0")
+    assert conversations(name, "0/x/0") != conversations(name, "1/x/0")
+
+
+def test_a_shared_prefix_is_the_system_prompt_and_nothing_else() -> None:
+    asked = conversations("shared-prefix", "0/x/0")
+    assert len({conversation.system for conversation in asked}) == 1
+    assert all(c.system is None for c in conversations("short", "0/x/0"))
+
+
+def test_each_round_and_the_warm_up_have_a_system_prompt_of_their_own() -> None:
+    systems = [conversations("shared-prefix", run)[0].system or "" for run in RUNS]
+    assert len(set(map(first_words, systems))) == len(RUNS)
+
+
+def test_lengths_are_what_the_scenarios_say() -> None:
+    def lengths(name: str) -> set[int]:
+        return {len(c.questions[0].split()) for c in conversations(name, "0/x/0")}
+
+    assert lengths("short") == {19}
+    assert lengths("long") == {760}
+    assert {len((c.system or "").split()) for c in conversations("shared-prefix", "r")} == {424}
+
+
+def test_a_quarter_of_the_mix_is_long_at_any_time() -> None:
+    asked = conversations("mixed", "0/x/0")
+    is_long = [len(conversation.questions[0].split()) > 100 for conversation in asked]
+    assert sum(is_long) * 4 == len(is_long)
+    by_number = [is_long[number::8] for number in range(8)]
+    assert all(sum(column) * 4 == len(column) for column in by_number)
+
+
+def test_priorities_are_mixed_in_equal_parts() -> None:
+    scenario = SCENARIOS["priority-mix"]
+    priorities = [
+        scenario.conversations("r", client, 2)[number].priority
+        for client, number in product(range(24), range(2))
+    ]
+    assert [priorities.count(priority) for priority in PRIORITIES] == [16, 16, 16]
+
+
+def test_turns_of_a_conversation_are_requests() -> None:
+    asked = SCENARIOS["multi-turn"].conversations("r", 0, 6)
+    assert [len(conversation.questions) for conversation in asked] == [4, 2]
+
+
+def test_a_point_names_each_round_apart() -> None:
+    point = Point(SCENARIOS["short"], ClosedLoop(1, 2), 8)
+    assert point.title == "short, 1 client"
+    assert point.run_name(7, 0) == "7/short, 1 client/0"
+    assert Point(SCENARIOS["long"], OpenLoop(2.5, 9), 8).title == "long, 2.5 arrivals/s"
+    assert ClosedLoop(3, 2).label == "3 clients"
+    assert ClosedLoop(3, 2).num_requests == 6
