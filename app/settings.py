@@ -68,7 +68,7 @@ class Settings(BaseSettings):
         gt=0,
         allow_inf_nan=False,
         description="Most milliseconds that reading prompts may add to a step of running streams; "
-        "never more than such a step takes by itself.",
+        "less where such a step is short and few prompts wait.",
     )
     max_draft_tokens: int = Field(
         default=7,

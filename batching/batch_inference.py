@@ -65,7 +65,7 @@ class BatchInferenceEngine:
         Raises:
             Exception: the pool could not be made usable again.
         """
-        plan = self._scheduler.schedule(self._stall_budget.max_prefill_tokens)
+        plan = self._scheduler.schedule(self._max_prefill_tokens())
         logger.debug("step %s", plan)
         try:
             outputs = self._run(plan)
@@ -74,6 +74,15 @@ class BatchInferenceEngine:
             return self._recover(plan)
         self._forget_completed(outputs)
         return [*outputs]
+
+    def _max_prefill_tokens(self) -> int | None:
+        stats = self._scheduler.stats()
+        num_admissible = min(
+            stats.num_waiting, self._scheduler.config.max_num_seqs - stats.num_running
+        )
+        return self._stall_budget.max_prefill_tokens(
+            stats.num_prefilling + num_admissible, stats.num_running - stats.num_prefilling
+        )
 
     def _run(self, plan: StepPlan) -> list[RequestOutput]:
         started = self._clock()

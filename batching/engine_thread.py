@@ -1,6 +1,7 @@
 """The one door between the MLX thread and the event loop."""
 
 import asyncio
+import gc
 import itertools
 import logging
 import threading
@@ -229,6 +230,8 @@ class EngineThread:
             self._end()
             self._loaded.set_exception(error)
             return
+        # What is loaded stays: without this every full collection would walk all of it.
+        gc.freeze()
         self._loaded.set_result(loaded)
         try:
             self._serve(loaded.engine)

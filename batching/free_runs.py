@@ -1,5 +1,7 @@
 """The empty blocks, kept as runs of consecutive ids."""
 
+from collections import OrderedDict
+
 
 class FreeRuns:
     """A set of block ids that knows its maximal runs; every operation is O(1) a block.
@@ -20,7 +22,10 @@ class FreeRuns:
     def __init__(self, num_blocks: int) -> None:
         self._stop_of: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
-        self._by_class: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length() + 1)]
+        # Not plain dicts: finding the first entry of one takes as long as entries were deleted.
+        self._by_class: list[OrderedDict[int, None]] = [
+            OrderedDict() for _ in range(num_blocks.bit_length() + 1)
+        ]
         self._num_blocks = 0
         self._add(0, num_blocks)
 

@@ -5,8 +5,10 @@ class StallBudget:
     """Learns what a step costs here, and turns time into prompt tokens.
 
     A step of n decodes takes a time of its own, and each prompt token beside them adds to it.
-    The prompt tokens of a step may add `max_stall`, and no more than the decodes take alone:
-    so a stream's gap between two tokens at most doubles while prompts are read.
+    Prompts may add to a step what its decodes take alone, so that a stream's gap between two
+    tokens doubles while they are read.  Where more prompts wait than streams run, it is as
+    many times that as there are prompts for a stream: else one early stream would keep all
+    the others waiting.  `max_stall` bounds it in any case.
     """
 
     # The weight of what is known already against the newest step.
@@ -23,12 +25,15 @@ class StallBudget:
         self._prefill_duration = 0.0
         self._num_tokens = 0.0
 
-    @property
-    def max_prefill_tokens(self) -> int | None:
-        """None until a step has read a prompt; every stream began with one."""
+    def max_prefill_tokens(self, num_prompts: int, num_streams: int) -> int | None:
+        """Return how many tokens of the prompts a step may read beside the streams.
+
+        None until a step has read a prompt; every stream began with one.
+        """
         if self._prefill_duration == 0:
             return None
-        stall = min(self._max_stall, self._decode_duration or self._max_stall)
+        fair = self._decode_duration * max(1, num_prompts / max(1, num_streams))
+        stall = min(self._max_stall, fair or self._max_stall)
         return max(self._MIN_TOKENS, round(stall * self._num_tokens / self._prefill_duration))
 
     def record(self, num_prefill_tokens: int, num_decode_tokens: int, duration: float) -> None:

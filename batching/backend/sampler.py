@@ -1,13 +1,14 @@
 """Draws one token for each row of logits, whatever mixture of parameters the rows have."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import numpy as np
 
+from batching.backend.cpu.draws import draw
 from batching.request import BatchRequest, SamplingParams
 
 _MASK_64: Final = (1 << 64) - 1
@@ -59,7 +60,9 @@ class Sampler:
     cumulative distribution.  Greedy rows take the arg-max of their penalised logits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, draw: "Draw | None" = None) -> None:
+        """Without `draw`, tokens are drawn where the logits are."""
+        self._draw = draw or (draw_on_host if mx.default_device() == mx.cpu else draw_on_device)
         self._counts: WeakKeyDictionary[BatchRequest, TokenCounts] = WeakKeyDictionary()
 
     def sample(self, logits: mx.array, samples: Sequence[Sample]) -> mx.array:
@@ -75,7 +78,9 @@ class Sampler:
         ]
         if drawn:
             rows = mx.array(drawn)
-            tokens[rows] = _draw(logits[rows], [samples[row] for row in drawn])
+            params = [requests[row].sampling for row in drawn]
+            uniforms = [uniform(requests[row].seed, samples[row].position) for row in drawn]
+            tokens[rows] = self._draw(logits[rows], params, uniforms)
         return tokens
 
     def _penalise(self, logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
@@ -118,17 +123,26 @@ class Sampler:
         return counts
 
 
-def _draw(logits: mx.array, samples: Sequence[Sample]) -> mx.array:
-    params = [request.sampling for request, _ in samples]
+Draw = Callable[[mx.array, Sequence[SamplingParams], Sequence[float]], mx.array]
+
+
+def draw_on_host(
+    logits: mx.array, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> mx.array:
+    return mx.array(draw(np.array(logits), params, uniforms), dtype=mx.uint32)
+
+
+def draw_on_device(
+    logits: mx.array, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> mx.array:
     logits = logits / _column([p.temperature for p in params])
     logits = _keep_top(logits, params)
     if any(p.min_p > 0 for p in params):
         floor = mx.log(_column([p.min_p for p in params])) + logits.max(axis=-1, keepdims=True)
         logits = mx.where(logits < floor, -mx.inf, logits)
     cumulative = mx.cumsum(mx.softmax(logits, axis=-1, precise=True), axis=-1)
-    draws = _column([uniform(r.seed, position) for r, position in samples])
     # The first token whose cumulative probability exceeds the draw has a probability > 0.
-    return mx.argmax(cumulative > draws * cumulative[:, -1:], axis=-1)
+    return mx.argmax(cumulative > _column(uniforms) * cumulative[:, -1:], axis=-1)
 
 
 def _keep_top(logits: mx.array, params: Sequence[SamplingParams]) -> mx.array:

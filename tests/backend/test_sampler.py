@@ -1,7 +1,7 @@
 """The sampler against numpy, row by row and in mixtures."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batching.backend.sampler import Sample, Sampler, uniform
+from batching.backend.sampler import (
+    Draw,
+    Sample,
+    Sampler,
+    draw_on_device,
+    draw_on_host,
+    uniform,
+)
 from batching.request import BatchRequest, SamplingParams
 
 VOCAB_SIZE = 32
@@ -27,13 +34,29 @@ def request(
     return made
 
 
+@pytest.fixture(scope="module", autouse=True, params=[draw_on_device, draw_on_host])
+def draw(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Draw in both ways; with Hypothesis a fixture has to last for the module."""
+    Drawing.means = request.param
+    yield
+    Drawing.means = None
+
+
+class Drawing:
+    means: Draw | None = None
+
+
+def new_sampler() -> Sampler:
+    return Sampler(Drawing.means)
+
+
 def samples(requests: Sequence[BatchRequest]) -> list[Sample]:
     return [Sample(r, r.num_tokens) for r in requests]
 
 
 def sample(*requests: BatchRequest, logits: np.ndarray[Any, Any] = LOGITS) -> list[int]:
     rows = mx.array(np.tile(logits, (len(requests), 1)))
-    return np.array(Sampler().sample(rows, samples(requests))).tolist()  # type: ignore[no-any-return]
+    return np.array(new_sampler().sample(rows, samples(requests))).tolist()  # type: ignore[no-any-return]
 
 
 def draws(num: int = 2000, *, logits: np.ndarray[Any, Any] = LOGITS, **params: Any) -> Counter[int]:
@@ -148,7 +171,7 @@ tokens = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12)
 )
 def test_penalties_are_those_of_the_definitions_in_any_mixture(rows: list[BatchRequest]) -> None:
     logits = np.stack([np.roll(LOGITS, i) for i in range(len(rows))])
-    sampler = Sampler()
+    sampler = new_sampler()
     # Twice: the second time the counts are kept from the first.
     for _ in range(2):
         got = np.array(sampler.sample(mx.array(logits), samples(rows))).tolist()
@@ -174,6 +197,6 @@ def test_positions_and_seeds_draw_unlike_numbers() -> None:
 
 def test_half_precision_logits_are_sampled_in_single_precision() -> None:
     logits = mx.array(LOGITS)[None].astype(mx.bfloat16)
-    assert np.array(Sampler().sample(logits, samples([request(temperature=0.0)]))).tolist() == [
+    assert np.array(new_sampler().sample(logits, samples([request(temperature=0.0)]))).tolist() == [
         int(np.array(logits.astype(mx.float32)).argmax())
     ]

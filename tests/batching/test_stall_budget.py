@@ -3,15 +3,15 @@ from batching.stall_budget import StallBudget
 
 def test_nothing_is_known_before_a_prompt_was_read() -> None:
     budget = StallBudget(0.1)
-    assert budget.max_prefill_tokens is None
+    assert budget.max_prefill_tokens(1, 1) is None
     budget.record(0, 4, 0.05)
-    assert budget.max_prefill_tokens is None
+    assert budget.max_prefill_tokens(1, 1) is None
 
 
 def test_it_is_the_time_allowed_over_the_time_of_a_token() -> None:
     budget = StallBudget(0.1)
     budget.record(100, 0, 0.2)
-    assert budget.max_prefill_tokens == 50
+    assert budget.max_prefill_tokens(1, 1) == 50
 
 
 def test_prompts_add_no_more_than_the_decodes_take_alone() -> None:
@@ -20,7 +20,15 @@ def test_prompts_add_no_more_than_the_decodes_take_alone() -> None:
         budget.record(0, 8, 0.05)
     for _ in range(30):
         budget.record(50, 8, 0.05 + 50 * 0.001)
-    assert budget.max_prefill_tokens == 50
+    assert budget.max_prefill_tokens(1, 1) == 50
+
+
+def test_where_prompts_outnumber_the_streams_they_may_add_more() -> None:
+    budget = StallBudget(0.25)
+    budget.record(0, 1, 0.02)
+    budget.record(100, 0, 0.1)
+    allowed = [budget.max_prefill_tokens(num, 2) for num in (1, 2, 4, 10, 100)]
+    assert allowed == [20, 20, 40, 100, 250]
 
 
 def test_it_follows_a_machine_that_slows_down_but_not_one_slow_step() -> None:
@@ -28,12 +36,12 @@ def test_it_follows_a_machine_that_slows_down_but_not_one_slow_step() -> None:
     for _ in range(20):
         budget.record(100, 0, 0.1)
     budget.record(100, 0, 0.3)
-    after_one = budget.max_prefill_tokens
+    after_one = budget.max_prefill_tokens(1, 1)
     assert after_one is not None
     assert 60 < after_one < 100
     for _ in range(50):
         budget.record(100, 0, 1.0)
-    assert budget.max_prefill_tokens == StallBudget._MIN_TOKENS
+    assert budget.max_prefill_tokens(1, 1) == StallBudget._MIN_TOKENS
 
 
 def test_a_few_tokens_on_a_cached_prefix_say_little() -> None:
@@ -41,7 +49,7 @@ def test_a_few_tokens_on_a_cached_prefix_say_little() -> None:
     budget = StallBudget(0.25)
     budget.record(256, 0, 0.5)
     budget.record(1, 1, 0.05)
-    assert (budget.max_prefill_tokens or 0) > 100
+    assert (budget.max_prefill_tokens(1, 1) or 0) > 100
 
 
 def test_fewer_streams_than_before_do_not_lift_the_limit() -> None:
@@ -50,5 +58,4 @@ def test_fewer_streams_than_before_do_not_lift_the_limit() -> None:
         budget.record(0, 16, 0.1)
     for _ in range(10):
         budget.record(16, 1, 0.045 + 16 * 0.003)
-    assert budget.max_prefill_tokens is not None
-    assert budget.max_prefill_tokens <= 0.25 / 0.003
+    assert (budget.max_prefill_tokens(1, 1) or 1e9) <= 0.25 / 0.003

@@ -1,0 +1,67 @@
+"""Draws tokens on the host: a sort of 16 rows of logits takes MLX 64 ms on a CPU."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from batching.request import SamplingParams
+
+# Top-p rarely reaches further down than this many tokens; where it does, all are sorted.
+_NUM_CANDIDATES: Final = 1024
+
+Array = npt.NDArray[Any]
+
+
+def draw(logits: Array, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
+    """Return a token for each row of `[R, vocab_size]`, by inverse cumulative distribution."""
+    return [_draw(*row) for row in zip(logits, params, uniforms, strict=True)]
+
+
+def _draw(logits: Array, params: SamplingParams, uniform: float) -> int:
+    logits = logits / np.float32(params.temperature)
+    highest = logits.max()
+    if not np.isfinite(highest):
+        return int(logits.argmax())
+    weights = np.exp(logits - highest)
+    kept = _top(logits, weights, params)
+    if params.min_p > 0:
+        tokens = np.arange(len(logits)) if kept is None else kept
+        kept = tokens[weights[tokens] >= params.min_p]
+    cumulative = np.cumsum(weights if kept is None else weights[kept], dtype=np.float64)
+    # The first token whose cumulative weight exceeds the draw.
+    place = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
+    place = min(int(place), len(cumulative) - 1)
+    return place if kept is None else int(kept[place])
+
+
+def _top(logits: Array, weights: Array, params: SamplingParams) -> Array | None:
+    """Return the tokens within top-k and top-p, in the order of their ids; None is all."""
+    vocab_size = len(logits)
+    top_k = min(params.top_k or vocab_size, vocab_size)
+    if top_k == vocab_size and params.top_p >= 1:
+        return None
+    total = weights.sum(dtype=np.float64)
+    # Top-p is taken of what top-k left.
+    for num in (_NUM_CANDIDATES, vocab_size) if top_k == vocab_size else (top_k,):
+        order = _largest(logits, num)
+        cumulative = np.cumsum(weights[order], dtype=np.float64)
+        if num == top_k:
+            total = cumulative[-1]
+        # Keep a token while those before it have not reached top-p; the first one always stays.
+        num_kept = 1 + int(np.searchsorted(cumulative[:-1], params.top_p * total))
+        if num_kept < num:
+            break
+    return np.sort(order[:num_kept])
+
+
+def _largest(logits: Array, num: int) -> Array:
+    """Return the ids of the `num` largest logits, falling; of equal ones the first come first."""
+    num = min(num, len(logits))
+    if num < len(logits):
+        threshold = np.partition(logits, len(logits) - num)[len(logits) - num]
+        candidates = np.flatnonzero(logits >= threshold)
+    else:
+        candidates = np.arange(len(logits))
+    return candidates[np.argsort(-logits[candidates], kind="stable")][:num]

@@ -1,0 +1,74 @@
+"""What the microbenchmarks print and write; never how long anything took."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from scripts.bench.steps import StepTime, load_steps
+from scripts.microbench.__main__ import main
+from scripts.microbench.steps import Point
+from scripts.microbench.timing import Pace, Result, Timing, compare
+
+ENTRY_KEYS = {"name", "seconds", "p10", "p90"}
+
+
+def test_without_a_model_all_is_printed_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["scheduler", "blocks", "sampler", "attention"]
+    path = tmp_path / "times.json"
+    assert main([*names, "--quick", "--json", str(path)]) == 0
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert list(report) == ["machine", *names, "shares"]
+    printed = capsys.readouterr().out
+    for name in names:
+        assert f"\n{name}\n" in printed
+        for entry in report[name]:
+            assert entry.keys() == ENTRY_KEYS
+            assert 0 < entry["p10"] <= entry["seconds"] <= entry["p90"]
+            assert entry["name"] in printed
+    assert [entry["name"] for entry in report["scheduler"]] == [
+        "256 rows, pool of 1,024",
+        "256 rows, pool of 8,192",
+        "256 rows, pool of 65,536",
+        "256 rows, pool of 8,192, 256 requests later",
+    ]
+
+
+def test_the_report_of_the_server_benchmark_reads_the_steps(tmp_path: Path) -> None:
+    point = Point(rows=8, context=512)
+    timing = Timing.of(str(point), [0.03, 0.01, 0.02], **point._asdict())
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps({"steps": [timing.as_json()]}), encoding="utf-8")
+    assert load_steps(path) == [StepTime(rows=8, context=512, seconds=0.02)]
+
+
+def test_cases_take_turns_and_the_first_call_of_a_turn_does_not_count() -> None:
+    calls: list[str] = []
+    timings = compare({name: partial(_slow, calls, name) for name in "ab"}, Pace(2, 3))
+    assert "".join(calls) == "aaaabbbbaaaabbbb"
+    assert [t.name for t in timings] == ["a", "b"]
+
+
+def test_times_are_in_the_unit_that_suits_them() -> None:
+    table = str(Result([Timing.of("step", [0.02]), Timing.of("lookup", [2e-6])], {"share": 1.5}))
+    assert [line.split() for line in table.splitlines()] == [
+        ["median", "p10", "p90"],
+        ["step", *["20.00", "ms"] * 3],
+        ["lookup", *["2.00", "µs"] * 3],
+        ["share", "1.5", "%"],
+    ]
+
+
+def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["stepz"])
+    assert "no stepz; there are steps, scheduler" in capsys.readouterr().err
+
+
+def _slow(calls: list[str], name: str) -> None:
+    """Take longer than the least a sample takes, so that each sample is one call."""
+    calls.append(name)
+    sum(range(100_000))
