@@ -8,11 +8,13 @@ class StallBudget:
     Prompts may add to a step what its decodes take alone, so that a stream's gap between two
     tokens doubles while they are read.  Where more prompts wait than streams run, it is as
     many times that as there are prompts for a stream: else one early stream would keep all
-    the others waiting.  `max_stall` bounds it in any case.
+    the others waiting.  Nor is it less than `_MIN_CHUNK` tokens, because short chunks read a
+    long context over and over.  `max_stall` bounds it in any case.
     """
 
     # The weight of what is known already against the newest step.
     _MEMORY = 0.8
+    _MIN_CHUNK = 64
     # A prompt must move on, however slow the machine.
     _MIN_TOKENS = 16
 
@@ -33,8 +35,10 @@ class StallBudget:
         if self._prefill_duration == 0:
             return None
         fair = self._decode_duration * max(1, num_prompts / max(1, num_streams))
-        stall = min(self._max_stall, fair or self._max_stall)
-        return max(self._MIN_TOKENS, round(stall * self._num_tokens / self._prefill_duration))
+        tokens_per_second = self._num_tokens / self._prefill_duration
+        most = round(self._max_stall * tokens_per_second)
+        wanted = round(fair * tokens_per_second) if fair else most
+        return max(self._MIN_TOKENS, min(most, max(self._MIN_CHUNK, wanted)))
 
     def record(self, num_prefill_tokens: int, num_decode_tokens: int, duration: float) -> None:
         """Learn from a step that took `duration` seconds."""

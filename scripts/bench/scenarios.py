@@ -97,6 +97,7 @@ SCENARIOS: Final = {
             _shared_prefix,
             8,
             32,
+            requests_per_client=1,
             shares_text=True,
         ),
         Scenario("long", "prompts of about 880 tokens", _long, 4, 32),

@@ -17,18 +17,25 @@ def test_it_is_the_time_allowed_over_the_time_of_a_token() -> None:
 def test_prompts_add_no_more_than_the_decodes_take_alone() -> None:
     budget = StallBudget(0.25)
     for _ in range(30):
-        budget.record(0, 8, 0.05)
+        budget.record(0, 8, 0.08)
     for _ in range(30):
-        budget.record(50, 8, 0.05 + 50 * 0.001)
-    assert budget.max_prefill_tokens(1, 1) == 50
+        budget.record(80, 8, 0.08 + 80 * 0.001)
+    assert budget.max_prefill_tokens(1, 1) == 80
 
 
 def test_where_prompts_outnumber_the_streams_they_may_add_more() -> None:
     budget = StallBudget(0.25)
-    budget.record(0, 1, 0.02)
+    budget.record(0, 1, 0.08)
     budget.record(100, 0, 0.1)
-    allowed = [budget.max_prefill_tokens(num, 2) for num in (1, 2, 4, 10, 100)]
-    assert allowed == [20, 20, 40, 100, 250]
+    allowed = [budget.max_prefill_tokens(num, 2) for num in (1, 2, 4, 5, 100)]
+    assert allowed == [80, 80, 160, 200, 250]
+
+
+def test_a_chunk_is_not_shorter_than_it_is_worth() -> None:
+    budget = StallBudget(0.25)
+    budget.record(0, 1, 0.01)
+    budget.record(100, 0, 0.1)
+    assert budget.max_prefill_tokens(1, 2) == StallBudget._MIN_CHUNK
 
 
 def test_it_follows_a_machine_that_slows_down_but_not_one_slow_step() -> None:
