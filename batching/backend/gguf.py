@@ -8,6 +8,8 @@ model runs them.  Two things differ from a Hugging Face checkpoint:
 """
 
 import importlib
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
@@ -22,6 +24,8 @@ Weights = dict[str, mx.array]
 
 FAMILIES: Final = ("llama", "qwen2", "qwen3")
 _GROUP_SIZE: Final = 32
+# Of dequantizing; each works on one tensor, in memory of its own.
+_MAX_STREAMS: Final = 8
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _NAMES: Final = {
     "token_embd": "model.embed_tokens",
@@ -192,13 +196,28 @@ def _convert(weights: Weights, dtype: mx.Dtype | None) -> Weights:
         dtype = mx.float16 if is_half else mx.float32
     converted: Weights = {}
     if not keeps_quantized:
-        for module in quantized:
-            converted[f"{module}.weight"] = _dequantize(weights, module).astype(dtype)
-            mx.eval(converted[f"{module}.weight"])
+        for names in _several_at_once(sorted(f"{module}.weight" for module in quantized)):
+            for name, stream in names:
+                with mx.stream(stream):
+                    module = name.removesuffix(".weight")
+                    converted[name] = _dequantize(weights, module).astype(dtype)
+            mx.eval([converted[name] for name, _ in names])
     for name in list(weights):
         array = weights.pop(name)
         converted[name] = array if array.dtype == mx.uint32 else array.astype(dtype)
     return converted
+
+
+def _several_at_once(names: Sequence[str]) -> Iterator[list[tuple[str, mx.Stream]]]:
+    """Yield as many names as there are cores, each with a stream: one stream uses one core."""
+    if mx.default_device() != mx.cpu:
+        yield [(name, mx.default_stream(mx.default_device())) for name in names]
+        return
+    streams = [
+        mx.new_stream(mx.Device(mx.cpu)) for _ in range(min(os.cpu_count() or 1, _MAX_STREAMS))
+    ]
+    for start in range(0, len(names), len(streams)):
+        yield list(zip(names[start:], streams, strict=False))
 
 
 def _dequantize(weights: Weights, module: str) -> mx.array:

@@ -1,5 +1,7 @@
 """A KV pool of numpy arrays, for float32 on a CPU."""
 
+import math
+import mmap
 from collections.abc import Iterable
 
 import mlx.core as mx
@@ -64,13 +66,21 @@ class HostLayerCache(LayerCache):
             array[:, targets] = array[:, sources]
 
     def reset(self) -> None:
-        # Memory that the system clears when it is first touched: starting costs nothing.
         heads, slots = self.shape.num_heads, self.num_slots
         self.pool = HostPool(
-            np.zeros((heads, slots, self.shape.key_dim), np.float32),
-            np.zeros((heads, slots, self.shape.value_dim), np.float32),
+            _untouched((heads, slots, self.shape.key_dim)),
+            _untouched((heads, slots, self.shape.value_dim)),
         )
         self._written = None
+
+
+def _untouched(shape: tuple[int, ...]) -> Floats:
+    """Return zeros of memory that the system clears as it is touched: starting costs nothing.
+
+    `numpy.zeros` clears what the allocator kept, page by page.
+    """
+    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(np.float32).itemsize)
+    return np.frombuffer(memory, np.float32).reshape(shape)
 
 
 def _on_host(rows: mx.array) -> Floats:
