@@ -5,14 +5,18 @@ A replaced module keeps its class's name and parameters: its class becomes a sub
 """
 
 import sys
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import numpy.typing as npt
 from mlx_lm.models import activations
 from mlx_lm.models.activations import swiglu as mlx_swiglu
+
+Floats = npt.NDArray[np.float32]
 
 # Below it, leaving MLX's graph costs more than its scalar loop.
 _MIN_SWIGLU_SIZE: Final = 4096
@@ -78,53 +82,82 @@ class RoPE(nn.RoPE):
     rotation: "Rotation"
 
     def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
-        if not isinstance(offset, mx.array) or x.shape[-2] != 1:
+        if not isinstance(offset, mx.array) or x.shape[-2] != 1 or x.dtype != mx.float32:
             rotated: mx.array = super().__call__(x, offset)
             return rotated
-        cosines, sines = self.rotation.at(
-            offset, self.dims, self.traditional, self.base, self.scale
-        )
-        rest = x[..., self.dims :]
-        x = x[..., : self.dims]
-        pairs = x.reshape(*x.shape[:-1], *((-1, 2) if self.traditional else (2, -1)))
-        swapped = pairs[..., ::-1] if self.traditional else pairs[..., ::-1, :]
-        rotated = (pairs * cosines + swapped * sines).reshape(x.shape)
-        return mx.concatenate([rotated, rest], axis=-1) if rest.size else rotated
+        angles = self.rotation.angles(offset, self.dims, self.base, self.scale)
+        axis = -1 if self.traditional else -2
+        if len(x) == 1:
+            return _rotate_one(x, angles, axis)
+        mx.eval(x)
+        return mx.array(_rotate(np.asarray(x), angles, axis))
 
 
 class Rotation:
-    """Cosines and signed sines of the positions last asked for.
+    """The angles of the positions last asked for.
 
     All layers of a step ask with one and the same array of positions.
     """
 
     def __init__(self) -> None:
         self._positions: mx.array | None = None
-        self._tables: dict[tuple[int, bool, float, float], tuple[mx.array, mx.array]] = {}
+        self._angles: dict[tuple[int, float, float], Angles] = {}
 
-    def at(
-        self, positions: mx.array, dims: int, traditional: bool, base: float, scale: float
-    ) -> tuple[mx.array, mx.array]:
-        """Return two arrays `[T, 1, 1, ...]`, in the layout of the pairs."""
+    def angles(self, positions: mx.array, dims: int, base: float, scale: float) -> "Angles":
         if positions is not self._positions:
-            self._positions, self._tables = positions, {}
-        key = (dims, traditional, base, scale)
-        if key not in self._tables:
-            self._tables[key] = _table(np.array(positions), *key)
-        return self._tables[key]
+            self._positions, self._angles = positions, {}
+        key = (dims, base, scale)
+        if key not in self._angles:
+            frequencies = base ** (-np.arange(0, dims, 2) / dims)
+            radians = np.array(positions)[:, None, None, None] * scale * frequencies
+            self._angles[key] = Angles(
+                np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)
+            )
+        return self._angles[key]
 
 
-def _table(
-    positions: np.ndarray[Any, Any], dims: int, traditional: bool, base: float, scale: float
-) -> tuple[mx.array, mx.array]:
-    frequencies = base ** (-np.arange(0, dims, 2) / dims)
-    angles = positions[:, None] * scale * frequencies
-    axis = -1 if traditional else -2
-    cosines = np.stack([np.cos(angles)] * 2, axis)
-    sines = np.stack([-np.sin(angles), np.sin(angles)], axis)
-    shape = (len(positions), 1, 1, *cosines.shape[1:])
-    cosines, sines = (a.astype(np.float32).reshape(shape) for a in (cosines, sines))
-    return mx.array(cosines), mx.array(sines)
+@dataclass(frozen=True)
+class Angles:
+    """`[T, 1, 1, dims / 2]` each."""
+
+    cosines: Floats
+    sines: Floats
+
+    @cached_property
+    def in_graph(self) -> tuple[mx.array, mx.array]:
+        return mx.array(self.cosines), mx.array(self.sines)
+
+
+def _rotate(x: Floats, angles: Angles, axis: int) -> Floats:
+    """Rotate the first dims of `[T, H, 1, head_dim]`; a pair is two neighbours or halves apart."""
+    rotated = np.array(x)
+    dims = 2 * angles.cosines.shape[-1]
+    first, second = _pair(x[..., :dims], axis)
+    new_first, new_second = _pair(rotated[..., :dims], axis)
+    np.multiply(first, angles.cosines, out=new_first)
+    new_first -= second * angles.sines
+    np.multiply(second, angles.cosines, out=new_second)
+    new_second += first * angles.sines
+    return rotated
+
+
+def _pair(x: Floats, axis: int) -> tuple[Floats, Floats]:
+    """Return views of the first and the second of all pairs."""
+    half = x.shape[-1] // 2
+    return (x[..., ::2], x[..., 1::2]) if axis == -1 else (x[..., :half], x[..., half:])
+
+
+def _rotate_one(x: mx.array, angles: Angles, axis: int) -> mx.array:
+    """Rotate one row in MLX's graph: so little is not worth an evaluation."""
+    cosines, sines = angles.in_graph
+    half = cosines.shape[-1]
+    pairs = x[..., : 2 * half].reshape(*x.shape[:-1], *((half, 2) if axis == -1 else (2, half)))
+    first, second = mx.split(pairs, 2, axis=axis)
+    cosines, sines = mx.expand_dims(cosines, axis), mx.expand_dims(sines, axis)
+    rotated = mx.concatenate(
+        [first * cosines - second * sines, second * cosines + first * sines], axis=axis
+    )
+    return mx.concatenate([rotated.flatten(-2), x[..., 2 * half :]], axis=-1)
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
