@@ -299,11 +299,13 @@ class ContinuousBatchingScheduler:
     def _give(self, s: Slice, sampled: list[int]) -> RequestOutput:
         """Give a request what was sampled, as far as the model read the right tokens."""
         request = s.request
+        pairs = zip(sampled, (*s.drafts, None), strict=True)
+        num_right = next(i for i, (token_id, draft) in enumerate(pairs) if token_id != draft)
         given: list[int] = []
-        for token_id, draft in zip(sampled, (*s.drafts, None), strict=True):
+        for token_id in sampled[: num_right + 1]:
             request.append(token_id)
             given.append(token_id)
-            if token_id != draft or request.finish_reason is not None:
+            if request.finish_reason is not None:
                 break
         if s.drafts:
             request.lookup.record(request.num_tokens, len(s.drafts), len(given) - 1)

@@ -14,6 +14,7 @@ from batching.config import EngineConfig, SchedulerConfig
         ({"max_num_seqs": 9, "max_batched_tokens": 8}, r"max_batched_tokens \(8\) must be at"),
         ({"aging_rate": 0.0}, "aging_rate must be above 0"),
         ({"aging_rate": float("nan")}, "aging_rate must be above 0"),
+        ({"max_draft_tokens": -1}, "max_draft_tokens must not be below 0"),
     ],
 )
 def test_a_limit_out_of_range_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
