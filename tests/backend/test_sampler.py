@@ -105,6 +105,15 @@ def test_top_k_holds_at_the_size_of_a_real_vocabulary(params: dict[str, Any]) ->
     assert len(drawn) <= params["top_k"]
 
 
+@pytest.mark.parametrize("top_p", [0.5, 0.95])
+def test_top_p_reaches_as_far_as_it_must_in_a_flat_distribution(top_p: float) -> None:
+    """Further than a look at the likeliest thousand of a real vocabulary shows."""
+    logits = np.linspace(0.1, 0.0, 49152).astype(np.float32)
+    num_kept = int((np.cumsum(probabilities(logits.astype(np.float64))) < top_p).sum()) + 1
+    drawn = draws(60, top_p=top_p, logits=logits)
+    assert 0.8 * num_kept < max(drawn) < 1.01 * num_kept
+
+
 def test_of_equal_logits_only_as_many_stay_as_there_is_room_for() -> None:
     logits = np.array([2.0, 5.0, 5.0, 5.0], dtype=np.float32)
     assert len(draws(200, top_k=1, logits=logits)) == 1

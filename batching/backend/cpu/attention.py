@@ -7,14 +7,13 @@ row has one softmax, however its blocks are scattered.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, product
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from batching.backend.attention import SlidingWindow
-from batching.backend.cpu.threads import for_each
 from batching.block_manager import BlockTable
 from batching.step_plan import Slice
 
@@ -122,8 +121,7 @@ class Chunk:
     window: int | None
 
     def attend(self, queries: Floats, pool: HostPool, sinks: Floats | None, output: Floats) -> None:
-        def attend_tile(tile: tuple[int, int]) -> None:
-            head, first = tile
+        for head, first in product(range(len(pool.keys)), range(0, self.num_rows, _TILE_ROWS)):
             last = min(first + _TILE_ROWS, self.num_rows)
             rows = slice(self.first_row + first, self.first_row + last)
             output[rows, head] = self._tile(
@@ -133,20 +131,13 @@ class Chunk:
                 None if sinks is None else sinks[head],
             )
 
-        tiles = [
-            (head, first)
-            for head in range(len(pool.keys))
-            for first in range(0, self.num_rows, _TILE_ROWS)
-        ]
-        for_each(attend_tile, tiles)
-
     def _tile(self, queries: Floats, pool: HostPool, start: int, sinks: Floats | None) -> Floats:
         """Attend rows `[L, G, D]` of one key head from position `start` on."""
         num_rows, group_size, dim = queries.shape
         width = start + num_rows - self.context_start
         flat = queries.reshape(-1, dim)
         scores = np.empty((len(flat), width), np.float32)
-        spans = [(columns, slots) for columns, slots in self._until(width)]
+        spans = list(self._until(width))
         for columns, slots in spans:
             np.matmul(flat, pool.keys[slots].T, out=scores[:, columns])
         by_row = scores.reshape(num_rows, group_size, width)

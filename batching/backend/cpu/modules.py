@@ -82,7 +82,8 @@ class RoPE(nn.RoPE):
     rotation: "Rotation"
 
     def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
-        if not isinstance(offset, mx.array) or x.shape[-2] != 1 or x.dtype != mx.float32:
+        is_step = isinstance(offset, mx.array) and offset.ndim == 1 and x.shape[-2] == 1
+        if not is_step or x.dtype != mx.float32:
             rotated: mx.array = super().__call__(x, offset)
             return rotated
         angles = self.rotation.angles(offset, self.dims, self.base, self.scale)
@@ -156,8 +157,9 @@ def _rotate_one(x: mx.array, angles: Angles, axis: int) -> mx.array:
     cosines, sines = mx.expand_dims(cosines, axis), mx.expand_dims(sines, axis)
     rotated = mx.concatenate(
         [first * cosines - second * sines, second * cosines + first * sines], axis=axis
-    )
-    return mx.concatenate([rotated.flatten(-2), x[..., 2 * half :]], axis=-1)
+    ).flatten(-2)
+    rest = x[..., 2 * half :]
+    return mx.concatenate([rotated, rest], axis=-1) if rest.size else rotated
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
