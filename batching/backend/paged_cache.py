@@ -47,9 +47,11 @@ class LayerShape(NamedTuple):
 
 @dataclass(frozen=True)
 class StepInputs:
-    """One step as arrays: its T tokens are a batch of T rows of length 1.
+    """One step as arrays: its T tokens are a batch of P rows of length 1.
 
-    tokens: int32 `[T, 1]`.  positions: int32 `[T]`.  slots: int64 `[T]`, on the host.
+    The P - T last rows are padding: they compute what nobody keeps.
+
+    tokens: int32 `[P, 1]`.  positions: int32 `[P]`.  slots: int64 `[T]`, on the host.
     sample_rows: the rows that a token is sampled from, int32 `[S]`.
     samples: whom the sampled tokens are for, in that order.
     """
@@ -62,7 +64,10 @@ class StepInputs:
     attention: RowAttention
 
     @classmethod
-    def of(cls, attention: RowAttention, block_size: int) -> "StepInputs":
+    def of(
+        cls, attention: RowAttention, block_size: int, padded: Callable[[int], int]
+    ) -> "StepInputs":
+        """`padded` says how many rows a step of T tokens takes."""
         tokens: list[int] = []
         positions: list[npt.NDArray[np.int64]] = []
         slots: list[npt.NDArray[np.int64]] = []
@@ -79,8 +84,10 @@ class StepInputs:
             for i in range(s.num_samples):
                 sample_rows.append(first_sampled + i)
                 samples.append(Sample(s.request, s.request.num_tokens + i))
+        padding = [0] * (padded(len(tokens)) - len(tokens))
+        positions.append(np.array(padding, np.int64))
         return cls(
-            tokens=mx.array(tokens, dtype=mx.int32)[:, None],
+            tokens=mx.array(tokens + padding, dtype=mx.int32)[:, None],
             positions=mx.array(np.concatenate(positions).astype(np.int32)),
             slots=np.concatenate(slots),
             sample_rows=mx.array(sample_rows, dtype=mx.int32),
@@ -172,10 +179,12 @@ class PagedKVCache:
         layers: Sequence[LayerCache],
         block_size: int,
         attention: Callable[[Sequence[Slice], int], RowAttention],
+        padded: Callable[[int], int] = lambda num_tokens: num_tokens,
     ) -> None:
         self.layers = list(layers)
         self._block_size = block_size
         self._attention = attention
+        self._padded = padded
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -183,7 +192,8 @@ class PagedKVCache:
 
     def begin(self, slices: Sequence[Slice]) -> StepInputs:
         """Set the rows of the next forward pass."""
-        step = StepInputs.of(self._attention(slices, self._block_size), self._block_size)
+        attention = self._attention(slices, self._block_size)
+        step = StepInputs.of(attention, self._block_size, self._padded)
         for layer in self.layers:
             layer.begin(step)
         return step

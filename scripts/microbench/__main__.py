@@ -13,6 +13,7 @@ from batching.backend.loader import BUNDLED_MODEL
 from batching.errors import ModelLoadError
 from scripts.bench.machine import describe, in_words
 from scripts.microbench.kernels import run_attention, run_sampler
+from scripts.microbench.products import run_products
 from scripts.microbench.pure import run_blocks, run_scheduler
 from scripts.microbench.steps import run_steps
 from scripts.microbench.timing import FULL, QUICK, Pace, Result
@@ -23,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     benchmarks: dict[str, Callable[[Pace], Result]] = {
         "steps": partial(run_steps, args.model),
+        "products": partial(run_products, args.model),
         "scheduler": run_scheduler,
         "blocks": run_blocks,
         "sampler": run_sampler,
@@ -51,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scripts.microbench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help="what to time; default: all")
-    parser.add_argument("--model", default=BUNDLED_MODEL, help="of the steps; default: %(default)s")
+    parser.add_argument(
+        "--model", default=BUNDLED_MODEL, help="of the steps and products; default: %(default)s"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers")
     parser.add_argument("--quick", action="store_true", help="few repeats, to see that it runs")
     return parser

@@ -26,18 +26,26 @@ QUICK: Final = Pace(1, 3)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of a call, as the median and the tenths; `labels` name it to a program."""
+    """Seconds of a call, as the median and the tenths.
+
+    labels: name it to a program.  note: says to a person what the median means.
+    """
 
     name: str
     seconds: float
     p10: float
     p90: float
     labels: Mapping[str, int] = field(default_factory=dict)
+    note: str = ""
 
     @classmethod
     def of(cls, name: str, samples: Sequence[float], **labels: int) -> "Timing":
         median, p10, p90 = (percentile(sorted(samples), percent) for percent in (50, 10, 90))
         return cls(name, median, p10, p90, labels)
+
+    def in_words(self) -> list[str]:
+        times = [in_words(seconds) for seconds in (self.seconds, self.p10, self.p90)]
+        return [*times, f"   {self.note}"] if self.note else times
 
     def as_json(self) -> dict[str, str | float]:
         times = {"seconds": self.seconds, "p10": self.p10, "p90": self.p90}
@@ -53,7 +61,7 @@ class Result(NamedTuple):
     def __str__(self) -> str:
         width = max(map(len, [*(t.name for t in self.timings), *self.shares]))
         rows = [("", ["median", "p10", "p90"])]
-        rows += [(t.name, [in_words(x) for x in (t.seconds, t.p10, t.p90)]) for t in self.timings]
+        rows += [(t.name, t.in_words()) for t in self.timings]
         rows += [(name, [f"{share:.2g} %"]) for name, share in self.shares.items()]
         return "\n".join(
             f"  {name:<{width}}" + "".join(f"{cell:>12}" for cell in cells) for name, cells in rows

@@ -105,9 +105,10 @@ def test_it_is_attention_whatever_the_rows_the_blocks_and_the_window(
         contents.append(pool[:, blocks].reshape(2, -1, num_heads, DIM)[:, :stop])
 
     def write(parts: list[Slice]) -> None:
-        order = cache.begin(parts).attention.slices
+        inputs = cache.begin(parts)
+        order = inputs.attention.slices
         rows = [contents[s.request.request_id][:, s.start : s.stop] for s in order]
-        k, v = (mx.array(np.concatenate([r[i] for r in rows]))[:, :, None] for i in (0, 1))
+        k, v = (as_rows([r[i] for r in rows], len(inputs.tokens)) for i in (0, 1))
         layer.update_and_fetch(k, v)
         cache.flush()
 
@@ -118,7 +119,7 @@ def test_it_is_attention_whatever_the_rows_the_blocks_and_the_window(
     order = layer.step.attention.slices
     queries = [rng.normal(size=(len(s), num_queries, DIM)).astype(np.float32) for s in order]
     out = layer.attend(
-        mx.array(np.concatenate(queries))[:, :, None],
+        as_rows(queries, len(layer.step.tokens)),
         scale=DIM**-0.5,
         mask=layer.make_mask(1, window_size=window),
         sinks=None if sinks is None else mx.array(sinks),
@@ -128,7 +129,29 @@ def test_it_is_attention_whatever_the_rows_the_blocks_and_the_window(
     for q, s in zip(queries, order, strict=True):
         k, v = contents[s.request.request_id]
         expected.append(reference(q, k, v, s.start, window, sinks))
-    assert np.allclose(got, np.concatenate(expected), atol=2e-5)
+    num_tokens = sum(map(len, order))
+    assert np.allclose(got[:num_tokens], np.concatenate(expected), atol=2e-5)
+    assert not got[num_tokens:].any()
+
+
+def as_rows(parts: list[np.ndarray[Any, Any]], num_rows: int) -> mx.array:
+    """`[L, H, D]` each as `[num_rows, H, 1, D]`; nobody may look at the padding."""
+    rows = np.concatenate(parts)
+    padding = np.full((num_rows - len(rows), *rows.shape[1:]), np.nan, np.float32)
+    return mx.array(np.concatenate([rows, padding]))[:, :, None]
+
+
+@pytest.mark.parametrize(("num_tokens", "num_rows"), [(32, 32), (33, 40), (40, 40)])
+def test_rows_are_padded_to_what_is_computed_soonest(num_tokens: int, num_rows: int) -> None:
+    cache = host_cache([LayerShape(1, DIM, DIM, mx.float32)], NUM_BLOCKS, BLOCK_SIZE)
+    request = BatchRequest(0, range(num_tokens), max_tokens=1)
+    request.block_table = BlockTable(range(10))
+    step = cache.begin([Slice(request, 0, num_tokens)])
+    padding = [0] * (num_rows - num_tokens)
+    assert step.tokens[:, 0].tolist() == [*range(num_tokens), *padding]
+    assert step.positions.tolist() == [*range(num_tokens), *padding]
+    assert len(step.slots) == num_tokens
+    assert step.sample_rows.tolist() == [num_tokens - 1]
 
 
 @pytest.mark.parametrize("num_tokens", [100, 600])
@@ -169,7 +192,17 @@ def test_a_copied_block_has_its_sources_contents(make_cache: MakeCache) -> None:
     cache.copy_blocks([BlockCopy(1, 3), BlockCopy(0, 2)])
     after = pool_keys(cache).reshape(2, 4, BLOCK_SIZE, DIM)
     assert (after == before[:, [0, 1, 0, 1]]).all()
+
+
+@both_kinds
+def test_a_write_that_nobody_read_is_forgotten(make_cache: MakeCache) -> None:
+    cache = make_cache([LayerShape(1, DIM, DIM, mx.float32)], 4, BLOCK_SIZE)
+    request = BatchRequest(0, [0] * 3, max_tokens=1)
+    request.block_table = BlockTable([1])
+    cache.begin([Slice(request, 0, 3)])
+    cache.layers[0].update_and_fetch(mx.ones((3, 1, 1, DIM)), mx.ones((3, 1, 1, DIM)))
     cache.reset()
+    cache.flush()
     assert not pool_keys(cache).any()
 
 

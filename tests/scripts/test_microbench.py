@@ -1,6 +1,7 @@
 """What the microbenchmarks print and write; never how long anything took."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +38,16 @@ def test_without_a_model_all_is_printed_and_written(
     ]
 
 
+def test_the_products_and_the_steps_are_the_bundled_models(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["products", "steps", "--quick"]) == 0
+    printed = capsys.readouterr().out
+    assert "  1 rows" in printed
+    assert " GB/s, " in printed
+    assert "  2 rows, context 128 " in printed
+
+
 def test_the_report_of_the_server_benchmark_reads_the_steps(tmp_path: Path) -> None:
     point = Point(rows=8, context=512)
     timing = Timing.of(str(point), [0.03, 0.01, 0.02], **point._asdict())
@@ -53,10 +64,11 @@ def test_cases_take_turns_and_the_first_call_of_a_turn_does_not_count() -> None:
 
 
 def test_times_are_in_the_unit_that_suits_them() -> None:
-    table = str(Result([Timing.of("step", [0.02]), Timing.of("lookup", [2e-6])], {"share": 1.5}))
+    step = replace(Timing.of("step", [0.02]), note="33 GB/s")
+    table = str(Result([step, Timing.of("lookup", [2e-6])], {"share": 1.5}))
     assert [line.split() for line in table.splitlines()] == [
         ["median", "p10", "p90"],
-        ["step", *["20.00", "ms"] * 3],
+        ["step", *["20.00", "ms"] * 3, "33", "GB/s"],
         ["lookup", *["2.00", "µs"] * 3],
         ["share", "1.5", "%"],
     ]
@@ -65,7 +77,7 @@ def test_times_are_in_the_unit_that_suits_them() -> None:
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["stepz"])
-    assert "no stepz; there are steps, scheduler" in capsys.readouterr().err
+    assert "no stepz; there are steps, products" in capsys.readouterr().err
 
 
 def _slow(calls: list[str], name: str) -> None:

@@ -55,12 +55,15 @@ class HostAttention:
         window: SlidingWindow | None = None,
         sinks: Floats | None = None,
     ) -> Floats:
-        """Attend all rows: `[num_rows, num_query_heads, head_dim]` in and out."""
+        """Attend all rows: `[num_rows, num_query_heads, head_dim]` in and out.
+
+        Rows after those of the slices are padding, and get zeros.
+        """
         num_heads = len(pool.keys)
         grouped = (queries * np.float32(scale)).reshape(
             len(queries), num_heads, -1, queries.shape[-1]
         )
-        output = np.empty((*grouped.shape[:3], pool.values.shape[-1]), np.float32)
+        output = np.zeros((*grouped.shape[:3], pool.values.shape[-1]), np.float32)
         by_head = None if sinks is None else sinks.reshape(num_heads, -1)
         for group in self.groups(window):
             group.attend(grouped, pool, by_head, output)
