@@ -47,7 +47,8 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
             engine = manager.get(manager.model_ids[0])
             for line in (*engine.startup_lines, *_invitation(sock, engine.model.model_id)):
                 _say(line)
-            serve(create_app(manager), sock, manager, settings.shutdown_timeout)
+            app = create_app(manager, max_choices=settings.max_choices)
+            serve(app, sock, manager, settings.shutdown_timeout)
         finally:
             manager.close(_ENGINE_STOP_TIMEOUT)
     return 0

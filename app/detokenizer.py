@@ -24,8 +24,9 @@ class Detokenizer:
     a model may well produce.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []
         self._num_context_tokens = 0
         self._context = ""
@@ -78,4 +79,4 @@ class Detokenizer:
         return self._tokenizer.decode([token_id]) != self._decode([token_id])
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

@@ -1,61 +1,56 @@
-"""One request, from its tokens to the text, the finish reason and the usage."""
+"""The answers to one call, from the prompts' tokens to the events of each, and the usage."""
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Self
 
-from app.detokenizer import Detokenizer
-from app.schemas.request import GenerationRequest
+import anyio
+
+from app.choice import Choice, Delta, ToldToken
+from app.messages.events import MessageEvent, join_pieces
+from app.schemas.fields import EndReason
 from app.schemas.usage import Usage
-from app.stop_strings import StopStrings
-from batching import EngineError, EngineThread, FinishReason, ModelInfo, TokenOutput, TokenStream
+from batching import EngineError, TokenLogprobs, TokenOutput, TokenStream
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """The next piece of text; the last one has the finish reason."""
+class Progress:
+    """How far a prompt is read: tokens, of which `num_cached` were there already; seconds."""
 
-    text: str
-    finish_reason: FinishReason | None = None
-
-
-async def generate(
-    engine: EngineThread,
-    prompt_token_ids: Sequence[int],
-    body: GenerationRequest,
-    *,
-    completion_id: str,
-    max_tokens: int | None,
-    clock: Callable[[], float] = monotonic,
-) -> "Generation":
-    """Queue a request; without `max_tokens` it may fill the context.
-
-    Raises:
-        RequestError: it can never be served as it is.
-        EngineStopped: nobody is there to serve it.
-    """
-    started = clock()
-    tokens = await engine.submit(
-        prompt_token_ids,
-        sampling=body.sampling_params(),
-        max_tokens=max_tokens,
-        stop_token_ids=engine.model.eos_token_ids,
-        priority=body.queue_priority,
-    )
-    timing = _Timing(clock, started)
-    return Generation(engine.model, tokens, completion_id, len(prompt_token_ids), body.stop, timing)
+    index: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_read_tokens: int
+    elapsed: float
 
 
-class _Timing:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One whole answer."""
+
+    index: int
+    events: Sequence[MessageEvent]
+    tokens: Sequence[ToldToken]
+    prompt_logprobs: Sequence[TokenLogprobs]
+    finish_reason: EndReason
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean over its tokens; of answers that were compared, the best has the highest."""
+        logprobs = [token.logprobs.logprob for token in self.tokens]
+        return sum(logprobs) / max(1, len(logprobs))
+
+
+class Timing:
     """When the first token came and when all was over, in seconds from the arrival."""
 
-    def __init__(self, clock: Callable[[], float], started: float) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._started = started
+        self._started = clock()
         self.first_token: float | None = None
 
     def mark_token(self) -> None:
@@ -67,105 +62,132 @@ class _Timing:
 
 
 class Generation:
-    """The text of one request, as it comes; an async iterator of TextDelta.
+    """The events of all answers, as they come; an async iterator of Delta and Progress.
 
-    It ends after the delta that carries a finish reason.  `close()` never waits and may be
-    called at any time, any number of times: an unfinished request is aborted.  Whoever has
-    a generation closes it; that is also when it is logged.
+    There are as many answers to each prompt, and one prompt's have consecutive indices.  It
+    ends after the last answer's delta that carries a finish reason.  `close()` never waits and
+    may be called at any time, any number of times: unfinished answers are aborted.  Whoever
+    has a generation closes it; that is also when it is logged.
     """
 
     def __init__(
         self,
-        model: ModelInfo,
-        tokens: TokenStream,
         completion_id: str,
-        num_prompt_tokens: int,
-        stops: Sequence[str],
-        timing: _Timing,
+        tokens: TokenStream,
+        choices: Sequence[Choice],
+        prompt_lengths: Sequence[int],
+        timing: Timing,
+        *,
+        is_blocking: bool = False,
     ) -> None:
-        self._stop_token_ids = model.eos_token_ids
-        self._tokens = tokens
+        """`is_blocking`: the choices take their time, so they do it in another thread."""
         self._completion_id = completion_id
-        self._detokenizer = Detokenizer(model.tokenizer)
-        self._stop_strings = StopStrings(stops)
+        self._tokens = tokens
+        self._choices = choices
+        self._prompt_lengths = prompt_lengths
         self._timing = timing
-        self._num_prompt_tokens = num_prompt_tokens
-        self._num_cached_tokens = 0
-        self._num_output_tokens = 0
-        self._reason = "aborted"
-        self._is_finished = False
+        self._is_blocking = is_blocking
+        self._num_cached_tokens = [0] * len(prompt_lengths)
+        self._prompt_logprobs: list[Sequence[TokenLogprobs]] = [()] * len(prompt_lengths)
+        self._reasons: dict[int, EndReason] = {}
+        self._has_failed = False
         self._is_closed = False
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._choices)
 
     @property
     def usage(self) -> Usage:
         """The tokens so far; final once the last delta is out."""
         return Usage.of(
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_cached_tokens=self._num_cached_tokens,
-            num_output_tokens=self._num_output_tokens,
+            num_prompt_tokens=sum(self._prompt_lengths),
+            num_cached_tokens=sum(self._num_cached_tokens),
+            num_output_tokens=sum(choice.num_tokens for choice in self._choices),
+            num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> TextDelta:
-        if self._is_finished:
-            raise StopAsyncIteration
-        while True:
-            try:
-                output = await anext(self._tokens)
-            except EngineError:
-                self._reason = "failed"
-                raise
-            delta = self._take(output)
-            if delta.finish_reason is not None:
-                self._is_finished, self._reason = True, delta.finish_reason
-                self._tokens.close()
-                return delta
-            if delta.text:
-                return delta
+    async def __anext__(self) -> Delta | Progress:
+        try:
+            index, output = await anext(self._tokens)
+        except EngineError:
+            self._has_failed = True
+            raise
+        prompt, place = divmod(index, self._num_answers)
+        if place == 0:
+            self._num_cached_tokens[prompt] = output.num_cached_tokens
+        if not output.token_ids:
+            return self._progress(index, output)
+        self._timing.mark_token()
+        delta = await self._take(index, output)
+        if place == 0 and delta.is_first:
+            self._prompt_logprobs[prompt] = delta.prompt_logprobs
+        elif delta.is_first:
+            # Those of one prompt come with its first answer, which is the first to come.
+            delta = replace(delta, prompt_logprobs=self._prompt_logprobs[prompt])
+        if delta.finish_reason is not None:
+            self._reasons[index] = delta.finish_reason
+            self._tokens.finish(index)
+        return delta
 
-    async def collect(self) -> tuple[str, FinishReason]:
-        """Wait for the end and return the whole text."""
-        pieces = []
-        finish_reason = None
-        async for delta in self:
-            pieces.append(delta.text)
-            finish_reason = delta.finish_reason
-        assert finish_reason is not None, "the last delta has one"
-        return "".join(pieces), finish_reason
+    async def collect(self) -> list[Answer]:
+        """Wait for the end and return the whole answers."""
+        deltas = [item async for item in self if isinstance(item, Delta)]
+        return [
+            self._answer(index, [delta for delta in deltas if delta.index == index])
+            for index in range(len(self._choices))
+        ]
 
     def close(self) -> None:
         self._tokens.close()
         if self._is_closed:
             return
         self._is_closed = True
-        first_token = self._timing.first_token
+        first_token, usage = self._timing.first_token, self.usage
         logger.info(
             "%s prompt=%d cached=%d output=%d first_token=%s total=%.3fs %s",
             self._completion_id,
-            self._num_prompt_tokens,
-            self._num_cached_tokens,
-            self._num_output_tokens,
+            usage.prompt_tokens,
+            usage.prompt_tokens_details.cached_tokens,
+            usage.completion_tokens,
             "-" if first_token is None else f"{first_token:.3f}s",
             self._timing.elapsed(),
-            self._reason,
+            self._ending(),
         )
 
-    def _take(self, output: TokenOutput) -> TextDelta:
-        self._timing.mark_token()
-        self._num_cached_tokens = output.num_cached_tokens
-        pieces = []
-        for token_id in output.token_ids:
-            self._num_output_tokens += 1
-            if token_id not in self._stop_token_ids:
-                pieces.append(self._stop_strings.add(self._detokenizer.add(token_id)))
-            if self._stop_strings.is_matched:
-                break
-        else:
-            if output.finish_reason is None:
-                return TextDelta("".join(pieces))
-            pieces.append(self._stop_strings.add(self._detokenizer.flush()))
-            pieces.append(self._stop_strings.flush())
-        is_stop = self._stop_strings.is_matched
-        return TextDelta("".join(pieces), FinishReason.STOP if is_stop else output.finish_reason)
+    @property
+    def _num_answers(self) -> int:
+        """How many there are to each prompt."""
+        return len(self._choices) // len(self._prompt_lengths)
+
+    async def _take(self, index: int, output: TokenOutput) -> Delta:
+        take = self._choices[index].take
+        return await anyio.to_thread.run_sync(take, output) if self._is_blocking else take(output)
+
+    def _progress(self, index: int, output: TokenOutput) -> Progress:
+        return Progress(
+            index,
+            self._prompt_lengths[index // self._num_answers],
+            output.num_cached_tokens,
+            output.num_read_tokens,
+            self._timing.elapsed(),
+        )
+
+    def _answer(self, index: int, deltas: Sequence[Delta]) -> Answer:
+        return Answer(
+            index,
+            join_pieces([event for delta in deltas for event in delta.events]),
+            [token for delta in deltas for token in delta.tokens],
+            [logprobs for delta in deltas for logprobs in delta.prompt_logprobs],
+            self._reasons[index],
+        )
+
+    def _ending(self) -> str:
+        if self._has_failed:
+            return "failed"
+        if len(self._reasons) < len(self._choices):
+            return "aborted"
+        return ",".join(sorted(set(self._reasons.values())))

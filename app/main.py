@@ -5,16 +5,20 @@ from time import time
 from fastapi import FastAPI
 
 from app import errors
-from app.endpoints import chat, completions, health, models
+from app.endpoints import chat, completions, health, models, tokenize
 from batching import SchedulerManager
 
 
-def create_app(manager: SchedulerManager) -> FastAPI:
-    """Return the app over the engines of a manager, which the caller closes."""
+def create_app(manager: SchedulerManager, *, max_choices: int = 16) -> FastAPI:
+    """Return the app over the engines of a manager, which the caller closes.
+
+    `max_choices` bounds the answers to one prompt.
+    """
     app = FastAPI(title="mlx-batch-server", redirect_slashes=False)
     app.state.manager = manager
+    app.state.max_choices = max_choices
     app.state.started = int(time())
     errors.install(app)
-    for endpoint in (chat, completions, models, health):
+    for endpoint in (chat, completions, tokenize, models, health):
         app.include_router(endpoint.router)
     return app

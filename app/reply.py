@@ -1,6 +1,6 @@
 """What an endpoint says with a generation; how it says it over the wire is not its business."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
@@ -10,8 +10,10 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 
+from app.choice import Delta
+from app.generation import Answer, Progress
+from app.schemas.chat_reply import PromptProgress
 from app.schemas.usage import Usage
-from batching import FinishReason
 
 # What decides the numbers, besides the model itself.
 _PACKAGES: Final = ("mlx", "mlx-lm")
@@ -20,13 +22,15 @@ _PACKAGES: Final = ("mlx", "mlx-lm")
 class Reply(Protocol):
     """The words of one endpoint for one generation, streamed or whole."""
 
-    def opening(self) -> Iterable[BaseModel]: ...
+    def opening(self, num_choices: int) -> Iterable[BaseModel]: ...
 
-    def piece(self, text: str) -> BaseModel: ...
+    def progress(self, progress: Progress) -> BaseModel: ...
 
-    def closing(self, finish_reason: FinishReason, usage: Usage) -> Iterable[BaseModel]: ...
+    def pieces(self, delta: Delta) -> Iterable[BaseModel]: ...
 
-    def whole(self, text: str, finish_reason: FinishReason, usage: Usage) -> BaseModel: ...
+    def closing(self, usage: Usage) -> Iterable[BaseModel]: ...
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> BaseModel: ...
 
 
 def new_id(prefix: str) -> str:
@@ -42,6 +46,15 @@ def head(completion_id: str, model_id: str) -> dict[str, Any]:
         "model": model_id,
         "system_fingerprint": system_fingerprint(model_id),
     }
+
+
+def prompt_progress(progress: Progress) -> PromptProgress:
+    return PromptProgress(
+        total=progress.num_prompt_tokens,
+        cache=progress.num_cached_tokens,
+        processed=progress.num_read_tokens,
+        time_ms=round(progress.elapsed * 1000),
+    )
 
 
 @cache

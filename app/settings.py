@@ -90,6 +90,9 @@ class Settings(BaseSettings):
         description="Most tokens of one request, prompt and output together; empty takes the model's "
         "context.",
     )
+    max_choices: int = Field(
+        default=16, ge=1, le=128, description="Most answers to one prompt (`n`, `best_of`)."
+    )
     memory_fraction: float = Field(
         default=0.5,
         gt=0,

@@ -10,7 +10,7 @@ from sse_starlette.sse import AppStatus
 from starlette.types import Receive, Scope, Send
 
 from app.errors import error_body
-from app.generation import Generation
+from app.generation import Generation, Progress
 from app.reply import Reply
 from batching import EngineError
 
@@ -48,14 +48,16 @@ class EventStream(EventSourceResponse):
 async def events(generation: Generation, reply: Reply) -> AsyncIterator[bytes]:
     """Yield the chunks, or what failed, and the terminator."""
     try:
-        for chunk in reply.opening():
+        for chunk in reply.opening(generation.num_choices):
             yield _event(chunk)
-        async for delta in generation:
-            if delta.text:
-                yield _event(reply.piece(delta.text))
-            if delta.finish_reason is not None:
-                for chunk in reply.closing(delta.finish_reason, generation.usage):
-                    yield _event(chunk)
+        async for item in generation:
+            if isinstance(item, Progress):
+                yield _event(reply.progress(item))
+                continue
+            for chunk in reply.pieces(item):
+                yield _event(chunk)
+        for chunk in reply.closing(generation.usage):
+            yield _event(chunk)
     except Exception as error:
         # The head is out and said 200: this is the only place left to say it.
         if not isinstance(error, EngineError):

@@ -8,10 +8,12 @@ class StopStrings:
 
     The first one is the one that is complete first, and of several that end together the
     longest.  That depends on the text alone, not on the pieces it comes in.  A tail that may
-    yet turn out to be the beginning of a stop string is held back.
+    yet turn out to be the beginning of a stop string is held back.  With `include_stop` the text
+    ends with the stop string, else before it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
+        self._include_stop = include_stop
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
         self.is_matched = False
@@ -26,7 +28,7 @@ class StopStrings:
                 matcher.advance(character)
             if complete := [m.num_matched for m in self._matchers if m.is_complete]:
                 self.is_matched, self._held = True, ""
-                return seen[: end - max(complete)]
+                return seen[: end if self._include_stop else end - max(complete)]
         num_held = max((matcher.num_matched for matcher in self._matchers), default=0)
         certain = len(seen) - num_held
         self._held = seen[certain:]

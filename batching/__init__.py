@@ -1,6 +1,7 @@
 """Continuous batching on MLX: tokens in, tokens out.  This is all that `app` may use."""
 
 from batching.config import EngineConfig
+from batching.constraint import AllowedTokens, TokenConstraint
 from batching.engine_thread import EngineThread, TokenStream
 from batching.errors import (
     ContextLengthExceeded,
@@ -13,14 +14,26 @@ from batching.errors import (
     RequestError,
     RequestFailed,
 )
+from batching.grammar import (
+    GrammarCompiler,
+    GrammarText,
+    InvalidGrammar,
+    choice_grammar,
+    json_object_grammar,
+    json_rule,
+    json_schema_grammar,
+    lark_grammar,
+    regex_grammar,
+)
 from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo, Tokenizer
 from batching.priority_queue import Priority
-from batching.request import FinishReason, SamplingParams, TokenOutput
+from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
 from batching.scheduler import SchedulerStats
 from batching.scheduler_manager import SchedulerManager
 
 __all__ = [
+    "AllowedTokens",
     "ContextLengthExceeded",
     "EmptyPrompt",
     "EngineConfig",
@@ -28,6 +41,9 @@ __all__ = [
     "EngineStopped",
     "EngineThread",
     "FinishReason",
+    "GrammarCompiler",
+    "GrammarText",
+    "InvalidGrammar",
     "InvalidRequest",
     "LoadedEngine",
     "ModelInfo",
@@ -39,7 +55,15 @@ __all__ = [
     "SamplingParams",
     "SchedulerManager",
     "SchedulerStats",
+    "TokenConstraint",
+    "TokenLogprobs",
     "TokenOutput",
     "TokenStream",
     "Tokenizer",
+    "choice_grammar",
+    "json_object_grammar",
+    "json_rule",
+    "json_schema_grammar",
+    "lark_grammar",
+    "regex_grammar",
 ]

@@ -3,21 +3,20 @@
 import logging
 from collections.abc import Callable
 from time import monotonic
-from typing import NamedTuple
 
-from batching.errors import EngineError, RequestFailed
+from batching.errors import RequestFailed
 from batching.model_runner import ModelRunner
 from batching.request import BatchRequest, RequestStatus
-from batching.scheduler import ContinuousBatchingScheduler, RequestOutput, SchedulerStats
+from batching.scheduler import (
+    ContinuousBatchingScheduler,
+    RequestFailure,
+    RequestOutput,
+    SchedulerStats,
+)
 from batching.stall_budget import StallBudget
 from batching.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
-
-
-class RequestFailure(NamedTuple):
-    request_id: int
-    error: EngineError
 
 
 class BatchInferenceEngine:
@@ -47,10 +46,18 @@ class BatchInferenceEngine:
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 
-    def add(self, request: BatchRequest) -> None:
-        """Queue a request; raise RequestError if it can never be served."""
-        self._scheduler.add(request)
-        self._requests[request.request_id] = request
+    def add(self, *requests: BatchRequest) -> None:
+        """Queue requests, some of which may be forks of others among them.
+
+        Raises:
+            RequestError: one of them can never be served; then none of them is.
+        """
+        for request in requests:
+            self._scheduler.check(request)
+        for request in requests:
+            self._requests[request.request_id] = request
+            if request.fork_of is None:
+                self._scheduler.add(request)
 
     def abort(self, request_id: int) -> None:
         """End a request before the next step; nothing happens if it has ended."""
@@ -72,8 +79,8 @@ class BatchInferenceEngine:
         except Exception:
             logger.exception("a step of %d requests failed", len(plan.slices))
             return self._recover(plan)
-        self._forget_completed(outputs)
-        return [*outputs]
+        self._forget_ended(outputs)
+        return outputs
 
     def _max_prefill_tokens(self) -> int | None:
         stats = self._scheduler.stats()
@@ -84,14 +91,14 @@ class BatchInferenceEngine:
             stats.num_prefilling + num_admissible, stats.num_running - stats.num_prefilling
         )
 
-    def _run(self, plan: StepPlan) -> list[RequestOutput]:
+    def _run(self, plan: StepPlan) -> list[RequestOutput | RequestFailure]:
         started = self._clock()
         num_decodes = sum(len(s) for s in plan.slices if s.request.status is RequestStatus.RUNNING)
-        sampled = self._runner.run(plan)
+        outputs = self._runner.run(plan)
         self._stall_budget.record(
             plan.num_tokens - num_decodes, num_decodes, self._clock() - started
         )
-        return self._scheduler.update(plan, sampled)
+        return self._scheduler.update(plan, outputs)
 
     def _recover(self, plan: StepPlan) -> list[RequestOutput | RequestFailure]:
         failed = self._scheduler.discard(plan)
@@ -100,7 +107,7 @@ class BatchInferenceEngine:
             del self._requests[request.request_id]
         return [RequestFailure(r.request_id, RequestFailed()) for r in failed]
 
-    def _forget_completed(self, outputs: list[RequestOutput]) -> None:
-        for request_id, output in outputs:
-            if output.finish_reason is not None:
-                del self._requests[request_id]
+    def _forget_ended(self, outputs: list[RequestOutput | RequestFailure]) -> None:
+        for item in outputs:
+            if isinstance(item, RequestFailure) or item.output.finish_reason is not None:
+                del self._requests[item.request_id]

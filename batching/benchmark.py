@@ -81,8 +81,8 @@ async def measure(
 
         async def serve(prompt: Sequence[int]) -> tuple[int, float]:
             num_tokens = 0
-            stream = await engine.submit(prompt, sampling=GREEDY, max_tokens=max_tokens)
-            async for output in stream:
+            stream = await engine.submit([prompt], sampling=GREEDY, max_tokens=max_tokens)
+            async for _, output in stream:
                 num_tokens += len(output.token_ids)
                 bar.update(len(output.token_ids))
             return num_tokens, perf_counter() - started

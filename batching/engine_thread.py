@@ -5,14 +5,15 @@ import gc
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Generic, Self, TypeVar
 
-from batching.batch_inference import BatchInferenceEngine, RequestFailure
+from batching.batch_inference import BatchInferenceEngine
+from batching.constraint import TokenConstraint
 from batching.errors import (
     ContextLengthExceeded,
     EmptyPrompt,
@@ -20,11 +21,12 @@ from batching.errors import (
     EngineStopped,
     InvalidRequest,
 )
+from batching.grammar import GrammarCompiler
 from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo
 from batching.priority_queue import Priority
 from batching.request import GREEDY, BatchRequest, SamplingParams, TokenOutput
-from batching.scheduler import RequestOutput, SchedulerStats
+from batching.scheduler import RequestFailure, RequestOutput, SchedulerStats
 
 logger = logging.getLogger(__name__)
 
@@ -53,37 +55,46 @@ class Job(Generic[T]):
 
 
 class TokenStream:
-    """The tokens of one request, as they come; an async iterator of TokenOutput.
+    """The tokens of one or more answers, as they come; an async iterator of (index, TokenOutput).
 
-    It ends after the output that carries a finish reason.  `close()` never waits and may
-    be called at any time, any number of times: an unfinished request is aborted.
+    It ends after the last answer's output that carries a finish reason, or raises what ended
+    one of them.  `close()` never waits and may be called at any time, any number of times:
+    unfinished answers are aborted.
     """
 
-    def __init__(self, thread: "EngineThread", request_id: int) -> None:
-        self.request_id = request_id
+    def __init__(self, thread: "EngineThread", request_ids: Sequence[int]) -> None:
         self._thread = thread
-        self._queue: asyncio.Queue[TokenOutput | EngineError] = asyncio.Queue()
-        self._is_finished = False
+        self._request_ids = list(request_ids)
+        self._unfinished = set(range(len(request_ids)))
+        self._queue: asyncio.Queue[tuple[int, TokenOutput | EngineError]] = asyncio.Queue()
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> TokenOutput:
-        if self._is_finished:
-            raise StopAsyncIteration
-        item = await self._queue.get()
-        if isinstance(item, EngineError):
-            self._is_finished = True
-            raise item
-        self._is_finished = item.finish_reason is not None
-        return item
+    async def __anext__(self) -> tuple[int, TokenOutput]:
+        while self._unfinished:
+            index, item = await self._queue.get()
+            if isinstance(item, EngineError):
+                self.close()
+                raise item
+            if index not in self._unfinished:
+                continue
+            if item.finish_reason is not None:
+                self._unfinished.remove(index)
+            return index, item
+        raise StopAsyncIteration
+
+    def finish(self, index: int) -> None:
+        """Take no more of one answer, and abort it if it has not ended."""
+        self._unfinished.discard(index)
+        self._thread.release(self._request_ids[index])
 
     def close(self) -> None:
-        self._is_finished = True
-        self._thread.release(self.request_id)
+        for index in range(len(self._request_ids)):
+            self.finish(index)
 
-    def put(self, item: TokenOutput | EngineError) -> None:
-        self._queue.put_nowait(item)
+    def put(self, request_id: int, item: TokenOutput | EngineError) -> None:
+        self._queue.put_nowait((self._request_ids.index(request_id), item))
 
 
 class EngineThread:
@@ -98,6 +109,7 @@ class EngineThread:
     """
 
     model: ModelInfo
+    grammars: GrammarCompiler
     startup_lines: tuple[str, ...]
 
     def __init__(
@@ -125,6 +137,9 @@ class EngineThread:
         self._thread.start()
         loaded = self._loaded.result()
         self.model, self.startup_lines = loaded.model, loaded.startup_lines
+        self.grammars = GrammarCompiler(
+            self.model.tokenizer, self.model.vocab_size, self.model.eos_token_ids
+        )
 
     @property
     def is_alive(self) -> bool:
@@ -133,38 +148,45 @@ class EngineThread:
 
     async def submit(
         self,
-        prompt_token_ids: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         *,
         sampling: SamplingParams = GREEDY,
         max_tokens: int | None = None,
         stop_token_ids: frozenset[int] = frozenset(),
+        constraint: TokenConstraint | None = None,
         priority: Priority = Priority.NORMAL,
+        num_choices: int = 1,
+        cache_salt: str | None = None,
+        reports_progress: bool = False,
     ) -> TokenStream:
-        """Queue a request; without `max_tokens` it may fill the context.
+        """Queue `num_choices` answers to each prompt; one prompt's have consecutive indices.
+
+        Without `max_tokens` an answer may fill the context.  What was cached with one
+        `cache_salt` serves only requests with the same one.
 
         Raises:
-            RequestError: it can never be served as it is.
+            RequestError: one can never be served as it is.
             EngineStopped: nobody is there to serve it.
         """
-        self._check(prompt_token_ids, max_tokens, sampling)
+        for prompt in prompts:
+            self._check(prompt, max_tokens, sampling)
         limit = self.model.max_model_len
-        request = BatchRequest(
-            next(self._request_ids),
-            prompt_token_ids,
-            max_tokens=limit - len(prompt_token_ids) if max_tokens is None else max_tokens,
-            sampling=sampling,
-            stop_token_ids=stop_token_ids,
-            priority=priority,
-            arrival_time=self._clock(),
-        )
-        self._bind(asyncio.get_running_loop())
-        stream = self._streams[request.request_id] = TokenStream(self, request.request_id)
-        try:
-            await self.call(lambda engine: engine.add(request))
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+        requests: list[BatchRequest] = []
+        for prompt in prompts:
+            request = BatchRequest(
+                next(self._request_ids),
+                prompt,
+                max_tokens=limit - len(prompt) if max_tokens is None else max_tokens,
+                sampling=sampling,
+                stop_token_ids=stop_token_ids,
+                constraint=constraint and constraint.fork(),
+                priority=priority,
+                arrival_time=self._clock(),
+                cache_salt=cache_salt or "",
+                reports_progress=reports_progress,
+            )
+            requests += [request, *(request.fork(i) for i in self._new_ids(num_choices - 1))]
+        return await self._add(requests)
 
     async def call(self, func: Callable[[BatchInferenceEngine], T]) -> T:
         """Run `func` on the engine, in its thread, between two steps."""
@@ -201,6 +223,20 @@ class EngineThread:
                 raise InvalidRequest(
                     "logit_bias", f"token id {token_id} is not in [0, {vocab_size})"
                 )
+
+    def _new_ids(self, count: int) -> Iterator[int]:
+        return itertools.islice(self._request_ids, count)
+
+    async def _add(self, requests: Sequence[BatchRequest]) -> TokenStream:
+        self._bind(asyncio.get_running_loop())
+        stream = TokenStream(self, [request.request_id for request in requests])
+        self._streams |= {request.request_id: stream for request in requests}
+        try:
+            await self.call(lambda engine: engine.add(*requests))
+        except BaseException:
+            stream.close()
+            raise
+        return stream
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
         assert not self._streams or self._loop is loop, "one event loop at a time"
@@ -276,11 +312,12 @@ class EngineThread:
         for item in outputs:
             if (stream := self._streams.get(item.request_id)) is None:
                 continue
-            stream.put(item.error if isinstance(item, RequestFailure) else item.output)
+            told = item.error if isinstance(item, RequestFailure) else item.output
+            stream.put(item.request_id, told)
             if isinstance(item, RequestFailure) or item.output.finish_reason is not None:
                 del self._streams[item.request_id]
 
     def _fail_streams(self) -> None:
-        for stream in self._streams.values():
-            stream.put(EngineStopped())
+        for request_id, stream in self._streams.items():
+            stream.put(request_id, EngineStopped())
         self._streams.clear()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from batching.step_plan import StepPlan
+from batching.step_plan import SliceOutput, StepPlan
 
 
 class ModelRunner(Protocol):
@@ -12,10 +12,11 @@ class ModelRunner(Protocol):
     The tests' stand-in is tests/fakes.py, whose pool holds token ids.
     """
 
-    def run(self, plan: StepPlan) -> Sequence[int]:
-        """Return `num_samples` token ids for each slice, in the plan's order.
+    def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
+        """Return an output for each slice, in the plan's order.
 
-        The first follows the tokens of the request, the next one the first draft, and so on.
+        Of a slice that samples, the first token follows the tokens of the request, the next
+        one the first draft, and so on; each fork's one follows the tokens of the request.
         """
         ...
 

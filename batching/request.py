@@ -4,9 +4,11 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from hashlib import sha256
+from typing import Final, NamedTuple
 
 from batching.block_manager import BlockTable
+from batching.constraint import TokenConstraint
 from batching.prefix_cache import HashChain
 from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
@@ -54,6 +56,10 @@ class SamplingParams:
     presence_penalty, frequency_penalty: logits, over the generated tokens (OpenAI).
     repetition_penalty: factor, over prompt and generated tokens (CTRL, Keskar et al. 2019).
     logit_bias: (token id, logits to add).
+    min_tokens: how many tokens come before a stop token may.
+    bad_words: token sequences that are never completed.
+    logprobs, prompt_logprobs: how many of the most likely tokens are told at each position of
+        the output and of the prompt, beside the one that stands there; None tells nothing.
     seed: the same request with the same seed draws the same tokens.
     """
 
@@ -65,27 +71,53 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
 
     @property
     def has_penalties(self) -> bool:
-        """True if the tokens before it change a token's logit by more than the model says."""
+        """True if a token's logit depends on how often it stands before."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def depends_on_output(self) -> bool:
+        """True if the output so far changes a token's logit by more than the model says."""
+        return self.has_penalties or bool(self.min_tokens or self.bad_words)
 
 
 GREEDY: Final = SamplingParams(temperature=0.0)
+
+
+class TokenLogprobs(NamedTuple):
+    """How likely the model found a token, before any parameter changed it.
+
+    logprob: the natural logarithm of its probability.
+    top: the most likely tokens and theirs, falling.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
     """What one step gave one request.
 
-    `token_ids` ends with the stop token when that ended the request.
+    token_ids: ends with the stop token when that ended the request.
+    logprobs: one for each token, if the request asks for them.
+    prompt_logprobs: one for each prompt token but the first, with the first output, likewise.
+    num_read_tokens: of the prompt, in an output without tokens that tells of the progress.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
     num_cached_tokens: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_read_tokens: int = 0
 
 
 class BatchRequest:
@@ -105,8 +137,11 @@ class BatchRequest:
         max_tokens: int,
         sampling: SamplingParams = GREEDY,
         stop_token_ids: Iterable[int] = (),
+        constraint: TokenConstraint | None = None,
         priority: Priority = Priority.NORMAL,
         arrival_time: float = 0.0,
+        cache_salt: str = "",
+        reports_progress: bool = False,
     ) -> None:
         assert prompt_token_ids, "a model cannot answer without reading a token"
         self.request_id = request_id
@@ -115,16 +150,22 @@ class BatchRequest:
         self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         self.max_tokens = max_tokens
         self.stop_token_ids = frozenset(stop_token_ids)
+        self.constraint = constraint
         self.priority = priority
         self.arrival_time = arrival_time
+        self.reports_progress = reports_progress
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.block_table = BlockTable()
-        self.hashes = HashChain()
+        self.cache_salt = cache_salt
+        self.hashes = HashChain(cache_salt.encode())
         self.lookup = PromptLookup()
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.fork_of: BatchRequest | None = None
+        self.forks: list[BatchRequest] = []
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
 
@@ -150,6 +191,34 @@ class BatchRequest:
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """True while the prompt has tokens of which the logits are still to be looked at."""
+        asks = self.sampling.prompt_logprobs is not None and not self.num_output_tokens
+        return asks and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    def fork(self, request_id: int) -> "BatchRequest":
+        """Add another answer to the same prompt, with draws of its own.
+
+        It waits until this request has read the prompt, and shares what was computed.
+        """
+        seed = f"{self.seed} {len(self.forks)}".encode()
+        request = BatchRequest(
+            request_id,
+            self.token_ids[: self.num_prompt_tokens],
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            stop_token_ids=self.stop_token_ids,
+            constraint=self.constraint and self.constraint.fork(),
+            priority=self.priority,
+            arrival_time=self.arrival_time,
+            cache_salt=self.cache_salt,
+        )
+        request.seed = int.from_bytes(sha256(seed).digest()[:8])
+        request.fork_of = self
+        self.forks.append(request)
+        return request
+
     def move_to(self, status: RequestStatus) -> None:
         """Change the state; an illegal change raises InvalidTransition and changes nothing."""
         if status not in TRANSITIONS[self.status]:
@@ -160,7 +229,9 @@ class BatchRequest:
         """Take a sampled token, and say in `finish_reason` if it is the last one."""
         assert self.finish_reason is None, "nothing follows the last token"
         self.token_ids.append(token_id)
-        if token_id in self.stop_token_ids:
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+        if token_id in self.stop_token_ids or (self.constraint and self.constraint.is_complete):
             self.finish_reason = FinishReason.STOP
         elif self.num_output_tokens >= self.max_tokens:
             self.finish_reason = FinishReason.LENGTH

@@ -2,16 +2,15 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from batching.block_manager import BlockCopy, BlockHash, NoFreeBlocks, PagedBlockManager
 from batching.config import SchedulerConfig
-from batching.errors import ContextLengthExceeded
+from batching.errors import ContextLengthExceeded, EngineError, RequestFailed
 from batching.prefix_cache import PrefixCache
 from batching.priority_queue import PriorityQueueWithAging
-from batching.request import BatchRequest, RequestStatus, TokenOutput
-from batching.step_plan import Slice, StepPlan
+from batching.request import BatchRequest, RequestStatus, TokenLogprobs, TokenOutput
+from batching.step_plan import Slice, SliceOutput, StepPlan
 
 
 class SchedulerStats(NamedTuple):
@@ -32,6 +31,11 @@ class SchedulerStats(NamedTuple):
 class RequestOutput(NamedTuple):
     request_id: int
     output: TokenOutput
+
+
+class RequestFailure(NamedTuple):
+    request_id: int
+    error: EngineError
 
 
 class ContinuousBatchingScheduler:
@@ -81,24 +85,33 @@ class ContinuousBatchingScheduler:
             num_hit_tokens=self.prefix_cache.num_hit_tokens,
         )
 
+    def check(self, request: BatchRequest) -> None:
+        """Raise ContextLengthExceeded if a request could not even run alone."""
+        limit = self.config.max_request_tokens
+        if request.num_prompt_tokens + request.max_tokens > limit:
+            raise ContextLengthExceeded(request.num_prompt_tokens, request.max_tokens, limit)
+
     def add(self, request: BatchRequest) -> None:
-        """Queue a request.
+        """Queue a request, and with it its forks.
 
         Raises:
             ContextLengthExceeded: it could not even run alone.
         """
-        limit = self.config.max_request_tokens
-        if request.num_prompt_tokens + request.max_tokens > limit:
-            raise ContextLengthExceeded(request.num_prompt_tokens, request.max_tokens, limit)
+        self.check(request)
         self.waiting.push(request)
 
     def abort(self, request: BatchRequest) -> None:
         """End a request wherever it stands; nothing happens if it has ended."""
         if request.status is RequestStatus.WAITING:
-            self.waiting.remove(request)
+            if request.fork_of is None:
+                self.waiting.remove(request)
+            else:
+                request.fork_of.forks.remove(request)
             request.move_to(RequestStatus.CANCELLED)
         elif request.status in (RequestStatus.PREFILLING, RequestStatus.RUNNING):
             self._leave(request, RequestStatus.CANCELLED)
+        if request.forks:
+            self._promote_fork(request)
 
     def schedule(self, max_prefill_tokens: int | None = None) -> StepPlan:
         """Plan the next step.
@@ -119,16 +132,21 @@ class ContinuousBatchingScheduler:
         slices += self._prefills(budget)
         return StepPlan(tuple(slices), tuple(copies), tuple(preempted))
 
-    def update(self, plan: StepPlan, sampled: Sequence[int]) -> list[RequestOutput]:
+    def update(
+        self, plan: StepPlan, outputs: Sequence[SliceOutput]
+    ) -> list[RequestOutput | RequestFailure]:
         """Record what a step did; return what the requests got that were given a token."""
-        token_ids = iter(sampled)
-        outputs: list[RequestOutput] = []
-        for s in plan.slices:
+        given: list[RequestOutput | RequestFailure] = []
+        for s, output in zip(plan.slices, outputs, strict=True):
+            s.request.prompt_logprobs += output.prompt_logprobs
             if s.samples:
-                outputs.append(self._give(s, list(islice(token_ids, s.num_samples))))
+                # The forks first: they share what the request gives back when it ends.
+                forks = [self._give_fork(s, i, output) for i in range(len(s.forks))]
+                given += [self._give(s, output), *forks]
             else:
                 self._commit(s, s.stop)
-        return outputs
+                given += self._progress(s.request)
+        return given
 
     def discard(self, plan: StepPlan) -> list[BatchRequest]:
         """Give up on a step that raised; return its requests, which are cancelled.
@@ -136,9 +154,13 @@ class ContinuousBatchingScheduler:
         The pool's contents are lost, so everybody else who was admitted starts over from
         its tokens, and nothing stays cached.
         """
-        failed = [s.request for s in plan.slices]
-        for request in failed:
-            self._leave(request, RequestStatus.CANCELLED)
+        failed: list[BatchRequest] = []
+        for s in plan.slices:
+            self._leave(s.request, RequestStatus.CANCELLED)
+            for fork in s.request.forks:
+                fork.move_to(RequestStatus.CANCELLED)
+            failed += [s.request, *s.request.forks]
+            s.request.forks = []
         for request in list(self.running):
             self._preempt(request)
         self.block_manager.forget_cached()
@@ -165,7 +187,7 @@ class ContinuousBatchingScheduler:
 
     def _drafts(self, request: BatchRequest, max_drafts: int) -> tuple[int, ...]:
         """Guess tokens for which there is room in the request's last block."""
-        if max_drafts < 1 or request.sampling.has_penalties:
+        if max_drafts < 1 or request.sampling.depends_on_output or request.constraint is not None:
             return ()
         room = len(request.block_table) * self.config.block_size - request.num_tokens
         wanted = request.max_tokens - request.num_output_tokens - 1
@@ -261,6 +283,8 @@ class ContinuousBatchingScheduler:
 
     def _max_shared(self, request: BatchRequest) -> int:
         """The last token is always read: its logits are what the answer begins with."""
+        if request.wants_prompt_logprobs:
+            return 0
         return (request.num_tokens - 1) // self.config.block_size
 
     def _hashes(self, request: BatchRequest) -> list[BlockHash]:
@@ -288,17 +312,18 @@ class ContinuousBatchingScheduler:
             more = min(wanted, share, budget)
             grants[request.request_id] += more
             budget -= more
-        return [
-            Slice(r, r.num_computed_tokens, r.num_computed_tokens + grants[r.request_id])
-            for r in prefilling
-            if grants[r.request_id]
-        ]
+        return [self._chunk(r, grants[r.request_id]) for r in prefilling if grants[r.request_id]]
+
+    def _chunk(self, request: BatchRequest, num_tokens: int) -> Slice:
+        stop = request.num_computed_tokens + num_tokens
+        forks = tuple(request.forks) if stop == request.num_tokens else ()
+        return Slice(request, request.num_computed_tokens, stop, forks=forks)
 
     # After the step, and leaving
 
-    def _give(self, s: Slice, sampled: list[int]) -> RequestOutput:
+    def _give(self, s: Slice, output: SliceOutput) -> RequestOutput | RequestFailure:
         """Give a request what was sampled, as far as the model read the right tokens."""
-        request = s.request
+        request, sampled = s.request, output.token_ids[: s.num_samples]
         pairs = zip(sampled, (*s.drafts, None), strict=True)
         num_right = next(i for i, (token_id, draft) in enumerate(pairs) if token_id != draft)
         given: list[int] = []
@@ -313,10 +338,71 @@ class ContinuousBatchingScheduler:
         self._commit(s, request.num_tokens - 1)
         if request.status is RequestStatus.PREFILLING:
             request.move_to(RequestStatus.RUNNING)
+        return self._told(request, tuple(given), tuple(output.logprobs[: len(given)]))
+
+    def _give_fork(
+        self, s: Slice, index: int, output: SliceOutput
+    ) -> RequestOutput | RequestFailure:
+        """Let another answer begin with the blocks of the prompt, which it shares."""
+        request, place = s.forks[index], s.num_samples + index
+        request.fork_of = None
+        s.request.forks.remove(request)
+        request.block_table = self.block_manager.fork(s.request.block_table)
+        request.num_computed_tokens = s.stop
+        request.num_cached_tokens = s.request.num_cached_tokens
+        request.move_to(RequestStatus.PREFILLING)
+        request.move_to(RequestStatus.RUNNING)
+        insort(self.running, request, key=self.waiting.key)
+        token_id = output.token_ids[place]
+        request.append(token_id)
+        told = self._told(request, (token_id,), tuple(output.logprobs[place : place + 1]))
+        if request.status is RequestStatus.RUNNING and len(self.running) > self.config.max_num_seqs:
+            self._requeue(request)
+        return told
+
+    def _told(
+        self,
+        request: BatchRequest,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+    ) -> RequestOutput | RequestFailure:
+        """Return what a request is told of its new tokens, and let it leave if these are its last."""
+        if request.constraint is not None and (error := request.constraint.error) is not None:
+            self._leave(request, RequestStatus.CANCELLED)
+            return RequestFailure(request.request_id, RequestFailed(error))
+        is_first = request.num_output_tokens == len(token_ids)
         if request.finish_reason is not None:
             self._leave(request, RequestStatus.COMPLETED)
-        output = TokenOutput(tuple(given), request.finish_reason, request.num_cached_tokens)
-        return RequestOutput(request.request_id, output)
+        return RequestOutput(
+            request.request_id,
+            TokenOutput(
+                token_ids,
+                request.finish_reason,
+                request.num_cached_tokens,
+                logprobs,
+                tuple(request.prompt_logprobs) if is_first else (),
+            ),
+        )
+
+    def _progress(self, request: BatchRequest) -> Iterator[RequestOutput]:
+        """Yield how far a prompt is read, for those who ask."""
+        if request.reports_progress:
+            yield RequestOutput(
+                request.request_id,
+                TokenOutput(
+                    (), None, request.num_cached_tokens, num_read_tokens=request.num_computed_tokens
+                ),
+            )
+
+    def _promote_fork(self, request: BatchRequest) -> None:
+        """Let the first answer that waits for a request that has gone read the prompt itself."""
+        first, *others = request.forks
+        request.forks = []
+        first.fork_of = None
+        first.forks = others
+        for fork in others:
+            fork.fork_of = first
+        self.waiting.push(first)
 
     def _commit(self, s: Slice, stop: int) -> None:
         """Record that the model has read a request up to `stop`; full blocks can be shared now."""
@@ -327,12 +413,17 @@ class ContinuousBatchingScheduler:
         self.prefix_cache.insert(hashes, request.block_table, first, min(last, len(hashes)))
 
     def _preempt(self, request: BatchRequest) -> None:
+        self._requeue(request)
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+
+    def _requeue(self, request: BatchRequest) -> None:
         """Take a request's blocks; its tokens stay, and it goes back to its place in line."""
         self._leave(request, RequestStatus.WAITING)
         request.num_computed_tokens = 0
-        request.num_preemptions += 1
+        if not request.num_output_tokens:
+            request.prompt_logprobs.clear()
         self.waiting.push(request)
-        self.num_preemptions += 1
 
     def _leave(self, request: BatchRequest, status: RequestStatus) -> None:
         request.move_to(status)

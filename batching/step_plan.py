@@ -1,22 +1,26 @@
 """What one step of the engine is going to do, as a value."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from batching.block_manager import BlockCopy
-from batching.request import BatchRequest
+from batching.request import BatchRequest, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
     """Tokens `[start, stop)` of one request, to be read in one step.
 
-    The last ones may be drafts: guesses that follow the tokens of the request.
+    drafts: the last ones, guesses that follow the tokens of the request.
+    forks: other answers to the same prompt, whose first tokens the last row gives, too.
     """
 
     request: BatchRequest
     start: int
     stop: int
     drafts: tuple[int, ...] = ()
+    forks: tuple[BatchRequest, ...] = ()
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -32,12 +36,34 @@ class Slice:
         return 1 + len(self.drafts) if self.samples else 0
 
     @property
+    def scored(self) -> range:
+        """The positions of the prompt whose tokens the rows of this slice say the odds of."""
+        if not self.request.wants_prompt_logprobs:
+            return range(0)
+        return range(self.start + 1, min(self.stop + 1, self.request.num_prompt_tokens))
+
+    @property
     def token_ids(self) -> list[int]:
         return [*self.request.token_ids[self.start : self.stop], *self.drafts]
 
     def __str__(self) -> str:
         drafts = f"+{len(self.drafts)}" if self.drafts else ""
-        return f"{self.request.request_id}[{self.start}:{self.stop - len(self.drafts)}]{drafts}"
+        forks = "".join(f"&{fork.request_id}" for fork in self.forks)
+        tokens = f"{self.start}:{self.stop - len(self.drafts)}"
+        return f"{self.request.request_id}[{tokens}]{drafts}{forks}"
+
+
+class SliceOutput(NamedTuple):
+    """What reading a slice gave.
+
+    token_ids: `num_samples` for the request, then one for each fork.
+    logprobs: one for each of them, if the request asks for them.
+    prompt_logprobs: one for each position of `scored`.
+    """
+
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +79,7 @@ class StepPlan:
         return sum(len(s) for s in self.slices)
 
     def __str__(self) -> str:
-        """One line a step, for logs and for tests: `0[0:8] 1[4:5]+2 3>9 -2`."""
+        """One line a step, for logs and for tests: `0[0:8]&4 1[4:5]+2 3>9 -2`."""
         return " ".join(
             [
                 *map(str, self.slices),

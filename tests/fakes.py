@@ -10,9 +10,9 @@ from batching.config import SchedulerConfig
 from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo, Tokenizer
 from batching.model_runner import ModelRunner
-from batching.request import BatchRequest
+from batching.request import BatchRequest, TokenLogprobs
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.step_plan import StepPlan
+from batching.step_plan import Slice, SliceOutput, StepPlan
 
 VOCAB_SIZE = 64
 
@@ -28,6 +28,12 @@ def expected_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         token_ids.append(next_token(token_ids))
     return token_ids[len(prompt) :]
+
+
+def odds(prefix: Sequence[int], num_top: int = 0) -> TokenLogprobs:
+    """How likely this model finds what follows; it depends on the prefix, too."""
+    logprob = -crc32(bytes([*prefix, 0])) / (1 << 32)
+    return TokenLogprobs(logprob, ((33, -0.25), (34, logprob - 1))[:num_top])
 
 
 class TokenRunner:
@@ -46,7 +52,7 @@ class TokenRunner:
         # 255 is no token: reading a slot that was never written shows.
         self._pool = [255] * self._num_slots
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
         for copy in plan.copies:
             source, target = (self._block(b) for b in (copy.source, copy.target))
             self._pool[target] = self._pool[source]
@@ -54,15 +60,30 @@ class TokenRunner:
             assert s.start < s.stop, "a model cannot answer without reading a token"
             for position, token_id in zip(range(s.start, s.stop), s.token_ids, strict=True):
                 self._pool[self._slot(s.request.block_table, position)] = token_id
-        return [
-            self._sample(s.request, s.stop - more)
-            for s in plan.slices
-            for more in reversed(range(s.num_samples))
-        ]
+        return [self._output(s) for s in plan.slices]
 
-    def _sample(self, request: BatchRequest, stop: int) -> int:
-        table = request.block_table
-        return next_token([self._pool[self._slot(table, p)] for p in range(stop)])
+    def _output(self, s: Slice) -> SliceOutput:
+        params = s.request.sampling
+        prefixes = [self._prefix(s.request, s.stop - i) for i in reversed(range(s.num_samples))]
+        answered = [(s.request, prefix) for prefix in prefixes]
+        answered += [(fork, prefixes[-1]) for fork in s.forks]
+        scored = [self._prefix(s.request, position) for position in s.scored]
+        return SliceOutput(
+            [self._choose(request, prefix) for request, prefix in answered],
+            []
+            if params.logprobs is None
+            else [self._odds(p, params.logprobs) for _, p in answered],
+            [self._odds(prefix, params.prompt_logprobs or 0) for prefix in scored],
+        )
+
+    def _choose(self, request: BatchRequest, prefix: list[int]) -> int:
+        return next_token(prefix)
+
+    def _odds(self, prefix: list[int], num_top: int) -> TokenLogprobs:
+        return odds(prefix, num_top)
+
+    def _prefix(self, request: BatchRequest, stop: int) -> list[int]:
+        return [self._pool[self._slot(request.block_table, p)] for p in range(stop)]
 
     def _slot(self, table: BlockTable, position: int) -> int:
         block_id = table.block_ids[position // self._block_size]
@@ -76,6 +97,11 @@ class ByteTokenizer:
     """Text as bytes modulo the fake vocabulary; enough to go there and back for ASCII 64-127."""
 
     has_chat_template = True
+    chat_template = "{{ messages }}"
+    all_special_ids: Sequence[int] = ()
+    has_thinking = has_tool_calling = False
+    think_start = think_end = tool_call_start = tool_call_end = None
+    tool_parser = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [byte % VOCAB_SIZE for byte in text.encode()]
@@ -84,10 +110,16 @@ class ByteTokenizer:
         return bytes(VOCAB_SIZE + token_id for token_id in token_ids).decode()
 
     def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tokenize: bool = True,
+        **kwargs: Any,
+    ) -> Any:
         text = "".join(f"{m['role']}:{m['content']}\n" for m in conversation)
-        return self.encode(text + "assistant:" * add_generation_prompt)
+        text += "assistant:" * add_generation_prompt
+        return self.encode(text) if tokenize else text
 
 
 class FakeClock:

@@ -16,6 +16,7 @@ class GoldenCase:
     prompt_token_ids: list[int]
     completion_token_ids: list[int]
     margins: list[float]
+    logprobs: list[float]
     text: str
     finish_reason: str
 

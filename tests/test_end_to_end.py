@@ -7,12 +7,8 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import httpx
@@ -25,46 +21,12 @@ from app.server import bind, serve
 from batching import EngineConfig, EngineThread, SchedulerManager, SchedulerStats
 from batching.backend import BLAS
 from tests.golden import GOLDEN, GoldenCase
+from tests.process import Process, start
 
 pytestmark = pytest.mark.timeout(240)
 
-ROOT = Path(__file__).parent.parent
 MODEL = "smollm2-135m-instruct"
 SHORT = [case for case in GOLDEN if len(case.prompt_token_ids) < 200]
-
-
-@dataclass
-class Process:
-    process: subprocess.Popen[str]
-    startup: str
-    url: str
-
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-
-    def stop(self) -> int:
-        """Ask it to end, as an operator does; return its exit status."""
-        self.process.terminate()
-        self.process.communicate()
-        return self.process.returncode
-
-
-def start() -> Process:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app"],
-        cwd=ROOT,
-        env=environment | {"MLX_SERVER_PORT": "0", "MLX_SERVER_DEVICE": "cpu"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    startup = ""
-    for line in process.stderr:
-        startup += line
-        if found := re.search(r"curl (http://[^/]+)/v1", line):
-            return Process(process, startup, found[1])
-    raise AssertionError(f"the server did not start:\n{startup}")
 
 
 @pytest.fixture(scope="module")

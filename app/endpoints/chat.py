@@ -1,26 +1,24 @@
 """`POST /v1/chat/completions`."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import anyio
 from fastapi import APIRouter, Request, Response
 
-from app.endpoints.serving import engine_for, respond
-from app.generation import generate
+from app.chat_reply import ChatReply
+from app.endpoints.serving import check_choices, engine_for, respond
+from app.generation import Timing
+from app.messages.parser import MessageParser
+from app.messages.reasoning import ReasoningParser, ends_in_thinking
+from app.messages.reasoning_grammar import after_reasoning
+from app.messages.tool_format import ToolFormat, thinking_markers, tool_format
 from app.prompt import chat_prompt
 from app.reply import head, new_id
-from app.schemas.chat import (
-    ChatAnswer,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatCompletionRequest,
-    ChatDelta,
-)
-from app.schemas.usage import Usage
-from batching import FinishReason
+from app.schemas.chat import ChatCompletionRequest
+from app.schemas.chat_reply import ChatCompletion
+from app.submission import Demands, GrammarDemand, demands, generate, truncated
+from batching import EngineThread, ModelInfo
 
 router = APIRouter()
 
@@ -28,42 +26,88 @@ router = APIRouter()
 @router.post("/v1/chat/completions", response_model=ChatCompletion)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Answer a conversation; with `stream: true` as server-sent events."""
+    timing = Timing()
+    check_choices(request, body)
     engine = await engine_for(request, body.model)
-    prompt = await anyio.to_thread.run_sync(chat_prompt, engine.model, body.messages)
+    chat = await anyio.to_thread.run_sync(_prepare, engine, body)
     completion_id = new_id("chatcmpl")
     generation = await generate(
-        engine, prompt, body, completion_id=completion_id, max_tokens=body.num_requested_tokens
+        engine,
+        [chat.prompt],
+        body,
+        chat.wanted,
+        completion_id=completion_id,
+        max_tokens=body.num_requested_tokens,
+        timing=timing,
+        parser=chat.parser,
+        kept_token_ids=chat.kept_token_ids,
+        is_blocking=chat.is_blocking,
     )
-    reply = ChatReply(head(completion_id, engine.model.model_id), body.include_usage)
+    reply = ChatReply(
+        head=head(completion_id, engine.model.model_id),
+        include_usage=body.include_usage,
+        include_reasoning=body.include_reasoning,
+        token_bytes=engine.grammars.token_bytes if body.logprobs else None,
+    )
     return await respond(request, generation, reply, stream=body.stream)
 
 
 @dataclass(frozen=True, slots=True)
-class ChatReply:
-    """Chunks begin with the role and end with the finish reason, neither with any text."""
+class PreparedChat:
+    """A conversation's tokens, what its answers keep to, and how they are read."""
 
-    head: dict[str, Any]
-    include_usage: bool
+    prompt: list[int]
+    wanted: Demands
+    parser: Callable[[], MessageParser]
+    kept_token_ids: frozenset[int]
+    is_blocking: bool
 
-    def opening(self) -> list[ChatChunk]:
-        return [self._chunk(ChatDelta(role="assistant", content=""))]
 
-    def piece(self, text: str) -> ChatChunk:
-        return self._chunk(ChatDelta(content=text))
+def _prepare(engine: EngineThread, body: ChatCompletionRequest) -> PreparedChat:
+    model = engine.model
+    tools = tool_format(model)
+    rendered = chat_prompt(model, body, tools)
+    thinking = thinking_markers(model)
+    is_open = thinking is not None and ends_in_thinking(rendered.text, thinking[0].text)
+    grammar = _grammar(body, tools)
+    if grammar is not None and thinking is not None:
+        text = after_reasoning(grammar.grammar, *thinking, is_open=is_open)
+        grammar = GrammarDemand(text, grammar.param)
+    calls = tools if body.tools and body.used_tool_choice != "none" else None
 
-    def closing(self, finish_reason: FinishReason, usage: Usage) -> list[ChatChunk]:
-        chunks = [self._chunk(ChatDelta(), finish_reason)]
-        if self.include_usage:
-            chunks.append(
-                ChatChunk(object="chat.completion.chunk", choices=[], usage=usage, **self.head)
-            )
-        return chunks
+    def new_parser() -> MessageParser:
+        reasoning = called = None
+        if thinking is not None:
+            reasoning = ReasoningParser(*(marker.text for marker in thinking), is_open=is_open)
+        if calls is not None:
+            called = calls.parser(body.tools, is_parallel=body.parallel_tool_calls)
+        return MessageParser(reasoning, called)
 
-    def whole(self, text: str, finish_reason: FinishReason, usage: Usage) -> ChatCompletion:
-        choice = ChatChoice(message=ChatAnswer(content=text), finish_reason=finish_reason)
-        return ChatCompletion(choices=[choice], usage=usage, **self.head)
+    markers = [marker.text for marker in thinking or ()]
+    markers += calls.markers if calls else ()
+    return PreparedChat(
+        truncated(model, rendered.token_ids, body),
+        demands(engine, body, grammar=grammar),
+        new_parser,
+        _special_tokens(model, markers),
+        calls is not None and calls.is_blocking,
+    )
 
-    def _chunk(self, delta: ChatDelta, finish_reason: FinishReason | None = None) -> ChatChunk:
-        choice = ChatChunkChoice(index=0, delta=delta, logprobs=None, finish_reason=finish_reason)
-        no_usage: dict[str, Any] = {"usage": None} if self.include_usage else {}
-        return ChatChunk(object="chat.completion.chunk", choices=[choice], **self.head, **no_usage)
+
+def _grammar(body: ChatCompletionRequest, tools: ToolFormat) -> GrammarDemand | None:
+    if body.structured_outputs is not None:
+        return GrammarDemand(body.structured_outputs.grammar(), "structured_outputs")
+    if body.response_format is not None and (text := body.response_format.grammar()) is not None:
+        return GrammarDemand(text, "response_format")
+    choice = body.used_tool_choice
+    if choice == "none" or not body.tools:
+        return None
+    text = tools.grammar(body.tools, choice, is_parallel=body.parallel_tool_calls)
+    return None if text is None else GrammarDemand(text, "tools")
+
+
+def _special_tokens(model: ModelInfo, texts: Iterable[str]) -> frozenset[int]:
+    """Return the special tokens in texts that a parser looks for."""
+    encode = model.tokenizer.encode
+    token_ids = {i for text in texts for i in encode(text, add_special_tokens=False)}
+    return frozenset(token_ids & set(model.tokenizer.all_special_ids))

@@ -1,24 +1,29 @@
 """`POST /v1/completions`."""
 
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final
 
 import anyio
 from fastapi import APIRouter, Request, Response
 
-from app.endpoints.serving import engine_for, respond
-from app.generation import generate
+from app.beam_search import BeamSearch
+from app.completion_reply import CompletionReply, PromptText
+from app.detokenizer import Detokenizer
+from app.endpoints.serving import check_choices, engine_for, respond, respond_whole
+from app.generation import Timing
 from app.prompt import completion_prompt
 from app.reply import head, new_id
-from app.schemas.completions import (
-    Completion,
-    CompletionChoice,
-    CompletionChunk,
-    CompletionChunkChoice,
-    CompletionRequest,
+from app.schemas.completions import Completion, CompletionRequest
+from app.submission import (
+    Demands,
+    GrammarDemand,
+    demands,
+    generate,
+    text_options,
+    truncated,
 )
-from app.schemas.usage import Usage
-from batching import FinishReason
+from batching import EngineThread, ModelInfo
 
 # OpenAI's default; it gives way to the context, since nobody asked for it.
 _DEFAULT_MAX_TOKENS: Final = 16
@@ -28,50 +33,81 @@ router = APIRouter()
 
 @router.post("/v1/completions", response_model=Completion)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
-    """Continue a text; with `stream: true` as server-sent events."""
+    """Continue texts; with `stream: true` as server-sent events."""
+    timing = Timing()
+    check_choices(request, body)
     engine = await engine_for(request, body.model)
-    prompt = await anyio.to_thread.run_sync(completion_prompt, engine.model, body.prompt)
-    room = engine.model.max_model_len - len(prompt)
+    prompts, wanted = await anyio.to_thread.run_sync(_prepare, engine, body)
+    room = engine.model.max_model_len - max(map(len, prompts))
+    max_tokens = body.max_tokens or min(_DEFAULT_MAX_TOKENS, max(room, 1))
     completion_id = new_id("cmpl")
+    reply = CompletionReply(
+        head=head(completion_id, engine.model.model_id),
+        include_usage=body.include_usage,
+        num_answers=body.n,
+        num_compared=body.n if body.use_beam_search else body.num_choices,
+        echoed=await anyio.to_thread.run_sync(_echoed, engine.model, prompts) if body.echo else (),
+        token_bytes=None if body.logprobs is None else engine.grammars.token_bytes,
+    )
+    if body.use_beam_search:
+        beams = _beam_search(engine, prompts, body, wanted, max_tokens)
+        return await respond_whole(request, beams, reply)
     generation = await generate(
         engine,
-        prompt,
+        prompts,
         body,
+        wanted,
         completion_id=completion_id,
-        max_tokens=body.max_tokens or min(_DEFAULT_MAX_TOKENS, max(room, 1)),
+        max_tokens=max_tokens,
+        timing=timing,
     )
-    reply = CompletionReply(head(completion_id, engine.model.model_id), body.include_usage)
     return await respond(request, generation, reply, stream=body.stream)
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionReply:
-    """Chunks of text; the last one has none, but the finish reason."""
+def _beam_search(
+    engine: EngineThread,
+    prompts: Sequence[Sequence[int]],
+    body: CompletionRequest,
+    wanted: Demands,
+    max_tokens: int,
+) -> BeamSearch:
+    return BeamSearch(
+        engine=engine,
+        prompts=prompts,
+        width=body.num_choices,
+        num_answers=body.n,
+        max_tokens=max_tokens,
+        length_penalty=body.length_penalty,
+        end_token_ids=wanted.stop_token_ids,
+        options=text_options(engine.model, body, wanted),
+        num_logprobs=body.logprobs or 0,
+        priority=body.queue_priority,
+        cache_salt=body.cache_salt,
+    )
 
-    head: dict[str, Any]
-    include_usage: bool
 
-    def opening(self) -> list[CompletionChunk]:
-        return []
-
-    def piece(self, text: str) -> CompletionChunk:
-        return self._chunk(text)
-
-    def closing(self, finish_reason: FinishReason, usage: Usage) -> list[CompletionChunk]:
-        chunks = [self._chunk("", finish_reason)]
-        if self.include_usage:
-            chunks.append(
-                CompletionChunk(object="text_completion", choices=[], usage=usage, **self.head)
-            )
-        return chunks
-
-    def whole(self, text: str, finish_reason: FinishReason, usage: Usage) -> Completion:
-        choice = CompletionChoice(text=text, finish_reason=finish_reason)
-        return Completion(choices=[choice], usage=usage, **self.head)
-
-    def _chunk(self, text: str, finish_reason: FinishReason | None = None) -> CompletionChunk:
-        choice = CompletionChunkChoice(
-            index=0, text=text, logprobs=None, finish_reason=finish_reason
+def _prepare(engine: EngineThread, body: CompletionRequest) -> tuple[list[list[int]], Demands]:
+    prompts = [
+        truncated(
+            engine.model,
+            completion_prompt(engine.model, prompt, add_special_tokens=body.add_special_tokens),
+            body,
         )
-        no_usage: dict[str, Any] = {"usage": None} if self.include_usage else {}
-        return CompletionChunk(object="text_completion", choices=[choice], **self.head, **no_usage)
+        for prompt in body.prompt
+    ]
+    grammar = None
+    if body.structured_outputs is not None:
+        grammar = GrammarDemand(body.structured_outputs.grammar(), "structured_outputs")
+    echoed = body.logprobs if body.echo else None
+    return prompts, demands(engine, body, grammar=grammar, prompt_logprobs=echoed)
+
+
+def _echoed(model: ModelInfo, prompts: Sequence[Sequence[int]]) -> list[PromptText]:
+    return [_prompt_text(model, prompt) for prompt in prompts]
+
+
+def _prompt_text(model: ModelInfo, prompt: Sequence[int]) -> PromptText:
+    detokenizer = Detokenizer(model.tokenizer)
+    pieces = [*map(detokenizer.add, prompt), detokenizer.flush()]
+    offsets = list(accumulate(map(len, pieces), initial=0))[: len(prompt)]
+    return PromptText("".join(pieces), prompt, offsets)

@@ -1,16 +1,19 @@
 """What the generating endpoints share: the engine of a model, and the response of a generation."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 import anyio
 from fastapi import Request, Response
 
-from app.generation import Generation
+from app.generation import Answer, Generation
 from app.reply import Reply
+from app.schemas.request import GenerationRequest
+from app.schemas.usage import Usage
 from app.sse import EventStream
-from batching import EngineThread, SchedulerManager
+from batching import EngineThread, InvalidRequest, SchedulerManager
 
 # Nobody gets it; nginx's number for a client that left, should it be logged somewhere.
 _CLIENT_CLOSED_REQUEST = 499
@@ -28,19 +31,43 @@ async def engine_for(request: Request, model_id: str | None) -> EngineThread:
     return await anyio.to_thread.run_sync(manager.get, wanted)
 
 
+def check_choices(request: Request, body: GenerationRequest) -> None:
+    """Raise InvalidRequest if more answers are asked for than this server gives."""
+    limit: int = request.app.state.max_choices
+    if body.num_choices > limit:
+        param = "n" if body.n > limit else "best_of"
+        raise InvalidRequest(param, f"{limit} are the most answers to one prompt")
+
+
 async def respond(
     request: Request, generation: Generation, reply: Reply, *, stream: bool
 ) -> Response:
     """Return the response, which closes the generation."""
     if stream:
         return EventStream(generation, reply)
+    return await respond_whole(request, generation, reply)
+
+
+class Answering(Protocol):
+    """Work on answers that are told when they are complete."""
+
+    @property
+    def usage(self) -> Usage: ...
+
+    async def collect(self) -> Sequence[Answer]: ...
+
+    def close(self) -> None: ...
+
+
+async def respond_whole(request: Request, answering: Answering, reply: Reply) -> Response:
+    """Return all answers at once; the work on them ends when the client goes."""
     try:
         async with _while_connected(request):
-            text, finish_reason = await generation.collect()
-            answer = reply.whole(text, finish_reason, generation.usage)
-            return Response(answer.model_dump_json(), media_type="application/json")
+            answers = await answering.collect()
+            answer = reply.whole(answers, answering.usage).model_dump_json(exclude_unset=True)
+            return Response(answer, media_type="application/json")
     finally:
-        generation.close()
+        answering.close()
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 

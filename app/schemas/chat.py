@@ -1,17 +1,20 @@
-"""`/v1/chat/completions`: the request, the answer, and the chunks of a streamed answer."""
+"""`/v1/chat/completions`: the request."""
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.schemas import unsupported
 from app.schemas.fields import Text
-from app.schemas.request import GenerationRequest, WireRequest
-from app.schemas.usage import Usage
-from batching import FinishReason
+from app.schemas.reasoning import ReasoningEffort, TemplateKwargs
+from app.schemas.request import GenerationRequest
+from app.schemas.structured import ResponseFormat
+from app.schemas.tools import ToolCall, ToolChoice, ToolList, check_tool_choice
+from app.schemas.wire import WireRequest
 
 _PART_SEPARATOR: Final = "\n"  # vLLM's and llama.cpp's too
+_MAX_TOOL_CALLS: Final = 1024  # of one turn
 
 
 class TextPart(BaseModel):
@@ -47,28 +50,55 @@ class ChatMessage(WireRequest):
 
     defaults = unsupported.MESSAGE
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
     name: Text | None = None
-    reasoning_content: Text | None = None
+    reasoning_content: Text | None = Field(default=None, description="Or `reasoning`.")
+    tool_calls: Annotated[list[ToolCall], Field(max_length=_MAX_TOOL_CALLS)] = Field(
+        default_factory=list
+    )
+    tool_call_id: Text | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _check_turn(cls, data: Any) -> Any:
         match data:
-            case {"role": "tool" | "function"}:
-                raise PydanticCustomError("unsupported", "tool calls are not supported yet")
-            case {"role": "assistant", "content": None}:
-                return data | {"content": ""}
+            case {"role": "function"}:
+                raise PydanticCustomError("unsupported", "this role is called 'tool' now")
+            case {"role": "assistant"}:
+                return _with_one_spelling(data)
             case _:
                 return data
 
-    def template_fields(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _check_tool_fields(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise _wrong_field("tool_calls", "only an assistant calls tools")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise _wrong_field("tool_call_id", "a tool's result needs the id of its call")
+        return self
+
+    def template_fields(self) -> dict[str, Any]:
         """Return what a chat template gets; few know OpenAI's newer name of the system role."""
         role = "system" if self.role == "developer" else self.role
         optional = {"name": self.name, "reasoning_content": self.reasoning_content}
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {"role": role, "content": self.content} | given
+        return {"role": role, "content": self.content} | _not_none(optional)
+
+
+def _with_one_spelling(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return an assistant's turn with what clients write in several ways written in one."""
+    given = {"reasoning_content": turn.get("reasoning")} | _not_none(turn)
+    if "content" in turn or given.get("tool_calls"):
+        given.setdefault("content", "")
+    return given
+
+
+def _not_none(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _wrong_field(param: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("turn", "{message}", {"message": message, "param": param})
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -77,6 +107,59 @@ class ChatCompletionRequest(GenerationRequest):
     # One fault is told, so looking for more is work for nobody.
     messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    tools: ToolList = Field(default_factory=list)
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="`auto` with tools, else `none`."
+    )
+    parallel_tool_calls: bool = True
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool = True
+    chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @model_validator(mode="after")
+    def _check_chat_fields(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise _wrong_field("top_logprobs", "this needs logprobs: true")
+        begins_anew = (
+            self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        )
+        if self.continue_final_message and begins_anew:
+            raise _wrong_field(
+                "continue_final_message", "it cannot be combined with add_generation_prompt"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_tool_choice(self) -> Self:
+        if self.tool_choice is not None:
+            check_tool_choice(self.tools, self.tool_choice)
+        return self
+
+    @model_validator(mode="after")
+    def _check_formats(self) -> Self:
+        asked = [
+            self.response_format is not None and self.response_format.grammar() is not None,
+            self.structured_outputs is not None,
+            self.used_tool_choice not in ("none", "auto"),
+        ]
+        if sum(asked) > 1:
+            raise _wrong_field(
+                "structured_outputs" if asked[1] else "response_format",
+                "only one of response_format, structured_outputs and a tool_choice that calls "
+                "a tool can say what the answer looks like",
+            )
+        return self
+
+    @property
+    def used_tool_choice(self) -> ToolChoice:
+        if self.tool_choice is not None:
+            return self.tool_choice
+        return "auto" if self.tools else "none"
 
     @property
     def num_requested_tokens(self) -> int | None:
@@ -85,51 +168,6 @@ class ChatCompletionRequest(GenerationRequest):
             return self.max_completion_tokens
         return self.max_tokens
 
-
-class ChatAnswer(BaseModel):
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(BaseModel):
-    index: int = 0
-    message: ChatAnswer
-    logprobs: None = None
-    finish_reason: FinishReason
-
-
-class ChatCompletion(BaseModel):
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    system_fingerprint: str
-
-
-class ChatDelta(BaseModel):
-    """What a chunk adds; only what is set is sent."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(BaseModel):
-    index: int
-    delta: ChatDelta
-    logprobs: None
-    finish_reason: FinishReason | None
-
-
-class ChatChunk(BaseModel):
-    """Only what is set is sent: without `include_usage` there is no `usage`, not even null."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,28 +1,56 @@
 """`/v1/completions`: the request, the answer, and the chunks of a streamed answer."""
 
 from types import UnionType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, Field, PlainValidator
+from pydantic import BaseModel, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.schemas import unsupported
-from app.schemas.fields import check_encodable
-from app.schemas.request import GenerationRequest
+from app.schemas.chat_reply import PromptProgress
+from app.schemas.fields import EndReason, check_encodable
+from app.schemas.logprobs import CompletionLogprobs
+from app.schemas.request import MAX_CHOICES, GenerationRequest
 from app.schemas.usage import Usage
-from batching import FinishReason
+
+_MAX_PROMPTS: Final = 1024  # as vLLM
+
+# Beams are not drawn but searched for, and told when the search is over.
+_NOT_OF_BEAMS: Final = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "echo",
+        "frequency_penalty",
+        "logit_bias",
+        "min_p",
+        "min_tokens",
+        "presence_penalty",
+        "repetition_penalty",
+        "seed",
+        "stream",
+        "structured_outputs",
+        "top_k",
+        "top_p",
+    }
+)
 
 
-def _only_prompt(value: Any) -> str | list[int]:
-    """Return the prompt, in text or tokens, also from a list of one prompt."""
+def _prompts(value: Any) -> list[str | list[int]]:
+    """Return a list of prompts, each in text or in tokens, also of a single one."""
     prompts = value if _is_list_of(value, str | list) else [value]
-    if len(prompts) > 1:
-        raise PydanticCustomError("prompts", "several prompts at once are not supported yet")
-    if isinstance(prompts[0], str):
-        return check_encodable(prompts[0])
-    if not _is_list_of(prompts[0], int) and prompts[0] != []:
+    if len(prompts) > _MAX_PROMPTS:
+        message = f"there are {len(prompts)} prompts, and {_MAX_PROMPTS} are the most"
+        raise PydanticCustomError("prompts", "{message}", {"message": message})
+    return [_prompt(prompt) for prompt in prompts]
+
+
+def _prompt(value: Any) -> str | list[int]:
+    if isinstance(value, str):
+        return check_encodable(value)
+    if not _is_list_of(value, int) and value != []:
         raise PydanticCustomError("prompt", "it must be a text or a list of token ids")
-    token_ids: list[int] = prompts[0]
+    token_ids: list[int] = value
     return token_ids
 
 
@@ -35,52 +63,79 @@ def _is_list_of(value: Any, kind: type | UnionType) -> bool:
     )
 
 
-Prompt = Annotated[
-    str | list[int],
-    PlainValidator(
-        _only_prompt, json_schema_input_type=str | list[int] | list[str] | list[list[int]]
-    ),
+Prompts = Annotated[
+    list[str | list[int]],
+    PlainValidator(_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
 ]
 
 
 class CompletionRequest(GenerationRequest):
     defaults = unsupported.COMPLETIONS
 
-    prompt: Prompt
+    prompt: Prompts
     max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1, description="16 if left out.")
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+    echo: bool = False
+    best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES, description="`n` if left out.")
+    add_special_tokens: bool = True
+    use_beam_search: bool = Field(
+        default=False, description="The likeliest `n` answers, out of `best_of` beams."
+    )
+    length_penalty: float = Field(default=1.0, ge=-10, le=10, description="Of beams.")
+
+    @model_validator(mode="after")
+    def _check_beams(self) -> Self:
+        if self.use_beam_search:
+            for name in sorted(self.model_fields_set & _NOT_OF_BEAMS):
+                if getattr(self, name) != type(self).model_fields[name].get_default(
+                    call_default_factory=True
+                ):
+                    raise _fault(name, "this cannot be combined with use_beam_search")
+            if self.temperature not in (0, 1):
+                raise _fault("temperature", "beams are not drawn; leave it out")
+        elif self.length_penalty != 1:
+            raise _fault("length_penalty", "this needs use_beam_search: true")
+        return self
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        if self.best_of is not None and self.best_of < self.n:
+            raise _fault("best_of", "it must be at least n")
+        if self.num_choices > self.n and self.stream:
+            raise _fault("best_of", "the best answers cannot be streamed before they are known")
+        if len(self.prompt) * self.num_choices > _MAX_PROMPTS:
+            raise _fault("n", f"{_MAX_PROMPTS} are the most answers to all prompts together")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        return self.best_of or self.n
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Answers are compared by the odds of their tokens, so these are needed then, too."""
+        return 0 if self.logprobs is None and self.num_choices > self.n else self.logprobs
+
+
+def _fault(param: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("together", "{message}", {"message": message, "param": param})
 
 
 class CompletionChoice(BaseModel):
-    index: int = 0
+    index: int
     text: str
-    logprobs: None = None
-    finish_reason: FinishReason
+    logprobs: CompletionLogprobs | None
+    finish_reason: EndReason | None
 
 
 class Completion(BaseModel):
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage
-    system_fingerprint: str
-
-
-class CompletionChunkChoice(BaseModel):
-    index: int
-    text: str
-    logprobs: None
-    finish_reason: FinishReason | None
-
-
-class CompletionChunk(BaseModel):
-    """Only what is set is sent: without `include_usage` there is no `usage`, not even null."""
+    """Or a chunk of one: only what is set is sent."""
 
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
-    system_fingerprint: str
-    choices: list[CompletionChunkChoice]
+    choices: list[CompletionChoice]
     usage: Usage | None = None
+    system_fingerprint: str
+    prompt_progress: PromptProgress | None = None

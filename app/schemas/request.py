@@ -1,13 +1,15 @@
 """What the chat and the completion endpoint take alike."""
 
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.schemas import unsupported
 from app.schemas.fields import LogitBias, StopStringList, Text
-from batching import Priority, SamplingParams
+from app.schemas.structured import StructuredOutputs
+from app.schemas.wire import WireRequest
+from batching import Priority
 
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
@@ -24,22 +26,18 @@ _SERVICE_TIERS: Final = {
     "flex": Priority.LOW,
 }
 
+# The engine holds as many at once; the server's setting says how many are served.
+MAX_CHOICES: Final = 128
 
-class WireRequest(BaseModel):
-    """An object that a client sends.
+_MAX_STOP_TOKENS: Final = 1024
+_MAX_BAD_WORDS: Final = 128
 
-    Types are not converted: `"1"` is no number.  null means the default, unknown fields mean
-    nothing, and a field of `defaults` that asks for something is refused.
-    """
+TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
+BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
-    defaults: ClassVar[unsupported.Defaults] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        return unsupported.without_nulls(data, cls.defaults)
+def _fault(param: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("together", "{message}", {"message": message, "param": param})
 
 
 class StreamOptions(WireRequest):
@@ -62,6 +60,29 @@ class GenerationRequest(WireRequest):
     # Beyond these, logits overflow.
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
     logit_bias: LogitBias = Field(default_factory=dict)
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    min_tokens: int = Field(default=0, ge=0, le=_INT32_MAX)
+    ignore_eos: bool = False
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=_MAX_STOP_TOKENS)] = Field(
+        default_factory=list
+    )
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    bad_words: Annotated[list[BadWord], Field(max_length=_MAX_BAD_WORDS)] = Field(
+        default_factory=list
+    )
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    truncate_prompt_tokens: int | None = Field(
+        default=None,
+        ge=-1,
+        le=_INT32_MAX,
+        description="Keep the last ones only; -1 keeps as many as fit.",
+    )
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    return_progress: bool = Field(
+        default=False, description="Chunks that say how far the prompt is read; llama.cpp's."
+    )
     seed: int | None = Field(default=None, ge=-_INT64_MAX - 1, le=_INT64_MAX)
     stop: StopStringList = Field(default_factory=list)
     stream: bool = False
@@ -77,6 +98,29 @@ class GenerationRequest(WireRequest):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        wanted = self.max_tokens
+        if wanted is not None and self.min_tokens > wanted:
+            raise _fault("min_tokens", "it must not be above max_tokens")
+        if self.truncate_prompt_tokens == 0:
+            raise _fault("truncate_prompt_tokens", "a prompt of no tokens cannot be answered")
+        if self.return_progress and not self.stream:
+            raise _fault("return_progress", "this needs stream: true")
+        if self.allowed_token_ids is not None and self.structured_outputs is not None:
+            raise _fault("allowed_token_ids", "it cannot be combined with structured_outputs")
+        return self
+
+    @property
+    def num_requested_tokens(self) -> int | None:
+        """The most tokens of an answer; None asks for as many as fit the context."""
+        return self.max_tokens
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers to each prompt are made."""
+        return self.n
+
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
@@ -87,16 +131,3 @@ class GenerationRequest(WireRequest):
         if self.priority is not None:
             return _PRIORITIES[self.priority]
         return _SERVICE_TIERS[self.service_tier]
-
-    def sampling_params(self) -> SamplingParams:
-        return SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=max(self.top_k, 0),
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=tuple(self.logit_bias.items()),
-            seed=self.seed,
-        )

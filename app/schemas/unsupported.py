@@ -14,22 +14,9 @@ Defaults = Mapping[str, tuple[Any, ...]]
 
 # Besides OpenAI's: what vLLM, SGLang and llama.cpp take.
 _BOTH: Final[Defaults] = {
-    "n": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
     "prompt_logprobs": (),
     "logprob_token_ids": ([],),
-    "stop_token_ids": ([],),
-    "include_stop_str_in_output": (False,),
-    "ignore_eos": (False,),
-    "min_tokens": (0,),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -44,11 +31,8 @@ _BOTH: Final[Defaults] = {
     "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,),
     "return_prompt_text": (False,),
-    "return_progress": (False,),
     "timings_per_token": (False,),
     "repetition_detection": (),
-    # It promises that nobody else's cache is read, which is not kept yet.
-    "cache_salt": (),
     "kv_transfer_params": (),
     "vllm_xargs": (),
     "n_predict": (),
@@ -61,10 +45,8 @@ _BOTH: Final[Defaults] = {
 
 CHAT: Final[Defaults] = {
     **_BOTH,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "tools": (),
-    "tool_choice": ("none", "auto"),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
     "functions": (),
     "function_call": ("none", "auto"),
     "audio": (),
@@ -72,34 +54,25 @@ CHAT: Final[Defaults] = {
     "moderation": (),
     "prediction": (),
     "web_search_options": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "store": (False,),
     "echo": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "add_special_tokens": (False,),
     "documents": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "include_reasoning": (True,),
     "thinking_token_budget": (),
 }
 
 COMPLETIONS: Final[Defaults] = {
     **_BOTH,
-    "best_of": (1,),
-    "logprobs": (),
+    "response_format": ({"type": "text"},),
     "suffix": ("",),
-    "echo": (False,),
-    "add_special_tokens": (True,),
     "prompt_embeds": (),
 }
 
 STREAM_OPTIONS: Final[Defaults] = {"continuous_usage_stats": (False,)}
 
 MESSAGE: Final[Defaults] = {
-    "tool_calls": ([],),
     "function_call": (),
     "audio": (),
 }

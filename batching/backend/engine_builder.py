@@ -95,7 +95,7 @@ def _paged(config: EngineConfig, loaded: LoadedModel, check: Batchable) -> _Back
     cache.reset()
     limits = config.scheduler_config(num_blocks, loaded.max_model_len)
     return _Backend(
-        MLXRunner(loaded.model, check.selection, cache),
+        MLXRunner(loaded.model, loaded.vocab_size, check.selection, cache),
         limits,
         f"{num_blocks} blocks of {config.block_size} tokens "
         f"({num_blocks * bytes_per_block // _MIB} MiB), "
@@ -121,7 +121,9 @@ def _sequential(config: EngineConfig, loaded: LoadedModel) -> _Backend:
     num_blocks = -(-loaded.max_model_len // config.block_size)
     limits = config.scheduler_config(num_blocks, loaded.max_model_len)
     limits = replace(limits, max_num_seqs=1, enable_prefix_cache=False, max_draft_tokens=0)
-    return _Backend(SequentialRunner(loaded.model), limits, "of the model's own, not paged")
+    return _Backend(
+        SequentialRunner(loaded.model, loaded.vocab_size), limits, "of the model's own, not paged"
+    )
 
 
 def _startup_lines(config: EngineConfig, loaded: LoadedModel, backend: _Backend) -> tuple[str, ...]:

@@ -7,9 +7,14 @@ would give other tokens than the model was trained on, without any sign of it.
 """
 
 from enum import IntEnum
-from typing import Final
+from importlib import import_module
+from typing import Any, Final
 
-from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
+from mlx_lm.tokenizer_utils import (
+    NaiveStreamingDetokenizer,
+    TokenizerWrapper,
+    _infer_tool_parser,
+)
 from tokenizers import (
     AddedToken,
     Regex,
@@ -95,8 +100,24 @@ def build_tokenizer(header: GgufHeader) -> TokenizerWrapper:
         clean_up_tokenization_spaces=False,
     )
     return TokenizerWrapper(
-        tokenizer, NaiveStreamingDetokenizer, eos_token_ids=_eos_token_ids(header, tokens)
+        tokenizer,
+        NaiveStreamingDetokenizer,
+        eos_token_ids=_eos_token_ids(header, tokens),
+        **_tool_calls(tokenizer),
     )
+
+
+def _tool_calls(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Return how the model writes tool calls, as mlx-lm knows it by the chat template."""
+    name = _infer_tool_parser(tokenizer)
+    if name is None:
+        return {}
+    module = import_module(f"mlx_lm.tool_parsers.{name}")
+    return {
+        "tool_call_start": module.tool_call_start,
+        "tool_call_end": module.tool_call_end,
+        "tool_parser": module.parse_tool_call,
+    }
 
 
 def _build_backend(header: GgufHeader, tokens: list[str], bos: str | None) -> Tokenizer:

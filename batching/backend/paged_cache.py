@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.backend.attention import SlidingWindow
-from batching.backend.sampler import Sample
+from batching.backend.logit_rows import LogitRows
 from batching.block_manager import BlockCopy
 from batching.step_plan import Slice
 
@@ -52,15 +52,13 @@ class StepInputs:
     The P - T last rows are padding: they compute what nobody keeps.
 
     tokens: int32 `[P, 1]`.  positions: int32 `[P]`.  slots: int64 `[T]`, on the host.
-    sample_rows: the rows that a token is sampled from, int32 `[S]`.
-    samples: whom the sampled tokens are for, in that order.
+    wanted: the rows whose logits somebody looks at.
     """
 
     tokens: mx.array
     positions: mx.array
     slots: npt.NDArray[np.int64]
-    sample_rows: mx.array
-    samples: tuple[Sample, ...]
+    wanted: LogitRows
     attention: RowAttention
 
     @classmethod
@@ -71,8 +69,6 @@ class StepInputs:
         tokens: list[int] = []
         positions: list[npt.NDArray[np.int64]] = []
         slots: list[npt.NDArray[np.int64]] = []
-        sample_rows: list[int] = []
-        samples: list[Sample] = []
         for s in attention.slices:
             tokens += s.token_ids
             at = np.arange(s.start, s.stop)
@@ -80,18 +76,13 @@ class StepInputs:
             blocks = np.array(s.request.block_table.block_ids[first : -(-s.stop // block_size)])
             positions.append(at)
             slots.append(blocks[at // block_size - first] * block_size + at % block_size)
-            first_sampled = len(tokens) - s.num_samples
-            for i in range(s.num_samples):
-                sample_rows.append(first_sampled + i)
-                samples.append(Sample(s.request, s.request.num_tokens + i))
         padding = [0] * (padded(len(tokens)) - len(tokens))
         positions.append(np.array(padding, np.int64))
         return cls(
             tokens=mx.array(tokens + padding, dtype=mx.int32)[:, None],
             positions=mx.array(np.concatenate(positions).astype(np.int32)),
             slots=np.concatenate(slots),
-            sample_rows=mx.array(sample_rows, dtype=mx.int32),
-            samples=tuple(samples),
+            wanted=LogitRows.of(attention.slices),
             attention=attention,
         )
 

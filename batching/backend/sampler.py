@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
@@ -17,13 +17,13 @@ _MASK_64: Final = (1 << 64) - 1
 _MIN_TEMPERATURE: Final = 1e-5
 
 
-def uniform(seed: int, position: int) -> float:
-    """Return the draw in [0, 1) that belongs to one position of one request.
+def draw_seed(seed: int, position: int) -> int:
+    """Return the 64 bits from which one position of one request draws.
 
-    splitmix64 (Steele, Lea, Flood 2014) over seed and position, to 24 bits, which float32
-    holds exactly.  No state: neighbours, preemption and batching cannot change a draw.
+    splitmix64 (Steele, Lea, Flood 2014) over seed and position.  No state: neighbours,
+    preemption and batching cannot change a draw.
     """
-    return (_splitmix(_splitmix(seed & _MASK_64) ^ position) >> 40) / (1 << 24)
+    return _splitmix(_splitmix(seed & _MASK_64) ^ position)
 
 
 def _splitmix(state: int) -> int:
@@ -31,6 +31,17 @@ def _splitmix(state: int) -> int:
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return state ^ (state >> 31)
+
+
+# What a logit falls by when its token must not come.  Finite, so that where a mask leaves
+# nothing else, the mask counts.
+_NEVER: Final = -1e9
+
+
+class Masks(Protocol):
+    """What constraints leave of logits; see `batching.backend.token_masks`."""
+
+    def apply(self, logits: mx.array) -> mx.array: ...
 
 
 class Sample(NamedTuple):
@@ -56,8 +67,13 @@ class TokenCounts:
 class Sampler:
     """One vectorised sampler; a row pays only for what it asks.
 
-    Order: penalties and bias, temperature, top-k, top-p, min-p, then one draw by inverse
-    cumulative distribution.  Greedy rows take the arg-max of their penalised logits.
+    Order: penalties and bias, masks, temperature, top-k, top-p, min-p, then one draw.  Greedy
+    rows take the arg-max of their penalised logits.
+
+    A draw is a race: every token has a random number of its own, and the best product of that
+    with its probability wins (the Gumbel-max trick, Yellott 1977).  Rounding differs with the
+    batch, and decides a race only where two tokens are as good as equal.  Against a cumulative
+    distribution it would shift all the tokens behind it, which the unlikely ones never survive.
     """
 
     def __init__(self, draw: "Draw | None" = None) -> None:
@@ -65,13 +81,17 @@ class Sampler:
         self._draw = draw or (draw_on_host if mx.default_device() == mx.cpu else draw_on_device)
         self._counts: WeakKeyDictionary[BatchRequest, TokenCounts] = WeakKeyDictionary()
 
-    def sample(self, logits: mx.array, samples: Sequence[Sample]) -> mx.array:
+    def sample(
+        self, logits: mx.array, samples: Sequence[Sample], masks: "Masks | None" = None
+    ) -> mx.array:
         """Return the token ids, uint32 `[S]`, for logits `[S, vocab_size]`, row by row.
 
         Logits that are no numbers give a token all the same: the runner checks for them.
         """
         requests = [request for request, _ in samples]
-        logits = self._penalise(logits.astype(mx.float32), requests)
+        logits = self._penalise(logits.astype(mx.float32), samples)
+        if masks is not None:
+            logits = masks.apply(logits)
         tokens = mx.argmax(logits, axis=-1)
         drawn = [
             row for row, r in enumerate(requests) if r.sampling.temperature >= _MIN_TEMPERATURE
@@ -79,12 +99,12 @@ class Sampler:
         if drawn:
             rows = mx.array(drawn)
             params = [requests[row].sampling for row in drawn]
-            uniforms = [uniform(requests[row].seed, samples[row].position) for row in drawn]
-            tokens[rows] = self._draw(logits[rows], params, uniforms)
+            seeds = [draw_seed(requests[row].seed, samples[row].position) for row in drawn]
+            tokens[rows] = self._draw(logits[rows], params, seeds)
         return tokens
 
-    def _penalise(self, logits: mx.array, requests: Sequence[BatchRequest]) -> mx.array:
-        edits = [edit for row, r in enumerate(requests) for edit in self._edits(row, r)]
+    def _penalise(self, logits: mx.array, samples: Sequence[Sample]) -> mx.array:
+        edits = [(row, *edit) for row, sample in enumerate(samples) for edit in self._edits(sample)]
         if not edits:
             return logits
         # One entry for each touched logit: x -> x * (x > 0 ? up : down) + add
@@ -95,25 +115,25 @@ class Sampler:
         logits[rows, tokens] = touched * factor + add.astype(mx.float32)
         return logits
 
-    def _edits(
-        self, row: int, request: BatchRequest
-    ) -> Iterable[tuple[int, int, float, float, float]]:
-        """Yield (row, token, factor above 0, factor below 0, term) for each touched logit."""
-        params = request.sampling
+    def _edits(self, sample: Sample) -> Iterable[tuple[int, float, float, float]]:
+        """Yield (token, factor above 0, factor below 0, term) for each touched logit."""
+        params = sample.request.sampling
+        banned = set(_banned(sample))
+        yield from ((token, 1.0, 1.0, _NEVER) for token in banned)
         repetition = params.repetition_penalty
         if not params.has_penalties and not params.logit_bias:
             return
         bias = dict(params.logit_bias)
-        counts = self._counted(request) if params.has_penalties else None
+        counts = self._counted(sample.request) if params.has_penalties else None
         output = counts.output if counts else {}
         seen = (counts.prompt if repetition != 1 else frozenset()) | output.keys() if counts else ()
-        for token in bias.keys() | seen:
+        for token in (bias.keys() | seen) - banned:
             times = output.get(token, 0)
             term = bias.get(token, 0.0)
             if times:
                 term -= params.presence_penalty + params.frequency_penalty * times
             factor = repetition if token in seen else 1.0
-            yield row, token, 1 / factor, factor, term
+            yield token, 1 / factor, factor, term
 
     def _counted(self, request: BatchRequest) -> TokenCounts:
         counts = self._counts.get(request)
@@ -123,26 +143,37 @@ class Sampler:
         return counts
 
 
-Draw = Callable[[mx.array, Sequence[SamplingParams], Sequence[float]], mx.array]
+def _banned(sample: Sample) -> Iterable[int]:
+    """Yield the tokens that would end the output too soon, or complete a bad word."""
+    request, params = sample.request, sample.request.sampling
+    if sample.position - request.num_prompt_tokens < params.min_tokens:
+        yield from request.stop_token_ids
+    for *beginning, last in params.bad_words:
+        start = request.num_tokens - len(beginning)
+        if start >= request.num_prompt_tokens and request.token_ids[start:] == beginning:
+            yield last
+
+
+Draw = Callable[[mx.array, Sequence[SamplingParams], Sequence[int]], mx.array]
 
 
 def draw_on_host(
-    logits: mx.array, params: Sequence[SamplingParams], uniforms: Sequence[float]
+    logits: mx.array, params: Sequence[SamplingParams], seeds: Sequence[int]
 ) -> mx.array:
-    return mx.array(draw(np.array(logits), params, uniforms), dtype=mx.uint32)
+    return mx.array(draw(np.array(logits), params, seeds), dtype=mx.uint32)
 
 
 def draw_on_device(
-    logits: mx.array, params: Sequence[SamplingParams], uniforms: Sequence[float]
+    logits: mx.array, params: Sequence[SamplingParams], seeds: Sequence[int]
 ) -> mx.array:
     logits = logits / _column([p.temperature for p in params])
     logits = _keep_top(logits, params)
     if any(p.min_p > 0 for p in params):
         floor = mx.log(_column([p.min_p for p in params])) + logits.max(axis=-1, keepdims=True)
         logits = mx.where(logits < floor, -mx.inf, logits)
-    cumulative = mx.cumsum(mx.softmax(logits, axis=-1, precise=True), axis=-1)
-    # The first token whose cumulative probability exceeds the draw has a probability > 0.
-    return mx.argmax(cumulative > _column(uniforms) * cumulative[:, -1:], axis=-1)
+    size = logits.shape[-1:]
+    noise = mx.stack([mx.random.gumbel(size, key=mx.random.key(seed)) for seed in seeds])
+    return mx.argmax(logits + noise, axis=-1)
 
 
 def _keep_top(logits: mx.array, params: Sequence[SamplingParams]) -> mx.array:

@@ -58,7 +58,7 @@ def check_model(model: nn.Module, vocab_size: int) -> Batchable | NotBatchable:
     selection = RowSelection()
     select_rows(model, selection)
     try:
-        actual = _ragged_logits(model, selection, shapes, prompts)
+        actual = _ragged_logits(model, vocab_size, selection, shapes, prompts)
     except Exception as error:
         # A model file can do anything with a cache; what it raises says only that it did.
         return NotBatchable(f"its attention does not run over a paged cache ({error})")
@@ -95,12 +95,13 @@ def _shapes(cache: Sequence[Any]) -> tuple[LayerShape, ...] | NotBatchable:
 
 def _ragged_logits(
     model: nn.Module,
+    vocab_size: int,
     selection: RowSelection,
     shapes: Sequence[LayerShape],
     prompts: Sequence[Sequence[int]],
 ) -> list[mx.array]:
     cache = kv_cache(shapes, num_blocks=8, block_size=_BLOCK_SIZE)
-    runner = MLXRunner(model, selection, cache)
+    runner = MLXRunner(model, vocab_size, selection, cache)
     requests = [BatchRequest(i, p, max_tokens=1) for i, p in enumerate(prompts)]
     tables = ([5, 1, 2], [7, 4])
     for request, table in zip(requests, tables, strict=True):
@@ -115,7 +116,9 @@ def _ragged_logits(
         step = cache.begin(slices)
         logits = runner.logits(step)
         mx.eval(logits, cache.arrays)
-    return [logits[i] for r in requests for i, s in enumerate(step.samples) if s.request is r]
+    return [
+        logits[i] for r in requests for i, s in enumerate(step.wanted.samples) if s.request is r
+    ]
 
 
 def _difference(actual: mx.array, expected: mx.array) -> float:

@@ -10,6 +10,7 @@ from batching.config import BLOCK_SIZE, SchedulerConfig
 from batching.prefix_cache import HashChain, PrefixCache
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.step_plan import SliceOutput
 from scripts.microbench.timing import QUICK, Pace, Result, Timing, compare
 
 NUM_PROMPT_TOKENS: Final = 2000
@@ -119,7 +120,7 @@ def _scheduler(num_blocks: int, enable_prefix_cache: bool = True) -> ContinuousB
 def _step(scheduler: ContinuousBatchingScheduler) -> int:
     """Take a step in which each token is the same one; return the number of rows."""
     plan = scheduler.schedule()
-    scheduler.update(plan, [0] * sum(s.num_samples for s in plan.slices))
+    scheduler.update(plan, [SliceOutput([0] * s.num_samples) for s in plan.slices])
     return len(plan.slices)
 
 

@@ -16,7 +16,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.step_plan import StepPlan
+from batching.step_plan import SliceOutput, StepPlan
 from tests.fakes import TokenRunner
 
 MODEL_ID: Final = "fake/speaker"
@@ -30,6 +30,15 @@ class ByteTokenizer:
     """One token for each byte, and one that ends the text."""
 
     has_chat_template = True
+    chat_template: str | None = "{{ messages }}"
+    all_special_ids: Sequence[int] = (END,)
+    has_thinking = False
+    think_start: str | None = None
+    think_end: str | None = None
+    has_tool_calling = False
+    tool_call_start: str | None = None
+    tool_call_end: str | None = None
+    tool_parser: Any = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -39,13 +48,21 @@ class ByteTokenizer:
         return b"".join(end if t == END else bytes([t]) for t in token_ids).decode(errors="replace")
 
     def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
-        assert add_generation_prompt, "the answer must begin somewhere"
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **kwargs: Any,
+    ) -> Any:
         if any(message["role"] == "system" for message in conversation[1:]):
             raise TemplateError("the system message comes first")
         turns = [f"{message['role']}: {message['content']}\n" for message in conversation]
-        return self.encode("".join([*turns, "assistant:"]))
+        text = "".join([*turns, "assistant:" * add_generation_prompt])
+        if continue_final_message:
+            text = text.removesuffix("\n")
+        return self.encode(text) if tokenize else text
 
 
 class Gate:
@@ -76,22 +93,22 @@ class Speaker(TokenRunner):
         self._answer = answer
         self._gate = gate
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
         if any(s.start >= s.request.num_prompt_tokens for s in plan.slices):
             self._gate.wait()
         return super().run(plan)
 
-    def _sample(self, request: BatchRequest, stop: int) -> int:
+    def _choose(self, request: BatchRequest, prefix: list[int]) -> int:
         if self._answer is None:
             return ord("a")
-        position = stop - request.num_prompt_tokens
+        position = len(prefix) - request.num_prompt_tokens
         return self._answer[position] if position < len(self._answer) else END
 
 
 class Breaking(Speaker):
     """Says the first bytes, then every step raises."""
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
         assert self._answer is not None, "it breaks at the end of what it says"
         for s in plan.slices:
             if s.stop - s.request.num_prompt_tokens >= len(self._answer):

@@ -5,11 +5,20 @@ from typing import Any
 
 import pytest
 
-from app.generation import generate
+from app.choice import Choice, TextOptions
+from app.generation import Generation, Timing
+from app.messages.tool_format import tool_format
 from app.prompt import chat_prompt
 from app.schemas.chat import ChatCompletionRequest, ChatMessage
 from batching import FinishReason
-from tests.app.speaker import MODEL_ID, Breaking, ByteTokenizer, served, served_endlessly
+from tests.app.speaker import (
+    MODEL_ID,
+    Breaking,
+    ByteTokenizer,
+    Served,
+    served,
+    served_endlessly,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +63,7 @@ async def test_an_answer_has_all_that_openai_sends() -> None:
             "completion_tokens": len("Hello!") + 1,
             "total_tokens": len("user: Hi\nassistant:") + len("Hello!") + 1,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 
@@ -154,8 +164,11 @@ def test_what_the_template_gets() -> None:
 
 async def test_the_prompt_is_the_rendered_template() -> None:
     async with served() as server:
-        prompt = chat_prompt(server.engine.model, [ChatMessage(role="user", content="Hi")])
-    assert bytes(prompt) == b"user: Hi\nassistant:"
+        model = server.engine.model
+        body = ChatCompletionRequest(messages=[ChatMessage(role="user", content="Hi")])
+        prompt = chat_prompt(model, body, tool_format(model))
+    assert prompt.text == "user: Hi\nassistant:"
+    assert bytes(prompt.token_ids) == prompt.text.encode()
 
 
 async def test_a_template_that_refuses_is_the_clients_fault() -> None:
@@ -230,29 +243,30 @@ async def test_each_request_is_logged_once_without_its_text(
     assert "secret" not in line
 
 
+async def generation(server: Served, *stops: str) -> Generation:
+    tokens = await server.engine.submit([[72]])
+    choice = Choice(0, server.engine.model.tokenizer, TextOptions(stops=stops))
+    return Generation("chatcmpl-1", tokens, [choice], [1], Timing())
+
+
 async def test_a_generation_that_is_closed_twice_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="app")
-    body = ChatCompletionRequest(messages=[ChatMessage(role="user", content="Hi")])
     async with served() as server:
-        generation = await generate(
-            server.engine, [72], body, completion_id="chatcmpl-1", max_tokens=None
-        )
-        generation.close()
-        generation.close()
+        begun = await generation(server)
+        begun.close()
+        begun.close()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("chatcmpl-1 prompt=1 cached=0 output=0 first_token=- total=")
     assert line.endswith("aborted")
 
 
 async def test_a_stop_string_ends_the_request_before_anybody_closes_it() -> None:
-    body = ChatCompletionRequest(messages=[ChatMessage(role="user", content="Hi")], stop=["a"])
     async with served_endlessly() as server:
-        generation = await generate(
-            server.engine, [72], body, completion_id="chatcmpl-1", max_tokens=None
-        )
-        assert await generation.collect() == ("", FinishReason.STOP)
+        begun = await generation(server, "a")
+        (answer,) = await begun.collect()
+        assert (answer.events, answer.finish_reason) == ([], "stop")
         num_unfinished = await server.num_unfinished()
-        generation.close()
+        begun.close()
     assert num_unfinished == 0

@@ -26,6 +26,7 @@ async def test_an_answer_has_all_that_openai_sends() -> None:
             "completion_tokens": 7,
             "total_tokens": 9,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 
@@ -40,8 +41,8 @@ async def test_a_prompt_is_text_or_tokens(prompt: Any) -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (["a", "b"], "prompt: several prompts at once are not supported yet"),
-        ([[1], [2]], "prompt: several prompts at once are not supported yet"),
+        (["a"] * 1025, "prompt: there are 1025 prompts, and 1024 are the most"),
+        (["a", []], "the prompt has no tokens; at least one is needed"),
         ("", "the prompt has no tokens; at least one is needed"),
         ([], "the prompt has no tokens; at least one is needed"),
         ([0, END + 1], f"token id {END + 1} is not in [0, {END + 1})"),

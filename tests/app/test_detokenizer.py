@@ -8,15 +8,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
 from app.detokenizer import Detokenizer
+from tests.app.speaker import ByteTokenizer
 
 TRAINING_TEXT = "the quick brown fox 你好 你们好 Grüße größer 👋👋🏽 naïve café \ufffd\ufffd"
 END = "<|end|>"
 
 
-class HubTokenizer:
+class HubTokenizer(ByteTokenizer):
     """The part of a Hugging Face tokenizer that decodes."""
-
-    has_chat_template = False
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -35,11 +34,6 @@ class HubTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         self.num_decoded += len(token_ids)
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
-
-    def apply_chat_template(
-        self, conversation: object, *, add_generation_prompt: bool = True
-    ) -> list[int]:
-        raise NotImplementedError
 
 
 def byte_level() -> HubTokenizer:

@@ -47,6 +47,9 @@ async def test_the_published_schema_names_every_path() -> None:
     assert list(response.json()["paths"]) == [
         "/v1/chat/completions",
         "/v1/completions",
+        "/tokenize",
+        "/detokenize",
+        "/v1/chat/completions/render",
         "/v1/models",
         "/v1/models/{model_id}",
         "/health",

@@ -6,8 +6,9 @@ import pytest
 
 from app.schemas import unsupported
 from app.schemas.chat import ChatCompletionRequest
-from batching import Priority, SamplingParams
-from tests.app.speaker import served
+from app.submission import sampling_params
+from batching import ModelInfo, Priority, SamplingParams
+from tests.app.speaker import END, ByteTokenizer, served
 
 NAN = float("nan")
 INFINITY = float("inf")
@@ -16,6 +17,11 @@ INFINITY = float("inf")
 def chat_request(**fields: Any) -> ChatCompletionRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}
     return ChatCompletionRequest.model_validate(body)
+
+
+def sampling(request: ChatCompletionRequest) -> SamplingParams:
+    model = ModelInfo("m", ByteTokenizer(), frozenset({END}), END + 1, 128)
+    return sampling_params(model, request)
 
 
 async def refusal(path: str = "/v1/chat/completions", **fields: Any) -> dict[str, Any]:
@@ -30,7 +36,7 @@ async def refusal(path: str = "/v1/chat/completions", **fields: Any) -> dict[str
 
 
 def test_nothing_said_is_openais_default() -> None:
-    assert chat_request().sampling_params() == SamplingParams()
+    assert sampling(chat_request()) == SamplingParams()
     assert chat_request().queue_priority is Priority.NORMAL
     assert chat_request().num_requested_tokens is None
 
@@ -47,7 +53,7 @@ def test_all_that_is_said_reaches_the_engine() -> None:
         logit_bias={"7": -100, "8": 1.5},
         seed=-1,
     )
-    assert request.sampling_params() == SamplingParams(
+    assert sampling(request) == SamplingParams(
         temperature=0.0,
         top_p=0.5,
         top_k=3,
@@ -61,7 +67,7 @@ def test_all_that_is_said_reaches_the_engine() -> None:
 
 
 def test_minus_one_turns_top_k_off_too() -> None:
-    assert chat_request(top_k=-1).sampling_params().top_k == 0
+    assert sampling(chat_request(top_k=-1)).top_k == 0
 
 
 @pytest.mark.parametrize(
@@ -180,11 +186,16 @@ async def test_an_empty_stop_string_is_refused(stop: Any) -> None:
 @pytest.mark.parametrize(
     ("message", "param", "reason"),
     [
-        ({"role": "tool", "content": "4"}, "messages.0", "tool calls are not supported yet"),
+        ({"role": "function", "content": "4"}, "messages.0", "this role is called 'tool' now"),
+        (
+            {"role": "tool", "content": "4"},
+            "messages.0.tool_call_id",
+            "a tool's result needs the id of its call",
+        ),
         (
             {"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]},
-            "messages.0.tool_calls",
-            "this is not supported yet",
+            "messages.0.tool_calls.0.function",
+            "Field required",
         ),
         ({"role": "king", "content": "Hi"}, "messages.0.role", "Input should be 'system'"),
         ({"role": "user"}, "messages.0.content", "Field required"),

@@ -94,7 +94,7 @@ def test_the_openai_client_gets_its_answers(number: int) -> None:
             with pytest.raises(openai.NotFoundError) as not_found:
                 client.models.retrieve("gpt-4")
             with pytest.raises(openai.BadRequestError) as bad:
-                client.completions.create(model=MODEL_ID, prompt="Hi", n=2)
+                client.completions.create(model=MODEL_ID, prompt="Hi", n=0)
         assert whole.choices[0].message.content == "Hello!"
         assert whole.usage is not None
         assert whole.usage.prompt_tokens_details is not None

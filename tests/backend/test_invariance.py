@@ -4,7 +4,7 @@ Every way of serving is held against the golden file, hence against every other 
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -16,9 +16,10 @@ from batching.backend.self_check import Batchable, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import PagedBlockManager
 from batching.config import SchedulerConfig
-from batching.request import GREEDY, BatchRequest, SamplingParams
+from batching.constraint import AllowedTokens
+from batching.request import GREEDY, BatchRequest, SamplingParams, TokenLogprobs, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.step_plan import StepPlan
+from batching.step_plan import SliceOutput, StepPlan
 from tests.golden import GOLDEN, GoldenCase
 
 pytestmark = pytest.mark.timeout(240)
@@ -37,11 +38,13 @@ class Bundled:
         cache = kv_cache(self.check.shapes, config.num_blocks, config.block_size)
 
         class WatchedRunner(MLXRunner):
-            def run(self, plan: StepPlan) -> list[int]:
+            def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
                 watch(plan)
                 return super().run(plan)
 
-        runner = WatchedRunner(self.loaded.model, self.check.selection, cache)
+        runner = WatchedRunner(
+            self.loaded.model, self.loaded.vocab_size, self.check.selection, cache
+        )
         scheduler = ContinuousBatchingScheduler(config)
         # No limit in time: the chunks must not depend on how fast the machine is today.
         return scheduler, BatchInferenceEngine(scheduler, runner, max_stall=1e9)
@@ -197,3 +200,104 @@ def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(bundled: Bundled) 
     greedy = BatchRequest(2, GOLDEN[2].prompt_token_ids, max_tokens=32, sampling=GREEDY)
     serve(scheduler, engine, [greedy])
     assert alone.output_token_ids != greedy.output_token_ids
+
+
+def drawing(request_id: int) -> BatchRequest:
+    sampling = SamplingParams(temperature=0.9, top_k=20, seed=77)
+    return BatchRequest(
+        request_id, GOLDEN[2].prompt_token_ids, max_tokens=24, stop_token_ids={2}, sampling=sampling
+    )
+
+
+def test_forks_answer_as_if_each_had_read_the_prompt_itself(bundled: Bundled) -> None:
+    rows: list[int] = []
+    scheduler, engine = bundled.engine(
+        SchedulerConfig(num_blocks=256, max_num_seqs=16), lambda plan: rows.append(plan.num_tokens)
+    )
+    alone = drawing(0)
+    serve(scheduler, engine, [alone])
+    scheduler, engine = bundled.engine(
+        SchedulerConfig(num_blocks=256, max_num_seqs=16), lambda plan: rows.append(plan.num_tokens)
+    )
+    made = drawing(1)
+    forks = [made.fork(2 + i) for i in range(3)]
+    rows.clear()
+    engine.add(made, *forks)
+    while engine.has_work:
+        engine.step()
+    assert rows[:2] == [made.num_prompt_tokens, 4]
+    assert made.output_token_ids == alone.output_token_ids
+    assert len({tuple(r.output_token_ids) for r in (made, *forks)}) == 4
+    for i, fork in enumerate(forks):
+        single = drawing(10 + i)
+        single.seed = fork.seed
+        serve(scheduler, engine, [single])
+        assert single.output_token_ids == fork.output_token_ids
+
+
+class Tellers:
+    """Collects the outputs of an engine."""
+
+    def __init__(self, engine: BatchInferenceEngine) -> None:
+        self.outputs: dict[int, list[TokenOutput]] = {}
+        while engine.has_work:
+            for request_id, output in engine.step():
+                assert isinstance(output, TokenOutput)
+                self.outputs.setdefault(request_id, []).append(output)
+
+    def logprobs(self, request_id: int) -> list[TokenLogprobs]:
+        return [each for output in self.outputs[request_id] for each in output.logprobs]
+
+
+@pytest.mark.parametrize("max_draft_tokens", [0, 7])
+def test_log_probabilities_are_the_golden_ones(bundled: Bundled, max_draft_tokens: int) -> None:
+    """Of the raw distribution, whatever the sampling made of it."""
+    config = SchedulerConfig(num_blocks=256, max_num_seqs=3, max_draft_tokens=max_draft_tokens)
+    _, engine = bundled.engine(config)
+    cases = [case for case in GOLDEN if len(case.prompt_token_ids) < 200]
+    for i, case in enumerate(cases):
+        made = request(i, case)
+        made.sampling = SamplingParams(temperature=0.0, logprobs=2)
+        engine.add(made)
+    told = Tellers(engine)
+    for i, case in enumerate(cases):
+        logprobs = told.logprobs(i)
+        assert [each.logprob for each in logprobs] == pytest.approx(case.logprobs, abs=1e-3)
+        assert [each.top[0][0] for each in logprobs] == case.completion_token_ids
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_its_tokens_as_an_answer(
+    bundled: Bundled,
+) -> None:
+    """Also in chunks, beside neighbours, and on a cached prefix; penalties change none."""
+    case = GOLDEN[2]
+    config = SchedulerConfig(num_blocks=256, max_num_seqs=8, prefill_chunk=7)
+    _, engine = bundled.engine(config)
+    prompt = [*case.prompt_token_ids, *case.completion_token_ids]
+    for r in unlike_neighbours(3):
+        engine.add(r)
+    sampling = SamplingParams(prompt_logprobs=1, repetition_penalty=1.5, logit_bias=((5, 50.0),))
+    for request_id in (0, 1):
+        engine.add(BatchRequest(request_id, prompt, max_tokens=1, sampling=sampling))
+    told = Tellers(engine)
+    for request_id in (0, 1):
+        (output,) = told.outputs[request_id]
+        assert len(output.prompt_logprobs) == len(prompt) - 1
+        answer = output.prompt_logprobs[len(case.prompt_token_ids) - 1 :]
+        assert [each.logprob for each in answer] == pytest.approx(case.logprobs, abs=1e-3)
+
+
+def test_a_constraint_is_kept_to_in_a_mixed_batch(bundled: Bundled) -> None:
+    scheduler, engine = bundled.engine(SchedulerConfig(num_blocks=256, max_num_seqs=16))
+    allowed = set(range(500, 540))
+    made = [drawing(i) for i in range(3)]
+    for r in made:
+        r.constraint = AllowedTokens(allowed)
+    forks = [made[0].fork(10 + i) for i in range(2)]
+    for r in unlike_neighbours(3):
+        engine.add(r)
+    engine.add(made[0], *forks)
+    serve(scheduler, engine, made[1:])
+    for r in (*made, *forks):
+        assert set(r.output_token_ids) <= allowed
+        assert r.num_output_tokens == r.max_tokens

@@ -12,11 +12,12 @@ from batching.backend import kv_cache
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.self_check import Batchable, NotBatchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
-from batching.batch_inference import BatchInferenceEngine, RequestFailure
+from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
+from batching.constraint import AllowedTokens
 from batching.model_runner import ModelRunner
-from batching.request import BatchRequest
-from batching.scheduler import ContinuousBatchingScheduler
+from batching.request import BatchRequest, SamplingParams, TokenOutput
+from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
 from tests.backend.tiny_models import FAMILIES, UNBATCHABLE, VOCAB_SIZE, tiny_model
 
 NUM_TOKENS = 12
@@ -70,7 +71,7 @@ def test_a_ragged_batch_answers_as_the_model_alone(family: str) -> None:
         num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
     )
     cache = kv_cache.kv_cache(check.shapes, config.num_blocks, config.block_size)
-    assert serve(MLXRunner(model, check.selection, cache), config) == expected
+    assert serve(MLXRunner(model, VOCAB_SIZE, check.selection, cache), config) == expected
     # The hooks leave the model usable as it was.
     assert generate(model, PROMPTS[2]) == expected[2]
 
@@ -84,7 +85,39 @@ def test_what_cannot_be_batched_is_found_out_and_served_alone(family: str) -> No
     config = SchedulerConfig(
         num_blocks=30, block_size=4, max_num_seqs=1, prefill_chunk=7, enable_prefix_cache=False
     )
-    assert serve(SequentialRunner(model), config) == expected
+    assert serve(SequentialRunner(model, VOCAB_SIZE), config) == expected
+
+
+def test_who_is_served_alone_has_choices_odds_and_constraints_too() -> None:
+    model = tiny_model(next(iter(UNBATCHABLE)))
+    config = SchedulerConfig(
+        num_blocks=30, block_size=4, max_num_seqs=1, prefill_chunk=7, enable_prefix_cache=False
+    )
+    scheduler = ContinuousBatchingScheduler(config)
+    engine = BatchInferenceEngine(scheduler, SequentialRunner(model, VOCAB_SIZE))
+    sampling = SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=0)
+    made = BatchRequest(0, PROMPTS[2], max_tokens=NUM_TOKENS, sampling=sampling)
+    fork = made.fork(1)
+    held = BatchRequest(2, PROMPTS[2], max_tokens=4, constraint=AllowedTokens({5}))
+    engine.add(made, fork)
+    engine.add(held)
+    outputs = {0: list[TokenOutput](), 1: list[TokenOutput](), 2: list[TokenOutput]()}
+    while engine.has_work:
+        for request_id, output in engine.step():
+            assert isinstance(output, TokenOutput)
+            outputs[request_id].append(output)
+    assert made.output_token_ids == fork.output_token_ids == generate(model, PROMPTS[2])
+    assert held.output_token_ids == [5] * 4
+    for request_id in (0, 1):
+        told = [each for output in outputs[request_id] for each in output.logprobs]
+        assert [each.top[0] for each in told] == list(
+            zip(made.output_token_ids, [each.logprob for each in told], strict=True)
+        )
+    expected = np.array(model(mx.array([PROMPTS[2]]))[0].astype(mx.float32), np.float64)
+    expected -= np.log(np.exp(expected).sum(axis=-1, keepdims=True))
+    of_prompt = [expected[i, token] for i, token in enumerate(PROMPTS[2][1:])]
+    told = list(outputs[0][0].prompt_logprobs)
+    assert [each.logprob for each in told] == pytest.approx(of_prompt, abs=1e-4)
 
 
 @pytest.mark.usefixtures("device_kind")
@@ -106,7 +139,7 @@ def test_logits_that_are_no_numbers_fail_the_step_and_leave_nothing_behind() -> 
     config = SchedulerConfig(num_blocks=30, block_size=4)
     cache = kv_cache.kv_cache(check.shapes, config.num_blocks, config.block_size)
     engine = BatchInferenceEngine(
-        ContinuousBatchingScheduler(config), MLXRunner(model, check.selection, cache)
+        ContinuousBatchingScheduler(config), MLXRunner(model, VOCAB_SIZE, check.selection, cache)
     )
     norm = model.model.norm.weight
     model.model.norm.weight = norm * mx.nan

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from batching.backend.logprobs import token_logprobs
 from batching.backend.sampler import (
     Draw,
     Sample,
     Sampler,
     draw_on_device,
     draw_on_host,
-    uniform,
+    draw_seed,
 )
+from batching.backend.token_masks import MaskFiller
+from batching.constraint import AllowedTokens, MaskRow
 from batching.request import BatchRequest, SamplingParams
 
 VOCAB_SIZE = 32
@@ -197,11 +200,10 @@ def test_a_draw_depends_on_seed_and_position_and_not_on_the_neighbours() -> None
 
 
 def test_positions_and_seeds_draw_unlike_numbers() -> None:
-    seen = {uniform(seed, position) for seed in range(50) for position in range(50)}
-    assert len(seen) > 2490
-    assert 0.45 < sum(seen) / len(seen) < 0.55
-    assert all(0 <= u < 1 for u in seen)
-    assert uniform(-1, 3) == uniform(2**64 - 1, 3)
+    seen = {draw_seed(seed, position) for seed in range(50) for position in range(50)}
+    assert len(seen) == 2500
+    assert all(0 <= each < 1 << 64 for each in seen)
+    assert draw_seed(-1, 3) == draw_seed(2**64 - 1, 3)
 
 
 def test_half_precision_logits_are_sampled_in_single_precision() -> None:
@@ -209,3 +211,93 @@ def test_half_precision_logits_are_sampled_in_single_precision() -> None:
     assert np.array(new_sampler().sample(logits, samples([request(temperature=0.0)]))).tolist() == [
         int(np.array(logits.astype(mx.float32)).argmax())
     ]
+
+
+class Fixed:
+    """A constraint that never changes."""
+
+    is_complete = False
+    error = None
+
+    def __init__(self, allowed: set[int]) -> None:
+        self._allowed = allowed
+
+    def fill_mask(self, row: MaskRow) -> None:
+        AllowedTokens(self._allowed).fill_mask(row)
+
+    def accept(self, token_id: int) -> None:
+        """It never changes."""
+
+    def fork(self) -> "Fixed":
+        return self
+
+
+def constrained(allowed: set[int], **params: Any) -> BatchRequest:
+    made = request(**params)
+    made.constraint = Fixed(allowed)
+    return made
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 5.0])
+def test_a_constraint_leaves_what_it_allows_and_no_neighbour_notices(temperature: float) -> None:
+    allowed = set(np.argsort(LOGITS)[:3].tolist())
+    rows = [
+        request(seed=9),
+        *(constrained(allowed, seed=s, temperature=temperature) for s in range(300)),
+    ]
+    logits = mx.array(np.tile(LOGITS, (len(rows), 1)))
+    masks = MaskFiller(VOCAB_SIZE).start(samples(rows))
+    drawn = np.array(new_sampler().sample(logits, samples(rows), masks)).tolist()
+    assert drawn[0] == sample(request(seed=9))[0]
+    best = max(allowed, key=lambda token: LOGITS[token])
+    assert set(drawn[1:]) == ({best} if temperature == 0 else allowed)
+
+
+def test_without_constraints_there_are_no_masks() -> None:
+    assert MaskFiller(VOCAB_SIZE).start(samples([request()])) is None
+
+
+def test_where_a_mask_leaves_only_what_must_not_come_the_mask_counts() -> None:
+    end = constrained({3}, temperature=0.0, min_tokens=5)
+    end.stop_token_ids = frozenset({3})
+    masks = MaskFiller(VOCAB_SIZE).start(samples([end]))
+    assert np.array(new_sampler().sample(mx.array(LOGITS[None]), samples([end]), masks)) == [3]
+
+
+def test_no_stop_token_comes_before_min_tokens() -> None:
+    best, second = np.argsort(-LOGITS)[:2].tolist()
+    early = request(output=[5], temperature=0.0, min_tokens=2)
+    late = request(output=[5, 5], temperature=0.0, min_tokens=2)
+    early.stop_token_ids = late.stop_token_ids = frozenset({best})
+    assert sample(early, late) == [second, best]
+
+
+def test_a_bad_word_is_never_completed() -> None:
+    best, second = np.argsort(-LOGITS)[:2].tolist()
+    params: dict[str, Any] = {"temperature": 0.0, "bad_words": ((7, 8, best), (9,))}
+    begun = request(output=[1, 7, 8], **params)
+    other = request(output=[7, 8, 1], **params)
+    # What stands in the prompt is not said by the model.
+    asked = request(prompt=[7, 8], **params)
+    short = request(temperature=0.0, bad_words=((best,),), logit_bias=((best, 100.0),))
+    assert sample(begun, other, asked, short) == [second, best, best, second]
+
+
+def test_log_probabilities_are_those_of_the_model() -> None:
+    logits = np.stack([LOGITS, np.roll(LOGITS, 1)])
+    expected = np.log(probabilities(logits[0].astype(np.float64)))
+    order = np.argsort(-LOGITS)
+    first, second = token_logprobs(logits, [4, 5], [3, 0])
+    assert first.logprob == pytest.approx(expected[4], abs=1e-5)
+    assert [token for token, _ in first.top] == order[:3].tolist()
+    assert [each for _, each in first.top] == pytest.approx(expected[order[:3]].tolist(), abs=1e-5)
+    assert second.logprob == pytest.approx(expected[4], abs=1e-5)
+    assert second.top == ()
+
+
+def test_rounding_does_not_change_a_draw() -> None:
+    """Logits of another batch differ in the last digits; so must not what is drawn from them."""
+    logits = (3 * RNG.normal(size=49152)).astype(np.float32)
+    rounded = logits * (1 + RNG.normal(size=49152).astype(np.float32) * np.float32(1e-6))
+    rows = [request(seed=seed, temperature=1.0) for seed in range(300)]
+    assert sample(*rows, logits=logits) == sample(*rows, logits=rounded)

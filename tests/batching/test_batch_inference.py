@@ -2,12 +2,12 @@ from collections.abc import Callable
 
 import pytest
 
-from batching.batch_inference import BatchInferenceEngine, RequestFailure
+from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.errors import ContextLengthExceeded, RequestFailed
 from batching.request import BatchRequest
-from batching.scheduler import ContinuousBatchingScheduler
-from batching.step_plan import StepPlan
+from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
+from batching.step_plan import SliceOutput, StepPlan
 from tests.fakes import FakeClock, TokenRunner, expected_output, make_engine
 
 CONFIG = SchedulerConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_batched_tokens=8)
@@ -20,7 +20,7 @@ class FailingRunner(TokenRunner):
         super().__init__(config)
         self._should_fail = should_fail
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
         tokens = super().run(plan)
         if self._should_fail(plan):
             self._pool = [255] * len(self._pool)
@@ -102,7 +102,7 @@ def test_the_stall_of_running_streams_is_bounded_by_time() -> None:
     chunks: list[int] = []
 
     class SlowRunner(TokenRunner):
-        def run(self, plan: StepPlan) -> list[int]:
+        def run(self, plan: StepPlan) -> list[SliceOutput]:
             chunks.append(max(len(s) for s in plan.slices))
             lengths = [len(s) for s in plan.slices]
             clock.now += 0.3 * (1 in lengths) + 0.01 * sum(n for n in lengths if n > 1)

@@ -20,7 +20,7 @@ from batching.errors import (
 from batching.loaded_engine import LoadedEngine
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams
-from batching.step_plan import StepPlan
+from batching.step_plan import SliceOutput, StepPlan
 from tests.fakes import VOCAB_SIZE, ByteTokenizer, TokenRunner, expected_output, loaded_engine
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,7 @@ class GatedRunner:
         self.fail: Exception | None = None
         self.fail_reset: Exception | None = None
 
-    def run(self, plan: StepPlan) -> list[int]:
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
         self.is_running.set()
         assert self.gate.wait(20), "the test never opened the gate"
         if self.fail is not None:
@@ -76,7 +76,7 @@ async def running(*, gate_is_open: bool = True) -> AsyncIterator[tuple[EngineThr
 
 
 async def collect(stream: TokenStream) -> list[int]:
-    return [token async for output in stream for token in output.token_ids]
+    return [token async for _, output in stream for token in output.token_ids]
 
 
 async def is_idle(thread: EngineThread) -> bool:
@@ -88,7 +88,7 @@ async def is_idle(thread: EngineThread) -> bool:
 async def test_many_requests_at_once_get_each_its_own_answer() -> None:
     async with running() as (thread, _):
         prompts = [[i, *range(i % 5)] for i in range(20)]
-        streams = await asyncio.gather(*(thread.submit(p, max_tokens=9) for p in prompts))
+        streams = await asyncio.gather(*(thread.submit([p], max_tokens=9) for p in prompts))
         answers = await asyncio.gather(*map(collect, streams))
         assert answers == [expected_output(p, 9) for p in prompts]
         assert await is_idle(thread)
@@ -97,24 +97,24 @@ async def test_many_requests_at_once_get_each_its_own_answer() -> None:
 async def test_the_last_output_says_why_it_is_the_last() -> None:
     async with running() as (thread, _):
         stop = expected_output([1, 2], 3)[-1]
-        stream = await thread.submit([1, 2], stop_token_ids=frozenset({stop}))
-        outputs = [output async for output in stream]
+        stream = await thread.submit([[1, 2]], stop_token_ids=frozenset({stop}))
+        outputs = [output async for _, output in stream]
         assert [o.finish_reason for o in outputs] == [None, None, FinishReason.STOP]
-        assert [output async for output in stream] == []
-        stream = await thread.submit([1, 2], max_tokens=1)
-        assert [o.finish_reason async for o in stream] == [FinishReason.LENGTH]
+        assert [item async for item in stream] == []
+        stream = await thread.submit([[1, 2]], max_tokens=1)
+        assert [o.finish_reason async for _, o in stream] == [FinishReason.LENGTH]
 
 
 async def test_without_max_tokens_an_answer_fills_the_context() -> None:
     async with running() as (thread, _):
         # The prompt takes two steps, of which the first one gives no token.
-        assert len(await collect(await thread.submit([1] * 20))) == LIMIT - 20
+        assert len(await collect(await thread.submit([[1] * 20]))) == LIMIT - 20
 
 
 @pytest.mark.parametrize("num_outputs", [0, 1, 3])
 async def test_closing_a_stream_frees_the_request(num_outputs: int) -> None:
     async with running() as (thread, _):
-        stream = await thread.submit([1, 2], priority=Priority.LOW)
+        stream = await thread.submit([[1, 2]], priority=Priority.LOW)
         for _ in range(num_outputs):
             await anext(stream)
         stream.close()
@@ -124,10 +124,10 @@ async def test_closing_a_stream_frees_the_request(num_outputs: int) -> None:
 
 async def test_a_submit_that_is_cancelled_leaves_nothing_behind() -> None:
     async with running(gate_is_open=False) as (thread, runner):
-        first = await thread.submit([1])
+        first = await thread.submit([[1]])
         await asyncio.to_thread(runner.is_running.wait)
         # The engine is inside a step, so this submit cannot have been served.
-        task = asyncio.create_task(thread.submit([2]))
+        task = asyncio.create_task(thread.submit([[2]]))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -152,20 +152,20 @@ async def test_what_can_never_be_served_is_refused_before_it_is_queued(
 ) -> None:
     async with running() as (thread, _):
         with pytest.raises(error, match=message):
-            await thread.submit(prompt, max_tokens=max_tokens)
+            await thread.submit([prompt], max_tokens=max_tokens)
         assert await is_idle(thread)
 
 
 async def test_a_bias_for_a_token_that_does_not_exist_is_refused() -> None:
     async with running() as (thread, _):
         with pytest.raises(InvalidRequest, match="token id 99 is not in") as caught:
-            await thread.submit([1], sampling=SamplingParams(logit_bias=((1, 2.0), (99, 1.0))))
+            await thread.submit([[1]], sampling=SamplingParams(logit_bias=((1, 2.0), (99, 1.0))))
         assert caught.value.param == "logit_bias"
 
 
 async def test_a_failing_step_is_heard_by_its_streams_and_the_engine_goes_on() -> None:
     async with running(gate_is_open=False) as (thread, runner):
-        stream = await thread.submit([1], max_tokens=3)
+        stream = await thread.submit([[1]], max_tokens=3)
         runner.fail = RuntimeError("injected")
         runner.gate.set()
         with pytest.raises(RequestFailed):
@@ -173,15 +173,15 @@ async def test_a_failing_step_is_heard_by_its_streams_and_the_engine_goes_on() -
         assert [item async for item in stream] == []
         runner.fail = None
         assert thread.is_alive
-        assert await collect(await thread.submit([1], max_tokens=3)) == expected_output([1], 3)
+        assert await collect(await thread.submit([[1]], max_tokens=3)) == expected_output([1], 3)
 
 
 async def test_if_the_engine_dies_everybody_hears() -> None:
     async with running(gate_is_open=False) as (thread, runner):
-        streams = [await thread.submit([1])]
+        streams = [await thread.submit([[1]])]
         await asyncio.to_thread(runner.is_running.wait)
         # These wait in the inbox while the engine is inside its last step.
-        late = [asyncio.create_task(thread.submit([i])) for i in range(3)]
+        late = [asyncio.create_task(thread.submit([[i]])) for i in range(3)]
         abandoned = asyncio.create_task(thread.stats())
         await asyncio.sleep(0)
         abandoned.cancel()
@@ -195,13 +195,13 @@ async def test_if_the_engine_dies_everybody_hears() -> None:
             assert isinstance(result, EngineStopped)
         assert not thread.is_alive
         with pytest.raises(EngineStopped):
-            await thread.submit([1])
+            await thread.submit([[1]])
         streams[0].close()
 
 
 async def test_stopping_ends_open_streams() -> None:
     async with running(gate_is_open=False) as (thread, runner):
-        stream = await thread.submit([1])
+        stream = await thread.submit([[1]])
         await asyncio.to_thread(runner.is_running.wait)
         for _ in range(2):
             thread.stop(timeout=0)
@@ -216,7 +216,7 @@ async def test_stopping_ends_open_streams() -> None:
 async def test_a_stream_closed_after_its_last_token_was_sent_hears_nothing() -> None:
     """Tokens of a step may be on their way to the loop while the client leaves."""
     async with running(gate_is_open=False) as (thread, runner):
-        stream = await thread.submit([1], max_tokens=1)
+        stream = await thread.submit([[1]], max_tokens=1)
         await asyncio.to_thread(runner.is_running.wait)
         runner.gate.set()
         stream.close()
@@ -247,7 +247,7 @@ def test_an_event_loop_that_is_gone_is_not_told() -> None:
     thread.start()
 
     async def submit() -> None:
-        await thread.submit([1], max_tokens=1)
+        await thread.submit([[1]], max_tokens=1)
         await asyncio.to_thread(runners[0].is_running.wait)
 
     asyncio.run(submit())

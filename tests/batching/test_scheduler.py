@@ -1,6 +1,6 @@
 """The scheduler against golden traces, and the whole core against one oracle."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +12,9 @@ from batching.config import SchedulerConfig
 from batching.errors import ContextLengthExceeded
 from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
-from batching.request import BatchRequest, RequestStatus, SamplingParams
-from batching.scheduler import ContinuousBatchingScheduler
-from tests.fakes import TokenRunner, expected_output, make_engine
+from batching.request import BatchRequest, RequestStatus, SamplingParams, TokenOutput
+from batching.scheduler import ContinuousBatchingScheduler, RequestFailure, RequestOutput
+from tests.fakes import TokenRunner, expected_output, make_engine, odds
 
 
 def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:
@@ -270,6 +270,75 @@ def test_a_step_that_raised_costs_its_own_requests_and_the_cache() -> None:
     assert trace(scheduler)[0] == "2[0:4]"
 
 
+def forked(num_tokens: int, max_tokens: int, num_forks: int, **kwargs: Any) -> BatchRequest:
+    made = request(0, num_tokens, max_tokens, **kwargs)
+    for fork_id in range(1, num_forks + 1):
+        made.fork(fork_id)
+    return made
+
+
+def test_forks_begin_where_the_prompt_ends_and_copy_the_block_they_write_into() -> None:
+    scheduler = ContinuousBatchingScheduler(config(num_blocks=8))
+    assert trace(scheduler, [forked(6, 3, 2)]) == [
+        "0[0:6]&1&2",
+        "0[6:7] 1[6:7] 2[6:7] 1>2 1>3",
+        "0[7:8] 1[7:8] 2[7:8]",
+    ]
+
+
+def test_a_fork_without_a_seat_waits_with_its_first_token() -> None:
+    scheduler = ContinuousBatchingScheduler(config(max_num_seqs=2))
+    made = forked(6, 2, 2)
+    forks = list(made.forks)
+    assert trace(scheduler, [made]) == ["0[0:6]&1&2", "0[6:7] 1[6:7] 1>9", "2[4:7]"]
+    assert all(fork.output_token_ids == made.output_token_ids for fork in forks)
+    assert scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_if_the_one_that_reads_a_prompt_goes_its_first_fork_reads_it(num_steps: int) -> None:
+    scheduler = ContinuousBatchingScheduler(config(max_batched_tokens=4))
+    made = forked(6, 1, 2)
+    forks = list(made.forks)
+    trace(scheduler, [made], num_steps=num_steps)
+    scheduler.abort(forks[0])
+    scheduler.abort(made)
+    assert trace(scheduler)[-1].startswith("2[4:6]")
+    assert [fork.status for fork in forks] == [RequestStatus.CANCELLED, RequestStatus.COMPLETED]
+
+
+def test_a_step_that_raised_costs_the_forks_of_its_requests_too() -> None:
+    scheduler = ContinuousBatchingScheduler(config(max_batched_tokens=4))
+    made = forked(6, 1, 1)
+    (fork,) = made.forks
+    scheduler.add(made)
+    assert scheduler.discard(scheduler.schedule()) == [made, fork]
+    assert fork.status is RequestStatus.CANCELLED
+    assert not scheduler.has_work
+
+
+def test_a_prompt_whose_odds_are_asked_for_is_read_whole_once() -> None:
+    scheduler = ContinuousBatchingScheduler(config(num_blocks=4, max_num_seqs=2))
+    trace(scheduler, [request(0, 9, 1)])
+    asking = request(0, 9, 1, sampling=SamplingParams(prompt_logprobs=0))
+    assert trace(scheduler, [asking]) == ["0[0:8]", "0[8:9]"]
+    assert asking.prompt_logprobs == [odds(asking.token_ids[:i]) for i in range(1, 9)]
+
+
+def test_progress_is_told_to_who_asks() -> None:
+    scheduler = ContinuousBatchingScheduler(config())
+    runner = TokenRunner(scheduler.config)
+    for r in (request(0, 14, 1, reports_progress=True), request(1, 14, 1)):
+        scheduler.add(r)
+    told: list[RequestOutput | RequestFailure] = []
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        told += scheduler.update(plan, runner.run(plan))
+    assert [
+        o.num_read_tokens for i, o in told if isinstance(o, TokenOutput) and not o.token_ids
+    ] == [8]
+
+
 class Guesses(PromptLookup):
     """Guesses what will be said, but for the tokens that `is_wrong` names."""
 
@@ -357,30 +426,43 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
                 max_tokens=draw(st.integers(1, room - length)),
                 priority=draw(st.sampled_from(Priority)),
                 arrival_time=float(request_id),
+                sampling=SamplingParams(
+                    logprobs=draw(st.sampled_from([None, 0])),
+                    prompt_logprobs=draw(st.sampled_from([None, 0])),
+                ),
             )
         )
-        requests[-1].lookup = Guesses(lambda guess: guess % 5 == 0)
+        for fork_id in range(draw(st.integers(0, 2))):
+            requests[-1].fork(100 + 10 * request_id + fork_id)
+        for each in (requests[-1], *requests[-1].forks):
+            each.lookup = Guesses(lambda guess: guess % 5 == 0)
     return limits, requests
+
+
+def with_forks(requests: Iterable[BatchRequest]) -> list[BatchRequest]:
+    return [each for r in requests for each in (r, *r.forks)]
 
 
 def serve(
     engine: BatchInferenceEngine, requests: list[BatchRequest], data: st.DataObject
-) -> tuple[dict[int, list[int]], set[int]]:
+) -> tuple[dict[int, list[TokenOutput]], set[int]]:
     """Serve requests that come and go between the steps; return outputs and who went."""
-    outputs: dict[int, list[int]] = {r.request_id: [] for r in requests}
+    everybody = with_forks(requests)
+    outputs: dict[int, list[TokenOutput]] = {r.request_id: [] for r in everybody}
     gone: set[int] = set()
     arriving = list(requests)
     while arriving or engine.has_work:
         if arriving and (not engine.has_work or data.draw(st.booleans())):
-            engine.add(arriving.pop(0))
+            engine.add(*with_forks([arriving.pop(0)]))
         if data.draw(st.integers(0, 15)) == 15:
-            gone.add(data.draw(st.sampled_from(requests)).request_id)
-            gone -= {r.request_id for r in arriving}
+            gone.add(data.draw(st.sampled_from(everybody)).request_id)
+            gone -= {r.request_id for r in with_forks(arriving)}
         for request_id in gone:
             engine.abort(request_id)
         if engine.has_work:
             for request_id, output in engine.step():
-                outputs[request_id] += output.token_ids  # type: ignore[union-attr]
+                assert isinstance(output, TokenOutput)
+                outputs[request_id].append(output)
     return outputs, gone
 
 
@@ -390,12 +472,24 @@ def test_batching_never_changes_the_answer(
     load: tuple[SchedulerConfig, list[BatchRequest]], data: st.DataObject
 ) -> None:
     limits, requests = load
+    everybody = with_forks(requests)
+    leaders = {r.request_id for r in requests}
     scheduler, engine = make_engine(limits)
     outputs, gone = serve(engine, requests, data)
-    for r in requests:
-        expected = expected_output(r.token_ids[: r.num_prompt_tokens], r.max_tokens)
-        got = outputs[r.request_id]
+    for r in everybody:
+        prompt = r.token_ids[: r.num_prompt_tokens]
+        expected = expected_output(prompt, r.max_tokens)
+        got = [token_id for output in outputs[r.request_id] for token_id in output.token_ids]
         assert got == (expected[: len(got)] if r.request_id in gone else expected)
+        told = [each for output in outputs[r.request_id] for each in output.logprobs]
+        asks = r.sampling.logprobs is not None
+        assert told == [odds([*prompt, *got[:i]]) for i in range(len(got)) if asks]
+        told = [each for output in outputs[r.request_id] for each in output.prompt_logprobs]
+        asks = r.sampling.prompt_logprobs is not None and bool(got)
+        # Whoever reads the prompt is told, which is a fork if the one before it went.
+        assert told == [odds(prompt[:i]) for i in range(1, len(prompt)) if asks] or (
+            told == [] and r.request_id not in leaders
+        )
     assert scheduler.stats().num_free_blocks == limits.num_blocks
     assert scheduler.stats().num_running == scheduler.stats().num_waiting == 0
 
@@ -406,6 +500,7 @@ def test_a_plan_stays_within_its_limits_and_always_moves_on(
     load: tuple[SchedulerConfig, list[BatchRequest]],
 ) -> None:
     limits, requests = load
+    everybody = with_forks(requests)
     scheduler = ContinuousBatchingScheduler(limits)
     runner = TokenRunner(limits)
     for r in requests:
@@ -418,8 +513,10 @@ def test_a_plan_stays_within_its_limits_and_always_moves_on(
         assert all(len(s.drafts) <= limits.max_draft_tokens for s in plan.slices)
         num_drafts = sum(len(s.drafts) for s in plan.slices)
         assert not num_drafts or num_drafts < limits.max_drafting_rows
-        idle = [r for r in requests if r.status in (RequestStatus.WAITING, RequestStatus.COMPLETED)]
+        idle = [
+            r for r in everybody if r.status in (RequestStatus.WAITING, RequestStatus.COMPLETED)
+        ]
         assert not any(len(r.block_table) for r in idle)
-        waiting = [r for r in requests if r.status is RequestStatus.WAITING]
+        waiting = [r for r in everybody if r.status is RequestStatus.WAITING]
         assert not any(r.num_computed_tokens for r in waiting)
         scheduler.update(plan, runner.run(plan))

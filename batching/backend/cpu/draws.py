@@ -11,15 +11,18 @@ from batching.request import SamplingParams
 # Top-p rarely reaches further down than this many tokens; where it does, all are sorted.
 _NUM_CANDIDATES: Final = 1024
 
+# Keeps a time of 0 from making a race of 0 / 0.
+_SHORTEST: Final = np.float32(1e-30)
+
 Array = npt.NDArray[Any]
 
 
-def draw(logits: Array, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> list[int]:
-    """Return a token for each row of `[R, vocab_size]`, by inverse cumulative distribution."""
-    return [_draw(*row) for row in zip(logits, params, uniforms, strict=True)]
+def draw(logits: Array, params: Sequence[SamplingParams], seeds: Sequence[int]) -> list[int]:
+    """Return a token for each row of `[R, vocab_size]`, as likely as its softmax says."""
+    return [_draw(*row) for row in zip(logits, params, seeds, strict=True)]
 
 
-def _draw(logits: Array, params: SamplingParams, uniform: float) -> int:
+def _draw(logits: Array, params: SamplingParams, seed: int) -> int:
     logits = logits / np.float32(params.temperature)
     highest = logits.max()
     if not np.isfinite(highest):
@@ -29,11 +32,14 @@ def _draw(logits: Array, params: SamplingParams, uniform: float) -> int:
     if params.min_p > 0:
         tokens = np.arange(len(logits)) if kept is None else kept
         kept = tokens[weights[tokens] >= params.min_p]
-    cumulative = np.cumsum(weights if kept is None else weights[kept], dtype=np.float64)
-    # The first token whose cumulative weight exceeds the draw.
-    place = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
-    place = min(int(place), len(cumulative) - 1)
-    return place if kept is None else int(kept[place])
+    # Of exponential times with these rates, the shortest is a token's with its probability.
+    times = np.random.Generator(np.random.PCG64(seed)).standard_exponential(
+        len(logits), dtype=np.float32
+    )
+    times += _SHORTEST
+    if kept is None:
+        return int((weights / times).argmax())
+    return int(kept[(weights[kept] / times[kept]).argmax()])
 
 
 def _top(logits: Array, weights: Array, params: SamplingParams) -> Array | None:
@@ -45,7 +51,7 @@ def _top(logits: Array, weights: Array, params: SamplingParams) -> Array | None:
     total = weights.sum(dtype=np.float64)
     # Top-p is taken of what top-k left.
     for num in (_NUM_CANDIDATES, vocab_size) if top_k == vocab_size else (top_k,):
-        order = _largest(logits, num)
+        order = largest(logits, num)
         cumulative = np.cumsum(weights[order], dtype=np.float64)
         if num == top_k:
             total = cumulative[-1]
@@ -56,7 +62,7 @@ def _top(logits: Array, weights: Array, params: SamplingParams) -> Array | None:
     return np.sort(order[:num_kept])
 
 
-def _largest(logits: Array, num: int) -> Array:
+def largest(logits: Array, num: int) -> Array:
     """Return the ids of the `num` largest logits, falling; of equal ones the first come first."""
     num = min(num, len(logits))
     if num < len(logits):

@@ -1,0 +1,151 @@
+"""One answer, from its tokens to the events of its message."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from app.detokenizer import Detokenizer
+from app.messages.events import ContentPiece, MessageEvent, ReasoningPiece
+from app.schemas.fields import EndReason
+from app.stop_strings import StopStrings
+from batching import FinishReason, Tokenizer, TokenLogprobs, TokenOutput
+
+
+class Parser(Protocol):
+    """Tells what kind of text a model's text is."""
+
+    @property
+    def has_calls(self) -> bool: ...
+
+    @property
+    def is_full(self) -> bool:
+        """True once nothing that follows would be told."""
+        ...
+
+    def add(self, text: str) -> Sequence[MessageEvent]: ...
+
+    def flush(self) -> Sequence[MessageEvent]: ...
+
+
+class PlainText:
+    """Text in which nothing is marked."""
+
+    has_calls = is_full = False
+
+    def add(self, text: str) -> Sequence[MessageEvent]:
+        return [ContentPiece(text)] if text else []
+
+    def flush(self) -> Sequence[MessageEvent]:
+        return []
+
+
+class ToldToken(NamedTuple):
+    """A token of the answer; `offset` is where its text begins, in characters."""
+
+    token_id: int
+    offset: int
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How tokens become text.
+
+    hidden_token_ids: tokens that end an answer, and are no part of its text.
+    min_tokens: as many come before a stop string counts.
+    """
+
+    hidden_token_ids: frozenset[int] = frozenset()
+    stops: Sequence[str] = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new in one answer; the last one has the finish reason.
+
+    tokens: those whose odds are asked for, and `prompt_logprobs` those of the prompt.
+    """
+
+    index: int
+    is_first: bool = False
+    events: Sequence[MessageEvent] = ()
+    tokens: Sequence[ToldToken] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    finish_reason: EndReason | None = None
+
+
+@dataclass
+class Choice:
+    """Takes the outputs of one request."""
+
+    index: int
+    tokenizer: Tokenizer
+    options: TextOptions
+    parser: Parser = field(default_factory=PlainText)
+    num_tokens: int = 0
+    num_reasoning_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._detokenizer = Detokenizer(
+            self.tokenizer, skip_special_tokens=self.options.skip_special_tokens
+        )
+        self._stop_strings = StopStrings(self.options.stops, include_stop=self.options.include_stop)
+        self._num_chars = 0
+        self._is_reasoning = False
+
+    def take(self, output: TokenOutput) -> Delta:
+        is_first = self.num_tokens == 0
+        events: list[MessageEvent] = []
+        tokens: list[ToldToken] = []
+        for i, token_id in enumerate(output.token_ids):
+            if output.logprobs and token_id not in self.options.hidden_token_ids:
+                tokens.append(ToldToken(token_id, self._num_chars, output.logprobs[i]))
+            events += self._events(token_id)
+            if self._has_ended:
+                break
+        reason = self._finish_reason(output)
+        if reason is not None:
+            events += self._last_events()
+        return Delta(
+            self.index,
+            is_first,
+            events,
+            tokens,
+            output.prompt_logprobs,
+            self._end(reason) if reason else None,
+        )
+
+    def _events(self, token_id: int) -> Iterator[MessageEvent]:
+        self.num_tokens += 1
+        if token_id not in self.options.hidden_token_ids:
+            for event in self.parser.add(self._certain(self._detokenizer.add(token_id))):
+                self._is_reasoning = isinstance(event, ReasoningPiece)
+                yield event
+        self.num_reasoning_tokens += self._is_reasoning
+
+    def _certain(self, text: str) -> str:
+        """Return what is certain to belong to the answer, now that more text has come."""
+        self._num_chars += len(text)
+        if self.num_tokens <= self.options.min_tokens:
+            return text
+        return self._stop_strings.add(text)
+
+    def _last_events(self) -> Iterator[MessageEvent]:
+        rest = self._certain(self._detokenizer.flush()) + self._stop_strings.flush()
+        yield from self.parser.add(rest)
+        yield from self.parser.flush()
+
+    def _finish_reason(self, output: TokenOutput) -> FinishReason | None:
+        return FinishReason.STOP if self._has_ended else output.finish_reason
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._stop_strings.is_matched or self.parser.is_full
+
+    def _end(self, reason: FinishReason) -> EndReason:
+        if reason is FinishReason.LENGTH:
+            return "length"
+        return "tool_calls" if self.parser.has_calls else "stop"

@@ -1,0 +1,67 @@
+"""`POST /tokenize`, `/detokenize` and `/v1/chat/completions/render`: what a model sees."""
+
+import anyio
+from fastapi import APIRouter, Request
+
+from app.endpoints.serving import engine_for
+from app.logprobs import token_name
+from app.messages.tool_format import tool_format
+from app.prompt import chat_prompt, completion_prompt
+from app.schemas.chat import ChatCompletionRequest
+from app.schemas.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    RenderedPrompt,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from app.submission import check_token_ids, truncated
+from batching import EngineThread, ModelInfo
+
+router = APIRouter()
+
+
+@router.post("/tokenize", response_model_exclude_unset=True)
+async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+    """Return the tokens of a text."""
+    engine = await engine_for(request, body.model)
+    return await anyio.to_thread.run_sync(_tokenized, engine, body)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
+    """Return the text of tokens, special ones included."""
+    engine = await engine_for(request, body.model)
+    check_token_ids(engine.model, "tokens", body.tokens)
+    text = await anyio.to_thread.run_sync(engine.model.tokenizer.decode, body.tokens)
+    return DetokenizeResponse(prompt=text)
+
+
+@router.post("/v1/chat/completions/render")
+async def render_chat(body: ChatCompletionRequest, request: Request) -> RenderedPrompt:
+    """Return the prompt that a chat request becomes, without answering it."""
+    engine = await engine_for(request, body.model)
+    return await anyio.to_thread.run_sync(_rendered, engine.model, body)
+
+
+def _tokenized(engine: EngineThread, body: TokenizeRequest) -> TokenizeResponse:
+    tokens = completion_prompt(
+        engine.model, body.prompt, add_special_tokens=body.add_special_tokens
+    )
+    response = TokenizeResponse(
+        count=len(tokens), max_model_len=engine.model.max_model_len, tokens=tokens
+    )
+    if body.return_token_strs:
+        response.token_strs = [token_name(engine.grammars.token_bytes(token)) for token in tokens]
+    return response
+
+
+def _rendered(model: ModelInfo, body: ChatCompletionRequest) -> RenderedPrompt:
+    rendered = chat_prompt(model, body, tool_format(model))
+    tokens = truncated(model, rendered.token_ids, body)
+    return RenderedPrompt(
+        prompt=rendered.text,
+        count=len(tokens),
+        max_model_len=model.max_model_len,
+        tokens=tokens,
+    )

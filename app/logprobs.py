@@ -1,0 +1,92 @@
+"""The odds of tokens, in the words of the wire."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from app.choice import ToldToken
+from app.schemas.logprobs import (
+    ChoiceLogprobs,
+    CompletionLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+from batching import TokenLogprobs
+
+TokenBytes = Callable[[int], bytes]
+
+# JSON has no infinity; OpenAI's number for a token that cannot come.
+_FLOOR: Final = -9999.0
+
+
+def chat_logprobs(token_bytes: TokenBytes, tokens: Iterable[ToldToken]) -> ChoiceLogprobs:
+    return ChoiceLogprobs(
+        content=[
+            TokenLogprob(
+                **_named(token_bytes, token.token_id, token.logprobs.logprob),
+                top_logprobs=[
+                    TopLogprob(**_named(token_bytes, *top)) for top in token.logprobs.top
+                ],
+            )
+            for token in tokens
+        ],
+        refusal=None,
+    )
+
+
+def completion_logprobs(
+    token_bytes: TokenBytes, tokens: Sequence[ToldToken], offset: int = 0
+) -> CompletionLogprobs:
+    """`offset` is where the answer begins in the text that is sent."""
+    return CompletionLogprobs(
+        text_offset=[offset + token.offset for token in tokens],
+        token_logprobs=[_finite(token.logprobs.logprob) for token in tokens],
+        tokens=[token_name(token_bytes(token.token_id)) for token in tokens],
+        top_logprobs=[_by_name(token_bytes, token.logprobs) for token in tokens],
+    )
+
+
+def prompt_logprobs(
+    token_bytes: TokenBytes,
+    token_ids: Sequence[int],
+    offsets: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+) -> CompletionLogprobs:
+    """Nothing comes before the first token, so `logprobs` begins with the second."""
+    return CompletionLogprobs(
+        text_offset=list(offsets),
+        token_logprobs=[None, *(_finite(each.logprob) for each in logprobs)],
+        tokens=[token_name(token_bytes(token_id)) for token_id in token_ids],
+        top_logprobs=[None, *(_by_name(token_bytes, each) for each in logprobs)],
+    )
+
+
+def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        **{
+            name: getattr(first, name) + getattr(second, name)
+            for name in CompletionLogprobs.model_fields
+        }
+    )
+
+
+def token_name(token: bytes) -> str:
+    """Return a token's text; part of a character is written as its bytes, as OpenAI does."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def _named(token_bytes: TokenBytes, token_id: int, logprob: float) -> dict[str, object]:
+    token = token_bytes(token_id)
+    return {"token": token_name(token), "bytes": list(token), "logprob": _finite(logprob)}
+
+
+def _by_name(token_bytes: TokenBytes, logprobs: TokenLogprobs) -> dict[str, float]:
+    """Return the most likely tokens; of two with one name, the likelier one."""
+    named = [(token_name(token_bytes(token_id)), lp) for token_id, lp in logprobs.top]
+    return {name: _finite(logprob) for name, logprob in reversed(named)}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _FLOOR)

@@ -1,0 +1,115 @@
+"""The conversation so far, as a chat template takes it."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+from app.messages.tool_format import ToolFormat, call_text
+from app.schemas.chat import ChatMessage
+from app.schemas.tools import Tool, ToolCall
+
+_DESCRIPTION: Final = """\
+# Tools
+
+You can call functions. Each line between <tools> and </tools> describes one:
+<tools>
+{tools}
+</tools>
+
+To call a function, write its name and its arguments as a JSON object, like this:
+{example}
+What it returns comes back between <tool_response> and </tool_response>."""
+
+
+def template_messages(
+    messages: Sequence[ChatMessage], tool_format: ToolFormat, tools: Sequence[Tool]
+) -> list[dict[str, Any]]:
+    """Return the turns that a chat template gets.
+
+    A template that knows tools gets calls and results in fields of their own, and the tools
+    beside the turns.  For any other, calls are text, results are the user's, and a system
+    message describes the tools.
+    """
+    if tool_format.is_native:
+        names = {call.id: call.function.name for turn in messages for call in turn.tool_calls}
+        return [_native_turn(turn, names, tool_format.num_id_characters) for turn in messages]
+    turns = _merged([_turn_as_text(message) for message in messages], messages)
+    return _with_description(turns, tools) if tools else turns
+
+
+def _native_turn(
+    message: ChatMessage, names: dict[str, str], num_id_characters: int | None
+) -> dict[str, Any]:
+    turn = message.template_fields()
+    if message.tool_calls:
+        turn["tool_calls"] = [_native_call(call, num_id_characters) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = _short_id(message.tool_call_id, num_id_characters)
+        # OpenAI's results carry no name, but some templates ask for one.
+        if message.tool_call_id in names:
+            turn.setdefault("name", names[message.tool_call_id])
+    return turn
+
+
+def _native_call(call: ToolCall, num_id_characters: int | None) -> dict[str, Any]:
+    arguments = _parsed(call.function.arguments)
+    return {
+        "id": _short_id(call.id, num_id_characters),
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+
+
+def _short_id(call_id: str, num_characters: int | None) -> str:
+    return call_id if num_characters is None else call_id[-num_characters:]
+
+
+def _parsed(arguments: str) -> dict[str, Any] | str:
+    """Return the object that templates expect, or the text if it is none."""
+    try:
+        value = json.loads(arguments or "{}", parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _turn_as_text(message: ChatMessage) -> dict[str, Any]:
+    if message.role == "tool":
+        text = f"<tool_response>\n{message.content}\n</tool_response>"
+        return {"role": "user", "content": text}
+    calls = [call_text(c.function.name, c.function.arguments or "{}") for c in message.tool_calls]
+    turn = message.template_fields()
+    turn["content"] = "\n".join([*([message.content] if message.content else []), *calls])
+    return turn
+
+
+def _merged(
+    turns: Sequence[dict[str, Any]], messages: Sequence[ChatMessage]
+) -> list[dict[str, Any]]:
+    """Return one turn for results in a row and what the user says then.
+
+    Many templates refuse two turns of a user in a row.
+    """
+    merged: list[dict[str, Any]] = []
+    is_after_result = False
+    for turn, message in zip(turns, messages, strict=True):
+        if is_after_result and turn["role"] == "user":
+            merged[-1]["content"] += f"\n{turn['content']}"
+        else:
+            merged.append(turn)
+        is_after_result = message.role == "tool"
+    return merged
+
+
+def _with_description(turns: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    lines = [json.dumps(tool.template_fields(), ensure_ascii=False) for tool in tools]
+    example = call_text("<name>", '{"<parameter>": "<value>"}')
+    text = _DESCRIPTION.format(tools="\n".join(lines), example=example)
+    if turns[0]["role"] != "system":
+        return [{"role": "system", "content": text}, *turns]
+    system = turns[0] | {"content": f"{turns[0]['content']}\n\n{text}"}
+    return [system, *turns[1:]]

@@ -1,0 +1,66 @@
+"""A model's text, cut into reasoning, content and tool calls."""
+
+from collections.abc import Iterable
+
+from app.messages.events import ContentPiece, MessageEvent, join_pieces
+from app.messages.reasoning import ReasoningParser
+from app.messages.tool_parser import ToolCallParser
+
+
+class MessageParser:
+    """Finds reasoning, and tool calls in what is not reasoning.
+
+    In reasoning no call begins, and in a call no reasoning: what a model says there may well
+    contain the markers.
+    """
+
+    def __init__(self, reasoning: ReasoningParser | None, tools: ToolCallParser | None) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+
+    @property
+    def has_calls(self) -> bool:
+        return self._tools is not None and self._tools.has_calls
+
+    @property
+    def is_full(self) -> bool:
+        """True once whatever follows is ignored, so the generation may as well end."""
+        return self._tools is not None and self._tools.is_full
+
+    def add(self, text: str) -> list[MessageEvent]:
+        """Take the next piece; return what is certain now."""
+        pieces = text if self._may_change_reader(text) else [text]
+        return join_pieces(event for piece in pieces for event in self._push(piece))
+
+    def flush(self) -> list[MessageEvent]:
+        """Return what was held back; no more text will come."""
+        events: list[MessageEvent] = []
+        if self._reasoning is not None:
+            events += self._with_calls(self._reasoning.flush())
+        if self._tools is not None:
+            events += self._tools.flush()
+        return join_pieces(events)
+
+    def _may_change_reader(self, text: str) -> bool:
+        """True if each character may decide who reads the next one."""
+        if self._reasoning is None or self._tools is None:
+            return False
+        return not (self._reasoning.lets_through(text) or self._tools.lets_through(text))
+
+    def _push(self, text: str) -> list[MessageEvent]:
+        if self._reasoning is None or (self._tools is not None and self._tools.is_in_call):
+            return self._with_calls([ContentPiece(text)])
+        events = self._with_calls(self._reasoning.add(text))
+        if self._tools is not None and self._tools.is_in_call:
+            # What may be the beginning of a marker outside a call is none inside.
+            events += self._with_calls(self._reasoning.flush())
+        return events
+
+    def _with_calls(self, pieces: Iterable[MessageEvent]) -> list[MessageEvent]:
+        events: list[MessageEvent] = []
+        for piece in pieces:
+            if self._tools is not None and isinstance(piece, ContentPiece):
+                events += self._tools.add(piece.text)
+            else:
+                events.append(piece)
+        return events

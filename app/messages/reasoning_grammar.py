@@ -1,0 +1,31 @@
+"""A grammar that lets a model reason before it answers."""
+
+import json
+from typing import Any
+
+from app.messages.tool_grammar import Marker
+from batching import GrammarText
+
+
+def after_reasoning(
+    grammar: GrammarText, start: Marker, end: Marker, *, is_open: bool
+) -> GrammarText:
+    """Return a grammar of reasoning, then line breaks, then what `grammar` asks for.
+
+    With `is_open` the prompt ended inside the reasoning; without, it begins with the start
+    marker, if at all.
+    """
+    grammars: list[dict[str, Any]] = json.loads(grammar)["grammars"]
+    answer, *others = grammars
+    reasoning = "thought" if is_open else f"({start.symbol} thought)?"
+    rules = [
+        f"start: {reasoning} @answer",
+        f"thought: TEXT {end.symbol} BREAKS"
+        if end.token_id is not None
+        else "thought: spelt BREAKS",
+        f"spelt[lazy]: TEXT {Marker(end.text).symbol}",
+        "TEXT: /(.|\\n)*/",
+        "BREAKS: /\\n*/",
+    ]
+    first = {"lark_grammar": "\n".join(rules)}
+    return GrammarText(json.dumps({"grammars": [first, answer | {"name": "answer"}, *others]}))

@@ -1,0 +1,127 @@
+"""Tool calls, found in a model's text while it is still coming."""
+
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from app.messages.call_reader import (
+    CallArguments,
+    CallBegins,
+    CallEvent,
+    CallReader,
+    NoCall,
+)
+from app.messages.events import (
+    ContentPiece,
+    MessageEvent,
+    ToolCallArguments,
+    ToolCallStart,
+    join_pieces,
+)
+from app.messages.markers import MarkerSearch
+
+# OpenAI's ids look like this.
+_NUM_ID_BYTES: Final = 12
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(_NUM_ID_BYTES)}"
+
+
+class ToolCallParser:
+    """Cuts a model's text into content and tool calls.
+
+    Nothing of the text is lost: what stands outside calls, and what seemed to be a call and
+    is none, is content.  Only blanks that set off a call from what is around it are dropped.
+
+    Without `is_parallel` one call is read and what follows it is ignored: once `is_full`, the
+    generation may as well end.
+    """
+
+    def __init__(
+        self,
+        start: str,
+        new_reader: Callable[[], CallReader],
+        *,
+        is_parallel: bool = True,
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        self._search = MarkerSearch(start)
+        self._new_reader = new_reader
+        self._is_parallel = is_parallel
+        self._new_id = new_id
+        self._reader: CallReader | None = None
+        self._blanks: list[str] = []
+        self._num_calls = 0
+        self.is_full = False
+
+    @property
+    def has_calls(self) -> bool:
+        return self._num_calls > 0
+
+    @property
+    def is_in_call(self) -> bool:
+        """True between a start marker and the end of what it begins."""
+        return self._reader is not None
+
+    def lets_through(self, text: str) -> bool:
+        """True if the text is content, and no marker begins in it."""
+        return self._reader is None and self._search.lets_through(text)
+
+    def add(self, text: str) -> list[MessageEvent]:
+        """Take the next piece; return what is certain now."""
+        pieces = [text] if self.lets_through(text) else text
+        return join_pieces(event for piece in pieces for event in self._push(piece))
+
+    def flush(self) -> list[MessageEvent]:
+        """Return what was held back; no more text will come."""
+        events = self._content(self._search.flush())
+        if self._reader is not None:
+            events += self._numbered(self._reader.flush())
+            self._reader = None
+        if not self.has_calls:
+            events.append(ContentPiece("".join(self._blanks)))
+        self._blanks.clear()
+        return join_pieces(events)
+
+    def _push(self, text: str) -> list[MessageEvent]:
+        """Take a character, or any text that is let through."""
+        if self.is_full:
+            return []
+        if self._reader is None:
+            certain, marker = self._search.push(text)
+            self._reader = self._new_reader() if marker else None
+            return self._content(certain)
+        events = self._numbered(self._reader.push(text))
+        if self._reader.is_done:
+            self._reader = None
+        return events
+
+    def _content(self, text: str) -> list[MessageEvent]:
+        """Return text outside calls; blanks wait for what follows them."""
+        body = text.rstrip()
+        if not body:
+            self._blanks.append(text)
+            return []
+        before = "".join(self._blanks)
+        self._blanks = [text[len(body) :]]
+        return [ContentPiece(before + body)]
+
+    def _numbered(self, events: Iterable[CallEvent]) -> list[MessageEvent]:
+        return [numbered for event in events for numbered in self._number(event)]
+
+    def _number(self, event: CallEvent) -> list[MessageEvent]:
+        if self.is_full:
+            return []
+        match event:
+            case CallBegins(name, call_id):
+                self._blanks.clear()
+                self._num_calls += 1
+                return [ToolCallStart(self._num_calls - 1, call_id or self._new_id(), name)]
+            case CallArguments(text):
+                return [ToolCallArguments(self._num_calls - 1, text)]
+            case NoCall(text):
+                return self._content(text)
+            case _:
+                self.is_full = not self._is_parallel
+                return []

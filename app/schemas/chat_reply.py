@@ -1,0 +1,95 @@
+"""`/v1/chat/completions`: the answer, and the chunks of a streamed answer.
+
+Only what is set is sent, so that an answer has no field that nobody asked about.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from app.schemas.fields import EndReason
+from app.schemas.logprobs import ChoiceLogprobs
+from app.schemas.usage import Usage
+
+
+class CalledFunctionText(BaseModel):
+    """Of a chunk, `arguments` is the next piece."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class AnswerToolCall(BaseModel):
+    """`index` stands in chunks only, where the other fields are in a call's first one."""
+
+    index: int | None = None
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunctionText
+
+
+class ChatAnswer(BaseModel):
+    """The reasoning has both names that clients read."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[AnswerToolCall] | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatAnswer
+    logprobs: ChoiceLogprobs | None
+    finish_reason: EndReason
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str
+
+
+class ChatDelta(BaseModel):
+    """What a chunk adds."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[AnswerToolCall] | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: ChatDelta
+    logprobs: ChoiceLogprobs | None
+    finish_reason: EndReason | None
+
+
+class PromptProgress(BaseModel):
+    """How far the prompt is read, in tokens; llama.cpp's names."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
+class ChatChunk(BaseModel):
+    """Without `include_usage` there is no `usage`, not even null."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    prompt_progress: PromptProgress | None = None

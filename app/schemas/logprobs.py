@@ -1,0 +1,31 @@
+"""How likely tokens were, as chat answers and completions say it."""
+
+from pydantic import BaseModel
+
+
+class TopLogprob(BaseModel):
+    """`bytes` are the token's: a character can be spread over several tokens."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    """Of a chat answer."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(BaseModel):
+    """Of a completion; null where nothing comes before a token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]

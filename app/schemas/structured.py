@@ -1,0 +1,134 @@
+"""What an answer's text must follow: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.schemas import unsupported
+from app.schemas.fields import Text
+from app.schemas.wire import WireRequest
+from batching import (
+    GrammarText,
+    InvalidGrammar,
+    choice_grammar,
+    json_object_grammar,
+    json_schema_grammar,
+    lark_grammar,
+    regex_grammar,
+)
+
+_MAX_CHOICES: Final = 1024
+_MAX_CHOICE_LENGTH: Final = 1024
+_MAX_PATTERN_LENGTH: Final = 16 * 1024
+_MAX_GRAMMAR_LENGTH: Final = 64 * 1024
+_MAX_SCHEMA_LENGTH: Final = 128 * 1024
+
+# What vLLM's object can say besides.
+_STRUCTURED_OUTPUTS: Final[unsupported.Defaults] = {
+    "structural_tag": (),
+    "whitespace_pattern": (),
+    "disable_any_whitespace": (False,),
+    "disable_additional_properties": (False,),
+}
+
+
+def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a schema that is too long, or nested too deep."""
+    try:
+        num_characters = len(json_schema_grammar(schema))
+    except InvalidGrammar as error:
+        raise PydanticCustomError("schema", "{message}", {"message": str(error)}) from None
+    if num_characters > _MAX_SCHEMA_LENGTH:
+        message = f"a schema may have {_MAX_SCHEMA_LENGTH} characters"
+        raise PydanticCustomError("schema", "{message}", {"message": message})
+    return schema
+
+
+def _parsed(value: Any) -> Any:
+    """Return a schema that was sent as text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise PydanticCustomError("schema", "the text is not valid JSON") from None
+
+
+JsonSchema = Annotated[dict[str, Any], AfterValidator(check_schema)]
+JsonSchemaOrText = Annotated[
+    JsonSchema, BeforeValidator(_parsed, json_schema_input_type=dict[str, Any] | str)
+]
+Choice = Annotated[Text, Field(min_length=1, max_length=_MAX_CHOICE_LENGTH)]
+
+
+class NamedSchema(WireRequest):
+    """`strict: false` is enforced all the same; without a schema it is any JSON object."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: Text | None = None
+    schema_: JsonSchema = Field(alias="schema", default_factory=lambda: {"type": "object"})
+    strict: bool = False
+
+
+class ResponseFormat(WireRequest):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_type(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise _fault("json_schema", "the type json_schema needs it")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise _fault("json_schema", "this needs the type json_schema")
+        return self
+
+    def grammar(self) -> GrammarText | None:
+        """Return what the answer must follow; None if that is any text."""
+        if self.json_schema is not None:
+            return json_schema_grammar(self.json_schema.schema_)
+        return json_object_grammar() if self.type == "json_object" else None
+
+
+class StructuredOutputs(WireRequest):
+    """Exactly one of its fields is given."""
+
+    defaults = _STRUCTURED_OUTPUTS
+
+    json_: JsonSchemaOrText | None = Field(default=None, alias="json")
+    regex: Text | None = Field(default=None, max_length=_MAX_PATTERN_LENGTH)
+    choice: list[Choice] | None = Field(default=None, min_length=1, max_length=_MAX_CHOICES)
+    grammar_: Text | None = Field(default=None, alias="grammar", max_length=_MAX_GRAMMAR_LENGTH)
+    json_object: bool = False
+
+    @model_validator(mode="after")
+    def _check_number(self) -> Self:
+        if len(self._given()) != 1:
+            message = "give exactly one of json, regex, choice, grammar and json_object: true"
+            raise PydanticCustomError("structured_outputs", "{message}", {"message": message})
+        return self
+
+    def _given(self) -> list[Callable[[], GrammarText]]:
+        """Return how to make the grammar of each field that asks for one."""
+        ways: list[Callable[[], GrammarText]] = []
+        if (schema := self.json_) is not None:
+            ways.append(lambda: json_schema_grammar(schema))
+        if (pattern := self.regex) is not None:
+            ways.append(lambda: regex_grammar(pattern))
+        if (choices := self.choice) is not None:
+            ways.append(lambda: choice_grammar(choices))
+        if (text := self.grammar_) is not None:
+            ways.append(lambda: lark_grammar(text))
+        if self.json_object:
+            ways.append(json_object_grammar)
+        return ways
+
+    def grammar(self) -> GrammarText:
+        """Return what the answer must follow."""
+        return self._given()[0]()
+
+
+def _fault(param: str, message: str) -> PydanticCustomError:
+    return PydanticCustomError("response_format", "{message}", {"message": message, "param": param})

@@ -1,0 +1,144 @@
+"""Tools that a model may call, and what a client says about calling them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from app.schemas.fields import Text, check_encodable
+from app.schemas.wire import WireRequest
+
+_MAX_TOOLS: Final = 128
+# Together they become part of the prompt; many models' whole context is shorter.
+_MAX_CHARACTERS: Final = 512 * 1024
+# Templates walk through parameters recursively.
+_MAX_DEPTH: Final = 64
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+# What other servers call their functions and calls is up to them.
+_GivenName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
+    if _is_deeper(schema, _MAX_DEPTH):
+        message = f"it is nested deeper than {_MAX_DEPTH} levels"
+        raise PydanticCustomError("depth", "{message}", {"message": message})
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise PydanticCustomError("number", "it contains NaN or Infinity") from None
+    check_encodable(text)
+    if schema.get("type", "object") != "object":
+        raise PydanticCustomError("type", "it must be the schema of an object")
+    return schema
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        level = [child for parent in level for child in _children(parent)]
+    return bool(level)
+
+
+def _children(value: Any) -> Iterator[Any]:
+    match value:
+        case dict():
+            yield from value.values()
+        case list():
+            yield from value
+        case _:
+            pass
+
+
+class Function(WireRequest):
+    """`parameters` is the JSON Schema of the arguments; `strict` asks for it to be enforced."""
+
+    name: Name
+    description: Text | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] = Field(
+        default_factory=dict
+    )
+    strict: bool = False
+
+    @property
+    def schema_of_arguments(self) -> dict[str, Any]:
+        """A function without parameters takes an empty object; the type may be left out."""
+        if not self.parameters:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        return {"type": "object", "properties": {}} | self.parameters
+
+
+class Tool(WireRequest):
+    type: Literal["function"]
+    function: Function
+
+    def template_fields(self) -> dict[str, Any]:
+        """Return what a chat template and mlx-lm's parsers get."""
+        fields: dict[str, Any] = {"name": self.function.name}
+        if self.function.description is not None:
+            fields["description"] = self.function.description
+        fields["parameters"] = self.function.schema_of_arguments
+        return {"type": "function", "function": fields}
+
+
+def _check_tools(tools: list[Tool]) -> list[Tool]:
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise PydanticCustomError("names", "two tools have the same name")
+    if sum(len(json.dumps(tool.template_fields())) for tool in tools) > _MAX_CHARACTERS:
+        message = f"together they are longer than {_MAX_CHARACTERS} characters"
+        raise PydanticCustomError("length", "{message}", {"message": message})
+    return tools
+
+
+ToolList = Annotated[
+    list[Tool], Field(min_length=1, max_length=_MAX_TOOLS), AfterValidator(_check_tools)
+]
+
+
+class FunctionName(WireRequest):
+    name: Name
+
+
+class NamedTool(WireRequest):
+    """The one tool that has to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def check_tool_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
+    """Refuse a choice that asks for a tool which is not there.
+
+    Raises:
+        PydanticCustomError: it says so of `tool_choice`.
+    """
+    names = {tool.function.name for tool in tools}
+    if choice == "required" and not names:
+        raise _wrong_choice("'required' needs tools")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise _wrong_choice(f"there is no tool named {choice.function.name!r}")
+
+
+def _wrong_choice(message: str) -> PydanticCustomError:
+    return PydanticCustomError(
+        "tool_choice", "{message}", {"message": message, "param": "tool_choice"}
+    )
+
+
+class CalledFunction(WireRequest):
+    """What a model called before; `arguments` should be the text of a JSON object."""
+
+    name: _GivenName
+    arguments: Text = ""
+
+
+class ToolCall(WireRequest):
+    id: _GivenName
+    type: Literal["function"] = "function"
+    function: CalledFunction

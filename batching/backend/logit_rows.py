@@ -1,0 +1,61 @@
+"""Which rows of a forward pass somebody wants logits of, and what for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from batching.backend.sampler import Sample
+from batching.request import BatchRequest
+from batching.step_plan import Slice
+
+
+class Score(NamedTuple):
+    """A prompt token at `position` whose odds are asked for, and the L row that tells them."""
+
+    request: BatchRequest
+    position: int
+    row: int
+
+
+@dataclass(frozen=True)
+class LogitRows:
+    """Of the T rows of a step, L are wanted.
+
+    rows: int32 `[L]`.
+    samples: whom tokens are sampled for, and `sample_rows` from which of the L.
+    """
+
+    rows: mx.array
+    samples: tuple[Sample, ...]
+    sample_rows: tuple[int, ...]
+    scores: tuple[Score, ...]
+
+    @classmethod
+    def of(cls, slices: Sequence[Slice]) -> "LogitRows":
+        """`slices` is the order of the rows."""
+        rows: list[int] = []
+        samples: list[Sample] = []
+        sample_rows: list[int] = []
+        scores: list[Score] = []
+        for first, s in zip(accumulate(map(len, slices), initial=0), slices, strict=False):
+            for position in s.scored:
+                scores.append(Score(s.request, position, len(rows)))
+                rows.append(first + position - 1 - s.start)
+            for i in range(s.num_samples):
+                samples.append(Sample(s.request, s.request.num_tokens + i))
+                sample_rows.append(len(rows))
+                rows.append(first + len(s) - s.num_samples + i)
+            samples += (Sample(fork, fork.num_tokens) for fork in s.forks)
+            sample_rows += [len(rows) - 1] * len(s.forks)
+        return cls(
+            mx.array(rows, dtype=mx.int32), tuple(samples), tuple(sample_rows), tuple(scores)
+        )
+
+    def sampled(self, logits: mx.array) -> mx.array:
+        """Return `[S, vocab_size]` of logits `[L, vocab_size]`."""
+        if self.sample_rows == tuple(range(len(logits))):
+            return logits
+        return logits[mx.array(self.sample_rows)]

@@ -1,0 +1,63 @@
+"""What one forward pass gave each slice."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from batching.backend.logit_rows import LogitRows
+from batching.backend.logprobs import token_logprobs
+from batching.request import BatchRequest, TokenLogprobs
+from batching.step_plan import Slice, SliceOutput
+
+
+def slice_outputs(
+    slices: Sequence[Slice], wanted: LogitRows, logits: mx.array, token_ids: Sequence[int]
+) -> list[SliceOutput]:
+    """Put the sampled tokens into the order of the slices; the rows may have had another.
+
+    Logits `[L, vocab_size]`; only rows that somebody asks about are looked at.
+    """
+    sampled: dict[BatchRequest, list[int]] = {}
+    for sample, token_id in zip(wanted.samples, token_ids, strict=True):
+        sampled.setdefault(sample.request, []).append(token_id)
+    chosen, scored = _logprobs(wanted, logits, token_ids)
+    return [
+        SliceOutput(
+            [token_id for r in _answered(s) for token_id in sampled[r]],
+            [logprobs for r in _answered(s) for logprobs in chosen.get(r, ())],
+            scored.get(s.request, ()),
+        )
+        for s in slices
+    ]
+
+
+def _answered(s: Slice) -> tuple[BatchRequest, ...]:
+    return (s.request, *s.forks) if s.samples else ()
+
+
+ByRequest = dict[BatchRequest, list[TokenLogprobs]]
+
+
+def _logprobs(
+    wanted: LogitRows, logits: mx.array, token_ids: Sequence[int]
+) -> tuple[ByRequest, ByRequest]:
+    """Return what is asked of the sampled tokens, and of those of the prompt."""
+    asked = [
+        (request, wanted.sample_rows[i], token_ids[i], request.sampling.logprobs)
+        for i, (request, _) in enumerate(wanted.samples)
+        if request.sampling.logprobs is not None
+    ]
+    num_sampled = len(asked)
+    asked += [
+        (request, row, request.token_ids[position], request.sampling.prompt_logprobs or 0)
+        for request, position, row in wanted.scores
+    ]
+    chosen: ByRequest = {}
+    scored: ByRequest = {}
+    if asked:
+        requests, rows, tokens, nums_top = zip(*asked, strict=True)
+        told = np.array(logits[mx.array(rows)].astype(mx.float32))
+        for i, logprobs in enumerate(token_logprobs(told, tokens, nums_top)):
+            (chosen if i < num_sampled else scored).setdefault(requests[i], []).append(logprobs)
+    return chosen, scored

@@ -1,0 +1,60 @@
+"""Masks of the tokens that constraints allow, worked out while the model runs."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+import mlx.core as mx
+import numpy as np
+
+from batching.backend.sampler import Sample
+from batching.constraint import MaskRow, TokenConstraint
+
+# The eight bits of a byte, lowest first: 0 where set, else minus infinity.
+_TERMS: Final = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf
+).astype(np.float32)
+
+
+class TokenMasks:
+    """The masks of one step; `apply` waits for them.
+
+    masks: int32 `[num_rows, ceil(vocab_size / 32)]`.
+    """
+
+    def __init__(self, rows: Sequence[int], masks: Future[MaskRow]) -> None:
+        self._rows = rows
+        self._masks = masks
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """Return logits `[S, vocab_size]` with minus infinity where nothing may follow."""
+        masks = self._masks.result().view(np.uint8)
+        terms = mx.array(_TERMS)[mx.array(masks)].reshape(len(masks), -1)
+        rows = mx.array(list(self._rows))
+        logits[rows] = logits[rows] + terms[:, : logits.shape[-1]]
+        return logits
+
+
+class MaskFiller:
+    """Fills the masks of a step in a thread of its own."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._num_words = -(-vocab_size // 32)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="token-masks")
+
+    def start(self, samples: Sequence[Sample]) -> TokenMasks | None:
+        """Begin with the masks of the constrained samples; None if there is none."""
+        constraints = {
+            row: request.constraint
+            for row, (request, _) in enumerate(samples)
+            if request.constraint is not None
+        }
+        if not constraints:
+            return None
+        return TokenMasks(list(constraints), self._executor.submit(self._fill, constraints))
+
+    def _fill(self, constraints: Mapping[int, TokenConstraint]) -> MaskRow:
+        masks = np.zeros((len(constraints), self._num_words), np.int32)
+        for row, constraint in zip(masks, constraints.values(), strict=True):
+            constraint.fill_mask(row)
+        return masks

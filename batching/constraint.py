@@ -1,0 +1,57 @@
+"""What may follow, token by token: a grammar, or a list of tokens."""
+
+from collections.abc import Iterable
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+# One bit for each token id: bit i % 32 of word i // 32, little end first.
+MaskRow = npt.NDArray[np.int32]
+
+
+class TokenConstraint(Protocol):
+    """Follows one request's output; only one thread at a time uses it."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing but the end may follow."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing more can be said about what may follow, for a person to read."""
+        ...
+
+    def fill_mask(self, row: MaskRow) -> None:
+        """Set the bits of the tokens that may follow, and clear all others; never raises."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Take the token that did follow."""
+        ...
+
+    def fork(self) -> Self:
+        """Return one that goes on from here by itself."""
+        ...
+
+
+class AllowedTokens:
+    """The same tokens at every position."""
+
+    is_complete = False
+    error = None
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        self._token_ids = np.array(sorted(set(token_ids)))
+
+    def fill_mask(self, row: MaskRow) -> None:
+        allowed = np.zeros(32 * len(row), np.uint8)
+        allowed[self._token_ids] = 1
+        row[:] = np.packbits(allowed, bitorder="little").view("<i4")
+
+    def accept(self, token_id: int) -> None:
+        """Nothing changes."""
+
+    def fork(self) -> Self:
+        return self

@@ -1,0 +1,295 @@
+"""Grammars that an answer must follow, compiled by llguidance for one model's vocabulary.
+
+What clients ask for becomes a `GrammarText` without the model; a `GrammarCompiler` makes a
+`Grammar` of it, and each answer walks through it with a `GrammarMatcher`.
+
+JSON departs from JSON Schema where llguidance does: properties come in the order of the schema,
+numbers and literals have one spelling, and what `additionalProperties` or `patternProperties`
+let in may come twice under one name.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+from typing import Any, Final, NewType
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from batching.errors import InvalidRequest
+from batching.grammar_cost import LIMITS, SpecialTokens, is_affordable
+from batching.model_info import Tokenizer
+
+GrammarText = NewType("GrammarText", str)
+
+# All that the tools of a request may say fits.
+MAX_GRAMMAR_LENGTH: Final = 512 * 1024
+# llguidance reads 127 levels, its own included.
+MAX_SCHEMA_DEPTH: Final = 100
+_MAX_MESSAGE: Final = 300
+# llguidance's state, and options that clients cannot set.
+_BEHIND_THE_REASON: Final = ("<state>", "<non-verbose/>", " Enable '")
+_WORDS: Final = {"NoExtensionBias": "no text follows the grammar"}
+# A grammar is checked once, as long as it is among the latest.
+_MAX_KNOWN_COSTS: Final = 64
+
+# Between two JSON tokens: nothing, a space, or a line break and an indentation.  Unbounded, a
+# small model can write blanks until its tokens are used up.
+_JSON_OPTIONS: Final = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
+
+
+class InvalidGrammar(InvalidRequest):
+    """A grammar that is malformed, too large, or beyond what can be enforced."""
+
+
+def json_rule(schema: Mapping[str, Any] | bool, *, param: str = "schema") -> str:
+    """Return what stands for JSON of a schema inside a lark grammar."""
+    return "%json " + json.dumps(_with_options(schema, param))
+
+
+def json_schema_grammar(schema: Mapping[str, Any] | bool, *, param: str = "schema") -> GrammarText:
+    """Return the grammar of JSON that follows a schema.
+
+    Raises:
+        InvalidGrammar: the schema is nested too deep to be written down.
+    """
+    grammar = {"json_schema": _with_options(schema, param)}
+    return GrammarText(json.dumps({"grammars": [grammar]}))
+
+
+def json_object_grammar() -> GrammarText:
+    return json_schema_grammar({"type": "object"})
+
+
+def regex_grammar(pattern: str) -> GrammarText:
+    """Return the grammar of texts that a pattern matches from beginning to end."""
+    return GrammarText(LLMatcher.grammar_from_regex(pattern))
+
+
+def choice_grammar(choices: Sequence[str]) -> GrammarText:
+    """Return the grammar of these texts; there must be at least one."""
+    literals = " | ".join(map(json.dumps, choices))
+    return lark_grammar(f"start: CHOICE\nCHOICE: {literals}")
+
+
+def lark_grammar(text: str) -> GrammarText:
+    return GrammarText(json.dumps({"grammars": [{"lark_grammar": text}]}))
+
+
+def _with_options(schema: Mapping[str, Any] | bool, param: str) -> Any:
+    """Return a schema with our options; the client's could switch off what cannot be enforced."""
+    if isinstance(schema, bool):
+        return schema
+    if _depth(schema) > MAX_SCHEMA_DEPTH:
+        raise InvalidGrammar(param, f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+    return {**schema, "x-guidance": _JSON_OPTIONS}
+
+
+def _depth(value: Any) -> int:
+    """Count the levels of a JSON value, one more than allowed at most."""
+    level = [value]
+    for depth in range(MAX_SCHEMA_DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, Mapping):
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+        if not below:
+            return depth
+        level = below
+    return MAX_SCHEMA_DEPTH + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """A tokenizer as llguidance sees it, with the size of the model's vocabulary in tokens."""
+
+    tokenizer: LLTokenizer
+    num_tokens: int
+
+    def empty_row(self) -> NDArray[np.int32]:
+        return np.zeros(-(-self.num_tokens // 32), np.int32)
+
+
+class GrammarMatcher:
+    """Where one answer stands in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: _Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    def fill_mask(self, row: NDArray[np.int32]) -> None:
+        """Write which tokens may follow: bit `i % 32` of word `i // 32` stands for token i.
+
+        `row` has a bit for each token of the model's vocabulary, rounded up to words.
+        """
+        # A tokenizer can know more tokens than its model.
+        whole = np.empty(-(-self._vocabulary.tokenizer.vocab_size // 32), np.int32)
+        self._matcher.unsafe_compute_mask_ptr(whole.ctypes.data, whole.nbytes)
+        row[:] = whole[: len(row)]
+        num_unused = len(row) * 32 - self._vocabulary.num_tokens
+        row[-1:].view(np.uint32)[:] &= np.uint32(0xFFFFFFFF >> num_unused)
+
+    def accept(self, token_id: int) -> None:
+        """Go on behind a token that was generated, the one that ends the answer included."""
+        self._matcher.consume_token(token_id)
+
+    @property
+    def is_complete(self) -> bool:
+        """True when nothing but the end may follow."""
+        return self._matcher.is_stopped() and self.error is None
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar cannot be followed any further; the mask is then only the end."""
+        return _reason(self._matcher.get_error()) if self._matcher.is_error() else None
+
+    def fork(self) -> "GrammarMatcher":
+        """Return a matcher that stands where this one does and goes on by itself."""
+        return GrammarMatcher(self._matcher.deep_copy(), self._vocabulary)
+
+
+class Grammar:
+    """A compiled grammar.
+
+    Its matchers share the states that the lexer has met, and their limit: compile one for each
+    request, and let only the answers of that request share it.
+    """
+
+    def __init__(self, start: GrammarMatcher) -> None:
+        self._start = start
+
+    def matcher(self) -> GrammarMatcher:
+        """Return a matcher at the beginning; this costs microseconds."""
+        return self._start.fork()
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model's vocabulary, in any thread."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = [i for i in sorted(eos_token_ids) if i < vocab_size]
+        self._lock = Lock()
+        self._loaded: _Vocabulary | None = None
+        self._is_affordable = lru_cache(_MAX_KNOWN_COSTS)(self._find_out_cost)
+
+    def compile(self, grammar: GrammarText, *, param: str) -> Grammar:
+        """Compile a grammar: a new one takes a tenth of a second, the worst take seconds.
+
+        Raises:
+            InvalidGrammar: it cannot be enforced; `param` names the field that it came from.
+        """
+        if len(grammar) > MAX_GRAMMAR_LENGTH:
+            message = f"a grammar of {len(grammar)} characters exceeds {MAX_GRAMMAR_LENGTH}"
+            raise InvalidGrammar(param, message)
+        try:
+            vocabulary = self._vocabulary()
+        except ValueError as error:
+            message = f"this model cannot follow a grammar: {_reason(str(error))}"
+            raise InvalidGrammar(param, message) from error
+        if not self._is_affordable(grammar):
+            raise InvalidGrammar(param, "the grammar takes too much time or memory to compile")
+        matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
+        start = GrammarMatcher(matcher, vocabulary)
+        problem = start.error or self._first_error(start)
+        # What llguidance only warns of, it does not enforce.
+        for warning in [problem] if problem else matcher.get_grammar_warnings():
+            raise InvalidGrammar(param, _reason(warning))
+        return Grammar(start)
+
+    def _first_error(self, start: GrammarMatcher) -> str | None:
+        """Return why an answer fails at its first or second token.
+
+        A grammar that is too wide, an object of many optional properties, fails there.
+        """
+        matcher = start.fork()
+        row = self._vocabulary().empty_row()
+        matcher.fill_mask(row)
+        for token_id in np.setdiff1d(_token_ids(row), self._eos_token_ids)[:1]:
+            matcher.accept(int(token_id))
+            matcher.fill_mask(row)
+        return matcher.error
+
+    def _vocabulary(self) -> _Vocabulary:
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = self._load()
+            return self._loaded
+
+    def _load(self) -> _Vocabulary:
+        """Read the tokenizer, which takes up to a second; raise ValueError if that is no use."""
+        # Hugging Face's fast tokenizers have one, and mlx-lm's wrapper shows it.
+        backend: Any = copy(getattr(self._tokenizer, "backend_tokenizer", None))
+        if backend is None:
+            raise ValueError("its tokenizer does not tell the bytes of its tokens")
+        if not self._eos_token_ids:
+            raise ValueError("it has no token that ends an answer")
+        # Else their text would be allowed as text, and the answer would end in the middle.
+        ends = map(backend.id_to_token, self._eos_token_ids)
+        backend.add_special_tokens([end for end in ends if end is not None])
+        num_known = 1 + max(backend.get_vocab(with_added_tokens=True).values())
+        tokenizer = LLTokenizer(
+            _as_written(backend.to_str()),
+            n_vocab=max(num_known, self._vocab_size),
+            eos_token=self._eos_token_ids,
+        )
+        return _Vocabulary(tokenizer, self._vocab_size)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what a token stands for; it may be a part of a character only."""
+        try:
+            tokenizer = self._vocabulary().tokenizer
+        except ValueError:
+            return self._tokenizer.decode([token_id]).encode()
+        return tokenizer.decode_bytes([token_id])
+
+    def _find_out_cost(self, grammar: GrammarText) -> bool:
+        return is_affordable(grammar, _special_tokens(self._vocabulary().tokenizer))
+
+
+def _as_written(tokenizer: str) -> str:
+    """Return a tokenizer's JSON such that it encodes text as it stands, whole, and no more.
+
+    Where only one text can follow, the mask is that text's next token: composed letters (NFC)
+    would then be other bytes than the grammar's.
+    """
+    spec = json.loads(tokenizer) | {"padding": None, "truncation": None}
+    if '"ByteLevel"' in json.dumps(spec["decoder"]):
+        spec["normalizer"] = None
+    return json.dumps(spec)
+
+
+def _token_ids(row: NDArray[np.int32]) -> NDArray[np.intp]:
+    """Return the tokens that a mask allows."""
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+
+
+def _special_tokens(tokenizer: LLTokenizer) -> SpecialTokens:
+    ids = filter(tokenizer.is_special_token, range(tokenizer.vocab_size))
+    texts = {i: tokenizer.decode_bytes([i]).decode(errors="replace") for i in ids}
+    return SpecialTokens(tokenizer.vocab_size, texts)
+
+
+def _reason(message: str) -> str:
+    """Return one line of llguidance's message, without the grammar's source."""
+    for mark in _BEHIND_THE_REASON:
+        message = message.partition(mark)[0]
+    lines: list[str] = []
+    for line in message.splitlines():
+        if line.partition("|")[0].strip().isdigit():
+            break
+        lines += line.split()
+    text = " ".join(lines)
+    if len(text) > _MAX_MESSAGE:
+        # The reason stands at the end, behind a pattern as long as the client made it.
+        text = f"{text[: _MAX_MESSAGE // 3]} ... {text[-_MAX_MESSAGE // 2 :]}"
+    return _WORDS.get(text, text)

@@ -1,0 +1,202 @@
+"""Several answers to one prompt, or to several; and the odds of their tokens."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from batching.request import BatchRequest
+from tests.app.speaker import END, Speaker, served
+from tests.fakes import odds
+
+pytestmark = pytest.mark.anyio
+
+
+class Variants(Speaker):
+    """Says its bytes to the first request, and to the next ones each a letter less of them."""
+
+    def _choose(self, request: BatchRequest, prefix: list[int]) -> int:
+        assert self._answer is not None
+        place = len(prefix) - request.num_prompt_tokens + request.request_id % 3
+        return self._answer[place] if place < len(self._answer) else END
+
+
+def chunks(response: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1] if not line.startswith(":")]
+
+
+def text_by_index(parts: list[dict[str, Any]]) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    for part in parts:
+        for choice in part["choices"]:
+            said = choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            texts[choice["index"]] = texts.get(choice["index"], "") + said
+    return texts
+
+
+async def test_n_answers_are_told_in_their_order() -> None:
+    async with served(b"abc", runner=Variants) as server:
+        answer = (await server.chat("Hi", n=3)).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    said = [choice["message"]["content"] for choice in answer["choices"]]
+    assert said == ["abc", "bc", "c"]
+    usage = answer["usage"]
+    assert usage["prompt_tokens"] == len("user: Hi\nassistant:")
+    assert usage["completion_tokens"] == 4 + 3 + 2
+
+
+async def test_each_answer_of_a_stream_begins_with_the_role_and_ends_with_a_reason() -> None:
+    async with served(b"abc", runner=Variants) as server:
+        response = await server.chat("Hi", n=3, stream=True)
+    parts = chunks(response)
+    assert text_by_index(parts) == {0: "abc", 1: "bc", 2: "c"}
+    for index in range(3):
+        mine = [c for part in parts for c in part["choices"] if c["index"] == index]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["stop"]
+        assert mine[-1]["finish_reason"] == "stop"
+
+
+async def test_a_stop_string_in_one_answer_ends_only_that_one() -> None:
+    async with served(b"abcd", runner=Variants) as server:
+        answer = (await server.chat("Hi", n=3, stop=["bc"])).json()
+        num_unfinished = await server.num_unfinished()
+    assert [c["message"]["content"] for c in answer["choices"]] == ["a", "", "cd"]
+    assert num_unfinished == 0
+
+
+async def test_more_answers_than_the_server_gives_are_refused() -> None:
+    async with served() as server:
+        chat, completion = (
+            (await server.chat(n=17)).json(),
+            (await server.complete(n=2, best_of=17)).json(),
+        )
+    assert chat["error"]["param"] == "n"
+    assert chat["error"]["message"] == "16 are the most answers to one prompt"
+    assert completion["error"]["param"] == "best_of"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_several_prompts_are_answered_in_their_order(stream: bool) -> None:
+    async with served(b"abc", runner=Variants) as server:
+        response = await server.complete(["Hi", [72]], n=2, stream=stream)
+    if stream:
+        texts = text_by_index(chunks(response))
+    else:
+        texts = {c["index"]: c["text"] for c in response.json()["choices"]}
+        assert response.json()["usage"]["prompt_tokens"] == 3
+    assert texts == {0: "abc", 1: "bc", 2: "c", 3: "abc"}
+
+
+async def test_the_best_of_several_answers_has_the_likeliest_tokens() -> None:
+    """Its mean counts, and the token that ends it does not."""
+    async with served(b"abc", runner=Variants) as server:
+        one = (await server.complete("Hi", best_of=3)).json()
+        two = (await server.complete("Hi", n=2, best_of=3, logprobs=0)).json()
+        streamed = await server.complete("Hi", best_of=3, stream=True)
+    prompt = list(b"Hi")
+    means = {}
+    for text in (b"abc", b"bc", b"c"):
+        each = [odds([*prompt, *text[:i]]).logprob for i in range(len(text))]
+        means[text.decode()] = sum(each) / len(each)
+    ranked = sorted(means, key=lambda text: -means[text])
+    assert [c["text"] for c in one["choices"]] == ranked[:1]
+    assert one["choices"][0]["logprobs"] is None
+    assert [c["text"] for c in two["choices"]] == ranked[:2]
+    assert [c["index"] for c in two["choices"]] == [0, 1]
+    assert one["usage"]["completion_tokens"] == 4 + 3 + 2
+    assert streamed.json()["error"]["param"] == "best_of"
+
+
+async def test_chat_tells_the_odds_of_each_token() -> None:
+    async with served(b"ab") as server:
+        answer = (await server.chat("Hi", logprobs=True, top_logprobs=2)).json()
+        response = await server.chat("Hi", logprobs=True, top_logprobs=2, stream=True)
+        without = (await server.chat("Hi", logprobs=True)).json()
+    prompt = list(b"user: Hi\nassistant:")
+    told = answer["choices"][0]["logprobs"]
+    assert told["refusal"] is None
+    assert [each["token"] for each in told["content"]] == ["a", "b"]
+    for i, each in enumerate(told["content"]):
+        expected = odds([*prompt, *b"ab"[:i]], 2)
+        assert each["bytes"] == [b"ab"[i]]
+        assert each["logprob"] == expected.logprob
+        assert [top["logprob"] for top in each["top_logprobs"]] == [lp for _, lp in expected.top]
+    streamed = [
+        each
+        for part in chunks(response)
+        for choice in part["choices"]
+        for each in (choice["logprobs"] or {"content": []})["content"]
+    ]
+    assert streamed == told["content"]
+    assert without["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
+
+
+async def test_tokens_whose_text_is_held_back_are_told_when_they_come() -> None:
+    async with served(b"abx") as server:
+        response = await server.chat("Hi", logprobs=True, stop=["abc"], stream=True)
+    told = [
+        (choice["delta"].get("content"), len(choice["logprobs"]["content"]))
+        for part in chunks(response)
+        for choice in part["choices"]
+        if choice["logprobs"]
+    ]
+    assert told == [("", 1), ("", 1), ("abx", 1)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_completion_tells_the_odds_and_where_its_tokens_begin(stream: bool) -> None:
+    async with served(b"ab") as server:
+        response = await server.complete("Hi", logprobs=1, echo=True, stream=stream)
+    if stream:
+        told: dict[str, list[Any]] = {}
+        for part in chunks(response):
+            for name, values in (part["choices"][0]["logprobs"] or {}).items():
+                told.setdefault(name, []).extend(values)
+        assert text_by_index(chunks(response)) == {0: "Hiab"}
+    else:
+        (choice,) = response.json()["choices"]
+        told = choice["logprobs"]
+        assert choice["text"] == "Hiab"
+    said = list(b"Hiab")
+    assert told["tokens"] == ["H", "i", "a", "b"]
+    assert told["text_offset"] == [0, 1, 2, 3]
+    assert told["token_logprobs"] == [None, *(odds(said[:i]).logprob for i in (1, 2, 3))]
+    assert told["top_logprobs"][0] is None
+    assert told["top_logprobs"][3] == {
+        chr(token): logprob for token, logprob in odds(said[:3], 1).top
+    }
+
+
+async def test_an_echo_without_odds_is_text_before_each_answer() -> None:
+    async with served(b"abc", runner=Variants) as server:
+        answer = (await server.complete(["x", "y"], echo=True, n=2)).json()
+        streamed = chunks(await server.complete("x", echo=True, n=2, stream=True))
+    assert [c["text"] for c in answer["choices"]] == ["xabc", "xbc", "yc", "yabc"]
+    assert all(c["logprobs"] is None for c in answer["choices"])
+    assert text_by_index(streamed) == {0: "xbc", 1: "xc"}
+
+
+async def test_the_odds_of_an_echoed_prompt_come_with_each_of_its_answers() -> None:
+    async with served(b"abc", runner=Variants) as server:
+        answer = (await server.complete("xy", echo=True, n=2, logprobs=0)).json()
+    first, second = (c["logprobs"]["token_logprobs"][:2] for c in answer["choices"])
+    assert first == second == [None, odds(list(b"x")).logprob]
+
+
+async def test_progress_is_told_while_a_long_prompt_is_read() -> None:
+    async with served(b"ok") as server:
+        chat = chunks(await server.chat("x" * 600, stream=True, return_progress=True))
+        text = chunks(await server.complete("y" * 600, stream=True, return_progress=True))
+        without = chunks(await server.chat("z" * 600, stream=True))
+    num_tokens = 600 + len("user: \nassistant:")
+    for parts, total in ((chat, num_tokens), (text, 600)):
+        told = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
+        assert [each["total"] for each in told] == [total] * len(told)
+        assert [each["processed"] for each in told] == [256, 512]
+        assert told[0]["cache"] == 0
+        assert told[0]["time_ms"] <= told[1]["time_ms"]
+    assert not any("prompt_progress" in part for part in without)

@@ -1,0 +1,142 @@
+"""What a chat template is told of calls and their results."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.messages.history import template_messages
+from app.messages.tool_format import call_text
+from app.schemas.chat import ChatMessage
+from app.schemas.tools import Tool
+from tests.app.test_tool_format import GENERAL, JSON, MISTRAL
+
+CALL_ID = "call_0123456789abcdef"
+
+TOOL = Tool.model_validate(
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Wie ist es in Köln?",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+)
+
+
+def turns(*messages: dict[str, Any]) -> list[ChatMessage]:
+    return [ChatMessage.model_validate(message) for message in messages]
+
+
+def call(arguments: str = '{"city": "Köln"}', call_id: str = CALL_ID) -> dict[str, Any]:
+    function = {"name": "weather", "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+USER = {"role": "user", "content": "Weather?"}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [call()]}
+RESULT = {"role": "tool", "tool_call_id": CALL_ID, "content": "Rain."}
+
+
+def test_a_template_that_knows_tools_gets_them_in_their_own_fields() -> None:
+    thinking = CALLING | {"reasoning": "Look it up."}
+    conversation = turns({"role": "developer", "content": "Be brief."}, USER, thinking, RESULT)
+    assert template_messages(conversation, JSON, [TOOL]) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Look it up.",
+            "tool_calls": [
+                {
+                    "id": CALL_ID,
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": {"city": "Köln"}},
+                }
+            ],
+        },
+        {"role": "tool", "content": "Rain.", "tool_call_id": CALL_ID, "name": "weather"},
+    ]
+
+
+def test_a_result_keeps_its_own_name_and_may_have_no_call() -> None:
+    named = RESULT | {"name": "own"}
+    lonely = RESULT | {"tool_call_id": "unheard of"}
+    told = template_messages(turns(CALLING, named, lonely), JSON, [TOOL])
+    assert [turn.get("name") for turn in told] == [None, "own", None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("", {}),
+        ("{}", {}),
+        ('{"a": [1]}', {"a": [1]}),
+        ("[1]", "[1]"),
+        ("oops", "oops"),
+        ('{"a": NaN}', '{"a": NaN}'),
+        ("[" * 100_000, "[" * 100_000),
+        ('{"a": ' + "9" * 5000 + "}", '{"a": ' + "9" * 5000 + "}"),
+    ],
+)
+def test_arguments_are_an_object_if_they_are_one(arguments: str, told: Any) -> None:
+    calling = CALLING | {"tool_calls": [call(arguments)]}
+    (turn,) = template_messages(turns(calling), JSON, [])
+    assert turn["tool_calls"][0]["function"]["arguments"] == told
+
+
+def test_ids_are_as_long_as_the_template_has_them() -> None:
+    _, calling, result = template_messages(turns(USER, CALLING, RESULT), MISTRAL, [TOOL])
+    assert calling["tool_calls"][0]["id"] == result["tool_call_id"] == CALL_ID[-9:]
+    assert result["name"] == "weather"
+
+
+def test_for_any_other_template_calls_and_results_are_text() -> None:
+    two = {"role": "assistant", "content": "Let me see.", "tool_calls": [call(), call("", "b")]}
+    conversation = turns(
+        USER,
+        two,
+        RESULT,
+        {"role": "tool", "tool_call_id": "b", "content": "Sun."},
+        {"role": "user", "content": "Which?"},
+        CALLING,
+        RESULT,
+        {"role": "assistant", "content": "Rain."},
+        USER,
+        USER,
+    )
+    weather = call_text("weather", '{"city": "Köln"}')
+    results = "<tool_response>\nRain.\n</tool_response>\n<tool_response>\nSun.\n</tool_response>"
+    assert template_messages(conversation, GENERAL, []) == [
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": f"Let me see.\n{weather}\n{call_text('weather', '{}')}",
+        },
+        {"role": "user", "content": f"{results}\nWhich?"},
+        {"role": "assistant", "content": weather},
+        {"role": "user", "content": "<tool_response>\nRain.\n</tool_response>"},
+        {"role": "assistant", "content": "Rain."},
+        {"role": "user", "content": "Weather?"},
+        {"role": "user", "content": "Weather?"},
+    ]
+
+
+def test_it_is_told_of_the_tools_in_a_system_message() -> None:
+    system, user = template_messages(turns(USER), GENERAL, [TOOL])
+    assert system["role"] == "system" and user == {"role": "user", "content": "Weather?"}
+    lines = system["content"].splitlines()
+    assert json.loads(lines[lines.index("<tools>") + 1]) == TOOL.template_fields()
+    assert "Köln" in system["content"]
+    assert call_text("<name>", '{"<parameter>": "<value>"}') in system["content"]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_the_description_joins_a_system_message_that_is_there(role: str) -> None:
+    conversation = turns({"role": role, "content": "Be brief."}, USER)
+    system, user = template_messages(conversation, GENERAL, [TOOL])
+    assert system["role"] == "system" and user["role"] == "user"
+    assert system["content"].startswith("Be brief.\n\n# Tools")
+    assert "name" not in system

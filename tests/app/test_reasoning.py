@@ -1,0 +1,78 @@
+"""Reasoning is told from the answer, whatever pieces the text comes in."""
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, strategies as st
+
+from app.messages.events import ContentPiece, MessageEvent, ReasoningPiece, join_pieces
+from app.messages.reasoning import ReasoningParser, ends_in_thinking
+
+START, END = "<a>", "</a>"
+
+# Markers whole and in part, so that they meet in every way.
+texts = st.lists(st.sampled_from([START, END, "<", "/", "a", ">", "\n", " ", "x"])).map("".join)
+
+
+def parse(pieces: list[str], *, is_open: bool = False) -> list[MessageEvent]:
+    parser = ReasoningParser(START, END, is_open=is_open)
+    events = [event for piece in pieces for event in parser.add(piece)]
+    return join_pieces([*events, *parser.flush()])
+
+
+def expected(text: str, *, is_open: bool) -> list[MessageEvent]:
+    """The rule read aloud: cut at the markers, then drop the line breaks that set them off."""
+    sections: list[MessageEvent] = []
+    parts = [END if not is_open else START, *re.split(f"({START}|{END})", text)]
+    for marker, part, closes in zip(parts[::2], parts[1::2], [*parts[2::2], None], strict=True):
+        part = part.lstrip("\n")
+        if marker == START:
+            sections.append(ReasoningPiece(part if closes is None else part.rstrip("\n")))
+        else:
+            sections.append(ContentPiece(part))
+    return join_pieces(sections)
+
+
+@given(texts, st.lists(st.integers(0, 40)), st.booleans())
+@example("\n<a>\n\nhm\n\n</a>\n\nyes\n", [], False)
+@example("hm\n</a>", [3], True)
+def test_the_pieces_do_not_matter(text: str, cuts: list[int], is_open: bool) -> None:
+    places = [0, *sorted(cuts), len(text)]
+    pieces = [text[start:stop] for start, stop in pairwise(places)]
+    assert parse(pieces, is_open=is_open) == expected("".join(pieces), is_open=is_open)
+
+
+@pytest.mark.parametrize(
+    ("is_open", "pieces", "events"),
+    [
+        (False, ["Hi"], [[ContentPiece("Hi")]]),
+        (True, ["hm", "</a>", "Hi"], [[ReasoningPiece("hm")], [], [ContentPiece("Hi")]]),
+        (False, ["<", "a>h", "m</"], [[], [ReasoningPiece("h")], [ReasoningPiece("m")]]),
+        (True, ["a\n", "\n", "b"], [[ReasoningPiece("a")], [], [ReasoningPiece("\n\nb")]]),
+        (False, ["1 < 2"], [[ContentPiece("1 < 2")]]),
+    ],
+)
+def test_what_comes_out_when(
+    is_open: bool, pieces: list[str], events: list[list[MessageEvent]]
+) -> None:
+    parser = ReasoningParser(START, END, is_open=is_open)
+    assert [parser.add(piece) for piece in pieces] == events
+
+
+def test_what_was_held_back_comes_out_at_the_end() -> None:
+    assert parse(["hm\n</"], is_open=True) == [ReasoningPiece("hm\n</")]
+    assert parse(["hm\n"], is_open=True) == [ReasoningPiece("hm\n")]
+    assert parse(["x<"]) == [ContentPiece("x<")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_inside"),
+    [
+        ("user: Hi\nassistant:<think>\n", True),
+        ("user: Hi\nassistant:<think>\n\n</think>\n\n", False),
+        ("user: What is <think> for?\nassistant:", False),
+    ],
+)
+def test_a_prompt_may_end_inside_the_reasoning(prompt: str, is_inside: bool) -> None:
+    assert ends_in_thinking(prompt, "<think>") is is_inside

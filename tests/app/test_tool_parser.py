@@ -1,0 +1,399 @@
+"""Tool calls in a model's text: found, told apart, and nothing of the text lost."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from app.messages.events import (
+    ContentPiece,
+    MessageEvent,
+    ReasoningPiece,
+    ToolCallArguments,
+    ToolCallStart,
+    join_pieces,
+)
+from app.messages.json_call import JsonCallReader
+from app.messages.parser import MessageParser
+from app.messages.reasoning import ReasoningParser
+from app.messages.tool_format import call_text
+from app.messages.tool_parser import ToolCallParser, new_call_id
+from app.messages.whole_call import BoundedCalls, WholeCallReader
+
+START, END = "<tool_call>", "</tool_call>"
+CALL = call_text("f", '{"a": 1}')
+
+# All that a call consists of, whole and broken, and what stands around it.
+fragments = st.sampled_from(
+    [
+        *[START, END, CALL, "{", "}", "[", "]", ",", ":", '"', "\\", " ", "\n", "x", "<", "0"],
+        *['{"name": "f"', '"name": "g"', '"arguments": {', ', "arguments": ', "null", '"{}"'],
+        *["<think>", "</think>", "[t]", "[/t]", "</tool"],
+    ]
+)
+texts = st.lists(fragments, max_size=20).map("".join)
+names = st.from_regex(r"[a-zA-Z0-9_-]{1,64}", fullmatch=True)
+# A marker inside a string is no marker.
+strings = st.text() | st.sampled_from([START, END, "}}", '"', "<think>", "\n"])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | strings,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(strings, inner, max_size=3),
+    max_leaves=8,
+)
+objects = st.dictionaries(strings, values, max_size=4)
+
+
+def ids() -> Callable[[], str]:
+    numbers = count()
+    return lambda: f"id{next(numbers)}"
+
+
+def json_parser(*, is_parallel: bool = True) -> ToolCallParser:
+    return ToolCallParser(
+        START, lambda: JsonCallReader(START, END), is_parallel=is_parallel, new_id=ids()
+    )
+
+
+def events_of(
+    pieces: Sequence[str], parser: ToolCallParser | MessageParser | None = None
+) -> list[MessageEvent]:
+    parser = parser or json_parser()
+    events = [event for piece in pieces for event in parser.add(piece)]
+    return join_pieces([*events, *parser.flush()])
+
+
+def content_of(events: Sequence[MessageEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, ContentPiece))
+
+
+def calls_of(events: Sequence[MessageEvent]) -> list[tuple[str, str]]:
+    """Return the name and the text of the arguments of each call."""
+    starts = [event for event in events if isinstance(event, ToolCallStart)]
+    assert [start.index for start in starts] == list(range(len(starts)))
+    assert len({start.call_id for start in starts}) == len(starts)
+    return [
+        (
+            start.name,
+            "".join(
+                e.text
+                for e in events
+                if isinstance(e, ToolCallArguments) and e.index == start.index
+            ),
+        )
+        for start in starts
+    ]
+
+
+def cut(text: str, places: Sequence[int]) -> Iterator[str]:
+    stops = [*sorted(place % (len(text) + 1) for place in places), len(text)]
+    for start, stop in zip([0, *stops], stops, strict=False):
+        yield text[start:stop]
+
+
+@given(texts, st.lists(st.integers(0, 10**6)), st.booleans())
+def test_the_pieces_do_not_matter(text: str, places: list[int], is_parallel: bool) -> None:
+    whole = events_of([text], json_parser(is_parallel=is_parallel))
+    assert events_of(list(cut(text, places)), json_parser(is_parallel=is_parallel)) == whole
+
+
+@given(texts)
+def test_a_text_without_calls_is_content_as_it_stands(text: str) -> None:
+    events = events_of([text])
+    if not calls_of(events):
+        assert content_of(events) == text
+
+
+@given(
+    st.lists(st.tuples(st.text("ab <\n"), names, objects), min_size=1, max_size=3), st.booleans()
+)
+def test_what_a_model_writes_is_read(
+    parts: list[tuple[str, str, dict[str, Any]]], is_ascii: bool
+) -> None:
+    dumped = [json.dumps(arguments, ensure_ascii=is_ascii) for _, _, arguments in parts]
+    text = "".join(
+        f"{before}{call_text(name, arguments)}"
+        for (before, name, _), arguments in zip(parts, dumped, strict=True)
+    )
+    events = events_of([text, "\n"])
+    assert calls_of(events) == [(p[1], d) for p, d in zip(parts, dumped, strict=True)]
+    assert content_of(events) == "".join(before.rstrip() for before, _, _ in parts)
+
+
+def test_arguments_come_out_as_they_come() -> None:
+    parser = json_parser()
+    assert parser.add(f'Wait.\n\n{START}\n{{"name": "f", "arguments": ') == [ContentPiece("Wait.")]
+    assert parser.add('{"a": [1') == [
+        ToolCallStart(0, "id0", "f"),
+        ToolCallArguments(0, '{"a": [1'),
+    ]
+    assert parser.add("]}") == [ToolCallArguments(0, "]}")]
+    assert parser.is_in_call
+    assert parser.add(f"}}\n{END}\n") == []
+    assert parser.has_calls and not parser.is_in_call
+    assert parser.flush() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        ('{"name": "f"}', [("f", "{}")], ""),
+        ('{"name": "f", "arguments": null}', [("f", "{}")], ""),
+        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', [("f", '{"a": 1}')], ""),
+        ('{"name": "f", "arguments": [1]}', [("f", "[1]")], ""),
+        ('{"name": "f", "arguments": 7 }', [("f", "7")], ""),
+        ('{"arguments": {"a": 1}, "name": "f"}', [("f", '{"a": 1}')], ""),
+        ('{"name": "f", "parameters": {"a": 1}}', [("f", '{"a": 1}')], ""),
+        ('{"id": 3, "x": {"name": "g"}, "name": "f", "arguments": {}}', [("f", "{}")], ""),
+        ('{"name": "f", "arguments": {}, "arguments": {"b": 1}, "y": 2}', [("f", "{}")], ""),
+        (
+            '[{"name": "f"}, {"name": "g", "arguments": {"a": {}}}]',
+            [("f", "{}"), ("g", '{"a": {}}')],
+            "",
+        ),
+        ('{"name": "f", "arguments": {"a": "b\nc\td"}}', [("f", '{"a": "b\\nc\\td"}')], ""),
+        ('{"name": "f", "arguments": {"a": "x\\\\"}}', [("f", '{"a": "x\\\\"}')], ""),
+        ('{"name": "f", "x": {"b": 2}, "arguments": {}}', [("f", "{}")], ""),
+        ('{"name": "f", "arguments": {"a": 1} oops', [("f", '{"a": 1}')], f" oops{END}"),
+        ('{"name": "f"}</ tool_call>', [("f", "{}")], f"</ tool_call>{END}"),
+        ('{"name": "f", "arguments": {}', [("f", "{}")], ""),
+        ('{"name": "f", "arguments": {}}}', [("f", "{}")], ""),
+        ('{"name": "f", "arguments": {"a": [}}', [("f", '{"a": [}}')], ""),
+        ('{"name": "f", "arguments": {}} oops', [("f", "{}")], f" oops{END}"),
+        ('{"name": "f"}{"name": 5}', [("f", "{}")], f'{{"name": 5}}{END}'),
+    ],
+)
+def test_what_models_make_of_the_format(
+    text: str, calls: list[tuple[str, str]], content: str
+) -> None:
+    events = events_of([START, text, END])
+    assert calls_of(events) == calls
+    assert content_of(events) == content
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "oops",
+        "}",
+        '{"name": ""}',
+        '{"name": 5}',
+        '{"name": "\\x"}',
+        '{"arguments": {}}',
+        '{"name"}',
+        '{"name": }',
+        '{"name": "f", oops',
+        '{"name": "f", "x": [}',
+        '{"x": [}',
+        '{"x": [}, "name": "f"}',
+        '{"x": 7}, "name": "f"}',
+        '{"x": , "name": "f"}',
+        '}{"name": "f"}',
+        "{]",
+        "</tool_coll>",
+    ],
+)
+def test_what_is_no_call_is_content(text: str) -> None:
+    events = events_of(["a ", START, text, END, " b"])
+    assert events == [ContentPiece(f"a {START}{text}{END} b")]
+
+
+@given(st.integers(0, len(CALL)))
+def test_a_call_that_is_cut_keeps_what_came(length: int) -> None:
+    events = events_of([CALL[:length]])
+    begins = CALL.index('{"a"') < length
+    assert ('{"a": 1}'.startswith(calls_of(events)[0][1])) if begins else not calls_of(events)
+    assert content_of(events) == ("" if begins else CALL[:length])
+
+
+def test_broken_arguments_that_are_cut_keep_what_came() -> None:
+    events = events_of([f'{START}{{"name": "f", "arguments": {{"a": ]</tool'])
+    assert calls_of(events) == [("f", '{"a": ]</tool')]
+
+
+def test_a_second_call_that_is_cut_is_content() -> None:
+    events = events_of([f'{CALL}\n{START}{{"na'])
+    assert calls_of(events) == [("f", '{"a": 1}')]
+    assert content_of(events) == f'\n{START}{{"na'
+
+
+def test_blanks_without_a_call_are_content() -> None:
+    assert events_of(["a\n", "\n"]) == [ContentPiece("a\n\n")]
+
+
+def test_one_call_is_enough_if_there_must_not_be_more() -> None:
+    parser = json_parser(is_parallel=False)
+    parser.add(CALL[: CALL.index("}")])
+    assert not parser.is_full
+    parser.add("}")
+    assert parser.is_full
+    assert parser.add(f"}}{END} and {CALL}") == []
+    assert parser.flush() == []
+
+
+def test_ids_look_like_openais() -> None:
+    call_id = new_call_id()
+    assert call_id.startswith("call_") and len(call_id) == 29
+    assert int(call_id.removeprefix("call_"), 16) >= 0
+    assert new_call_id() != call_id
+
+
+# Calls that are parsed as a whole: here a name and arguments, or several in a list.
+
+
+def parse_json(text: str, tools: Sequence[Mapping[str, Any]]) -> Any:
+    return json.loads(text)
+
+
+def whole_parser(
+    parse: Callable[[str, Sequence[Mapping[str, Any]]], Any] = parse_json, *, end: str = END
+) -> ToolCallParser:
+    return ToolCallParser(START, lambda: WholeCallReader(START, end, parse, []), new_id=ids())
+
+
+@given(texts, st.lists(st.integers(0, 10**6)))
+def test_the_pieces_do_not_matter_to_whole_calls_either(text: str, places: list[int]) -> None:
+    events = events_of(list(cut(text, places)), whole_parser())
+    assert events == events_of([text], whole_parser())
+    if not calls_of(events):
+        assert content_of(events) == text
+
+
+def test_a_whole_call_comes_out_at_its_end_marker() -> None:
+    parser = whole_parser()
+    assert parser.add(CALL[:-1]) == []
+    assert parser.add(CALL[-1]) == [ToolCallStart(0, "id0", "f"), ToolCallArguments(0, '{"a": 1}')]
+
+
+def test_a_format_without_an_end_marker_ends_with_the_text() -> None:
+    parser = whole_parser(end="")
+    calls = [{"name": "f", "arguments": {}, "id": "own"}, {"name": "g", "arguments": {"ä": 1}}]
+    assert parser.add(f"Hi {START}{json.dumps(calls)}") == [ContentPiece("Hi")]
+    assert parser.flush() == [
+        ToolCallStart(0, "own", "f"),
+        ToolCallArguments(0, "{}"),
+        ToolCallStart(1, "id0", "g"),
+        ToolCallArguments(1, '{"ä": 1}'),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "oops",
+        "[]",
+        "7",
+        "{}",
+        '{"name": "f"}',
+        '{"name": "", "arguments": {}}',
+        '{"name": "f", "arguments": []}',
+        '{"name": "f", "arguments": {"a": NaN}}',
+        "[" * 10_000,
+    ],
+)
+def test_what_cannot_be_parsed_is_content(text: str) -> None:
+    assert events_of([START, text, END], whole_parser()) == [ContentPiece(START + text + END)]
+
+
+def test_a_whole_call_that_is_cut_or_too_long_is_content() -> None:
+    assert events_of([CALL[:-2]], whole_parser()) == [ContentPiece(CALL[:-2])]
+    long = call_text("f", json.dumps({"a": "x" * 2**16}))
+    assert events_of([long], whole_parser()) == [ContentPiece(long)]
+
+
+def test_nobody_waits_for_a_parser_that_does_not_end() -> None:
+    calls = BoundedCalls(max_running=1)
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    def endless(text: str, tools: Sequence[Mapping[str, Any]]) -> Any:
+        may_end.wait(20)
+        has_ended.set()
+
+    def reader(timeout: float) -> WholeCallReader:
+        return WholeCallReader(START, END, endless, [], calls=calls, timeout=timeout)
+
+    try:
+        hanging = ToolCallParser(START, lambda: reader(0))
+        assert events_of([START, "x", END], hanging) == [ContentPiece(f"{START}x{END}")]
+        # The first one still runs, and nothing else may.
+        with pytest.raises(TimeoutError):
+            calls.call(lambda: pytest.fail("two run at once"), timeout=0)
+    finally:
+        may_end.set()
+    assert has_ended.wait(20)
+    assert calls.call(lambda: "free again", timeout=20) == "free again"
+
+
+# Reasoning and calls together.
+
+
+def message_parser(
+    *, is_open: bool = False, markers: tuple[str, str] = ("<think>", "</think>")
+) -> MessageParser:
+    reasoning = ReasoningParser(*markers, is_open=is_open)
+    return MessageParser(reasoning, json_parser())
+
+
+def test_a_message_has_reasoning_content_and_calls() -> None:
+    call = call_text("f", '{"a": "<think>"}')
+    text = f"<think>\nI could {CALL}.\n</think>\n\nLet me see.\n{call}\n<think>Done?</think>"
+    parser = message_parser()
+    assert events_of([text], parser) == [
+        ReasoningPiece(f"I could {CALL}."),
+        ContentPiece("Let me see."),
+        ToolCallStart(0, "id0", "f"),
+        ToolCallArguments(0, '{"a": "<think>"}'),
+        ReasoningPiece("Done?"),
+    ]
+    assert parser.has_calls and not parser.is_full
+
+
+@pytest.mark.parametrize("markers", [("<think>", "</think>"), ("[t]", "[/t]")])
+@given(text=texts, places=st.lists(st.integers(0, 10**6)), is_open=st.booleans())
+def test_the_pieces_of_a_message_do_not_matter(
+    text: str, places: list[int], is_open: bool, markers: tuple[str, str]
+) -> None:
+    parsers = [message_parser(is_open=is_open, markers=markers) for _ in range(3)]
+    whole = events_of([text], parsers[0])
+    assert events_of(list(cut(text, places)), parsers[1]) == whole
+    assert events_of(list(text), parsers[2]) == whole
+
+
+@pytest.mark.parametrize("markers", [("<think>", "</think>"), ("[t]", "[/t]")])
+def test_neither_hides_what_begins_the_other(markers: tuple[str, str]) -> None:
+    start, end = markers
+    events = events_of([f"a {start}b{end}c {CALL}"], message_parser(markers=markers))
+    assert [type(event) for event in events[:3]] == [ContentPiece, ReasoningPiece, ContentPiece]
+    assert calls_of(events) == [("f", '{"a": 1}')]
+    call = call_text("f", json.dumps({"a": start}))
+    events = events_of([call[:-20], call[-20:]], message_parser(markers=markers))
+    assert calls_of(events) == [("f", json.dumps({"a": start}))]
+
+
+def test_a_message_may_have_neither() -> None:
+    parser = MessageParser(None, None)
+    assert parser.add(f"<think>{CALL}") == [ContentPiece(f"<think>{CALL}")]
+    assert parser.flush() == []
+    assert not parser.has_calls and not parser.is_full
+
+
+def test_a_message_may_have_one_of_them() -> None:
+    reasoning = ReasoningParser("<think>", "</think>", is_open=True)
+    events = events_of([f"hm</think>{CALL}"], MessageParser(reasoning, None))
+    assert events == [ReasoningPiece("hm"), ContentPiece(CALL)]
+    parser = MessageParser(None, json_parser(is_parallel=False))
+    assert content_of(events_of(["<think>", CALL], parser)) == "<think>"
+    assert parser.has_calls and parser.is_full
+
+
+def test_what_may_begin_a_marker_belongs_to_the_call_that_begins_before_it() -> None:
+    """Markers that share a character at their ends: no model has them, but the order holds."""
+    reasoning = ReasoningParser("}{think", "</think>", is_open=False)
+    tools = ToolCallParser("(}", lambda: WholeCallReader("(}", ")", parse_json, []), new_id=ids())
+    text = "(}}x)"
+    events = events_of([text], MessageParser(reasoning, tools))
+    assert content_of(events) == text

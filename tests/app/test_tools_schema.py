@@ -1,0 +1,231 @@
+"""What clients may say of tools, of calling them, and of calls that were made."""
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from app.schemas.chat import ChatMessage
+from app.schemas.tools import NamedTool, Tool, ToolChoice, ToolList, check_tool_choice
+
+tool_lists: TypeAdapter[list[Tool]] = TypeAdapter(ToolList)
+tool_choices: TypeAdapter[ToolChoice] = TypeAdapter(ToolChoice)
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f"} | function}
+
+
+def fault(adapter: TypeAdapter[Any] | type[ChatMessage], value: Any) -> tuple[str, str]:
+    """Return where the first fault is, and what is told of it."""
+    validate = (
+        adapter.validate_python if isinstance(adapter, TypeAdapter) else adapter.model_validate
+    )
+    with pytest.raises(ValidationError) as caught:
+        validate(value)
+    error = caught.value.errors()[0]
+    where = [*map(str, error["loc"]), error.get("ctx", {}).get("param")]
+    return ".".join(part for part in where if part is not None), error["msg"]
+
+
+def nested_lists(depth: int) -> list[Any]:
+    lists: list[Any] = []
+    for _ in range(depth - 1):
+        lists = [lists]
+    return lists
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        schema = {"items": schema}
+    return schema
+
+
+def test_a_tool_is_told_to_the_template_as_openai_writes_it() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    given = tool(description="Does it.", parameters=parameters, strict=True)
+    (parsed,) = tool_lists.validate_python([given])
+    assert parsed.function.strict
+    function = {"name": "f", "description": "Does it.", "parameters": parameters}
+    assert parsed.template_fields() == {"type": "function", "function": function}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "schema"),
+    [
+        (None, {"type": "object", "properties": {}, "additionalProperties": False}),
+        ({}, {"type": "object", "properties": {}, "additionalProperties": False}),
+        ({"type": "object"}, {"type": "object", "properties": {}}),
+        ({"properties": {"a": {}}}, {"type": "object", "properties": {"a": {}}}),
+    ],
+)
+def test_what_is_left_out_of_parameters(parameters: Any, schema: dict[str, Any]) -> None:
+    (parsed,) = tool_lists.validate_python([tool(parameters=parameters)])
+    assert parsed.template_fields()["function"] == {"name": "f", "parameters": schema}
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [tool(name="a" * 64), tool(name="A_9-z", strict=None, description=None)],
+        [tool(name=f"f{index}") for index in range(128)],
+        [tool(parameters=nested(64))],
+        [tool(unheard_of=1) | {"also": "unheard of"}],
+    ],
+)
+def test_tools_that_are_accepted(tools: Any) -> None:
+    assert len(tool_lists.validate_python(tools)) == len(tools)
+
+
+@pytest.mark.parametrize(
+    ("tools", "where", "message"),
+    [
+        ([], "", "List should have at least 1 item"),
+        ([tool(name=f"f{i}") for i in range(129)], "", "List should have at most 128 items"),
+        ([{"type": "custom"}], "0.type", "Input should be 'function'"),
+        ([{"type": "function"}], "0.function", "Field required"),
+        ([{"function": {"name": "f"}}], "0.type", "Field required"),
+        ([tool(name="")], "0.function.name", "String should match"),
+        ([tool(name="a" * 65)], "0.function.name", "String should match"),
+        ([tool(name="a.b")], "0.function.name", "String should match"),
+        ([tool(name="a\n")], "0.function.name", "String should match"),
+        ([tool(), tool()], "", "two tools have the same name"),
+        ([tool(strict=1)], "0.function.strict", "Input should be a valid boolean"),
+        ([tool(description=1)], "0.function.description", "Input should be a valid string"),
+        ([tool(parameters=[])], "0.function.parameters", "Input should be a valid dictionary"),
+        ([tool(parameters={"type": "array"})], "0.function.parameters", "it must be the schema of"),
+        ([tool(parameters={"a": float("nan")})], "0.function.parameters", "it contains NaN or"),
+        ([tool(parameters={"a": "\ud800"})], "0.function.parameters", "it contains half of a"),
+        ([tool(parameters={"\ud800": 1})], "0.function.parameters", "it contains half of a"),
+        ([tool(parameters=nested(65))], "0.function.parameters", "it is nested deeper than 64"),
+        ([tool(parameters={"a": nested_lists(65)})], "0.function.parameters", "it is nested"),
+        ([tool(description="x" * 2**19)], "", "together they are longer than 524288 characters"),
+    ],
+)
+def test_tools_that_are_refused(tools: Any, where: str, message: str) -> None:
+    told = fault(tool_lists, tools)
+    assert told[0] == where
+    assert told[1].startswith(message)
+
+
+def test_choices() -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice in ("none", "auto", "required"):
+        assert tool_choices.validate_python(choice) == choice
+    assert tool_choices.validate_python(named) == NamedTool.model_validate(named)
+    for wrong in ("any", "", 1, {"type": "function"}, {"type": "allowed_tools"}, {"name": "f"}):
+        with pytest.raises(ValidationError):
+            tool_choices.validate_python(wrong)
+
+
+@pytest.mark.parametrize(
+    ("names", "choice", "message"),
+    [
+        ([], "none", None),
+        ([], "auto", None),
+        (["f"], "required", None),
+        (["f"], tool(), None),
+        ([], "required", "'required' needs tools"),
+        (["g"], tool(), "there is no tool named 'f'"),
+    ],
+)
+def test_a_choice_is_of_the_tools_that_are_there(
+    names: list[str], choice: Any, message: str | None
+) -> None:
+    tools = [Tool.model_validate(tool(name=name)) for name in names]
+    if message is None:
+        check_tool_choice(tools, tool_choices.validate_python(choice))
+        return
+    with pytest.raises(PydanticCustomError) as caught:
+        check_tool_choice(tools, tool_choices.validate_python(choice))
+    assert caught.value.message() == message
+    assert caught.value.context == {"message": message, "param": "tool_choice"}
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "content", "reasoning"),
+    [
+        ({"role": "assistant", "tool_calls": [CALL]}, "", None),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "", None),
+        ({"role": "assistant", "content": "Hm.", "tool_calls": [CALL]}, "Hm.", None),
+        ({"role": "assistant", "content": None}, "", None),
+        ({"role": "assistant", "content": "A", "reasoning": "r"}, "A", "r"),
+        ({"role": "assistant", "content": "A", "reasoning_content": "c"}, "A", "c"),
+        (
+            {"role": "assistant", "content": "A", "reasoning_content": "c", "reasoning": "r"},
+            "A",
+            "c",
+        ),
+        (
+            {"role": "assistant", "content": "A", "reasoning_content": None, "reasoning": "r"},
+            "A",
+            "r",
+        ),
+        ({"role": "user", "content": "Q", "tool_calls": []}, "Q", None),
+        ({"role": "user", "content": "Q", "tool_calls": None}, "Q", None),
+        ({"role": "tool", "tool_call_id": "c", "content": "4"}, "4", None),
+        (
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "4"}]},
+            "4",
+            None,
+        ),
+    ],
+)
+def test_turns_that_are_accepted(message: Any, content: str, reasoning: str | None) -> None:
+    turn = ChatMessage.model_validate(message)
+    assert turn.content == content
+    assert turn.reasoning_content == reasoning
+    assert [call.function.name for call in turn.tool_calls] == ["f"] * len(turn.tool_calls)
+
+
+@pytest.mark.parametrize(
+    ("message", "where", "told"),
+    [
+        ({"role": "function", "content": "4"}, "", "this role is called 'tool' now"),
+        ({"role": "assistant"}, "content", "Field required"),
+        ({"role": "assistant", "tool_calls": []}, "content", "Field required"),
+        ({"role": "tool", "content": "4"}, "tool_call_id", "a tool's result needs the id"),
+        ({"role": "tool", "tool_call_id": "c"}, "content", "Field required"),
+        (
+            {"role": "user", "content": "", "tool_calls": [CALL]},
+            "tool_calls",
+            "only an assistant calls tools",
+        ),
+        (
+            {"role": "assistant", "function_call": {"name": "f"}, "content": ""},
+            "function_call",
+            "this is not supported yet",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]},
+            "tool_calls.0.type",
+            "Input should be 'function'",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"id": ""}]},
+            "tool_calls.0.id",
+            "String should have at least 1",
+        ),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [CALL | {"function": {"name": "f", "arguments": {}}}],
+            },
+            "tool_calls.0.function.arguments",
+            "Input should be a valid string",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "\ud800"}}]},
+            "tool_calls.0.function.name",
+            "Input should be a valid string",
+        ),
+    ],
+)
+def test_turns_that_are_refused(message: Any, where: str, told: str) -> None:
+    assert fault(ChatMessage, message)[0] == where
+    assert fault(ChatMessage, message)[1].startswith(told)

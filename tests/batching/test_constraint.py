@@ -1,0 +1,80 @@
+"""What may follow."""
+
+import numpy as np
+
+from batching.constraint import AllowedTokens, MaskRow
+from batching.request import BatchRequest, FinishReason
+from batching.scheduler import ContinuousBatchingScheduler, RequestFailure, RequestOutput
+from tests.batching.test_scheduler import config
+from tests.fakes import TokenRunner, expected_output
+
+
+def test_a_mask_has_a_bit_for_each_allowed_token() -> None:
+    row = np.full(3, -1, np.int32)
+    allowed = AllowedTokens([0, 31, 32, 95, 31])
+    allowed.fill_mask(row)
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    assert np.flatnonzero(bits).tolist() == [0, 31, 32, 95]
+    allowed.accept(31)
+    assert not allowed.is_complete
+    assert allowed.error is None
+    assert allowed.fork() is allowed
+
+
+class Script:
+    """Is complete after some tokens, or fails there."""
+
+    def __init__(self, length: int, failure: str | None = None) -> None:
+        self._length = length
+        self._failure = failure
+        self.taken: list[int] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return self._failure is None and len(self.taken) >= self._length
+
+    @property
+    def error(self) -> str | None:
+        return self._failure if len(self.taken) >= self._length else None
+
+    def fill_mask(self, row: MaskRow) -> None:
+        row[:] = -1
+
+    def accept(self, token_id: int) -> None:
+        self.taken.append(token_id)
+
+    def fork(self) -> "Script":
+        return Script(self._length, self._failure)
+
+
+def serve(request: BatchRequest) -> list[RequestOutput | RequestFailure]:
+    scheduler = ContinuousBatchingScheduler(config(max_draft_tokens=7))
+    runner = TokenRunner(scheduler.config)
+    scheduler.add(request)
+    told: list[RequestOutput | RequestFailure] = []
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        assert not any(s.drafts for s in plan.slices)
+        told += scheduler.update(plan, runner.run(plan))
+    assert scheduler.stats().num_free_blocks == scheduler.config.num_blocks
+    return told
+
+
+def test_an_answer_ends_where_nothing_may_follow() -> None:
+    request = BatchRequest(0, [1, 2, 3], max_tokens=9, constraint=Script(2))
+    fork = request.fork(1)
+    serve(request)
+    said = expected_output([1, 2, 3], 2)
+    for each in (request, fork):
+        assert each.output_token_ids == said
+        assert each.finish_reason is FinishReason.STOP
+        assert isinstance(each.constraint, Script)
+        assert each.constraint.taken == said
+
+
+def test_a_constraint_that_fails_ends_its_request_only() -> None:
+    told = serve(BatchRequest(0, [1, 2, 3], max_tokens=9, constraint=Script(2, "too complex")))
+    first, last = told
+    assert isinstance(first, RequestOutput)
+    assert isinstance(last, RequestFailure)
+    assert str(last.error) == "too complex"
