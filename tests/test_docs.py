@@ -1,10 +1,14 @@
 """The documents say what the code says."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from app.schemas import unsupported
+from app.schemas.chat import ChatCompletionRequest
+from app.schemas.completions import CompletionRequest
 from app.settings import Settings
 from scripts.generated_docs import ROOT, fields, filled, main, stale_files
 
@@ -44,3 +48,11 @@ def test_a_stale_file_is_told_and_then_written(
 def test_a_document_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no <!-- settings -->"):
         filled("# Title\n\n<!-- settings -->\n", "settings", "")
+
+
+def test_the_readme_names_every_parameter() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = {*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields}
+    names |= {*unsupported.CHAT, *unsupported.COMPLETIONS, *unsupported.STREAM_OPTIONS}
+    known = set(re.findall(r"`([a-z_]+)", text)) | {"stream_options", "echo", "store"}
+    assert names <= known, sorted(names - known)

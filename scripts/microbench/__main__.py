@@ -12,6 +12,7 @@ from batching.backend import BLAS
 from batching.backend.loader import BUNDLED_MODEL
 from batching.errors import ModelLoadError
 from scripts.bench.machine import describe, in_words
+from scripts.microbench.constraints import run_constraints
 from scripts.microbench.kernels import run_attention, run_sampler
 from scripts.microbench.products import run_products
 from scripts.microbench.pure import run_blocks, run_scheduler
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     benchmarks: dict[str, Callable[[Pace], Result]] = {
         "steps": partial(run_steps, args.model),
         "products": partial(run_products, args.model),
+        "constraints": partial(run_constraints, args.model),
         "scheduler": run_scheduler,
         "blocks": run_blocks,
         "sampler": run_sampler,
@@ -54,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scripts.microbench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help="what to time; default: all")
     parser.add_argument(
-        "--model", default=BUNDLED_MODEL, help="of the steps and products; default: %(default)s"
+        "--model",
+        default=BUNDLED_MODEL,
+        help="of steps, products and constraints; default: %(default)s",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers")
     parser.add_argument("--quick", action="store_true", help="few repeats, to see that it runs")
