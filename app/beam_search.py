@@ -14,7 +14,6 @@ from app.generation import Answer
 from app.messages.events import join_pieces
 from app.schemas.usage import Usage
 from batching import (
-    ContextLengthExceeded,
     EngineThread,
     FinishReason,
     Priority,
@@ -37,14 +36,13 @@ class Beam:
         """Return its log probability over a power of its length (Wu et al. 2016, simplified)."""
         return self.logprob / float(max(1, len(self.token_ids)) ** length_penalty)
 
-    def successors(self, odds: TokenLogprobs, ends: frozenset[int]) -> Iterable["Beam"]:
-        for token_id, logprob in odds.top:
-            yield Beam(
-                (*self.token_ids, token_id),
-                (*self.logprobs, TokenLogprobs(logprob, odds.top)),
-                self.logprob + logprob,
-                token_id in ends,
-            )
+    def followed_by(
+        self, token_id: int, odds: TokenLogprobs, logprob: float, is_end: bool
+    ) -> "Beam":
+        told = TokenLogprobs(logprob, odds.top)
+        return Beam(
+            (*self.token_ids, token_id), (*self.logprobs, told), self.logprob + logprob, is_end
+        )
 
 
 @dataclass(kw_only=True)
@@ -65,14 +63,15 @@ class BeamSearch:
 
     def __post_init__(self) -> None:
         self.usage = self._usage(0, 0)
-        limit = self.engine.model.max_model_len
-        for prompt in self.prompts:
-            if len(prompt) + self.max_tokens > limit:
-                raise ContextLengthExceeded(len(prompt), self.max_tokens, limit)
 
     async def collect(self) -> list[Answer]:
         """Search for the answers to all prompts at once."""
-        found = await asyncio.gather(*(self._search(prompt) for prompt in self.prompts))
+        searches = [asyncio.create_task(self._search(prompt)) for prompt in self.prompts]
+        try:
+            found = await asyncio.gather(*searches)
+        finally:
+            for search in searches:
+                search.cancel()
         beams = [beam for best, _ in found for beam in best]
         num_output_tokens = sum(len(beam.token_ids) for beam in beams)
         self.usage = self._usage(sum(cached for _, cached in found), num_output_tokens)
@@ -89,13 +88,7 @@ class BeamSearch:
             outputs = await self._step([[*prompt, *beam.token_ids] for beam in beams])
             if num_cached_tokens is None:
                 num_cached_tokens = outputs[0].num_cached_tokens
-            candidates = [
-                successor
-                for beam, output in zip(beams, outputs, strict=True)
-                for successor in beam.successors(output.logprobs[0], self.end_token_ids)
-            ]
-            # Twice the width, so that enough of them go on even if each beam could end here.
-            candidates = self._best(candidates, 2 * self.width)
+            candidates = self._successors(beams, [output.logprobs[0] for output in outputs])
             finished = self._best(
                 [*finished, *(c for c in candidates if c.is_finished)], self.width
             )
@@ -103,6 +96,22 @@ class BeamSearch:
             if self._is_decided(beams, finished):
                 break
         return self._best([*finished, *beams], self.num_answers), num_cached_tokens or 0
+
+    def _successors(self, beams: Sequence[Beam], odds: Sequence[TokenLogprobs]) -> list[Beam]:
+        """Return the likeliest, which are as long as each other.
+
+        Twice the width, so that enough of them go on even if each beam could end here.
+        """
+        steps = (
+            (beam.logprob + logprob, place, token_id, logprob)
+            for place, beam in enumerate(beams)
+            for token_id, logprob in odds[place].top
+        )
+        best = nlargest(2 * self.width, steps, key=lambda step: step[0])
+        return [
+            beams[place].followed_by(token_id, odds[place], logprob, token_id in self.end_token_ids)
+            for _, place, token_id, logprob in best
+        ]
 
     def _is_decided(self, beams: Sequence[Beam], finished: Sequence[Beam]) -> bool:
         """True if no beam that goes on can still become one of the answers.

@@ -86,7 +86,10 @@ class ChatReply:
         return self.include_reasoning or not isinstance(event, ReasoningPiece)
 
     def _logprobs(self, tokens: Iterable[ToldToken]) -> ChoiceLogprobs | None:
-        return None if self.token_bytes is None else chat_logprobs(self.token_bytes, tokens)
+        if self.token_bytes is None:
+            return None
+        told = (t for t in tokens if self.include_reasoning or not t.is_reasoning)
+        return chat_logprobs(self.token_bytes, told)
 
     def _chunk(
         self,

@@ -45,6 +45,7 @@ class ToldToken(NamedTuple):
     token_id: int
     offset: int
     logprobs: TokenLogprobs
+    is_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +95,23 @@ class Choice:
         )
         self._stop_strings = StopStrings(self.options.stops, include_stop=self.options.include_stop)
         self._num_chars = 0
+        self._num_certain_chars = 0
+        self._sum_logprobs = 0.0
+        self._untold: list[ToldToken] = []
         self._is_reasoning = False
+
+    @property
+    def mean_logprob(self) -> float:
+        return self._sum_logprobs / max(1, self.num_tokens)
 
     def take(self, output: TokenOutput) -> Delta:
         is_first = self.num_tokens == 0
         events: list[MessageEvent] = []
-        tokens: list[ToldToken] = []
         for i, token_id in enumerate(output.token_ids):
-            if output.logprobs and token_id not in self.options.hidden_token_ids:
-                tokens.append(ToldToken(token_id, self._num_chars, output.logprobs[i]))
+            offset = self._num_chars
             events += self._events(token_id)
+            if output.logprobs:
+                self._note(token_id, offset, output.logprobs[i])
             if self._has_ended:
                 break
         reason = self._finish_reason(output)
@@ -113,7 +121,7 @@ class Choice:
             self.index,
             is_first,
             events,
-            tokens,
+            self._told(is_last=reason is not None),
             output.prompt_logprobs,
             self._end(reason) if reason else None,
         )
@@ -126,12 +134,27 @@ class Choice:
                 yield event
         self.num_reasoning_tokens += self._is_reasoning
 
+    def _note(self, token_id: int, offset: int, logprobs: TokenLogprobs) -> None:
+        self._sum_logprobs += logprobs.logprob
+        if token_id not in self.options.hidden_token_ids:
+            self._untold.append(ToldToken(token_id, offset, logprobs, self._is_reasoning))
+
+    def _told(self, *, is_last: bool) -> Sequence[ToldToken]:
+        """Return the tokens whose text has come, and in the end those that have none."""
+        if is_last and not self._stop_strings.is_matched:
+            told, self._untold = self._untold, []
+            return told
+        told = [token for token in self._untold if token.offset < self._num_certain_chars]
+        del self._untold[: len(told)]
+        return told
+
     def _certain(self, text: str) -> str:
         """Return what is certain to belong to the answer, now that more text has come."""
         self._num_chars += len(text)
-        if self.num_tokens <= self.options.min_tokens:
-            return text
-        return self._stop_strings.add(text)
+        if self.num_tokens > self.options.min_tokens:
+            text = self._stop_strings.add(text)
+        self._num_certain_chars += len(text)
+        return text
 
     def _last_events(self) -> Iterator[MessageEvent]:
         rest = self._certain(self._detokenizer.flush()) + self._stop_strings.flush()

@@ -30,19 +30,18 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One whole answer."""
+    """One whole answer.
+
+    mean_logprob: over all its tokens, the one that ended it included, if their odds were asked
+        for; of answers that are compared, the best has the highest.
+    """
 
     index: int
     events: Sequence[MessageEvent]
     tokens: Sequence[ToldToken]
     prompt_logprobs: Sequence[TokenLogprobs]
     finish_reason: EndReason
-
-    @property
-    def mean_logprob(self) -> float:
-        """The mean over its tokens; of answers that were compared, the best has the highest."""
-        logprobs = [token.logprobs.logprob for token in self.tokens]
-        return sum(logprobs) / max(1, len(logprobs))
+    mean_logprob: float = 0.0
 
 
 class Timing:
@@ -135,11 +134,11 @@ class Generation:
 
     async def collect(self) -> list[Answer]:
         """Wait for the end and return the whole answers."""
-        deltas = [item async for item in self if isinstance(item, Delta)]
-        return [
-            self._answer(index, [delta for delta in deltas if delta.index == index])
-            for index in range(len(self._choices))
-        ]
+        deltas: list[list[Delta]] = [[] for _ in self._choices]
+        async for item in self:
+            assert isinstance(item, Delta), "progress is told in streams only"
+            deltas[item.index].append(item)
+        return [self._answer(index, parts) for index, parts in enumerate(deltas)]
 
     def close(self) -> None:
         self._tokens.close()
@@ -183,6 +182,7 @@ class Generation:
             [token for delta in deltas for token in delta.tokens],
             [logprobs for delta in deltas for logprobs in delta.prompt_logprobs],
             self._reasons[index],
+            self._choices[index].mean_logprob,
         )
 
     def _ending(self) -> str:

@@ -110,9 +110,12 @@ def demands(
     model = engine.model
     check_token_ids(model, "stop_token_ids", body.stop_token_ids)
     eos_token_ids = frozenset() if body.ignore_eos else model.eos_token_ids
+    if body.num_logprobs is not None:
+        # It reads the vocabulary the first time, which takes up to a second.
+        engine.grammars.token_bytes(0)
     return Demands(
         sampling_params(model, body, prompt_logprobs),
-        eos_token_ids | frozenset(body.stop_token_ids),
+        frozenset(i for i in eos_token_ids if i < model.vocab_size) | {*body.stop_token_ids},
         _constraint(engine, body, grammar),
     )
 
@@ -123,7 +126,7 @@ def truncated(model: ModelInfo, prompt: list[int], body: AnyRequest) -> list[int
         return prompt
     if body.truncate_prompt_tokens > 0:
         return prompt[-body.truncate_prompt_tokens :]
-    return prompt[-max(1, model.max_model_len - (body.num_requested_tokens or 1)) :]
+    return prompt[-max(1, model.max_model_len - body.num_reserved_tokens) :]
 
 
 def sampling_params(
@@ -150,7 +153,9 @@ def _bad_words(model: ModelInfo, words: Sequence[str]) -> Iterator[tuple[int, ..
     """Return the tokens of each word, as it stands at the beginning and after a space."""
     encode = model.tokenizer.encode
     texts = (text for word in words for text in (word, f" {word.lstrip()}"))
-    return filter(None, (tuple(encode(text, add_special_tokens=False)) for text in texts))
+    words_of_tokens = (tuple(encode(text, add_special_tokens=False)) for text in texts)
+    # A tokenizer can know more tokens than its model.
+    return (word for word in words_of_tokens if word and max(word) < model.vocab_size)
 
 
 def _constraint(

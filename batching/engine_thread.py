@@ -168,8 +168,7 @@ class EngineThread:
             RequestError: one can never be served as it is.
             EngineStopped: nobody is there to serve it.
         """
-        for prompt in prompts:
-            self._check(prompt, max_tokens, sampling)
+        self.check(prompts, max_tokens, sampling)
         limit = self.model.max_model_len
         requests: list[BatchRequest] = []
         for prompt in prompts:
@@ -207,9 +206,19 @@ class EngineThread:
         if self._thread.ident is not None:
             self._has_ended.wait(timeout)
 
-    def _check(
-        self, token_ids: Sequence[int], max_tokens: int | None, sampling: SamplingParams
+    def check(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int | None, sampling: SamplingParams
     ) -> None:
+        """Raise RequestError if prompts can never be served, as `submit` does."""
+        for prompt in prompts:
+            self._check(prompt, max_tokens)
+        for token_id, _ in sampling.logit_bias:
+            if not 0 <= token_id < self.model.vocab_size:
+                raise InvalidRequest(
+                    "logit_bias", f"token id {token_id} is not in [0, {self.model.vocab_size})"
+                )
+
+    def _check(self, token_ids: Sequence[int], max_tokens: int | None) -> None:
         limit, vocab_size = self.model.max_model_len, self.model.vocab_size
         if not token_ids:
             raise EmptyPrompt
@@ -218,11 +227,6 @@ class EngineThread:
         for token_id in (min(token_ids), max(token_ids)):
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequest("prompt", f"token id {token_id} is not in [0, {vocab_size})")
-        for token_id, _ in sampling.logit_bias:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequest(
-                    "logit_bias", f"token id {token_id} is not in [0, {vocab_size})"
-                )
 
     def _new_ids(self, count: int) -> Iterator[int]:
         return itertools.islice(self._request_ids, count)

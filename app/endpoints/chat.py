@@ -7,7 +7,7 @@ import anyio
 from fastapi import APIRouter, Request, Response
 
 from app.chat_reply import ChatReply
-from app.endpoints.serving import check_choices, engine_for, respond
+from app.endpoints.serving import check_choices, demands_of, engine_for, respond
 from app.generation import Timing
 from app.messages.parser import MessageParser
 from app.messages.reasoning import ReasoningParser, ends_in_thinking
@@ -17,8 +17,8 @@ from app.prompt import chat_prompt
 from app.reply import head, new_id
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.chat_reply import ChatCompletion
-from app.submission import Demands, GrammarDemand, demands, generate, truncated
-from batching import EngineThread, ModelInfo
+from app.submission import GrammarDemand, generate, truncated
+from batching import ModelInfo
 
 router = APIRouter()
 
@@ -29,13 +29,14 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     timing = Timing()
     check_choices(request, body)
     engine = await engine_for(request, body.model)
-    chat = await anyio.to_thread.run_sync(_prepare, engine, body)
+    chat = await anyio.to_thread.run_sync(_prepare, engine.model, body)
+    wanted = await demands_of(request, engine, body, grammar=chat.grammar)
     completion_id = new_id("chatcmpl")
     generation = await generate(
         engine,
         [chat.prompt],
         body,
-        chat.wanted,
+        wanted,
         completion_id=completion_id,
         max_tokens=body.num_requested_tokens,
         timing=timing,
@@ -54,17 +55,16 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A conversation's tokens, what its answers keep to, and how they are read."""
+    """A conversation's tokens, what its answers follow, and how they are read."""
 
     prompt: list[int]
-    wanted: Demands
+    grammar: GrammarDemand | None
     parser: Callable[[], MessageParser]
     kept_token_ids: frozenset[int]
     is_blocking: bool
 
 
-def _prepare(engine: EngineThread, body: ChatCompletionRequest) -> PreparedChat:
-    model = engine.model
+def _prepare(model: ModelInfo, body: ChatCompletionRequest) -> PreparedChat:
     tools = tool_format(model)
     rendered = chat_prompt(model, body, tools)
     thinking = thinking_markers(model)
@@ -87,7 +87,7 @@ def _prepare(engine: EngineThread, body: ChatCompletionRequest) -> PreparedChat:
     markers += calls.markers if calls else ()
     return PreparedChat(
         truncated(model, rendered.token_ids, body),
-        demands(engine, body, grammar=grammar),
+        grammar,
         new_parser,
         _special_tokens(model, markers),
         calls is not None and calls.is_blocking,

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final
 
 import anyio
 from fastapi import APIRouter, Request, Response
@@ -10,7 +9,13 @@ from fastapi import APIRouter, Request, Response
 from app.beam_search import BeamSearch
 from app.completion_reply import CompletionReply, PromptText
 from app.detokenizer import Detokenizer
-from app.endpoints.serving import check_choices, engine_for, respond, respond_whole
+from app.endpoints.serving import (
+    check_choices,
+    demands_of,
+    engine_for,
+    respond,
+    respond_whole,
+)
 from app.generation import Timing
 from app.prompt import completion_prompt
 from app.reply import head, new_id
@@ -18,15 +23,11 @@ from app.schemas.completions import Completion, CompletionRequest
 from app.submission import (
     Demands,
     GrammarDemand,
-    demands,
     generate,
     text_options,
     truncated,
 )
 from batching import EngineThread, ModelInfo
-
-# OpenAI's default; it gives way to the context, since nobody asked for it.
-_DEFAULT_MAX_TOKENS: Final = 16
 
 router = APIRouter()
 
@@ -37,9 +38,17 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     timing = Timing()
     check_choices(request, body)
     engine = await engine_for(request, body.model)
-    prompts, wanted = await anyio.to_thread.run_sync(_prepare, engine, body)
+    prompts = await anyio.to_thread.run_sync(_prompts, engine.model, body)
+    wanted = await demands_of(
+        request,
+        engine,
+        body,
+        grammar=_grammar(body),
+        prompt_logprobs=body.logprobs if body.echo else None,
+    )
     room = engine.model.max_model_len - max(map(len, prompts))
-    max_tokens = body.max_tokens or min(_DEFAULT_MAX_TOKENS, max(room, 1))
+    max_tokens = body.max_tokens or min(body.num_reserved_tokens, max(room, 1))
+    engine.check(prompts, max_tokens, wanted.sampling)
     completion_id = new_id("cmpl")
     reply = CompletionReply(
         head=head(completion_id, engine.model.model_id),
@@ -86,20 +95,21 @@ def _beam_search(
     )
 
 
-def _prepare(engine: EngineThread, body: CompletionRequest) -> tuple[list[list[int]], Demands]:
-    prompts = [
+def _prompts(model: ModelInfo, body: CompletionRequest) -> list[list[int]]:
+    return [
         truncated(
-            engine.model,
-            completion_prompt(engine.model, prompt, add_special_tokens=body.add_special_tokens),
+            model,
+            completion_prompt(model, prompt, add_special_tokens=body.add_special_tokens),
             body,
         )
         for prompt in body.prompt
     ]
-    grammar = None
-    if body.structured_outputs is not None:
-        grammar = GrammarDemand(body.structured_outputs.grammar(), "structured_outputs")
-    echoed = body.logprobs if body.echo else None
-    return prompts, demands(engine, body, grammar=grammar, prompt_logprobs=echoed)
+
+
+def _grammar(body: CompletionRequest) -> GrammarDemand | None:
+    if body.structured_outputs is None:
+        return None
+    return GrammarDemand(body.structured_outputs.grammar(), "structured_outputs")
 
 
 def _echoed(model: ModelInfo, prompts: Sequence[Sequence[int]]) -> list[PromptText]:

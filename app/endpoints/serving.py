@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -10,9 +11,9 @@ from fastapi import Request, Response
 
 from app.generation import Answer, Generation
 from app.reply import Reply
-from app.schemas.request import GenerationRequest
 from app.schemas.usage import Usage
 from app.sse import EventStream
+from app.submission import AnyRequest, Demands, GrammarDemand, demands
 from batching import EngineThread, InvalidRequest, SchedulerManager
 
 # Nobody gets it; nginx's number for a client that left, should it be logged somewhere.
@@ -31,7 +32,7 @@ async def engine_for(request: Request, model_id: str | None) -> EngineThread:
     return await anyio.to_thread.run_sync(manager.get, wanted)
 
 
-def check_choices(request: Request, body: GenerationRequest) -> None:
+def check_choices(request: Request, body: AnyRequest) -> None:
     """Raise InvalidRequest if more answers are asked for than this server gives."""
     limit: int = request.app.state.max_choices
     if body.num_choices > limit:
@@ -46,6 +47,20 @@ async def respond(
     if stream:
         return EventStream(generation, reply)
     return await respond_whole(request, generation, reply)
+
+
+async def demands_of(
+    request: Request,
+    engine: EngineThread,
+    body: AnyRequest,
+    *,
+    grammar: GrammarDemand | None,
+    prompt_logprobs: int | None = None,
+) -> Demands:
+    """Compile what a request asks of its answers, a few grammars at a time."""
+    compiling = None if grammar is None else request.app.state.compiling
+    work = partial(demands, engine, body, grammar=grammar, prompt_logprobs=prompt_logprobs)
+    return await anyio.to_thread.run_sync(work, limiter=compiling)
 
 
 class Answering(Protocol):
@@ -64,11 +79,16 @@ async def respond_whole(request: Request, answering: Answering, reply: Reply) ->
     try:
         async with _while_connected(request):
             answers = await answering.collect()
-            answer = reply.whole(answers, answering.usage).model_dump_json(exclude_unset=True)
-            return Response(answer, media_type="application/json")
+            write = partial(_written, reply, answers, answering.usage)
+            return Response(await anyio.to_thread.run_sync(write), media_type="application/json")
     finally:
         answering.close()
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+def _written(reply: Reply, answers: Sequence[Answer], usage: Usage) -> str:
+    """Return the body, which takes a second where many answers tell the odds of their tokens."""
+    return reply.whole(answers, usage).model_dump_json(exclude_unset=True)
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from app.schemas.tools import ToolCall, ToolChoice, ToolList, check_tool_choice
 from app.schemas.wire import WireRequest
 
 _PART_SEPARATOR: Final = "\n"  # vLLM's and llama.cpp's too
+_MIN_ANSWER: Final = 256
 _MAX_TOOL_CALLS: Final = 1024  # of one turn
 
 
@@ -167,6 +168,11 @@ class ChatCompletionRequest(GenerationRequest):
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """Nobody said how long the answer may be, so a cut prompt leaves it some room."""
+        return self.num_requested_tokens or max(_MIN_ANSWER, self.min_tokens)
 
     @property
     def num_logprobs(self) -> int | None:

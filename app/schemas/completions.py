@@ -14,6 +14,7 @@ from app.schemas.request import MAX_CHOICES, GenerationRequest
 from app.schemas.usage import Usage
 
 _MAX_PROMPTS: Final = 1024  # as vLLM
+_DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's
 
 # Beams are not drawn but searched for, and told when the search is over.
 _NOT_OF_BEAMS: Final = frozenset(
@@ -110,6 +111,11 @@ class CompletionRequest(GenerationRequest):
     @property
     def num_choices(self) -> int:
         return self.best_of or self.n
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """The default gives way to the context, since nobody asked for it."""
+        return self.max_tokens or max(_DEFAULT_MAX_TOKENS, self.min_tokens)
 
     @property
     def num_logprobs(self) -> int | None:

@@ -10,6 +10,8 @@ EndReason = Literal["stop", "length", "tool_calls"]
 # The keys are token ids; the engine knows the vocabulary, so it checks them there.
 _MAX_LOGIT_BIASES: Final = 1024
 _MAX_TOKEN_ID_DIGITS: Final = 9
+# The table that finds one is made for each answer.
+_MAX_STOP_LENGTH: Final = 1024
 
 
 def check_encodable(text: str) -> str:
@@ -40,7 +42,7 @@ def _with_token_ids(value: Any) -> Any:
 
 
 StopStringList = Annotated[
-    list[Annotated[Text, Field(min_length=1)]],
+    list[Annotated[Text, Field(min_length=1, max_length=_MAX_STOP_LENGTH)]],
     Field(max_length=4),
     BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
 ]

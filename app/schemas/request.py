@@ -100,9 +100,9 @@ class GenerationRequest(WireRequest):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        wanted = self.max_tokens
+        wanted = self.num_requested_tokens
         if wanted is not None and self.min_tokens > wanted:
-            raise _fault("min_tokens", "it must not be above max_tokens")
+            raise _fault("min_tokens", "it must not be above the most tokens of an answer")
         if self.truncate_prompt_tokens == 0:
             raise _fault("truncate_prompt_tokens", "a prompt of no tokens cannot be answered")
         if self.return_progress and not self.stream:

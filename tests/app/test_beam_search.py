@@ -1,5 +1,6 @@
 """Beam search against all answers there are."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 from itertools import product
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from batching.request import TokenLogprobs
+from batching.step_plan import SliceOutput, StepPlan
 from tests.app.speaker import END, Speaker, served
 
 pytestmark = pytest.mark.anyio
@@ -112,6 +114,26 @@ async def test_defaults_that_a_client_says_are_taken() -> None:
     async with served(b"", runner=Chain) as server:
         fields = {"use_beam_search": True, "stream": False, "top_p": 1.0, "temperature": 0}
         assert (await server.complete("?", **fields)).status_code == 200
+
+
+class Failing(Chain):
+    """Fails after a prompt that ends with `b`; any other search would go on for long."""
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        if any(s.request.token_ids[-1] == ord("b") for s in plan.slices):
+            raise RuntimeError("out of memory")
+        return super().run(plan)
+
+
+async def test_a_search_that_fails_ends_the_others_of_its_request() -> None:
+    async with served(b"", runner=Failing) as server:
+        response = await server.complete(
+            ["?", "b"], use_beam_search=True, best_of=1, max_tokens=500
+        )
+        assert response.status_code == 500
+        assert await server.num_unfinished() == 0
+        others = [task for task in asyncio.all_tasks() if "_search" in repr(task)]
+    assert others == []
 
 
 async def test_a_search_that_cannot_fit_the_context_is_refused_before_it_begins() -> None:

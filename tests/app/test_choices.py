@@ -92,7 +92,7 @@ async def test_several_prompts_are_answered_in_their_order(stream: bool) -> None
 
 
 async def test_the_best_of_several_answers_has_the_likeliest_tokens() -> None:
-    """Its mean counts, and the token that ends it does not."""
+    """On average, the one that ends it included: else to say nothing would be best."""
     async with served(b"abc", runner=Variants) as server:
         one = (await server.complete("Hi", best_of=3)).json()
         two = (await server.complete("Hi", n=2, best_of=3, logprobs=0)).json()
@@ -100,7 +100,7 @@ async def test_the_best_of_several_answers_has_the_likeliest_tokens() -> None:
     prompt = list(b"Hi")
     means = {}
     for text in (b"abc", b"bc", b"c"):
-        each = [odds([*prompt, *text[:i]]).logprob for i in range(len(text))]
+        each = [odds([*prompt, *text[:i]]).logprob for i in range(len(text) + 1)]
         means[text.decode()] = sum(each) / len(each)
     ranked = sorted(means, key=lambda text: -means[text])
     assert [c["text"] for c in one["choices"]] == ranked[:1]
@@ -109,6 +109,18 @@ async def test_the_best_of_several_answers_has_the_likeliest_tokens() -> None:
     assert [c["index"] for c in two["choices"]] == [0, 1]
     assert one["usage"]["completion_tokens"] == 4 + 3 + 2
     assert streamed.json()["error"]["param"] == "best_of"
+
+
+async def test_tokens_of_a_stop_string_are_not_told() -> None:
+    async with served(b"abSTOPc") as server:
+        answer = (await server.chat("Hi", logprobs=True, stop=["STOP"])).json()
+        kept = (
+            await server.chat("Hi", logprobs=True, stop=["STOP"], include_stop_str_in_output=True)
+        ).json()
+    for body, text in ((answer, "ab"), (kept, "abSTOP")):
+        (choice,) = body["choices"]
+        assert choice["message"]["content"] == text
+        assert "".join(each["token"] for each in choice["logprobs"]["content"]) == text
 
 
 async def test_chat_tells_the_odds_of_each_token() -> None:
@@ -144,7 +156,7 @@ async def test_tokens_whose_text_is_held_back_are_told_when_they_come() -> None:
         for choice in part["choices"]
         if choice["logprobs"]
     ]
-    assert told == [("", 1), ("", 1), ("abx", 1)]
+    assert told == [("abx", 3)]
 
 
 @pytest.mark.parametrize("stream", [False, True])

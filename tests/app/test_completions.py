@@ -58,8 +58,10 @@ async def test_a_prompt_is_text_or_tokens(prompt: Any) -> None:
 async def test_other_prompts_are_refused(prompt: Any, message: str) -> None:
     async with served() as server:
         response = await server.complete(prompt)
+        echoed = await server.complete(prompt, echo=True)
     assert response.status_code == 400
     assert response.json()["error"]["message"] == message
+    assert echoed.json() == response.json()
 
 
 async def test_a_completion_has_16_tokens_by_default() -> None:

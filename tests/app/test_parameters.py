@@ -116,6 +116,18 @@ async def test_a_call_is_told_in_openais_words() -> None:
     assert CALL.decode() in ignored["choices"][0]["message"]["content"]
 
 
+async def test_the_tokens_of_a_call_are_told_though_they_are_no_text() -> None:
+    async with served(CALL) as server:
+        response = await server.chat("Hi", tools=TOOLS, logprobs=True, stream=True)
+    told = [
+        each["token"]
+        for part in chunks(response)
+        for choice in part["choices"]
+        for each in (choice["logprobs"] or {"content": []})["content"]
+    ]
+    assert "".join(told) == CALL.decode()
+
+
 async def test_beside_a_call_without_text_the_content_is_null() -> None:
     async with served(CALL) as server:
         message = (await server.chat("Hi", tools=TOOLS)).json()["choices"][0]["message"]
@@ -160,7 +172,7 @@ async def test_reasoning_is_told_apart_from_the_answer() -> None:
             for part in chunks(await server.chat("Hi", stream=True))
             for choice in part["choices"]
         ]
-        quiet = (await server.chat("Hi", include_reasoning=False)).json()
+        quiet = (await server.chat("Hi", include_reasoning=False, logprobs=True)).json()
     message = answer["choices"][0]["message"]
     assert message["content"] == "Yes."
     assert message["reasoning_content"] == message["reasoning"] == "Hm."
@@ -169,6 +181,9 @@ async def test_reasoning_is_told_apart_from_the_answer() -> None:
     for name, text in (("reasoning_content", "Hm."), ("reasoning", "Hm."), ("content", "Yes.")):
         assert "".join(delta.get(name, "") for delta in deltas) == text
     assert "reasoning" not in quiet["choices"][0]["message"]
+    told = "".join(each["token"] for each in quiet["choices"][0]["logprobs"]["content"])
+    assert "Hm" not in told
+    assert told.endswith("Yes.")
 
 
 async def test_a_prompt_may_end_inside_the_reasoning() -> None:
@@ -241,6 +256,8 @@ async def test_a_grammar_that_cannot_be_compiled_is_the_clients_fault() -> None:
     [
         ({"top_logprobs": 1}, "top_logprobs"),
         ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+        ({"min_tokens": 3, "max_completion_tokens": 2}, "min_tokens"),
+        ({"stop": "x" * 1025}, "stop.0"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"return_progress": True}, "return_progress"),
         ({"stop_token_ids": [END + 1]}, "stop_token_ids"),
@@ -335,7 +352,9 @@ async def test_long_prompts_are_cut_at_their_beginning() -> None:
         assert truncated(model, prompt, fits) == prompt[-54:]
         answer = (await server.complete(prompt, truncate_prompt_tokens=5)).json()
         filled = (await server.complete(prompt, truncate_prompt_tokens=-1, max_tokens=4)).json()
+        default = (await server.complete(prompt, truncate_prompt_tokens=-1)).json()
     assert filled["usage"]["prompt_tokens"] == 60
+    assert default["usage"]["prompt_tokens"] == 48
     assert answer["usage"]["prompt_tokens"] == 5
     assert CompletionRequest(prompt=["a"]).num_logprobs is None
 

@@ -361,6 +361,15 @@ def tokenizer(path: Path, **changes: Value) -> Any:
     return build_tokenizer(read_header(write_gguf(path / "t.gguf", BPE | entries, {})))
 
 
+def test_a_template_tells_how_the_model_writes_tool_calls(tmp_path: Path) -> None:
+    template = "{% for tool_call in calls %}<tool_call>{{ tool_call.name }}</tool_call>{% endfor %}"
+    path = write_gguf(tmp_path / "t.gguf", BPE | {"tokenizer.chat_template": template}, {})
+    calling = build_tokenizer(read_header(path))
+    assert (calling.tool_call_start, calling.tool_call_end) == ("<tool_call>", "</tool_call>")
+    assert calling.tool_parser(' {"name": "f", "arguments": {}} ') == {"name": "f", "arguments": {}}
+    assert not tokenizer(tmp_path).has_tool_calling
+
+
 def test_digits_are_split_as_the_pre_tokenizer_says(tmp_path: Path) -> None:
     def pieces(pre: str) -> list[str]:
         found: list[str] = tokenizer(tmp_path, pre=pre, add_bos_token=False).tokenize("a1234 a")

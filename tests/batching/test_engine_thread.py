@@ -105,6 +105,18 @@ async def test_the_last_output_says_why_it_is_the_last() -> None:
         assert [o.finish_reason async for _, o in stream] == [FinishReason.LENGTH]
 
 
+async def test_an_answer_that_is_finished_early_is_not_heard_of_again() -> None:
+    async with running() as (thread, _):
+        stream = await thread.submit([[1, 2]], max_tokens=3, num_choices=2)
+        while not await is_idle(thread):
+            pass
+        # All was told before that call returned, so the stream has both answers whole.
+        index, _ = await anext(stream)
+        stream.finish(index)
+        rest = [other async for other, _ in stream]
+        assert set(rest) == {1 - index}
+
+
 async def test_without_max_tokens_an_answer_fills_the_context() -> None:
     async with running() as (thread, _):
         # The prompt takes two steps, of which the first one gives no token.
