@@ -1,5 +1,6 @@
 # make serve    start the server; installs what it needs on the first run
 # make test     run the tests
+# make test-clients   run those of clients that need an environment of their own, .venv-clients
 # make check    formatting, lint and types;  make fmt repairs what can be repaired
 # make all      check and test
 # make bench    measure the server over HTTP; BENCHFLAGS=--help tells how
@@ -18,12 +19,13 @@ endif
 
 VENV := .venv$(if $(filter cuda,$(DEVICE)),-cuda)
 BIN := $(VENV)/bin
+CLIENTS := .venv-clients
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # An activated environment elsewhere must not lead pip or uv astray.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: serve test check fmt all install bench lock clean
+.PHONY: serve test test-clients check fmt all install bench lock clean
 
 serve: $(VENV)/.runtime
 	@exec $(BIN)/python -m app
@@ -31,6 +33,9 @@ serve: $(VENV)/.runtime
 test: $(VENV)/.dev
 	$(BIN)/python -m coverage run -m pytest
 	$(BIN)/python -m coverage report
+
+test-clients: $(VENV)/.runtime $(CLIENTS)/.installed
+	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest tests/clients
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check
@@ -62,15 +67,22 @@ $(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
 	$(PIP) install -r requirements/dev.txt
 	@touch $@
 
-# The default lock constrains the other two, so that every environment agrees on what they share.
+$(CLIENTS)/.installed: $(VENV)/.python requirements/clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -r requirements/clients.txt
+	@touch $@
+
+# The default lock constrains two others, so that every environment agrees on what they share;
+# the clients' environment shares nothing with them.
 UV := $(shell command -v uv || echo $(PYTHON) -m uv)
-COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --python-version 3.11 \
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 \
 	--no-header --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
 
 lock:
-	$(COMPILE) --extra cpu -o requirements/default.txt
-	$(COMPILE) --extra cuda -c requirements/default.txt -o requirements/cuda.txt
-	$(COMPILE) --group dev -c requirements/default.txt -o requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra cpu -o requirements/default.txt
+	$(COMPILE) pyproject.toml --extra cuda -c requirements/default.txt -o requirements/cuda.txt
+	$(COMPILE) pyproject.toml --group dev -c requirements/default.txt -o requirements/dev.txt
+	$(COMPILE) --group clients -o requirements/clients.txt
 
 clean:
-	rm -rf .venv .venv-cuda .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cuda .venv-clients .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -28,12 +28,12 @@ class Process:
         return self.process.returncode
 
 
-def start(**settings: str) -> Process:
+def start(python: str = sys.executable, /, **settings: str) -> Process:
     """Start it on a free port; `settings` are variables without their prefix."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
     named = {f"MLX_SERVER_{name}": value for name, value in settings.items()}
     process = subprocess.Popen(
-        [sys.executable, "-m", "app"],
+        [python, "-m", "app"],
         cwd=ROOT,
         env=environment | {"MLX_SERVER_PORT": "0", "MLX_SERVER_DEVICE": "cpu"} | named,
         stderr=subprocess.PIPE,

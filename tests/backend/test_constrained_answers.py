@@ -1,0 +1,147 @@
+"""The bundled model under grammars: answers keep to theirs, and their neighbours hear nothing."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pytest
+from hypothesis import Phase, given, settings, strategies as st
+from jsonschema import Draft202012Validator
+
+from batching.backend.kv_cache import kv_cache
+from batching.backend.loader import LoadedModel
+from batching.backend.mlx_runner import MLXRunner
+from batching.backend.self_check import Batchable, check_model
+from batching.batch_inference import BatchInferenceEngine
+from batching.config import SchedulerConfig
+from batching.grammar import Grammar, GrammarCompiler, json_schema_grammar
+from batching.request import GREEDY, BatchRequest, FinishReason, SamplingParams
+from batching.scheduler import ContinuousBatchingScheduler
+from batching.step_plan import SliceOutput, StepPlan
+from tests.batching.test_grammar import SCHEMAS
+from tests.golden import GOLDEN
+
+pytestmark = pytest.mark.timeout(240)
+
+MAX_TOKENS: Final = 50
+
+
+class WatchedRunner(MLXRunner):
+    """Counts the drafts, and the steps that sample with and without constraints at once."""
+
+    num_drafts = 0
+    num_mixed_steps = 0
+
+    def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
+        self.num_drafts += sum(len(s.drafts) for s in plan.slices)
+        constrained = {s.request.constraint is not None for s in plan.slices if s.samples}
+        self.num_mixed_steps += len(constrained) == 2
+        return super().run(plan)
+
+
+class Server:
+    """The model, loaded once; each batch has an engine of its own."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        check = check_model(loaded.model, loaded.vocab_size)
+        assert isinstance(check, Batchable)
+        self._loaded = loaded
+        self._check = check
+        self._compiler = GrammarCompiler(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+
+    def compile(self, schema: Any) -> Grammar:
+        return self._compiler.compile(json_schema_grammar(schema), param="response_format")
+
+    def request(
+        self, case: int, sampling: SamplingParams, grammar: Grammar | None = None
+    ) -> BatchRequest:
+        return BatchRequest(
+            case,
+            GOLDEN[case].prompt_token_ids,
+            max_tokens=MAX_TOKENS,
+            sampling=sampling,
+            stop_token_ids=self._loaded.eos_token_ids,
+            constraint=grammar.matcher() if grammar else None,
+        )
+
+    def text(self, request: BatchRequest) -> str:
+        """Return an answer without the token that ended it."""
+        token_ids = [i for i in request.output_token_ids if i not in request.stop_token_ids]
+        text: str = self._loaded.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+        return text
+
+    def serve(self, requests: list[BatchRequest]) -> WatchedRunner:
+        """Answer all requests in one batch, forks with theirs; return what ran them."""
+        config = SchedulerConfig(
+            num_blocks=64, max_num_seqs=16, max_draft_tokens=7, max_drafting_rows=64
+        )
+        cache = kv_cache(self._check.shapes, config.num_blocks, config.block_size)
+        runner = WatchedRunner(
+            self._loaded.model, self._loaded.vocab_size, self._check.selection, cache
+        )
+        scheduler = ContinuousBatchingScheduler(config)
+        engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)
+        for r in requests:
+            if r.fork_of is None:
+                engine.add(r, *r.forks)
+        while engine.has_work:
+            engine.step()
+        assert scheduler.stats().num_free_blocks == config.num_blocks
+        return runner
+
+
+@pytest.fixture(scope="module")
+def server(bundled_model: LoadedModel) -> Server:
+    return Server(bundled_model)
+
+
+def neighbours(server: Server) -> list[BatchRequest]:
+    """Return unconstrained requests; the first repeats itself, so its drafts are right."""
+    return [
+        server.request(9, GREEDY),
+        server.request(10, SamplingParams(temperature=1.2, seed=1)),
+        server.request(11, SamplingParams(temperature=0.8, top_k=40, seed=2, logprobs=2)),
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server) -> list[list[int]]:
+    """What the neighbours are answered while nobody is constrained."""
+    requests = neighbours(server)
+    server.serve(requests)
+    return [r.output_token_ids for r in requests]
+
+
+def check_answer(server: Server, request: BatchRequest, schema: Any, grammar: Grammar) -> None:
+    """Fail unless each token was allowed, and the answer valid if it was brought to its end."""
+    matcher = grammar.matcher()
+    for token_id in request.output_token_ids:
+        matcher.accept(token_id)
+    assert matcher.error is None
+    if request.finish_reason is FinishReason.STOP:
+        Draft202012Validator(schema).validate(json.loads(server.text(request)))
+    else:
+        assert request.finish_reason is FinishReason.LENGTH
+        assert request.num_output_tokens == MAX_TOKENS
+
+
+# No shrinking: it would run the model for as long as it likes.
+@given(st.lists(st.tuples(SCHEMAS, st.integers(0, 2**32)), min_size=3, max_size=3))
+@settings(max_examples=4, phases=set(Phase) - {Phase.shrink, Phase.explain})
+def test_an_answer_keeps_to_its_grammar_and_its_neighbours_hear_nothing_of_it(
+    server: Server, undisturbed: list[list[int]], asked: list[tuple[Any, int]]
+) -> None:
+    around = neighbours(server)
+    served: list[tuple[BatchRequest, Any, Grammar]] = []
+    for case, (schema, seed) in enumerate(asked):
+        grammar = server.compile(schema)
+        sampling = SamplingParams(temperature=1.2, seed=seed)
+        served.append((server.request(case, sampling, grammar), schema, grammar))
+    first, schema, grammar = served[0]
+    served += [(first.fork(20 + i), schema, grammar) for i in range(2)]
+    runner = server.serve([*around, *(r for r, _, _ in served)])
+    for each in served:
+        check_answer(server, *each)
+    assert [r.output_token_ids for r in around] == undisturbed
+    assert runner.num_mixed_steps > 0
+    assert runner.num_drafts > 0
