@@ -21,7 +21,7 @@ from app.server import bind, serve
 from batching import EngineConfig, EngineThread, SchedulerManager, SchedulerStats
 from batching.backend import BLAS
 from tests.golden import GOLDEN, GoldenCase
-from tests.process import Process, start
+from tests.process import ROOT, Process, start
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -60,6 +60,16 @@ def test_the_start_says_what_was_chosen(server: Process) -> None:
     assert f"BLAS: {BLAS}" in server.startup
     for word in ("device    cpu", "float32", "1024 blocks", "MiB", "curl"):
         assert word in server.startup
+
+
+def test_the_readmes_example_runs_as_it_stands(
+    server: Process, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert "http://127.0.0.1:8000/v1" in example
+    exec(example.replace("http://127.0.0.1:8000", server.url), {})
+    assert capsys.readouterr().out.strip()
 
 
 def test_many_clients_at_once_get_the_golden_answers(server: Process) -> None:
