@@ -3,10 +3,9 @@
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from app.schemas import unsupported
-from app.schemas.fields import Text
+from app.schemas.fields import Text, fault
 from app.schemas.reasoning import ReasoningEffort, TemplateKwargs
 from app.schemas.request import GenerationRequest
 from app.schemas.structured import ResponseFormat
@@ -36,9 +35,9 @@ def _text_of(part: Any) -> str:
             return text
         case {"type": str(kind)} if kind != "text":
             message = f"a part of type {kind[:40]!r} cannot be read: this model takes text only"
-            raise PydanticCustomError("part_type", "{message}", {"message": message})
+            raise fault(message)
         case _:
-            raise PydanticCustomError("part", "a part must have a type, and text if that is 'text'")
+            raise fault("a part must have a type, and text if that is 'text'")
 
 
 Content = Annotated[
@@ -65,7 +64,7 @@ class ChatMessage(WireRequest):
     def _check_turn(cls, data: Any) -> Any:
         match data:
             case {"role": "function"}:
-                raise PydanticCustomError("unsupported", "this role is called 'tool' now")
+                raise fault("this role is called 'tool' now")
             case {"role": "assistant"}:
                 return _with_one_spelling(data)
             case _:
@@ -74,9 +73,9 @@ class ChatMessage(WireRequest):
     @model_validator(mode="after")
     def _check_tool_fields(self) -> Self:
         if self.tool_calls and self.role != "assistant":
-            raise _wrong_field("tool_calls", "only an assistant calls tools")
+            raise fault("only an assistant calls tools", "tool_calls")
         if self.role == "tool" and self.tool_call_id is None:
-            raise _wrong_field("tool_call_id", "a tool's result needs the id of its call")
+            raise fault("a tool's result needs the id of its call", "tool_call_id")
         return self
 
     def template_fields(self) -> dict[str, Any]:
@@ -96,10 +95,6 @@ def _with_one_spelling(turn: dict[str, Any]) -> dict[str, Any]:
 
 def _not_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _wrong_field(param: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("turn", "{message}", {"message": message, "param": param})
 
 
 class ChatCompletionRequest(GenerationRequest):
@@ -125,13 +120,13 @@ class ChatCompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_chat_fields(self) -> Self:
         if self.top_logprobs and not self.logprobs:
-            raise _wrong_field("top_logprobs", "this needs logprobs: true")
+            raise fault("this needs logprobs: true", "top_logprobs")
         begins_anew = (
             self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
         )
         if self.continue_final_message and begins_anew:
-            raise _wrong_field(
-                "continue_final_message", "it cannot be combined with add_generation_prompt"
+            raise fault(
+                "it cannot be combined with add_generation_prompt", "continue_final_message"
             )
         return self
 
@@ -149,10 +144,10 @@ class ChatCompletionRequest(GenerationRequest):
             self.used_tool_choice not in ("none", "auto"),
         ]
         if sum(asked) > 1:
-            raise _wrong_field(
-                "structured_outputs" if asked[1] else "response_format",
+            raise fault(
                 "only one of response_format, structured_outputs and a tool_choice that calls "
                 "a tool can say what the answer looks like",
+                "structured_outputs" if asked[1] else "response_format",
             )
         return self
 

@@ -4,11 +4,10 @@ from types import UnionType
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
-from pydantic_core import PydanticCustomError
 
 from app.schemas import unsupported
 from app.schemas.chat_reply import PromptProgress
-from app.schemas.fields import EndReason, check_encodable
+from app.schemas.fields import EndReason, check_encodable, fault
 from app.schemas.logprobs import CompletionLogprobs
 from app.schemas.request import MAX_CHOICES, GenerationRequest
 from app.schemas.usage import Usage
@@ -42,7 +41,7 @@ def _prompts(value: Any) -> list[str | list[int]]:
     prompts = value if _is_list_of(value, str | list) else [value]
     if len(prompts) > _MAX_PROMPTS:
         message = f"there are {len(prompts)} prompts, and {_MAX_PROMPTS} are the most"
-        raise PydanticCustomError("prompts", "{message}", {"message": message})
+        raise fault(message)
     return [_prompt(prompt) for prompt in prompts]
 
 
@@ -50,7 +49,7 @@ def _prompt(value: Any) -> str | list[int]:
     if isinstance(value, str):
         return check_encodable(value)
     if not _is_list_of(value, int) and value != []:
-        raise PydanticCustomError("prompt", "it must be a text or a list of token ids")
+        raise fault("it must be a text or a list of token ids")
     token_ids: list[int] = value
     return token_ids
 
@@ -91,21 +90,21 @@ class CompletionRequest(GenerationRequest):
                 if getattr(self, name) != type(self).model_fields[name].get_default(
                     call_default_factory=True
                 ):
-                    raise _fault(name, "this cannot be combined with use_beam_search")
+                    raise fault("this cannot be combined with use_beam_search", name)
             if self.temperature not in (0, 1):
-                raise _fault("temperature", "beams are not drawn; leave it out")
+                raise fault("beams are not drawn; leave it out", "temperature")
         elif self.length_penalty != 1:
-            raise _fault("length_penalty", "this needs use_beam_search: true")
+            raise fault("this needs use_beam_search: true", "length_penalty")
         return self
 
     @model_validator(mode="after")
     def _check_best_of(self) -> Self:
         if self.best_of is not None and self.best_of < self.n:
-            raise _fault("best_of", "it must be at least n")
+            raise fault("it must be at least n", "best_of")
         if self.num_choices > self.n and self.stream:
-            raise _fault("best_of", "the best answers cannot be streamed before they are known")
+            raise fault("the best answers cannot be streamed before they are known", "best_of")
         if len(self.prompt) * self.num_choices > _MAX_PROMPTS:
-            raise _fault("n", f"{_MAX_PROMPTS} are the most answers to all prompts together")
+            raise fault(f"{_MAX_PROMPTS} are the most answers to all prompts together", "n")
         return self
 
     @property
@@ -121,10 +120,6 @@ class CompletionRequest(GenerationRequest):
     def num_logprobs(self) -> int | None:
         """Answers are compared by the odds of their tokens, so these are needed then, too."""
         return 0 if self.logprobs is None and self.num_choices > self.n else self.logprobs
-
-
-def _fault(param: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("together", "{message}", {"message": message, "param": param})
 
 
 class CompletionChoice(BaseModel):

@@ -14,13 +14,22 @@ _MAX_TOKEN_ID_DIGITS: Final = 9
 _MAX_STOP_LENGTH: Final = 1024
 
 
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+def fault(message: str, param: str | None = None) -> PydanticCustomError:
+    """Return what is wrong with a field; a rule over several of them names one by `param`."""
+    told = {"message": message} | ({} if param is None else {"param": param})
+    return PydanticCustomError("fault", "{message}", told)
+
+
 def check_encodable(text: str) -> str:
     """Refuse half of a surrogate pair: JSON can write it, but it has no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
         message = "it contains half of a surrogate pair, which is no text"
-        raise PydanticCustomError("text", message) from None
+        raise fault(message) from None
     return text
 
 
@@ -37,7 +46,7 @@ def _with_token_ids(value: Any) -> Any:
         return value
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) <= _MAX_TOKEN_ID_DIGITS):
-            raise PydanticCustomError("token_id", "its keys must be token ids")
+            raise fault("its keys must be token ids")
     return {int(key): bias for key, bias in value.items()}
 
 

@@ -4,9 +4,8 @@ import json
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator
-from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import check_encodable
+from app.schemas.fields import check_encodable, fault
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -38,10 +37,10 @@ def _check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     for name in kwargs:
         if name in _RESERVED or name.startswith("_"):
             message = f"{name[:40]!r} is not for requests to set"
-            raise PydanticCustomError("reserved", "{message}", {"message": message})
+            raise fault(message)
     if len(check_encodable(json.dumps(kwargs, ensure_ascii=False))) > _MAX_CHARACTERS:
         message = f"it is longer than {_MAX_CHARACTERS} characters"
-        raise PydanticCustomError("length", "{message}", {"message": message})
+        raise fault(message)
     return kwargs
 
 

@@ -3,10 +3,9 @@
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from app.schemas import unsupported
-from app.schemas.fields import LogitBias, StopStringList, Text
+from app.schemas.fields import LogitBias, StopStringList, Text, TokenId, fault
 from app.schemas.structured import StructuredOutputs
 from app.schemas.wire import WireRequest
 from batching import Priority
@@ -32,12 +31,7 @@ MAX_CHOICES: Final = 128
 _MAX_STOP_TOKENS: Final = 1024
 _MAX_BAD_WORDS: Final = 128
 
-TokenId = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
-
-
-def _fault(param: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("together", "{message}", {"message": message, "param": param})
 
 
 class StreamOptions(WireRequest):
@@ -93,22 +87,20 @@ class GenerationRequest(WireRequest):
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError(
-                "stream_options", "this needs stream: true", {"param": "stream_options"}
-            )
+            raise fault("this needs stream: true", "stream_options")
         return self
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         wanted = self.num_requested_tokens
         if wanted is not None and self.min_tokens > wanted:
-            raise _fault("min_tokens", "it must not be above the most tokens of an answer")
+            raise fault("it must not be above the most tokens of an answer", "min_tokens")
         if self.truncate_prompt_tokens == 0:
-            raise _fault("truncate_prompt_tokens", "a prompt of no tokens cannot be answered")
+            raise fault("a prompt of no tokens cannot be answered", "truncate_prompt_tokens")
         if self.return_progress and not self.stream:
-            raise _fault("return_progress", "this needs stream: true")
+            raise fault("this needs stream: true", "return_progress")
         if self.allowed_token_ids is not None and self.structured_outputs is not None:
-            raise _fault("allowed_token_ids", "it cannot be combined with structured_outputs")
+            raise fault("it cannot be combined with structured_outputs", "allowed_token_ids")
         return self
 
     @property

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from app.schemas import unsupported
-from app.schemas.fields import Text
+from app.schemas.fields import Text, fault
 from app.schemas.wire import WireRequest
 from batching import (
     GrammarText,
@@ -40,10 +39,10 @@ def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     try:
         num_characters = len(json_schema_grammar(schema))
     except InvalidGrammar as error:
-        raise PydanticCustomError("schema", "{message}", {"message": str(error)}) from None
+        raise fault(str(error)) from None
     if num_characters > _MAX_SCHEMA_LENGTH:
         message = f"a schema may have {_MAX_SCHEMA_LENGTH} characters"
-        raise PydanticCustomError("schema", "{message}", {"message": message})
+        raise fault(message)
     return schema
 
 
@@ -54,7 +53,7 @@ def _parsed(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        raise PydanticCustomError("schema", "the text is not valid JSON") from None
+        raise fault("the text is not valid JSON") from None
 
 
 JsonSchema = Annotated[dict[str, Any], AfterValidator(check_schema)]
@@ -80,9 +79,9 @@ class ResponseFormat(WireRequest):
     @model_validator(mode="after")
     def _check_type(self) -> Self:
         if self.type == "json_schema" and self.json_schema is None:
-            raise _fault("json_schema", "the type json_schema needs it")
+            raise fault("the type json_schema needs it", "json_schema")
         if self.type != "json_schema" and self.json_schema is not None:
-            raise _fault("json_schema", "this needs the type json_schema")
+            raise fault("this needs the type json_schema", "json_schema")
         return self
 
     def grammar(self) -> GrammarText | None:
@@ -107,7 +106,7 @@ class StructuredOutputs(WireRequest):
     def _check_number(self) -> Self:
         if len(self._given()) != 1:
             message = "give exactly one of json, regex, choice, grammar and json_object: true"
-            raise PydanticCustomError("structured_outputs", "{message}", {"message": message})
+            raise fault(message)
         return self
 
     def _given(self) -> list[Callable[[], GrammarText]]:
@@ -128,7 +127,3 @@ class StructuredOutputs(WireRequest):
     def grammar(self) -> GrammarText:
         """Return what the answer must follow."""
         return self._given()[0]()
-
-
-def _fault(param: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("response_format", "{message}", {"message": message, "param": param})

@@ -4,12 +4,10 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 
-from app.schemas.fields import Text
+from app.schemas.fields import Text, TokenId
 from app.schemas.wire import WireRequest
 
 _MAX_TOKENS: Final = 1 << 20
-
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class TokenizeRequest(WireRequest):

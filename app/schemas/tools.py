@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
 
-from app.schemas.fields import Text, check_encodable
+from app.schemas.fields import Text, check_encodable, fault
 from app.schemas.wire import WireRequest
 
 _MAX_TOOLS: Final = 128
@@ -24,14 +23,14 @@ _GivenName = Annotated[str, Field(min_length=1, max_length=256)]
 def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     if _is_deeper(schema, _MAX_DEPTH):
         message = f"it is nested deeper than {_MAX_DEPTH} levels"
-        raise PydanticCustomError("depth", "{message}", {"message": message})
+        raise fault(message)
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        raise PydanticCustomError("number", "it contains NaN or Infinity") from None
+        raise fault("it contains NaN or Infinity") from None
     check_encodable(text)
     if schema.get("type", "object") != "object":
-        raise PydanticCustomError("type", "it must be the schema of an object")
+        raise fault("it must be the schema of an object")
     return schema
 
 
@@ -86,10 +85,10 @@ class Tool(WireRequest):
 def _check_tools(tools: list[Tool]) -> list[Tool]:
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
-        raise PydanticCustomError("names", "two tools have the same name")
+        raise fault("two tools have the same name")
     if sum(len(json.dumps(tool.template_fields())) for tool in tools) > _MAX_CHARACTERS:
         message = f"together they are longer than {_MAX_CHARACTERS} characters"
-        raise PydanticCustomError("length", "{message}", {"message": message})
+        raise fault(message)
     return tools
 
 
@@ -120,15 +119,9 @@ def check_tool_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
     """
     names = {tool.function.name for tool in tools}
     if choice == "required" and not names:
-        raise _wrong_choice("'required' needs tools")
+        raise fault("'required' needs tools", "tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise _wrong_choice(f"there is no tool named {choice.function.name!r}")
-
-
-def _wrong_choice(message: str) -> PydanticCustomError:
-    return PydanticCustomError(
-        "tool_choice", "{message}", {"message": message, "param": "tool_choice"}
-    )
+        raise fault(f"there is no tool named {choice.function.name!r}", "tool_choice")
 
 
 class CalledFunction(WireRequest):

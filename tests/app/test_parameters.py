@@ -156,6 +156,27 @@ async def test_calls_of_a_template_that_knows_tools() -> None:
     assert refused.json()["error"]["param"] == "chat_template_kwargs"
 
 
+class Tagged(Native):
+    """Writes its calls in tags, which mlx-lm's function reads when they are whole."""
+
+    @property
+    def tool_parser(self) -> Any:
+        from mlx_lm.tool_parsers import qwen3_coder
+
+        return qwen3_coder.parse_tool_call
+
+
+async def test_a_call_that_only_mlx_lm_can_read_is_told_when_it_is_whole() -> None:
+    tags = (
+        b"<tool_call>\n<function=add>\n<parameter=x>\n12\n</parameter>\n</function>\n</tool_call>"
+    )
+    async with served(b"Well." + tags, tokenizer=Tagged()) as server:
+        (choice,) = (await server.chat("Hi", tools=TOOLS)).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["message"]["content"] == "Well."
+    assert call["function"] == {"name": "add", "arguments": ARGUMENTS}
+
+
 async def test_a_call_that_must_be_made_is_what_the_grammar_allows() -> None:
     async with served(CALL + b"and more", tokenizer=Bytes()) as server:
         fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}

@@ -11,6 +11,11 @@ import pytest
 from sse_starlette.sse import AppStatus
 from starlette.types import Message
 
+from app import sse
+from app.choice import Choice, TextOptions
+from app.completion_reply import CompletionReply
+from app.generation import Generation, Timing
+from app.reply import head
 from tests.app.speaker import (
     MODEL_ID,
     Breaking,
@@ -235,3 +240,30 @@ async def test_a_response_that_is_cancelled_ends_its_request(stream: bool) -> No
 
 async def test_streams_go_on_when_the_server_is_told_to_stop() -> None:
     assert not AppStatus.enable_automatic_graceful_drain
+
+
+async def test_a_silent_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer waits until a comment has come, so without one this would not end."""
+    monkeypatch.setattr(sse, "PING_INTERVAL", 0.01)
+    parts: list[bytes] = []
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sends a second message")
+
+    async with served_endlessly() as server:
+        tokens = await server.engine.submit([[72]], max_tokens=2)
+        choice = Choice(0, server.engine.model.tokenizer, TextOptions())
+
+        async def send(message: Message) -> None:
+            parts.append(message.get("body", b""))
+            if parts[-1].startswith(b":"):
+                server.gate.open()
+
+        reply = CompletionReply(
+            head=head("cmpl-1", "m"), include_usage=False, num_answers=1, num_compared=1
+        )
+        stream = sse.EventStream(Generation("cmpl-1", tokens, [choice], [1], Timing()), reply)
+        await stream({"type": "http", "method": "POST"}, receive, send)
+    assert any(part.startswith(b":") for part in parts)
+    assert b"".join(parts).endswith(sse.DONE)

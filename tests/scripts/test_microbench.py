@@ -41,10 +41,11 @@ def test_without_a_model_all_is_printed_and_written(
 def test_the_products_and_the_steps_are_the_bundled_models(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["products", "steps", "--quick"]) == 0
+    assert main(["products", "constraints", "steps", "--quick"]) == 0
     printed = capsys.readouterr().out
     assert "  1 rows" in printed
     assert " GB/s, " in printed
+    assert "half of them constrained" in printed
     assert "  2 rows, context 128 " in printed
 
 
