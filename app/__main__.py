@@ -1,67 +1,97 @@
 """`python -m app`: settings, model, then the server."""
 
 import json
-import logging
 import os
+import signal
 import socket
 import sys
-from typing import Final
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Final, NoReturn
 
+from app import logs
+from app.logs import say
 from app.main import create_app
 from app.server import BindError, bind, serve
 from app.settings import Settings, SettingsError, load_settings, unknown_variables
 from batching import ModelLoadError, SchedulerManager
 
 _CANNOT_START: Final = 2
+_KILLED_BY: Final = 128  # a shell's status of a process that a signal ended, less its number
 _ENGINE_STOP_TIMEOUT: Final = 5.0
+_OWN_MACHINE: Final = ("127.0.0.1", "localhost", "::1")
 
 # Addresses that say "all of this machine's", which nobody can connect to by that name.
 _REACHED_AS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
+class Terminated(BaseException):
+    """SIGTERM came before there was anything to finish."""
+
+
 def main() -> int:
     """Serve until a signal; return the exit status."""
+    # In a container this is process 1, for which the default would be to do nothing.
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         settings = load_settings()
-        _log_to_stderr(settings.log_level)
-        for line in unknown_variables(os.environ):
-            _say(f"warning: {line}")
+        logs.configure(settings.log_level, settings.log_format)
+        for line in (*unknown_variables(os.environ), *_risks(settings)):
+            say(f"warning: {line}")
         return run(settings, SchedulerManager([settings.engine_config()]))
     except (SettingsError, BindError, ModelLoadError) as error:
-        _say(str(error))
+        say(str(error))
         return _CANNOT_START
     except KeyboardInterrupt:
-        return 130
+        say("interrupted before it was ready")
+        return _KILLED_BY + signal.SIGINT
+    except Terminated:
+        say("told to stop before it was ready")
+        return _KILLED_BY + signal.SIGTERM
+
+
+def _terminate(*_: object) -> None:
+    raise Terminated
 
 
 def run(settings: Settings, manager: SchedulerManager) -> int:
-    """Serve the models of a manager.
+    """Serve the models of a manager; return the exit status.
 
     Raises:
+        SettingsError: a key cannot be used.
         BindError: the address cannot be listened on.
         ModelLoadError: the default model cannot be found or read.
     """
+    keys = settings.client_keys()
     with bind(settings.host, settings.port) as sock:
+        app = create_app(manager, settings)
         try:
-            _say(f"loading {manager.model_ids[0]} ...")
+            say(f"loading {manager.model_ids[0]} ...")
             engine = manager.get(manager.model_ids[0])
-            for line in (*engine.startup_lines, *_invitation(sock, engine.model.model_id)):
-                _say(line)
-            app = create_app(manager, max_choices=settings.max_choices)
-            serve(app, sock, manager, settings.shutdown_timeout)
+            for line in (*engine.startup_lines, *_invitation(sock, engine.model.model_id, keys)):
+                say(line)
+            return serve(app, sock)
         finally:
             manager.close(_ENGINE_STOP_TIMEOUT)
-    return 0
 
 
-def _invitation(sock: socket.socket, model_id: str) -> list[str]:
+def _risks(settings: Settings) -> Iterator[str]:
+    """Yield what the operator should know about who can do what."""
+    if not settings.client_keys() and settings.host not in _OWN_MACHINE:
+        yield f"whoever reaches {settings.host} can use this server: there are no API keys"
+    if settings.trust_remote_code:
+        yield "code that comes with a model is run"
+
+
+def _invitation(sock: socket.socket, model_id: str, keys: Sequence[str]) -> list[str]:
     """Return the lines that say where the server is and how to ask it something."""
     url = base_url(*sock.getsockname()[:2])
     message = {"role": "user", "content": "What is the capital of France?"}
     body = json.dumps({"model": model_id, "messages": [message]})
+    key = " -H 'Authorization: Bearer <key>'" if keys else ""
     return [
         f"serving {model_id} at {url}; try:",
-        f"  curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"  curl {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
     ]
 
 
@@ -71,19 +101,27 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    # uvicorn tells of each start and stop what we say ourselves; sse-starlette's debug
-    # lines would log the text of answers.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("sse_starlette").setLevel(logging.INFO)
+def _open_standard_files() -> None:
+    """Fill closed standard files, so that no socket gets their number and their output."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+def _exit(status: int) -> NoReturn:
+    """End the process now.
+
+    Not by returning: a step that never ends would be waited for, and a standard error that
+    cannot be written to would turn the status into 120.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _open_standard_files()
+    _exit(main())

@@ -9,11 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 
+from app.admission import Place
 from app.choice import Choice, TextOptions, ToldToken
 from app.generation import Answer
 from app.messages.events import join_pieces
-from app.schemas.usage import Usage
+from app.request_log import log_request
+from app.schemas.usage import Totals, Usage
 from batching import (
+    DeadlineExceeded,
+    EngineError,
     EngineThread,
     FinishReason,
     Priority,
@@ -60,25 +64,38 @@ class BeamSearch:
     num_logprobs: int
     priority: Priority
     cache_salt: str | None
+    completion_id: str
+    place: Place
 
     def __post_init__(self) -> None:
         self.usage = self._usage(0, 0)
+        self._ending = "aborted"
+
+    @property
+    def totals(self) -> Totals:
+        return Totals(self.usage)
 
     async def collect(self) -> list[Answer]:
         """Search for the answers to all prompts at once."""
         searches = [asyncio.create_task(self._search(prompt)) for prompt in self.prompts]
         try:
             found = await asyncio.gather(*searches)
+        except EngineError as error:
+            self._ending = "timeout" if isinstance(error, DeadlineExceeded) else "failed"
+            raise
         finally:
             for search in searches:
                 search.cancel()
         beams = [beam for best, _ in found for beam in best]
         num_output_tokens = sum(len(beam.token_ids) for beam in beams)
         self.usage = self._usage(sum(cached for _, cached in found), num_output_tokens)
+        self._ending = "beams"
         return [self._answer(index, beam) for index, beam in enumerate(beams)]
 
     def close(self) -> None:
-        """Nothing is left to end: a search that is cancelled closes the step that it is in."""
+        """Leave the place; a search that is cancelled closes the step that it is in."""
+        self.place.leave()
+        log_request(self.completion_id, self.place, (), self.usage, self._ending)
 
     async def _search(self, prompt: Sequence[int]) -> tuple[list[Beam], int]:
         """Return the best beams, and how many tokens of the prompt were cached before."""
@@ -133,6 +150,7 @@ class BeamSearch:
             max_tokens=1,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            time_limit=self.place.time_left(),
         )
         try:
             outputs = {index: output async for index, output in stream}

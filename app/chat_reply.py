@@ -27,7 +27,7 @@ from app.schemas.chat_reply import (
 )
 from app.schemas.fields import EndReason
 from app.schemas.logprobs import ChoiceLogprobs
-from app.schemas.usage import Usage
+from app.schemas.usage import Totals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +62,16 @@ class ChatReply:
         if delta.finish_reason is not None:
             yield self._chunk(delta.index, ChatDelta(), finish_reason=delta.finish_reason)
 
-    def closing(self, usage: Usage) -> Iterator[ChatChunk]:
-        if self.include_usage:
-            yield ChatChunk(object="chat.completion.chunk", choices=[], usage=usage, **self.head)
+    def closing(self, totals: Totals) -> Iterator[ChatChunk]:
+        told = totals.told(with_usage=self.include_usage)
+        if told:
+            yield ChatChunk(object="chat.completion.chunk", choices=[], **told, **self.head)
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> ChatCompletion:
+    def whole(self, answers: Sequence[Answer], totals: Totals) -> ChatCompletion:
         return ChatCompletion(
             object="chat.completion",
             choices=[self._choice(answer) for answer in answers],
-            usage=usage,
+            **totals.told(),
             **self.head,
         )
 

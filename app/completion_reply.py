@@ -12,7 +12,7 @@ from app.reply import prompt_progress
 from app.schemas.completions import Completion, CompletionChoice
 from app.schemas.fields import EndReason
 from app.schemas.logprobs import CompletionLogprobs
-from app.schemas.usage import Usage
+from app.schemas.usage import Totals
 from batching import TokenLogprobs
 
 
@@ -61,16 +61,17 @@ class CompletionReply:
         if delta.finish_reason is not None:
             yield self._chunk(_choice(delta.index, "", finish_reason=delta.finish_reason))
 
-    def closing(self, usage: Usage) -> Iterator[Completion]:
-        if self.include_usage:
-            yield Completion(object="text_completion", choices=[], usage=usage, **self.head)
+    def closing(self, totals: Totals) -> Iterator[Completion]:
+        told = totals.told(with_usage=self.include_usage)
+        if told:
+            yield Completion(object="text_completion", choices=[], **told, **self.head)
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> Completion:
+    def whole(self, answers: Sequence[Answer], totals: Totals) -> Completion:
         chosen = [answer for answers in self._by_prompt(answers) for answer in self._best(answers)]
         return Completion(
             object="text_completion",
             choices=[self._whole_choice(index, answer) for index, answer in enumerate(chosen)],
-            usage=usage,
+            **totals.told(),
             **self.head,
         )
 

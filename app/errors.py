@@ -8,9 +8,21 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from app.refusals import (
+    BodyTooLarge,
+    BodyTooSlow,
+    QueueFull,
+    QuotaExceeded,
+    Refusal,
+    ShuttingDown,
+    Unauthorized,
+    Unavailable,
+)
 from batching import (
     ContextLengthExceeded,
+    DeadlineExceeded,
     EngineError,
+    EngineStalled,
     EngineStopped,
     ModelLoadError,
     ModelNotFound,
@@ -40,10 +52,23 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
     ModelNotFound: Answer(404, code="model_not_found"),
     RequestFailed: Answer(500, "server_error"),
     EngineStopped: Answer(503, "server_error"),
+    EngineStalled: Answer(503, "server_error", "engine_stalled"),
+    DeadlineExceeded: Answer(504, "timeout_error", "deadline_exceeded"),
+    Unauthorized: Answer(401, code="invalid_api_key"),
+    BodyTooLarge: Answer(413, code="request_too_large"),
+    BodyTooSlow: Answer(408, code="request_timeout"),
+    QuotaExceeded: Answer(429, "rate_limit_error", "rate_limit_exceeded"),
+    QueueFull: Answer(503, "server_error", "queue_full"),
+    ShuttingDown: Answer(503, "server_error", "shutting_down"),
+    Unavailable: Answer(503, "server_error", "unavailable"),
     # Its text is for the operator: it may name files of this machine.
     ModelLoadError: Answer(500, "server_error", None, "the model cannot be loaded"),
     Exception: Answer(500, "server_error", None, "the server failed while serving this request"),
 }
+
+
+# What a refusal is counted as.
+REFUSAL_REASONS: Final = ("queue_full", "rate_limit_exceeded", "shutting_down")
 
 
 def answer_for(error: Exception) -> Answer:
@@ -79,11 +104,35 @@ def error_body(error: Exception) -> str:
     return envelope(message, answer.type, param=param, code=answer.code, **extra)
 
 
+def headers_for(error: Exception) -> dict[str, str]:
+    """Return what clients read without looking at the body."""
+    headers: dict[str, str] = {}
+    if isinstance(error, Refusal) and error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, DeadlineExceeded):
+        # OpenAI's clients try again after a 5xx; the client that set the time has no more of it.
+        headers["X-Should-Retry"] = "false"
+    return headers
+
+
+def error_response(error: Exception) -> Response:
+    """Return what an exception is answered with; middleware sends it itself."""
+    return Response(
+        error_body(error),
+        answer_for(error).status,
+        headers_for(error),
+        media_type="application/json",
+    )
+
+
 def install(app: FastAPI) -> None:
     """Have every error of the app answered in the envelope."""
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(EngineError, _answer_exception)
+    app.add_exception_handler(Refusal, _answer_exception)
     app.add_exception_handler(Exception, _answer_exception)
 
 
@@ -94,7 +143,10 @@ def _response(status: int, body: str) -> Response:
 async def _answer_exception(request: Request, error: Exception) -> Response:
     if isinstance(error, ModelLoadError):
         logger.error("%s", error)
-    return _response(answer_for(error).status, error_body(error))
+    code = answer_for(error).code
+    if code in REFUSAL_REASONS:
+        request.app.state.service.metrics.refused(code)
+    return error_response(error)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:

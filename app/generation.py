@@ -1,20 +1,18 @@
 """The answers to one call, from the prompts' tokens to the events of each, and the usage."""
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Self
 
 import anyio
 
+from app.admission import Place
 from app.choice import Choice, Delta, ToldToken
 from app.messages.events import MessageEvent, join_pieces
+from app.request_log import log_request
 from app.schemas.fields import EndReason
-from app.schemas.usage import Usage
-from batching import EngineError, TokenLogprobs, TokenOutput, TokenStream
-
-logger = logging.getLogger(__name__)
+from app.schemas.usage import Timings, Totals, Usage
+from batching import DeadlineExceeded, EngineError, TokenLogprobs, TokenOutput, TokenStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +42,6 @@ class Answer:
     mean_logprob: float = 0.0
 
 
-class Timing:
-    """When the first token came and when all was over, in seconds from the arrival."""
-
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
-        self._started = clock()
-        self.first_token: float | None = None
-
-    def mark_token(self) -> None:
-        if self.first_token is None:
-            self.first_token = self.elapsed()
-
-    def elapsed(self) -> float:
-        return self._clock() - self._started
-
-
 class Generation:
     """The events of all answers, as they come; an async iterator of Delta and Progress.
 
@@ -75,21 +57,26 @@ class Generation:
         tokens: TokenStream,
         choices: Sequence[Choice],
         prompt_lengths: Sequence[int],
-        timing: Timing,
+        place: Place,
         *,
         is_blocking: bool = False,
+        tells_timings: bool = False,
     ) -> None:
-        """`is_blocking`: the choices take their time, so they do it in another thread."""
+        """`is_blocking`: the choices take their time, so they do it in another thread.
+
+        The place holds the prompts, and is left when the generation is closed.
+        """
         self._completion_id = completion_id
         self._tokens = tokens
         self._choices = choices
         self._prompt_lengths = prompt_lengths
-        self._timing = timing
+        self._place = place
         self._is_blocking = is_blocking
+        self._tells_timings = tells_timings
         self._num_cached_tokens = [0] * len(prompt_lengths)
         self._prompt_logprobs: list[Sequence[TokenLogprobs]] = [()] * len(prompt_lengths)
         self._reasons: dict[int, EndReason] = {}
-        self._has_failed = False
+        self._failure: str | None = None
         self._is_closed = False
 
     @property
@@ -106,22 +93,31 @@ class Generation:
             num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
+    @property
+    def totals(self) -> Totals:
+        """What is told at the end."""
+        usage = self.usage
+        return Totals(
+            usage, Timings.of(self._tokens.answers, usage) if self._tells_timings else None
+        )
+
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delta | Progress:
         try:
             index, output = await anext(self._tokens)
-        except EngineError:
-            self._has_failed = True
+        except EngineError as error:
+            self._failure = "timeout" if isinstance(error, DeadlineExceeded) else "failed"
             raise
         prompt, place = divmod(index, self._num_answers)
         if place == 0:
             self._num_cached_tokens[prompt] = output.num_cached_tokens
         if not output.token_ids:
             return self._progress(index, output)
-        self._timing.mark_token()
         delta = await self._take(index, output)
+        if place == 0 and delta.is_first:
+            self._place.read(self._prompt_lengths[prompt])
         if place == 0 and delta.is_first:
             self._prompt_logprobs[prompt] = delta.prompt_logprobs
         elif delta.is_first:
@@ -129,7 +125,7 @@ class Generation:
             delta = replace(delta, prompt_logprobs=self._prompt_logprobs[prompt])
         if delta.finish_reason is not None:
             self._reasons[index] = delta.finish_reason
-            self._tokens.finish(index)
+            self._tokens.finish(index, delta.finish_reason)
         return delta
 
     async def collect(self) -> list[Answer]:
@@ -145,16 +141,9 @@ class Generation:
         if self._is_closed:
             return
         self._is_closed = True
-        first_token, usage = self._timing.first_token, self.usage
-        logger.info(
-            "%s prompt=%d cached=%d output=%d first_token=%s total=%.3fs %s",
-            self._completion_id,
-            usage.prompt_tokens,
-            usage.prompt_tokens_details.cached_tokens,
-            usage.completion_tokens,
-            "-" if first_token is None else f"{first_token:.3f}s",
-            self._timing.elapsed(),
-            self._ending(),
+        self._place.leave()
+        log_request(
+            self._completion_id, self._place, self._tokens.answers, self.usage, self._ending()
         )
 
     @property
@@ -172,7 +161,7 @@ class Generation:
             self._prompt_lengths[index // self._num_answers],
             output.num_cached_tokens,
             output.num_read_tokens,
-            self._timing.elapsed(),
+            self._place.elapsed(),
         )
 
     def _answer(self, index: int, deltas: Sequence[Delta]) -> Answer:
@@ -186,8 +175,8 @@ class Generation:
         )
 
     def _ending(self) -> str:
-        if self._has_failed:
-            return "failed"
+        if self._failure is not None:
+            return self._failure
         if len(self._reasons) < len(self._choices):
             return "aborted"
         return ",".join(sorted(set(self._reasons.values())))

@@ -1,30 +1,55 @@
 """Where the parts of the HTTP side meet."""
 
-from time import time
-from typing import Final
-
-import anyio
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from app import errors
-from app.endpoints import chat, completions, health, models, tokenize
-from batching import SchedulerManager
+from app.admission import Admission
+from app.authentication import Authentication
+from app.body_limit import BodyLimit
+from app.endpoints import chat, completions, health, metrics as metrics_endpoint, models, tokenize
+from app.errors import REFUSAL_REASONS
+from app.metrics.metrics import Metrics
+from app.request_scope import RequestScope
+from app.service import Service
+from app.settings import Settings
+from batching import Observers, SchedulerManager
 
-_MAX_COMPILED_AT_ONCE: Final = 2
 
-
-def create_app(manager: SchedulerManager, *, max_choices: int = 16) -> FastAPI:
+def create_app(manager: SchedulerManager, settings: Settings | None = None) -> FastAPI:
     """Return the app over the engines of a manager, which the caller closes.
 
-    `max_choices` bounds the answers to one prompt.
+    Without `settings` each has its default, whatever the environment says.
     """
+    settings = settings or Settings.model_construct()
     app = FastAPI(title="mlx-batch-server", redirect_slashes=False)
-    app.state.manager = manager
-    app.state.max_choices = max_choices
-    # Compiling takes a core each; who waits for it keeps nobody else waiting.
-    app.state.compiling = anyio.CapacityLimiter(_MAX_COMPILED_AT_ONCE)
-    app.state.started = int(time())
+    metrics = Metrics(manager.model_ids[0], refusal_reasons=REFUSAL_REASONS)
+    service = Service(manager, settings, Admission(settings.limits()), metrics)
+    manager.observe(lambda _: Observers(metrics, service.activity))
+    app.state.service = service
     errors.install(app)
-    for endpoint in (chat, completions, tokenize, models, health):
+    for endpoint in (chat, completions, tokenize, models, health, metrics_endpoint):
         app.include_router(endpoint.router)
+    _add_middleware(app, service)
     return app
+
+
+def _add_middleware(app: FastAPI, service: Service) -> None:
+    """Put what holds for every request around the app, the innermost first."""
+    settings = service.settings
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout=settings.read_timeout)
+    app.add_middleware(
+        Authentication,
+        keys=settings.client_keys(),
+        share_prefix_cache=settings.share_prefix_cache,
+    )
+    if settings.allowed_origins:
+        # Before the keys: a browser asks what it may send without sending one.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(RequestScope, open_requests=service.open_requests)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from app.choice import Delta
 from app.generation import Answer, Progress
 from app.schemas.chat_reply import PromptProgress
-from app.schemas.usage import Usage
+from app.schemas.usage import Totals
 
 # What decides the numbers, besides the model itself.
 _PACKAGES: Final = ("mlx", "mlx-lm")
@@ -28,9 +28,9 @@ class Reply(Protocol):
 
     def pieces(self, delta: Delta) -> Iterable[BaseModel]: ...
 
-    def closing(self, usage: Usage) -> Iterable[BaseModel]: ...
+    def closing(self, totals: Totals) -> Iterable[BaseModel]: ...
 
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> BaseModel: ...
+    def whole(self, answers: Sequence[Answer], totals: Totals) -> BaseModel: ...
 
 
 def new_id(prefix: str) -> str:

@@ -1,18 +1,27 @@
 """The process: listening, and an end that lets open requests finish."""
 
 import asyncio
-import math
+import logging
 import signal
 import socket
+from time import monotonic
+from types import FrameType
 from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
 
-from batching import SchedulerManager
+from app.protocol import protocol_class
+from app.service import Service
+from app.watchdog import Watchdog
 
-# Seconds after the deadline for the last step of the model and for the error events.
+logger = logging.getLogger(__name__)
+
+# Seconds for the last step of the model and for the error events.
 _LAST_WORDS: Final = 10
+
+# Seconds within which two signals are one.
+_SAME_WISH: Final = 1.0
 
 
 class BindError(Exception):
@@ -46,10 +55,8 @@ def _bind_error(host: str, port: int, error: OSError | UnicodeError) -> BindErro
     return BindError(f"cannot listen on {host} port {port}: {reason}")
 
 
-def serve(
-    app: FastAPI, sock: socket.socket, manager: SchedulerManager, shutdown_timeout: float
-) -> None:
-    """Answer requests until a signal; return when the open ones have finished or been ended.
+def serve(app: FastAPI, sock: socket.socket) -> int:
+    """Answer requests until a signal, and let the open ones finish; return the exit status.
 
     Raises:
         BindError: somebody else listens on the address since it was taken.
@@ -59,39 +66,79 @@ def serve(
     except OSError as error:
         host, port = sock.getsockname()[:2]
         raise _bind_error(host, port, error) from None
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=math.ceil(shutdown_timeout) + _LAST_WORDS,
-    )
-    # uvicorn raises the signal again once it is done.  By then it has had its effect.
+    # What comes after the end has begun has had its effect.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _ignore)
-    _Server(config, manager, shutdown_timeout).run(sockets=[sock])
+    server = Server(app, app.state.service)
+    server.run(sockets=[sock])
+    return server.exit_status
 
 
 def _ignore(*_: object) -> None:
     """Do nothing; SIG_IGN would be inherited by child processes."""
 
 
-class _Server(uvicorn.Server):
-    """After the deadline, ends the engines: what still runs is told so and ends in good order."""
+class Server(uvicorn.Server):
+    """Ends in good order.
 
-    def __init__(
-        self, config: uvicorn.Config, manager: SchedulerManager, shutdown_timeout: float
-    ) -> None:
-        super().__init__(config)
-        self._manager = manager
-        self._shutdown_timeout = shutdown_timeout
+    Told to stop, it goes on listening, so that whoever comes is told where things stand:
+    `/ready` and new requests get a 503 from that moment on.  Open requests finish, or hear an
+    error once their time is over or a second signal comes.  Then the process ends.
+    """
+
+    def __init__(self, app: FastAPI, service: Service) -> None:
+        settings = service.settings
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol_class(
+                    read_timeout=settings.read_timeout, write_timeout=settings.write_timeout
+                ),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=_LAST_WORDS,
+            )
+        )
+        self.exit_status = 0
+        self._service = service
+        self._watchdog = Watchdog(service, on_failure=self._end_if_failed, on_tick=service.tick)
+        self._told_at: float | None = None
+        self._is_urgent = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin the end; a second signal cuts it short.  Runs between two operations of Python."""
+        now = monotonic()
+        self._service.admission.is_draining = True
+        if self._told_at is None:
+            self._told_at = now
+        # A supervisor and a terminal may both send one at once: that is one wish.
+        elif now - self._told_at > _SAME_WISH:
+            self._is_urgent = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._watching = asyncio.create_task(self._watchdog.run())
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return True when nothing keeps the server from ending; uvicorn asks ten times a second."""
+        await super().on_tick(counter)
+        if self._told_at is None:
+            return False
+        is_over = monotonic() > self._told_at + self._service.settings.shutdown_timeout
+        return self._is_urgent or is_over or not self._service.open_requests.num_open
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # close(0) asks the engines to end and does not wait for it.
-        deadline = asyncio.get_running_loop().call_later(
-            self._shutdown_timeout, self._manager.close, 0
-        )
-        try:
-            await super().shutdown(sockets)
-        finally:
-            deadline.cancel()
+        """Close; what is still open hears that the engine has stopped, and ends."""
+        self._watching.cancel()
+        if num_open := self._service.open_requests.num_open:
+            logger.warning("%d requests are ended before they are complete", num_open)
+        # It asks the engines to end and does not wait for it.
+        self._service.manager.close(0)
+        await super().shutdown(sockets)
+
+    def _end_if_failed(self) -> None:
+        if self._service.settings.exit_on_engine_failure:
+            self._service.admission.is_draining = True
+            self._told_at, self._is_urgent, self.exit_status = monotonic(), True, 1

@@ -6,10 +6,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.admission import Limits
+from app.authentication import read_keys
 from batching import EngineConfig
 
 ENV_PREFIX: Final = "MLX_SERVER_"
@@ -106,6 +108,80 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="Device to compute on; `auto` is the GPU if there is one."
     )
+    max_queued_requests: int = Field(
+        default=128,
+        ge=0,
+        description="Most requests that wait beside those that run; of them, at most half are of low "
+        "and nine tenths of normal priority. More get a 503 that says when to come back.",
+    )
+    max_queued_tokens: int = Field(
+        default=131_072,
+        ge=1,
+        description="Most prompt tokens that wait to be read, of all requests; one prompt always fits.",
+    )
+    max_output_tokens: int = Field(
+        default=262_144,
+        ge=1,
+        description="Most tokens that one request may ask for, all its answers together.",
+    )
+    max_body_bytes: int = Field(
+        default=4_194_304, ge=1024, description="Largest request body; more is a 413."
+    )
+    max_requests_per_key: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Most unfinished requests of one API key (without keys, of all together); more "
+        "get a 429. Empty is no limit of its own.",
+    )
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Most new requests of one API key in a minute (without keys, of all together); "
+        "more get a 429. Empty is no limit.",
+    )
+    api_keys: SecretStr = Field(
+        default=SecretStr(""),
+        description="Keys that clients send as `Authorization: Bearer <key>`, separated by commas; "
+        "empty, together with the file, asks for none.",
+    )
+    api_keys_file: Path | None = Field(
+        default=None, description="File with further keys, one on each line; `#` begins a comment."
+    )
+    share_prefix_cache: bool = Field(
+        default=False,
+        description="Let requests of different API keys share cached prompts; how fast a prompt is "
+        "answered then tells one client what another has sent.",
+    )
+    cors_origins: str = Field(
+        default="",
+        description="Web pages that may call the server from a browser: origins like "
+        "`https://chat.example.org`, separated by commas, or `*`.",
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Run Python code that comes with a model."
+    )
+    read_timeout: float = Field(
+        default=30.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds in which the head of a request, and then its body, must have come.",
+    )
+    write_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds after which a client that takes nothing of its answer is cut off.",
+    )
+    step_timeout: float = Field(
+        default=120.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds after which a step of the model counts as stalled: open requests get an "
+        "error, and `/health` says 503.",
+    )
+    exit_on_engine_failure: bool = Field(
+        default=False,
+        description="Exit with status 1 when the engine has failed, so that it is started anew; else "
+        "`/health` says 503.",
+    )
     shutdown_timeout: float = Field(
         default=30.0,
         ge=0,
@@ -115,8 +191,13 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
         default="info", description="Least severe messages to log."
     )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Lines for people, or one JSON object a line."
+    )
 
-    @field_validator("dtype", "device", "log_level", "batch_block_pool_size", mode="before")
+    @field_validator(
+        "dtype", "device", "log_level", "log_format", "batch_block_pool_size", mode="before"
+    )
     @classmethod
     def _ignore_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
@@ -151,6 +232,38 @@ class Settings(BaseSettings):
             return Path(os.path.expanduser(self.model)).resolve().name
         return self.model
 
+    @property
+    def allowed_origins(self) -> list[str]:
+        return _split(self.cors_origins)
+
+    def client_keys(self) -> list[str]:
+        """Return the keys of both sources; none asks for none.
+
+        Raises:
+            SettingsError: the file cannot be read, or one of them can be no key.
+        """
+        listed = "\n".join(_split(self.api_keys.get_secret_value()))
+        keys = _keys("api_keys", listed) if listed else []
+        if self.api_keys_file is None:
+            return keys
+        try:
+            text = self.api_keys_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise SettingsError(f"{env_name('api_keys_file')} cannot be read: {reason}") from None
+        return keys + _keys("api_keys_file", text)
+
+    def limits(self) -> Limits:
+        """Say the door's share of the settings in its words."""
+        return Limits(
+            max_running=self.max_num_seqs,
+            max_queued_requests=self.max_queued_requests,
+            max_queued_tokens=self.max_queued_tokens,
+            max_requests_per_key=self.max_requests_per_key,
+            requests_per_minute=self.requests_per_minute,
+            drain_time=self.shutdown_timeout,
+        )
+
     def engine_config(self) -> EngineConfig:
         """Say the engine's share of the settings in the engine's words."""
         pool_size = self.batch_block_pool_size
@@ -167,9 +280,26 @@ class Settings(BaseSettings):
             aging_rate=self.aging_rate,
             max_model_len=self.max_model_len,
             memory_fraction=self.memory_fraction,
+            step_timeout=self.step_timeout,
+            trust_remote_code=self.trust_remote_code,
             dtype=self.dtype,
             device=self.device,
         )
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _keys(field: str, text: str) -> list[str]:
+    """Return the keys in a text; one that lost them must not open the server to everybody."""
+    try:
+        keys = read_keys(text)
+    except ValueError as error:
+        raise SettingsError(f"{env_name(field)}: {error}") from None
+    if not keys:
+        raise SettingsError(f"{env_name(field)} holds no key")
+    return keys
 
 
 def env_name(field: str) -> str:

@@ -56,7 +56,7 @@ async def events(generation: Generation, reply: Reply) -> AsyncIterator[bytes]:
                 continue
             for chunk in reply.pieces(item):
                 yield _event(chunk)
-        for chunk in reply.closing(generation.usage):
+        for chunk in reply.closing(generation.totals):
             yield _event(chunk)
     except Exception as error:
         # The head is out and said 200: this is the only place left to say it.

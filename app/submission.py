@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from app.admission import Place
 from app.choice import Choice, Parser, PlainText, TextOptions
-from app.generation import Generation, Timing
+from app.generation import Generation
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.completions import CompletionRequest
 from batching import (
@@ -45,7 +46,7 @@ async def generate(
     *,
     completion_id: str,
     max_tokens: int | None,
-    timing: Timing,
+    place: Place,
     parser: Callable[[], Parser] = PlainText,
     kept_token_ids: frozenset[int] = frozenset(),
     is_blocking: bool = False,
@@ -57,8 +58,13 @@ async def generate(
 
     Raises:
         RequestError: it can never be served as it is.
-        EngineStopped: nobody is there to serve it.
+        QueueFull: too much waits to be read.
+        DeadlineExceeded: its time is over.
+        EngineStopped, EngineStalled: nobody is there to serve it.
     """
+    lengths = [len(prompt) for prompt in prompts]
+    engine.check(prompts, max_tokens, wanted.sampling)
+    place.hold(lengths)
     tokens = await engine.submit(
         prompts,
         sampling=wanted.sampling,
@@ -67,16 +73,24 @@ async def generate(
         constraint=wanted.constraint,
         priority=body.queue_priority,
         num_choices=body.num_choices,
-        cache_salt=body.cache_salt,
+        cache_salt=place.cache_salt(body.cache_salt),
         reports_progress=body.return_progress,
+        time_limit=place.time_left(),
     )
     options = text_options(engine.model, body, wanted, kept_token_ids)
     choices = [
         Choice(index, engine.model.tokenizer, options, parser())
         for index in range(len(prompts) * body.num_choices)
     ]
-    lengths = [len(prompt) for prompt in prompts]
-    return Generation(completion_id, tokens, choices, lengths, timing, is_blocking=is_blocking)
+    return Generation(
+        completion_id,
+        tokens,
+        choices,
+        lengths,
+        place,
+        is_blocking=is_blocking,
+        tells_timings=body.return_timings,
+    )
 
 
 def text_options(
@@ -175,3 +189,27 @@ def check_token_ids(model: ModelInfo, param: str, token_ids: Sequence[int]) -> N
     for token_id in token_ids:
         if token_id >= model.vocab_size:
             raise InvalidRequest(param, f"token id {token_id} is not in [0, {model.vocab_size})")
+
+
+def bounded_tokens(
+    model: ModelInfo,
+    lengths: Sequence[int],
+    num_choices: int,
+    max_tokens: int | None,
+    limit: int,
+) -> int | None:
+    """Return the most tokens of an answer, so that all answers together keep to a limit.
+
+    None stays None, which is as many as fit the context, where that keeps to it.
+
+    Raises:
+        InvalidRequest: the request asks for more.
+    """
+    num_answers = len(lengths) * num_choices
+    if max_tokens is not None:
+        if num_answers * max_tokens > limit:
+            message = f"{num_answers} answers of {max_tokens} tokens are more than the {limit} "
+            raise InvalidRequest("max_tokens", f"{message}that one request may ask for")
+        return max_tokens
+    room = max(1, model.max_model_len - min(lengths))
+    return None if num_answers * room <= limit else max(1, limit // num_answers)

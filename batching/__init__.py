@@ -2,11 +2,13 @@
 
 from batching.config import EngineConfig
 from batching.constraint import AllowedTokens, TokenConstraint
-from batching.engine_thread import EngineThread, TokenStream
+from batching.engine_thread import EngineThread
 from batching.errors import (
     ContextLengthExceeded,
+    DeadlineExceeded,
     EmptyPrompt,
     EngineError,
+    EngineStalled,
     EngineStopped,
     InvalidRequest,
     ModelLoadError,
@@ -27,17 +29,23 @@ from batching.grammar import (
 )
 from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo, Tokenizer
+from batching.observer import AnswerRecord, EngineObserver, Observers, StepRecord
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
 from batching.scheduler import SchedulerStats
 from batching.scheduler_manager import SchedulerManager
+from batching.token_stream import TokenStream
 
 __all__ = [
     "AllowedTokens",
+    "AnswerRecord",
     "ContextLengthExceeded",
+    "DeadlineExceeded",
     "EmptyPrompt",
     "EngineConfig",
     "EngineError",
+    "EngineObserver",
+    "EngineStalled",
     "EngineStopped",
     "EngineThread",
     "FinishReason",
@@ -49,12 +57,14 @@ __all__ = [
     "ModelInfo",
     "ModelLoadError",
     "ModelNotFound",
+    "Observers",
     "Priority",
     "RequestError",
     "RequestFailed",
     "SamplingParams",
     "SchedulerManager",
     "SchedulerStats",
+    "StepRecord",
     "TokenConstraint",
     "TokenLogprobs",
     "TokenOutput",

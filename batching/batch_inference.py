@@ -1,11 +1,12 @@
 """The engine: plan a step, run it, record it."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from time import monotonic
 
 from batching.errors import RequestFailed
-from batching.model_runner import ModelRunner
+from batching.model_runner import ModelRunner, SlicesFailed
+from batching.observer import StepRecord
 from batching.request import BatchRequest, RequestStatus
 from batching.scheduler import (
     ContinuousBatchingScheduler,
@@ -22,8 +23,11 @@ logger = logging.getLogger(__name__)
 class BatchInferenceEngine:
     """Serves requests in steps; whoever owns it calls it from one thread.
 
-    `clock` is in seconds and only ever measures how long a step took.
+    `clock` is in seconds, and the one that the arrival of requests is read from.
+    `last_step` tells of the latest step.
     """
+
+    last_step: StepRecord
 
     def __init__(
         self,
@@ -72,14 +76,29 @@ class BatchInferenceEngine:
         Raises:
             Exception: the pool could not be made usable again.
         """
-        plan = self._scheduler.schedule(self._max_prefill_tokens())
+        began = self._clock()
+        plan = self._scheduler.schedule(self._max_prefill_tokens(), now=began)
         logger.debug("step %s", plan)
+        has_failed = False
         try:
-            outputs = self._run(plan)
+            outputs = self._run(plan, began)
+        except SlicesFailed as failure:
+            logger.exception("%d requests of a step failed", len(failure.request_ids))
+            outputs = self._recover(plan, failure.request_ids)
         except Exception:
             logger.exception("a step of %d requests failed", len(plan.slices))
-            return self._recover(plan)
+            has_failed = True
+            outputs = self._recover(plan)
         self._forget_ended(outputs)
+        ended = self._clock()
+        self.last_step = StepRecord(
+            ended,
+            ended - began,
+            plan.num_tokens,
+            self.stats(),
+            has_failed,
+            self._scheduler.block_manager.take_ages(),
+        )
         return outputs
 
     def _max_prefill_tokens(self) -> int | None:
@@ -91,21 +110,20 @@ class BatchInferenceEngine:
             stats.num_prefilling + num_admissible, stats.num_running - stats.num_prefilling
         )
 
-    def _run(self, plan: StepPlan) -> list[RequestOutput | RequestFailure]:
-        started = self._clock()
+    def _run(self, plan: StepPlan, began: float) -> list[RequestOutput | RequestFailure]:
         num_decodes = sum(len(s) for s in plan.slices if s.request.status is RequestStatus.RUNNING)
         outputs = self._runner.run(plan)
-        self._stall_budget.record(
-            plan.num_tokens - num_decodes, num_decodes, self._clock() - started
-        )
+        self._stall_budget.record(plan.num_tokens - num_decodes, num_decodes, self._clock() - began)
         return self._scheduler.update(plan, outputs)
 
-    def _recover(self, plan: StepPlan) -> list[RequestOutput | RequestFailure]:
-        failed = self._scheduler.discard(plan)
+    def _recover(
+        self, plan: StepPlan, to_blame: Container[int] | None = None
+    ) -> list[RequestOutput | RequestFailure]:
+        self._scheduler.discard(plan, to_blame)
         self._runner.reset()
-        for request in failed:
-            del self._requests[request.request_id]
-        return [RequestFailure(r.request_id, RequestFailed()) for r in failed]
+        # Also who got its last token in a step that raised after that: nobody has been told.
+        ended = [r for r in self._requests.values() if r.has_ended]
+        return [RequestFailure(r.request_id, RequestFailed()) for r in ended]
 
     def _forget_ended(self, outputs: list[RequestOutput | RequestFailure]) -> None:
         for item in outputs:

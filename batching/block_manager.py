@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
+from batching.block_ages import AgeLog, BlockAges
 from batching.free_runs import FreeRuns
 
 BlockHash = NewType("BlockHash", bytes)
@@ -26,11 +27,17 @@ class BlockCopy(NamedTuple):
 
 @dataclass(slots=True)
 class KVBlock:
-    """`block_size` KV slots.  A block with a hash is full and can be found by it."""
+    """`block_size` KV slots.  A block with a hash is full and can be found by it.
+
+    published: when its contents could be found first.
+    last_used: when nobody held it any more; of a cached block.
+    """
 
     block_id: int
     ref_count: int = 0
     block_hash: BlockHash | None = None
+    published: float = 0.0
+    last_used: float = 0.0
 
 
 class BlockTable:
@@ -89,6 +96,9 @@ class PagedBlockManager:
     Cached blocks are evicted several at a time (`_EVICTION_SHARE` of the pool): blocks of one
     request are released together, so evicting them together gives runs and not single holes.
     Every operation is O(1) for each block concerned, whatever the size of the pool.
+
+    `now` is the time, in seconds, which whoever has a clock sets; nothing depends on it but the
+    ages of `take_ages`.
     """
 
     _EVICTION_SHARE = 1 / 64
@@ -97,6 +107,8 @@ class PagedBlockManager:
         self.block_size = block_size
         self.blocks = [KVBlock(block_id) for block_id in range(num_blocks)]
         self.num_evictions = 0
+        self.now = 0.0
+        self._ages = AgeLog()
         self._eviction_batch = max(1, int(num_blocks * self._EVICTION_SHARE))
         self._empty = FreeRuns(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -143,6 +155,7 @@ class PagedBlockManager:
         assert block.ref_count or block.block_hash, f"block {block_id} is empty"
         if block.ref_count == 0:
             del self._cached[block_id]
+            self._ages.reused(self.now - block.last_used)
         block.ref_count += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
@@ -172,6 +185,7 @@ class PagedBlockManager:
         assert block.ref_count > 0, f"block {block_id} is not held"
         if block.block_hash is None and block_hash not in self._by_hash:
             block.block_hash = block_hash
+            block.published = self.now
             self._by_hash[block_hash] = block_id
 
     def fork(self, table: BlockTable) -> BlockTable:
@@ -204,10 +218,15 @@ class PagedBlockManager:
             block.block_hash = None
         self._by_hash.clear()
 
+    def take_ages(self) -> BlockAges:
+        """Return the ages of what was evicted and reused since the last time."""
+        return self._ages.take()
+
     def _free(self, block: KVBlock) -> None:
         if block.block_hash is None:
             self._empty.put(block.block_id)
         else:
+            block.last_used = self.now
             self._cached[block.block_id] = None
 
     def _evict(self, num_blocks: int) -> None:
@@ -217,6 +236,7 @@ class PagedBlockManager:
             assert block.block_hash is not None
             del self._by_hash[block.block_hash]
             block.block_hash = None
+            self._ages.evicted(self.now - block.published, self.now - block.last_used)
             self._empty.put(block_id)
             self.num_evictions += 1
 

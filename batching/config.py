@@ -67,7 +67,8 @@ class EngineConfig:
     """One served model: which, where, and within which limits.
 
     `num_blocks=None` sizes the pool from `memory_fraction` of what the device reports;
-    `max_model_len=None` takes the model's own context.
+    `max_model_len=None` takes the model's own context.  A step that takes longer than
+    `step_timeout` seconds has stalled.
     """
 
     model: str
@@ -78,6 +79,8 @@ class EngineConfig:
     max_batched_tokens: int = 512
     prefill_chunk: int = 256
     max_stall_ms: float = 250.0
+    step_timeout: float = 120.0
+    trust_remote_code: bool = False
     enable_prefix_cache: bool = True
     aging_rate: float = 0.1
     max_draft_tokens: int = 7
@@ -95,6 +98,8 @@ class EngineConfig:
             raise ValueError(f"memory_fraction must be within (0, 1), not {self.memory_fraction}")
         if not self.max_stall_ms > 0:
             raise ValueError(f"max_stall_ms must be above 0, not {self.max_stall_ms}")
+        if not self.step_timeout > 0:
+            raise ValueError(f"step_timeout must be above 0, not {self.step_timeout}")
 
     def scheduler_config(self, num_blocks: int, model_context: int) -> SchedulerConfig:
         """Fill in what only the loaded model and the device could tell."""

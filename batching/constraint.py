@@ -11,7 +11,10 @@ MaskRow = npt.NDArray[np.int32]
 
 
 class TokenConstraint(Protocol):
-    """Follows one request's output; only one thread at a time uses it."""
+    """Follows one request's output; only one thread at a time uses it.
+
+    Nothing of it raises: what goes wrong is an `error`, and ends that request only.
+    """
 
     @property
     def is_complete(self) -> bool:
@@ -24,7 +27,7 @@ class TokenConstraint(Protocol):
         ...
 
     def fill_mask(self, row: MaskRow) -> None:
-        """Set the bits of the tokens that may follow, and clear all others; never raises."""
+        """Set the bits of the tokens that may follow, and clear all others."""
         ...
 
     def accept(self, token_id: int) -> None:

@@ -5,30 +5,39 @@ import gc
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.constraint import TokenConstraint
 from batching.errors import (
     ContextLengthExceeded,
+    DeadlineExceeded,
     EmptyPrompt,
     EngineError,
+    EngineStalled,
     EngineStopped,
     InvalidRequest,
 )
 from batching.grammar import GrammarCompiler
 from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo
+from batching.observer import AnswerRecord, EngineObserver, Observers, StepRecord
 from batching.priority_queue import Priority
 from batching.request import GREEDY, BatchRequest, SamplingParams, TokenOutput
 from batching.scheduler import RequestFailure, RequestOutput, SchedulerStats
+from batching.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
+
+# One may be a poisoned request's or a passing shortage's; so many without an answer in between
+# are the engine's.
+_MAX_FAILED_STEPS: Final = 3
 
 T = TypeVar("T")
 
@@ -54,75 +63,61 @@ class Job(Generic[T]):
             self.future.set_exception(EngineStopped())
 
 
-class TokenStream:
-    """The tokens of one or more answers, as they come; an async iterator of (index, TokenOutput).
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who hears of a request in the engine."""
 
-    It ends after the last answer's output that carries a finish reason, or raises what ended
-    one of them.  `close()` never waits and may be called at any time, any number of times:
-    unfinished answers are aborted.
-    """
+    stream: TokenStream
+    index: int
 
-    def __init__(self, thread: "EngineThread", request_ids: Sequence[int]) -> None:
-        self._thread = thread
-        self._request_ids = list(request_ids)
-        self._unfinished = set(range(len(request_ids)))
-        self._queue: asyncio.Queue[tuple[int, TokenOutput | EngineError]] = asyncio.Queue()
+    @property
+    def answer(self) -> AnswerRecord:
+        return self.stream.answers[self.index]
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> tuple[int, TokenOutput]:
-        while self._unfinished:
-            index, item = await self._queue.get()
-            if isinstance(item, EngineError):
-                self.close()
-                raise item
-            if index not in self._unfinished:
-                continue
-            if item.finish_reason is not None:
-                self._unfinished.remove(index)
-            return index, item
-        raise StopAsyncIteration
-
-    def finish(self, index: int) -> None:
-        """Take no more of one answer, and abort it if it has not ended."""
-        self._unfinished.discard(index)
-        self._thread.release(self._request_ids[index])
-
-    def close(self) -> None:
-        for index in range(len(self._request_ids)):
-            self.finish(index)
-
-    def put(self, request_id: int, item: TokenOutput | EngineError) -> None:
-        self._queue.put_nowait((self._request_ids.index(request_id), item))
+    def put(self, item: TokenOutput | EngineError) -> None:
+        self.stream.put(self.index, item)
 
 
 class EngineThread:
     """Runs an engine in its own thread and hands its tokens to the event loop.
 
     Only the engine thread touches the engine, and with it every array; only the event loop
-    touches `_streams`.  Jobs go in through `_inbox`; the tokens of a step come out in one
+    touches `_listeners`.  Jobs go in through `_inbox`; the tokens of a step come out in one
     `call_soon_threadsafe`, however many requests got one.
 
     `build` runs in the engine thread.  It loads the model, so whoever calls `start()` waits.
     When the engine cannot go on, every open stream and every job hears EngineStopped.
+
+    observer: hears in the event loop of every step and every answer.
+    latest_stats: as they stood after the last step, or when the engine last went idle.
     """
 
     model: ModelInfo
     grammars: GrammarCompiler
     startup_lines: tuple[str, ...]
+    latest_stats: SchedulerStats
 
     def __init__(
-        self, build: Callable[[], LoadedEngine], *, clock: Callable[[], float] = monotonic
+        self,
+        build: Callable[[], LoadedEngine],
+        *,
+        step_timeout: float = 120.0,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        """`step_timeout` is in seconds: a step that takes longer has stalled."""
+        self.observer: EngineObserver = Observers()
         self._build = build
+        self._step_timeout = step_timeout
         self._clock = clock
         # None asks the thread to end.
         self._inbox: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_stopped = False  # written under _lock, so that no job is left behind
+        self._step_began: float | None = None  # written by the engine thread only
+        self._num_failed_steps = 0  # since an answer was complete; the event loop's
+        self._last_step_ended = clock()
         self._request_ids = itertools.count()
-        self._streams: dict[int, TokenStream] = {}
+        self._listeners: dict[int, Listener] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: Future[LoadedEngine] = Future()
         self._has_ended = threading.Event()
@@ -146,6 +141,33 @@ class EngineThread:
         """False once the engine has stopped, by itself or by `stop()`."""
         return not self._is_stopped
 
+    @property
+    def is_stalled(self) -> bool:
+        """True while a step takes longer than any should."""
+        return self.step_time > self._step_timeout
+
+    @property
+    def step_time(self) -> float:
+        """For how many seconds the step that runs now has run; 0 between two steps."""
+        began = self._step_began
+        return 0.0 if began is None else self._clock() - began
+
+    @property
+    def seconds_since_step(self) -> float:
+        """How long ago a step ended; also an engine without work makes none."""
+        return self._clock() - self._last_step_ended
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the engine cannot be relied on, for the operator to read; None while it can."""
+        if self._is_stopped:
+            return "the engine has stopped"
+        if self.is_stalled:
+            return f"a step of the model has not ended for {self.step_time:.0f} s"
+        if self._num_failed_steps >= _MAX_FAILED_STEPS:
+            return f"{self._num_failed_steps} steps failed since an answer was complete"
+        return None
+
     async def submit(
         self,
         prompts: Sequence[Sequence[int]],
@@ -158,17 +180,22 @@ class EngineThread:
         num_choices: int = 1,
         cache_salt: str | None = None,
         reports_progress: bool = False,
+        time_limit: float | None = None,
     ) -> TokenStream:
         """Queue `num_choices` answers to each prompt; one prompt's have consecutive indices.
 
         Without `max_tokens` an answer may fill the context.  What was cached with one
-        `cache_salt` serves only requests with the same one.
+        `cache_salt` serves only requests with the same one.  After `time_limit` seconds
+        the stream ends with DeadlineExceeded.
 
         Raises:
             RequestError: one can never be served as it is.
-            EngineStopped: nobody is there to serve it.
+            DeadlineExceeded: the time was over before it could be queued.
+            EngineStopped, EngineStalled: nobody is there to serve it.
         """
         self.check(prompts, max_tokens, sampling)
+        if self.is_stalled:
+            raise EngineStalled
         limit = self.model.max_model_len
         requests: list[BatchRequest] = []
         for prompt in prompts:
@@ -185,7 +212,7 @@ class EngineThread:
                 reports_progress=reports_progress,
             )
             requests += [request, *(request.fork(i) for i in self._new_ids(num_choices - 1))]
-        return await self._add(requests)
+        return await self._add(requests, num_choices, time_limit)
 
     async def call(self, func: Callable[[BatchInferenceEngine], T]) -> T:
         """Run `func` on the engine, in its thread, between two steps."""
@@ -194,11 +221,11 @@ class EngineThread:
     async def stats(self) -> SchedulerStats:
         return await self.call(lambda engine: engine.stats())
 
-    def release(self, request_id: int) -> None:
-        """Stop listening to a request, and abort it if it has not ended."""
-        if self._streams.pop(request_id, None) is not None:
-            with suppress(EngineStopped):
-                self._post(lambda engine: engine.abort(request_id))
+    def fail_streams(self, error: EngineError) -> None:
+        """End all that is open; the engine hears of it when it can."""
+        for request_id, listener in list(self._listeners.items()):
+            listener.put(error)
+            self._release(request_id, "error")
 
     def stop(self, timeout: float | None = None) -> None:
         """End the thread after the step it is in; open streams hear EngineStopped."""
@@ -231,19 +258,42 @@ class EngineThread:
     def _new_ids(self, count: int) -> Iterator[int]:
         return itertools.islice(self._request_ids, count)
 
-    async def _add(self, requests: Sequence[BatchRequest]) -> TokenStream:
-        self._bind(asyncio.get_running_loop())
-        stream = TokenStream(self, [request.request_id for request in requests])
-        self._streams |= {request.request_id: stream for request in requests}
+    async def _add(
+        self, requests: Sequence[BatchRequest], num_choices: int, time_limit: float | None
+    ) -> TokenStream:
+        loop = asyncio.get_running_loop()
+        self._bind(loop)
+        ids = [request.request_id for request in requests]
+        stream = TokenStream(
+            [_record(request, num_choices) for request in requests],
+            lambda index, reason: self._release(ids[index], reason),
+            None if time_limit is None else loop.time() + time_limit,
+        )
+        self._listeners |= {i: Listener(stream, index) for index, i in enumerate(ids)}
         try:
-            await self.call(lambda engine: engine.add(*requests))
+            await self._within(time_limit, self.call(lambda engine: engine.add(*requests)))
         except BaseException:
             stream.close()
             raise
         return stream
 
+    async def _within(self, time_limit: float | None, job: Awaitable[None]) -> None:
+        """Wait for the engine to take requests, which it does between two steps."""
+        has_deadline = time_limit is not None and time_limit < self._step_timeout
+        try:
+            await asyncio.wait_for(job, time_limit if has_deadline else self._step_timeout)
+        except TimeoutError:
+            raise (DeadlineExceeded if has_deadline else EngineStalled) from None
+
+    def _release(self, request_id: int, reason: str) -> None:
+        """Stop listening to a request, and abort it if it has not ended."""
+        if request_id in self._listeners:
+            self._end_answer(request_id, reason, self._clock())
+            with suppress(EngineStopped):
+                self._post(lambda engine: engine.abort(request_id))
+
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        assert not self._streams or self._loop is loop, "one event loop at a time"
+        assert not self._listeners or self._loop is loop, "one event loop at a time"
         self._loop = loop
 
     def _post(self, func: Callable[[BatchInferenceEngine], T]) -> Job[T]:
@@ -270,6 +320,7 @@ class EngineThread:
             self._end()
             self._loaded.set_exception(error)
             return
+        self.latest_stats = loaded.engine.stats()
         # What is loaded stays: without this every full collection would walk all of it.
         gc.freeze()
         self._loaded.set_result(loaded)
@@ -282,16 +333,21 @@ class EngineThread:
 
     def _serve(self, engine: BatchInferenceEngine) -> None:
         while self._do_jobs(engine):
-            if outputs := engine.step():
-                self._tell(self._deliver, outputs)
+            self._step_began = self._clock()
+            outputs = engine.step()
+            self._step_began = None
+            self._tell(self._deliver, outputs, engine.last_step)
 
     def _do_jobs(self, engine: BatchInferenceEngine) -> bool:
         """Empty the inbox, and wait at it while there is nothing to step; False to end."""
         while True:
             try:
-                job = self._inbox.get(block=not engine.has_work)
+                job = self._inbox.get_nowait()
             except Empty:
-                return True
+                if engine.has_work:
+                    return True
+                self._tell(self._deliver_stats, engine.stats())
+                job = self._inbox.get()
             if job is None:
                 return False
             job.run(engine)
@@ -312,16 +368,49 @@ class EngineThread:
 
     # In the event loop
 
-    def _deliver(self, outputs: Sequence[RequestOutput | RequestFailure]) -> None:
+    def _deliver(self, outputs: Sequence[RequestOutput | RequestFailure], step: StepRecord) -> None:
+        self._num_failed_steps += step.has_failed
+        self._last_step_ended, self.latest_stats = step.ended, step.stats
+        self.observer.observe_step(step)
         for item in outputs:
-            if (stream := self._streams.get(item.request_id)) is None:
+            if (listener := self._listeners.get(item.request_id)) is None:
                 continue
-            told = item.error if isinstance(item, RequestFailure) else item.output
-            stream.put(item.request_id, told)
-            if isinstance(item, RequestFailure) or item.output.finish_reason is not None:
-                del self._streams[item.request_id]
+            if isinstance(item, RequestFailure):
+                listener.put(item.error)
+                self._end_answer(item.request_id, "error", step.ended)
+            else:
+                self._hand_over(item.request_id, listener, item.output, step.ended)
+
+    def _hand_over(
+        self, request_id: int, listener: Listener, output: TokenOutput, now: float
+    ) -> None:
+        gap = listener.answer.take(output, now)
+        if output.token_ids:
+            self.observer.observe_tokens(listener.answer, len(output.token_ids), gap)
+        listener.put(output)
+        if output.finish_reason is not None:
+            self._num_failed_steps = 0
+            self._end_answer(request_id, output.finish_reason, now)
+
+    def _end_answer(self, request_id: int, reason: str, now: float) -> None:
+        """Stop listening to a request, whose answer ends here."""
+        answer = self._listeners.pop(request_id).answer
+        answer.finish_reason, answer.end_time = reason, now
+        self.observer.observe_end(answer)
+
+    def _deliver_stats(self, stats: SchedulerStats) -> None:
+        self.latest_stats = stats
+        self.observer.observe_stats(stats)
 
     def _fail_streams(self) -> None:
-        for request_id, stream in self._streams.items():
-            stream.put(request_id, EngineStopped())
-        self._streams.clear()
+        self.fail_streams(EngineStopped())
+
+
+def _record(request: BatchRequest, num_choices: int) -> AnswerRecord:
+    return AnswerRecord(
+        num_prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
+        num_choices=num_choices,
+        priority=request.priority,
+        arrival_time=request.arrival_time,
+    )

@@ -6,6 +6,8 @@ EngineError
 │   ├── ContextLengthExceeded
 │   └── InvalidRequest      a parameter that this model cannot serve
 ├── RequestFailed           the step that served the request raised
+├── DeadlineExceeded        the time that the request had is over
+├── EngineStalled           the step that should serve the request does not end
 ├── EngineStopped           nobody will answer any more
 ├── ModelNotFound           no such model is served here
 └── ModelLoadError          the model cannot be found or read
@@ -60,6 +62,16 @@ class RequestFailed(EngineError):
 
     def __init__(self, message: str = "the model failed while serving this request") -> None:
         super().__init__(message)
+
+
+class DeadlineExceeded(EngineError):
+    def __init__(self) -> None:
+        super().__init__("the request's time was over before its answer was complete")
+
+
+class EngineStalled(EngineError):
+    def __init__(self) -> None:
+        super().__init__("the model does not answer: its step has taken too long")
 
 
 class EngineStopped(EngineError):

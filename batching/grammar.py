@@ -11,7 +11,6 @@ let in may come twice under one name.
 import json
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
 from typing import Any, Final, NewType
@@ -22,6 +21,13 @@ from numpy.typing import NDArray
 
 from batching.errors import InvalidRequest
 from batching.grammar_cost import LIMITS, SpecialTokens, is_affordable
+from batching.grammar_matcher import (
+    GrammarMatcher,
+    GrammarPanic,
+    Vocabulary,
+    panics_as_exceptions,
+    reason_of,
+)
 from batching.model_info import Tokenizer
 
 GrammarText = NewType("GrammarText", str)
@@ -30,10 +36,6 @@ GrammarText = NewType("GrammarText", str)
 MAX_GRAMMAR_LENGTH: Final = 512 * 1024
 # llguidance reads 127 levels, its own included.
 MAX_SCHEMA_DEPTH: Final = 100
-_MAX_MESSAGE: Final = 300
-# llguidance's state, and options that clients cannot set.
-_BEHIND_THE_REASON: Final = ("<state>", "<non-verbose/>", " Enable '")
-_WORDS: Final = {"NoExtensionBias": "no text follows the grammar"}
 # A grammar is checked once, as long as it is among the latest.
 _MAX_KNOWN_COSTS: Final = 64
 
@@ -105,55 +107,6 @@ def _depth(value: Any) -> int:
     return MAX_SCHEMA_DEPTH + 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Vocabulary:
-    """A tokenizer as llguidance sees it, with the size of the model's vocabulary in tokens."""
-
-    tokenizer: LLTokenizer
-    num_tokens: int
-
-    def empty_row(self) -> NDArray[np.int32]:
-        return np.zeros(-(-self.num_tokens // 32), np.int32)
-
-
-class GrammarMatcher:
-    """Where one answer stands in its grammar."""
-
-    def __init__(self, matcher: LLMatcher, vocabulary: _Vocabulary) -> None:
-        self._matcher = matcher
-        self._vocabulary = vocabulary
-
-    def fill_mask(self, row: NDArray[np.int32]) -> None:
-        """Write which tokens may follow: bit `i % 32` of word `i // 32` stands for token i.
-
-        `row` has a bit for each token of the model's vocabulary, rounded up to words.
-        """
-        # A tokenizer can know more tokens than its model.
-        whole = np.empty(-(-self._vocabulary.tokenizer.vocab_size // 32), np.int32)
-        self._matcher.unsafe_compute_mask_ptr(whole.ctypes.data, whole.nbytes)
-        row[:] = whole[: len(row)]
-        num_unused = len(row) * 32 - self._vocabulary.num_tokens
-        row[-1:].view(np.uint32)[:] &= np.uint32(0xFFFFFFFF >> num_unused)
-
-    def accept(self, token_id: int) -> None:
-        """Go on behind a token that was generated, the one that ends the answer included."""
-        self._matcher.consume_token(token_id)
-
-    @property
-    def is_complete(self) -> bool:
-        """True when nothing but the end may follow."""
-        return self._matcher.is_stopped() and self.error is None
-
-    @property
-    def error(self) -> str | None:
-        """Why the grammar cannot be followed any further; the mask is then only the end."""
-        return _reason(self._matcher.get_error()) if self._matcher.is_error() else None
-
-    def fork(self) -> "GrammarMatcher":
-        """Return a matcher that stands where this one does and goes on by itself."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._vocabulary)
-
-
 class Grammar:
     """A compiled grammar.
 
@@ -179,7 +132,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = [i for i in sorted(eos_token_ids) if i < vocab_size]
         self._lock = Lock()
-        self._loaded: _Vocabulary | None = None
+        self._loaded: Vocabulary | None = None
         self._is_affordable = lru_cache(_MAX_KNOWN_COSTS)(self._find_out_cost)
 
     def compile(self, grammar: GrammarText, *, param: str) -> Grammar:
@@ -194,16 +147,21 @@ class GrammarCompiler:
         try:
             vocabulary = self._vocabulary()
         except ValueError as error:
-            message = f"this model cannot follow a grammar: {_reason(str(error))}"
+            message = f"this model cannot follow a grammar: {reason_of(str(error))}"
             raise InvalidGrammar(param, message) from error
         if not self._is_affordable(grammar):
             raise InvalidGrammar(param, "the grammar takes too much time or memory to compile")
-        matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
+        try:
+            with panics_as_exceptions():
+                matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
+                warnings = matcher.get_grammar_warnings()
+        except Exception as error:
+            raise InvalidGrammar(param, "the grammar cannot be compiled") from error
         start = GrammarMatcher(matcher, vocabulary)
         problem = start.error or self._first_error(start)
         # What llguidance only warns of, it does not enforce.
-        for warning in [problem] if problem else matcher.get_grammar_warnings():
-            raise InvalidGrammar(param, _reason(warning))
+        for warning in [problem] if problem else warnings:
+            raise InvalidGrammar(param, reason_of(warning))
         return Grammar(start)
 
     def _first_error(self, start: GrammarMatcher) -> str | None:
@@ -219,13 +177,17 @@ class GrammarCompiler:
             matcher.fill_mask(row)
         return matcher.error
 
-    def _vocabulary(self) -> _Vocabulary:
+    def _vocabulary(self) -> Vocabulary:
         with self._lock:
             if self._loaded is None:
-                self._loaded = self._load()
+                try:
+                    with panics_as_exceptions():
+                        self._loaded = self._load()
+                except GrammarPanic as error:
+                    raise ValueError("its tokenizer cannot be read") from error
             return self._loaded
 
-    def _load(self) -> _Vocabulary:
+    def _load(self) -> Vocabulary:
         """Read the tokenizer, which takes up to a second; raise ValueError if that is no use."""
         # Hugging Face's fast tokenizers have one, and mlx-lm's wrapper shows it.
         backend: Any = copy(getattr(self._tokenizer, "backend_tokenizer", None))
@@ -242,7 +204,7 @@ class GrammarCompiler:
             n_vocab=max(num_known, self._vocab_size),
             eos_token=self._eos_token_ids,
         )
-        return _Vocabulary(tokenizer, self._vocab_size)
+        return Vocabulary(tokenizer, self._vocab_size, self._eos_token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token stands for; it may be a part of a character only."""
@@ -277,19 +239,3 @@ def _special_tokens(tokenizer: LLTokenizer) -> SpecialTokens:
     ids = filter(tokenizer.is_special_token, range(tokenizer.vocab_size))
     texts = {i: tokenizer.decode_bytes([i]).decode(errors="replace") for i in ids}
     return SpecialTokens(tokenizer.vocab_size, texts)
-
-
-def _reason(message: str) -> str:
-    """Return one line of llguidance's message, without the grammar's source."""
-    for mark in _BEHIND_THE_REASON:
-        message = message.partition(mark)[0]
-    lines: list[str] = []
-    for line in message.splitlines():
-        if line.partition("|")[0].strip().isdigit():
-            break
-        lines += line.split()
-    text = " ".join(lines)
-    if len(text) > _MAX_MESSAGE:
-        # The reason stands at the end, behind a pattern as long as the client made it.
-        text = f"{text[: _MAX_MESSAGE // 3]} ... {text[-_MAX_MESSAGE // 2 :]}"
-    return _WORDS.get(text, text)

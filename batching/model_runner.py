@@ -1,9 +1,17 @@
 """The border between the pure scheduler and the tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from batching.step_plan import SliceOutput, StepPlan
+
+
+class SlicesFailed(Exception):
+    """Only these requests of a plan are to blame; the others can start over on a new pool."""
+
+    def __init__(self, request_ids: Iterable[int]) -> None:
+        self.request_ids = frozenset(request_ids)
+        super().__init__(f"requests {sorted(self.request_ids)} cannot be sampled")
 
 
 class ModelRunner(Protocol):

@@ -56,6 +56,7 @@ class PriorityQueueWithAging(Generic[T]):
         self.aging_rate = aging_rate
         self._heap: list[QueueKey] = []
         self._items: dict[int, T] = {}
+        self._num_of_class = dict.fromkeys(Priority, 0)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -71,10 +72,15 @@ class PriorityQueueWithAging(Generic[T]):
         """Return base - age * rate; what the order means, for people and for tests."""
         return item.priority - (now - item.arrival_time) * self.aging_rate
 
+    def has_more_urgent(self, priority: Priority) -> bool:
+        """True if somebody of a more urgent class waits."""
+        return any(self._num_of_class[other] for other in Priority if other < priority)
+
     def push(self, item: T) -> None:
         """Queue an item in O(log n)."""
         assert item.request_id not in self._items, "a request waits once"
         self._items[item.request_id] = item
+        self._num_of_class[item.priority] += 1
         heapq.heappush(self._heap, self.key(item))
 
     def pop(self) -> T:
@@ -82,6 +88,7 @@ class PriorityQueueWithAging(Generic[T]):
         item = self.peek()
         heapq.heappop(self._heap)
         del self._items[item.request_id]
+        self._num_of_class[item.priority] -= 1
         return item
 
     def peek(self) -> T:
@@ -93,5 +100,6 @@ class PriorityQueueWithAging(Generic[T]):
     def remove(self, item: T) -> None:
         """Take an item out of the middle; its key is dropped when it comes to the top."""
         del self._items[item.request_id]
+        self._num_of_class[item.priority] -= 1
         if not self._items:
             self._heap.clear()

@@ -110,6 +110,8 @@ class TokenOutput:
     logprobs: one for each token, if the request asks for them.
     prompt_logprobs: one for each prompt token but the first, with the first output, likewise.
     num_read_tokens: of the prompt, in an output without tokens that tells of the progress.
+    scheduled_time: of the first step that read the prompt, on the engine's clock.
+    num_preemptions: how often the request gave up its blocks so far.
     """
 
     token_ids: tuple[int, ...]
@@ -118,6 +120,8 @@ class TokenOutput:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_read_tokens: int = 0
+    scheduled_time: float = 0.0
+    num_preemptions: int = 0
 
 
 class BatchRequest:
@@ -159,6 +163,7 @@ class BatchRequest:
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.scheduled_time: float | None = None
         self.block_table = BlockTable()
         self.cache_salt = cache_salt
         self.hashes = HashChain(cache_salt.encode())
@@ -190,6 +195,10 @@ class BatchRequest:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def has_ended(self) -> bool:
+        return not TRANSITIONS[self.status]
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -1,7 +1,8 @@
 """Decides, before each step, which tokens of which requests the model reads next."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from batching.block_manager import BlockCopy, BlockHash, NoFreeBlocks, PagedBlockManager
@@ -14,11 +15,19 @@ from batching.step_plan import Slice, SliceOutput, StepPlan
 
 
 class SchedulerStats(NamedTuple):
-    """Counts of now (`num_waiting` ... `num_cached_blocks`) and since the start."""
+    """Counts of now (`num_waiting` ... `num_cached_blocks`) and since the start.
+
+    block_size: in tokens.
+    num_awaiting_prefix: of those that wait, whose prefix was being computed at the last plan.
+    num_aged_admissions: requests that went before a waiting one of a more urgent class.
+    num_prefix_waits: requests that waited for another one to compute their prefix.
+    """
 
     num_waiting: int
     num_running: int
     num_prefilling: int
+    num_awaiting_prefix: int
+    block_size: int
     num_blocks: int
     num_free_blocks: int
     num_cached_blocks: int
@@ -26,6 +35,25 @@ class SchedulerStats(NamedTuple):
     num_evictions: int
     num_queried_tokens: int
     num_hit_tokens: int
+    num_aged_admissions: int
+    num_prefix_waits: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """How many guesses were checked, of how many tokens, and how many of these were right."""
+
+    num_drafts: int = 0
+    num_tokens: int = 0
+    num_accepted: int = 0
+
+    def record(self, num_tokens: int, num_accepted: int) -> None:
+        self.num_drafts += 1
+        self.num_tokens += num_tokens
+        self.num_accepted += num_accepted
 
 
 class RequestOutput(NamedTuple):
@@ -66,6 +94,11 @@ class ContinuousBatchingScheduler:
         # Admitted requests, the one that is due first in front.
         self.running: list[BatchRequest] = []
         self.num_preemptions = 0
+        self.num_aged_admissions = 0
+        self.num_prefix_waits = 0
+        self._awaiting_prefix: set[int] = set()
+        self._drafts_made = DraftCounts()
+        self._now = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -76,6 +109,8 @@ class ContinuousBatchingScheduler:
             num_waiting=len(self.waiting),
             num_running=len(self.running),
             num_prefilling=sum(r.status is RequestStatus.PREFILLING for r in self.running),
+            num_awaiting_prefix=min(len(self._awaiting_prefix), len(self.waiting)),
+            block_size=self.config.block_size,
             num_blocks=self.block_manager.num_blocks,
             num_free_blocks=self.block_manager.num_free_blocks,
             num_cached_blocks=self.block_manager.num_cached_blocks,
@@ -83,6 +118,11 @@ class ContinuousBatchingScheduler:
             num_evictions=self.block_manager.num_evictions,
             num_queried_tokens=self.prefix_cache.num_queried_tokens,
             num_hit_tokens=self.prefix_cache.num_hit_tokens,
+            num_aged_admissions=self.num_aged_admissions,
+            num_prefix_waits=self.num_prefix_waits,
+            num_drafts=self._drafts_made.num_drafts,
+            num_draft_tokens=self._drafts_made.num_tokens,
+            num_accepted_tokens=self._drafts_made.num_accepted,
         )
 
     def check(self, request: BatchRequest) -> None:
@@ -113,12 +153,13 @@ class ContinuousBatchingScheduler:
         if request.forks:
             self._promote_fork(request)
 
-    def schedule(self, max_prefill_tokens: int | None = None) -> StepPlan:
-        """Plan the next step.
+    def schedule(self, max_prefill_tokens: int | None = None, *, now: float = 0.0) -> StepPlan:
+        """Plan the next step, which begins at `now`.
 
         `max_prefill_tokens` bounds the prompt tokens beside running streams, so that these
         do not stall; without any running stream it does not apply.
         """
+        self._now = self.block_manager.now = now
         copies: list[BlockCopy] = []
         preempted: list[BatchRequest] = []
         slices = list(self._decodes(copies, preempted))
@@ -148,23 +189,22 @@ class ContinuousBatchingScheduler:
                 given += self._progress(s.request)
         return given
 
-    def discard(self, plan: StepPlan) -> list[BatchRequest]:
-        """Give up on a step that raised; return its requests, which are cancelled.
+    def discard(self, plan: StepPlan, to_blame: Container[int] | None = None) -> None:
+        """Give up on a step that raised, and cancel the requests that end with it.
 
-        The pool's contents are lost, so everybody else who was admitted starts over from
-        its tokens, and nothing stays cached.
+        `to_blame` are their ids; None is all that the step served.  The pool's contents are
+        lost, so everybody else who was admitted starts over from its tokens, and nothing
+        stays cached.
         """
-        failed: list[BatchRequest] = []
         for s in plan.slices:
-            self._leave(s.request, RequestStatus.CANCELLED)
-            for fork in s.request.forks:
-                fork.move_to(RequestStatus.CANCELLED)
-            failed += [s.request, *s.request.forks]
-            s.request.forks = []
+            served = dict.fromkeys([s.request, *s.forks, *s.request.forks])
+            if to_blame is None or any(r.request_id in to_blame for r in served):
+                # The last one first, so that no fork is left to read the prompt by itself.
+                for request in reversed(served):
+                    self.abort(request)
         for request in list(self.running):
             self._preempt(request)
         self.block_manager.forget_cached()
-        return failed
 
     # Decodes
 
@@ -255,6 +295,9 @@ class ContinuousBatchingScheduler:
                 num_kept_blocks += missing + num_idle
             else:
                 self._start(request, cached)
+        awaiting = {request.request_id for request in deferred}
+        self.num_prefix_waits += len(awaiting - self._awaiting_prefix)
+        self._awaiting_prefix = awaiting
         for request in deferred:
             self.waiting.push(request)
 
@@ -265,9 +308,12 @@ class ContinuousBatchingScheduler:
         taken = self._grow(request, [])
         assert taken, "room was checked"
         request.num_computed_tokens = len(cached) * self.config.block_size
+        if request.scheduled_time is None:
+            request.scheduled_time = self._now
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
             self.prefix_cache.record(request.num_tokens, request.num_cached_tokens)
+        self.num_aged_admissions += self.waiting.has_more_urgent(request.priority)
         request.move_to(RequestStatus.PREFILLING)
         insort(self.running, request, key=self.waiting.key)
         self.prefix_cache.claim(self._hashes(request)[len(cached) :], self.waiting.key(request))
@@ -334,6 +380,7 @@ class ContinuousBatchingScheduler:
                 break
         if s.drafts:
             request.lookup.record(request.num_tokens, len(s.drafts), len(given) - 1)
+            self._drafts_made.record(len(s.drafts), len(given) - 1)
         # The last token given is the one that nobody has read yet.
         self._commit(s, request.num_tokens - 1)
         if request.status is RequestStatus.PREFILLING:
@@ -350,6 +397,7 @@ class ContinuousBatchingScheduler:
         request.block_table = self.block_manager.fork(s.request.block_table)
         request.num_computed_tokens = s.stop
         request.num_cached_tokens = s.request.num_cached_tokens
+        request.scheduled_time = s.request.scheduled_time
         request.move_to(RequestStatus.PREFILLING)
         request.move_to(RequestStatus.RUNNING)
         insort(self.running, request, key=self.waiting.key)
@@ -381,6 +429,8 @@ class ContinuousBatchingScheduler:
                 request.num_cached_tokens,
                 logprobs,
                 tuple(request.prompt_logprobs) if is_first else (),
+                scheduled_time=request.scheduled_time or 0.0,
+                num_preemptions=request.num_preemptions,
             ),
         )
 

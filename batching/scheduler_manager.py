@@ -9,6 +9,7 @@ from batching.config import EngineConfig
 from batching.engine_thread import EngineThread
 from batching.errors import ModelNotFound
 from batching.loaded_engine import LoadedEngine
+from batching.observer import EngineObserver, Observers
 
 
 class SchedulerManager:
@@ -24,6 +25,7 @@ class SchedulerManager:
         self._threads: dict[str, EngineThread] = {}
         # Held while a model loads, so that nobody loads it twice.
         self._lock = threading.Lock()
+        self._observer_of: Callable[[str], EngineObserver] = lambda _: Observers()
 
     @property
     def model_ids(self) -> tuple[str, ...]:
@@ -43,14 +45,30 @@ class SchedulerManager:
             return thread
         with self._lock:
             if model_id not in self._threads:
-                thread = EngineThread(lambda: self._build(config))
+                thread = EngineThread(lambda: self._build(config), step_timeout=config.step_timeout)
+                thread.observer = self._observer_of(model_id)
                 thread.start()
                 self._threads[model_id] = thread
             return self._threads[model_id]
 
+    def loaded(self, model_id: str) -> EngineThread | None:
+        """Return the engine of a model if there is one already."""
+        return self._threads.get(model_id)
+
+    @property
+    def engines(self) -> tuple[EngineThread, ...]:
+        """The engines of the models that are loaded."""
+        return tuple(self._threads.values())
+
+    def observe(self, observer_of: Callable[[str], EngineObserver]) -> None:
+        """Have every engine, by its model id, tell an observer what it does."""
+        self._observer_of = observer_of
+        for model_id, thread in self._threads.items():
+            thread.observer = observer_of(model_id)
+
     def close(self, timeout: float | None = None) -> None:
         """End all engines; requests that still run hear EngineStopped."""
         deadline = None if timeout is None else monotonic() + timeout
-        for thread in list(self._threads.values()):
+        for thread in self.engines:
             left = None if deadline is None else max(0.0, deadline - monotonic())
             thread.stop(left)

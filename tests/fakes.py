@@ -148,6 +148,7 @@ def loaded_engine(
     eos_token_ids: frozenset[int] = frozenset(),
 ) -> LoadedEngine:
     """What an engine thread needs, over the fake runner."""
-    _, engine = make_engine(config, wrap)
+    scheduler = ContinuousBatchingScheduler(config)
+    engine = BatchInferenceEngine(scheduler, wrap(TokenRunner(config)))
     model = ModelInfo(model_id, tokenizer, eos_token_ids, VOCAB_SIZE, config.max_request_tokens)
     return LoadedEngine(engine, model)

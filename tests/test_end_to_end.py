@@ -204,7 +204,7 @@ def test_a_client_that_leaves_frees_its_blocks(caplog: pytest.LogCaptureFixture)
             sock.listen()
             visitor = pool.submit(visit, sock.getsockname()[1])
             with caplog.at_level(logging.INFO, "app.generation"):
-                serve(create_app(manager), sock, manager, 5.0)
+                serve(create_app(manager), sock)
             visitor.result()
     finally:
         manager.close()

@@ -105,6 +105,8 @@ def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() 
         ("batching.grammar", "numpy"),
         ("batching.grammar", "llguidance"),
         ("batching.grammar_cost", "llguidance"),
+        ("batching.grammar_matcher", "numpy"),
+        ("batching.grammar_matcher", "llguidance"),
     }
 
 

@@ -7,8 +7,14 @@ import anyio
 from fastapi import APIRouter, Request, Response
 
 from app.chat_reply import ChatReply
-from app.endpoints.serving import check_choices, demands_of, engine_for, respond
-from app.generation import Timing
+from app.endpoints.serving import (
+    admitted,
+    check_choices,
+    demands_of,
+    engine_for,
+    num_tokens_of,
+    respond,
+)
 from app.messages.parser import MessageParser
 from app.messages.reasoning import ReasoningParser, ends_in_thinking
 from app.messages.reasoning_grammar import after_reasoning
@@ -26,24 +32,26 @@ router = APIRouter()
 @router.post("/v1/chat/completions", response_model=ChatCompletion)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Answer a conversation; with `stream: true` as server-sent events."""
-    timing = Timing()
     check_choices(request, body)
-    engine = await engine_for(request, body.model)
-    chat = await anyio.to_thread.run_sync(_prepare, engine.model, body)
-    wanted = await demands_of(request, engine, body, grammar=chat.grammar)
-    completion_id = new_id("chatcmpl")
-    generation = await generate(
-        engine,
-        [chat.prompt],
-        body,
-        wanted,
-        completion_id=completion_id,
-        max_tokens=body.num_requested_tokens,
-        timing=timing,
-        parser=chat.parser,
-        kept_token_ids=chat.kept_token_ids,
-        is_blocking=chat.is_blocking,
-    )
+    async with admitted(request, body) as place:
+        engine = await engine_for(request, body.model)
+        chat = await anyio.to_thread.run_sync(_prepare, engine.model, body)
+        wanted = await demands_of(request, engine, body, grammar=chat.grammar)
+        completion_id = new_id("chatcmpl")
+        generation = await generate(
+            engine,
+            [chat.prompt],
+            body,
+            wanted,
+            completion_id=completion_id,
+            max_tokens=num_tokens_of(
+                request, engine, body, [chat.prompt], body.num_requested_tokens
+            ),
+            place=place,
+            parser=chat.parser,
+            kept_token_ids=chat.kept_token_ids,
+            is_blocking=chat.is_blocking,
+        )
     reply = ChatReply(
         head=head(completion_id, engine.model.model_id),
         include_usage=body.include_usage,

@@ -6,17 +6,20 @@ from itertools import accumulate
 import anyio
 from fastapi import APIRouter, Request, Response
 
+from app.admission import Place
 from app.beam_search import BeamSearch
 from app.completion_reply import CompletionReply, PromptText
 from app.detokenizer import Detokenizer
 from app.endpoints.serving import (
+    admitted,
     check_choices,
     demands_of,
     engine_for,
+    num_tokens_of,
     respond,
     respond_whole,
 )
-from app.generation import Timing
+from app.generation import Generation
 from app.prompt import completion_prompt
 from app.reply import head, new_id
 from app.schemas.completions import Completion, CompletionRequest
@@ -35,51 +38,65 @@ router = APIRouter()
 @router.post("/v1/completions", response_model=Completion)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue texts; with `stream: true` as server-sent events."""
-    timing = Timing()
     check_choices(request, body)
-    engine = await engine_for(request, body.model)
-    prompts = await anyio.to_thread.run_sync(_prompts, engine.model, body)
-    wanted = await demands_of(
+    async with admitted(request, body) as place:
+        engine = await engine_for(request, body.model)
+        prompts = await anyio.to_thread.run_sync(_prompts, engine.model, body)
+        wanted = await _demands(request, engine, body)
+        room = engine.model.max_model_len - max(map(len, prompts))
+        max_tokens = body.max_tokens or min(body.num_reserved_tokens, max(room, 1))
+        num_tokens_of(request, engine, body, prompts, max_tokens)
+        engine.check(prompts, max_tokens, wanted.sampling)
+        reply = await _reply(engine, prompts, body)
+        answering = await _answering(engine, prompts, body, wanted, max_tokens, reply, place)
+    if isinstance(answering, BeamSearch):
+        return await respond_whole(request, answering, reply)
+    return await respond(request, answering, reply, stream=body.stream)
+
+
+async def _demands(request: Request, engine: EngineThread, body: CompletionRequest) -> Demands:
+    return await demands_of(
         request,
         engine,
         body,
         grammar=_grammar(body),
         prompt_logprobs=body.logprobs if body.echo else None,
     )
-    room = engine.model.max_model_len - max(map(len, prompts))
-    max_tokens = body.max_tokens or min(body.num_reserved_tokens, max(room, 1))
-    engine.check(prompts, max_tokens, wanted.sampling)
-    completion_id = new_id("cmpl")
-    reply = CompletionReply(
-        head=head(completion_id, engine.model.model_id),
+
+
+async def _reply(
+    engine: EngineThread, prompts: Sequence[Sequence[int]], body: CompletionRequest
+) -> CompletionReply:
+    return CompletionReply(
+        head=head(new_id("cmpl"), engine.model.model_id),
         include_usage=body.include_usage,
         num_answers=body.n,
         num_compared=body.n if body.use_beam_search else body.num_choices,
         echoed=await anyio.to_thread.run_sync(_echoed, engine.model, prompts) if body.echo else (),
         token_bytes=None if body.logprobs is None else engine.grammars.token_bytes,
     )
-    if body.use_beam_search:
-        beams = _beam_search(engine, prompts, body, wanted, max_tokens)
-        return await respond_whole(request, beams, reply)
-    generation = await generate(
-        engine,
-        prompts,
-        body,
-        wanted,
-        completion_id=completion_id,
-        max_tokens=max_tokens,
-        timing=timing,
-    )
-    return await respond(request, generation, reply, stream=body.stream)
 
 
-def _beam_search(
+async def _answering(
     engine: EngineThread,
     prompts: Sequence[Sequence[int]],
     body: CompletionRequest,
     wanted: Demands,
     max_tokens: int,
-) -> BeamSearch:
+    reply: CompletionReply,
+    place: Place,
+) -> Generation | BeamSearch:
+    if not body.use_beam_search:
+        return await generate(
+            engine,
+            prompts,
+            body,
+            wanted,
+            completion_id=reply.head["id"],
+            max_tokens=max_tokens,
+            place=place,
+        )
+    place.hold([len(prompt) for prompt in prompts])
     return BeamSearch(
         engine=engine,
         prompts=prompts,
@@ -91,7 +108,9 @@ def _beam_search(
         options=text_options(engine.model, body, wanted),
         num_logprobs=body.logprobs or 0,
         priority=body.queue_priority,
-        cache_salt=body.cache_salt,
+        cache_salt=place.cache_salt(body.cache_salt),
+        completion_id=reply.head["id"],
+        place=place,
     )
 
 

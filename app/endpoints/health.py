@@ -1,16 +1,25 @@
-"""`GET /health`."""
+"""`GET /health` and `GET /ready`: what a supervisor and a load balancer ask; no key is needed."""
 
 from fastapi import APIRouter, Request
 
 from app.endpoints.serving import engine_for
-from batching import EngineStopped
+from app.refusals import Unavailable
+from app.service import service_of
 
 router = APIRouter()
 
 
 @router.get("/health")
 async def check_health(request: Request) -> dict[str, str]:
-    """Say ok while the default model's engine can answer, and 503 after."""
-    if not (await engine_for(request, None)).is_alive:
-        raise EngineStopped
+    """Say ok while the default model's engine can answer, and 503 when it cannot."""
+    if (trouble := (await engine_for(request, None)).trouble) is not None:
+        raise Unavailable(trouble)
     return {"status": "ok"}
+
+
+@router.get("/ready")
+async def check_readiness(request: Request) -> dict[str, str]:
+    """Say ready while new requests are welcome: loaded, not shutting down, the queue not full."""
+    if (reason := service_of(request).unreadiness) is not None:
+        raise Unavailable(reason)
+    return {"status": "ready"}

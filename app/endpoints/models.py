@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request
 
 from app.schemas.models import ModelCard, ModelList
+from app.service import service_of
 from batching import ModelNotFound
 
 router = APIRouter()
@@ -26,7 +27,7 @@ async def get_model(model_id: str, request: Request) -> ModelCard:
 
 def _cards(request: Request) -> list[ModelCard]:
     # A model that nobody asked for yet is not loaded, so only the server's own start is known.
-    started: int = request.app.state.started
+    service = service_of(request)
     return [
-        ModelCard(id=model_id, created=started) for model_id in request.app.state.manager.model_ids
+        ModelCard(id=model_id, created=service.started) for model_id in service.manager.model_ids
     ]

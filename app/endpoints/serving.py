@@ -1,23 +1,29 @@
 """What the generating endpoints share: the engine of a model, and the response of a generation."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import anyio
 from fastapi import Request, Response
 
+from app.admission import Place
+from app.client import ANONYMOUS, Client
 from app.generation import Answer, Generation
 from app.reply import Reply
-from app.schemas.usage import Usage
+from app.schemas.usage import Totals
+from app.service import service_of
 from app.sse import EventStream
-from app.submission import AnyRequest, Demands, GrammarDemand, demands
-from batching import EngineThread, InvalidRequest, SchedulerManager
+from app.submission import AnyRequest, Demands, GrammarDemand, bounded_tokens, demands
+from batching import DeadlineExceeded, EngineThread, InvalidRequest, Priority
 
 # Nobody gets it; nginx's number for a client that left, should it be logged somewhere.
-_CLIENT_CLOSED_REQUEST = 499
+_CLIENT_CLOSED_REQUEST: Final = 499
+
+_TIMEOUT_HEADER: Final = "X-Request-Timeout"
 
 
 async def engine_for(request: Request, model_id: str | None) -> EngineThread:
@@ -27,17 +33,88 @@ async def engine_for(request: Request, model_id: str | None) -> EngineThread:
         ModelNotFound: no such model is served here.
         ModelLoadError: it cannot be found or read.
     """
-    manager: SchedulerManager = request.app.state.manager
+    manager = service_of(request).manager
     wanted = manager.model_ids[0] if model_id is None else model_id
+    if (engine := manager.loaded(wanted)) is not None:
+        return engine
     return await anyio.to_thread.run_sync(manager.get, wanted)
+
+
+def enter(request: Request, priority: Priority = Priority.NORMAL) -> Place:
+    """Give a request its place; see Admission.enter."""
+    state = request.scope.get("state", {})
+    client: Client = state.get("client", ANONYMOUS)
+    request_id: str = state.get("request_id", "-")
+    return service_of(request).admission.enter(client, priority, request_id)
+
+
+@contextmanager
+def counted(request: Request) -> Iterator[None]:
+    """Count a request that the model need not answer."""
+    place = enter(request)
+    try:
+        yield
+    finally:
+        place.leave()
+
+
+@asynccontextmanager
+async def admitted(request: Request, body: AnyRequest) -> AsyncIterator[Place]:
+    """Give a request its place while it is prepared, and take it back if that fails.
+
+    Raises:
+        Refusal: there is no place for it.
+        DeadlineExceeded: its time is over before it is prepared.
+    """
+    place = enter(request, body.queue_priority)
+    try:
+        place.timeout = _timeout(request, body)
+        async with asyncio.timeout(place.time_left()):
+            yield place
+    except BaseException as error:
+        place.leave()
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded from None
+        raise
+
+
+def _timeout(request: Request, body: AnyRequest) -> float | None:
+    """Return the seconds that a request has, by its field or its header, whichever is less."""
+    if (text := request.headers.get(_TIMEOUT_HEADER)) is None:
+        return body.timeout
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest(_TIMEOUT_HEADER, "the header must be a number of seconds above 0")
+    return seconds if body.timeout is None else min(seconds, body.timeout)
 
 
 def check_choices(request: Request, body: AnyRequest) -> None:
     """Raise InvalidRequest if more answers are asked for than this server gives."""
-    limit: int = request.app.state.max_choices
+    limit = service_of(request).settings.max_choices
     if body.num_choices > limit:
         param = "n" if body.n > limit else "best_of"
         raise InvalidRequest(param, f"{limit} are the most answers to one prompt")
+
+
+def num_tokens_of(
+    request: Request,
+    engine: EngineThread,
+    body: AnyRequest,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int | None,
+) -> int | None:
+    """Return the most tokens of each answer; None is as many as fit the context.
+
+    Raises:
+        InvalidRequest: together they are more than this server gives one request.
+    """
+    limit = service_of(request).settings.max_output_tokens
+    return bounded_tokens(
+        engine.model, [len(prompt) for prompt in prompts], body.num_choices, max_tokens, limit
+    )
 
 
 async def respond(
@@ -58,7 +135,7 @@ async def demands_of(
     prompt_logprobs: int | None = None,
 ) -> Demands:
     """Compile what a request asks of its answers, a few grammars at a time."""
-    compiling = None if grammar is None else request.app.state.compiling
+    compiling = None if grammar is None else service_of(request).compiling
     work = partial(demands, engine, body, grammar=grammar, prompt_logprobs=prompt_logprobs)
     return await anyio.to_thread.run_sync(work, limiter=compiling)
 
@@ -67,7 +144,7 @@ class Answering(Protocol):
     """Work on answers that are told when they are complete."""
 
     @property
-    def usage(self) -> Usage: ...
+    def totals(self) -> Totals: ...
 
     async def collect(self) -> Sequence[Answer]: ...
 
@@ -79,16 +156,16 @@ async def respond_whole(request: Request, answering: Answering, reply: Reply) ->
     try:
         async with _while_connected(request):
             answers = await answering.collect()
-            write = partial(_written, reply, answers, answering.usage)
+            write = partial(_written, reply, answers, answering.totals)
             return Response(await anyio.to_thread.run_sync(write), media_type="application/json")
     finally:
         answering.close()
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
-def _written(reply: Reply, answers: Sequence[Answer], usage: Usage) -> str:
+def _written(reply: Reply, answers: Sequence[Answer], totals: Totals) -> str:
     """Return the body, which takes a second where many answers tell the odds of their tokens."""
-    return reply.whole(answers, usage).model_dump_json(exclude_unset=True)
+    return reply.whole(answers, totals).model_dump_json(exclude_unset=True)
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 import anyio
 from fastapi import APIRouter, Request
 
-from app.endpoints.serving import engine_for
+from app.endpoints.serving import counted, engine_for
 from app.logprobs import token_name
 from app.messages.tool_format import tool_format
 from app.prompt import chat_prompt, completion_prompt
@@ -24,24 +24,27 @@ router = APIRouter()
 @router.post("/tokenize", response_model_exclude_unset=True)
 async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
     """Return the tokens of a text."""
-    engine = await engine_for(request, body.model)
-    return await anyio.to_thread.run_sync(_tokenized, engine, body)
+    with counted(request):
+        engine = await engine_for(request, body.model)
+        return await anyio.to_thread.run_sync(_tokenized, engine, body)
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
     """Return the text of tokens, special ones included."""
-    engine = await engine_for(request, body.model)
-    check_token_ids(engine.model, "tokens", body.tokens)
-    text = await anyio.to_thread.run_sync(engine.model.tokenizer.decode, body.tokens)
-    return DetokenizeResponse(prompt=text)
+    with counted(request):
+        engine = await engine_for(request, body.model)
+        check_token_ids(engine.model, "tokens", body.tokens)
+        text = await anyio.to_thread.run_sync(engine.model.tokenizer.decode, body.tokens)
+        return DetokenizeResponse(prompt=text)
 
 
 @router.post("/v1/chat/completions/render")
 async def render_chat(body: ChatCompletionRequest, request: Request) -> RenderedPrompt:
     """Return the prompt that a chat request becomes, without answering it."""
-    engine = await engine_for(request, body.model)
-    return await anyio.to_thread.run_sync(_rendered, engine.model, body)
+    with counted(request):
+        engine = await engine_for(request, body.model)
+        return await anyio.to_thread.run_sync(_rendered, engine.model, body)
 
 
 def _tokenized(engine: EngineThread, body: TokenizeRequest) -> TokenizeResponse:

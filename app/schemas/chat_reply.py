@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from app.schemas.fields import EndReason
 from app.schemas.logprobs import ChoiceLogprobs
-from app.schemas.usage import Usage
+from app.schemas.usage import Timings, Usage
 
 
 class CalledFunctionText(BaseModel):
@@ -54,6 +54,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    timings: Timings | None = None
 
 
 class ChatDelta(BaseModel):
@@ -92,4 +93,5 @@ class ChatChunk(BaseModel):
     system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    timings: Timings | None = None
     prompt_progress: PromptProgress | None = None

@@ -10,7 +10,7 @@ from app.schemas.chat_reply import PromptProgress
 from app.schemas.fields import EndReason, check_encodable, fault
 from app.schemas.logprobs import CompletionLogprobs
 from app.schemas.request import MAX_CHOICES, GenerationRequest
-from app.schemas.usage import Usage
+from app.schemas.usage import Timings, Usage
 
 _MAX_PROMPTS: Final = 1024  # as vLLM
 _DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's
@@ -138,5 +138,6 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    timings: Timings | None = None
     system_fingerprint: str
     prompt_progress: PromptProgress | None = None

@@ -28,6 +28,7 @@ _SERVICE_TIERS: Final = {
 # The engine holds as many at once; the server's setting says how many are served.
 MAX_CHOICES: Final = 128
 
+_MAX_TIMEOUT: Final = 86_400
 _MAX_STOP_TOKENS: Final = 1024
 _MAX_BAD_WORDS: Final = 128
 
@@ -76,6 +77,17 @@ class GenerationRequest(WireRequest):
     structured_outputs: StructuredOutputs | None = None
     return_progress: bool = Field(
         default=False, description="Chunks that say how far the prompt is read; llama.cpp's."
+    )
+    return_timings: bool = Field(
+        default=False, description="How long the parts of the work took; llama.cpp's `timings`."
+    )
+    timeout: float | None = Field(
+        default=None,
+        gt=0,
+        le=_MAX_TIMEOUT,
+        allow_inf_nan=False,
+        description="Seconds after which the request ends with an error, waiting or running; "
+        "the header `X-Request-Timeout` means the same.",
     )
     seed: int | None = Field(default=None, ge=-_INT64_MAX - 1, le=_INT64_MAX)
     stop: StopStringList = Field(default_factory=list)

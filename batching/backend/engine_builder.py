@@ -8,9 +8,10 @@ import mlx.core as mx
 
 from batching.backend import BLAS
 from batching.backend.blas import NoBlas
+from batching.backend.failures import one_line
 from batching.backend.kv_cache import kv_cache
-from batching.backend.loader import LoadedModel, load_model
-from batching.backend.memory import blocks_within, device_memory
+from batching.backend.loader import LoadedModel, dtype_name, load_model
+from batching.backend.memory import MIB, blocks_within, check_room
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.self_check import Batchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
@@ -25,7 +26,6 @@ from batching.scheduler import ContinuousBatchingScheduler
 logger = logging.getLogger(__name__)
 
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-_MIB: Final = 1 << 20
 # A pool that holds less than this is a mistake and no server.
 _MIN_BLOCKS: Final = 8
 
@@ -43,18 +43,21 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
     """Load a model and make everything that serves it.
 
     Raises:
-        ModelLoadError: it cannot be found or read, or its pool does not fit.
+        ModelLoadError: it cannot be found, read or run, or it does not fit.
     """
     _select_device(config.device)
     if isinstance(BLAS, NoBlas) and BLAS.is_slow and mx.default_device() == mx.cpu:
         logger.warning("the model will be very slow: %s", BLAS)
-    loaded = load_model(config.model, dtype=_weights_dtype(config))
-    check = check_model(loaded.model, loaded.vocab_size)
-    if isinstance(check, Batchable):
-        backend = _paged(config, loaded, check)
-    else:
-        logger.warning("%s is served one request at a time: %s", config.model_id, check.reason)
-        backend = _sequential(config, loaded)
+    loaded = load_model(
+        config.model, dtype=_weights_dtype(config), trust_remote_code=config.trust_remote_code
+    )
+    try:
+        backend = _backend(config, loaded)
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        # The first time that the model runs.
+        raise ModelLoadError(f"cannot run {config.model}: {one_line(error)}") from error
     scheduler = ContinuousBatchingScheduler(backend.limits)
     engine = BatchInferenceEngine(scheduler, backend.runner, max_stall=config.max_stall_ms / 1000)
     model = ModelInfo(
@@ -85,6 +88,14 @@ def _weights_dtype(config: EngineConfig) -> mx.Dtype | None:
     return _DTYPES[config.dtype]
 
 
+def _backend(config: EngineConfig, loaded: LoadedModel) -> _Backend:
+    check = check_model(loaded.model, loaded.vocab_size)
+    if isinstance(check, Batchable):
+        return _paged(config, loaded, check)
+    logger.warning("%s is served one request at a time: %s", config.model_id, check.reason)
+    return _sequential(config, loaded)
+
+
 def _paged(config: EngineConfig, loaded: LoadedModel, check: Batchable) -> _Backend:
     bytes_per_block = config.block_size * sum(shape.bytes_per_token for shape in check.shapes)
     num_blocks = config.num_blocks
@@ -98,7 +109,7 @@ def _paged(config: EngineConfig, loaded: LoadedModel, check: Batchable) -> _Back
         MLXRunner(loaded.model, loaded.vocab_size, check.selection, cache),
         limits,
         f"{num_blocks} blocks of {config.block_size} tokens "
-        f"({num_blocks * bytes_per_block // _MIB} MiB), "
+        f"({num_blocks * bytes_per_block // MIB} MiB), "
         f"prefix cache {'on' if config.enable_prefix_cache else 'off'}",
     )
 
@@ -109,12 +120,8 @@ def _check_fits(num_blocks: int, bytes_per_block: int) -> None:
             f"there is memory for {num_blocks} blocks of the KV pool, and {_MIN_BLOCKS} are the "
             "least to serve with: give it a larger share of the memory, or a number of blocks"
         )
-    needed, room = num_blocks * bytes_per_block, device_memory() - mx.get_active_memory()
-    if needed > room:
-        raise ModelLoadError(
-            f"a KV pool of {needed // _MIB} MiB does not fit into the {room // _MIB} MiB "
-            "beside the weights: take fewer blocks, or size the pool by `auto`"
-        )
+    advice = "take fewer blocks, or size the pool by `auto`"
+    check_room(num_blocks * bytes_per_block, "KV pool", advice)
 
 
 def _sequential(config: EngineConfig, loaded: LoadedModel) -> _Backend:
@@ -129,16 +136,13 @@ def _sequential(config: EngineConfig, loaded: LoadedModel) -> _Backend:
 def _startup_lines(config: EngineConfig, loaded: LoadedModel, backend: _Backend) -> tuple[str, ...]:
     limits = backend.limits
     dtype = _weights_dtype(config)
+    weights = "as stored" if dtype is None else dtype_name(dtype)
     device = str(mx.default_device().type).removeprefix("DeviceType.")
     return (
         f"model     {config.model_id} ({loaded.model_type}, {loaded.source})",
-        f"device    {device}, weights {_dtype_name(dtype)}, BLAS: {BLAS}",
+        f"device    {device}, weights {weights}, BLAS: {BLAS}",
         f"context   {limits.max_request_tokens} tokens a request",
         f"kv cache  {backend.pool_line}",
         f"batch     up to {limits.max_num_seqs} requests, {limits.max_batched_tokens} tokens a step",
-        f"memory    {mx.get_active_memory() // _MIB} MiB in use",
+        f"memory    {mx.get_active_memory() // MIB} MiB in use",
     )
-
-
-def _dtype_name(dtype: mx.Dtype | None) -> str:
-    return "as stored" if dtype is None else str(dtype).removeprefix("mlx.core.")

@@ -8,6 +8,7 @@ model runs them.  Two things differ from a Hugging Face checkpoint:
 """
 
 import importlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -27,6 +28,8 @@ _GROUP_SIZE: Final = 32
 # Of dequantizing; each works on one tensor, in memory of its own.
 _MAX_STREAMS: Final = 8
 _ROPE_FACTORS: Final = "rope_freqs.weight"
+# Bits that a weight takes as it is loaded; of a scale and a bias, 16 bits each, for 32 weights.
+_QUANTIZED_BITS: Final = {"Q4_0": 5, "Q4_1": 5, "Q4_K": 5, "Q8_0": 9}
 _NAMES: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -68,6 +71,15 @@ def load_gguf(header: GgufHeader, dtype: mx.Dtype | None) -> tuple[nn.Module, Co
     return model, config
 
 
+def num_bytes(header: GgufHeader, dtype: mx.Dtype | None) -> int:
+    """Return the memory that the weights take once they are loaded."""
+    tensors = header.tensors.values()
+    is_half = any(tensor.type_name != "F32" for tensor in tensors)
+    bits = {} if dtype else _QUANTIZED_BITS
+    others = 8 * dtype.size if dtype else 16 if is_half else 32
+    return sum(math.prod(t.shape) * bits.get(t.type_name, others) for t in tensors) // 8
+
+
 def _read_arrays(header: GgufHeader) -> Weights:
     arrays = mx.load(str(header.path))
     assert isinstance(arrays, dict)
@@ -78,16 +90,20 @@ def _read_arrays(header: GgufHeader) -> Weights:
 
 
 def evaluate(model: nn.Module) -> None:
-    """Compute every array that the model holds, also private ones like rope's frequencies."""
+    """Compute every array that the model holds."""
     model.eval()
-    mx.eval(
-        [
-            value
-            for module in _modules(model)
-            for value in module.values()
-            if isinstance(value, mx.array)
-        ]
-    )
+    mx.eval(arrays_of(model))
+
+
+def arrays_of(model: nn.Module) -> list[mx.array]:
+    """Return every array that a model holds, once, also private ones like rope's frequencies."""
+    arrays = [
+        value
+        for module in _modules(model)
+        for value in module.values()
+        if isinstance(value, mx.array)
+    ]
+    return list({id(array): array for array in arrays}.values())
 
 
 def _modules(model: nn.Module) -> list[nn.Module]:
@@ -108,12 +124,14 @@ def read_config(header: GgufHeader) -> Config:
     _refuse_other_shapes(header, family, head_dim, hidden_size // num_heads)
     if not (embedding := header.tensors.get("token_embd.weight")):
         raise header.refuse("it has no tensor token_embd.weight")
+    if (num_layers := header.integer(f"{family}.block_count")) > len(header.tensors):
+        raise header.refuse(f"it has {len(header.tensors)} tensors for {num_layers} layers")
     biases = [name for name in header.tensors if name.endswith(".bias")]
     return {
         "model_type": family,
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden_size,
-        "num_hidden_layers": header.integer(f"{family}.block_count"),
+        "num_hidden_layers": num_layers,
         "intermediate_size": header.integer(f"{family}.feed_forward_length"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": header.integer(f"{family}.attention.head_count_kv", num_heads),

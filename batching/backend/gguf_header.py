@@ -1,13 +1,14 @@
 """Reading a GGUF file's header: metadata, and what tensors follow.
 
-`mx.load` maps the file and trusts it: a cut-off file ends the process, a tensor type that it
-does not know is left out or refused without its name. So the header is read here first.
+`mx.load` maps the file and trusts it: a cut-off or hostile file ends the process, and a tensor
+type that it does not know is left out or refused without its name.  So the header is read here
+first, and what `mx.load` would read differently is refused.
 """
 
 import math
 import mmap
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,10 +28,23 @@ _FORMATS: Final = {
     7: "?",
     10: "Q",
     11: "q",
-    12: "d",
 }
+_UINT32: Final = 4
 _STRING: Final = 8
 _ARRAY: Final = 9
+# MLX takes four bytes of it, and what follows for something else.
+_FLOAT64: Final = 12
+
+# Far beyond what models have: some hundred values and tensors, a million tokens and merges, a
+# tokenizer of 33 MB.  A file that claims more would be read for minutes, or fill the memory.
+_MAX_ENTRIES: Final = 1 << 16
+_MAX_ITEMS: Final = 1 << 22
+_MAX_HEADER_BYTES: Final = 1 << 27
+_MAX_DIMENSIONS: Final = 4
+# MLX's shapes are of 32 bits.
+_MAX_LENGTH: Final = (1 << 31) - 1
+
+_ALIGNMENT: Final = "general.alignment"
 
 # Types that can be read: name, weights in a block, bytes of a block.  `mx.load` keeps the first
 # five as they are and turns the others into float16; Q4_K it gets wrong, see gguf_q4_k.py.
@@ -72,41 +86,62 @@ _UNREADABLE: Final = {
 }
 
 
+class _Damaged(Exception):
+    """The header ends too soon, or says what cannot be."""
+
+    def __init__(self, reason: str = "it is damaged or incomplete") -> None:
+        super().__init__(reason)
+
+
 class _Reader:
-    """A position in the mapped file; `struct.error` when it would pass the end."""
+    """A position in the mapped file; _Damaged when it would pass the end."""
 
     def __init__(self, buffer: mmap.mmap) -> None:
         self._buffer = buffer
+        self._end = min(len(buffer), _MAX_HEADER_BYTES)
         self.position = 0
 
     def numbers(self, code: str, count: int = 1) -> tuple[bool | int | float, ...]:
         layout = struct.Struct(f"<{count}{code}")
-        values = layout.unpack_from(self._buffer, self.position)
-        self.position += layout.size
-        return values
+        return layout.unpack_from(self._buffer, self._pass(layout.size))
 
     def count(self, code: str = "Q") -> int:
         return int(self.numbers(code)[0])
 
+    def length(self, limit: int, code: str = "Q") -> int:
+        """Return a number of what follows."""
+        if (length := self.count(code)) > limit:
+            raise _Damaged("its header claims more than any model has")
+        return length
+
     def string(self) -> str:
-        start = self.position + 8
-        self.position = start + self.count()
-        if self.position > len(self._buffer):
-            raise struct.error("string past the end")
+        start = self._pass(self.length(_MAX_HEADER_BYTES))
         return self._buffer[start : self.position].decode("utf-8", "replace")
 
-    def value(self) -> Value:
-        return self._value(self.count("I"))
-
-    def _value(self, kind: int) -> Value:
+    def value(self, kind: int) -> Value:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            return self.numbers(_FORMATS[kind])[0]
-        element, length = self.count("I"), self.count()
+            return self.numbers(_format(kind))[0]
+        element, length = self.count("I"), self.length(_MAX_ITEMS)
         if element == _STRING:
             return [self.string() for _ in range(length)]
-        return list(self.numbers(_FORMATS[element], length))
+        return list(self.numbers(_format(element), length))
+
+    def _pass(self, num_bytes: int) -> int:
+        """Move on; return where what was passed begins."""
+        start, self.position = self.position, self.position + num_bytes
+        if self.position > self._end:
+            raise _Damaged
+        return start
+
+
+def _format(kind: int) -> str:
+    if kind == _FLOAT64:
+        raise _Damaged("a value is a 64-bit float, which MLX misreads")
+    if kind not in _FORMATS:
+        raise _Damaged
+    return _FORMATS[kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +200,10 @@ def read_header(path: Path) -> GgufHeader:
             return _read(_Reader(buffer), path, len(buffer))
     except OSError as error:
         raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
-    except (struct.error, KeyError, ValueError, ArithmeticError, MemoryError) as error:
-        # An empty file cannot be mapped (ValueError); the rest is a header that ends or lies.
+    except _Damaged as error:
+        raise ModelLoadError(f"cannot read {path}: {error}") from error
+    except ValueError as error:
+        # An empty file cannot be mapped.
         raise ModelLoadError(f"cannot read {path}: it is damaged or incomplete") from error
 
 
@@ -175,25 +212,50 @@ def _read(reader: _Reader, path: Path, size: int) -> GgufHeader:
         raise ModelLoadError(f"cannot read {path}: it is not a GGUF file")
     if (version := reader.count("I")) not in (2, 3):
         raise ModelLoadError(f"cannot read {path}: GGUF version {version} (only 2 and 3 are)")
-    num_tensors, num_values = reader.count(), reader.count()
-    metadata = {reader.string(): reader.value() for _ in range(num_values)}
+    num_tensors, num_values = reader.length(_MAX_ENTRIES), reader.length(_MAX_ENTRIES)
+    metadata, alignment = _read_metadata(reader, num_values)
     tensors = dict(_read_tensor(reader, path) for _ in range(num_tensors))
-    header = GgufHeader(path, metadata, tensors, 0)
-    alignment = header.integer("general.alignment", 32)
     data_start = -(-reader.position // alignment) * alignment
-    if any(data_start + tensor.start + tensor.num_bytes > size for tensor in tensors.values()):
+    header = GgufHeader(path, metadata, tensors, data_start)
+    room = size - data_start
+    if any(tensor.start + tensor.num_bytes > room for tensor in tensors.values()):
         raise header.refuse("it is incomplete, tensors lie beyond its end")
-    return replace(header, data_start=data_start)
+    if len(tensors) < num_tensors or sum(t.num_bytes for t in tensors.values()) > max(0, room):
+        raise _Damaged("tensors share a name or their bytes, so that a small file fills the memory")
+    return header
+
+
+def _read_metadata(reader: _Reader, num_values: int) -> tuple[dict[str, Value], int]:
+    """Return the values, and the alignment of what follows the header."""
+    metadata: dict[str, Value] = {}
+    alignment = 32
+    for _ in range(num_values):
+        key, kind = reader.string(), reader.count("I")
+        if key in metadata or (key == _ALIGNMENT and kind != _UINT32):
+            raise _Damaged
+        metadata[key] = reader.value(kind)
+        if key == _ALIGNMENT:
+            alignment = _checked_alignment(metadata[key])
+    return metadata, alignment
+
+
+def _checked_alignment(value: Value) -> int:
+    if not isinstance(value, int) or value < 1 or value & (value - 1):
+        raise _Damaged
+    return value
 
 
 def _read_tensor(reader: _Reader, path: Path) -> tuple[str, Tensor]:
     name = reader.string()
+    num_dimensions = reader.length(_MAX_DIMENSIONS, "I")
     # GGUF writes the fastest dimension first.
-    shape = tuple(map(int, reversed(reader.numbers("Q", reader.count("I")))))
+    shape = tuple(map(int, reversed(reader.numbers("Q", num_dimensions))))
     kind, start = reader.count("I"), reader.count()
     if kind not in _READABLE:
         known = ", ".join(type_name for type_name, _, _ in _READABLE.values())
         found = _UNREADABLE.get(kind, f"number {kind}")
         raise ModelLoadError(f"cannot read {path}: tensor {name} has type {found}, not {known}")
+    if not shape or not all(0 < length <= _MAX_LENGTH for length in shape):
+        raise _Damaged
     type_name, block, num_bytes = _READABLE[kind]
     return name, Tensor(type_name, shape, start, -(-math.prod(shape) // block) * num_bytes)

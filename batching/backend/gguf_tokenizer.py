@@ -59,6 +59,8 @@ _SPLITS: Final[dict[str, tuple[str, ...]]] = {
     "megrez": (_QWEN2,),
     "tekken": (_TEKKEN,),
 }
+# Every place where a token could be cut is looked at.
+_MAX_TOKEN_LENGTH: Final = 1024
 # A word that is a token as it stands is not merged; and the prompt begins with bos by default.
 _WHOLE_WORDS_AND_BOS: Final = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken")
 _COMPOSED: Final = ("qwen2", "deepseek-r1-qwen", "megrez")
@@ -89,6 +91,8 @@ def build_tokenizer(header: GgufHeader) -> TokenizerWrapper:
     tokens = header.strings("tokenizer.ggml.tokens")
     if not tokens:
         raise header.refuse("it has no tokens")
+    if (longest := max(map(len, tokens))) > _MAX_TOKEN_LENGTH:
+        raise header.refuse(f"a token of {longest} characters")
     bos, eos = (_special(header, tokens, name) for name in ("bos", "eos"))
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=_build_backend(header, tokens, bos),

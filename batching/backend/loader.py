@@ -5,6 +5,7 @@ or the id of a repository on the Hugging Face hub.
 """
 
 import importlib.util
+import json
 import logging
 import re
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ from mlx_lm.utils import (
     load_tokenizer,
 )
 
-from batching.backend.gguf import evaluate, load_gguf
+from batching.backend.failures import one_line
+from batching.backend.gguf import arrays_of, evaluate, load_gguf, num_bytes
 from batching.backend.gguf_header import read_header
 from batching.backend.gguf_tokenizer import build_tokenizer
+from batching.backend.memory import check_room
 from batching.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -47,6 +50,10 @@ _CONTEXT_KEYS: Final = (
 )
 _UNKNOWN_CONTEXT: Final = 4096
 _STRETCHED: Final = ("linear", "dynamic", "yarn")
+_LAYER_KEYS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
+# A hundred times what models have: building the layers of a hostile config would never end.
+_MAX_LAYERS: Final = 10_000
+_CODE: Final = "*.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +69,33 @@ class LoadedModel:
     source: str
 
 
-def load_model(reference: str, *, dtype: mx.Dtype | None) -> LoadedModel:
+def load_model(
+    reference: str, *, dtype: mx.Dtype | None, trust_remote_code: bool = False
+) -> LoadedModel:
     """Load a model; raise ModelLoadError, one line, whatever is wrong with it.
 
     With a `dtype` all weights are dequantized and cast to it; without, they stay as stored.
-    Code that comes with a model is never run.
+    Code that comes with a model is run only with `trust_remote_code`; a model that needs its
+    own is refused without.
     """
     try:
-        path = resolve(reference)
-        return _load_file(path, dtype) if path.is_file() else _load_directory(path, dtype)
-    except ModelLoadError:
+        path = resolve(reference, trust_remote_code=trust_remote_code)
+        if path.is_file():
+            return _load_file(path, dtype)
+        return _load_directory(path, dtype, trust_remote_code)
+    except (ModelLoadError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
-        # Loaders and tokenizers of other packages raise whatever they meet in a foreign file.
-        raise ModelLoadError(f"cannot load {reference}: {_one_line(error)}") from error
+    except BaseException as error:
+        # Loaders and tokenizers of other packages raise whatever they meet in a foreign file;
+        # the panics of those that are written in Rust are no Exceptions.
+        raise ModelLoadError(f"cannot load {reference}: {one_line(error)}") from error
 
 
-def resolve(reference: str) -> Path:
-    """Return the file or directory that a reference means, downloaded if need be."""
+def resolve(reference: str, *, trust_remote_code: bool = False) -> Path:
+    """Return the file or directory that a reference means, downloaded if need be.
+
+    Code is downloaded only with `trust_remote_code`.
+    """
     if reference == BUNDLED_MODEL:
         return _bundled()
     path = Path(reference).expanduser()
@@ -91,7 +107,8 @@ def resolve(reference: str) -> Path:
         raise ModelLoadError(f"{reference} is neither a .gguf file nor a model directory")
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(reference):
         raise ModelLoadError(f"there is no file or directory {reference}")
-    return _download(reference)
+    unwanted = () if trust_remote_code else (_CODE,)
+    return _download(reference, [p for p in DEFAULT_ALLOW_PATTERNS if p not in unwanted])
 
 
 def _bundled() -> Path:
@@ -112,44 +129,65 @@ def _checked_directory(path: Path) -> Path:
     return path
 
 
-def _download(repository: str) -> Path:
+def _download(repository: str, patterns: list[str]) -> Path:
     """Return the repository's files; a copy on this machine is used without asking the hub."""
     try:
-        found = snapshot_download(
-            repository, allow_patterns=DEFAULT_ALLOW_PATTERNS, local_files_only=True
-        )
+        found = snapshot_download(repository, allow_patterns=patterns, local_files_only=True)
     except LocalEntryNotFoundError:
         logger.info("downloading %s", repository)
         try:
-            found = snapshot_download(repository, allow_patterns=DEFAULT_ALLOW_PATTERNS)
+            found = snapshot_download(repository, allow_patterns=patterns)
         except Exception as error:
             # Not found, not allowed, no connection, offline mode: the hub's client says which.
             raise ModelLoadError(
                 f"there is no directory {repository}, "
-                f"and the hub has not given that model: {_one_line(error)}"
+                f"and the hub has not given that model: {one_line(error)}"
             ) from error
     return _checked_directory(Path(found))
 
 
 def _load_file(path: Path, dtype: mx.Dtype | None) -> LoadedModel:
     header = read_header(path)
+    _check_room(num_bytes(header, dtype), dtype, mx.get_active_memory())
     tokenizer = build_tokenizer(header)
     model, config = load_gguf(header, dtype)
     return _loaded(model, tokenizer, config, path)
 
 
-def _load_directory(path: Path, dtype: mx.Dtype | None) -> LoadedModel:
-    model, config = load_mlx_model(path, lazy=True, trust_remote_code=False)
+def _load_directory(path: Path, dtype: mx.Dtype | None, trust_remote_code: bool) -> LoadedModel:
+    _check_layers(path)
+    used = mx.get_active_memory()
+    model, config = load_mlx_model(path, lazy=True, trust_remote_code=trust_remote_code)
     if dtype is not None:
         # First the scales, then the weights: otherwise these would be rounded to the scales' type.
         model.set_dtype(dtype)
         model = dequantize_model(model)
+    # Nothing of the files is read before the arrays are evaluated.
+    _check_room(sum(array.nbytes for array in arrays_of(model)), dtype, used)
     evaluate(model)
     # None, the default, would ask at the terminal whether to run the tokenizer's code.
     tokenizer = load_tokenizer(
-        path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
+        path, {"trust_remote_code": trust_remote_code}, eos_token_ids=config.get("eos_token_id")
     )
     return _loaded(model, tokenizer, config, path)
+
+
+def _check_room(needed: int, dtype: mx.Dtype | None, used: int) -> None:
+    kind = "as stored" if dtype is None else dtype_name(dtype)
+    advice = "take a smaller model, or a dtype that takes less"
+    check_room(needed, f"weights ({kind})", advice, used=used)
+
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
+
+
+def _check_layers(path: Path) -> None:
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key in _LAYER_KEYS:
+            if isinstance(count := part.get(key), int) and count > _MAX_LAYERS:
+                raise ModelLoadError(f"cannot load {path}: its config declares {count} layers")
 
 
 def _loaded(
@@ -190,8 +228,3 @@ def _stretched(length: int, config: Config) -> int:
         return length
     original = scaling.get("original_max_position_embeddings", length)
     return max(length, int(original * scaling.get("factor", 1)))
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

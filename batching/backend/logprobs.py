@@ -23,6 +23,8 @@ def token_logprobs(
 
 def _of(logits: npt.NDArray[Any], token_id: int, num_top: int) -> TokenLogprobs:
     highest = logits.max()
+    if not np.isfinite(highest):
+        raise FloatingPointError("the model's logits are not finite")
     total = highest + np.log(np.exp(logits - highest).sum(dtype=np.float64))
     top = largest(logits, num_top) if num_top else np.empty(0, np.int64)
     return TokenLogprobs(

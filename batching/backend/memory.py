@@ -1,4 +1,4 @@
-"""How much memory there is for the KV pool."""
+"""How much memory there is for the weights and the KV pool."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,9 @@ from typing import Final
 
 import mlx.core as mx
 
+from batching.errors import ModelLoadError
+
+MIB: Final = 1 << 20
 # What the devices of MLX call the memory that arrays may use.
 _DEVICE_KEYS: Final = ("max_recommended_working_set_size", "total_memory", "memory_size")
 _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
@@ -35,3 +38,17 @@ def blocks_within(fraction: float, bytes_per_block: int) -> int:
     """Return how many blocks fit into a share of the device's memory, beside the weights."""
     budget = int(fraction * device_memory()) - mx.get_active_memory()
     return max(0, budget // bytes_per_block)
+
+
+def check_room(num_bytes: int, name: str, advice: str, *, used: int | None = None) -> None:
+    """Raise ModelLoadError for what can never fit; whether less does, only the system knows.
+
+    `used` are the bytes of all else; None is what is in use now.
+    """
+    total = device_memory()
+    left = total - (mx.get_active_memory() if used is None else used)
+    if num_bytes > left:
+        raise ModelLoadError(
+            f"{-(-num_bytes // MIB)} MiB of {name} do not fit into the {left // MIB} MiB that are "
+            f"left of {total // MIB} MiB: {advice}"
+        )

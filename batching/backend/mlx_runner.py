@@ -6,11 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from batching.backend.failures import forget_locals
 from batching.backend.model_hooks import RowSelection
 from batching.backend.paged_cache import PagedKVCache, StepInputs
-from batching.backend.sampler import Sampler
-from batching.backend.slice_outputs import slice_outputs
-from batching.backend.token_masks import MaskFiller, TokenMasks
+from batching.backend.slice_sampler import SliceSampler, not_finite, served
 from batching.step_plan import SliceOutput, StepPlan
 
 
@@ -23,19 +22,14 @@ class MLXRunner:
         self._model = model
         self._selection = selection
         self._cache = cache
-        self._sampler = Sampler()
-        self._mask_filler = MaskFiller(vocab_size)
+        self._sampler = SliceSampler(vocab_size)
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
-        self._cache.copy_blocks(plan.copies)
-        step = self._cache.begin(plan.slices)
-        masks = self._mask_filler.start(step.wanted.samples)
-        logits = self.logits(step)
-        self._cache.flush()
-        token_ids = self._sample(step, logits, masks)
-        # The pool is evaluated in any case: unread writes would pile up from step to step.
-        mx.eval(self._cache.arrays)
-        return slice_outputs(plan.slices, step.wanted, logits, token_ids)
+        try:
+            return self._run(plan)
+        except Exception as error:
+            forget_locals(error)
+            raise
 
     def logits(self, step: StepInputs) -> mx.array:
         """Return the logits of the rows that are wanted, `[L, vocab_size]`."""
@@ -49,17 +43,35 @@ class MLXRunner:
         return logits.squeeze(1)
 
     def reset(self) -> None:
+        self._selection.are_finite = None
         self._cache.reset()
 
-    def _sample(self, step: StepInputs, logits: mx.array, masks: TokenMasks | None) -> list[int]:
-        if not step.wanted.samples:
-            return []
-        logits = step.wanted.sampled(logits)
-        tokens = self._sampler.sample(logits, step.wanted.samples, masks)
-        chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1)
-        mx.eval(tokens, chosen, self._cache.arrays)
-        if not mx.isfinite(chosen).all():
-            # An overflow in half precision; the step fails, and the pool with it.
-            raise FloatingPointError("the model's logits are not finite")
-        token_ids: list[int] = np.array(tokens).tolist()
-        return token_ids
+    def _run(self, plan: StepPlan) -> list[SliceOutput]:
+        self._cache.copy_blocks(plan.copies)
+        step = self._cache.begin(plan.slices)
+        with self._sampler.masks(step.wanted) as masks:
+            logits = self.logits(step)
+            self._cache.flush()
+            # The pool is evaluated in any case: unread writes would pile up from step to step.
+            written = self._cache.arrays
+            if self._selection.are_finite is not None:
+                written.append(self._selection.are_finite)
+            with self._sampler.blaming(step.attention.slices, logits, written):
+                outputs = self._sampler.outputs(plan.slices, step.wanted, logits, masks, written)
+        self._check_rows(step)
+        return outputs
+
+    def _check_rows(self, step: StepInputs) -> None:
+        """Raise SlicesFailed for those whose rows are no numbers, also where nobody samples yet.
+
+        Such keys and values must not stay: a weight of 0 does not hide them from who gets
+        the block next.
+        """
+        if self._selection.are_finite is None:
+            return
+        are_finite, self._selection.are_finite = np.array(self._selection.are_finite), None
+        slices = step.attention.slices
+        ends = np.cumsum([len(s) for s in slices])
+        parts = zip(slices, np.split(are_finite, ends), strict=False)
+        if failing := [s for s, part in parts if not part.all()]:
+            raise not_finite(served(failing))

@@ -42,10 +42,21 @@ def hook_attention(model: nn.Module) -> None:
 
 
 class RowSelection:
-    """The rows whose logits are wanted; None is all of them."""
+    """The rows whose logits are wanted; None is all of them.
+
+    are_finite: for each row of the latest forward pass, whether its hidden state is numbers.
+    """
 
     def __init__(self) -> None:
         self.rows: mx.array | None = None
+        self.are_finite: mx.array | None = None
+
+    def of(self, hidden: mx.array) -> mx.array:
+        """Return the selected rows of hidden states `[T, 1, hidden_size]`."""
+        if self.rows is None:
+            return hidden
+        self.are_finite = mx.isfinite(hidden).all(axis=(1, 2))
+        return hidden[self.rows]
 
 
 def select_rows(model: nn.Module, selection: RowSelection) -> None:
@@ -62,8 +73,7 @@ def select_rows(model: nn.Module, selection: RowSelection) -> None:
     trunk_type = type(trunk)
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        hidden = trunk_type.__call__(self, *args, **kwargs)
-        return hidden if selection.rows is None else hidden[selection.rows]
+        return selection.of(trunk_type.__call__(self, *args, **kwargs))
 
     trunk.__class__ = type(trunk_type.__name__, (trunk_type,), {"__call__": call})
 

@@ -208,4 +208,6 @@ class PagedKVCache:
         """Start over with empty arrays, as after a step that raised."""
         for layer in self.layers:
             layer.reset()
+        # What the step held goes back first; it may have failed for want of memory.
+        mx.clear_cache()
         mx.eval(self.arrays)

@@ -108,7 +108,11 @@ class Sampler:
         if not edits:
             return logits
         # One entry for each touched logit: x -> x * (x > 0 ? up : down) + add
-        rows, tokens, up, down, add = (mx.array(np.array(c)) for c in zip(*edits, strict=True))
+        columns = [np.array(c) for c in zip(*edits, strict=True)]
+        if columns[1].min() < 0 or columns[1].max() >= logits.shape[-1]:
+            # MLX does not look whether an index is within an array.
+            raise IndexError("a token id is not in the vocabulary")
+        rows, tokens, up, down, add = map(mx.array, columns)
         rows, tokens = rows.astype(mx.int32), tokens.astype(mx.int32)
         touched = logits[rows, tokens]
         factor = mx.where(touched > 0, up, down).astype(mx.float32)

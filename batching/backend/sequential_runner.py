@@ -5,13 +5,11 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
+from batching.backend.failures import forget_locals
 from batching.backend.logit_rows import LogitRows
-from batching.backend.sampler import Sampler
-from batching.backend.slice_outputs import slice_outputs
-from batching.backend.token_masks import MaskFiller
+from batching.backend.slice_sampler import SliceSampler
 from batching.request import BatchRequest
 from batching.step_plan import Slice, SliceOutput, StepPlan
 
@@ -25,28 +23,28 @@ class SequentialRunner:
 
     def __init__(self, model: nn.Module, vocab_size: int) -> None:
         self._model = model
-        self._sampler = Sampler()
-        self._mask_filler = MaskFiller(vocab_size)
+        self._sampler = SliceSampler(vocab_size)
         self._owner: BatchRequest | None = None
         self._cache: list[Any] = []
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
-        outputs = [self._output(s) for s in plan.slices]
-        mx.eval([layer.state for layer in self._cache])
-        return outputs
+        try:
+            return [self._output(s) for s in plan.slices]
+        except Exception as error:
+            forget_locals(error)
+            raise
 
     def reset(self) -> None:
         self._owner, self._cache = None, []
+        mx.clear_cache()
 
     def _output(self, s: Slice) -> SliceOutput:
         wanted = LogitRows.of([s])
-        masks = self._mask_filler.start(wanted.samples)
-        logits = self._read(s)[wanted.rows]
-        token_ids: list[int] = []
-        if wanted.samples:
-            tokens = self._sampler.sample(wanted.sampled(logits), wanted.samples, masks)
-            token_ids = np.array(tokens).tolist()
-        (output,) = slice_outputs([s], wanted, logits, token_ids)
+        with self._sampler.masks(wanted) as masks:
+            logits = self._read(s)[wanted.rows]
+            states = [layer.state for layer in self._cache]
+            with self._sampler.blaming([s], logits, states):
+                (output,) = self._sampler.outputs([s], wanted, logits, masks, states)
         return output
 
     def _read(self, s: Slice) -> mx.array:

@@ -1,7 +1,8 @@
 """Masks of the tokens that constraints allow, worked out while the model runs."""
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Final
 
 import mlx.core as mx
@@ -34,6 +35,10 @@ class TokenMasks:
         logits[rows] = logits[rows] + terms[:, : logits.shape[-1]]
         return logits
 
+    def wait(self) -> None:
+        """Return when no constraint is at work any more."""
+        wait([self._masks])
+
 
 class MaskFiller:
     """Fills the masks of a step in a thread of its own."""
@@ -41,6 +46,20 @@ class MaskFiller:
     def __init__(self, vocab_size: int) -> None:
         self._num_words = -(-vocab_size // 32)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="token-masks")
+
+    @contextmanager
+    def filling(self, samples: Sequence[Sample]) -> Iterator[TokenMasks | None]:
+        """Fill the masks of the constrained samples meanwhile; None if there is none.
+
+        When this ends the thread is done with them, also if the model failed: whoever starts
+        over, or is copied, must not be followed by two threads at once.
+        """
+        masks = self.start(samples)
+        try:
+            yield masks
+        finally:
+            if masks is not None:
+                masks.wait()
 
     def start(self, samples: Sequence[Sample]) -> TokenMasks | None:
         """Begin with the masks of the constrained samples; None if there is none."""
@@ -56,5 +75,13 @@ class MaskFiller:
     def _fill(self, constraints: Mapping[int, TokenConstraint]) -> MaskRow:
         masks = np.zeros((len(constraints), self._num_words), np.int32)
         for row, constraint in zip(masks, constraints.values(), strict=True):
-            constraint.fill_mask(row)
+            _fill(constraint, row)
         return masks
+
+
+def _fill(constraint: TokenConstraint, row: MaskRow) -> None:
+    try:
+        constraint.fill_mask(row)
+    except BaseException as error:
+        # A panic of Rust is no Exception: nothing would stop it in the thread that asks for it.
+        raise RuntimeError("a constraint cannot tell what may follow") from error

@@ -10,8 +10,19 @@ import httpx
 from fastapi import FastAPI
 from jinja2 import TemplateError
 
+from app.admission import Place
+from app.client import ANONYMOUS
 from app.main import create_app
-from batching import EngineConfig, EngineThread, LoadedEngine, ModelInfo, SchedulerManager
+from app.service import Service
+from app.settings import Settings
+from batching import (
+    EngineConfig,
+    EngineThread,
+    LoadedEngine,
+    ModelInfo,
+    Priority,
+    SchedulerManager,
+)
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.request import BatchRequest
@@ -171,6 +182,15 @@ class Served:
         headers = {"Content-Type": "application/json"}
         return await self.client.post(path, content=json.dumps(body), headers=headers)
 
+    @property
+    def service(self) -> Service:
+        service: Service = self.app.state.service
+        return service
+
+    def place(self) -> Place:
+        """Return what a request has that was let in."""
+        return self.service.admission.enter(ANONYMOUS, Priority.NORMAL)
+
     async def num_unfinished(self) -> int:
         """Count the requests in the engine; those aborted before are gone, as jobs are in order."""
         self.gate.open()
@@ -186,13 +206,14 @@ async def served(
     tokenizer: ByteTokenizer | None = None,
     num_blocks: int = 64,
     is_gated: bool = False,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
     """Serve a speaker without a network; bodies of streams arrive whole."""
     gate = Gate(is_open=not is_gated)
     manager = speaking_manager(
         answer, runner=runner, tokenizer=tokenizer, num_blocks=num_blocks, gate=gate
     )
-    app = create_app(manager)
+    app = create_app(manager, Settings.model_construct(**settings))
     # An exception that nobody expected is answered, as it is behind a real server.
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:

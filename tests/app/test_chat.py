@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from app.choice import Choice, TextOptions
-from app.generation import Generation, Timing
+from app.generation import Generation
 from app.messages.tool_format import tool_format
 from app.prompt import chat_prompt
 from app.schemas.chat import ChatCompletionRequest, ChatMessage
-from batching import FinishReason
 from tests.app.speaker import (
     MODEL_ID,
     Breaking,
@@ -236,17 +235,21 @@ async def test_each_request_is_logged_once_without_its_text(
 ) -> None:
     caplog.set_level("INFO", logger="app")
     async with served(b"Hello!") as server:
-        answer = (await server.chat("secret")).json()
+        server.client.headers["X-Request-Id"] = "mine"
+        answer = await server.chat("secret")
+    assert answer.headers["X-Request-Id"] == "mine"
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"{answer['id']} prompt=23 cached=0 output=7 first_token=")
-    assert line.endswith(FinishReason.STOP)
+    head = f"id={answer.json()['id']} request_id=mine client=anonymous prompt=23 cached=0 output=7"
+    assert line.startswith(head)
+    assert line.endswith("preemptions=0 reason=stop")
     assert "secret" not in line
 
 
 async def generation(server: Served, *stops: str) -> Generation:
+    place = server.place()
     tokens = await server.engine.submit([[72]])
     choice = Choice(0, server.engine.model.tokenizer, TextOptions(stops=stops))
-    return Generation("chatcmpl-1", tokens, [choice], [1], Timing())
+    return Generation("chatcmpl-1", tokens, [choice], [1], place)
 
 
 async def test_a_generation_that_is_closed_twice_is_logged_once(
@@ -258,8 +261,8 @@ async def test_a_generation_that_is_closed_twice_is_logged_once(
         begun.close()
         begun.close()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("chatcmpl-1 prompt=1 cached=0 output=0 first_token=- total=")
-    assert line.endswith("aborted")
+    assert " prompt=1 cached=0 output=0 queue=" in line
+    assert line.endswith("reason=aborted")
 
 
 async def test_a_stop_string_ends_the_request_before_anybody_closes_it() -> None:

@@ -1,5 +1,7 @@
 """Whatever goes wrong is told in OpenAI's envelope, and briefly."""
 
+from dataclasses import replace
+
 import pytest
 
 from app.errors import ANSWERS, answer_for, error_body
@@ -92,7 +94,7 @@ async def test_a_model_that_does_not_load_is_a_500_without_the_reason(
 
     async with served() as server:
         manager = SchedulerManager([EngineConfig(model="m", model_id="m")], build)
-        server.app.state.manager = manager
+        server.app.state.service = replace(server.service, manager=manager)
         response = await server.chat(model="m")
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "the model cannot be loaded"

@@ -3,23 +3,23 @@
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import openai
 import pytest
 
+from app import server
 from app.__main__ import base_url, main, run
 from app.main import create_app
 from app.server import BindError, bind, serve
 from app.settings import Settings
 from batching import SchedulerManager
-from tests.app.speaker import ENDLESS_BLOCKS, MODEL_ID, Gate, speaking_manager
+from tests.app.speaker import ENDLESS_BLOCKS, MODEL_ID, Breaking, Gate, speaking_manager
 
 T = TypeVar("T")
 
@@ -47,10 +47,14 @@ def while_serving(
     manager: SchedulerManager,
     visit: Callable[[str], T],
     *,
-    shutdown_timeout: float = 20.0,
     number: int = signal.SIGTERM,
+    status: int = 0,
+    **settings: Any,
 ) -> T:
-    """Serve in this thread, which gets the signals, and visit from another."""
+    """Serve in this thread, which gets the signals, and visit from another.
+
+    The visit may stop the server itself; `status` is what it exits with.
+    """
 
     def visit_and_stop(url: str) -> T:
         try:
@@ -62,7 +66,9 @@ def while_serving(
         sock.listen()
         visitor = pool.submit(visit_and_stop, f"http://127.0.0.1:{sock.getsockname()[1]}")
         try:
-            serve(create_app(manager), sock, manager, shutdown_timeout)
+            app = create_app(manager, Settings.model_construct(**settings))
+            manager.get(MODEL_ID)
+            assert serve(app, sock) == status
         finally:
             manager.close()
         return visitor.result()
@@ -108,55 +114,87 @@ def test_the_openai_client_gets_its_answers(number: int) -> None:
     while_serving(speaking_manager(b"Hello!"), visit, number=number)
 
 
-@contextmanager
-def idle_connection(url: str) -> Iterator[Callable[[], None]]:
-    """Open a connection; yield a function that waits until the server closes it.
-
-    It closes the idle ones when it is told to stop, right after it stops listening.
-    """
-    address = httpx.URL(url)
-    with socket.create_connection((address.host, address.port or 80)) as sock:
-
-        def wait() -> None:
-            assert sock.recv(1) == b""
-
-        yield wait
+def wait_until_told(url: str) -> None:
+    """Wait until the server knows that it is to stop: `/ready` says so, or nobody does."""
+    with suppress(httpx.TransportError):
+        while httpx.get(f"{url}/ready").status_code == 200:
+            pass
 
 
-def test_a_running_stream_finishes_after_the_signal() -> None:
+def wait_until_closed(url: str) -> None:
+    """Wait until nobody listens any more."""
+    with suppress(httpx.TransportError):
+        while True:
+            httpx.get(f"{url}/ready")
+
+
+def code_of(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+def test_a_server_that_is_told_to_stop_finishes_what_it_has_and_takes_nothing_new() -> None:
     gate = Gate(is_open=False)
 
     def visit(url: str) -> str:
-        with client_of(url) as client, idle_connection(url) as wait_until_closed:
+        assert httpx.get(f"{url}/ready").json() == {"status": "ready"}
+        with client_of(url) as client:
             stream = client.completions.create(model=MODEL_ID, prompt="Hi", stream=True)
             text = next(stream).choices[0].text
             stop()
-            wait_until_closed()
-            with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", httpx.URL(url).port or 80))
+            wait_until_told(url)
+            assert code_of(httpx.get(f"{url}/ready")) == (503, "unavailable")
+            assert httpx.get(f"{url}/health").status_code == 200
+            refused = httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"})
+            assert code_of(refused) == (503, "shutting_down")
+            assert int(refused.headers["Retry-After"]) == 30
+            # At once: that is the same wish again, and cuts nothing short.
+            stop()
             gate.open()
             return text + "".join(part.choices[0].text for part in stream)
 
     assert while_serving(speaking_manager(b"Hello!", gate=gate), visit) == "Hello!"
 
 
-def test_a_stream_that_outlasts_the_deadline_is_told_so() -> None:
+def end_early(url: str, gate: Gate, end: Callable[[], None]) -> None:
+    """Begin a stream that would never end, and see what it is told when the server ends."""
+    with client_of(url) as client:
+        stream = client.chat.completions.create(
+            model=MODEL_ID, messages=[{"role": "user", "content": "Hi"}], stream=True
+        )
+        next(stream)
+        stop()
+        wait_until_told(url)
+        end()
+        wait_until_closed(url)
+        gate.open()
+        with pytest.raises(openai.APIError, match="the engine has stopped"):
+            list(stream)
+
+
+def test_a_stream_that_outlasts_the_time_to_finish_is_told_so() -> None:
     gate = Gate(is_open=False)
+    manager = speaking_manager(None, gate=gate, num_blocks=ENDLESS_BLOCKS)
+    while_serving(manager, lambda url: end_early(url, gate, lambda: None), shutdown_timeout=0.0)
+
+
+def test_a_second_signal_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_SAME_WISH", -1.0)
+    gate = Gate(is_open=False)
+    manager = speaking_manager(None, gate=gate, num_blocks=ENDLESS_BLOCKS)
+    while_serving(manager, lambda url: end_early(url, gate, stop), shutdown_timeout=3600.0)
+
+
+def test_a_server_whose_engine_fails_exits_with_1_if_it_is_to() -> None:
+    """The step after the first word raises for ever."""
+    manager = speaking_manager(b"H", runner=Breaking)
 
     def visit(url: str) -> None:
-        with client_of(url) as client, idle_connection(url) as wait_until_closed:
-            stream = client.chat.completions.create(
-                model=MODEL_ID, messages=[{"role": "user", "content": "Hi"}], stream=True
-            )
-            next(stream)
-            stop()
-            wait_until_closed()
-            gate.open()
-            with pytest.raises(openai.APIError, match="the engine has stopped"):
-                list(stream)
+        for _ in range(3):
+            assert httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"}).status_code == 500
+        assert code_of(httpx.get(f"{url}/health")) == (503, "unavailable")
+        wait_until_closed(url)
 
-    manager = speaking_manager(None, gate=gate, num_blocks=ENDLESS_BLOCKS)
-    while_serving(manager, visit, shutdown_timeout=0)
+    while_serving(manager, visit, status=1, exit_on_engine_failure=True)
 
 
 def test_the_address_must_be_free_and_ours() -> None:
@@ -176,7 +214,7 @@ def test_somebody_may_listen_while_the_model_loads() -> None:
     with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
         first.listen()
         with pytest.raises(BindError, match="in use"):
-            serve(create_app(manager), second, manager, 0)
+            serve(create_app(manager), second)
 
 
 def free_port() -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from app.admission import Limits
 from app.settings import Settings, SettingsError, load_settings, unknown_variables
 from batching import EngineConfig
 
@@ -42,6 +43,8 @@ def test_every_setting_of_the_engine_reaches_it(monkeypatch: pytest.MonkeyPatch)
         "AGING_RATE": "0.5",
         "MAX_MODEL_LEN": "2048",
         "MEMORY_FRACTION": "0.25",
+        "STEP_TIMEOUT": "5",
+        "TRUST_REMOTE_CODE": "true",
         "DTYPE": "float16",
         "DEVICE": "cpu",
     }
@@ -59,6 +62,8 @@ def test_every_setting_of_the_engine_reaches_it(monkeypatch: pytest.MonkeyPatch)
         aging_rate=0.5,
         max_model_len=2048,
         memory_fraction=0.25,
+        step_timeout=5.0,
+        trust_remote_code=True,
         dtype="float16",
         device="cpu",
     )
@@ -187,3 +192,76 @@ def test_an_env_file_that_is_no_text_is_told_in_one_line(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=r"^\.env cannot be read: .*utf-8"):
         load_settings()
+
+
+def test_the_defaults_are_the_doors_defaults() -> None:
+    assert load_settings().limits() == Limits()
+
+
+def test_every_limit_of_the_door_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {
+        "BATCH_MAX_BATCH_SIZE": "3",
+        "MAX_QUEUED_REQUESTS": "0",
+        "MAX_QUEUED_TOKENS": "10",
+        "MAX_REQUESTS_PER_KEY": "4",
+        "REQUESTS_PER_MINUTE": "60",
+        "SHUTDOWN_TIMEOUT": "7",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(f"MLX_SERVER_{name}", value)
+    assert load_settings().limits() == Limits(
+        max_running=3,
+        max_queued_requests=0,
+        max_queued_tokens=10,
+        max_requests_per_key=4,
+        requests_per_minute=60,
+        drain_time=7.0,
+    )
+
+
+class TestKeys:
+    def keys(self) -> list[str]:
+        return load_settings().client_keys()
+
+    def refusal(self) -> str:
+        with pytest.raises(SettingsError) as caught:
+            self.keys()
+        return str(caught.value)
+
+    def test_there_are_none_by_default(self) -> None:
+        assert self.keys() == []
+
+    def test_they_come_from_a_variable_and_from_a_file(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("MLX_SERVER_API_KEYS", " key-1, key-2 ,")
+        (tmp_path / "keys").write_text("# of the team\nkey-3\n\n")
+        monkeypatch.setenv("MLX_SERVER_API_KEYS_FILE", "keys")
+        assert self.keys() == ["key-1", "key-2", "key-3"]
+        assert "key-" not in repr(load_settings())
+
+    def test_a_file_that_lost_them_does_not_open_the_server(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("MLX_SERVER_API_KEYS_FILE", "keys")
+        assert (
+            self.refusal() == "MLX_SERVER_API_KEYS_FILE cannot be read: No such file or directory"
+        )
+        (tmp_path / "keys").write_bytes(b"\xff")
+        assert self.refusal() == "MLX_SERVER_API_KEYS_FILE cannot be read: it is no text"
+        (tmp_path / "keys").write_text("# nothing\n")
+        assert self.refusal() == "MLX_SERVER_API_KEYS_FILE holds no key"
+
+    def test_what_no_header_can_carry_is_refused_and_not_shown(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MLX_SERVER_API_KEYS", "good,secr\u00e9t")
+        message = self.refusal()
+        assert message.startswith("MLX_SERVER_API_KEYS: line 2: ")
+        assert "secr" not in message
+
+
+def test_origins_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().allowed_origins == []
+    monkeypatch.setenv("MLX_SERVER_CORS_ORIGINS", "https://a.example, https://b.example")
+    assert load_settings().allowed_origins == ["https://a.example", "https://b.example"]

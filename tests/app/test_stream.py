@@ -14,7 +14,7 @@ from starlette.types import Message
 from app import sse
 from app.choice import Choice, TextOptions
 from app.completion_reply import CompletionReply
-from app.generation import Generation, Timing
+from app.generation import Generation
 from app.reply import head
 from tests.app.speaker import (
     MODEL_ID,
@@ -193,7 +193,7 @@ class BreaksAtHead(Client):
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_client_that_leaves_before_a_whole_answer_ends_its_request(path: str) -> None:
     async with served_endlessly() as server:
-        client = Client(path, max_tokens=1_000_000)
+        client = Client(path, max_tokens=200_000)
         client.left.set()
         await server.app(client.scope, client.receive, client.send)
         assert await server.num_unfinished() == 0
@@ -203,7 +203,7 @@ async def test_a_client_that_leaves_before_a_whole_answer_ends_its_request(path:
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_client_that_leaves_at_the_head_ends_its_request(path: str) -> None:
     async with served_endlessly() as server:
-        client = LeavesAtHead(path, stream=True, max_tokens=1_000_000)
+        client = LeavesAtHead(path, stream=True, max_tokens=200_000)
         await server.app(client.scope, client.receive, client.send)
         assert await server.num_unfinished() == 0
     assert [message["type"] for message in client.sent] == ["http.response.start"]
@@ -212,7 +212,7 @@ async def test_a_client_that_leaves_at_the_head_ends_its_request(path: str) -> N
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_client_that_leaves_in_the_middle_ends_its_request(path: str) -> None:
     async with served_endlessly() as server:
-        client = LeavesAtFirstEvent(path, stream=True, max_tokens=1_000_000)
+        client = LeavesAtFirstEvent(path, stream=True, max_tokens=200_000)
         await server.app(client.scope, client.receive, client.send)
         assert await server.num_unfinished() == 0
     assert client.got_event.is_set()
@@ -263,7 +263,7 @@ async def test_a_silent_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyP
         reply = CompletionReply(
             head=head("cmpl-1", "m"), include_usage=False, num_answers=1, num_compared=1
         )
-        stream = sse.EventStream(Generation("cmpl-1", tokens, [choice], [1], Timing()), reply)
+        stream = sse.EventStream(Generation("cmpl-1", tokens, [choice], [1], server.place()), reply)
         await stream({"type": "http", "method": "POST"}, receive, send)
     assert any(part.startswith(b":") for part in parts)
     assert b"".join(parts).endswith(sse.DONE)

@@ -11,11 +11,7 @@ import huggingface_hub.constants
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import quantize_model, save_config, save_model
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from batching.backend.loader import (
     BUNDLED_MODEL,
@@ -26,6 +22,7 @@ from batching.backend.loader import (
 )
 from batching.errors import ModelLoadError
 from tests.backend.arrays import parameters
+from tests.backend.model_files import edit_config, refusal
 
 GOLDEN: Any = json.loads((Path(__file__).parents[1] / "data/golden_smollm2.json").read_text())
 CASES: dict[str, Any] = {case["name"]: case for case in GOLDEN["cases"]}
@@ -87,41 +84,6 @@ def test_a_missing_bundled_package_is_told_with_its_command(
         load_model(BUNDLED_MODEL, dtype=None)
 
 
-CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "vocab_size": 40,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-    "eos_token_id": [2, 3],
-}
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """Return a model directory as mlx-lm writes it: bfloat16, quantized to 4 bits."""
-    mx.random.seed(5)
-    arguments = llama.ModelArgs.from_dict(CONFIG)
-    model: nn.Module = llama.Model(arguments)
-    model.set_dtype(mx.bfloat16)
-    model, config = quantize_model(model, CONFIG, group_size=32, bits=4)
-    save_model(tmp_path, model)
-    save_config(config, tmp_path / "config.json")
-    words = {chr(97 + index): index for index in range(26)}
-    backend = Tokenizer(models.WordLevel(words, unk_token="z"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, eos_token="c"
-    )
-    tokenizer.save_pretrained(tmp_path)
-    return tmp_path
-
-
 def test_a_directory_keeps_its_quantized_weights(directory: Path) -> None:
     loaded = load_model(str(directory), dtype=None)
     assert isinstance(loaded.model.layers[0].mlp.up_proj, nn.QuantizedLinear)
@@ -164,35 +126,6 @@ def test_a_loaded_model_runs_in_another_thread(directory: Path) -> None:
     loading.join()
     logits = loaded[0].model(mx.array([[1, 2, 3]]))
     assert mx.isfinite(logits).all().item()
-
-
-def refusal(reference: str | Path) -> str:
-    with pytest.raises(ModelLoadError) as caught:
-        load_model(str(reference), dtype=None)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def edit_config(directory: Path, **changes: Any) -> None:
-    path = directory / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_code_of_a_model_is_never_run(directory: Path) -> None:
-    witness = directory / "witness"
-    for name in ("model.py", "tokenizer.py"):
-        (directory / name).write_text(f"open({str(witness)!r}, 'w')")
-    edit_config(directory, model_file="model.py")
-    assert "custom module" in refusal(directory)
-    edit_config(directory, model_file=None, auto_map={"AutoTokenizer": ["tokenizer.T", None]})
-    path = directory / "tokenizer_config.json"
-    config = json.loads(path.read_text()) | {
-        "tokenizer_class": "T",
-        "auto_map": {"AutoTokenizer": ["tokenizer.T", None]},
-    }
-    path.write_text(json.dumps(config))
-    assert "contains custom code" in refusal(directory)
-    assert not witness.exists()
 
 
 def test_a_broken_directory_is_refused_in_one_line(directory: Path) -> None:

@@ -1,8 +1,21 @@
+"""What fits into the memory is served, and nothing that does not is begun."""
+
+from collections.abc import Callable
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
+from batching.backend import engine_builder, memory
+from batching.backend.engine_builder import build_engine
+from batching.backend.gguf import arrays_of
+from batching.backend.loader import load_model
 from batching.backend.memory import blocks_within, container_limit, device_memory
+from batching.config import EngineConfig
+from batching.errors import ModelLoadError
+from tests.backend.gguf_writer import Q4_0, Q8_0, write_gguf
+from tests.backend.model_files import refusal, write_model
+from tests.backend.test_gguf import BPE, blocks, metadata_of, random_model, tensors_of
 
 
 @pytest.mark.parametrize(("content", "limit"), [("1048576\n", 1048576), ("max\n", None)])
@@ -17,3 +30,95 @@ def test_blocks_are_what_a_share_of_the_memory_holds() -> None:
     assert blocks_within(0.5, device_memory()) == 0
     assert blocks_within(1e-9, 1) == 0
     assert 0 < blocks_within(0.9, 1 << 20) < device_memory() >> 20
+
+
+def write_quantized_gguf(directory: Path) -> Path:
+    model, config = random_model("llama", vocab_size=262)
+    tensors = tensors_of(model, config)
+    for name, kind in {"token_embd.weight": Q8_0, "blk.0.ffn_up.weight": Q4_0}.items():
+        rows, columns = tensors[name].shape
+        tensors[name], _ = blocks(kind, (rows, columns), 1)
+    return write_gguf(directory / "q.gguf", BPE | metadata_of(config), tensors)
+
+
+def write_float_gguf(directory: Path) -> Path:
+    model, config = random_model("llama", vocab_size=262)
+    return write_gguf(directory / "f.gguf", BPE | metadata_of(config), tensors_of(model, config))
+
+
+every_file = pytest.mark.parametrize(
+    "write", [write_model, write_quantized_gguf, write_float_gguf], ids=lambda write: write.__name__
+)
+every_dtype = pytest.mark.parametrize("dtype", [None, mx.float32, mx.bfloat16])
+
+
+def have_memory(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Let the device have some bytes more than are in use now."""
+    total = mx.get_active_memory() + num_bytes
+    monkeypatch.setattr(memory, "device_memory", lambda: total)
+
+
+@every_file
+@every_dtype
+def test_weights_that_fit_to_the_byte_are_loaded_and_others_are_not_begun(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Callable[[Path], Path],
+    dtype: mx.Dtype | None,
+) -> None:
+    path = str(write(tmp_path))
+    needed = sum(array.nbytes for array in arrays_of(load_model(path, dtype=dtype).model))
+    have_memory(monkeypatch, needed)
+    load_model(path, dtype=dtype)
+    have_memory(monkeypatch, needed - 1)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    line = refusal(path, dtype)
+    assert "of weights" in line
+    assert ("stored" if dtype is None else str(dtype).removeprefix("mlx.core.")) in line
+    # Nothing but what mlx-lm keeps as it builds the model.
+    assert mx.get_peak_memory() - before < 4096
+
+
+def test_a_refusal_names_the_sizes_and_what_to_change(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write_model(tmp_path)
+    monkeypatch.setattr(memory, "device_memory", lambda: 3 << 20)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: (3 << 20) - 5)
+    assert refusal(tmp_path, mx.float32) == (
+        "1 MiB of weights (float32) do not fit into the 0 MiB that are left of 3 MiB: "
+        "take a smaller model, or a dtype that takes less"
+    )
+
+
+def config(directory: Path, num_blocks: int | None) -> EngineConfig:
+    return EngineConfig(
+        model=str(directory), model_id="tiny", num_blocks=num_blocks, device="cpu", dtype="float32"
+    )
+
+
+def test_a_pool_beside_the_weights_fits_or_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 32 tokens of two layers, keys and values of 2 heads of 16 numbers.
+    bytes_per_block = 32 * 2 * 2 * 2 * 16 * 4
+    have_memory(monkeypatch, 4 << 20)
+    assert "32 blocks" in "".join(build_engine(config(directory, 32)).startup_lines)
+    num_blocks = (4 << 20) // bytes_per_block
+    with pytest.raises(ModelLoadError, match=r"^4 MiB of KV pool do not fit into the 3 MiB"):
+        build_engine(config(directory, num_blocks))
+    have_memory(monkeypatch, 600_000)
+    with pytest.raises(ModelLoadError, match=r"there is memory for \d blocks"):
+        build_engine(config(directory, None))
+
+
+def test_a_model_that_cannot_run_is_refused_in_one_line(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("[metal::malloc] no memory\nat all")
+
+    monkeypatch.setattr(engine_builder, "check_model", fail)
+    with pytest.raises(ModelLoadError, match=r"^cannot run .*: RuntimeError: .*no memory at all$"):
+        build_engine(config(directory, 8))

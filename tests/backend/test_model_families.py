@@ -1,7 +1,5 @@
 """Unmodified models of mlx-lm in one ragged batch, against their own single generation."""
 
-import platform
-
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -47,15 +45,6 @@ def serve(runner: ModelRunner, config: SchedulerConfig) -> list[list[int]]:
         engine.step()
     assert scheduler.stats().num_free_blocks == config.num_blocks
     return [r.output_token_ids for r in requests]
-
-
-@pytest.fixture(params=["on any device", "on an x86 CPU"])
-def device_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serve by MLX alone, as on a GPU, and with numpy's help."""
-    if request.param == "on any device":
-        monkeypatch.setattr(kv_cache, "_SCALAR_MACHINES", ())
-    elif platform.machine() not in kv_cache._SCALAR_MACHINES:
-        pytest.skip("not an x86 CPU")
 
 
 @pytest.mark.usefixtures("device_kind")

@@ -4,7 +4,9 @@ import pytest
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
+from batching.constraint import AllowedTokens
 from batching.errors import ContextLengthExceeded, RequestFailed
+from batching.model_runner import SlicesFailed
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
 from batching.step_plan import SliceOutput, StepPlan
@@ -60,6 +62,47 @@ def test_a_failed_step_ends_its_own_requests_and_the_others_get_their_answers() 
     assert all(isinstance(error, RequestFailed) for error in failures.values())
     assert outputs == {r.request_id: expected_output([r.request_id] * 5, 4) for r in requests[2:]}
     assert engine.stats().num_free_blocks == CONFIG.num_blocks
+
+
+class Poisoned(FailingRunner):
+    """Says that request 1 is to blame for the steps that fail."""
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        try:
+            return super().run(plan)
+        except RuntimeError as error:
+            raise SlicesFailed([1]) from error
+
+
+@pytest.mark.parametrize("num_forks", [0, 1])
+def test_a_request_that_is_to_blame_ends_alone_and_the_others_start_over(num_forks: int) -> None:
+    scheduler = ContinuousBatchingScheduler(CONFIG)
+    runner = Poisoned(CONFIG, lambda plan: any(s.request.request_id == 1 for s in plan.slices))
+    engine = BatchInferenceEngine(scheduler, runner, clock=FakeClock())
+    requests = [request(0), request(2), request(1), request(3)]
+    forks = [requests[2].fork(10 + i) for i in range(num_forks)]
+    for r in (*requests, *forks):
+        engine.add(r)
+    outputs, failures = run(engine)
+    assert set(failures) == {1, *(fork.request_id for fork in forks)}
+    assert outputs == {i: expected_output([i] * 5, 4) for i in (0, 2, 3)}
+    assert not engine.last_step.has_failed
+    assert engine.stats().num_free_blocks == CONFIG.num_blocks
+
+
+def test_who_ended_in_a_step_that_raised_after_that_is_told_of_the_failure() -> None:
+    class Raising(AllowedTokens):
+        def accept(self, token_id: int) -> None:
+            raise RuntimeError("injected")
+
+    _, engine = make_engine(CONFIG)
+    done = request(0, max_tokens=1)
+    engine.add(done)
+    engine.add(BatchRequest(1, [1], max_tokens=3, constraint=Raising([1])))
+    outputs, failures = run(engine)
+    assert outputs == {}
+    assert set(failures) == {0, 1}
+    assert engine.last_step.has_failed
 
 
 def test_a_pool_that_cannot_be_rebuilt_is_the_callers_to_know() -> None:

@@ -1,9 +1,12 @@
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from batching.block_ages import NO_AGES, AgeLog
 from batching.block_manager import (
     BlockCopy,
     BlockHash,
@@ -28,6 +31,49 @@ class Holder:
         self.num_published = 0
 
 
+class ExpectedAges:
+    """The ages of a pool, from what can be seen of it: who is found, and who is held.
+
+    `evicted` is (lifetime, idle time) of what was lost, `reuse_gaps` of what was taken again.
+    """
+
+    def __init__(self, manager: PagedBlockManager) -> None:
+        self._manager = manager
+        self._published: dict[BlockHash, float] = {}
+        self._released: dict[BlockHash, float] = {}
+        self.evicted: list[tuple[float, float]] = []
+        self.reuse_gaps: list[float] = []
+
+    def note(self) -> None:
+        """Look at the pool; to be called before time passes and before anything can be lost."""
+        for block in self._manager.blocks:
+            if block.block_hash is not None:
+                self._published.setdefault(block.block_hash, self._manager.now)
+                if block.ref_count:
+                    self._released.pop(block.block_hash, None)
+                else:
+                    self._released.setdefault(block.block_hash, self._manager.now)
+
+    @contextmanager
+    def losing(self) -> Iterator[None]:
+        """Expect the ages of the cached blocks that are gone after what is done within."""
+        self.note()
+        yield
+        for block_hash in [h for h in self._published if self._manager.find(h) is None]:
+            published = self._published.pop(block_hash)
+            if (released := self._released.pop(block_hash, None)) is not None:
+                now = self._manager.now
+                self.evicted.append((now - published, now - released))
+
+    def take(self, block_ids: Sequence[int]) -> None:
+        """Expect the gaps of those blocks that nobody holds."""
+        self.note()
+        for block_id in block_ids:
+            block = self._manager.blocks[block_id]
+            if block.block_hash is not None and block.ref_count == 0:
+                self.reuse_gaps.append(self._manager.now - self._released.pop(block.block_hash))
+
+
 class BlockMachine(RuleBasedStateMachine):
     """Requests over two tokens, so that prefixes collide; the pool remembers what was written.
 
@@ -40,6 +86,12 @@ class BlockMachine(RuleBasedStateMachine):
         self.cache = PrefixCache(self.manager)
         self.holders: list[Holder] = []
         self.written: dict[int, tuple[int, ...]] = {}
+        self.expected = ExpectedAges(self.manager)
+
+    @rule(seconds=st.integers(1, 9))
+    def wait(self, seconds: int) -> None:
+        self.expected.note()
+        self.manager.now += seconds
 
     def write(self, holder: Holder, start: int) -> None:
         for index in range(start, len(holder.table)):
@@ -58,6 +110,7 @@ class BlockMachine(RuleBasedStateMachine):
         holder = Holder(token_ids, BlockTable())
         hashes = holder.chain.extended(token_ids, BLOCK_SIZE)
         cached = self.cache.lookup(hashes[: (len(token_ids) - 1) // BLOCK_SIZE])
+        self.expected.take(cached)
         for index, block_id in enumerate(cached):
             expected = token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
             assert self.written[block_id] == tuple(expected), "a hit holds that very prefix"
@@ -65,7 +118,8 @@ class BlockMachine(RuleBasedStateMachine):
         holder.table.extend(cached)
         missing = self.manager.blocks_for(len(token_ids)) - len(cached)
         free = self.manager.num_free_blocks
-        block_ids = self.manager.allocate(missing, holder.table.last_block)
+        with self.expected.losing():
+            block_ids = self.manager.allocate(missing, holder.table.last_block)
         if block_ids is None:
             assert missing > free
             self.manager.release(cached)
@@ -81,13 +135,16 @@ class BlockMachine(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         index = len(holder.token_ids) // BLOCK_SIZE
         if index == len(holder.table):
-            if (taken := self.manager.allocate(1, holder.table.last_block)) is None:
+            with self.expected.losing():
+                taken = self.manager.allocate(1, holder.table.last_block)
+            if taken is None:
                 assert self.manager.num_free_blocks == 0
                 return
             holder.table.extend(taken)
         else:
             try:
-                copy = self.manager.make_writable(holder.table, index)
+                with self.expected.losing():
+                    copy = self.manager.make_writable(holder.table, index)
             except NoFreeBlocks:
                 assert self.manager.num_free_blocks == 0
                 return
@@ -114,7 +171,8 @@ class BlockMachine(RuleBasedStateMachine):
 
     @rule()
     def forget(self) -> None:
-        self.manager.forget_cached()
+        with self.expected.losing():
+            self.manager.forget_cached()
         assert self.manager.num_cached_blocks == 0
 
     @invariant()
@@ -128,6 +186,16 @@ class BlockMachine(RuleBasedStateMachine):
         assert self.manager.num_free_blocks == NUM_BLOCKS - len(held)
         cached = [b for b in blocks if not b.ref_count and b.block_hash]
         assert self.manager.num_cached_blocks == len(cached)
+
+    @rule()
+    def tell_the_ages(self) -> None:
+        ages = self.manager.take_ages()
+        assert sorted(zip(ages.lifetimes, ages.idle_times, strict=True)) == sorted(
+            self.expected.evicted
+        )
+        assert list(ages.reuse_gaps) == self.expected.reuse_gaps
+        self.expected.evicted.clear()
+        self.expected.reuse_gaps.clear()
 
     @invariant()
     def a_hash_leads_home(self) -> None:
@@ -148,6 +216,7 @@ class BlockMachine(RuleBasedStateMachine):
             assert ids == holder.table.block_ids
 
     def teardown(self) -> None:
+        self.tell_the_ages()
         for holder in self.holders:
             self.manager.release(holder.table.block_ids)
         assert self.manager.num_free_blocks == NUM_BLOCKS
@@ -245,6 +314,37 @@ def test_what_nobody_holds_cannot_be_released_or_shared() -> None:
         manager.increment_ref(0)
     with pytest.raises(AssertionError, match="block 0 is not held"):
         manager.publish(0, hashes("a")[0])
+
+
+def test_contents_age_from_when_they_can_be_found_and_idle_from_when_they_are_let_go() -> None:
+    manager = PagedBlockManager(1, 4)
+    manager.now = 1.0
+    block_ids = manager.allocate(1) or []
+    manager.now = 2.0
+    manager.publish(block_ids[0], hashes("a")[0])
+    manager.now = 5.0
+    manager.release(block_ids)
+    manager.now = 9.0
+    manager.increment_ref(block_ids[0])
+    manager.increment_ref(block_ids[0])
+    assert manager.take_ages() == ([], [], [4.0])
+    manager.now = 10.0
+    manager.release([*block_ids, *block_ids])
+    manager.now = 13.0
+    manager.allocate(1)
+    assert manager.take_ages() == ([11.0], [3.0], [])
+    assert manager.take_ages() is NO_AGES
+
+
+def test_ages_that_nobody_takes_do_not_pile_up() -> None:
+    log = AgeLog()
+    for age in range(10_000):
+        log.evicted(age, age)
+        log.reused(age)
+    first = list(range(4096))
+    assert log.take() == (first, first, first)
+    log.reused(1.0)
+    assert log.take() == ([], [], [1.0])
 
 
 def test_repr_is_the_blocks() -> None:

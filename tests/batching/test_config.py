@@ -26,7 +26,13 @@ def test_a_limit_out_of_range_is_refused_by_name(changes: dict[str, Any], messag
 
 
 @pytest.mark.parametrize(
-    "changes", [{"memory_fraction": 1.0}, {"memory_fraction": 0.0}, {"max_stall_ms": 0.0}]
+    "changes",
+    [
+        {"memory_fraction": 1.0},
+        {"memory_fraction": 0.0},
+        {"max_stall_ms": 0.0},
+        {"step_timeout": 0.0},
+    ],
 )
 def test_an_engine_limit_out_of_range_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):

@@ -8,19 +8,24 @@ from contextlib import asynccontextmanager
 import pytest
 
 from batching.config import SchedulerConfig
-from batching.engine_thread import EngineThread, TokenStream
+from batching.engine_thread import EngineThread
 from batching.errors import (
     ContextLengthExceeded,
+    DeadlineExceeded,
     EmptyPrompt,
+    EngineStalled,
     EngineStopped,
     InvalidRequest,
     ModelLoadError,
     RequestFailed,
 )
 from batching.loaded_engine import LoadedEngine
+from batching.observer import AnswerRecord, StepRecord
 from batching.priority_queue import Priority
-from batching.request import FinishReason, SamplingParams
+from batching.request import FinishReason, SamplingParams, TokenOutput
+from batching.scheduler import SchedulerStats
 from batching.step_plan import SliceOutput, StepPlan
+from batching.token_stream import TokenStream
 from tests.fakes import VOCAB_SIZE, ByteTokenizer, TokenRunner, expected_output, loaded_engine
 
 pytestmark = pytest.mark.anyio
@@ -62,9 +67,11 @@ def load(gated: Callable[[GatedRunner], None] = lambda _: None) -> LoadedEngine:
 
 
 @asynccontextmanager
-async def running(*, gate_is_open: bool = True) -> AsyncIterator[tuple[EngineThread, GatedRunner]]:
+async def running(
+    *, gate_is_open: bool = True, step_timeout: float = 60.0
+) -> AsyncIterator[tuple[EngineThread, GatedRunner]]:
     runners: list[GatedRunner] = []
-    thread = EngineThread(lambda: load(runners.append))
+    thread = EngineThread(lambda: load(runners.append), step_timeout=step_timeout)
     thread.start()
     if gate_is_open:
         runners[0].gate.set()
@@ -186,6 +193,141 @@ async def test_a_failing_step_is_heard_by_its_streams_and_the_engine_goes_on() -
         runner.fail = None
         assert thread.is_alive
         assert await collect(await thread.submit([[1]], max_tokens=3)) == expected_output([1], 3)
+
+
+async def test_three_failed_steps_are_the_engines_trouble_until_an_answer_is_complete() -> None:
+    async with running() as (thread, runner):
+        runner.fail = RuntimeError("injected")
+        for _ in range(3):
+            assert thread.trouble is None
+            with pytest.raises(RequestFailed):
+                await collect(await thread.submit([[1]]))
+        assert thread.trouble == "3 steps failed since an answer was complete"
+        runner.fail = None
+        await collect(await thread.submit([[1]], max_tokens=1))
+        assert thread.trouble is None
+        await asyncio.to_thread(thread.stop)
+        assert thread.trouble == "the engine has stopped"
+
+
+async def test_a_request_whose_time_is_over_ends_wherever_it_stands() -> None:
+    async with running(gate_is_open=False) as (thread, runner):
+        # In the step, and in the inbox behind it.
+        running_one = await thread.submit([[1]], time_limit=0.05)
+        await asyncio.to_thread(runner.is_running.wait)
+        with pytest.raises(DeadlineExceeded):
+            await thread.submit([[2]], time_limit=0.01)
+        with pytest.raises(DeadlineExceeded):
+            await collect(running_one)
+        (answer,) = running_one.answers
+        assert answer.finish_reason == "timeout"
+        runner.gate.set()
+        assert await is_idle(thread)
+
+
+async def test_an_answer_whose_tokens_are_always_there_ends_in_time_too() -> None:
+    released: list[tuple[int, str]] = []
+    answer = AnswerRecord(
+        num_prompt_tokens=1, max_tokens=9, num_choices=1, priority=Priority.LOW, arrival_time=0.0
+    )
+    over = asyncio.get_running_loop().time()
+    stream = TokenStream([answer], lambda *ended: released.append(ended), deadline=over)
+    stream.put(0, TokenOutput((1,), None, 0))
+    with pytest.raises(DeadlineExceeded):
+        await anext(stream)
+    assert released == [(0, "timeout")]
+
+
+async def test_a_step_that_does_not_end_is_noticed_and_nobody_waits_for_it() -> None:
+    async with running(gate_is_open=False, step_timeout=0.02) as (thread, runner):
+        assert thread.step_time == 0
+        stream = await thread.submit([[1]])
+        await asyncio.to_thread(runner.is_running.wait)
+        with pytest.raises(EngineStalled):
+            await thread.submit([[2]])
+        assert thread.is_stalled
+        assert thread.trouble is not None
+        assert thread.trouble.startswith("a step of the model has not ended for ")
+        # At the door now, without waiting.
+        with pytest.raises(EngineStalled):
+            await thread.submit([[3]])
+        thread.fail_streams(EngineStalled())
+        with pytest.raises(EngineStalled):
+            await collect(stream)
+        runner.gate.set()
+        assert await is_idle(thread)
+        assert thread.trouble is None
+
+
+class Watcher:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepRecord] = []
+        self.stats: list[SchedulerStats] = []
+        self.tokens: list[tuple[int, float | None]] = []
+        self.ended: list[AnswerRecord] = []
+
+    def observe_step(self, step: StepRecord) -> None:
+        self.steps.append(step)
+
+    def observe_stats(self, stats: SchedulerStats) -> None:
+        self.stats.append(stats)
+
+    def observe_tokens(self, answer: AnswerRecord, num_tokens: int, gap: float | None) -> None:
+        self.tokens.append((num_tokens, gap))
+
+    def observe_end(self, answer: AnswerRecord) -> None:
+        self.ended.append(answer)
+
+
+async def test_an_observer_hears_of_every_step_and_of_every_answers_life() -> None:
+    async with running() as (thread, _):
+        thread.observer = watcher = Watcher()
+        # Two chunks of a prompt, then two tokens.
+        stream = await thread.submit([[1] * 20], max_tokens=2, priority=Priority.HIGH)
+        await collect(stream)
+        assert await is_idle(thread)
+        assert [step.num_tokens for step in watcher.steps] == [16, 4, 1]
+        assert [num for num, _ in watcher.tokens] == [1, 1]
+        first_gap, second_gap = (gap for _, gap in watcher.tokens)
+        (answer,) = watcher.ended
+        assert answer is stream.answers[0]
+        assert answer.finish_reason == "length"
+        assert (answer.num_prompt_tokens, answer.num_output_tokens) == (20, 2)
+        times = [
+            answer.arrival_time,
+            answer.scheduled_time,
+            answer.first_token_time,
+            answer.last_token_time,
+        ]
+        assert times == sorted(time for time in times if time is not None)
+        assert answer.end_time == answer.last_token_time == watcher.steps[-1].ended
+        assert first_gap is None
+        assert second_gap == watcher.steps[-1].ended - watcher.steps[-2].ended
+        assert answer.queue_time is not None
+        assert answer.first_token_latency is not None
+        assert 0 <= answer.queue_time <= answer.first_token_latency
+        assert watcher.stats[-1].num_running == 0
+
+
+async def test_an_observer_hears_how_answers_end_that_do_not_end_by_themselves() -> None:
+    async with running(gate_is_open=False) as (thread, runner):
+        thread.observer = watcher = Watcher()
+        left = await thread.submit([[1]])
+        await asyncio.to_thread(runner.is_running.wait)
+        left.close()
+        left.finish(0, "stop")
+        (answer,) = watcher.ended
+        assert answer.finish_reason == "abort"
+        assert answer.queue_time is answer.first_token_latency is None
+        runner.gate.set()
+        assert await is_idle(thread)
+        runner.fail = RuntimeError("injected")
+        with pytest.raises(RequestFailed):
+            await collect(await thread.submit([[1]]))
+        assert [answer.finish_reason for answer in watcher.ended] == ["abort", "error"]
+        assert watcher.steps[-1].has_failed
 
 
 async def test_if_the_engine_dies_everybody_hears() -> None:

@@ -18,7 +18,6 @@ from batching.grammar import (
     MAX_GRAMMAR_LENGTH,
     Grammar,
     GrammarCompiler,
-    GrammarMatcher,
     GrammarText,
     InvalidGrammar,
     choice_grammar,
@@ -35,6 +34,7 @@ from batching.grammar_cost import (
     limit,
     work_of,
 )
+from batching.grammar_matcher import GrammarMatcher
 from tests.fakes import ByteTokenizer
 
 WORDS: Final = (b'{"', b'":', b'": ', b'",', b", ", b"}]", b"true", b"null", b"  ", b"\n  ", b"ab")

@@ -108,3 +108,15 @@ def test_an_empty_queue_has_nobody_to_give() -> None:
 def test_a_rate_of_zero_would_starve_and_is_refused() -> None:
     with pytest.raises(ValueError, match="aging_rate must be above 0, not 0"):
         PriorityQueueWithAging[Item](0)
+
+
+def test_it_knows_whether_somebody_more_urgent_waits() -> None:
+    high, low = Item(0, Priority.HIGH, 0.0), Item(1, Priority.LOW, 0.0)
+    queue = queue_of(high, low)
+    assert queue.has_more_urgent(Priority.NORMAL)
+    assert not queue.has_more_urgent(Priority.HIGH)
+    queue.pop()
+    assert not queue.has_more_urgent(Priority.LOW)
+    queue.push(high)
+    queue.remove(high)
+    assert not queue.has_more_urgent(Priority.LOW)

@@ -263,7 +263,7 @@ def test_a_step_that_raised_costs_its_own_requests_and_the_cache() -> None:
         scheduler.add(r)
     plan = scheduler.schedule(max_prefill_tokens=1)
     assert str(plan) == "0[2:3] 1[0:1]"
-    assert scheduler.discard(plan) == [decoding, reading]
+    scheduler.discard(plan)
     assert decoding.status is reading.status is RequestStatus.CANCELLED
     assert idle.status is RequestStatus.WAITING
     assert scheduler.stats().num_cached_blocks == 0
@@ -312,8 +312,8 @@ def test_a_step_that_raised_costs_the_forks_of_its_requests_too() -> None:
     made = forked(6, 1, 1)
     (fork,) = made.forks
     scheduler.add(made)
-    assert scheduler.discard(scheduler.schedule()) == [made, fork]
-    assert fork.status is RequestStatus.CANCELLED
+    scheduler.discard(scheduler.schedule())
+    assert made.status is fork.status is RequestStatus.CANCELLED
     assert not scheduler.has_work
 
 

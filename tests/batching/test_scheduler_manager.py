@@ -6,6 +6,7 @@ import pytest
 from batching.config import EngineConfig, SchedulerConfig
 from batching.errors import ModelLoadError, ModelNotFound
 from batching.loaded_engine import LoadedEngine
+from batching.observer import Observers
 from batching.scheduler_manager import SchedulerManager
 from tests.fakes import ByteTokenizer, loaded_engine
 
@@ -68,4 +69,17 @@ def test_a_model_that_failed_to_load_can_be_asked_for_again() -> None:
     for _ in range(2):
         with pytest.raises(ModelLoadError, match="no first"):
             manager.get("first")
+    manager.close()
+
+
+def test_engines_tell_their_observers_whenever_these_are_named() -> None:
+    manager = SchedulerManager(CONFIGS, Builder())
+    first = manager.get("first")
+    observers = {"first": Observers(), "second": Observers()}
+    manager.observe(observers.__getitem__)
+    second = manager.get("second")
+    assert [first.observer, second.observer] == [observers["first"], observers["second"]]
+    assert manager.loaded("first") is first
+    assert manager.loaded("third") is None
+    assert manager.engines == (first, second)
     manager.close()

@@ -1,0 +1,59 @@
+"""A line every ten seconds while there is something to do."""
+
+import logging
+from typing import Final
+
+from batching import AnswerRecord, SchedulerStats, StepRecord
+
+logger = logging.getLogger(__name__)
+
+# Seconds.
+INTERVAL: Final = 10.0
+
+
+class Activity:
+    """Adds up what an engine does; an observer of it."""
+
+    def __init__(self) -> None:
+        self._stats: SchedulerStats | None = None
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+        self._num_steps = 0
+        self._told_at: float | None = None
+
+    def observe_step(self, step: StepRecord) -> None:
+        self._num_steps += 1
+        self._stats = step.stats
+
+    def observe_stats(self, stats: SchedulerStats) -> None:
+        self._stats = stats
+
+    def observe_tokens(self, answer: AnswerRecord, num_tokens: int, gap: float | None) -> None:
+        if gap is None:
+            self._num_prompt_tokens += answer.num_prompt_tokens
+        self._num_output_tokens += num_tokens
+
+    def observe_end(self, answer: AnswerRecord) -> None:
+        """Count nothing: the answer's own line tells of it."""
+
+    def tell(self, now: float) -> None:
+        """Log what was done since the last line, if ten seconds are over and it was something."""
+        if self._told_at is None:
+            self._told_at = now
+        elapsed = now - self._told_at
+        if elapsed < INTERVAL:
+            return
+        if self._num_steps and self._stats is not None:
+            logger.info("%s", self._line(self._stats, elapsed))
+        self._num_prompt_tokens = self._num_output_tokens = self._num_steps = 0
+        self._told_at = now
+
+    def _line(self, stats: SchedulerStats, elapsed: float) -> str:
+        held = 1 - stats.num_free_blocks / stats.num_blocks
+        hits = stats.num_hit_tokens / max(1, stats.num_queried_tokens)
+        return (
+            f"running={stats.num_running} waiting={stats.num_waiting} "
+            f"prompt={self._num_prompt_tokens / elapsed:.1f}/s "
+            f"output={self._num_output_tokens / elapsed:.1f}/s "
+            f"kv_cache={held:.0%} prefix_hits={hits:.0%} preemptions={stats.num_preemptions}"
+        )

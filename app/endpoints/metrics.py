@@ -1,0 +1,24 @@
+"""`GET /metrics`: what Prometheus collects."""
+
+from fastapi import APIRouter, Request, Response
+
+from app.endpoints.serving import engine_for
+from app.service import service_of
+
+router = APIRouter()
+
+
+@router.get("/metrics")
+async def read_metrics(request: Request) -> Response:
+    """Return the counts as they stand, as text or as OpenMetrics."""
+    service, engine = service_of(request), await engine_for(request, None)
+    stats = engine.latest_stats
+    service.metrics.observe_stats(stats)
+    service.metrics.set_health(engine.trouble is None, engine.seconds_since_step)
+    service.metrics.set_cache_config(
+        block_size=stats.block_size,
+        num_blocks=stats.num_blocks,
+        enable_prefix_cache=service.settings.enable_prefix_cache,
+    )
+    body, content_type = service.metrics.render(request.headers.get("Accept"))
+    return Response(body, headers={"Content-Type": content_type})

@@ -1,0 +1,239 @@
+"""HTTP on the wire: uvicorn's protocol over h11, with an end to each wait for a client.
+
+uvicorn waits without limit for a request's head, for the rest of a body that nobody reads, and
+for a client to take its answer.  Each such connection costs memory and keeps a shutdown waiting.
+"""
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, Final
+
+import h11
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from app.errors import envelope
+
+logger = logging.getLogger(__name__)
+
+# What uvicorn logs as a warning is what a client did wrong, once a request.  Errors are ours.
+_uvicorn_logger: Final = logging.getLogger("uvicorn.error.protocol")
+_uvicorn_logger.setLevel(logging.ERROR)
+
+# For uvicorn's setting h11_max_incomplete_event_size; a head may exceed it by one read.
+MAX_HEAD_BYTES: Final = 32 * 1024
+
+# asyncio reads 256 KiB at once; in chunks of one byte each, that holds up everybody else for a
+# quarter of a second.
+_READ_BYTES: Final = 16 * 1024
+
+# Seconds.  A peer that says nothing is asked whether it is there, and gone after three failures.
+_KEEPALIVE_IDLE: Final = 30
+_KEEPALIVE_INTERVAL: Final = 10
+_KEEPALIVE_FAILURES: Final = 3
+# In less, a few lost packets make a living peer a dead one.
+_MIN_USER_TIMEOUT: Final = 10.0
+# The kernel would take megabytes for one slow reader, and its progress would show late.
+_MAX_UNSENT_BYTES: Final = 64 * 1024
+
+_MESSAGES: Final = {
+    408: "the head of the request has not come in time",
+    431: "the head of the request is larger than what the server takes",
+    501: "the server does not know this Transfer-Encoding",
+}
+_CODES: Final = {408: "request_timeout"}
+
+
+class _Timer:
+    """Calls a function once after some seconds, unless it is stopped before."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._callback = callback
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to wait; the wait that is under way goes on."""
+        if self._handle is None:
+            self._handle = self._loop.call_later(self._seconds, self._ring)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _ring(self) -> None:
+        self._handle = None
+        self._callback()
+
+
+class Protocol(H11Protocol, asyncio.BufferedProtocol):
+    """One connection; being a BufferedProtocol, it says itself how much is read at once.
+
+    Beside asyncio's methods it overrides uvicorn's `on_response_complete`, `send_400_response` and
+    `shutdown`, sets `logger` and `ws_protocol_class`, and reads `conn`, `cycle`, `loop`,
+    `transport` and `timeout_keep_alive_task`.
+    """
+
+    read_timeout: float
+    write_timeout: float
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.logger = _uvicorn_logger
+        # Requests to upgrade are answered as if they did not ask for it, which HTTP allows.
+        self.ws_protocol_class = None
+        self._incoming = bytearray()
+        self._read_timer = _Timer(self.loop, self.read_timeout, self._give_up_reading)
+        self._write_timer = _Timer(self.loop, self.write_timeout, self._look_at_writing)
+        self._num_unsent = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        _notice_dead_peers(transport.get_extra_info("socket"), self.write_timeout)
+        # Writing is paused while anything waits here, so that the timer sees all of it.
+        transport.set_write_buffer_limits(high=0)
+        self._watch_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._read_timer.stop()
+        self._write_timer.stop()
+        super().connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        self._incoming = bytearray(_READ_BYTES)
+        return self._incoming
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data, self._incoming = bytes(memoryview(self._incoming)[:nbytes]), bytearray()
+        self.data_received(data)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_reading()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_reading()
+
+    def shutdown(self) -> None:
+        """Close when idle; uvicorn would raise here for a connection that broke and is closing."""
+        if not self.transport.is_closing():
+            super().shutdown()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP; uvicorn calls this while it handles h11's exception."""
+        self._refuse(getattr(sys.exception(), "error_status_hint", 400))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writing()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._write_timer.stop()
+
+    def _watch_reading(self) -> None:
+        if self._owes_bytes() and not self.transport.is_closing():
+            self._read_timer.start()
+        else:
+            self._read_timer.stop()
+
+    def _owes_bytes(self) -> bool:
+        """Tell whether the client has begun what only it can end, and nobody else looks after it.
+
+        That is a head, or the rest of a body that was answered without being read.  Between two
+        requests a client may rest: uvicorn's keep-alive timer runs then, but not after such a rest.
+        """
+        if self.conn.their_state is h11.IDLE:
+            return self.timeout_keep_alive_task is None or self._has_part_of_head()
+        return self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE
+
+    def _has_part_of_head(self) -> bool:
+        return self.conn.their_state is h11.IDLE and self.conn.trailing_data[0] != b""
+
+    def _give_up_reading(self) -> None:
+        if self._has_part_of_head():
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int) -> None:
+        """Answer in place of the app, and close."""
+        logger.debug("a connection ends with status %d", status)
+        message = _MESSAGES.get(status, "the request is not valid HTTP")
+        body = envelope(message, "invalid_request_error", code=_CODES.get(status)).encode()
+        headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+        ]
+        reason = HTTPStatus(status).phrase
+        head = h11.Response(status_code=status, headers=headers, reason=reason)
+        # It raises where an answer is out already, and where one to HEAD has no body.
+        with suppress(h11.LocalProtocolError):
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None:
+            # uvicorn would tell the app only once the client has taken the answer.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    def _watch_writing(self) -> None:
+        self._num_unsent = self.transport.get_write_buffer_size()
+        self._write_timer.start()
+
+    def _look_at_writing(self) -> None:
+        """Cut a client off that has taken nothing meanwhile; a slow one gets as long again."""
+        if self.transport.get_write_buffer_size() < self._num_unsent:
+            self._watch_writing()
+        else:
+            logger.debug("a connection ends: its client takes nothing")
+            self.transport.abort()
+
+
+def protocol_class(*, read_timeout: float, write_timeout: float) -> type[Protocol]:
+    """Return the class for `uvicorn.Config(http=...)`.
+
+    read_timeout: seconds from a connection, or the first byte of a later request, to its whole head.
+    write_timeout: seconds in which a client takes something of what waits for it.
+    """
+    timeouts = {"read_timeout": read_timeout, "write_timeout": write_timeout}
+    return type("Protocol", (Protocol,), timeouts)
+
+
+def _notice_dead_peers(sock: socket.socket, write_timeout: float) -> None:
+    """Have the kernel end connections whose peer is gone without a word.
+
+    The names differ between systems.
+    """
+    options = {
+        "TCP_KEEPIDLE": _KEEPALIVE_IDLE,
+        "TCP_KEEPALIVE": _KEEPALIVE_IDLE,
+        "TCP_KEEPINTVL": _KEEPALIVE_INTERVAL,
+        "TCP_KEEPCNT": _KEEPALIVE_FAILURES,
+        "TCP_USER_TIMEOUT": int(1000 * max(write_timeout, _MIN_USER_TIMEOUT)),
+        "TCP_NOTSENT_LOWAT": _MAX_UNSENT_BYTES,
+    }
+    # macOS refuses options on a connection that its peer has reset already.
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,58 @@
+"""What the requests of one server share."""
+
+from dataclasses import dataclass, field
+from time import time
+from typing import Final
+
+import anyio
+from fastapi import Request
+
+from app.activity import Activity
+from app.admission import Admission
+from app.metrics.metrics import Metrics
+from app.request_scope import OpenRequests
+from app.settings import Settings
+from batching import SchedulerManager
+
+_MAX_COMPILED_AT_ONCE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """`compiling` limits grammars: they take a core each, and nobody else waits for that."""
+
+    manager: SchedulerManager
+    settings: Settings
+    admission: Admission
+    metrics: Metrics
+    open_requests: OpenRequests = field(default_factory=OpenRequests)
+    activity: Activity = field(default_factory=Activity)
+    started: int = field(default_factory=lambda: int(time()))
+    compiling: anyio.CapacityLimiter = field(
+        default_factory=lambda: anyio.CapacityLimiter(_MAX_COMPILED_AT_ONCE)
+    )
+
+    def tick(self, now: float, lag: float) -> None:
+        """Do what is done every second; `lag` is how many seconds the event loop is late."""
+        self.metrics.observe_loop_lag(max(0.0, lag))
+        self.activity.tell(now)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the default model cannot be relied on; None while it can."""
+        engine = self.manager.loaded(self.manager.model_ids[0])
+        return "the model is not loaded" if engine is None else engine.trouble
+
+    @property
+    def unreadiness(self) -> str | None:
+        """Why a new request would better be sent elsewhere; None if it is welcome."""
+        if self.admission.is_draining:
+            return "the server is shutting down"
+        if (trouble := self.trouble) is not None:
+            return trouble
+        return "the queue is full" if self.admission.is_full else None
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service

@@ -1,0 +1,39 @@
+"""How fast requests are done with, measured while there are any."""
+
+import math
+from collections import deque
+from typing import Final
+
+# Seconds, and requests, that the measurement looks back.
+_WINDOW: Final = 60.0
+_MAX_ENDS: Final = 256
+
+MAX_RETRY_AFTER: Final = 120
+
+
+class ServiceRate:
+    """Counts the requests that ended since the server last had nothing to do."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=_MAX_ENDS)
+        self._busy_since = 0.0
+
+    def begin(self, now: float) -> None:
+        """Take that there is something to do from now on."""
+        self._ends.clear()
+        self._busy_since = now
+
+    def record_end(self, now: float) -> None:
+        self._ends.append(now)
+
+    def seconds_for(self, num_requests: float, now: float) -> int:
+        """Return how long so many requests take, in whole seconds from 1 to 120."""
+        while self._ends and self._ends[0] < now - _WINDOW:
+            self._ends.popleft()
+        if not self._ends:
+            return MAX_RETRY_AFTER
+        # A full window begins with its first end, and not with the first moment looked at.
+        is_full = len(self._ends) == _MAX_ENDS
+        since = self._ends[0] if is_full else max(self._busy_since, now - _WINDOW)
+        elapsed = max(now - since, 1e-3)
+        return max(1, min(MAX_RETRY_AFTER, math.ceil(num_requests * elapsed / len(self._ends))))

@@ -1,0 +1,110 @@
+"""From logits to what each slice of a step gets, and who is to blame if that fails."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate
+
+import mlx.core as mx
+import numpy as np
+
+from batching.backend.logit_rows import LogitRows
+from batching.backend.sampler import Sampler
+from batching.backend.slice_outputs import slice_outputs
+from batching.backend.token_masks import MaskFiller, TokenMasks
+from batching.model_runner import SlicesFailed
+from batching.step_plan import Slice, SliceOutput
+
+
+class SliceSampler:
+    """Samples for all slices at once; a slice at a time only to find out which one fails."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._sampler = Sampler()
+        self._mask_filler = MaskFiller(vocab_size)
+
+    def masks(self, wanted: LogitRows) -> AbstractContextManager[TokenMasks | None]:
+        """Work out what constraints allow while the model runs."""
+        return self._mask_filler.filling(wanted.samples)
+
+    def outputs(
+        self,
+        slices: Sequence[Slice],
+        wanted: LogitRows,
+        logits: mx.array,
+        masks: TokenMasks | None,
+        also: Sequence[mx.array] = (),
+    ) -> list[SliceOutput]:
+        """Return an output for each slice, from logits `[L, vocab_size]`; evaluate `also`.
+
+        Raises:
+            SlicesFailed: the model's logits are no numbers.
+        """
+        token_ids: list[int] = []
+        if wanted.samples:
+            sampled = wanted.sampled(logits)
+            tokens = self._sampler.sample(sampled, wanted.samples, masks)
+            chosen = mx.take_along_axis(sampled, tokens[:, None], axis=-1)
+            are_finite = mx.isfinite(chosen).squeeze(1)
+            mx.eval(tokens, are_finite, also)
+            if not all(flags := np.array(are_finite).tolist()):
+                pairs = zip(wanted.samples, flags, strict=True)
+                raise not_finite(
+                    sample.request.request_id for sample, is_finite in pairs if not is_finite
+                )
+            token_ids = np.array(tokens).tolist()
+        else:
+            mx.eval(also)
+        return slice_outputs(slices, wanted, logits, token_ids)
+
+    @contextmanager
+    def blaming(
+        self, slices: Sequence[Slice], logits: mx.array, written: Sequence[mx.array]
+    ) -> Iterator[None]:
+        """Raise SlicesFailed for what raises inside, if it raises for some slices alone as well.
+
+        slices: in the order of the rows of the logits `[L, vocab_size]`.
+        written: what the forward pass leaves behind; if that fails, nobody can be told apart.
+        """
+        try:
+            yield
+        except SlicesFailed:
+            raise
+        except Exception as error:
+            if to_blame := self._failing(slices, logits, written):
+                raise SlicesFailed(to_blame) from error
+            raise
+
+    def _failing(
+        self, slices: Sequence[Slice], logits: mx.array, written: Sequence[mx.array]
+    ) -> set[int]:
+        try:
+            mx.eval(logits, written)
+        except Exception:
+            return set()
+        wanted = [LogitRows.of([s]) for s in slices]
+        starts = accumulate((len(w.rows) for w in wanted), initial=0)
+        return served(
+            s
+            for s, w, start in zip(slices, wanted, starts, strict=False)
+            if not self._succeeds(s, w, logits[start : start + len(w.rows)])
+        )
+
+    def _succeeds(self, s: Slice, wanted: LogitRows, logits: mx.array) -> bool:
+        try:
+            with self.masks(wanted) as masks:
+                self.outputs([s], wanted, logits, masks)
+        except Exception:
+            return False
+        return True
+
+
+def served(slices: Iterable[Slice]) -> set[int]:
+    """Return the ids of the requests that slices belong to."""
+    return {request.request_id for s in slices for request in (s.request, *s.forks)}
+
+
+def not_finite(to_blame: Iterable[int]) -> SlicesFailed:
+    """Return what to raise for requests whose logits overflowed, or met a damaged weight."""
+    failure = SlicesFailed(to_blame)
+    failure.__cause__ = FloatingPointError("the model's logits are not finite")
+    return failure

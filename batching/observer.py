@@ -1,0 +1,117 @@
+"""What an engine tells those who count: each step, and the life of each answer."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from batching.block_ages import NO_AGES, BlockAges
+from batching.priority_queue import Priority
+from batching.request import TokenOutput
+from batching.scheduler import SchedulerStats
+
+
+class StepRecord(NamedTuple):
+    """What one step did; times are in seconds, `ended` on the engine's clock.
+
+    num_tokens: read by the model, of prompts and of answers, guesses included.
+    stats: as they stand after the step.
+    has_failed: the step raised, and its requests ended with it.
+    block_ages: how old the cached contents were that were evicted, or used again.
+    """
+
+    ended: float
+    duration: float
+    num_tokens: int
+    stats: SchedulerStats
+    has_failed: bool = False
+    block_ages: BlockAges = NO_AGES
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerRecord:
+    """The life of one answer; times are in seconds on the engine's clock.
+
+    scheduled_time: of the first step that read its prompt; None before, and for an answer that
+        another one's prompt was read for, the same as that one's.
+    first_token_time, last_token_time: when the steps ended that gave them.
+    finish_reason: `stop`, `length`, `abort` (the client left or had enough), `timeout`, `error`;
+        None until it has ended.
+    """
+
+    num_prompt_tokens: int
+    max_tokens: int
+    num_choices: int
+    priority: Priority
+    arrival_time: float
+    scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    end_time: float | None = None
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    finish_reason: str | None = None
+
+    def take(self, output: TokenOutput, now: float) -> float | None:
+        """Record what a step gave at `now`; return how long after the tokens before."""
+        self.scheduled_time = output.scheduled_time
+        self.num_cached_tokens = output.num_cached_tokens
+        self.num_preemptions = output.num_preemptions
+        if not output.token_ids:
+            return None
+        gap = None if self.last_token_time is None else now - self.last_token_time
+        if self.first_token_time is None:
+            self.first_token_time = now
+        self.last_token_time = now
+        self.num_output_tokens += len(output.token_ids)
+        return gap
+
+    @property
+    def queue_time(self) -> float | None:
+        """Seconds from the arrival to the first step; None while it waits."""
+        return None if self.scheduled_time is None else self.scheduled_time - self.arrival_time
+
+    @property
+    def first_token_latency(self) -> float | None:
+        """Seconds from the arrival to the first token; None before."""
+        if self.first_token_time is None:
+            return None
+        return self.first_token_time - self.arrival_time
+
+
+class EngineObserver(Protocol):
+    """Counts what an engine does; called in the event loop, so that it never waits."""
+
+    def observe_step(self, step: StepRecord) -> None: ...
+
+    def observe_stats(self, stats: SchedulerStats) -> None:
+        """Take how things stand when the engine goes idle without a step."""
+        ...
+
+    def observe_tokens(self, answer: AnswerRecord, num_tokens: int, gap: float | None) -> None:
+        """Take that an answer got tokens, `gap` seconds after those before; None for its first."""
+        ...
+
+    def observe_end(self, answer: AnswerRecord) -> None: ...
+
+
+class Observers:
+    """Tells several of them; without any, nobody."""
+
+    def __init__(self, *observers: EngineObserver) -> None:
+        self._observers = observers
+
+    def observe_step(self, step: StepRecord) -> None:
+        for observer in self._observers:
+            observer.observe_step(step)
+
+    def observe_stats(self, stats: SchedulerStats) -> None:
+        for observer in self._observers:
+            observer.observe_stats(stats)
+
+    def observe_tokens(self, answer: AnswerRecord, num_tokens: int, gap: float | None) -> None:
+        for observer in self._observers:
+            observer.observe_tokens(answer, num_tokens, gap)
+
+    def observe_end(self, answer: AnswerRecord) -> None:
+        for observer in self._observers:
+            observer.observe_end(answer)

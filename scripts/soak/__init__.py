@@ -1,0 +1,1 @@
+"""What the server bears: departures, overload, unfair loads and long runs, with their bounds."""

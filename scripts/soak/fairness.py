@@ -1,0 +1,102 @@
+"""Urgent requests that fill the server, patient ones beside them, and who was served first.
+
+The queue's promise: with an aging rate of r classes a second, a request of class LOW (2) is never
+overtaken by one of class HIGH (0) that arrives more than 2 / r seconds after it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from scripts.soak.client import CHAT, Outcome, ask
+from scripts.soak.wire import Address
+
+# Classes between HIGH and LOW.
+_DISTANCE: Final = 2
+# Seconds.  First tokens of the same step come together, in any order.
+_SAME_STEP: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What was sent; every request was answered."""
+
+    high: Sequence[Outcome]
+    low: Sequence[Outcome]
+
+
+def request(number: int, priority: str, max_tokens: int) -> dict[str, Any]:
+    """Return a stream; all prompts are alike in length, so that none is read sooner for that."""
+    return {
+        "messages": [{"role": "user", "content": f"{number:06}: count from there."}],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "priority": priority,
+    }
+
+
+async def race(
+    address: Address, *, num_low: int, num_clients: int, seats: int, max_tokens: int = 8
+) -> Race:
+    """Send patient requests, one after another, while more clients than seats send urgent ones.
+
+    A patient one is sent once the urgent ones queue up, and the next when it has begun; the
+    urgent clients go on until the last patient one has ended.
+    """
+    high: list[Outcome] = []
+    is_over = False
+    is_busy = asyncio.Event()
+    numbers = iter(range(1_000_000))
+
+    async def urgent() -> None:
+        while not is_over:
+            high.append(await ask(address, CHAT, request(next(numbers), "high", max_tokens)))
+            if len(high) >= seats:
+                is_busy.set()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(num_clients):
+            group.create_task(urgent())
+        await is_busy.wait()
+        low = [
+            await ask(address, CHAT, request(next(numbers), "low", max_tokens))
+            for _ in range(num_low)
+        ]
+        is_over = True
+    return Race(high, low)
+
+
+def overtakers(race: Race, low: Outcome) -> list[Outcome]:
+    """Return the urgent requests that were sent after a patient one was taken, and began before."""
+    assert low.taken is not None
+    assert low.first_token is not None
+    return [
+        high
+        for high in race.high
+        if high.sent > low.taken
+        and high.first_token is not None
+        and high.first_token < low.first_token - _SAME_STEP
+    ]
+
+
+def violations(race: Race, aging_rate: float) -> list[str]:
+    """Return the urgent requests that overtook a patient one and came too late for that.
+
+    No error of measurement counts: a stream's head comes after its request was queued, and a
+    request is queued after it was sent.
+    """
+    bound = _DISTANCE / aging_rate
+    return [
+        f"sent {high.sent - low.taken:.3f} s after it, began before; the bound is {bound:g} s"
+        for low in race.low
+        for high in overtakers(race, low)
+        if low.taken is not None and high.sent > low.taken + bound
+    ]
+
+
+def waits(outcomes: Sequence[Outcome]) -> list[float]:
+    """Return the seconds from sending to the first token."""
+    return [o.first_token - o.sent for o in outcomes if o.first_token is not None]

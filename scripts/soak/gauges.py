@@ -1,0 +1,37 @@
+"""The numbers that a server tells of itself at `/metrics`."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from scripts.soak.client import get
+from scripts.soak.wire import Address
+
+_SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
+
+# What is 0 when nobody is served.
+HELD: Final = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+)
+
+
+def parse(text: str) -> Mapping[str, float]:
+    """Return the sum over all labels of each sample's name."""
+    sums: dict[str, float] = {}
+    for name, value in _SAMPLE.findall(text):
+        sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+async def gauges(address: Address) -> Mapping[str, float]:
+    outcome = await get(address, "/metrics")
+    assert outcome.status == 200, outcome
+    return parse(outcome.body.decode())
+
+
+async def held(address: Address) -> dict[str, float]:
+    """Return what requests hold; a name that is not told is an error."""
+    told = await gauges(address)
+    return {name: told[name] for name in HELD}

@@ -1,0 +1,219 @@
+"""The parts of a run, each against a server of its own."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import monotonic
+from typing import Final
+
+from batching.percentile import percentile
+from scripts.soak import departures, fairness, mixed, overload
+from scripts.soak.checks import Check, at_most, equal, none_of
+from scripts.soak.client import CHAT, ask_all
+from scripts.soak.gauges import gauges, held
+from scripts.soak.prober import Prober
+from scripts.soak.server import Server, num_open_files, resident_bytes, wait_until
+from scripts.soak.trend import Trend, trend
+from scripts.soak.wire import Address
+
+_SEATS: Final = 8
+_MIB: Final = float(1 << 20)
+_HOUR: Final = 3600.0
+_MINUTE: Final = 60.0
+# Seconds between two samples of a long run.
+_SAMPLE_INTERVAL: Final = 5.0
+_MAX_HEALTH_LATENCY: Final = 0.1
+_OVERLOAD: Final = 10
+# A long run's pool: so small that it is full, and evicts and preempts, before the warm-up ends.
+_SMALL_POOL: Final = "192"
+_LONG_CLIENTS: Final = 16
+_MIN_THROUGHPUT_RATIO: Final = 0.95
+_MAX_GROWTH: Final = 20.0  # MiB an hour
+_GENERATED: Final = "vllm:generation_tokens_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a run is; times are in seconds."""
+
+    num_leaving: int = 1000
+    flood_time: float = 60.0
+    num_low: int = 30
+    long_time: float = 1200.0
+    warm_up: float = 180.0
+    seed: int = 1
+
+
+def departing_clients(size: Size) -> Iterator[Check]:
+    """Yield what is left of clients that leave: nothing, and an unharmed server."""
+    with Server(max_queued_requests="64") as server:
+        address = server.address()
+        texts = asyncio.run(mixed.reference_texts(address))
+        num_files = num_open_files(server.pid)
+        began = monotonic()
+        left = asyncio.run(departures.storm(address, size.num_leaving, size.seed))
+        yield Check("clients that left", f"{left.total()} in {monotonic() - began:.0f} s")
+        wait_until(lambda: num_open_files(server.pid) <= num_files, "connections are left open")
+        yield equal("open files", num_open_files(server.pid), num_files)
+        for name, value in asyncio.run(held(address)).items():
+            yield equal(name, value, 0.0)
+        yield none_of("places not given back", asyncio.run(_refusals(address)))
+        yield equal(
+            "later answers are the same", asyncio.run(mixed.reference_texts(address)), texts
+        )
+        yield equal("exit status", server.stop(), 0)
+        yield equal("tracebacks in the log", server.log.count("Traceback"), 0)
+
+
+async def _refusals(address: Address) -> list[str]:
+    """Send as many requests at once as there are places for; return what was not answered."""
+    bodies = [overload.request(i, max_tokens=1) | {"priority": "high"} for i in range(_SEATS + 64)]
+    return [str(o) for o in await ask_all(address, CHAT, bodies) if not o.is_complete]
+
+
+def overloaded(size: Size) -> Iterator[Check]:
+    """Yield what becomes of ten times more requests than can be served."""
+    with Server() as server:
+        address = server.address()
+        capacity = asyncio.run(overload.measure_capacity(address, num_requests=64, at_once=_SEATS))
+        rate = _OVERLOAD * capacity
+        yield Check("capacity", f"{capacity:.1f} requests/s, sent {rate:.0f}/s")
+        num_requests = round(rate * size.flood_time)
+        with Prober(address) as prober:
+            outcomes = asyncio.run(overload.flood(address, num_requests=num_requests, rate=rate))
+            latencies = prober.latencies()
+        for ending, count in sorted(overload.counts(outcomes).items()):
+            yield Check(f"ended with {ending}", str(count))
+        yield none_of("neither served nor refused well", overload.faults(outcomes))
+        yield from _health(latencies)
+        wait_until(lambda: not any(asyncio.run(held(address)).values()), "something is held")
+        yield equal("exit status", server.stop(), 0)
+        yield equal("tracebacks in the log", server.log.count("Traceback"), 0)
+
+
+def _health(latencies: Sequence[float | None]) -> Iterator[Check]:
+    good = sorted(1000 * latency for latency in latencies if latency is not None)
+    yield equal("probes of /health that failed", len(latencies) - len(good), 0)
+    yield Check("probes of /health", str(len(good)))
+    yield Check("/health, p50", f"{percentile(good, 50):.1f} ms")
+    yield Check("/health, p99", f"{percentile(good, 99):.1f} ms")
+    yield at_most("/health, longest", good[-1], _MAX_HEALTH_LATENCY * 1000, "ms", digits=1)
+
+
+def fair(size: Size) -> Iterator[Check]:
+    """Yield whether patient requests are served while urgent ones fill the server."""
+    aging_rate = 1.0
+    with Server(aging_rate=str(aging_rate)) as server:
+        race = asyncio.run(
+            fairness.race(
+                server.address(), num_low=size.num_low, num_clients=4 * _SEATS, seats=_SEATS
+            )
+        )
+        low, high = (sorted(fairness.waits(outcomes)) for outcomes in (race.low, race.high))
+        overtaken = [len(fairness.overtakers(race, outcome)) for outcome in race.low]
+        yield Check("urgent requests", f"{len(high)}, waited {percentile(high, 50):.2f} s (p50)")
+        yield Check("patient requests", f"{len(low)}, waited {percentile(low, 50):.2f} s (p50)")
+        yield Check("longest wait of a patient one", f"{low[-1]:.2f} s")
+        yield Check("overtaken by, on average", f"{sum(overtaken) / len(overtaken):.1f}")
+        yield none_of(
+            f"overtaken by one sent over {2 / aging_rate:g} s later",
+            fairness.violations(race, aging_rate),
+        )
+        yield equal("not answered", sum(not o.is_complete for o in (*race.low, *race.high)), 0)
+        yield equal("exit status", server.stop(), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How the server stood at a time, in seconds since the end of the warm-up."""
+
+    time: float
+    resident: int
+    num_files: int
+    num_tokens: float
+
+
+def long_run(size: Size) -> Iterator[Check]:
+    """Yield whether a server stays as it is under a mixed load."""
+    with Server(batch_block_pool_size=_SMALL_POOL, max_queued_requests="64") as server:
+        address = server.address()
+        texts = asyncio.run(mixed.reference_texts(address))
+        num_files = num_open_files(server.pid)
+        tally, samples = asyncio.run(_observe(server, address, size))
+        yield Check("visits", f"{tally.num_visits} in {size.warm_up + size.long_time:.0f} s")
+        yield none_of("visits that did not end well", tally.faults)
+        yield from _flatness(samples)
+        yield from _throughput(samples)
+        wait_until(lambda: num_open_files(server.pid) <= num_files, "connections are left open")
+        yield equal(
+            "later answers are the same", asyncio.run(mixed.reference_texts(address)), texts
+        )
+        yield equal("exit status", server.stop(), 0)
+        yield equal("tracebacks in the log", server.log.count("Traceback"), 0)
+
+
+async def _observe(
+    server: Server, address: Address, size: Size
+) -> tuple[mixed.Tally, list[Sample]]:
+    """Keep the server busy, and look at it after the warm-up, until the time is over."""
+    begin = monotonic() + size.warm_up
+    end = begin + size.long_time
+    samples: list[Sample] = []
+    async with asyncio.TaskGroup() as group:
+        load = group.create_task(mixed.crowd(address, _LONG_CLIENTS, lambda: monotonic() > end))
+        due = begin
+        while due <= end:
+            await asyncio.sleep(due - monotonic())
+            num_tokens = (await gauges(address))[_GENERATED]
+            samples.append(
+                Sample(
+                    monotonic() - begin,
+                    resident_bytes(server.pid),
+                    num_open_files(server.pid),
+                    num_tokens,
+                )
+            )
+            due += _SAMPLE_INTERVAL
+    return load.result(), samples
+
+
+def _flatness(samples: Sequence[Sample]) -> Iterator[Check]:
+    times = [s.time for s in samples]
+    memory = trend(times, [s.resident for s in samples]).times(_HOUR / _MIB)
+    files = trend(times, [float(s.num_files) for s in samples]).times(_HOUR)
+    first, last = samples[0].resident / _MIB, samples[-1].resident / _MIB
+    yield Check("resident memory, first and last", f"{first:.0f} and {last:.0f} MiB")
+    yield _flat("resident memory", memory, _MAX_GROWTH, "MiB/h")
+    yield Check("open files, least and most", _range([s.num_files for s in samples]))
+    # They follow the connections of the moment: by chance some more at the end than at first.
+    yield _flat("open files", files, 3 * files.standard_error, "/h")
+
+
+def _flat(name: str, found: Trend, bound: float, unit: str) -> Check:
+    value = f"{found.slope:+.2f} +- {found.standard_error:.2f} {unit}"
+    return Check(f"{name}, slope", value, f"at most {bound:.1f} {unit}", found.slope <= bound)
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{min(values)} and {max(values)}"
+
+
+def _throughput(samples: Sequence[Sample]) -> Iterator[Check]:
+    """Compare the first and the last minute, or what there is of them."""
+    width = min(_MINUTE, samples[-1].time / 2)
+    first = _rate([s for s in samples if s.time <= samples[0].time + width + 1])
+    last = _rate([s for s in samples if s.time >= samples[-1].time - width - 1])
+    pairs = list(pairwise(samples))
+    rates = trend([b.time for _, b in pairs], [_rate(pair) for pair in pairs]).times(_HOUR)
+    yield Check("output of all of it", f"{_rate(samples):.1f} tokens/s")
+    yield Check("output, slope", f"{rates.slope:+.2f} +- {rates.standard_error:.2f} tokens/s/h")
+    yield Check("output, first and last minute", f"{first:.1f} and {last:.1f} tokens/s")
+    ratio = last / first
+    bound = f"at least {_MIN_THROUGHPUT_RATIO:g}"
+    yield Check("output, last / first", f"{ratio:.3f}", bound, ratio >= _MIN_THROUGHPUT_RATIO)
+
+
+def _rate(samples: Sequence[Sample]) -> float:
+    first, last = samples[0], samples[-1]
+    return (last.num_tokens - first.num_tokens) / (last.time - first.time)

@@ -1,0 +1,232 @@
+"""Who shows no key gets no further than the door."""
+
+import logging
+from hashlib import sha256
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from app.authentication import Authentication, client_of, read_keys
+from app.client import ANONYMOUS, Client
+from tests.app.test_protocol import running, split
+
+pytestmark = pytest.mark.anyio
+
+KEYS = ("sk-one", "sk-two")
+
+
+class App:
+    """Says OK, and remembers who asked."""
+
+    def __init__(self) -> None:
+        self.clients: list[Client] = []
+        self.scopes: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scopes.append(scope["type"])
+        if scope["type"] == "http":
+            self.clients.append(scope["state"]["client"])
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"OK"})
+
+
+class Door:
+    """An app behind keys, and a client that knocks."""
+
+    def __init__(self, *keys: str, share_prefix_cache: bool = False) -> None:
+        self.app = App()
+        guarded = Authentication(self.app, keys, share_prefix_cache)
+        self._transport = httpx.ASGITransport(guarded)
+
+    async def knock(self, path: str = "/v1/models", **headers: str) -> httpx.Response:
+        named = [
+            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
+        ]
+        async with httpx.AsyncClient(transport=self._transport) as client:
+            return await client.get(f"http://test{path}", headers=named)
+
+    async def who(self, **headers: str) -> Client:
+        assert (await self.knock(**headers)).status_code == 200
+        return self.app.clients[-1]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer sk-one"},
+        {"authorization": "bearer   sk-one"},
+        {"x_api_key": "sk-one"},
+        {"authorization": "Bearer none", "x_api_key": "sk-one"},
+        {"authorization": "Basic c2stb25l", "x_api_key": "sk-one"},
+        {"x_api_key": "none", "authorization": "Bearer sk-one"},
+    ],
+)
+async def test_a_key_opens(headers: dict[str, str]) -> None:
+    door = Door(*KEYS)
+    client = await door.who(**headers)
+    assert client == client_of("sk-one", share_prefix_cache=False)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": ""},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer "},
+        {"authorization": "Bearer sk-on"},
+        {"authorization": "Bearer sk-one1"},
+        {"authorization": "Bearer SK-ONE"},
+        {"authorization": "sk-one"},
+        {"authorization": "Basic sk-one"},
+        {"authorization": "Bearer sk-one sk-two"},
+        {"x_api_key": ""},
+        {"x_api_key": "Bearer sk-one"},
+        {"x_api_key": "é"},
+        {"cookie": "sk-one"},
+    ],
+)
+async def test_nothing_else_opens(headers: dict[str, str]) -> None:
+    door = Door(*KEYS)
+    response = await door.knock(**headers)
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert response.json()["error"]["code"] == "invalid_api_key"
+    assert door.app.scopes == []
+
+
+async def test_each_key_is_somebody_else_and_none_can_be_told_from_it() -> None:
+    door = Door(*KEYS)
+    one, two = [await door.who(x_api_key=key) for key in KEYS]
+    assert len({one.name, two.name, one.cache_salt, two.cache_salt, ""}) == 5
+    digest = sha256(b"sk-one").hexdigest()
+    assert one.name == digest[:8]
+    # The salt is of its own: who sees names in a log cannot go on from there.
+    assert one.name not in one.cache_salt
+    assert len(one.cache_salt) == 64
+
+
+async def test_the_cached_prefixes_are_shared_if_the_operator_says_so() -> None:
+    door = Door(*KEYS, share_prefix_cache=True)
+    one, two = [await door.who(x_api_key=key) for key in KEYS]
+    assert one.cache_salt == two.cache_salt == ""
+    assert one.name != two.name
+
+
+async def test_without_keys_everybody_is_anonymous() -> None:
+    door = Door()
+    assert await door.who() is ANONYMOUS
+    assert await door.who(authorization="Bearer sk-one") is ANONYMOUS
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/health", 200),
+        ("/ready", 200),
+        ("/health/", 401),
+        ("/healthy", 401),
+        ("//health", 401),
+        ("/v1/health", 401),
+        ("/metrics", 401),
+        ("/docs", 401),
+        ("/openapi.json", 401),
+        ("/", 401),
+    ],
+)
+async def test_only_probes_need_no_key(path: str, status: int) -> None:
+    door = Door(*KEYS)
+    assert (await door.knock(path)).status_code == status
+    assert set(door.app.clients) <= {ANONYMOUS}
+
+
+async def test_every_key_is_compared_whichever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def compare(known: bytes, shown: bytes) -> bool:
+        compared.append(len(known))
+        return known == shown
+
+    monkeypatch.setattr("app.authentication.hmac.compare_digest", compare)
+    door = Door("a", "b" * 100, "c")
+    for key in ("a", "b" * 100, "c", "d"):
+        await door.knock(x_api_key=key)
+    assert compared == [32] * 12
+
+
+async def test_a_socket_for_the_web_is_closed_and_other_scopes_pass() -> None:
+    app = App()
+    told: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    async def send(message: Message) -> None:
+        told.append(message)
+
+    for kind in ("websocket", "lifespan"):
+        scope: Scope = {"type": kind, "path": "/health", "headers": []}
+        await Authentication(app, KEYS, False)(scope, receive, send)
+    assert told == [{"type": "websocket.close", "code": 1008}]
+    assert app.scopes == ["lifespan"]
+
+
+async def test_no_key_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        door = Door(*KEYS)
+        await door.knock(x_api_key="sk-one")
+        response = await door.knock(x_api_key="sk-wrong")
+    assert "sk-" not in caplog.text
+    assert "sk-" not in response.text
+
+
+class TestOnTheWire:
+    """A refused body is neither asked for nor waited for."""
+
+    def test_the_connection_ends_without_the_body(self) -> None:
+        head = b"POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
+        with running(Authentication(App(), KEYS, False)) as site, site.connection() as connection:
+            connection.send(head + b"Expect: 100-continue\r\n\r\n")
+            status, fields, _ = split(connection.read(b"}}"))
+        assert (status, fields["connection"]) == (401, "close")
+
+    def test_a_body_that_has_come_is_dropped_at_once(self) -> None:
+        head = b"POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+        with running(Authentication(App(), KEYS, False)) as site:
+            status, fields, _ = split(site.ask(head + b"a" * 9))
+        assert (status, fields["connection"]) == (401, "close")
+
+    def test_a_request_without_a_body_may_be_followed_by_another(self) -> None:
+        head = b"GET /v1/x HTTP/1.1\r\nHost: x\r\n"
+        with running(Authentication(App(), KEYS, False)) as site, site.connection() as connection:
+            connection.send(head + b"\r\n")
+            assert split(connection.read(b"}}"))[0] == 401
+            connection.send(head + b"X-Api-Key: sk-one\r\nConnection: close\r\n\r\n")
+            assert split(connection.read_all())[0] == 200
+
+    def test_head_is_refused_without_a_body(self) -> None:
+        with running(Authentication(App(), KEYS, False)) as site:
+            answer = site.ask(b"HEAD /v1/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        status, fields, body = split(answer)
+        assert (status, fields["www-authenticate"], body) == (401, "bearer", b"")
+
+
+class TestKeysFile:
+    def test_a_key_a_line(self) -> None:
+        text = "# ours\n\n  sk-one  \nsk-two # not a comment\r\n"
+        with pytest.raises(ValueError, match=r"^line 4: "):
+            read_keys(text)
+        assert read_keys(text.replace(" # not a comment", "")) == ["sk-one", "sk-two"]
+
+    def test_an_empty_file_has_none(self) -> None:
+        assert read_keys("\n# nothing\n") == []
+
+    @pytest.mark.parametrize(
+        "key", ["sk one", "sk\tone", "sk-é", "sk\x00one", "sk\x0cone", "sk\x7fone", "\xa0sk-one"]
+    )
+    def test_what_no_header_carries_is_refused_without_showing_it(self, key: str) -> None:
+        with pytest.raises(ValueError, match=r"^line 2: ") as refused:
+            read_keys(f"sk-zero\n{key}\n")
+        assert "sk" not in str(refused.value)
+        assert "one" not in str(refused.value)

@@ -1,0 +1,326 @@
+"""What an operator sees: probes, metrics, the watchdog, and a line every ten seconds."""
+
+import asyncio
+import json
+import logging
+from io import StringIO
+
+import pytest
+
+from app.activity import INTERVAL, Activity
+from app.logs import JsonLines, configure, say
+from app.request_log import as_text
+from app.watchdog import Watchdog
+from batching import AnswerRecord, Priority, StepRecord
+from batching.config import SchedulerConfig
+from batching.scheduler import ContinuousBatchingScheduler
+from tests.app.speaker import Breaking, Served, served, served_endlessly
+
+pytestmark = pytest.mark.anyio
+
+
+async def probe(server: Served, path: str) -> tuple[int, str]:
+    """Return the status of a probe, and what it says."""
+    response = await server.client.get(path)
+    body = response.json()
+    return response.status_code, body.get("status") or body["error"]["message"]
+
+
+async def test_a_server_is_alive_before_it_is_ready_and_after() -> None:
+    async with served() as server:
+        assert await probe(server, "/ready") == (503, "the model is not loaded")
+        assert await probe(server, "/health") == (200, "ok")
+        assert await probe(server, "/ready") == (200, "ready")
+        server.service.admission.is_draining = True
+        assert await probe(server, "/ready") == (503, "the server is shutting down")
+        assert await probe(server, "/health") == (200, "ok")
+
+
+async def test_a_server_with_a_full_queue_is_not_ready_and_says_when_to_come_back() -> None:
+    async with served(max_queued_requests=0, batch_max_batch_size=1) as server:
+        await probe(server, "/health")
+        place = server.place()
+        assert await probe(server, "/ready") == (503, "the queue is full")
+        response = await server.chat()
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "queue_full"
+        assert response.headers["Retry-After"] == "120"
+        assert (await server.post("/tokenize", {"prompt": "Hi"})).status_code == 503
+        place.leave()
+        assert (await server.chat()).status_code == 200
+        assert server.service.admission.num_requests == 0
+        page = (await server.client.get("/metrics")).text
+    assert 'admission_rejections_total{model_name="fake/speaker",reason="queue_full"} 2.0' in page
+
+
+async def test_a_client_that_comes_too_often_is_told_so() -> None:
+    async with served(requests_per_minute=2) as server:
+        statuses = [(await server.chat()).status_code for _ in range(3)]
+        response = await server.complete()
+    assert statuses == [200, 200, 429]
+    assert response.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(response.headers["Retry-After"]) <= 30
+
+
+async def test_an_engine_that_fails_again_and_again_is_not_healthy() -> None:
+    async with served(b"ok", runner=Breaking) as server:
+        for _ in range(3):
+            assert (await server.chat()).status_code == 500
+        message = "3 steps failed since an answer was complete"
+        assert await probe(server, "/health") == (503, message)
+        assert await probe(server, "/ready") == (503, message)
+        page = (await server.client.get("/metrics")).text
+    assert 'mlx_server:engine_healthy{model_name="fake/speaker"} 0.0' in page
+
+
+async def test_the_metrics_count_what_was_served() -> None:
+    async with served(b"ok") as server:
+        await server.chat(n=2)
+        page = (await server.client.get("/metrics")).text
+        assert server.service.admission.num_waiting_tokens == 0
+    assert 'vllm:generation_tokens_total{model_name="fake/speaker"} 6.0' in page
+    assert 'vllm:num_requests_running{model_name="fake/speaker"} 0.0' in page
+    assert 'num_gpu_blocks="64"' in page
+
+
+class TestDeadlines:
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_request_that_takes_longer_than_it_may_ends_with_an_error(
+        self, stream: bool
+    ) -> None:
+        async with served_endlessly() as server:
+            response = await server.chat(stream=stream, timeout=0.05)
+            assert await server.num_unfinished() == 0
+            assert server.service.admission.num_requests == 0
+        assert "deadline_exceeded" in response.text
+        assert response.status_code == (200 if stream else 504)
+        assert response.headers.get("X-Should-Retry") == (None if stream else "false")
+
+    async def test_the_header_means_the_same_and_the_shorter_time_counts(self) -> None:
+        async with served_endlessly() as server:
+            server.client.headers["X-Request-Timeout"] = "0.05"
+            assert (await server.complete(timeout=1000.0)).status_code == 504
+            assert (await server.complete()).status_code == 504
+            server.client.headers["X-Request-Timeout"] = "1000"
+            assert (await server.complete(timeout=0.05)).status_code == 504
+
+    @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf"])
+    async def test_a_header_that_is_no_time_is_refused(self, value: str) -> None:
+        async with served() as server:
+            server.client.headers["X-Request-Timeout"] = value
+            response = await server.chat()
+            assert server.service.admission.num_requests == 0
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "X-Request-Timeout"
+
+    async def test_a_request_whose_time_is_over_before_it_is_queued_is_not_queued(self) -> None:
+        async with served() as server:
+            server.client.headers["X-Request-Timeout"] = "1e-9"
+            assert (await server.chat()).status_code == 504
+            assert server.service.admission.num_requests == 0
+
+    async def test_the_time_also_counts_while_a_request_is_prepared(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with served() as server:
+            limiter = server.service.compiling
+            for borrower in range(int(limiter.total_tokens)):
+                await limiter.acquire_on_behalf_of(borrower)
+            response = await server.chat(response_format={"type": "json_object"}, timeout=0.02)
+            assert response.status_code == 504
+            assert server.service.admission.num_requests == 0
+
+    async def test_beams_have_a_time_too(self) -> None:
+        async with served_endlessly() as server:
+            response = await server.complete(
+                use_beam_search=True, best_of=1, max_tokens=1000, timeout=0.05
+            )
+            assert await server.num_unfinished() == 0
+        assert response.status_code == 504
+
+
+async def test_what_one_request_may_ask_for_is_bounded() -> None:
+    async with served(max_output_tokens=100) as server:
+        response = await server.chat(n=4, max_tokens=26)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == "max_tokens"
+        assert error["message"].startswith("4 answers of 26 tokens are more than the 100 ")
+        assert (await server.chat(n=4, max_tokens=25)).status_code == 200
+        assert (await server.complete(["a", "b"], n=2, max_tokens=26)).status_code == 400
+
+
+async def test_without_a_number_the_bound_is_the_number() -> None:
+    async with served(None, num_blocks=64, max_output_tokens=12) as server:
+        answers = (await server.chat(n=4)).json()
+    assert [choice["finish_reason"] for choice in answers["choices"]] == ["length"] * 4
+    assert answers["usage"]["completion_tokens"] == 12
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_timings_are_told_to_who_asks(stream: bool) -> None:
+    async with served(b"Hello") as server:
+        for path in ("chat", "complete"):
+            response = await getattr(server, path)("Hi" * 40, stream=stream, return_timings=True)
+            if stream:
+                *_, last, done = response.text.strip().split("\n\n")
+                assert done == "data: [DONE]"
+                body = json.loads(last.removeprefix("data: "))
+                assert body["choices"] == []
+                assert "usage" not in body
+            else:
+                body = response.json()
+            told = body["timings"]
+            assert told["predicted_n"] == 6
+            assert told["prompt_n"] >= 80
+            assert told["cache_n"] == 0
+            assert told["queue_ms"] >= 0
+            assert told["prompt_per_second"] > 0
+            assert told["predicted_per_second"] > 0
+        assert "timings" not in (await server.chat("Hi")).text
+
+
+async def test_a_single_token_takes_no_time_after_the_prompt() -> None:
+    async with served(b"") as server:
+        told = (await server.chat(return_timings=True)).json()["timings"]
+    assert told["predicted_n"] == 1
+    assert told["predicted_ms"] == told["predicted_per_second"] == 0
+
+
+class TestWatchdog:
+    async def test_a_stalled_engine_ends_what_waits_for_it_and_is_told_of_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        failures: list[None] = []
+        async with served_endlessly() as server:
+            watchdog = Watchdog(server.service, on_failure=lambda: failures.append(None))
+            await probe(server, "/health")
+            watchdog.look()
+            assert caplog.text == ""
+            waiting = asyncio.create_task(server.chat())
+            await asyncio.to_thread(server.gate.reached.wait)
+            server.engine._step_timeout = 0.0
+            watchdog.look()
+            watchdog.look()
+            response = await waiting
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "engine_stalled"
+            assert (await server.chat()).status_code == 503
+            server.engine._step_timeout = 60.0
+            watchdog.look()
+        assert len(failures) == 1
+        first, second = [
+            record.getMessage()
+            for record in caplog.records
+            if "engine" in record.name or "watchdog" in record.name
+        ]
+        assert "has not ended" in first
+        assert second == "the engine works again"
+
+    async def test_it_looks_every_second_and_says_how_late_it_is(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("app.watchdog._INTERVAL", 0.01)
+        ticks: asyncio.Queue[float] = asyncio.Queue()
+        async with served() as server:
+            await probe(server, "/health")
+            watchdog = Watchdog(
+                server.service,
+                on_failure=lambda: None,
+                on_tick=lambda now, lag: ticks.put_nowait(lag),
+            )
+            looking = asyncio.create_task(watchdog.run())
+            await ticks.get()
+            assert await ticks.get() < 5
+            looking.cancel()
+            server.service.tick(0.0, -0.001)
+
+
+def test_activity_is_a_line_every_ten_seconds_while_there_is_some(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="app.activity")
+    stats = ContinuousBatchingScheduler(SchedulerConfig(num_blocks=4)).stats()
+    stats = stats._replace(
+        num_running=3, num_free_blocks=1, num_queried_tokens=10, num_hit_tokens=5
+    )
+    answer = AnswerRecord(
+        num_prompt_tokens=100,
+        max_tokens=9,
+        num_choices=1,
+        priority=Priority.NORMAL,
+        arrival_time=0.0,
+    )
+    activity = Activity()
+    activity.tell(1000.0)
+    activity.observe_stats(stats)
+    activity.tell(1000.0 + INTERVAL)
+    assert caplog.records == []
+    activity.observe_step(StepRecord(1011.0, 0.1, 7, stats))
+    activity.observe_tokens(answer, 20, None)
+    activity.observe_tokens(answer, 30, 0.1)
+    activity.observe_end(answer)
+    activity.tell(1019.0)
+    activity.tell(1020.0)
+    activity.tell(1030.0)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "running=3 waiting=0 prompt=10.0/s output=5.0/s kv_cache=75% prefix_hits=50% preemptions=0"
+    )
+
+
+class TestLogs:
+    @pytest.fixture(autouse=True)
+    def _as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        root = logging.getLogger()
+        monkeypatch.setattr(root, "handlers", list(root.handlers))
+        monkeypatch.setattr(root, "level", root.level)
+        monkeypatch.setattr(logging, "raiseExceptions", True)
+        for name in ("uvicorn", "sse_starlette"):
+            monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+
+    def test_json_lines_have_the_fields_beside_the_message(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        configure("info", "json")
+        fields = {"id": "cmpl-1", "output": 3}
+        logging.getLogger("a").info("%s", as_text(fields), extra={"fields": fields})
+        logging.getLogger("a").debug("not this")
+        line = json.loads(capsys.readouterr().err)
+        assert line.pop("time").endswith("+00:00")
+        assert line == {
+            "level": "info",
+            "logger": "a",
+            "message": "id=cmpl-1 output=3",
+            "id": "cmpl-1",
+            "output": 3,
+        }
+
+    def test_json_lines_tell_of_exceptions(self) -> None:
+        try:
+            raise ValueError("two\nlines")
+        except ValueError as error:
+            record = logging.LogRecord("a", 40, "", 0, "bad", (), (type(error), error, None))
+        line = JsonLines().format(record)
+        assert "\n" not in line
+        assert json.loads(line)["exception"] == "ValueError: two\nlines"
+
+    def test_lines_for_people_name_time_level_and_place(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        configure("warning", "text")
+        logging.getLogger("a.b").warning("so %d", 1)
+        logging.getLogger("a.b").info("not this")
+        assert capsys.readouterr().err.endswith(" WARNING a.b: so 1\n")
+
+    def test_what_cannot_be_written_is_dropped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class FullDisk(StringIO):
+            def write(self, text: str) -> int:
+                raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("sys.stderr", FullDisk())
+        configure("info", "text")
+        logging.getLogger("a").error("nobody reads this")
+        say("nor this")
+        monkeypatch.setattr("sys.stderr", None)
+        say("nor this")

@@ -1,0 +1,475 @@
+"""A fault ends the requests that it concerns; everybody else is answered as if it had not been."""
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from batching.backend import kv_cache
+from batching.backend.logit_rows import LogitRows
+from batching.backend.mlx_runner import MLXRunner
+from batching.backend.sampler import Sample, Sampler
+from batching.backend.self_check import Batchable, check_model
+from batching.backend.sequential_runner import SequentialRunner
+from batching.backend.slice_sampler import SliceSampler
+from batching.backend.token_masks import MaskFiller
+from batching.batch_inference import BatchInferenceEngine
+from batching.config import SchedulerConfig
+from batching.constraint import AllowedTokens, MaskRow
+from batching.model_runner import ModelRunner, SlicesFailed
+from batching.request import BatchRequest, SamplingParams
+from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
+from batching.step_plan import Slice, SliceOutput, StepPlan
+from tests.backend.tiny_models import VOCAB_SIZE, tiny_model
+
+NUM_TOKENS: Final = 10
+# A token that no healthy prompt has, and that the model does not say: see `poisoned_model`.
+POISON: Final = VOCAB_SIZE - 1
+RNG: Final = np.random.default_rng(11)
+PROMPTS: Final = [RNG.integers(0, POISON, size).tolist() for size in (1, 6, 19, 23, 9, 40)]
+CONFIG: Final = SchedulerConfig(
+    num_blocks=64, block_size=4, max_num_seqs=5, max_batched_tokens=24, prefill_chunk=7
+)
+ALONE: Final = SchedulerConfig(
+    num_blocks=64, block_size=4, max_num_seqs=1, prefill_chunk=7, enable_prefix_cache=False
+)
+
+on_both_pools = pytest.mark.usefixtures("device_kind")
+
+
+class Panic(BaseException):
+    """What pyo3 makes of a panic of Rust: no Exception."""
+
+
+class Broken(AllowedTokens):
+    """A constraint that cannot tell what may follow, from some token on."""
+
+    def __init__(self, error: BaseException, num_good: int = 0) -> None:
+        super().__init__(range(VOCAB_SIZE))
+        self._error = error
+        self._num_left = num_good
+
+    def fill_mask(self, row: MaskRow) -> None:
+        if self._num_left <= 0:
+            raise self._error
+        super().fill_mask(row)
+
+    def accept(self, token_id: int) -> None:
+        self._num_left -= 1
+
+
+def healthy(constraint: AllowedTokens | None = None) -> list[BatchRequest]:
+    """Unlike requests; all their answers depend on nothing but themselves."""
+    seeded = SamplingParams(temperature=0.8, top_p=0.9, seed=5, frequency_penalty=0.5)
+    odds = SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=1)
+    kinds = [SamplingParams(temperature=0.0), seeded, odds] * 2
+    return [
+        BatchRequest(i, p, max_tokens=NUM_TOKENS, sampling=sampling, constraint=constraint)
+        for i, (p, sampling) in enumerate(zip(PROMPTS, kinds, strict=True))
+    ]
+
+
+@dataclass
+class Served:
+    answers: dict[int, list[int]]
+    failed: set[int]
+    num_resets: int
+
+
+@dataclass
+class Kit:
+    """One model, hooked once, and runners over pools of their own."""
+
+    model: nn.Module
+    check: Batchable
+    # Called as a step begins, and as the model runs.
+    before_step: Callable[[StepPlan], None] = field(default=lambda _: None)
+    in_model: Callable[[], None] = field(default=lambda: None)
+
+    def runner(self, config: SchedulerConfig = CONFIG) -> MLXRunner:
+        kit = self
+
+        class Watched(MLXRunner):
+            def run(self, plan: StepPlan) -> Any:
+                kit.before_step(plan)
+                return super().run(plan)
+
+        cache = kv_cache.kv_cache(self.check.shapes, config.num_blocks, config.block_size)
+        cache.reset()
+        return Watched(self._model_that_may_fail(), VOCAB_SIZE, self.check.selection, cache)
+
+    def _model_that_may_fail(self) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            output = self.model(*args, **kwargs)
+            self.in_model()
+            return output
+
+        return run
+
+
+@pytest.fixture
+def kit() -> Kit:
+    return new_kit()
+
+
+def new_kit() -> Kit:
+    """Return a model of which one token is damaged, as by a bad byte in its file."""
+    model = tiny_model("qwen3")
+    check = check_model(model, VOCAB_SIZE)
+    assert isinstance(check, Batchable)
+    embedding = model.model.embed_tokens
+    embedding.weight[POISON] = mx.nan
+    head = model.lm_head
+    head.weight[POISON] = 0
+    mx.eval(model.parameters())
+    return Kit(model, check)
+
+
+def serve(
+    runner: ModelRunner, requests: list[BatchRequest], config: SchedulerConfig = CONFIG
+) -> Served:
+    scheduler = ContinuousBatchingScheduler(config)
+    resets: list[None] = []
+    reset = runner.reset
+
+    def counted_reset() -> None:
+        resets.append(None)
+        reset()
+
+    runner.reset = counted_reset  # type: ignore[method-assign]
+    engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)
+    for r in requests:
+        if r.fork_of is None:
+            engine.add(r, *r.forks)
+    failed: set[int] = set()
+    while engine.has_work:
+        failed |= {item.request_id for item in engine.step() if isinstance(item, RequestFailure)}
+    assert scheduler.stats().num_free_blocks == config.num_blocks
+    answers = {r.request_id: r.output_token_ids for r in requests if r.request_id not in failed}
+    return Served(answers, failed, len(resets))
+
+
+def poisoned(prompt: list[int], **wanted: Any) -> BatchRequest:
+    return BatchRequest(99, prompt, max_tokens=NUM_TOKENS, **wanted)
+
+
+DAMAGED: Final = [*PROMPTS[2][:5], POISON, *PROMPTS[5]]
+OUT_OF_RANGE: Final = SamplingParams(temperature=0.0, logit_bias=((VOCAB_SIZE + 3, 5.0),))
+
+POISONS: Final[dict[str, Callable[[], BatchRequest]]] = {
+    "a damaged token at the end of its prompt": lambda: poisoned([*PROMPTS[1], POISON]),
+    "a damaged token long before the end of its prompt": lambda: poisoned(DAMAGED),
+    "a constraint that raises": lambda: poisoned(PROMPTS[3], constraint=Broken(ValueError("x"))),
+    "a constraint that panics": lambda: poisoned(PROMPTS[3], constraint=Broken(Panic("x"))),
+    "a constraint that panics later": lambda: poisoned(PROMPTS[3], constraint=Broken(Panic(), 4)),
+    "a bias beyond the vocabulary": lambda: poisoned(PROMPTS[4], sampling=OUT_OF_RANGE),
+}
+
+
+@on_both_pools
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("are_constrained", [False, True])
+def test_a_poisoned_request_fails_alone(kit: Kit, poison: str, are_constrained: bool) -> None:
+    constraint = AllowedTokens(range(POISON)) if are_constrained else None
+    expected = serve(kit.runner(), healthy(constraint))
+    assert not expected.failed
+    requests = healthy(constraint)
+    requests.insert(2, POISONS[poison]())
+    served = serve(kit.runner(), requests)
+    assert served.failed == {99}
+    assert served.answers == expected.answers
+    assert served.num_resets == 1
+
+
+def test_the_forks_of_a_poisoned_request_fail_with_it(kit: Kit) -> None:
+    expected = serve(kit.runner(), healthy())
+    made = poisoned(PROMPTS[3], constraint=Broken(Panic()))
+    forks = [made.fork(100 + i) for i in range(2)]
+    served = serve(kit.runner(), [*healthy(), made, *forks])
+    assert served.failed == {99, 100, 101}
+    assert served.answers == expected.answers
+
+
+@on_both_pools
+def test_a_damaged_token_fails_its_request_before_the_prompt_is_read(kit: Kit) -> None:
+    """Else who goes away meanwhile would leave it to those who get the blocks next."""
+    request = poisoned(DAMAGED)
+    scheduler = ContinuousBatchingScheduler(CONFIG)
+    engine = BatchInferenceEngine(scheduler, kit.runner())
+    engine.add(request)
+    assert [type(item) for item in engine.step()] == [RequestFailure]
+    assert request.num_computed_tokens == 0
+
+
+def test_the_odds_of_a_prompt_that_are_no_numbers_fail_their_request(kit: Kit) -> None:
+    """Infinite logits from numbers: the head overflows."""
+    expected = serve(kit.runner(), healthy()[:2])
+    request = healthy()[2]
+    weight = kit.model.lm_head.weight
+    kit.model.lm_head.weight = mx.concatenate([weight[:-1], weight[-1:] + mx.inf])
+    failed = serve(kit.runner(), [request]).failed
+    kit.model.lm_head.weight = weight
+    assert failed == {request.request_id}
+    assert serve(kit.runner(), healthy()[:2]).answers == expected.answers
+
+
+class FailsOnce:
+    """Raises in its fourth call."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self._num_calls = 0
+
+    def __call__(self, *_: object) -> None:
+        self._num_calls += 1
+        if self._num_calls == 4:
+            raise self._error
+
+
+def fail_in_attention(model: nn.Module, fail: FailsOnce) -> None:
+    layer = model.layers[1].self_attn
+    layer_type = type(layer)
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        output = layer_type.__call__(self, *args, **kwargs)
+        fail()
+        return output
+
+    layer.__class__ = type("Failing", (layer_type,), {"__call__": call})
+
+
+@on_both_pools
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), ValueError("a shape"), MemoryError()])
+@pytest.mark.parametrize("place", ["before the model", "in a layer", "behind the last layer"])
+def test_a_forward_pass_that_raises_ends_its_step_only(
+    kit: Kit, place: str, error: Exception
+) -> None:
+    config = replace(CONFIG, max_num_seqs=2)
+    expected = serve(kit.runner(config), healthy(), config)
+    fail = FailsOnce(error)
+    if place == "before the model":
+        kit.before_step = fail
+    elif place == "in a layer":
+        fail_in_attention(kit.model, fail)
+    else:
+        kit.in_model = fail
+    served = serve(kit.runner(config), healthy(), config)
+    assert 0 < len(served.failed) <= 2
+    assert served.num_resets == 1
+    assert served.answers.items() <= expected.answers.items()
+
+
+class Chaos:
+    """Raises in random steps, at random places."""
+
+    def __init__(self, seed: int, share: float) -> None:
+        self._random = random.Random(seed)
+        self._share = share
+        self.num_raised = 0
+
+    def __call__(self, *_: object) -> None:
+        if self._random.random() < self._share:
+            self.num_raised += 1
+            raise self._random.choice([RuntimeError("no memory"), ValueError(), MemoryError()])
+
+
+@on_both_pools
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_fails_at_random_steps_the_others_are_answered_the_same(
+    kit: Kit, seed: int
+) -> None:
+    expected = serve(kit.runner(), healthy()).answers
+    kit.before_step = Chaos(seed, 0.02)
+    kit.in_model = Chaos(seed + 1, 0.04)
+    pick = random.Random(seed)
+    requests: list[BatchRequest] = []
+    for turn in range(5):
+        for r in healthy():
+            r.request_id += 10 * turn
+            requests.append(r)
+        request = POISONS[pick.choice(list(POISONS))]()
+        request.request_id = 1000 + turn
+        requests.insert(pick.randrange(len(requests)), request)
+    served = serve(kit.runner(), requests)
+    assert served.failed >= {1000 + turn for turn in range(5)}
+    assert kit.in_model.num_raised > 0
+    assert len(served.answers) >= 5
+    for request_id, answer in served.answers.items():
+        assert answer == expected[request_id % 10]
+
+
+@on_both_pools
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["the model", "a request"])
+def test_failures_leave_no_memory_behind(kit: Kit, kind: str) -> None:
+    def failing_once(runner: MLXRunner) -> None:
+        kit.in_model = Chaos(0, 1.0) if kind == "the model" else lambda: None
+        constraint = Broken(Panic()) if kind == "a request" else None
+        served = serve(runner, [poisoned(PROMPTS[5], constraint=constraint)])
+        assert served.failed == {99}
+
+    runner = kit.runner()
+    used: list[int] = []
+    for _ in range(200):
+        failing_once(runner)
+        used.append(mx.get_active_memory() + mx.get_cache_memory())
+    assert max(used[100:]) <= used[0] + 4096
+
+
+@pytest.mark.usefixtures("on_any_device")
+def test_the_pool_is_made_anew_without_the_old_one_beside_it(kit: Kit) -> None:
+    """Else an allocation that failed would fail again, and the engine with it."""
+    config = SchedulerConfig(num_blocks=4096, block_size=32)
+    runner = kit.runner(config)
+    pool = 4096 * 32 * sum(shape.bytes_per_token for shape in kit.check.shapes)
+    before = mx.get_active_memory()
+    kit.in_model = Chaos(0, 1.0)
+    mx.reset_peak_memory()
+    assert serve(runner, [poisoned(PROMPTS[5])], config).failed == {99}
+    assert mx.get_peak_memory() < before + pool / 4
+    assert mx.get_active_memory() <= before + 4096
+
+
+@pytest.fixture
+def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "_SCALAR_MACHINES", ())
+
+
+@pytest.mark.parametrize(
+    "poison", ["a constraint that panics later", "a bias beyond the vocabulary"]
+)
+def test_who_is_served_alone_fails_alone(poison: str) -> None:
+    model = tiny_model("mamba")
+    expected = serve(SequentialRunner(model, VOCAB_SIZE), healthy(), ALONE)
+    requests = healthy()
+    requests.insert(2, POISONS[poison]())
+    served = serve(SequentialRunner(model, VOCAB_SIZE), requests, ALONE)
+    assert served.failed == {99}
+    assert served.answers == expected.answers
+
+
+def test_a_model_served_alone_recovers_from_what_raises_in_it() -> None:
+    model = tiny_model("mamba")
+    expected = serve(SequentialRunner(model, VOCAB_SIZE), healthy(), ALONE)
+    chaos = Chaos(3, 0.03)
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        chaos()
+        return model(*args, **kwargs)
+
+    failing.layers = model.layers  # type: ignore[attr-defined]
+    failing.make_cache = model.make_cache  # type: ignore[attr-defined]
+    served = serve(SequentialRunner(failing, VOCAB_SIZE), healthy(), ALONE)  # type: ignore[arg-type]
+    assert chaos.num_raised == len(served.failed) > 0
+    assert served.answers
+    assert served.answers.items() <= expected.answers.items()
+
+
+def test_logits_of_a_model_served_alone_that_are_no_numbers_are_no_answer() -> None:
+    model = tiny_model("mamba")
+    norm = model.backbone.norm_f.weight
+    model.backbone.norm_f.weight = norm * mx.nan
+    assert serve(SequentialRunner(model, VOCAB_SIZE), healthy()[:1], ALONE).failed == {0}
+
+
+# Who is to blame
+
+
+@dataclass
+class Step:
+    """Logits of a step in which each of some requests samples one token."""
+
+    requests: list[BatchRequest]
+    sampler: SliceSampler = field(default_factory=lambda: SliceSampler(VOCAB_SIZE))
+
+    def __post_init__(self) -> None:
+        self.slices = [Slice(r, r.num_tokens - 1, r.num_tokens) for r in self.requests]
+        self.logits = mx.random.normal((len(self.requests), VOCAB_SIZE))
+
+    def run(self, written: list[mx.array] | None = None) -> list[SliceOutput]:
+        wanted = LogitRows.of(self.slices)
+        with (
+            self.sampler.masks(wanted) as masks,
+            self.sampler.blaming(self.slices, self.logits, written or []),
+        ):
+            return self.sampler.outputs(self.slices, wanted, self.logits, masks)
+
+
+def test_rows_that_are_no_numbers_are_to_blame_and_no_others() -> None:
+    step = Step(healthy())
+    step.logits[2] = mx.nan
+    step.logits[4] = mx.inf
+    with pytest.raises(SlicesFailed) as caught:
+        step.run()
+    assert caught.value.request_ids == {2, 4}
+    assert isinstance(caught.value.__cause__, FloatingPointError)
+
+
+def test_several_can_be_to_blame() -> None:
+    requests = healthy()
+    requests[1].constraint = Broken(Panic("x"))
+    requests[3].sampling = OUT_OF_RANGE
+    with pytest.raises(SlicesFailed) as caught:
+        Step(requests).run()
+    assert caught.value.request_ids == {1, 3}
+    assert caught.value.__cause__ is not None
+
+
+def test_if_nobody_fails_alone_the_error_is_told_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sample = Sampler.sample
+
+    def fail_together(self: Sampler, logits: mx.array, *rest: Any) -> mx.array:
+        if len(logits) > 1:
+            raise MemoryError("too much at once")
+        return sample(self, logits, *rest)
+
+    monkeypatch.setattr(Sampler, "sample", fail_together)
+    with pytest.raises(MemoryError, match="too much at once"):
+        Step(healthy()).run()
+
+
+def test_if_the_forward_pass_failed_nobody_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device it runs when it is evaluated, which is as the first row is sampled."""
+    step = Step(healthy())
+    evaluate = mx.eval
+
+    def fail_for_it(*arrays: Any) -> None:
+        if any(step.logits is array for array in arrays):
+            raise RuntimeError("out of memory")
+        evaluate(*arrays)
+
+    monkeypatch.setattr(mx, "eval", fail_for_it)
+    monkeypatch.setattr(Sampler, "sample", lambda *_: fail_for_it(step.logits))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step.run()
+
+
+def test_no_constraint_is_at_work_when_a_step_has_failed() -> None:
+    """It would go on beside whoever asks it next."""
+    has_failed = threading.Event()
+    done: list[int] = []
+
+    class Slow(AllowedTokens):
+        def fill_mask(self, row: MaskRow) -> None:
+            has_failed.wait()
+            # Longer than a thread may run at a stretch.
+            done.append(sum(range(3_000_000)))
+
+    def fail() -> None:
+        has_failed.set()
+        raise RuntimeError("the model")
+
+    request = BatchRequest(0, [1], max_tokens=2, constraint=Slow([1]))
+    with pytest.raises(RuntimeError, match="the model"):
+        with MaskFiller(VOCAB_SIZE).filling([Sample(request, 1)]):
+            fail()
+    assert done

@@ -1,0 +1,27 @@
+"""The live server that most of these tests share."""
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from scripts.soak.server import Server
+
+# What the tests rely on: a short line, quick aging, and a short wait for who takes nothing.
+MAX_QUEUED: Final = 64
+AGING_RATE: Final = 2.0
+
+
+@pytest.fixture(scope="package")
+def server() -> Iterator[Server]:
+    """Start a server with default settings but those above; it must outlive all tests, and end well."""
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("open files are counted in /proc")
+    with Server(
+        max_queued_requests=str(MAX_QUEUED), aging_rate=str(AGING_RATE), write_timeout="2"
+    ) as started:
+        started.address()
+        yield started
+        assert started.stop() == 0
+        assert "Traceback" not in started.log

@@ -1,0 +1,131 @@
+"""`python -m tests.reliability.faulty_server`: the server, with faults that requests bring along.
+
+A request's seed says what goes wrong, and at which of its tokens: the model's forward pass raises
+(as MLX does, or because numpy gets no memory), its logits for this request are no
+numbers, the sampler raises for it, or the step does not end for a while.  The text of one token
+cannot be decoded.  All else is as `python -m app` has it.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from threading import Event
+from typing import Any, Final
+
+# Before MLX: a fast BLAS must be loaded first.
+import batching.backend  # noqa: F401
+
+# isort: split
+import mlx.core as mx
+import numpy as np
+
+from app.__main__ import main
+from batching.backend import engine_builder, slice_sampler
+from batching.backend.loader import LoadedModel, load_model
+from batching.backend.mlx_runner import MLXRunner
+from batching.backend.paged_cache import StepInputs
+from batching.backend.sampler import Masks, Sample, Sampler
+from batching.request import BatchRequest
+from batching.step_plan import StepPlan
+
+# A token that cannot be decoded; " Poison" in the bundled model's vocabulary.
+POISON_TOKEN: Final = 32_016
+
+# Seconds that a step takes which stalls.
+STALL_TIME: Final = 4.0
+
+# In bytes more than any address space holds.
+_NO_SUCH_SHAPE: Final = (1 << 30, 1 << 20)
+# Far from the seeds that other requests have.
+_FIRST_SEED: Final = 7_000_000
+_MAX_STEP: Final = 1000
+
+
+class Fault(IntEnum):
+    """What goes wrong; the first two fail the whole step, the last one only delays it."""
+
+    FORWARD = 1
+    MEMORY = 2
+    NOT_A_NUMBER = 3
+    SAMPLER = 4
+    STALL = 5
+
+
+def seed_for(fault: Fault, step: int) -> int:
+    """Return the seed that brings a fault along, once so many tokens are out."""
+    return _FIRST_SEED + fault * _MAX_STEP + step
+
+
+def fault_of(request: BatchRequest) -> Fault | None:
+    """Return the fault that is due in this step."""
+    kind, step = divmod((request.sampling.seed or 0) - _FIRST_SEED, _MAX_STEP)
+    is_due = kind in list(Fault) and request.num_output_tokens >= step
+    return Fault(kind) if is_due else None
+
+
+def _fail() -> None:
+    raise RuntimeError("[malloc] injected")
+
+
+def _allocate() -> None:
+    np.zeros(_NO_SUCH_SHAPE, np.uint8)
+    raise AssertionError("this machine has more memory than there is")
+
+
+def _stall() -> None:
+    Event().wait(STALL_TIME)
+
+
+_STEP_FAULTS: Final[dict[Fault, Callable[[], None]]] = {
+    Fault.FORWARD: _fail,
+    Fault.MEMORY: _allocate,
+    Fault.STALL: _stall,
+}
+
+
+class FaultyRunner(MLXRunner):
+    """Fails in the middle of a step: the model has written into the pool, nobody has a token."""
+
+    def run(self, plan: StepPlan) -> Any:
+        self._faults = {fault_of(s.request) for s in plan.slices}
+        return super().run(plan)
+
+    def logits(self, step: StepInputs) -> mx.array:
+        logits = super().logits(step)
+        for fault in self._faults:
+            if fault in _STEP_FAULTS:
+                mx.eval(logits)
+                _STEP_FAULTS[fault]()
+        for sample, row in zip(step.wanted.samples, step.wanted.sample_rows, strict=True):
+            if fault_of(sample.request) is Fault.NOT_A_NUMBER:
+                logits[row] = mx.nan
+        return logits
+
+
+class FaultySampler(Sampler):
+    def sample(
+        self, logits: mx.array, samples: Sequence[Sample], masks: Masks | None = None
+    ) -> mx.array:
+        if any(fault_of(sample.request) is Fault.SAMPLER for sample in samples):
+            raise ValueError("injected")
+        return super().sample(logits, samples, masks)
+
+
+def load_faulty_model(*args: Any, **kwargs: Any) -> LoadedModel:
+    loaded = load_model(*args, **kwargs)
+    decode = loaded.tokenizer.decode
+
+    def decode_all_but_one(token_ids: Sequence[int], **options: Any) -> str:
+        if POISON_TOKEN in token_ids:
+            raise ValueError("injected")
+        return str(decode(token_ids, **options))
+
+    loaded.tokenizer.decode = decode_all_but_one
+    return loaded
+
+
+if __name__ == "__main__":
+    engine_builder.MLXRunner = FaultyRunner  # type: ignore[attr-defined]
+    engine_builder.load_model = load_faulty_model  # type: ignore[attr-defined]
+    slice_sampler.Sampler = FaultySampler  # type: ignore[attr-defined]
+    sys.exit(main())

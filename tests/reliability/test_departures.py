@@ -1,0 +1,64 @@
+"""Clients that come and leave in every way: the server forgets them, and serves the others."""
+
+import asyncio
+
+import pytest
+
+from scripts.soak import overload
+from scripts.soak.client import CHAT, ask_all
+from scripts.soak.departures import LEAVINGS, storm
+from scripts.soak.server import Server, num_open_files, wait_until
+from scripts.soak.wire import Address, Exchange, request_bytes
+from tests.reliability.conftest import MAX_QUEUED
+from tests.reliability.live import ask_golden, check_all_is_well
+
+pytestmark = pytest.mark.timeout(240)
+
+SEATS = 8
+
+
+def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) -> None:
+    address = server.address()
+    assert asyncio.run(ask_golden(address)) == []
+    num_files = num_open_files(server.pid)
+    left = asyncio.run(storm(address, 12 * len(LEAVINGS), seed=5))
+    assert set(left.values()) == {12}
+    check_all_is_well(server, num_files)
+    assert asyncio.run(ask_for_every_place(address)) == []
+
+
+async def ask_for_every_place(address: Address) -> list[str]:
+    """Send as many requests at once as there are places for; return what was not answered."""
+    num_places = SEATS + MAX_QUEUED
+    bodies = [overload.request(i, max_tokens=1) | {"priority": "high"} for i in range(num_places)]
+    return [str(o) for o in await ask_all(address, CHAT, bodies) if not o.is_complete]
+
+
+def test_a_client_that_takes_nothing_is_let_go(server: Server) -> None:
+    address = server.address()
+    num_files = num_open_files(server.pid)
+    body = {
+        "messages": [{"role": "user", "content": "Tell me all you know."}],
+        "max_tokens": 3000,
+        "ignore_eos": True,
+        "stream": True,
+        "n": 8,
+        "logprobs": True,
+        "top_logprobs": 20,
+    }
+
+    def num_open() -> int:
+        return num_open_files(server.pid)
+
+    async def stay_without_reading() -> None:
+        exchange = await Exchange.open(address, receive_buffer=1)
+        exchange.pause()
+        await exchange.send(request_bytes(CHAT, body))
+        try:
+            await asyncio.to_thread(wait_until, lambda: num_open() > num_files, "not connected")
+            await asyncio.to_thread(wait_until, lambda: num_open() <= num_files, "not let go")
+        finally:
+            exchange.close()
+
+    asyncio.run(stay_without_reading())
+    check_all_is_well(server, num_files)

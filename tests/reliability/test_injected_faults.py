@@ -1,0 +1,186 @@
+"""Faults inside the server, at random steps: who is concerned fails alone, the others never know."""
+
+import asyncio
+import random
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from scripts.soak.client import CHAT, Outcome, ask, ask_all
+from scripts.soak.departures import reset_in_the_stream
+from scripts.soak.server import Server, num_open_files, wait_until
+from scripts.soak.wire import Address
+from tests.golden import GoldenCase
+from tests.reliability.faulty_server import POISON_TOKEN, Fault, seed_for
+from tests.reliability.live import (
+    brief_cases,
+    check_all_is_well,
+    golden_request,
+    status_of,
+    strange,
+)
+
+pytestmark = pytest.mark.timeout(240)
+
+COMMAND: Final = ("-m", "tests.reliability.faulty_server")
+NUM_BYSTANDERS: Final = 16
+SEATS: Final = 8
+# The latest step at which a fault may happen; every golden answer is longer.
+LAST_STEP: Final = 5
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(COMMAND, step_timeout="1.5") as started:
+        started.address()
+        yield started
+        assert started.stop() == 0
+
+
+def poisoned(fault: Fault, step: int, **fields: Any) -> dict[str, Any]:
+    """Return a request that is answered until, at a step, it brings a fault along."""
+    case = brief_cases(1)[0]
+    return golden_request(case, max_tokens=40, ignore_eos=True, seed=seed_for(fault, step)) | fields
+
+
+async def ask_beside_others(
+    address: Address, *bodies: dict[str, Any]
+) -> tuple[list[Outcome], list[GoldenCase], list[Outcome]]:
+    """Ask amid golden requests; return what became of these, and of the golden ones."""
+    cases = brief_cases(NUM_BYSTANDERS)
+    golden = [golden_request(case, stream=i % 4 > 0) for i, case in enumerate(cases)]
+    middle = 5  # so that all asked run at once with some of the others
+    requests = [*golden[:middle], *bodies, *golden[middle:]]
+    outcomes = await ask_all(address, CHAT, requests)
+    asked = outcomes[middle : middle + len(bodies)]
+    return asked, cases, outcomes[:middle] + outcomes[middle + len(bodies) :]
+
+
+def has_failed(outcome: Outcome) -> bool:
+    """True if the server said so: with a status, or by an event of a stream that it then ended."""
+    if outcome.error is None or outcome.broken is not None or not outcome.is_done:
+        return False
+    is_stream = "event-stream" in outcome.headers["content-type"]
+    return outcome.status == (200 if is_stream else 500)
+
+
+def num_failed_in_steps(log: str) -> int:
+    return sum(map(int, re.findall(r"a step of (\d+) requests failed", log)))
+
+
+@pytest.mark.parametrize("fault", [Fault.FORWARD, Fault.MEMORY])
+def test_a_step_that_fails_fails_its_own_requests_only(server: Server, fault: Fault) -> None:
+    address = server.address()
+    num_files = num_open_files(server.pid)
+    log_before = len(server.log)
+    step = random.Random(fault).randrange(LAST_STEP)
+    (poison,), cases, others = asyncio.run(ask_beside_others(address, poisoned(fault, step)))
+    assert has_failed(poison), poison
+    failed = [has_failed(outcome) for outcome in others]
+    served = [i for i, is_failed in enumerate(failed) if not is_failed]
+    assert strange([cases[i] for i in served], [others[i] for i in served]) == []
+    assert 1 + sum(failed) == num_failed_in_steps(server.log[log_before:]) <= SEATS
+    check_all_is_well(server, num_files)
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_A_NUMBER, Fault.SAMPLER])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_cannot_be_sampled_fails_alone(
+    server: Server, fault: Fault, stream: bool
+) -> None:
+    address = server.address()
+    num_files = num_open_files(server.pid)
+    step = random.Random(fault).randrange(LAST_STEP)
+    (poison,), cases, others = asyncio.run(
+        ask_beside_others(address, poisoned(fault, step, stream=stream))
+    )
+    assert has_failed(poison), poison
+    assert strange(cases, others) == []
+    check_all_is_well(server, num_files)
+
+
+def test_a_text_that_cannot_be_decoded_fails_its_request_alone(server: Server) -> None:
+    address = server.address()
+    num_files = num_open_files(server.pid)
+    bodies = [
+        golden_request(brief_cases(1)[0], stream=stream, n=2, logit_bias={str(POISON_TOKEN): 100})
+        for stream in (True, False)
+    ]
+    poisons, cases, others = asyncio.run(ask_beside_others(address, *bodies))
+    assert [str(poison) for poison in poisons if not has_failed(poison)] == []
+    assert strange(cases, others) == []
+    check_all_is_well(server, num_files)
+
+
+def test_connections_that_are_reset_concern_nobody_else(server: Server) -> None:
+    address = server.address()
+    num_files = num_open_files(server.pid)
+
+    async def reset_some() -> tuple[list[GoldenCase], list[Outcome]]:
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(ask_beside_others(address))
+            for seed in range(8):
+                group.create_task(reset_in_the_stream(address, random.Random(seed)))
+        _, cases, others = asked.result()
+        return cases, others
+
+    assert strange(*asyncio.run(reset_some())) == []
+    check_all_is_well(server, num_files)
+
+
+def test_a_step_that_does_not_end_is_noticed_and_ends_what_waits_for_it(server: Server) -> None:
+    """The engine is not lost: once the step ends after all, the server serves again."""
+    address = server.address()
+    num_files = num_open_files(server.pid)
+
+    async def stall() -> tuple[Outcome, Outcome]:
+        poison = asyncio.create_task(ask(address, CHAT, poisoned(Fault.STALL, 2)))
+        while await status_of(address, "/health") == 200:
+            pass
+        ready = await status_of(address, "/ready")
+        refused = await ask(address, CHAT, golden_request(brief_cases(1)[0]))
+        assert ready == 503
+        return await poison, refused
+
+    poison, refused = asyncio.run(stall())
+    assert poison.is_done
+    for outcome, status in ((poison, 200), (refused, 503)):
+        assert outcome.status == status
+        assert outcome.error is not None
+        assert outcome.error["code"] == "engine_stalled"
+    wait_until(lambda: asyncio.run(status_of(address, "/health")) == 200, "it stays unhealthy")
+    check_all_is_well(server, num_files)
+
+
+def test_an_engine_that_fails_again_and_again_says_so_until_it_works_again(server: Server) -> None:
+    address = server.address()
+    num_files = num_open_files(server.pid)
+
+    async def fail(num_times: int) -> list[int | None]:
+        statuses = []
+        for _ in range(num_times):
+            assert has_failed(await ask(address, CHAT, poisoned(Fault.FORWARD, 0)))
+            statuses.append(await status_of(address, "/health"))
+        return statuses
+
+    statuses = asyncio.run(fail(3))
+    assert statuses == [200, 200, 503]
+    assert asyncio.run(status_of(address, "/ready")) == 503
+    # It takes requests all the same: only a step that goes well shows that it works again.
+    (outcome,) = asyncio.run(ask_all(address, CHAT, [golden_request(brief_cases(1)[0])]))
+    assert outcome.is_complete
+    check_all_is_well(server, num_files)
+
+
+def test_an_engine_that_fails_again_and_again_ends_the_process_if_the_operator_wants_that() -> None:
+    with Server(COMMAND, exit_on_engine_failure="true") as server:
+        address = server.address()
+
+        async def fail_thrice() -> None:
+            for _ in range(3):
+                assert has_failed(await ask(address, CHAT, poisoned(Fault.FORWARD, 0)))
+
+        asyncio.run(fail_thrice())
+        assert server.wait() == 1

@@ -1,0 +1,69 @@
+"""More requests than can be served: each one is answered or refused in good form."""
+
+import asyncio
+from http import HTTPStatus
+
+import pytest
+
+from scripts.soak import overload
+from scripts.soak.client import CHAT, Outcome, ask, get
+from scripts.soak.prober import Prober
+from scripts.soak.server import Server, num_open_files
+from tests.reliability.conftest import MAX_QUEUED
+from tests.reliability.live import check_all_is_well
+
+pytestmark = pytest.mark.timeout(240)
+
+SEATS = 8
+
+
+def test_under_overload_each_request_is_answered_or_refused(server: Server) -> None:
+    address = server.address()
+    num_files = num_open_files(server.pid)
+    capacity = asyncio.run(
+        overload.measure_capacity(address, num_requests=16, at_once=SEATS, max_tokens=2)
+    )
+    num_requests = 3 * (SEATS + MAX_QUEUED)
+    with Prober(address) as prober:
+        outcomes = asyncio.run(
+            overload.flood(address, num_requests=num_requests, rate=10 * capacity, max_tokens=2)
+        )
+        latencies = prober.latencies()
+    assert overload.faults(outcomes) == []
+    counts = overload.counts(outcomes)
+    assert counts["200"] >= SEATS + MAX_QUEUED // 2
+    assert counts["503"] > 0
+    assert latencies
+    assert None not in latencies
+    check_all_is_well(server, num_files)
+
+
+def test_less_urgent_work_is_refused_first(server: Server) -> None:
+    """While there is no room for low and normal work, there still is some for high."""
+    address = server.address()
+    num_files = num_open_files(server.pid)
+
+    async def fill_and_try() -> tuple[list[Outcome], Outcome, Outcome, Outcome]:
+        async with asyncio.TaskGroup() as group:
+            waiting = [
+                group.create_task(
+                    ask(address, CHAT, overload.request(i, max_tokens=2) | {"priority": "normal"})
+                )
+                for i in range(SEATS + MAX_QUEUED)
+            ]
+            # The first refusal: by then there is no room for more of its class.
+            refused, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            ready = await get(address, "/ready")
+            high = await ask(
+                address, CHAT, overload.request(-1, max_tokens=2) | {"priority": "high"}
+            )
+        return [task.result() for task in waiting], refused.pop().result(), ready, high
+
+    outcomes, first, ready, high = asyncio.run(fill_and_try())
+    assert first.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert first.error is not None
+    assert first.error["code"] == "queue_full"
+    assert ready.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert high.is_complete, high
+    assert overload.faults(outcomes) == []
+    check_all_is_well(server, num_files)

@@ -1,0 +1,77 @@
+"""Ends and starts that nobody planned: a crash, a port in use, a log that cannot be written."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from scripts.soak.client import CHAT, Outcome, ask
+from scripts.soak.prober import probe
+from scripts.soak.server import Server, wait_until
+from scripts.soak.wire import Address
+from tests.reliability.live import BRIEF, ask_golden, golden_request
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def free_address() -> Address:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return Address(*sock.getsockname())
+
+
+@contextmanager
+def serving_at(address: Address, server: Server) -> Iterator[Server]:
+    """Wait until a server that may have no log is ready."""
+    with server:
+        wait_until(lambda: probe(address, "/ready") is not None, f"not ready: {server.log}")
+        yield server
+
+
+async def be_cut_off(server: Server, address: Address) -> Outcome:
+    """Be in the middle of an answer while the server crashes."""
+    body = golden_request(BRIEF[0], max_tokens=6000, ignore_eos=True)
+    return await ask(address, CHAT, body, on_head=lambda _: server.send_signal(signal.SIGKILL))
+
+
+def test_after_a_crash_the_same_port_serves_again() -> None:
+    address = free_address()
+    with serving_at(address, Server(port=str(address.port))) as server:
+        outcome = asyncio.run(be_cut_off(server, address))
+        assert outcome.broken is not None
+        assert not outcome.is_done
+        assert server.wait() == -signal.SIGKILL
+    with serving_at(address, Server(port=str(address.port))) as server:
+        assert asyncio.run(ask_golden(address)) == []
+        assert server.stop() == 0
+
+
+def close_standard_error() -> None:
+    os.close(2)
+
+
+@pytest.mark.parametrize("log", ["full", "closed"])
+def test_a_log_that_cannot_be_written_stops_nobody(log: str) -> None:
+    address = free_address()
+    with open("/dev/full", "wb") as full:
+        server = Server(
+            port=str(address.port),
+            log_level="info",
+            stderr=full.fileno(),
+            preexec=close_standard_error if log == "closed" else None,
+        )
+    with serving_at(address, server):
+        assert asyncio.run(ask_golden(address)) == []
+        assert server.stop() == 0
+
+
+def test_a_port_in_use_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with Server(port=str(port)) as server:
+            assert server.wait() == 2
+            assert server.log == f"cannot listen on 127.0.0.1 port {port}: Address already in use\n"

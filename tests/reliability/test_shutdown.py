@@ -1,0 +1,154 @@
+"""SIGTERM under load: what runs is completed, what comes is told so, and nobody waits in vain."""
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from http import HTTPStatus
+from time import monotonic
+
+import pytest
+
+from scripts.soak.client import CHAT, Outcome, ask, get
+from scripts.soak.server import Server, wait_until
+from scripts.soak.wire import Address
+from tests.reliability.live import brief_cases, golden_request, status_of, strange
+
+pytestmark = pytest.mark.timeout(240)
+
+NUM_STREAMS = 32
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Start a server of the test's own, which ends it."""
+    with Server(shutdown_timeout="100") as started:
+        started.address()
+        yield started
+
+
+class Crowd:
+    """Clients of a server that is about to stop; `are_taken` once each has the head of a stream."""
+
+    def __init__(self, num_clients: int) -> None:
+        self.are_taken = asyncio.Event()
+        self._num_missing = num_clients
+
+    def take(self, outcome: Outcome) -> None:
+        self._num_missing -= 1
+        if self._num_missing == 0:
+            self.are_taken.set()
+
+
+async def wait_until_not_ready(address: Address) -> Outcome:
+    while (outcome := await get(address, "/ready")).status == HTTPStatus.OK:
+        pass
+    return outcome
+
+
+def check_refused(outcome: Outcome) -> None:
+    assert outcome.status == HTTPStatus.SERVICE_UNAVAILABLE, outcome
+    assert outcome.error is not None
+    assert outcome.error["code"] == "shutting_down"
+    assert 1 <= int(outcome.headers["retry-after"]) <= 120
+
+
+def test_streams_in_flight_are_completed_and_new_requests_are_told_to_go(server: Server) -> None:
+    """Two signals sent at once are one wish: both a supervisor and a terminal may send one."""
+    address = server.address()
+    cases = brief_cases(NUM_STREAMS)
+
+    async def visit() -> tuple[list[Outcome], Outcome, list[Outcome], int | None]:
+        crowd = Crowd(NUM_STREAMS)
+        async with asyncio.TaskGroup() as group:
+            streams = [
+                group.create_task(ask(address, CHAT, golden_request(case), on_head=crowd.take))
+                for case in cases
+            ]
+            await crowd.are_taken.wait()
+            server.send_signal(signal.SIGTERM)
+            server.send_signal(signal.SIGTERM)
+            not_ready = await wait_until_not_ready(address)
+            late = [
+                await ask(address, CHAT, golden_request(cases[0], stream=stream))
+                for stream in (True, False)
+            ]
+            health = await status_of(address, "/health")
+            assert not all(stream.done() for stream in streams), "the drain was too short to test"
+        return [stream.result() for stream in streams], not_ready, late, health
+
+    outcomes, not_ready, late, health = asyncio.run(visit())
+    assert strange(cases, outcomes) == []
+    assert not_ready.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert health == HTTPStatus.OK
+    for outcome in late:
+        check_refused(outcome)
+    assert server.wait() == 0
+    assert "Traceback" not in server.log
+
+
+def test_a_second_signal_ends_what_still_runs_with_an_error(server: Server) -> None:
+    address = server.address()
+    body = golden_request(brief_cases(1)[0], max_tokens=6000, ignore_eos=True)
+
+    async def visit() -> list[Outcome]:
+        crowd = Crowd(9)
+        async with asyncio.TaskGroup() as group:
+            streams = [
+                group.create_task(ask(address, CHAT, body, on_head=crowd.take)) for _ in range(9)
+            ]
+            whole = group.create_task(ask(address, CHAT, body | {"stream": False}))
+            await crowd.are_taken.wait()
+            server.send_signal(signal.SIGTERM)
+            await wait_until_not_ready(address)
+            sent = monotonic()
+            # A signal within a second of the first one would be taken for the same wish.
+            while monotonic() < sent + 1.1:
+                assert await status_of(address, "/health") == HTTPStatus.OK
+            assert not any(task.done() for task in (*streams, whole))
+            server.send_signal(signal.SIGTERM)
+        return [task.result() for task in (*streams, whole)]
+
+    *streams, whole = asyncio.run(visit())
+    for outcome in streams:
+        assert outcome.status == HTTPStatus.OK
+        assert outcome.error is not None
+        assert outcome.is_done, "an error event is followed by the terminator"
+        assert outcome.broken is None
+    assert whole.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert whole.error is not None
+    assert server.wait() == 0
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_right_after_the_start_is_not_lost(number: int) -> None:
+    """The line that says where the server is comes a moment before it can be asked."""
+    with Server() as server:
+        server.wait_for_line("curl")
+        server.send_signal(number)
+        assert server.wait() in (0, 128 + number)
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_model_loads_ends_the_start_in_one_line(number: int) -> None:
+    with Server() as server:
+        server.wait_for_line("^loading ")
+        server.send_signal(number)
+        assert server.wait() == 128 + number
+        assert len(server.log.splitlines()) == 2
+
+
+def test_a_signal_while_the_program_itself_loads_leaves_no_traceback() -> None:
+    """The imports take a second; whoever types Ctrl-C then wants no page of text."""
+    with Server() as server:
+        wait_until(lambda: is_importing(server.pid), "it never loads anything")
+        server.send_signal(signal.SIGINT)
+        assert server.wait() in (130, -signal.SIGINT)
+        assert "Traceback" not in server.log
+
+
+def is_importing(pid: int) -> bool:
+    """Tell whether a process has loaded an extension module of ours or of a library."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8") as maps:
+        return "site-packages" in maps.read()

@@ -1,0 +1,211 @@
+"""The files under docker/: valid, and of one mind with each other and with the server."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from app.endpoints.metrics import router
+from app.metrics.metrics import Metrics
+from app.settings import Settings
+from tests.app.test_metrics import PROCESS, Page
+
+ROOT: Final = Path(__file__).parent.parent
+DOCKER: Final = ROOT / "docker"
+DASHBOARD: Final = DOCKER / "grafana" / "dashboards" / "mlx-batch-server.json"
+
+# What the server exports once it knows its cache and has refused somebody.
+EXPORTED: Final = Metrics("fake/model", refusal_reasons=("queue_full",))
+
+METRIC: Final = re.compile(r"\b(?:vllm:|mlx_server:|process_)\w+")
+SELECTOR: Final = re.compile(r"([\w:]+)\{([^}]*)\}")
+GROUPED: Final = re.compile(r"by \(([^)]*)\)")
+
+
+def read_yaml(path: str) -> Any:
+    return yaml.safe_load((DOCKER / path).read_text(encoding="utf-8"))
+
+
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = read_yaml("compose.yaml")["services"]
+    return found
+
+
+def mounts(service: str) -> dict[str, str]:
+    """Return what is mounted where, by the place in the container."""
+    # Split at the last colon: what is mounted may be `${NAME:-default}`.
+    pairs = [v.removesuffix(":ro").rsplit(":", 1) for v in services()[service]["volumes"]]
+    return {place: source for source, place in pairs}
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return found
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def expressions() -> Iterator[str]:
+    for panel in panels():
+        for target in panel["targets"]:
+            yield target["expr"]
+    for variable in dashboard()["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["definition"]
+
+
+def grouped(expression: str) -> set[str]:
+    """Return the labels that are left of its series."""
+    return {word.strip() for words in GROUPED.findall(expression) for word in words.split(",")}
+
+
+def labels_by_name() -> dict[str, set[str]]:
+    """Return the labels that Prometheus knows each exported sample by."""
+    known = {s.name: {*s.labels, "instance", "job"} for s in Page(EXPORTED).samples}
+    return {name: {"instance", "job"} for name in PROCESS} | known
+
+
+def test_every_published_port_is_on_this_machine_only() -> None:
+    ports = [port for service in services().values() for port in service["ports"]]
+    assert len(ports) == 3
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_every_image_is_pinned() -> None:
+    images = [service["image"] for service in services().values() if "image" in service]
+    assert len(images) == 2
+    assert all(re.fullmatch(r"[\w/-]+:v?\d+\.\d+\.\d+", image) for image in images)
+
+
+def test_monitoring_comes_only_when_asked_for() -> None:
+    profiles = {name: service.get("profiles") for name, service in services().items()}
+    assert profiles == {"server": None, "prometheus": ["monitoring"], "grafana": ["monitoring"]}
+
+
+@pytest.mark.parametrize("service", ["server", "prometheus", "grafana"])
+def test_what_is_mounted_is_there(service: str) -> None:
+    volumes = read_yaml("compose.yaml")["volumes"]
+    for source in mounts(service).values():
+        if source.startswith("./"):
+            assert (DOCKER / source).exists(), source
+        else:
+            assert source in volumes or source.startswith("${"), source
+
+
+def test_the_image_is_built_from_what_there_is() -> None:
+    lines = (DOCKER / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ")]
+    assert len(copied) == 4
+    assert all((ROOT / source).exists() for sources in copied for source in sources)
+
+
+def test_prometheus_reads_what_the_server_serves() -> None:
+    [job] = read_yaml("prometheus.yml")["scrape_configs"]
+    [host, port] = job["static_configs"][0]["targets"][0].split(":")
+    dockerfile = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+    assert host in services()
+    assert f"EXPOSE {port}\n" in dockerfile
+    assert f"MLX_SERVER_PORT={port}\n" in dockerfile
+    assert router.url_path_for("read_metrics") == job.get("metrics_path", "/metrics")
+
+
+def test_prometheus_shows_a_key_where_there_is_one() -> None:
+    """Without a key the file is empty, and a server without keys looks at none."""
+    [job] = read_yaml("prometheus.yml")["scrape_configs"]
+    source = mounts("prometheus")[job["authorization"]["credentials_file"]]
+    assert source == "${PROMETHEUS_KEY_FILE:-/dev/null}"
+
+
+def test_every_variable_of_the_server_is_a_setting() -> None:
+    names = {f"MLX_SERVER_{field}".upper() for field in Settings.model_fields}
+    assert services()["server"]["environment"].keys() <= names
+
+
+def test_grafana_finds_prometheus() -> None:
+    [source] = read_yaml("grafana/provisioning/datasources/prometheus.yaml")["datasources"]
+    [_, port, _] = services()["prometheus"]["ports"][0].split(":")
+    assert source["url"] == f"http://prometheus:{port}"
+    assert source["isDefault"]
+    interval = read_yaml("prometheus.yml")["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == interval
+
+
+def test_grafana_finds_the_dashboard() -> None:
+    [provider] = read_yaml("grafana/provisioning/dashboards/dashboards.yaml")["providers"]
+    folder = provider["options"]["path"]
+    home = services()["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{folder}/{DASHBOARD.name}"
+    assert DOCKER / mounts("grafana")[folder] == DASHBOARD.parent
+
+
+def test_nobody_signs_in_to_grafana() -> None:
+    environment = services()["grafana"]["environment"]
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+
+
+def test_the_dashboard_is_found_again_by_its_uid() -> None:
+    assert dashboard()["uid"] == "mlx-batch-server"
+    assert "id" not in dashboard()
+
+
+def test_the_dashboard_uses_only_metrics_that_are_exported() -> None:
+    for expression in expressions():
+        names = {*METRIC.findall(expression), *(name for name, _ in SELECTOR.findall(expression))}
+        assert names, expression
+        assert names <= labels_by_name().keys(), expression
+
+
+def test_the_dashboard_uses_only_labels_that_there_are() -> None:
+    known = labels_by_name()
+    for expression in expressions():
+        for name, matchers in SELECTOR.findall(expression):
+            matched = {matcher.partition("=")[0] for matcher in matchers.split(",")}
+            assert matched | grouped(expression) <= known[name], expression
+
+
+def test_legends_name_labels_that_are_left() -> None:
+    for panel in panels():
+        for target in panel["targets"]:
+            named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            assert named == grouped(target["expr"]) - {"le"}
+
+
+def test_the_dashboard_asks_the_data_source_that_is_chosen() -> None:
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    variables = {v["name"]: v for v in dashboard()["templating"]["list"]}
+    assert variables["datasource"]["query"] == "prometheus"
+    asking = [*panels(), *(v for v in variables.values() if v["type"] == "query")]
+    assert [asker for asker in asking if asker["datasource"] != chosen] == []
+
+
+def test_no_panel_covers_another() -> None:
+    taken = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in dashboard()["panels"])
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(taken) == len(set(taken))
+    assert max(x for x, _ in taken) < 24
+    ids = [panel["id"] for panel in dashboard()["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        *("prompt_tokens_total", "generation_tokens_total", "time_to_first_token", "inter_token"),
+        *("e2e_request_latency", "queue_wait", "num_requests_running", "num_requests_waiting"),
+        *("kv_cache_usage", "prefix_cache_hits", "num_preemptions", "admission_rejections"),
+        *("failed_steps", "process_resident_memory"),
+    ],
+)
+def test_the_dashboard_shows(topic: str) -> None:
+    assert any(topic in expression for expression in expressions())
