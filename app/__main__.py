@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -14,11 +15,13 @@ from app.logs import say
 from app.main import create_app
 from app.server import BindError, bind, serve
 from app.settings import Settings, SettingsError, load_settings, unknown_variables
+from app.tracing import TracingUnavailable, make_tracer
 from batching import ModelLoadError, SchedulerManager
 
 _CANNOT_START: Final = 2
 _KILLED_BY: Final = 128  # a shell's status of a process that a signal ended, less its number
 _ENGINE_STOP_TIMEOUT: Final = 5.0
+_MAX_FILES: Final = 65_536
 _OWN_MACHINE: Final = ("127.0.0.1", "localhost", "::1")
 
 # Addresses that say "all of this machine's", which nobody can connect to by that name.
@@ -39,7 +42,7 @@ def main() -> int:
         for line in (*unknown_variables(os.environ), *_risks(settings)):
             say(f"warning: {line}")
         return run(settings, SchedulerManager([settings.engine_config()]))
-    except (SettingsError, BindError, ModelLoadError) as error:
+    except (SettingsError, BindError, ModelLoadError, TracingUnavailable) as error:
         say(str(error))
         return _CANNOT_START
     except KeyboardInterrupt:
@@ -59,12 +62,14 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
 
     Raises:
         SettingsError: a key cannot be used.
+        TracingUnavailable: a collector is named, and what talks to it is not installed.
         BindError: the address cannot be listened on.
         ModelLoadError: the default model cannot be found or read.
     """
     keys = settings.client_keys()
+    tracer = make_tracer(os.environ, manager.model_ids[0])
     with bind(settings.host, settings.port) as sock:
-        app = create_app(manager, settings)
+        app = create_app(manager, settings, tracer)
         try:
             say(f"loading {manager.model_ids[0]} ...")
             engine = manager.get(manager.model_ids[0])
@@ -73,6 +78,8 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
             return serve(app, sock)
         finally:
             manager.close(_ENGINE_STOP_TIMEOUT)
+            if tracer is not None:
+                tracer.close()
 
 
 def _risks(settings: Settings) -> Iterator[str]:
@@ -110,6 +117,14 @@ def _open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
+def _allow_connections() -> None:
+    """Open as many files as this process may: each connection is one."""
+    with suppress(OSError, ValueError):
+        _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MAX_FILES if limit == resource.RLIM_INFINITY else min(limit, _MAX_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limit))
+
+
 def _exit(status: int) -> NoReturn:
     """End the process now.
 
@@ -124,4 +139,5 @@ def _exit(status: int) -> NoReturn:
 
 if __name__ == "__main__":
     _open_standard_files()
+    _allow_connections()
     _exit(main())

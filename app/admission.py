@@ -1,15 +1,17 @@
 """The door: who is let in, and what the others are told."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
 from app.client import Client
 from app.refusals import QueueFull, QuotaExceeded, ShuttingDown
+from app.request_record import RequestRecord
+from app.schemas.usage import Usage
 from app.service_rate import ServiceRate
-from batching import DeadlineExceeded, InvalidRequest, Priority
+from batching import AnswerRecord, DeadlineExceeded, InvalidRequest, Priority
 
 # How much of the queue a class may fill: when the server is busy the less urgent work is
 # refused first, and there is always room for the urgent.
@@ -48,9 +50,16 @@ class Admission:
     prompt's tokens from `hold` until the model has read them.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        clock: Callable[[], float] = monotonic,
+        on_end: Callable[[RequestRecord], None] = lambda _: None,
+    ) -> None:
+        """`on_end` hears of every request that came as far as the engine."""
         self.limits = limits
         self.clock = clock
+        self.on_end = on_end
         self.is_draining = False
         self.num_requests = 0
         self.num_waiting_tokens = 0
@@ -168,6 +177,7 @@ class Place:
         self.num_waiting_tokens = 0
         self.was_served = False
         self.timeout: float | None = None
+        self.trace_headers: Mapping[str, str] = {}
         self._admission = admission
         self._priority = priority
         self._is_left = False
@@ -202,6 +212,25 @@ class Place:
         """Take that the model has read so many of the waiting tokens."""
         self._admission.num_waiting_tokens -= num_tokens
         self.num_waiting_tokens -= num_tokens
+
+    def end(
+        self, completion_id: str, answers: Sequence[AnswerRecord], usage: Usage, ending: str
+    ) -> None:
+        """Leave, and tell what became of the request."""
+        self.leave()
+        self._admission.on_end(
+            RequestRecord(
+                completion_id=completion_id,
+                request_id=self.request_id,
+                client_name=self.client.name,
+                entered=self.entered,
+                elapsed=self.elapsed(),
+                answers=answers,
+                usage=usage,
+                ending=ending,
+                trace_headers=self.trace_headers,
+            )
+        )
 
     def leave(self) -> None:
         if not self._is_left:

@@ -13,7 +13,6 @@ from app.admission import Place
 from app.choice import Choice, TextOptions, ToldToken
 from app.generation import Answer
 from app.messages.events import join_pieces
-from app.request_log import log_request
 from app.schemas.usage import Totals, Usage
 from batching import (
     DeadlineExceeded,
@@ -94,8 +93,7 @@ class BeamSearch:
 
     def close(self) -> None:
         """Leave the place; a search that is cancelled closes the step that it is in."""
-        self.place.leave()
-        log_request(self.completion_id, self.place, (), self.usage, self._ending)
+        self.place.end(self.completion_id, (), self.usage, self._ending)
 
     async def _search(self, prompt: Sequence[int]) -> tuple[list[Beam], int]:
         """Return the best beams, and how many tokens of the prompt were cached before."""

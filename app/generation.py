@@ -9,10 +9,9 @@ import anyio
 from app.admission import Place
 from app.choice import Choice, Delta, ToldToken
 from app.messages.events import MessageEvent, join_pieces
-from app.request_log import log_request
 from app.schemas.fields import EndReason
 from app.schemas.usage import Timings, Totals, Usage
-from batching import DeadlineExceeded, EngineError, TokenLogprobs, TokenOutput, TokenStream
+from batching import DeadlineExceeded, TokenLogprobs, TokenOutput, TokenStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +105,15 @@ class Generation:
 
     async def __anext__(self) -> Delta | Progress:
         try:
-            index, output = await anext(self._tokens)
-        except EngineError as error:
+            return await self._next()
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
             self._failure = "timeout" if isinstance(error, DeadlineExceeded) else "failed"
             raise
+
+    async def _next(self) -> Delta | Progress:
+        index, output = await anext(self._tokens)
         prompt, place = divmod(index, self._num_answers)
         if place == 0:
             self._num_cached_tokens[prompt] = output.num_cached_tokens
@@ -118,7 +122,6 @@ class Generation:
         delta = await self._take(index, output)
         if place == 0 and delta.is_first:
             self._place.read(self._prompt_lengths[prompt])
-        if place == 0 and delta.is_first:
             self._prompt_logprobs[prompt] = delta.prompt_logprobs
         elif delta.is_first:
             # Those of one prompt come with its first answer, which is the first to come.
@@ -141,10 +144,7 @@ class Generation:
         if self._is_closed:
             return
         self._is_closed = True
-        self._place.leave()
-        log_request(
-            self._completion_id, self._place, self._tokens.answers, self.usage, self._ending()
-        )
+        self._place.end(self._completion_id, self._tokens.answers, self.usage, self._ending())
 
     @property
     def _num_answers(self) -> int:

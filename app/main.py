@@ -10,21 +10,32 @@ from app.body_limit import BodyLimit
 from app.endpoints import chat, completions, health, metrics as metrics_endpoint, models, tokenize
 from app.errors import REFUSAL_REASONS
 from app.metrics.metrics import Metrics
+from app.request_log import log_request
+from app.request_record import RequestRecord
 from app.request_scope import RequestScope
 from app.service import Service
 from app.settings import Settings
+from app.tracing import Tracer
 from batching import Observers, SchedulerManager
 
 
-def create_app(manager: SchedulerManager, settings: Settings | None = None) -> FastAPI:
-    """Return the app over the engines of a manager, which the caller closes.
+def create_app(
+    manager: SchedulerManager, settings: Settings | None = None, tracer: Tracer | None = None
+) -> FastAPI:
+    """Return the app over the engines of a manager, which the caller closes, as the tracer.
 
     Without `settings` each has its default, whatever the environment says.
     """
+
+    def end(record: RequestRecord) -> None:
+        log_request(record)
+        if tracer is not None:
+            tracer.record(record)
+
     settings = settings or Settings.model_construct()
     app = FastAPI(title="mlx-batch-server", redirect_slashes=False)
     metrics = Metrics(manager.model_ids[0], refusal_reasons=REFUSAL_REASONS)
-    service = Service(manager, settings, Admission(settings.limits()), metrics)
+    service = Service(manager, settings, Admission(settings.limits(), on_end=end), metrics)
     manager.observe(lambda _: Observers(metrics, service.activity))
     app.state.service = service
     errors.install(app)

@@ -11,7 +11,7 @@ from typing import Final
 import uvicorn
 from fastapi import FastAPI
 
-from app.protocol import protocol_class
+from app.protocol import MAX_HEAD_BYTES, protocol_class
 from app.service import Service
 from app.watchdog import Watchdog
 
@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 
 # Seconds for the last step of the model and for the error events.
 _LAST_WORDS: Final = 10
+
+# Seconds for which an idle connection is kept: longer than clients and balancers keep theirs, so
+# that no request comes just when it is closed.
+_KEEP_ALIVE: Final = 75
 
 # Seconds within which two signals are one.
 _SAME_WISH: Final = 1.0
@@ -98,6 +102,8 @@ class Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                timeout_keep_alive=_KEEP_ALIVE,
                 timeout_graceful_shutdown=_LAST_WORDS,
             )
         )

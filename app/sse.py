@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from app.errors import error_body
 from app.generation import Generation, Progress
 from app.reply import Reply
+from app.request_scope import outline
 from batching import EngineError
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ async def events(generation: Generation, reply: Reply) -> AsyncIterator[bytes]:
     except Exception as error:
         # The head is out and said 200: this is the only place left to say it.
         if not isinstance(error, EngineError):
-            logger.exception("a stream failed")
+            logger.error("a stream failed: %s", outline(error))
         yield f"data: {error_body(error)}\n\n".encode()
     yield DONE
 

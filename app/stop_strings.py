@@ -1,6 +1,7 @@
 """Stop strings, found while the text is still coming."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopStrings:
@@ -60,12 +61,14 @@ class _Matcher:
         self.num_matched = _extend(self._stop, self._borders, self.num_matched, character)
 
 
-def _borders(text: str) -> list[int]:
+# A request may ask for a thousand answers, and all of them have the same stop strings.
+@lru_cache(maxsize=64)
+def _borders(text: str) -> tuple[int, ...]:
     """Return for each prefix the length of its longest proper prefix that also ends it."""
     borders = [0]
     for character in text[1:]:
         borders.append(_extend(text, borders, borders[-1], character))
-    return borders
+    return tuple(borders)
 
 
 def _extend(text: str, borders: Sequence[int], num_matched: int, character: str) -> int:

@@ -25,6 +25,10 @@ class ModelRunner(Protocol):
 
         Of a slice that samples, the first token follows the tokens of the request, the next
         one the first draft, and so on; each fork's one follows the tokens of the request.
+
+        Raises:
+            SlicesFailed: these requests fail whoever is beside them.
+            Exception: the step failed, and nobody in it is to blame more than another.
         """
         ...
 

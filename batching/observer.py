@@ -1,5 +1,7 @@
 """What an engine tells those who count: each step, and the life of each answer."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -7,6 +9,8 @@ from batching.block_ages import NO_AGES, BlockAges
 from batching.priority_queue import Priority
 from batching.request import TokenOutput
 from batching.scheduler import SchedulerStats
+
+logger = logging.getLogger(__name__)
 
 
 class StepRecord(NamedTuple):
@@ -95,23 +99,26 @@ class EngineObserver(Protocol):
 
 
 class Observers:
-    """Tells several of them; without any, nobody."""
+    """Tells several of them; without any, nobody.  One that raises holds up nobody's tokens."""
 
     def __init__(self, *observers: EngineObserver) -> None:
         self._observers = observers
 
     def observe_step(self, step: StepRecord) -> None:
-        for observer in self._observers:
-            observer.observe_step(step)
+        self._tell(lambda observer: observer.observe_step(step))
 
     def observe_stats(self, stats: SchedulerStats) -> None:
-        for observer in self._observers:
-            observer.observe_stats(stats)
+        self._tell(lambda observer: observer.observe_stats(stats))
 
     def observe_tokens(self, answer: AnswerRecord, num_tokens: int, gap: float | None) -> None:
-        for observer in self._observers:
-            observer.observe_tokens(answer, num_tokens, gap)
+        self._tell(lambda observer: observer.observe_tokens(answer, num_tokens, gap))
 
     def observe_end(self, answer: AnswerRecord) -> None:
+        self._tell(lambda observer: observer.observe_end(answer))
+
+    def _tell(self, what: Callable[[EngineObserver], None]) -> None:
         for observer in self._observers:
-            observer.observe_end(answer)
+            try:
+                what(observer)
+            except Exception:
+                logger.exception("what the engine does could not be counted")

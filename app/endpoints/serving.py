@@ -23,6 +23,7 @@ from batching import DeadlineExceeded, EngineThread, InvalidRequest, Priority
 # Nobody gets it; nginx's number for a client that left, should it be logged somewhere.
 _CLIENT_CLOSED_REQUEST: Final = 499
 
+_TRACE_HEADERS: Final = ("traceparent", "tracestate")
 _TIMEOUT_HEADER: Final = "X-Request-Timeout"
 
 
@@ -45,7 +46,11 @@ def enter(request: Request, priority: Priority = Priority.NORMAL) -> Place:
     state = request.scope.get("state", {})
     client: Client = state.get("client", ANONYMOUS)
     request_id: str = state.get("request_id", "-")
-    return service_of(request).admission.enter(client, priority, request_id)
+    place = service_of(request).admission.enter(client, priority, request_id)
+    place.trace_headers = {
+        name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers
+    }
+    return place
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """`/v1/completions`: the request, the answer, and the chunks of a streamed answer."""
 
-from types import UnionType
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
 from app.schemas import unsupported
 from app.schemas.chat_reply import PromptProgress
-from app.schemas.fields import EndReason, check_encodable, fault
+from app.schemas.fields import EndReason, TokenId, check_encodable, check_length, fault
 from app.schemas.logprobs import CompletionLogprobs
 from app.schemas.request import MAX_CHOICES, GenerationRequest
 from app.schemas.usage import Timings, Usage
@@ -38,34 +37,32 @@ _NOT_OF_BEAMS: Final = frozenset(
 
 def _prompts(value: Any) -> list[str | list[int]]:
     """Return a list of prompts, each in text or in tokens, also of a single one."""
-    prompts = value if _is_list_of(value, str | list) else [value]
-    if len(prompts) > _MAX_PROMPTS:
-        message = f"there are {len(prompts)} prompts, and {_MAX_PROMPTS} are the most"
-        raise fault(message)
-    return [_prompt(prompt) for prompt in prompts]
+    if not isinstance(value, list) or not _types_in(value) <= {str, list} or not value:
+        return [_prompt(value)]
+    check_length(value, _MAX_PROMPTS)
+    return [_prompt(prompt) for prompt in value]
 
 
 def _prompt(value: Any) -> str | list[int]:
     if isinstance(value, str):
         return check_encodable(value)
-    if not _is_list_of(value, int) and value != []:
+    # A boolean is no integer here.
+    if not isinstance(value, list) or not _types_in(value) <= {int}:
         raise fault("it must be a text or a list of token ids")
-    token_ids: list[int] = value
-    return token_ids
+    return value
 
 
-def _is_list_of(value: Any, kind: type | UnionType) -> bool:
-    """True for a list that is not empty; a boolean is no integer here."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(item, kind) and not isinstance(item, bool) for item in value)
-    )
+def _types_in(items: list[Any]) -> set[type]:
+    return {*map(type, items)}
 
+
+_Tokens = Annotated[list[TokenId], Field(min_length=1)]
+_Texts = Annotated[list[str], Field(min_length=1, max_length=_MAX_PROMPTS)]
+_TokenLists = Annotated[list[_Tokens], Field(min_length=1, max_length=_MAX_PROMPTS)]
 
 Prompts = Annotated[
     list[str | list[int]],
-    PlainValidator(_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
+    PlainValidator(_prompts, json_schema_input_type=str | _Tokens | _Texts | _TokenLists),
 ]
 
 

@@ -1,5 +1,7 @@
 """Types of single fields, with their limits."""
 
+import json
+from collections.abc import Iterable, Sized
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -13,6 +15,9 @@ _MAX_TOKEN_ID_DIGITS: Final = 9
 # The table that finds one is made for each answer.
 _MAX_STOP_LENGTH: Final = 1024
 
+
+# The largest vocabularies have as many tokens.
+MAX_TOKEN_IDS: Final = 1 << 18
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
@@ -36,6 +41,46 @@ def check_encodable(text: str) -> str:
 Text = Annotated[str, AfterValidator(check_encodable)]
 
 
+def check_length(value: Sized, limit: int) -> None:
+    """Refuse what has too many parts, before anybody looks at each."""
+    if len(value) > limit:
+        message = f"it has {len(value)} items, and {limit} are the most"
+        raise fault(message)
+
+
+def json_text(value: Any, *, max_depth: int, max_characters: int) -> str:
+    """Return what JSON has for a value; refuse one that it cannot say, or not within the limits."""
+    # Each value in it takes a character and a comma.
+    _check_size(value, max_depth, max_characters // 2)
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise fault("it contains NaN or Infinity") from None
+    if len(text) > max_characters:
+        message = f"it is longer than {max_characters} characters"
+        raise fault(message)
+    return check_encodable(text)
+
+
+def _check_size(value: Any, max_depth: int, max_values: int) -> None:
+    """Look at one level after the other, and at no more of them than there may be."""
+    level, num_values = [value], 0
+    for _ in range(max_depth + 1):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        num_values += sum(map(len, containers))
+        if num_values > max_values:
+            message = f"it has more than {max_values} values"
+            raise fault(message)
+        level = [child for parent in containers for child in _children(parent)]
+    if level:
+        message = f"it is nested deeper than {max_depth} levels"
+        raise fault(message)
+
+
+def _children(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -44,20 +89,26 @@ def _with_token_ids(value: Any) -> Any:
     """Return a map with integer keys; JSON has strings only."""
     if not isinstance(value, dict):
         return value
+    check_length(value, _MAX_LOGIT_BIASES)
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) <= _MAX_TOKEN_ID_DIGITS):
             raise fault("its keys must be token ids")
     return {int(key): bias for key, bias in value.items()}
 
 
+_StopString = Annotated[Text, Field(min_length=1, max_length=_MAX_STOP_LENGTH)]
+_StopStrings = Annotated[list[_StopString], Field(max_length=4)]
+
 StopStringList = Annotated[
-    list[Annotated[Text, Field(min_length=1, max_length=_MAX_STOP_LENGTH)]],
-    Field(max_length=4),
-    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+    _StopStrings, BeforeValidator(_as_list, json_schema_input_type=_StopString | _StopStrings)
 ]
 
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+
 LogitBias = Annotated[
-    dict[int, Annotated[float, Field(ge=-100, le=100)]],
-    Field(max_length=_MAX_LOGIT_BIASES),
-    BeforeValidator(_with_token_ids, json_schema_input_type=dict[str, float]),
+    dict[int, _Bias],
+    BeforeValidator(
+        _with_token_ids,
+        json_schema_input_type=Annotated[dict[str, _Bias], Field(max_length=_MAX_LOGIT_BIASES)],
+    ),
 ]

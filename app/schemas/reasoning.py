@@ -1,21 +1,24 @@
 """How much a model should think, and what else its chat template is told."""
 
-import json
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator
 
-from app.schemas.fields import check_encodable, fault
+from app.schemas.fields import fault, json_text
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _MAX_CHARACTERS: Final = 64 * 1024
+# Templates walk through what they get recursively.
+_MAX_DEPTH: Final = 32
 
-# What the server itself tells a template, and what would change how it is found or rendered.
-_RESERVED: Final = frozenset(
+# What the server itself tells a template, what would change how it is found or rendered, what a
+# template calls, and the texts of tokens, which are the model's.
+RESERVED: Final = frozenset(
     {
         "messages",
         "conversation",
+        "conversations",
         "tools",
         "documents",
         "chat_template",
@@ -25,22 +28,44 @@ _RESERVED: Final = frozenset(
         "return_dict",
         "return_tensors",
         "return_assistant_tokens_mask",
+        "sanitize_control_tokens",
         "padding",
         "truncation",
         "max_length",
         "tokenizer_kwargs",
+        "self",
+        "raise_exception",
+        "strftime_now",
+        "namespace",
+        "dict",
+        "range",
+        "lipsum",
+        "cycler",
+        "joiner",
+        "loop",
+        "caller",
+        "super",
+        "varargs",
+        "kwargs",
+        "additional_special_tokens",
+        "extra_special_tokens",
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "sep_token",
+        "pad_token",
+        "cls_token",
+        "mask_token",
     }
 )
 
 
 def _check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    json_text(kwargs, max_depth=_MAX_DEPTH, max_characters=_MAX_CHARACTERS)
     for name in kwargs:
-        if name in _RESERVED or name.startswith("_"):
+        if name in RESERVED or name.startswith("_"):
             message = f"{name[:40]!r} is not for requests to set"
             raise fault(message)
-    if len(check_encodable(json.dumps(kwargs, ensure_ascii=False))) > _MAX_CHARACTERS:
-        message = f"it is longer than {_MAX_CHARACTERS} characters"
-        raise fault(message)
     return kwargs
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from app.schemas import unsupported
-from app.schemas.fields import LogitBias, StopStringList, Text, TokenId, fault
+from app.schemas.fields import MAX_TOKEN_IDS, LogitBias, StopStringList, Text, TokenId, fault
 from app.schemas.structured import StructuredOutputs
 from app.schemas.wire import WireRequest
 from batching import Priority
@@ -66,7 +66,9 @@ class GenerationRequest(WireRequest):
     bad_words: Annotated[list[BadWord], Field(max_length=_MAX_BAD_WORDS)] = Field(
         default_factory=list
     )
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKEN_IDS)] | None
+    ) = None
     truncate_prompt_tokens: int | None = Field(
         default=None,
         ge=-1,

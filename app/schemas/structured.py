@@ -7,11 +7,10 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from app.schemas import unsupported
-from app.schemas.fields import Text, fault
+from app.schemas.fields import Text, fault, json_text
 from app.schemas.wire import WireRequest
 from batching import (
     GrammarText,
-    InvalidGrammar,
     choice_grammar,
     json_object_grammar,
     json_schema_grammar,
@@ -24,6 +23,9 @@ _MAX_CHOICE_LENGTH: Final = 1024
 _MAX_PATTERN_LENGTH: Final = 16 * 1024
 _MAX_GRAMMAR_LENGTH: Final = 64 * 1024
 _MAX_SCHEMA_LENGTH: Final = 128 * 1024
+_MAX_SCHEMA_DEPTH: Final = 100
+# As text a schema may have line breaks and indentations besides.
+_MAX_SCHEMA_TEXT_LENGTH: Final = 4 * _MAX_SCHEMA_LENGTH
 
 # What vLLM's object can say besides.
 _STRUCTURED_OUTPUTS: Final[unsupported.Defaults] = {
@@ -36,13 +38,7 @@ _STRUCTURED_OUTPUTS: Final[unsupported.Defaults] = {
 
 def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Refuse a schema that is too long, or nested too deep."""
-    try:
-        num_characters = len(json_schema_grammar(schema))
-    except InvalidGrammar as error:
-        raise fault(str(error)) from None
-    if num_characters > _MAX_SCHEMA_LENGTH:
-        message = f"a schema may have {_MAX_SCHEMA_LENGTH} characters"
-        raise fault(message)
+    json_text(schema, max_depth=_MAX_SCHEMA_DEPTH, max_characters=_MAX_SCHEMA_LENGTH)
     return schema
 
 
@@ -50,6 +46,9 @@ def _parsed(value: Any) -> Any:
     """Return a schema that was sent as text."""
     if not isinstance(value, str):
         return value
+    if len(value) > _MAX_SCHEMA_TEXT_LENGTH:
+        message = f"it is longer than {_MAX_SCHEMA_TEXT_LENGTH} characters"
+        raise fault(message)
     try:
         return json.loads(value)
     except (ValueError, RecursionError):

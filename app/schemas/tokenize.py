@@ -1,13 +1,11 @@
 """`/tokenize` and `/detokenize`, in vLLM's words, and what a chat request becomes."""
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from app.schemas.fields import Text, TokenId
+from app.schemas.fields import MAX_TOKEN_IDS, Text, TokenId
 from app.schemas.wire import WireRequest
-
-_MAX_TOKENS: Final = 1 << 20
 
 
 class TokenizeRequest(WireRequest):
@@ -28,7 +26,7 @@ class TokenizeResponse(BaseModel):
 
 class DetokenizeRequest(WireRequest):
     model: Text | None = Field(default=None, description="The default model if left out.")
-    tokens: Annotated[list[TokenId], Field(max_length=_MAX_TOKENS)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS)]
 
 
 class DetokenizeResponse(BaseModel):

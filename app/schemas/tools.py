@@ -1,12 +1,13 @@
 """Tools that a model may call, and what a client says about calling them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from app.schemas.fields import Text, check_encodable, fault
+from app.schemas.fields import Text, fault, json_text
 from app.schemas.wire import WireRequest
 
 _MAX_TOOLS: Final = 128
@@ -21,34 +22,10 @@ _GivenName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
-    if _is_deeper(schema, _MAX_DEPTH):
-        message = f"it is nested deeper than {_MAX_DEPTH} levels"
-        raise fault(message)
-    try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        raise fault("it contains NaN or Infinity") from None
-    check_encodable(text)
+    json_text(schema, max_depth=_MAX_DEPTH, max_characters=_MAX_CHARACTERS)
     if schema.get("type", "object") != "object":
         raise fault("it must be the schema of an object")
     return schema
-
-
-def _is_deeper(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        level = [child for parent in level for child in _children(parent)]
-    return bool(level)
-
-
-def _children(value: Any) -> Iterator[Any]:
-    match value:
-        case dict():
-            yield from value.values()
-        case list():
-            yield from value
-        case _:
-            pass
 
 
 class Function(WireRequest):
@@ -86,7 +63,8 @@ def _check_tools(tools: list[Tool]) -> list[Tool]:
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
         raise fault("two tools have the same name")
-    if sum(len(json.dumps(tool.template_fields())) for tool in tools) > _MAX_CHARACTERS:
+    lengths = accumulate(len(json.dumps(tool.template_fields())) for tool in tools)
+    if any(length > _MAX_CHARACTERS for length in lengths):
         message = f"together they are longer than {_MAX_CHARACTERS} characters"
         raise fault(message)
     return tools

@@ -7,8 +7,14 @@ _MAX_MESSAGE: Final = 300
 
 
 def one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:_MAX_MESSAGE]}" if text else type(error).__name__
+    text = printable(str(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Return one line, not too long, that does nothing to a terminal, of what others wrote."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "?" for c in line[:_MAX_MESSAGE])
 
 
 def forget_locals(error: BaseException) -> None:

@@ -267,8 +267,7 @@ def _load_weights(header: GgufHeader, model: nn.Module, weights: Weights) -> Non
     try:
         model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise header.refuse(f"tensors and metadata disagree: {reason[:200]}") from error
+        raise header.refuse(f"tensors and metadata disagree: {error}") from error
 
 
 def _set_rope_factors(

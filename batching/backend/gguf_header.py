@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from batching.backend.failures import printable
 from batching.errors import ModelLoadError
 
 Scalar = bool | int | float | str
@@ -164,7 +165,7 @@ class GgufHeader:
     data_start: int
 
     def refuse(self, reason: str) -> ModelLoadError:
-        return ModelLoadError(f"cannot read {self.path}: {reason}")
+        return _refusal(self.path, reason)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.metadata.get(key, default)
@@ -199,19 +200,23 @@ def read_header(path: Path) -> GgufHeader:
         ):
             return _read(_Reader(buffer), path, len(buffer))
     except OSError as error:
-        raise ModelLoadError(f"cannot read {path}: {error.strerror or error}") from error
+        raise _refusal(path, error.strerror or str(error)) from error
     except _Damaged as error:
-        raise ModelLoadError(f"cannot read {path}: {error}") from error
+        raise _refusal(path, str(error)) from error
     except ValueError as error:
         # An empty file cannot be mapped.
-        raise ModelLoadError(f"cannot read {path}: it is damaged or incomplete") from error
+        raise _refusal(path, str(_Damaged())) from error
+
+
+def _refusal(path: Path, reason: str) -> ModelLoadError:
+    return ModelLoadError(f"cannot read {path}: {printable(reason)}")
 
 
 def _read(reader: _Reader, path: Path, size: int) -> GgufHeader:
     if reader.numbers("B", 4) != tuple(b"GGUF"):
-        raise ModelLoadError(f"cannot read {path}: it is not a GGUF file")
+        raise _refusal(path, "it is not a GGUF file")
     if (version := reader.count("I")) not in (2, 3):
-        raise ModelLoadError(f"cannot read {path}: GGUF version {version} (only 2 and 3 are)")
+        raise _refusal(path, f"GGUF version {version} (only 2 and 3 are)")
     num_tensors, num_values = reader.length(_MAX_ENTRIES), reader.length(_MAX_ENTRIES)
     metadata, alignment = _read_metadata(reader, num_values)
     tensors = dict(_read_tensor(reader, path) for _ in range(num_tensors))
@@ -254,7 +259,7 @@ def _read_tensor(reader: _Reader, path: Path) -> tuple[str, Tensor]:
     if kind not in _READABLE:
         known = ", ".join(type_name for type_name, _, _ in _READABLE.values())
         found = _UNREADABLE.get(kind, f"number {kind}")
-        raise ModelLoadError(f"cannot read {path}: tensor {name} has type {found}, not {known}")
+        raise _refusal(path, f"tensor {name} has type {found}, not {known}")
     if not shape or not all(0 < length <= _MAX_LENGTH for length in shape):
         raise _Damaged
     type_name, block, num_bytes = _READABLE[kind]

@@ -15,6 +15,7 @@ from app.client import ANONYMOUS
 from app.main import create_app
 from app.service import Service
 from app.settings import Settings
+from app.tracing import Tracer
 from batching import (
     EngineConfig,
     EngineThread,
@@ -41,7 +42,9 @@ class ByteTokenizer:
     """One token for each byte, and one that ends the text."""
 
     has_chat_template = True
-    chat_template: str | None = "{{ messages }}"
+    chat_template: str | None = (
+        "{{ raise_exception('the system message comes first') }}{{ messages }}"
+    )
     all_special_ids: Sequence[int] = (END,)
     has_thinking = False
     think_start: str | None = None
@@ -206,6 +209,7 @@ async def served(
     tokenizer: ByteTokenizer | None = None,
     num_blocks: int = 64,
     is_gated: bool = False,
+    tracer: Tracer | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
     """Serve a speaker without a network; bodies of streams arrive whole."""
@@ -213,7 +217,7 @@ async def served(
     manager = speaking_manager(
         answer, runner=runner, tokenizer=tokenizer, num_blocks=num_blocks, gate=gate
     )
-    app = create_app(manager, Settings.model_construct(**settings))
+    app = create_app(manager, Settings.model_construct(**settings), tracer)
     # An exception that nobody expected is answered, as it is behind a real server.
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
@@ -225,9 +229,11 @@ async def served(
 
 
 @asynccontextmanager
-async def served_endlessly(tokenizer: ByteTokenizer | None = None) -> AsyncIterator[Served]:
+async def served_endlessly(
+    tokenizer: ByteTokenizer | None = None, **options: Any
+) -> AsyncIterator[Served]:
     """Serve a speaker whose answers only end when they are aborted."""
     async with served(
-        None, tokenizer=tokenizer, num_blocks=ENDLESS_BLOCKS, is_gated=True
+        None, tokenizer=tokenizer, num_blocks=ENDLESS_BLOCKS, is_gated=True, **options
     ) as server:
         yield server

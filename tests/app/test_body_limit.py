@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app import body_limit
 from app.body_limit import BodyLimit
-from tests.app.test_protocol import LONG, SHORT, Connection, Site, running, split
+from tests.app.test_protocol import ENOUGH, LONG, SHORT, Connection, Site, later, running, split
 
 pytestmark = pytest.mark.anyio
 
@@ -158,11 +158,12 @@ class TestTooLarge:
             connection.send(sized(size) + bytes(size))
             assert told(connection.read(b"}}"))[:2] == (413, "close")
 
-    @pytest.mark.parametrize("limit", ["LINGER_SECONDS", "LINGER_BYTES"])
+    @pytest.mark.parametrize(("seconds", "num_bytes"), [(SHORT, 1 << 20), (2 * LONG, 1)])
     def test_a_client_that_never_ends_is_not_listened_to_for_ever(
-        self, limit: str, monkeypatch: pytest.MonkeyPatch
+        self, seconds: float, num_bytes: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(body_limit, limit, SHORT)
+        monkeypatch.setattr(body_limit, "LINGER_SECONDS", seconds)
+        monkeypatch.setattr(body_limit, "LINGER_BYTES", num_bytes)
         with limited() as site:
             assert told(site.ask(sized(1 << 20) + b"a"))[:2] == (413, "close")
 
@@ -181,12 +182,10 @@ class TestTooSlow:
 
     def test_the_answer_may_take_longer_than_the_body(self) -> None:
         async def think(scope: Scope, receive: Receive, send: Send) -> None:
-            thought = asyncio.Event()
-            asyncio.get_running_loop().call_later(0.6, thought.set)
-            await thought.wait()
+            await later(1.5 * ENOUGH)
             await App()(scope, receive, send)
 
-        with running(BodyLimit(think, MAX, 0.4)) as site:
+        with running(BodyLimit(think, MAX, ENOUGH)) as site:
             assert split(site.ask(sized(3, b"Connection: close") + b"abc"))[2] == b"abc"
 
 

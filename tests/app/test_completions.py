@@ -41,7 +41,7 @@ async def test_a_prompt_is_text_or_tokens(prompt: Any) -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (["a"] * 1025, "prompt: there are 1025 prompts, and 1024 are the most"),
+        (["a"] * 1025, "prompt: it has 1025 items, and 1024 are the most"),
         (["a", []], "the prompt has no tokens; at least one is needed"),
         ("", "the prompt has no tokens; at least one is needed"),
         ([], "the prompt has no tokens; at least one is needed"),

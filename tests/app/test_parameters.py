@@ -34,6 +34,12 @@ CALL = b'<tool_call>\n{"name": "add", "arguments": {"x": 12}}\n</tool_call>'
 ARGUMENTS = '{"x": 12}'
 
 
+USER = {"role": "user", "content": "Hi"}
+DEEP: list[Any] = []
+for _ in range(40):
+    DEEP = [DEEP]
+
+
 def alphabet() -> list[str]:
     """GPT-2's characters in the order of the bytes that they stand for."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -304,6 +310,18 @@ async def test_a_grammar_that_cannot_be_compiled_is_the_clients_fault() -> None:
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"_secret": 1}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"x": "y" * 70_000}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"x": [0] * 70_000}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"x": DEEP}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"x": float("nan")}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"raise_exception": "x"}}, "chat_template_kwargs"),
+        ({"allowed_token_ids": [1] * 300_000}, "allowed_token_ids"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"structured_outputs": {"json": " " * 600_000 + "{}"}}, "structured_outputs.json"),
+        ({"messages": [USER] * 8193}, "messages"),
+        ({"messages": [USER, *[{"role": "assistant", "tool_calls": [0] * 4097}] * 2]}, "messages"),
+        ({"messages": [0]}, "messages.0"),
+        ({"messages": {"0": USER}}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": 7}]}, "messages.0.tool_calls"),
     ],
 )
 async def test_what_contradicts_itself_names_a_field(fields: dict[str, Any], param: str) -> None:

@@ -43,6 +43,13 @@ async def echo_path(scope: Scope, receive: Receive, send: Send) -> None:
     await respond(send, scope["path"].encode())
 
 
+async def later(seconds: float) -> None:
+    """Wait for as long as a timer of the loop takes, which is at least as long as another's."""
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, passed.set)
+    await passed.wait()
+
+
 class Connection:
     """The client's end."""
 
@@ -149,9 +156,10 @@ def _nothing_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail a test in which a client's doing was logged above debug."""
     with caplog.at_level(logging.INFO):
         yield
-    told = [record for record in caplog.records if record.name.startswith(("uvicorn", "app"))]
-    assert [r.getMessage() for r in told if r.levelno > logging.INFO] == []
-    assert not [record for record in caplog.records if record.name == "asyncio"]
+    told = [
+        (r.name, r.getMessage()) for r in caplog.get_records("call") if r.levelno > logging.INFO
+    ]
+    assert told == []
 
 
 class TestHeads:
@@ -207,13 +215,23 @@ class TestHeads:
 
     def test_an_answer_may_take_longer_than_the_head(self) -> None:
         async def think(scope: Scope, receive: Receive, send: Send) -> None:
-            thought = asyncio.Event()
-            asyncio.get_running_loop().call_later(1.5 * ENOUGH, thought.set)
-            await thought.wait()
+            await later(1.5 * ENOUGH)
             await respond(send, b"42")
 
         with running(think, read_timeout=ENOUGH) as site:
             assert site.ask(LAST_GET).endswith(b"42")
+
+    def test_the_time_for_a_body_is_not_the_protocols_to_measure(self) -> None:
+        async def read_late(scope: Scope, receive: Receive, send: Send) -> None:
+            await later(1.5 * ENOUGH)
+            await respond(send, (await receive())["body"])
+
+        head = POST + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n"
+        with running(read_late, read_timeout=ENOUGH) as site, site.connection() as connection:
+            connection.send(head)
+            assert connection.read(b"\r\n\r\n").startswith(b"HTTP/1.1 100 ")
+            connection.send(b"abc")
+            assert connection.read_all().endswith(b"abc")
 
     def test_requests_in_one_piece_are_answered_in_order(self) -> None:
         with running(echo_path) as site:
@@ -407,12 +425,17 @@ class PacedTransport(asyncio.Transport):
         super().__init__({"socket": sock})
         self.sizes = sizes
         self.is_cut = asyncio.Event()
+        self.high: int | None = None
+        self.written = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
 
     def get_write_buffer_size(self) -> int:
         return self.sizes.pop(0)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        assert high == 0, "the protocol must hear of all that waits"
+        self.high = high
 
     def is_closing(self) -> bool:
         return self.is_cut.is_set()
@@ -425,7 +448,7 @@ class PacedTransport(asyncio.Transport):
 
 
 @contextmanager
-def paced(*sizes: int) -> Iterator[tuple[PacedTransport, Protocol]]:
+def paced(*sizes: int, app: ASGIApp = echo_path) -> Iterator[tuple[PacedTransport, Protocol]]:
     """Yield both ends of a connection whose time for taking something passes at once.
 
     The socket is none of TCP's and refuses its options, as those of some systems do.
@@ -433,7 +456,7 @@ def paced(*sizes: int) -> Iterator[tuple[PacedTransport, Protocol]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         transport = PacedTransport(ours, list(sizes))
-        config = uvicorn.Config(echo_path, log_config=None)
+        config = uvicorn.Config(app, log_config=None)
         made = protocol_class(read_timeout=LONG, write_timeout=0)
         protocol = made(config, ServerState(), {})
         protocol.connection_made(transport)
@@ -455,10 +478,36 @@ async def test_a_reader_that_took_everything_is_not_looked_at() -> None:
     with paced(100) as (transport, protocol):
         protocol.pause_writing()
         protocol.resume_writing()
-        turn = asyncio.Event()
-        asyncio.get_running_loop().call_later(0, turn.set)
-        await turn.wait()
+        await later(0)
         assert not transport.is_cut.is_set()
+
+
+@pytest.mark.anyio
+async def test_a_reader_that_left_is_not_looked_at() -> None:
+    with paced(100) as (_, protocol):
+        protocol.pause_writing()
+        protocol.connection_lost(None)
+        await later(0)
+
+
+@pytest.mark.anyio
+async def test_whatever_waits_to_be_taken_is_looked_at() -> None:
+    with paced() as (transport, _):
+        assert transport.high == 0
+
+
+@pytest.mark.anyio
+async def test_the_app_is_told_of_a_fault_before_the_client_takes_its_answer() -> None:
+    app = Told()
+    with paced(app=app) as (transport, protocol):
+        protocol.data_received(CHUNKED)
+        await later(0)
+        protocol.data_received(b"x\r\n")
+        await asyncio.wait(protocol.tasks, timeout=LONG)
+        assert app.is_told.is_set()
+        # And nothing of the app's answer after that of the protocol.
+        assert transport.written.count(b"HTTP/1.1 ") == 1
+        assert transport.written.startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.anyio

@@ -2,10 +2,12 @@
 
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +16,7 @@ import openai
 import pytest
 
 from app import server
-from app.__main__ import base_url, main, run
+from app.__main__ import _allow_connections, _exit, _open_standard_files, base_url, main, run
 from app.main import create_app
 from app.server import BindError, bind, serve
 from app.settings import Settings
@@ -31,10 +33,12 @@ def _as_it_was() -> Iterator[None]:
     root = logging.getLogger()
     level, loggers = root.level, [logging.getLogger(n) for n in ("uvicorn", "sse_starlette")]
     levels = [logger.level for logger in loggers]
+    log_handlers, raises = list(root.handlers), logging.raiseExceptions
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
     root.setLevel(level)
+    root.handlers, logging.raiseExceptions = log_handlers, raises
     for logger, before in zip(loggers, levels, strict=True):
         logger.setLevel(before)
 
@@ -296,11 +300,71 @@ class TestMain:
             assert main() == 2
         assert "in use" in capsys.readouterr().err
 
-    def test_an_interrupt_while_it_starts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_while_it_starts(
+        self,
+        number: signal.Signals,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
         class Interrupted(dict[str, str]):
             def __iter__(self) -> Iterator[str]:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
                 return super().__iter__()
 
         monkeypatch.setattr(os, "environ", Interrupted(os.environ))
-        assert main() == 130
+        assert main() == 128 + number
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith("before it was ready")
+
+    def test_what_is_risky_is_said(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("MLX_SERVER_MODEL", "./nowhere.gguf")
+        monkeypatch.setenv("MLX_SERVER_HOST", "0.0.0.0")
+        monkeypatch.setenv("MLX_SERVER_TRUST_REMOTE_CODE", "true")
+        assert main() == 2
+        open_to_all, code, *_ = capsys.readouterr().err.splitlines()
+        assert "whoever reaches 0.0.0.0 can use this server" in open_to_all
+        assert "code that comes with a model is run" in code
+        monkeypatch.setenv("MLX_SERVER_API_KEYS", "key")
+        assert main() == 2
+        assert "whoever" not in capsys.readouterr().err
+
+    def test_closed_standard_files_are_filled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        opened: list[str] = []
+        fstat = os.fstat
+
+        def is_closed(number: int) -> os.stat_result:
+            if number == 2:
+                raise OSError("bad file descriptor")
+            return fstat(number)
+
+        monkeypatch.setattr(os, "fstat", is_closed)
+        monkeypatch.setattr(os, "open", lambda path, _: opened.append(path))
+        _open_standard_files()
+        assert opened == [os.devnull]
+
+    @pytest.mark.parametrize("limit", [5000, 1 << 20, resource.RLIM_INFINITY])
+    def test_as_many_connections_are_allowed_as_may_be(
+        self, limit: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limits: list[tuple[int, int]] = []
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (256, limit))
+        monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
+        _allow_connections()
+        assert limits == [(5000 if limit == 5000 else 65_536, limit)]
+
+    def test_the_end_does_not_wait_for_what_cannot_be_written(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class FullDisk(StringIO):
+            def flush(self) -> None:
+                raise OSError(28, "No space left on device")
+
+        statuses: list[int] = []
+        monkeypatch.setattr("sys.stdout", None)
+        monkeypatch.setattr("sys.stderr", FullDisk())
+        monkeypatch.setattr(os, "_exit", statuses.append)
+        _exit(3)
+        assert statuses == [3]

@@ -89,7 +89,7 @@ class TestDeadlines:
         self, stream: bool
     ) -> None:
         async with served_endlessly() as server:
-            response = await server.chat(stream=stream, timeout=0.05)
+            response = await server.chat(stream=stream, timeout=0.5)
             assert await server.num_unfinished() == 0
             assert server.service.admission.num_requests == 0
         assert "deadline_exceeded" in response.text

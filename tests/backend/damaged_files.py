@@ -23,7 +23,8 @@ _FIELDS: Final = (0, 1, 7, 31, 0x7F, 0xFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 
 def damaged(content: bytes, header_size: int, rng: random.Random) -> bytes:
     """Return a file with one to three faults, most of them in its header."""
     for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(min(header_size, len(content)) or 1)
+        size = len(content) if rng.random() < 0.1 else min(header_size, len(content))
+        at = rng.randrange(size or 1)
         length = rng.choice((1, 4, 8, 12, 40))
         match rng.randrange(7):
             case 0:
@@ -37,7 +38,7 @@ def damaged(content: bytes, header_size: int, rng: random.Random) -> bytes:
             case 4:
                 content = content[:at] + content[at : at + length] + content[at:]
             case 5:
-                other = rng.randrange(min(header_size, len(content)) or 1)
+                other = rng.randrange(size or 1)
                 part = content[other : other + length]
                 content = content[:at] + part + content[at + length :]
             case _:

@@ -173,7 +173,8 @@ def test_layers_without_number_are_refused_at_once(directory: Path) -> None:
 
 @pytest.mark.parametrize("key", ["hidden_size", "intermediate_size", "vocab_size", "head_dim"])
 def test_sizes_without_measure_are_refused_at_once(directory: Path, key: str) -> None:
-    edit_config(directory, **{key: 1 << 30})
+    changes: dict[str, Any] = {key: 1 << 30}
+    edit_config(directory, **changes)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     assert str(directory) in refusal(directory)

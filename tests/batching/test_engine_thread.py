@@ -20,7 +20,7 @@ from batching.errors import (
     RequestFailed,
 )
 from batching.loaded_engine import LoadedEngine
-from batching.observer import AnswerRecord, StepRecord
+from batching.observer import AnswerRecord, Observers, StepRecord
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenOutput
 from batching.scheduler import SchedulerStats
@@ -328,6 +328,23 @@ async def test_an_observer_hears_how_answers_end_that_do_not_end_by_themselves()
             await collect(await thread.submit([[1]]))
         assert [answer.finish_reason for answer in watcher.ended] == ["abort", "error"]
         assert watcher.steps[-1].has_failed
+
+
+async def test_an_observer_that_raises_costs_nobody_a_token(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Watcher):
+        def observe_step(self, step: StepRecord) -> None:
+            raise ZeroDivisionError
+
+    async with running() as (thread, _):
+        watcher = Watcher()
+        thread.observer = Observers(Broken(), watcher)
+        answer = await collect(await thread.submit([[1]], max_tokens=3))
+        assert answer == expected_output([1], 3)
+        assert await is_idle(thread)
+        assert len(watcher.steps) == 3
+    assert "could not be counted" in caplog.text
 
 
 async def test_if_the_engine_dies_everybody_hears() -> None:

@@ -3,16 +3,18 @@
 import json
 import resource
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from jsonschema import Draft202012Validator
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from batching import grammar
 from batching.errors import InvalidRequest
 from batching.grammar import (
     MAX_GRAMMAR_LENGTH,
@@ -373,6 +375,96 @@ def test_a_token_that_is_not_allowed_is_an_error() -> None:
     assert matcher.error is not None
     assert not matcher.is_complete
     assert allowed(matcher) == ENDS
+
+
+class Panic(BaseException):
+    """What pyo3 makes of a panic of Rust: no Exception."""
+
+
+class Broken:
+    """An LLMatcher that does not survive one of its calls, and works otherwise."""
+
+    def __init__(self, call: str, error: BaseException) -> None:
+        self._matcher = LLMatcher(COMPILER._vocabulary().tokenizer, regex_grammar("a+"))
+        self._call = call
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return self._fail if name == self._call else getattr(self._matcher, name)
+
+    def _fail(self, *_: Any) -> None:
+        raise self._error
+
+
+def broken(call: str, error: BaseException) -> GrammarMatcher:
+    matcher: Any = Broken(call, error)
+    return GrammarMatcher(matcher, COMPILER._vocabulary())
+
+
+@pytest.mark.parametrize("error", [Panic("index 7"), RuntimeError("Already borrowed")])
+@pytest.mark.parametrize(
+    ("call", "use"),
+    [
+        ("unsafe_compute_mask_ptr", allowed),
+        ("consume_token", lambda matcher: matcher.accept(ord("a"))),
+        ("is_stopped", lambda matcher: matcher.is_complete),
+        ("is_error", lambda matcher: matcher.error),
+        ("deep_copy", lambda matcher: matcher.fork()),
+    ],
+)
+def test_what_llguidance_does_not_survive_is_the_error_of_one_answer(
+    call: str, use: Callable[[GrammarMatcher], Any], error: BaseException
+) -> None:
+    matcher = broken(call, error)
+    use(matcher)
+    for each in (matcher, matcher.fork()):
+        assert each.error == "the grammar cannot be followed any further"
+        assert allowed(each) == ENDS
+        assert not each.is_complete
+        each.accept(END)
+    assert allowed(compiled(regex_grammar("a+")).matcher()) == {ord("a")}
+
+
+def test_an_interruption_is_no_error_of_an_answer() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        broken("consume_token", KeyboardInterrupt()).accept(ord("a"))
+
+
+def test_a_token_that_is_none_is_an_error() -> None:
+    matcher = compiled(regex_grammar("a+")).matcher()
+    matcher.accept(-1)
+    assert matcher.error is not None
+
+
+def test_a_failed_mask_lets_the_answer_end_and_fail(caplog: pytest.LogCaptureFixture) -> None:
+    matcher = broken("unsafe_compute_mask_ptr", Panic("text of the prompt"))
+    assert allowed(matcher) == ENDS
+    assert "Panic" in caplog.text
+    assert "text of the prompt" not in caplog.text
+
+
+@pytest.mark.parametrize("error", [Panic("index 7"), RuntimeError("fault"), MemoryError()])
+def test_a_grammar_that_llguidance_does_not_survive_is_refused(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    grammar_text = regex_grammar("does not survive")
+    monkeypatch.setattr(grammar, "LLMatcher", fail)
+    assert refusal(grammar_text) == "the grammar cannot be compiled"
+
+
+def test_a_tokenizer_that_llguidance_does_not_survive_follows_no_grammar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise Panic("index 7")
+
+    compiler = GrammarCompiler(FastTokenizer(byte_level()), VOCAB_SIZE, ENDS)
+    monkeypatch.setattr(grammar, "LLTokenizer", fail)
+    assert "its tokenizer cannot be read" in refusal(regex_grammar("a"), compiler)
+    assert compiler.token_bytes(1)
 
 
 def test_an_answer_can_run_out_of_its_limits() -> None:

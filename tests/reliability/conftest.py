@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 
 from scripts.soak.server import Server
+from tests.reliability.live import warm_up
 
 # What the tests rely on: a short line, quick aging, and a short wait for who takes nothing.
 MAX_QUEUED: Final = 64
@@ -21,7 +22,6 @@ def server() -> Iterator[Server]:
     with Server(
         max_queued_requests=str(MAX_QUEUED), aging_rate=str(AGING_RATE), write_timeout="2"
     ) as started:
-        started.address()
-        yield started
+        yield warm_up(started)
         assert started.stop() == 0
         assert "Traceback" not in started.log

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any, Final
 
 from scripts.soak.client import CHAT, Outcome, ask_all, get
@@ -48,6 +49,12 @@ async def status_of(address: Address, path: str) -> int | None:
     return (await get(address, path)).status
 
 
+def warm_up(server: Server) -> Server:
+    """Wait until a server has answered, so that it has opened what it keeps open."""
+    assert asyncio.run(ask_golden(server.address())) == []
+    return server
+
+
 def check_all_is_well(server: Server, num_files: int) -> None:
     """Fail unless nothing is held for anybody, all connections are closed, and answers are right."""
     address = server.address()
@@ -55,8 +62,8 @@ def check_all_is_well(server: Server, num_files: int) -> None:
     def is_idle() -> bool:
         return not any(asyncio.run(held(address)).values())
 
-    wait_until(is_idle, f"requests or blocks are still held: {asyncio.run(held(address))}")
+    wait_until(is_idle, "requests or blocks are still held")
     wait_until(lambda: num_open_files(server.pid) <= num_files, "connections are still open")
-    assert asyncio.run(ask_golden(address)) == []
-    assert asyncio.run(status_of(address, "/health")) == 200
-    assert asyncio.run(status_of(address, "/ready")) == 200
+    assert asyncio.run(ask_golden(address, 1)) == []
+    assert asyncio.run(status_of(address, "/health")) == HTTPStatus.OK
+    assert asyncio.run(status_of(address, "/ready")) == HTTPStatus.OK

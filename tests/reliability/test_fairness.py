@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def test_nobody_is_overtaken_by_one_that_comes_later_than_the_bound(server: Server) -> None:
     race = asyncio.run(
-        fairness.race(server.address(), num_low=2, num_clients=20, seats=8, max_tokens=3)
+        fairness.race(server.address(), num_low=2, num_clients=16, seats=8, max_tokens=2)
     )
     assert [str(o) for o in (*race.high, *race.low) if not o.is_complete] == []
     assert fairness.violations(race, AGING_RATE) == []

@@ -21,12 +21,12 @@ def test_under_overload_each_request_is_answered_or_refused(server: Server) -> N
     address = server.address()
     num_files = num_open_files(server.pid)
     capacity = asyncio.run(
-        overload.measure_capacity(address, num_requests=16, at_once=SEATS, max_tokens=2)
+        overload.measure_capacity(address, num_requests=16, at_once=SEATS, max_tokens=1)
     )
-    num_requests = 3 * (SEATS + MAX_QUEUED)
+    num_requests = 2 * (SEATS + MAX_QUEUED)
     with Prober(address) as prober:
         outcomes = asyncio.run(
-            overload.flood(address, num_requests=num_requests, rate=10 * capacity, max_tokens=2)
+            overload.flood(address, num_requests=num_requests, rate=10 * capacity, max_tokens=1)
         )
         latencies = prober.latencies()
     assert overload.faults(outcomes) == []
@@ -47,7 +47,7 @@ def test_less_urgent_work_is_refused_first(server: Server) -> None:
         async with asyncio.TaskGroup() as group:
             waiting = [
                 group.create_task(
-                    ask(address, CHAT, overload.request(i, max_tokens=2) | {"priority": "normal"})
+                    ask(address, CHAT, overload.request(i, max_tokens=1) | {"priority": "normal"})
                 )
                 for i in range(SEATS + MAX_QUEUED)
             ]
@@ -55,7 +55,7 @@ def test_less_urgent_work_is_refused_first(server: Server) -> None:
             refused, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             ready = await get(address, "/ready")
             high = await ask(
-                address, CHAT, overload.request(-1, max_tokens=2) | {"priority": "high"}
+                address, CHAT, overload.request(-1, max_tokens=1) | {"priority": "high"}
             )
         return [task.result() for task in waiting], refused.pop().result(), ready, high
 

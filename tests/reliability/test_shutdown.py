@@ -120,13 +120,11 @@ def test_a_second_signal_ends_what_still_runs_with_an_error(server: Server) -> N
     assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_right_after_the_start_is_not_lost(number: int) -> None:
-    """The line that says where the server is comes a moment before it can be asked."""
+def test_a_signal_right_after_the_start_is_not_lost() -> None:
     with Server() as server:
         server.wait_for_line("curl")
-        server.send_signal(number)
-        assert server.wait() in (0, 128 + number)
+        server.send_signal(signal.SIGINT)
+        assert server.wait() in (0, 128 + signal.SIGINT)
         assert "Traceback" not in server.log
 
 

@@ -1,0 +1,108 @@
+"""OpenTelemetry traces, if the environment names a collector: one span for each request.
+
+A span is made when its request is over, out of the times that are known by then, so that
+nothing is traced on the way.  Attributes are those of the semantic conventions for generative AI,
+and vLLM's `gen_ai.latency.*`; like the log, they hold no text.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from app.request_record import RequestRecord
+
+ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+_SERVICE_NAME: Final = "mlx-batch-server"
+_FAILURES: Final = ("failed", "timeout")
+_NANOSECONDS: Final = 1_000_000_000
+
+
+class TracingUnavailable(Exception):
+    """A collector is named, and what talks to it is not installed."""
+
+
+class Tracer:
+    """Writes spans with OpenTelemetry's SDK."""
+
+    def __init__(self, provider: Any, model_id: str) -> None:
+        """`provider` is the SDK's; where that is not installed there is no type to name."""
+        self._provider = provider
+        self._tracer = provider.get_tracer(_SERVICE_NAME)
+        self._model_id = model_id
+
+    def record(self, record: RequestRecord) -> None:
+        """Write the span of a request that has just ended."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        operation = "chat" if record.completion_id.startswith("chat") else "text_completion"
+        # The engine's clock has no date.
+        began = time.time() - record.elapsed
+        span = self._tracer.start_span(
+            f"{operation} {self._model_id}",
+            context=TraceContextTextMapPropagator().extract(record.trace_headers),
+            kind=SpanKind.SERVER,
+            start_time=_nanoseconds(began),
+            attributes=self._attributes(operation, record),
+        )
+        for event, after in _latencies(record).items():
+            span.add_event(event, timestamp=_nanoseconds(began + after))
+        if record.ending in _FAILURES:
+            span.set_status(Status(StatusCode.ERROR, record.ending))
+        span.end(end_time=_nanoseconds(began + record.elapsed))
+
+    def close(self) -> None:
+        """Send what was not sent yet."""
+        self._provider.shutdown()
+
+    def _attributes(self, operation: str, record: RequestRecord) -> Mapping[str, Any]:
+        return {
+            "gen_ai.operation.name": operation,
+            "gen_ai.request.model": self._model_id,
+            "gen_ai.response.model": self._model_id,
+            "gen_ai.response.id": record.completion_id,
+            "gen_ai.response.finish_reasons": record.ending.split(","),
+            "gen_ai.usage.input_tokens": record.usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": record.usage.completion_tokens,
+            "gen_ai.latency.e2e": record.elapsed,
+            "http.request.header.x-request-id": record.request_id,
+            **{f"gen_ai.latency.{name}": after for name, after in _latencies(record).items()},
+        }
+
+
+def make_tracer(environ: Mapping[str, str], model_id: str) -> Tracer | None:
+    """Return what sends spans to the collector that the environment names; None if it names none.
+
+    Raises:
+        TracingUnavailable: the packages for it are not installed.
+    """
+    if not environ.get(ENDPOINT):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        raise TracingUnavailable(
+            f"{ENDPOINT} is set, but tracing is not installed: "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        ) from None
+    name = environ.get("OTEL_SERVICE_NAME", _SERVICE_NAME)
+    provider = TracerProvider(resource=Resource.create({"service.name": name}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Tracer(provider, model_id)
+
+
+def _latencies(record: RequestRecord) -> dict[str, float]:
+    """Return the seconds from the arrival to what there was of these."""
+    times = {
+        "time_in_queue": record.queue_time,
+        "time_to_first_token": record.first_token_time,
+    }
+    return {name: seconds for name, seconds in times.items() if seconds is not None}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * _NANOSECONDS)

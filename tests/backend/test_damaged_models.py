@@ -1,0 +1,359 @@
+"""Damaged and hostile model files: one line, soon, and without the memory that they claim."""
+
+import json
+import re
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings, strategies as st
+
+from batching.backend.gguf_header import GgufHeader, read_header
+from batching.errors import ModelLoadError
+from tests.backend.damaged_files import outcome
+from tests.backend.gguf_writer import Q8_0, write_gguf
+from tests.backend.model_files import refusal, write_model
+from tests.backend.test_gguf import BPE, blocks, metadata_of, random_model, tensors_of
+
+HUGE: Final = (1 << 31, 1 << 32, 1 << 62, (1 << 64) - 1)
+
+
+def write_file(directory: Path) -> Path:
+    """Write a whole model as one GGUF file, with a quantized tensor."""
+    model, config = random_model("llama", vocab_size=262)
+    tensors = tensors_of(model, config)
+    tensors["token_embd.weight"], _ = blocks(Q8_0, (262, 128), 1)
+    return write_gguf(directory / "m.gguf", BPE | metadata_of(config), tensors)
+
+
+@pytest.fixture(autouse=True)
+def little_memory() -> Iterator[None]:
+    """Fail if a test takes more memory than its files are large, many times over."""
+    tracemalloc.start()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    yield
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 26
+    assert mx.get_peak_memory() - before < 1 << 25
+
+
+# GGUF, byte by byte
+
+
+def text(content: str | bytes) -> bytes:
+    encoded = content if isinstance(content, bytes) else content.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def value(key: str, kind: int, content: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + content
+
+
+def tensor(name: str, shape: tuple[int, ...], *, kind: int = 0, start: int = 0) -> bytes:
+    sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return text(name) + sizes + struct.pack("<IQ", kind, start)
+
+
+def gguf(
+    *values: bytes, tensors: tuple[bytes, ...] = (), counts: tuple[int, int] | None = None
+) -> bytes:
+    num_tensors, num_values = counts or (len(tensors), len(values))
+    head = b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_values)
+    return head + b"".join((*values, *tensors)) + bytes(4096)
+
+
+A_NUMBER: Final = value("a", 4, struct.pack("<I", 7))
+A_TENSOR: Final = tensor("t", (4, 2))
+
+HOSTILE: Final[dict[str, bytes]] = {
+    **{f"{n} values": gguf(A_NUMBER, counts=(0, n)) for n in HUGE},
+    **{f"{n} tensors": gguf(tensors=(A_TENSOR,), counts=(n, 0)) for n in HUGE},
+    **{f"a key of {n} bytes": gguf(struct.pack("<Q", n), counts=(0, 1)) for n in HUGE},
+    **{f"a text of {n} bytes": gguf(value("a", 8, struct.pack("<Q", n))) for n in HUGE},
+    **{
+        f"{n} items of type {kind}": gguf(value("a", 9, struct.pack("<IQ", kind, n)))
+        for n in (1 << 22, (1 << 22) + 1, *HUGE)
+        for kind in (0, 4, 7, 8, 11)
+    },
+    "arrays in an array": gguf(value("a", 9, struct.pack("<IQIQ", 9, 1, 0, 1))),
+    "a type that nobody knows": gguf(value("a", 13, bytes(8))),
+    "items of a type that nobody knows": gguf(value("a", 9, struct.pack("<IQ", 99, 1))),
+    "one key twice": gguf(A_NUMBER, A_NUMBER),
+    **{
+        f"an alignment of {n}": gguf(value("general.alignment", 4, struct.pack("<I", n)))
+        for n in (0, 3, 33, (1 << 32) - 1)
+    },
+    "an alignment that is signed": gguf(value("general.alignment", 5, struct.pack("<i", 32))),
+    "an alignment that is a text": gguf(value("general.alignment", 8, text("32"))),
+    "an alignment beyond the end": gguf(
+        value("general.alignment", 4, struct.pack("<I", 1 << 31)), tensors=(A_TENSOR,)
+    ),
+    "a tensor without dimensions": gguf(tensors=(tensor("t", ()),)),
+    "a tensor of five dimensions": gguf(tensors=(tensor("t", (1,) * 5),)),
+    **{
+        f"a tensor of {n} dimensions": gguf(tensors=(text("t") + struct.pack("<I", n),))
+        for n in (9, 1 << 31, (1 << 32) - 1)
+    },
+    "a tensor of nothing": gguf(tensors=(tensor("t", (0, 4)),)),
+    **{f"a row of {n}": gguf(tensors=(tensor("t", (n, 1)),)) for n in HUGE},
+    # 2**32 * 2**32 is 0 in 64 bits.
+    "a size that overflows": gguf(tensors=(tensor("t", (1 << 32, 1 << 32)),)),
+    "a size that overflows in small steps": gguf(tensors=(tensor("t", (1 << 16,) * 4),)),
+    **{f"a tensor at {n}": gguf(tensors=(tensor("t", (4,), start=n),)) for n in HUGE},
+    "one name twice": gguf(tensors=(A_TENSOR, tensor("t", (4, 2), start=32))),
+    "many tensors of the same bytes": gguf(
+        tensors=tuple(tensor(f"t{i}", (1000,)) for i in range(5000))
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_header_that_lies_is_refused(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(HOSTILE[what])
+    assert str(path) in refusal(path)
+    with pytest.raises(ModelLoadError):
+        read_header(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        value("a", 12, struct.pack("<d", 1.5)),
+        value("a", 9, struct.pack("<IQd", 12, 1, 1.5)),
+    ],
+)
+def test_what_mlx_reads_differently_is_refused(tmp_path: Path, content: bytes) -> None:
+    """It takes four bytes of eight, and the rest for a length: the process would end."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf(content, A_NUMBER))
+    assert "64-bit float" in refusal(path)
+
+
+def test_what_a_file_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf(tensors=(tensor("a\nb\x1b[2J" + "c" * 999, (4,), kind=99),)))
+    told = refusal(path)
+    assert "tensor a b?[2Jccc" in told
+    assert len(told) < 400
+
+
+def test_an_alignment_moves_the_data(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    aligned = value("general.alignment", 4, struct.pack("<I", 1024))
+    path.write_bytes(gguf(aligned, A_NUMBER, tensors=(A_TENSOR,)))
+    header = read_header(path)
+    assert header.data_start == 1024
+    assert header.metadata == {"general.alignment": 1024, "a": 7}
+    assert header.tensors["t"].shape == (2, 4)
+
+
+@pytest.mark.parametrize("is_tensors", [False, True])
+def test_more_entries_than_any_model_has_are_not_read(tmp_path: Path, is_tensors: bool) -> None:
+    path = tmp_path / "m.gguf"
+    names = [str(i) for i in range(70_000)]
+    if is_tensors:
+        path.write_bytes(gguf(tensors=tuple(tensor(name, (1,)) for name in names)))
+    else:
+        path.write_bytes(gguf(*(value(name, 0, b"0") for name in names)))
+    assert "claims more than any model has" in refusal(path)
+
+
+def test_a_header_larger_than_any_models_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1))
+        file.write(text("a")[:8] + b"a" + struct.pack("<IQ", 8, 1 << 34))
+        file.truncate(1 << 35)
+    assert "claims more than any model has" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"llama.block_count": 1 << 30}, "tensors for 1073741824 layers"),
+        ({"llama.attention.head_count": 0}, "ZeroDivisionError"),
+        ({"llama.embedding_length": (1 << 31) - 1}, "disagree"),
+        ({"llama.feed_forward_length": -5}, ""),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, ""),
+        ({"llama.context_length": float("inf")}, "OverflowError"),
+        ({"tokenizer.ggml.tokens": ["a" * 5000]}, "a token of 5000 characters"),
+        ({"tokenizer.ggml.tokens": ["a", "a"]}, ""),
+        ({"tokenizer.ggml.merges": ["no such"]}, ""),
+        ({"tokenizer.ggml.eos_token_id": 1 << 30}, ""),
+    ],
+)
+def test_values_that_cannot_be_are_refused_or_harmless(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    model, config = random_model("llama", vocab_size=262)
+    metadata = BPE | metadata_of(config) | changes
+    path = write_gguf(tmp_path / "m.gguf", metadata, tensors_of(model, config))
+    if reason:
+        assert reason in refusal(path)
+    else:
+        assert outcome(path) in ("loaded", "refused")
+
+
+def read(path: Path, content: bytes) -> GgufHeader | None:
+    path.write_bytes(content)
+    try:
+        return read_header(path)
+    except ModelLoadError as error:
+        told = str(error)
+    assert "\n" not in told
+    assert str(path) in told
+    return None
+
+
+def check(header: GgufHeader, size: int) -> None:
+    """Whatever is accepted lies inside the file."""
+    for t in header.tensors.values():
+        assert t.num_bytes > 0
+        assert header.data_start + t.start + t.num_bytes <= size
+    assert sum(t.num_bytes for t in header.tensors.values()) <= size
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(st.binary(max_size=200), st.sampled_from([2, 3]))
+@example(bytes(200), 3)
+def test_any_bytes_are_a_header_or_refused(tmp_path: Path, content: bytes, version: int) -> None:
+    whole = b"GGUF" + struct.pack("<I", version) + content
+    if (header := read(tmp_path / "m.gguf", whole)) is not None:
+        check(header, len(whole))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_file(tmp_path_factory.mktemp("whole")).read_bytes()
+
+
+FIELDS: Final = st.one_of(
+    st.integers(0, 255).map(lambda n: struct.pack("<B", n)),
+    st.integers(0, 2**32 - 1).map(lambda n: struct.pack("<I", n)),
+    st.sampled_from([0, 1, 31, *HUGE, 2**63]).map(lambda n: struct.pack("<Q", n)),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 6000), FIELDS), min_size=1, max_size=3), st.data())
+def test_a_header_with_other_bytes_in_it_is_read_or_refused(
+    tmp_path: Path, whole: bytes, changes: list[tuple[int, bytes]], data: st.DataObject
+) -> None:
+    content = whole[: data.draw(st.sampled_from([len(whole), len(whole) - 1, 6000, 5000]))]
+    for at, field in changes:
+        content = content[:at] + field + content[at + len(field) :]
+    if (header := read(tmp_path / "m.gguf", content)) is not None:
+        check(header, len(content))
+
+
+# Safetensors
+
+
+def rewrite(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the header of a model's weights."""
+    path = directory / "model.safetensors"
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    change(header)
+    encoded = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(encoded)) + encoded + content[8 + size :])
+
+
+NAME: Final = "model.layers.0.mlp.up_proj.weight"
+
+
+def with_tensor(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda header: header[NAME].update(changes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_tensor(shape=[1 << 20, 1 << 20]),
+        with_tensor(shape=[1 << 40]),
+        with_tensor(shape=[]),
+        with_tensor(shape=[0, 0], data_offsets=[0, 0]),
+        with_tensor(shape=[-96, -8]),
+        with_tensor(shape=[-96, 8]),
+        with_tensor(shape=[96, 8, 1]),
+        with_tensor(shape="96"),
+        with_tensor(data_offsets=[0, 1 << 62]),
+        with_tensor(data_offsets=[1 << 62, (1 << 62) + 3072]),
+        with_tensor(data_offsets=[-3072, 0]),
+        with_tensor(data_offsets=[3072]),
+        with_tensor(dtype="F64", shape=[48, 8]),
+        with_tensor(dtype="F99"),
+        with_tensor(dtype=None),
+        lambda header: header.pop(NAME),
+        lambda header: header.clear(),
+        lambda header: header.update(extra=header[NAME]),
+        lambda header: header.update({NAME: []}),
+    ],
+)
+def test_weights_that_are_not_what_they_say_are_refused(
+    directory: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    rewrite(directory, change)
+    assert str(directory) in refusal(directory)
+
+
+@pytest.mark.parametrize("length", [0, 7, 8, 100, 6000, -4096, -1])
+def test_weights_that_end_too_soon_are_refused(directory: Path, length: int) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    assert str(directory) in refusal(directory)
+
+
+@pytest.mark.parametrize("length", HUGE)
+def test_a_header_of_weights_without_end_is_refused(directory: Path, length: int) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", length) + path.read_bytes()[8:])
+    assert str(directory) in refusal(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", b""),
+        ("tokenizer.json", b"{}"),
+        ("tokenizer.json", b"[" * 100_000),
+        (
+            "tokenizer.json",
+            b'{"version": "1.0", "model": {"type": "BPE", "vocab": [], "merges": 7}}',
+        ),
+        ("tokenizer_config.json", b"{"),
+        ("tokenizer_config.json", b"\xff\xfe"),
+        ("config.json", b"[]"),
+        ("config.json", b"\xff"),
+        ("config.json", b'{"model_type": 7}'),
+    ],
+)
+def test_a_damaged_text_file_is_refused(directory: Path, name: str, content: bytes) -> None:
+    (directory / name).write_bytes(content)
+    assert str(directory) in refusal(directory)
+
+
+# Whatever was not thought of
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("write", [write_file, write_model])
+def test_no_damage_ends_the_process(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    """`mx.load` reads what has passed as valid without a look at where it ends."""
+    path = write(tmp_path)
+    command = [sys.executable, "-m", "tests.backend.damaged_files", str(path), "5", "150"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"(\d+ loaded, )?\d+ refused", done.stdout)
+    assert np.sum([int(n) for n in re.findall(r"\d+", done.stdout)]) == 150

@@ -1,0 +1,96 @@
+"""How long hostile requests take, and how long others wait meanwhile.
+
+`python -m tests.reliability.hostile_times` starts a server and sends it all of them, one by one.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from threading import Event, Thread
+from time import perf_counter
+from typing import Final
+
+from tests.process import start
+from tests.reliability.hostile import (
+    CHAT,
+    CHEAP,
+    GRAMMARS,
+    JSON,
+    SIZES,
+    SURROGATES,
+    TEMPLATES,
+    TOO_MUCH,
+    Bodies,
+    chat,
+    exchange,
+    head,
+    post,
+)
+
+_GROUPS: Final[dict[str, Bodies]] = {
+    "too much": TOO_MUCH,
+    "json": JSON,
+    "surrogate": SURROGATES,
+    "template": TEMPLATES,
+    "grammar": GRAMMARS,
+    "cheap": CHEAP,
+}
+_NUM_SHOWN: Final = 15
+
+
+def all_requests() -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yield the names of all requests, and how to make them."""
+    for group, bodies in _GROUPS.items():
+        for name, body in bodies.items():
+            yield f"{group}: {name}", partial(_posted, CHAT, body)
+    for name, (path, body) in SIZES.items():
+        yield f"size: {name}", partial(_posted, path, body)
+
+
+def _posted(path: str, body: Callable[[], bytes]) -> bytes:
+    return post(path, body())
+
+
+@contextmanager
+def watching(address: tuple[str, int]) -> Iterator[list[float]]:
+    """Ask again and again how the server is; the list has the longest wait."""
+    longest, is_over = [0.0], Event()
+
+    def ask() -> None:
+        while not is_over.wait(0.005):
+            began = perf_counter()
+            exchange(address, head("GET", "/health"))
+            longest[0] = max(longest[0], perf_counter() - began)
+
+    thread = Thread(target=ask)
+    thread.start()
+    try:
+        yield longest
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def main() -> None:
+    server = start()
+    host, port = server.url.removeprefix("http://").split(":")
+    address = host, int(port)
+    exchange(address, post(CHAT, chat()))
+    rows = []
+    for name, make in all_requests():
+        request = make()
+        with watching(address) as longest:
+            began = perf_counter()
+            answer = exchange(address, request)
+            seconds = perf_counter() - began
+        rows.append((seconds, longest[0], f"{answer.status} {name}"))
+    server.stop()
+    for title, column in (("took longest", 0), ("held up others longest", 1)):
+        sys.stdout.write(f"of {len(rows)} requests these {title}, in ms:\n")
+        for row in sorted(rows, key=lambda row: -float(row[column]))[:_NUM_SHOWN]:
+            sys.stdout.write(f"{1000 * float(row[column]):8.0f}  {row[2]}\n")
+
+
+if __name__ == "__main__":
+    main()
