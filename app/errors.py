@@ -67,6 +67,9 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
 }
 
 
+# Nobody gets it; nginx's number for a client that left, should it be logged somewhere.
+CLIENT_CLOSED_REQUEST: Final = 499
+
 # What a refusal is counted as.
 REFUSAL_REASONS: Final = ("queue_full", "rate_limit_exceeded", "shutting_down")
 
@@ -128,12 +131,14 @@ def error_response(error: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Have every error of the app answered in the envelope."""
+    """Have every error that is raised on purpose answered in the envelope.
+
+    `app/request_scope.py` answers the others.
+    """
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(EngineError, _answer_exception)
     app.add_exception_handler(Refusal, _answer_exception)
-    app.add_exception_handler(Exception, _answer_exception)
 
 
 def _response(status: int, body: str) -> Response:

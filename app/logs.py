@@ -3,9 +3,17 @@
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
+from traceback import StackSummary, walk_tb
+from typing import Final
 
-TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# How much of an exception is told: frames, the innermost ones, and exceptions behind it.
+_MAX_FRAMES: Final = 12
+_MAX_DEPTH: Final = 3
+
+TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def configure(level: str, log_format: str) -> None:
@@ -30,6 +38,37 @@ def say(line: str) -> None:
     except (AttributeError, OSError, ValueError):
         # There is no standard error, its disk is full, or it was closed.
         return
+
+
+def as_text(fields: Mapping[str, object]) -> str:
+    """Return `name=value` pairs; no value has a space."""
+    return " ".join(f"{name}={'-' if value is None else value}" for name, value in fields.items())
+
+
+def outline(error: BaseException, depth: int = _MAX_DEPTH) -> str:
+    """Return the type of an exception and where it came from, innermost first, in one line.
+
+    Not its message, which may hold what a client sent.
+    """
+    frames = StackSummary.extract(
+        walk_tb(error.__traceback__), limit=-_MAX_FRAMES, lookup_lines=False
+    )
+    places = " < ".join(
+        f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}"
+        for frame in reversed(frames)
+    )
+    behind = [outline(e, depth - 1) for e in _behind(error)] if depth > 1 else []
+    return "; from ".join([f"{type(error).__qualname__} at {places}", *behind])
+
+
+def _behind(error: BaseException) -> list[BaseException]:
+    """Return the exceptions that led to one."""
+    if isinstance(error, BaseExceptionGroup):
+        return list(error.exceptions[:_MAX_DEPTH])
+    cause = error.__cause__
+    if cause is None and not error.__suppress_context__:
+        cause = error.__context__
+    return [] if cause is None else [cause]
 
 
 class JsonLines(logging.Formatter):

@@ -13,6 +13,7 @@ from app.metrics.metrics import Metrics
 from app.request_log import log_request
 from app.request_record import RequestRecord
 from app.request_scope import RequestScope
+from app.schemas.errors import ERROR_RESPONSES
 from app.service import Service
 from app.settings import Settings
 from app.tracing import Tracer
@@ -40,7 +41,7 @@ def create_app(
     app.state.service = service
     errors.install(app)
     for endpoint in (chat, completions, tokenize, models, health, metrics_endpoint):
-        app.include_router(endpoint.router)
+        app.include_router(endpoint.router, responses=ERROR_RESPONSES)
     _add_middleware(app, service)
     return app
 
@@ -54,8 +55,9 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
         keys=settings.client_keys(),
         share_prefix_cache=settings.share_prefix_cache,
     )
+    app.add_middleware(RequestScope, open_requests=service.open_requests)
     if settings.allowed_origins:
-        # Before the keys: a browser asks what it may send without sending one.
+        # Around it all: a browser asks first, without a key, and reads errors only so.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
@@ -63,4 +65,3 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(RequestScope, open_requests=service.open_requests)

@@ -1,8 +1,8 @@
 """One line for each request, without a word of what it said."""
 
 import logging
-from collections.abc import Mapping
 
+from app.logs import as_text
 from app.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -25,11 +25,6 @@ def log_request(record: RequestRecord) -> None:
         "reason": record.ending,
     }
     logger.info("%s", as_text(fields), extra={"fields": fields})
-
-
-def as_text(fields: Mapping[str, object]) -> str:
-    """Return `name=value` pairs; no value has a space."""
-    return " ".join(f"{name}={'-' if value is None else value}" for name, value in fields.items())
 
 
 def _seconds(value: float | None) -> float | None:

@@ -4,14 +4,13 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from traceback import StackSummary, walk_tb
 from typing import Final
 from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import error_response
+from app.errors import CLIENT_CLOSED_REQUEST, error_response
+from app.logs import as_text, outline
 
 logger = logging.getLogger(__name__)
 
@@ -20,10 +19,6 @@ _UNCOUNTED: Final = frozenset({"/health", "/ready", "/metrics"})
 
 # Nothing that ends a header or a line of a log.
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
-
-# How much of an exception is told: frames, the innermost ones, and exceptions behind it.
-_MAX_FRAMES: Final = 12
-_MAX_DEPTH: Final = 3
 
 
 class OpenRequests:
@@ -60,23 +55,38 @@ class RequestScope:
             await self._answer(request_id, scope, receive, send)
 
     async def _answer(self, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        has_started = False
+        has_started = has_gone = False
 
         async def send_named(message: Message) -> None:
-            nonlocal has_started
+            nonlocal has_started, has_gone
             if message["type"] == "http.response.start":
                 has_started = True
+                _log_refusal(request_id, scope, message["status"])
                 headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 message = {**message, "headers": headers}
-            await send(message)
+            try:
+                await send(message)
+            except OSError:
+                has_gone = True
+                raise
 
         try:
             await self._app(scope, receive, send_named)
         except Exception as error:
+            if has_gone:
+                return
             logger.error("request %s failed: %s", request_id, outline(error))
             # A response without its end is one that the server closes the connection over.
             if not has_started:
                 await error_response(error)(scope, receive, send_named)
+
+
+def _log_refusal(request_id: str, scope: Scope, status: int) -> None:
+    """Log a request that was turned away; what was taken on has a line of its own at its end."""
+    is_refusal = 400 <= status < 500 or status == 503
+    if is_refusal and status != CLIENT_CLOSED_REQUEST and scope["path"] not in _UNCOUNTED:
+        fields = {"request_id": request_id, "method": scope["method"], "status": status}
+        logger.info("%s", as_text(fields), extra={"fields": fields})
 
 
 def _request_id(scope: Scope) -> str:
@@ -85,29 +95,3 @@ def _request_id(scope: Scope) -> str:
             wanted: bytes = value
             return wanted.decode("ascii")
     return f"req-{uuid4().hex}"
-
-
-def outline(error: BaseException, depth: int = _MAX_DEPTH) -> str:
-    """Return the type of an exception and where it came from, innermost first, in one line.
-
-    Not its message, which may hold what a client sent.
-    """
-    frames = StackSummary.extract(
-        walk_tb(error.__traceback__), limit=-_MAX_FRAMES, lookup_lines=False
-    )
-    places = " < ".join(
-        f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}"
-        for frame in reversed(frames)
-    )
-    behind = [outline(e, depth - 1) for e in _behind(error)] if depth > 1 else []
-    return "; from ".join([f"{type(error).__qualname__} at {places}", *behind])
-
-
-def _behind(error: BaseException) -> list[BaseException]:
-    """Return the exceptions that led to one."""
-    if isinstance(error, BaseExceptionGroup):
-        return list(error.exceptions[:_MAX_DEPTH])
-    cause = error.__cause__
-    if cause is None and not error.__suppress_context__:
-        cause = error.__context__
-    return [] if cause is None else [cause]

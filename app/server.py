@@ -98,6 +98,7 @@ class Server(uvicorn.Server):
                 http=protocol_class(
                     read_timeout=settings.read_timeout, write_timeout=settings.write_timeout
                 ),
+                loop="asyncio",
                 log_config=None,
                 access_log=False,
                 lifespan="off",

@@ -11,8 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import error_body
 from app.generation import Generation, Progress
+from app.logs import outline
 from app.reply import Reply
-from app.request_scope import outline
 from batching import EngineError
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from app.endpoints.serving import (
     num_tokens_of,
     respond,
 )
+from app.json_route import JsonRoute
 from app.messages.parser import MessageParser
 from app.messages.reasoning import ReasoningParser, ends_in_thinking
 from app.messages.reasoning_grammar import after_reasoning
@@ -23,13 +24,14 @@ from app.prompt import chat_prompt
 from app.reply import head, new_id
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.chat_reply import ChatCompletion
+from app.schemas.errors import EVENT_RESPONSES
 from app.submission import GrammarDemand, generate, truncated
 from batching import ModelInfo
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion)
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=EVENT_RESPONSES)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Answer a conversation; with `stream: true` as server-sent events."""
     check_choices(request, body)

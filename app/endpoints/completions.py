@@ -20,9 +20,11 @@ from app.endpoints.serving import (
     respond_whole,
 )
 from app.generation import Generation
+from app.json_route import JsonRoute
 from app.prompt import completion_prompt
 from app.reply import head, new_id
 from app.schemas.completions import Completion, CompletionRequest
+from app.schemas.errors import EVENT_RESPONSES
 from app.submission import (
     Demands,
     GrammarDemand,
@@ -32,10 +34,10 @@ from app.submission import (
 )
 from batching import EngineThread, ModelInfo
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/v1/completions", response_model=Completion)
+@router.post("/v1/completions", response_model=Completion, responses=EVENT_RESPONSES)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue texts; with `stream: true` as server-sent events."""
     check_choices(request, body)

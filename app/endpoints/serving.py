@@ -12,6 +12,7 @@ from fastapi import Request, Response
 
 from app.admission import Place
 from app.client import ANONYMOUS, Client
+from app.errors import CLIENT_CLOSED_REQUEST
 from app.generation import Answer, Generation
 from app.reply import Reply
 from app.schemas.usage import Totals
@@ -19,9 +20,6 @@ from app.service import service_of
 from app.sse import EventStream
 from app.submission import AnyRequest, Demands, GrammarDemand, bounded_tokens, demands
 from batching import DeadlineExceeded, EngineThread, InvalidRequest, Priority
-
-# Nobody gets it; nginx's number for a client that left, should it be logged somewhere.
-_CLIENT_CLOSED_REQUEST: Final = 499
 
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 _TIMEOUT_HEADER: Final = "X-Request-Timeout"
@@ -165,7 +163,7 @@ async def respond_whole(request: Request, answering: Answering, reply: Reply) ->
             return Response(await anyio.to_thread.run_sync(write), media_type="application/json")
     finally:
         answering.close()
-    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 def _written(reply: Reply, answers: Sequence[Answer], totals: Totals) -> str:

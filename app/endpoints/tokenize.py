@@ -4,6 +4,7 @@ import anyio
 from fastapi import APIRouter, Request
 
 from app.endpoints.serving import counted, engine_for
+from app.json_route import JsonRoute
 from app.logprobs import token_name
 from app.messages.tool_format import tool_format
 from app.prompt import chat_prompt, completion_prompt
@@ -18,7 +19,7 @@ from app.schemas.tokenize import (
 from app.submission import check_token_ids, truncated
 from batching import EngineThread, ModelInfo
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/tokenize", response_model_exclude_unset=True)

@@ -12,6 +12,7 @@ from app.schemas.request import MAX_CHOICES, GenerationRequest
 from app.schemas.usage import Timings, Usage
 
 _MAX_PROMPTS: Final = 1024  # as vLLM
+_MAX_TOKEN_IDS: Final = 1 << 20  # of all prompts together
 _DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's
 
 # Beams are not drawn but searched for, and told when the search is over.
@@ -37,23 +38,24 @@ _NOT_OF_BEAMS: Final = frozenset(
 
 def _prompts(value: Any) -> list[str | list[int]]:
     """Return a list of prompts, each in text or in tokens, also of a single one."""
-    if not isinstance(value, list) or not _types_in(value) <= {str, list} or not value:
-        return [_prompt(value)]
-    check_length(value, _MAX_PROMPTS)
-    return [_prompt(prompt) for prompt in value]
+    if not isinstance(value, list) or not value or not isinstance(value[0], str | list):
+        prompts = [value]
+    else:
+        prompts = value
+    check_length(prompts, _MAX_PROMPTS)
+    if sum(len(prompt) for prompt in prompts if isinstance(prompt, list)) > _MAX_TOKEN_IDS:
+        message = f"it has more than {_MAX_TOKEN_IDS} tokens"
+        raise fault(message)
+    return [_prompt(prompt) for prompt in prompts]
 
 
 def _prompt(value: Any) -> str | list[int]:
     if isinstance(value, str):
         return check_encodable(value)
     # A boolean is no integer here.
-    if not isinstance(value, list) or not _types_in(value) <= {int}:
+    if not isinstance(value, list) or not {*map(type, value)} <= {int}:
         raise fault("it must be a text or a list of token ids")
     return value
-
-
-def _types_in(items: list[Any]) -> set[type]:
-    return {*map(type, items)}
 
 
 _Tokens = Annotated[list[TokenId], Field(min_length=1)]

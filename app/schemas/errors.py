@@ -41,10 +41,17 @@ ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     for status, description in _DESCRIPTIONS.items()
 }
 
+_EVENT: Final = {"type": "object", "properties": {"data": {"type": "string"}}}
+
 # For the endpoints that stream.
 EVENT_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "The answer; with `stream: true` as server-sent events.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"itemSchema": _EVENT}},
     }
+}
+
+# For what is no JSON.
+TEXT_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
 }

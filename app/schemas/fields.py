@@ -51,7 +51,7 @@ def check_length(value: Sized, limit: int) -> None:
 def json_text(value: Any, *, max_depth: int, max_characters: int) -> str:
     """Return what JSON has for a value; refuse one that it cannot say, or not within the limits."""
     # Each value in it takes a character and a comma.
-    _check_size(value, max_depth, max_characters // 2)
+    check_size(value, max_depth=max_depth, max_values=max_characters // 2)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -62,8 +62,8 @@ def json_text(value: Any, *, max_depth: int, max_characters: int) -> str:
     return check_encodable(text)
 
 
-def _check_size(value: Any, max_depth: int, max_values: int) -> None:
-    """Look at one level after the other, and at no more of them than there may be."""
+def check_size(value: Any, *, max_depth: int, max_values: int) -> None:
+    """Refuse a value of too many values, looking at no more of them than there may be."""
     level, num_values = [value], 0
     for _ in range(max_depth + 1):
         containers = [item for item in level if isinstance(item, dict | list)]

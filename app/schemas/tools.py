@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from app.schemas.fields import Text, fault, json_text
+from app.schemas.fields import Text, check_size, fault, json_text
 from app.schemas.wire import WireRequest
 
 _MAX_TOOLS: Final = 128
@@ -15,6 +15,8 @@ _MAX_TOOLS: Final = 128
 _MAX_CHARACTERS: Final = 512 * 1024
 # Templates walk through parameters recursively.
 _MAX_DEPTH: Final = 64
+# JSON that is read at all is not as deep.
+_ANY_DEPTH: Final = 1000
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 # What other servers call their functions and calls is up to them.
@@ -59,6 +61,12 @@ class Tool(WireRequest):
         return {"type": "function", "function": fields}
 
 
+def _check_size(tools: Any) -> Any:
+    """Refuse what is too much for one prompt, before any tool is looked at."""
+    check_size(tools, max_depth=_ANY_DEPTH, max_values=_MAX_CHARACTERS // 2)
+    return tools
+
+
 def _check_tools(tools: list[Tool]) -> list[Tool]:
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
@@ -70,8 +78,11 @@ def _check_tools(tools: list[Tool]) -> list[Tool]:
     return tools
 
 
+_Tools = Annotated[list[Tool], Field(min_length=1, max_length=_MAX_TOOLS)]
 ToolList = Annotated[
-    list[Tool], Field(min_length=1, max_length=_MAX_TOOLS), AfterValidator(_check_tools)
+    _Tools,
+    BeforeValidator(_check_size, json_schema_input_type=_Tools),
+    AfterValidator(_check_tools),
 ]
 
 

@@ -42,6 +42,7 @@ async def test_a_prompt_is_text_or_tokens(prompt: Any) -> None:
     ("prompt", "message"),
     [
         (["a"] * 1025, "prompt: it has 1025 items, and 1024 are the most"),
+        ([[1] * 2**19, [1] * 2**19, [1]], "prompt: it has more than 1048576 tokens"),
         (["a", []], "the prompt has no tokens; at least one is needed"),
         ("", "the prompt has no tokens; at least one is needed"),
         ([], "the prompt has no tokens; at least one is needed"),

@@ -51,9 +51,12 @@ async def test_a_wrong_method_is_a_405_that_names_the_right_one() -> None:
         (b"7", "the request body must be a JSON object"),
         (b"null", "the request body must be a JSON object"),
         (b"", "the request body must be a JSON object"),
-        (b"\xff{}", "There was an error parsing the body"),
-        (b"[" * 100_000, "There was an error parsing the body"),
-        (b'{"seed": ' + b"1" * 5000 + b"}", "There was an error parsing the body"),
+        (b"\xff{}", "the request body is not valid JSON: it is not UTF-8"),
+        (b"[" * 100_000, "the request body is not valid JSON: it is nested too deep"),
+        (
+            b'{"seed": ' + b"1" * 5000 + b"}",
+            "the request body is not valid JSON: a number has too many digits",
+        ),
     ],
 )
 async def test_a_body_that_is_no_json_object_is_a_400(content: bytes, message: str) -> None:

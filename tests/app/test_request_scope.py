@@ -8,8 +8,9 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from app.logs import outline
 from app.refusals import ShuttingDown
-from app.request_scope import OpenRequests, RequestScope, outline
+from app.request_scope import OpenRequests, RequestScope
 from tests.app.test_protocol import LAST_GET, running, split
 
 pytestmark = pytest.mark.anyio

@@ -6,10 +6,10 @@ import logging
 from io import StringIO
 
 import pytest
+from pydantic import SecretStr
 
 from app.activity import INTERVAL, Activity
-from app.logs import JsonLines, configure, say
-from app.request_log import as_text
+from app.logs import JsonLines, as_text, configure, say
 from app.watchdog import Watchdog
 from batching import AnswerRecord, Priority, StepRecord
 from batching.config import SchedulerConfig
@@ -60,6 +60,51 @@ async def test_a_client_that_comes_too_often_is_told_so() -> None:
     assert statuses == [200, 200, 429]
     assert response.json()["error"]["code"] == "rate_limit_exceeded"
     assert 1 <= int(response.headers["Retry-After"]) <= 30
+
+
+async def test_a_request_that_is_turned_away_is_a_line_of_the_log_and_a_probe_is_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="app")
+    async with served(api_keys=SecretStr("key")) as server:
+        server.client.headers["X-Request-Id"] = "mine"
+        assert (await server.client.get("/ready")).status_code == 503
+        assert (await server.chat()).status_code == 401
+        server.client.headers["Authorization"] = "Bearer key"
+        assert (await server.chat(n=0)).status_code == 400
+    assert [record.getMessage() for record in caplog.records] == [
+        "request_id=mine method=POST status=401",
+        "request_id=mine method=POST status=400",
+    ]
+
+
+async def test_pages_of_other_origins_may_call_only_if_they_are_named() -> None:
+    page = {"Origin": "https://chat.example"}
+    asks = page | {"Access-Control-Request-Method": "POST"}
+    async with served() as server:
+        assert (await server.client.options("/v1/completions", headers=asks)).status_code == 405
+        answer = await server.client.get("/v1/models", headers=page)
+        assert "access-control-allow-origin" not in answer.headers
+    async with served(cors_origins="https://chat.example", api_keys=SecretStr("key")) as server:
+        assert (await server.client.options("/v1/completions", headers=asks)).status_code == 200
+        answer = await server.client.get("/v1/models", headers=page)
+        assert answer.status_code == 401
+        assert answer.headers["access-control-allow-origin"] == page["Origin"]
+
+
+async def test_clients_with_different_keys_do_not_share_cached_prompts() -> None:
+    prompt = "x" * 100
+
+    async def cached(server: Served, key: str) -> int:
+        server.client.headers["Authorization"] = f"Bearer {key}"
+        usage = (await server.complete(prompt, max_tokens=1)).json()["usage"]
+        number: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return number
+
+    async with served(api_keys=SecretStr("ours,theirs")) as server:
+        assert [await cached(server, key) for key in ("ours", "ours", "theirs")] == [0, 96, 0]
+    async with served(api_keys=SecretStr("ours,theirs"), share_prefix_cache=True) as server:
+        assert [await cached(server, key) for key in ("ours", "theirs")] == [0, 96]
 
 
 async def test_an_engine_that_fails_again_and_again_is_not_healthy() -> None:

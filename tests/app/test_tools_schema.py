@@ -102,6 +102,7 @@ def test_tools_that_are_accepted(tools: Any) -> None:
         ([tool(parameters=nested(66))], "0.function.parameters", "it is nested deeper than 64"),
         ([tool(parameters={"a": nested_lists(65)})], "0.function.parameters", "it is nested"),
         ([tool(description="x" * 2**19)], "", "together they are longer than 524288 characters"),
+        ([tool(parameters={"a": [1] * 200_000})] * 2, "", "it has more than 262144 values"),
     ],
 )
 def test_tools_that_are_refused(tools: Any, where: str, message: str) -> None:

@@ -437,7 +437,8 @@ def test_odds_that_are_no_numbers_are_the_fault_of_who_asks_for_them() -> None:
     step.logits = mx.random.normal((9, VOCAB_SIZE))
     assert len(step.run()) == 3
     step.logits[4, 7] = mx.inf
-    with pytest.raises(SlicesFailed) as caught:
+    # A server does not stop at a warning of numpy's, as a test does.
+    with np.errstate(all="ignore"), pytest.raises(SlicesFailed) as caught:
         step.run()
     assert caught.value.request_ids == {1}
 

@@ -29,9 +29,12 @@ _TIMEOUT: Final = 10.0
 
 
 class Answer(NamedTuple):
+    """`header_names` are in lower case."""
+
     status: int
     content_type: str
     body: bytes
+    header_names: frozenset[str] = frozenset()
 
 
 def exchange(address: tuple[str, int], request: bytes) -> Answer:
@@ -40,7 +43,8 @@ def exchange(address: tuple[str, int], request: bytes) -> Answer:
         sock.sendall(request)
         response = HTTPResponse(sock)
         response.begin()
-        return Answer(response.status, response.headers.get_content_type(), response.read())
+        names = frozenset(name.lower() for name in response.headers)
+        return Answer(response.status, response.headers.get_content_type(), response.read(), names)
 
 
 def head(method: str, path: str, *headers: str) -> bytes:
@@ -123,7 +127,7 @@ NUMBER_PLACES: Final = {
     "logit_bias": (CHAT, '{"messages": [], "logit_bias": {"1": ', "}}"),
     "stop_token_ids": (CHAT, '{"messages": [], "stop_token_ids": [', "]}"),
     "allowed_token_ids": (CHAT, '{"messages": [], "allowed_token_ids": [', "]}"),
-    "prompt": (COMPLETIONS, '{"prompt": [', "]}"),
+    "prompt": (COMPLETIONS, '{"prompt": [1, ', "]}"),
     "prompts": (COMPLETIONS, '{"prompt": [[1], [', "]]}"),
     "tokens": ("/detokenize", '{"tokens": [', "]}"),
 }

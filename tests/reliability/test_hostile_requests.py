@@ -3,12 +3,12 @@
 import json
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
 
-from scripts.soak.server import Server
+from scripts.soak.server import Server, num_open_files
 from tests.reliability.hostile import (
     CHAT,
     CHAT_NUMBERS,
@@ -37,6 +37,7 @@ from tests.reliability.hostile import (
     post,
     requests_to_fetch,
 )
+from tests.reliability.live import check_all_is_well
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -61,11 +62,15 @@ def check_refused(answer: Answer, *others: int) -> None:
     assert SECRET.encode() not in answer.body
 
 
+@pytest.fixture(scope="module", autouse=True)
+def all_is_well_in_the_end(server: Server) -> Iterator[None]:
+    num_files = num_open_files(server.pid)
+    yield
+    check_all_is_well(server, num_files)
+
+
 def check_alive(server: Server) -> None:
-    address = server.address()
-    assert exchange(address, head("GET", "/health")).status == 200
-    answer = exchange(address, post(CHAT, chat("Hi", temperature=0)))
-    assert answer.status == 200, answer
+    assert exchange(server.address(), head("GET", "/health")).status == 200
 
 
 def check_all_refused(server: Server, path: str, bodies: dict[str, bytes]) -> None:
@@ -207,6 +212,21 @@ def test_no_file_is_read_for_a_request(server: Server, url: str) -> None:
         answer = exchange(server.address(), post(CHAT, body()))
         assert 400 <= answer.status < 500, (kind, answer)
         assert b"root:" not in answer.body
+    check_alive(server)
+
+
+# Web pages of others
+
+
+def test_a_web_page_of_somebody_else_may_not_ask(server: Server) -> None:
+    """A browser asks first what a page may send as JSON, and the server takes nothing but JSON."""
+    origin = "Origin: https://example.com"
+    asked = head("OPTIONS", CHAT, origin, "Access-Control-Request-Method: POST")
+    sent = head("POST", CHAT, origin, "Content-Type: text/plain", f"Content-Length: {len(chat())}")
+    for request in (asked, sent + chat(), head("GET", "/v1/models", origin)):
+        answer = exchange(server.address(), request)
+        assert not any(name.startswith("access-control-") for name in answer.header_names)
+        assert answer.status in (400, 405) or request.startswith(b"GET ")
     check_alive(server)
 
 

@@ -1,0 +1,155 @@
+"""What the server says of itself is true, and nothing that can be made of it breaks it."""
+
+import json
+from http import HTTPStatus
+from random import Random
+from typing import Any, Final
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.schemas import APIOperation
+
+from scripts.soak.server import Server
+from tests.reliability.hostile import CHAT, COMPLETIONS, RENDER
+
+pytestmark = pytest.mark.timeout(240)
+
+NUM_EXAMPLES: Final = 40
+TIMEOUT: Final = 10.0
+MAX_ANSWER: Final = 2048
+OPERATIONS: Final = [
+    f"POST {CHAT}",
+    f"POST {RENDER}",
+    f"POST {COMPLETIONS}",
+    "POST /tokenize",
+    "POST /detokenize",
+    "GET /v1/models",
+    "GET /v1/models/{model_id}",
+    "GET /health",
+    "GET /ready",
+    "GET /metrics",
+]
+# Beside these there is one that data of the right types is taken; rules over several fields are
+# not in the document, so that is not promised.
+CHECK_NAMES: Final = [
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+]
+# A request that is served, to which fields are added.
+SERVED: Final[dict[str, dict[str, Any]]] = {
+    CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
+    RENDER: {"messages": [{"role": "user", "content": "Hi"}]},
+    COMPLETIONS: {"prompt": "Hi"},
+    "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [1, 2]},
+}
+# How much of an answer is made, and in how many seconds: some would be over at once.
+LIMITS: Final[dict[str, Any]] = {
+    "max_tokens": 2,
+    "max_completion_tokens": 2,
+    "n": 2,
+    "best_of": 2,
+    "timeout": 60,
+}
+
+EXAMPLES: Final = settings(
+    max_examples=NUM_EXAMPLES,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def operation(server: Server, label: str) -> APIOperation[Any, Any, Any, Any]:
+    method, path = label.split()
+    host, port = server.address()
+    document = schemathesis.openapi.from_url(f"http://{host}:{port}/openapi.json")
+    found: APIOperation[Any, Any, Any, Any] = document[path][method]
+    return found
+
+
+def check(case: Case[Any]) -> None:
+    """Send a request, with little to generate, and hold the answer to the document."""
+    body: Any = case.body
+    if isinstance(body, dict):
+        short = {name: limit for name, limit in LIMITS.items() if _is_above_0(body.get(name))}
+        case.body = {"max_tokens": 1} | body | short
+    response = case.call(timeout=TIMEOUT)
+    load_all_checks()
+    checks: list[Any] = CHECKS.get_by_names(CHECK_NAMES)
+    case.validate_response(response, checks=checks)
+    if response.status_code >= HTTPStatus.BAD_REQUEST:
+        assert len(response.content) < MAX_ANSWER
+        assert {"message", "type", "param", "code"} <= set(response.json()["error"])
+
+
+def _is_above_0(value: Any) -> bool:
+    return isinstance(value, int | float) and value > 0
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_what_the_document_allows_is_answered_as_it_says(server: Server, label: str) -> None:
+    @EXAMPLES
+    @given(operation(server, label).as_strategy(generation_mode=GenerationMode.POSITIVE))
+    def try_one(case: Case[Any]) -> None:
+        check(case)
+
+    try_one()
+
+
+@pytest.mark.parametrize("label", [label for label in OPERATIONS if label.startswith("POST")])
+def test_what_the_document_forbids_is_refused_as_it_says(server: Server, label: str) -> None:
+    @EXAMPLES
+    @given(operation(server, label).as_strategy(generation_mode=GenerationMode.NEGATIVE))
+    def try_one(case: Case[Any]) -> None:
+        check(case)
+
+    try_one()
+
+
+@pytest.mark.parametrize("label", [label for label in OPERATIONS if label.startswith("POST")])
+def test_any_fields_beside_a_good_request_are_answered_as_the_document_says(
+    server: Server, label: str
+) -> None:
+    """All fields together are nearly always refused for one of them; of a few, many are served."""
+    made = operation(server, label)
+
+    @EXAMPLES
+    @given(
+        made.as_strategy(generation_mode=GenerationMode.POSITIVE), st.integers(1, 3), st.integers()
+    )
+    def try_one(case: Case[Any], num_fields: int, seed: int) -> None:
+        good = SERVED[made.path]
+        body: Any = case.body if isinstance(case.body, dict) else {}
+        others = sorted(set(body) - set(good))
+        names = Random(seed).sample(others, min(num_fields, len(others)))
+        case.body = good | {name: body[name] for name in names}
+        check(case)
+
+    try_one()
+
+
+def test_the_document_has_all_operations_and_no_answer_that_is_never_sent(server: Server) -> None:
+    host, port = server.address()
+    document = httpx.get(f"http://{host}:{port}/openapi.json").json()
+    found = {
+        f"{method.upper()} {path}": described
+        for path, methods in document["paths"].items()
+        for method, described in methods.items()
+    }
+    assert set(found) == set(OPERATIONS)
+    for described in found.values():
+        assert "422" not in described["responses"]
+        for status, response in described["responses"].items():
+            if status != "200":
+                told = response["content"]["application/json"]["schema"]["$ref"]
+                assert told == "#/components/schemas/ErrorEnvelope"
+    assert json.dumps(document).count("HTTPValidationError") == 0
