@@ -11,7 +11,7 @@ from app.refusals import QueueFull, QuotaExceeded, ShuttingDown
 from app.request_record import RequestRecord
 from app.schemas.usage import Usage
 from app.service_rate import ServiceRate
-from batching import AnswerRecord, DeadlineExceeded, InvalidRequest, Priority
+from batching import AnswerRecord, DeadlineExceeded, Priority
 
 # How much of the queue a class may fill: when the server is busy the less urgent work is
 # refused first, and there is always room for the urgent.
@@ -95,17 +95,13 @@ class Admission:
         self._num_of_client[client.name] += 1
         return Place(self, client, priority, request_id, now)
 
-    def hold(self, priority: Priority, lengths: Sequence[int]) -> None:
-        """Count the tokens of prompts, given how many each has, until they are read.
+    def hold(self, priority: Priority, num_tokens: int) -> None:
+        """Count the tokens of a request's prompts until they are read.
 
         Raises:
-            InvalidRequest: together they are too many at any time.
-            QueueFull: they are too many now.  One prompt is always taken if none waits.
+            QueueFull: they are too many now.  One request is always taken if no prompt waits.
         """
-        limit, num_tokens = self.limits.max_queued_tokens, sum(lengths)
-        if len(lengths) > 1 and num_tokens > limit:
-            raise InvalidRequest("prompt", f"{limit} are the most tokens of all prompts together")
-        most = limit * _SHARES[priority]
+        most = self.limits.max_queued_tokens * _SHARES[priority]
         if self.num_waiting_tokens and self.num_waiting_tokens + num_tokens > most:
             raise QueueFull("too many prompt tokens are waiting", self._retry_after(self.clock()))
         self.num_waiting_tokens += num_tokens
@@ -202,10 +198,10 @@ class Place:
         """Return what the client's cached prefixes are found by, with a salt of its own."""
         return f"{self.client.cache_salt}:{salt}" if salt else self.client.cache_salt
 
-    def hold(self, lengths: Sequence[int]) -> None:
-        """Count the request's prompts as waiting; see Admission.hold."""
-        self._admission.hold(self._priority, lengths)
-        self.num_waiting_tokens += sum(lengths)
+    def hold(self, num_tokens: int) -> None:
+        """Count the tokens of the request's prompts as waiting; see Admission.hold."""
+        self._admission.hold(self._priority, num_tokens)
+        self.num_waiting_tokens += num_tokens
         self.was_served = True
 
     def read(self, num_tokens: int) -> None:

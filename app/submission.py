@@ -64,7 +64,7 @@ async def generate(
     """
     lengths = [len(prompt) for prompt in prompts]
     engine.check(prompts, max_tokens, wanted.sampling)
-    place.hold(lengths)
+    place.hold(sum(lengths))
     tokens = await engine.submit(
         prompts,
         sampling=wanted.sampling,

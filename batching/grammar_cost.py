@@ -23,7 +23,7 @@ LIMITS: Final = LLParserLimits(
     step_max_items=20_000,
     step_lexer_fuel=100_000,  # some 10 ms a token
     max_lexer_states=50_000,  # some 0.4 kB each, so 20 MB
-    initial_lexer_fuel=1_000_000,  # some 0.4 s
+    initial_lexer_fuel=500_000,  # some 0.2 s
     max_grammar_size=200_000,
     verbose_errors=False,
 )

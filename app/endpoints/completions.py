@@ -25,6 +25,7 @@ from app.prompt import completion_prompt
 from app.reply import head, new_id
 from app.schemas.completions import Completion, CompletionRequest
 from app.schemas.errors import EVENT_RESPONSES
+from app.service import service_of
 from app.submission import (
     Demands,
     GrammarDemand,
@@ -32,7 +33,7 @@ from app.submission import (
     text_options,
     truncated,
 )
-from batching import EngineThread, ModelInfo
+from batching import EngineThread, InvalidRequest, ModelInfo
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -43,7 +44,8 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     check_choices(request, body)
     async with admitted(request, body) as place:
         engine = await engine_for(request, body.model)
-        prompts = await anyio.to_thread.run_sync(_prompts, engine.model, body)
+        max_prompt_tokens = service_of(request).settings.max_queued_tokens
+        prompts = await anyio.to_thread.run_sync(_prompts, engine.model, body, max_prompt_tokens)
         wanted = await _demands(request, engine, body)
         room = engine.model.max_model_len - max(map(len, prompts))
         max_tokens = body.max_tokens or min(body.num_reserved_tokens, max(room, 1))
@@ -98,7 +100,7 @@ async def _answering(
             max_tokens=max_tokens,
             place=place,
         )
-    place.hold([len(prompt) for prompt in prompts])
+    place.hold(sum(map(len, prompts)))
     return BeamSearch(
         engine=engine,
         prompts=prompts,
@@ -116,15 +118,24 @@ async def _answering(
     )
 
 
-def _prompts(model: ModelInfo, body: CompletionRequest) -> list[list[int]]:
-    return [
-        truncated(
+def _prompts(model: ModelInfo, body: CompletionRequest, max_tokens: int) -> list[list[int]]:
+    """Return the tokens of each prompt; several have `max_tokens` together at most."""
+    prompts: list[list[int]] = []
+    num_tokens = 0
+    for prompt in body.prompt:
+        tokens = completion_prompt(
             model,
-            completion_prompt(model, prompt, add_special_tokens=body.add_special_tokens),
-            body,
+            prompt,
+            add_special_tokens=body.add_special_tokens,
+            num_kept=body.truncate_prompt_tokens,
         )
-        for prompt in body.prompt
-    ]
+        prompts.append(truncated(model, tokens, body))
+        num_tokens += len(prompts[-1])
+        # Before the next one is tokenized, which is what takes time.
+        if len(body.prompt) > 1 and num_tokens > max_tokens:
+            message = f"{max_tokens} are the most tokens of all prompts together"
+            raise InvalidRequest("prompt", message)
+    return prompts
 
 
 def _grammar(body: CompletionRequest) -> GrammarDemand | None:

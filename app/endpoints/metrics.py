@@ -3,12 +3,13 @@
 from fastapi import APIRouter, Request, Response
 
 from app.endpoints.serving import engine_for
+from app.schemas.errors import TEXT_RESPONSES
 from app.service import service_of
 
 router = APIRouter()
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=Response, responses=TEXT_RESPONSES)
 async def read_metrics(request: Request) -> Response:
     """Return the counts as they stand, as text or as OpenMetrics."""
     service, engine = service_of(request), await engine_for(request, None)

@@ -1,6 +1,6 @@
-"""What a run has to show: values, the bounds they are held to, and the table of both."""
+"""What a run has to show: values, the bounds that they are held to, and the table of both."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -29,13 +29,12 @@ def equal(name: str, value: object, wanted: object) -> Check:
     return Check(name, str(value), str(wanted), value == wanted)
 
 
-def lines(checks: Iterable[Check]) -> list[str]:
+def lines(checks: Sequence[Check]) -> list[str]:
     """Return the table, with a mark at each bound that is missed."""
-    checks = list(checks)
-    name_width = max(len(check.name) for check in checks)
-    value_width = max(len(check.value) for check in checks)
-    return [
-        f"  {c.name:<{name_width}}  {c.value:<{value_width}}  {c.bound}"
-        f"{'' if c.is_met else '  MISSED'}".rstrip()
-        for c in checks
-    ]
+    width = max(len(check.name) for check in checks)
+    return [f"  {check.name:<{width}}  {_told(check)}" for check in checks]
+
+
+def _told(check: Check) -> str:
+    bound = f"  [{check.bound}]" if check.bound else ""
+    return f"{check.value}{bound}{'' if check.is_met else '  MISSED'}"

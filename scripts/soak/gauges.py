@@ -25,13 +25,24 @@ def parse(text: str) -> Mapping[str, float]:
     return sums
 
 
-async def gauges(address: Address) -> Mapping[str, float]:
+def num_above(text: str, histogram: str, bound: float) -> int:
+    """Return how many observations exceeded one of a histogram's own bounds."""
+    buckets = re.findall(rf'^{histogram}_bucket\{{.*le="([^"]+)".*\}} (\S+)', text, re.MULTILINE)
+    counts = {float(limit): float(count) for limit, count in buckets}
+    return round(counts[float("inf")] - counts[bound])
+
+
+async def told(address: Address) -> str:
     outcome = await get(address, "/metrics")
     assert outcome.status == 200, outcome
-    return parse(outcome.body.decode())
+    return str(outcome.body, "utf-8")
+
+
+async def gauges(address: Address) -> Mapping[str, float]:
+    return parse(await told(address))
 
 
 async def held(address: Address) -> dict[str, float]:
     """Return what requests hold; a name that is not told is an error."""
-    told = await gauges(address)
-    return {name: told[name] for name in HELD}
+    values = await gauges(address)
+    return {name: values[name] for name in HELD}

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from time import monotonic
@@ -11,7 +12,7 @@ from batching.percentile import percentile
 from scripts.soak import departures, fairness, mixed, overload
 from scripts.soak.checks import Check, at_most, equal, none_of
 from scripts.soak.client import CHAT, ask_all
-from scripts.soak.gauges import gauges, held
+from scripts.soak.gauges import gauges, held, num_above, told
 from scripts.soak.prober import Prober
 from scripts.soak.server import Server, num_open_files, resident_bytes, wait_until
 from scripts.soak.trend import Trend, trend
@@ -23,14 +24,16 @@ _HOUR: Final = 3600.0
 _MINUTE: Final = 60.0
 # Seconds between two samples of a long run.
 _SAMPLE_INTERVAL: Final = 5.0
-_MAX_HEALTH_LATENCY: Final = 0.1
+_MAX_DELAY: Final = 0.1
 _OVERLOAD: Final = 10
 # A long run's pool: so small that it is full, and evicts and preempts, before the warm-up ends.
 _SMALL_POOL: Final = "192"
 _LONG_CLIENTS: Final = 16
 _MIN_THROUGHPUT_RATIO: Final = 0.95
-_MAX_GROWTH: Final = 20.0  # MiB an hour
+# MiB an hour; one kilobyte that each visit leaves behind is about 10.
+_MAX_GROWTH: Final = 20.0
 _GENERATED: Final = "vllm:generation_tokens_total"
+_LOOP_LAG: Final = "mlx_server:event_loop_lag_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ def overloaded(size: Size) -> Iterator[Check]:
     """Yield what becomes of ten times more requests than can be served."""
     with Server() as server:
         address = server.address()
+        asyncio.run(mixed.reference_texts(address))
+        num_files = num_open_files(server.pid)
         capacity = asyncio.run(overload.measure_capacity(address, num_requests=64, at_once=_SEATS))
         rate = _OVERLOAD * capacity
         yield Check("capacity", f"{capacity:.1f} requests/s, sent {rate:.0f}/s")
@@ -87,9 +92,35 @@ def overloaded(size: Size) -> Iterator[Check]:
             yield Check(f"ended with {ending}", str(count))
         yield none_of("neither served nor refused well", overload.faults(outcomes))
         yield from _health(latencies)
-        wait_until(lambda: not any(asyncio.run(held(address)).values()), "something is held")
-        yield equal("exit status", server.stop(), 0)
-        yield equal("tracebacks in the log", server.log.count("Traceback"), 0)
+        num_late = num_above(asyncio.run(told(address)), _LOOP_LAG, _MAX_DELAY)
+        yield equal("looks at an event loop over 100 ms late", num_late, 0)
+        yield from _what_is_left(server, num_files)
+        yield from _end(server)
+
+
+def _what_is_left(server: Server, num_files: int) -> Iterator[Check]:
+    """Yield what the server holds once nobody wants anything of it."""
+    address = server.address()
+
+    def is_idle() -> bool:
+        nothing_held = not any(asyncio.run(held(address)).values())
+        return nothing_held and num_open_files(server.pid) <= num_files
+
+    with suppress(TimeoutError):
+        wait_until(is_idle, "something is held")
+    for name, value in asyncio.run(held(address)).items():
+        yield equal(name, value, 0.0)
+    yield at_most("open files", num_open_files(server.pid), num_files, "")
+
+
+def _same_answers(address: Address, texts: Sequence[str]) -> Check:
+    are_same = asyncio.run(mixed.reference_texts(address)) == texts
+    return Check("later answers are the same", "yes" if are_same else "no", "yes", are_same)
+
+
+def _end(server: Server) -> Iterator[Check]:
+    yield equal("exit status", server.stop(), 0)
+    yield equal("tracebacks in the log", server.log.count("Traceback"), 0)
 
 
 def _health(latencies: Sequence[float | None]) -> Iterator[Check]:
@@ -98,7 +129,7 @@ def _health(latencies: Sequence[float | None]) -> Iterator[Check]:
     yield Check("probes of /health", str(len(good)))
     yield Check("/health, p50", f"{percentile(good, 50):.1f} ms")
     yield Check("/health, p99", f"{percentile(good, 99):.1f} ms")
-    yield at_most("/health, longest", good[-1], _MAX_HEALTH_LATENCY * 1000, "ms", digits=1)
+    yield at_most("/health, longest", good[-1], _MAX_DELAY * 1000, "ms", digits=1)
 
 
 def fair(size: Size) -> Iterator[Check]:
@@ -121,7 +152,7 @@ def fair(size: Size) -> Iterator[Check]:
             fairness.violations(race, aging_rate),
         )
         yield equal("not answered", sum(not o.is_complete for o in (*race.low, *race.high)), 0)
-        yield equal("exit status", server.stop(), 0)
+        yield from _end(server)
 
 
 @dataclass(frozen=True, slots=True)

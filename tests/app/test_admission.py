@@ -6,7 +6,7 @@ from app.admission import Admission, Limits, Place
 from app.client import ANONYMOUS, Client
 from app.refusals import QueueFull, QuotaExceeded, ShuttingDown
 from app.service_rate import MAX_RETRY_AFTER, ServiceRate
-from batching import DeadlineExceeded, InvalidRequest, Priority
+from batching import DeadlineExceeded, Priority
 from tests.fakes import FakeClock
 
 
@@ -49,27 +49,20 @@ def test_without_a_queue_those_that_run_are_all() -> None:
 def test_prompts_that_wait_are_bounded_together_and_one_always_fits() -> None:
     door = admission(max_queued_tokens=100)
     places = [door.enter(ANONYMOUS, Priority.NORMAL) for _ in range(4)]
-    places[0].hold([500])
+    places[0].hold(500)
     assert door.is_full
     with pytest.raises(QueueFull, match="too many prompt tokens"):
-        places[1].hold([1])
+        places[1].hold(1)
     places[0].read(500)
-    places[1].hold([40, 30])
+    places[1].hold(70)
     with pytest.raises(QueueFull):
-        places[2].hold([21])
-    places[2].hold([20])
+        places[2].hold(21)
+    places[2].hold(20)
     urgent = door.enter(ANONYMOUS, Priority.HIGH)
-    urgent.hold([10])
+    urgent.hold(10)
     for place in (*places, urgent):
         place.leave()
     assert door.num_waiting_tokens == 0
-
-
-def test_prompts_that_are_too_many_at_any_time_are_the_clients_to_mend() -> None:
-    door = admission(max_queued_tokens=100)
-    with pytest.raises(InvalidRequest, match="100 are the most tokens") as caught:
-        door.enter(ANONYMOUS, Priority.HIGH).hold([60, 60])
-    assert caught.value.param == "prompt"
 
 
 def test_who_is_refused_hears_how_long_the_queue_takes() -> None:
@@ -82,7 +75,7 @@ def test_who_is_refused_hears_how_long_the_queue_takes() -> None:
     # One every two seconds is done with; then ten wait again.
     for place in places[:5]:
         clock.now += 2.0
-        place.hold([1])
+        place.hold(1)
         place.leave()
         fill(door, Priority.HIGH)
     with pytest.raises(QueueFull, match="try again in 20 s") as caught:
@@ -131,7 +124,7 @@ def test_a_client_has_so_many_requests_at_once_and_others_are_not_concerned() ->
     assert caught.value.retry_after == MAX_RETRY_AFTER
     door.enter(theirs, Priority.LOW)
     clock.now = 4.0
-    first.hold([1])
+    first.hold(1)
     first.leave()
     door.enter(ours, Priority.LOW)
     with pytest.raises(QuotaExceeded) as caught:
@@ -165,7 +158,7 @@ def test_a_door_that_closes_lets_nobody_in() -> None:
     with pytest.raises(ShuttingDown) as caught:
         door.enter(ANONYMOUS, Priority.HIGH)
     assert caught.value.retry_after == 30
-    inside.hold([5])
+    inside.hold(5)
     inside.leave()
 
 

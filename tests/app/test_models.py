@@ -53,4 +53,6 @@ async def test_the_published_schema_names_every_path() -> None:
         "/v1/models",
         "/v1/models/{model_id}",
         "/health",
+        "/ready",
+        "/metrics",
     ]

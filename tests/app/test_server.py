@@ -4,6 +4,7 @@ import logging
 import os
 import resource
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -201,6 +202,26 @@ def test_a_server_whose_engine_fails_exits_with_1_if_it_is_to() -> None:
     while_serving(manager, visit, status=1, exit_on_engine_failure=True)
 
 
+def test_a_server_whose_engine_fails_goes_on_if_it_is_not_to_exit() -> None:
+    manager = speaking_manager(b"H", runner=Breaking)
+    failed = threading.Event()
+
+    def visit(url: str) -> None:
+        for _ in range(3):
+            assert httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"}).status_code == 500
+        assert failed.wait(20)
+        assert code_of(httpx.get(f"{url}/health")) == (503, "unavailable")
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            failed.set()
+
+    listener = Listener()
+    logging.getLogger("app.watchdog").addHandler(listener)
+    while_serving(manager, visit)
+    logging.getLogger("app.watchdog").removeHandler(listener)
+
+
 def test_the_address_must_be_free_and_ours() -> None:
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
@@ -240,9 +261,20 @@ def test_the_url_can_be_copied(host: str, shown: str) -> None:
     assert base_url(host, 8000) == f"http://{shown}:8000/v1"
 
 
+class Closed:
+    """A tracer that says when it was closed."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 def test_a_start_says_where_the_server_is_and_the_end_stops_the_engine(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tracer = Closed()
+    monkeypatch.setattr("app.__main__.make_tracer", lambda *_: tracer)
     settings = Settings(host="0.0.0.0", port=free_port(), _env_file=None)
     url = base_url(settings.host, settings.port)
     manager = speaking_manager()
@@ -259,6 +291,7 @@ def test_a_start_says_where_the_server_is_and_the_end_stops_the_engine(
         assert run(settings, manager) == 0
     assert visitor.result() == 200
     assert not manager.get(MODEL_ID).is_alive
+    assert tracer.is_closed
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == [f"loading {MODEL_ID} ...", "a speaker"]
     assert lines[2] == f"serving {MODEL_ID} at {url}; try:"

@@ -195,6 +195,15 @@ async def test_what_one_request_may_ask_for_is_bounded() -> None:
         assert (await server.complete(["a", "b"], n=2, max_tokens=26)).status_code == 400
 
 
+async def test_many_prompts_are_bounded_together_and_a_single_one_by_the_context() -> None:
+    async with served(max_queued_tokens=100) as server:
+        response = await server.complete(["x" * 60, "y" * 60])
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "prompt"
+        assert (await server.complete(["x" * 50, "y" * 50])).status_code == 200
+        assert (await server.complete("x" * 200)).status_code == 200
+
+
 async def test_without_a_number_the_bound_is_the_number() -> None:
     async with served(None, num_blocks=64, max_output_tokens=12) as server:
         answers = (await server.chat(n=4)).json()

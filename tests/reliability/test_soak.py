@@ -52,6 +52,11 @@ def test_gauges_are_summed_over_their_labels() -> None:
     assert gauges.parse(text) == {"a:b": 12.0, "c": 0.0}
 
 
+def test_what_exceeds_a_bound_of_a_histogram_is_counted() -> None:
+    text = 'a:b_bucket{m="x",le="0.1"} 3.0\na:b_bucket{m="x",le="+Inf"} 5.0\na:b_count{m="x"} 5.0\n'
+    assert gauges.num_above(text, "a:b", 0.1) == 2
+
+
 def refusal(retry_after: str | None, status: int = 503, code: str | None = "full") -> Outcome:
     headers = {} if retry_after is None else {"retry-after": retry_after}
     return Outcome(0.0, status=status, headers=headers, error={"code": code}, is_done=True)
@@ -96,7 +101,7 @@ def test_a_missed_bound_is_marked() -> None:
     ]
     assert [check.is_met for check in found] == [False, True, False]
     assert checks.lines(found) == [
-        "  wait    3 s   at most 2 s  MISSED",
-        "  status  0     0",
-        "  faults  1: a  0  MISSED",
+        "  wait    3 s  [at most 2 s]  MISSED",
+        "  status  0  [0]",
+        "  faults  1: a  [0]  MISSED",
     ]
