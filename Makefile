@@ -1,6 +1,7 @@
 # make serve    start the server; installs what it needs on the first run
 # make test     run the tests
 # make test-clients   run those of clients that need an environment of their own, .venv-clients
+# make soak     an hour of departures, overload and mixed load; SOAKFLAGS=--help tells how
 # make check    formatting, lint and types;  make fmt repairs what can be repaired
 # make all      check and test
 # make bench    measure the server over HTTP; BENCHFLAGS=--help tells how
@@ -25,7 +26,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # An activated environment elsewhere must not lead pip or uv astray.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: serve test test-clients check fmt all install bench lock clean
+.PHONY: serve test test-clients soak check fmt all install bench lock clean
 
 serve: $(VENV)/.runtime
 	@exec $(BIN)/python -m app
@@ -36,6 +37,9 @@ test: $(VENV)/.dev
 
 test-clients: $(VENV)/.runtime $(CLIENTS)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest tests/clients
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m scripts.soak $(SOAKFLAGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check
