@@ -1,114 +1,39 @@
-"""`python -m app`: settings, model, then the server."""
+"""`python -m app`: the process, before and after what it is for.
 
-import json
+Little is imported here: the rest takes seconds, in which a signal may come already.
+"""
+
 import os
 import resource
 import signal
-import socket
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from app import logs
-from app.logs import say
-from app.main import create_app
-from app.server import BindError, bind, serve
-from app.settings import Settings, SettingsError, load_settings, unknown_variables
-from app.tracing import TracingUnavailable, make_tracer
-from batching import ModelLoadError, SchedulerManager
-
-_CANNOT_START: Final = 2
 _KILLED_BY: Final = 128  # a shell's status of a process that a signal ended, less its number
-_ENGINE_STOP_TIMEOUT: Final = 5.0
 _MAX_FILES: Final = 65_536
-_OWN_MACHINE: Final = ("127.0.0.1", "localhost", "::1")
-
-# Addresses that say "all of this machine's", which nobody can connect to by that name.
-_REACHED_AS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-class Terminated(BaseException):
-    """SIGTERM came before there was anything to finish."""
+def start() -> NoReturn:
+    """Be the server."""
+    open_standard_files()
+    # In a container this is process 1, for which the default of SIGTERM would be to do nothing.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop_at_once)
+    allow_connections()
+    from app.command import main
+
+    leave(main())
 
 
-def main() -> int:
-    """Serve until a signal; return the exit status."""
-    # In a container this is process 1, for which the default would be to do nothing.
-    signal.signal(signal.SIGTERM, _terminate)
-    try:
-        settings = load_settings()
-        logs.configure(settings.log_level, settings.log_format)
-        for line in (*unknown_variables(os.environ), *_risks(settings)):
-            say(f"warning: {line}")
-        return run(settings, SchedulerManager([settings.engine_config()]))
-    except (SettingsError, BindError, ModelLoadError, TracingUnavailable) as error:
-        say(str(error))
-        return _CANNOT_START
-    except KeyboardInterrupt:
-        say("interrupted before it was ready")
-        return _KILLED_BY + signal.SIGINT
-    except Terminated:
-        say("told to stop before it was ready")
-        return _KILLED_BY + signal.SIGTERM
+def stop_at_once(number: int, _: object = None) -> NoReturn:
+    """End before there is anything to finish; the server has a better answer to a signal."""
+    with suppress(OSError):
+        os.write(2, b"told to stop before it was ready\n")
+    os._exit(_KILLED_BY + number)
 
 
-def _terminate(*_: object) -> None:
-    raise Terminated
-
-
-def run(settings: Settings, manager: SchedulerManager) -> int:
-    """Serve the models of a manager; return the exit status.
-
-    Raises:
-        SettingsError: a key cannot be used.
-        TracingUnavailable: a collector is named, and what talks to it is not installed.
-        BindError: the address cannot be listened on.
-        ModelLoadError: the default model cannot be found or read.
-    """
-    keys = settings.client_keys()
-    tracer = make_tracer(os.environ, manager.model_ids[0])
-    with bind(settings.host, settings.port) as sock:
-        app = create_app(manager, settings, tracer)
-        try:
-            say(f"loading {manager.model_ids[0]} ...")
-            engine = manager.get(manager.model_ids[0])
-            for line in (*engine.startup_lines, *_invitation(sock, engine.model.model_id, keys)):
-                say(line)
-            return serve(app, sock)
-        finally:
-            manager.close(_ENGINE_STOP_TIMEOUT)
-            if tracer is not None:
-                tracer.close()
-
-
-def _risks(settings: Settings) -> Iterator[str]:
-    """Yield what the operator should know about who can do what."""
-    if not settings.client_keys() and settings.host not in _OWN_MACHINE:
-        yield f"whoever reaches {settings.host} can use this server: there are no API keys"
-    if settings.trust_remote_code:
-        yield "code that comes with a model is run"
-
-
-def _invitation(sock: socket.socket, model_id: str, keys: Sequence[str]) -> list[str]:
-    """Return the lines that say where the server is and how to ask it something."""
-    url = base_url(*sock.getsockname()[:2])
-    message = {"role": "user", "content": "What is the capital of France?"}
-    body = json.dumps({"model": model_id, "messages": [message]})
-    key = " -H 'Authorization: Bearer <key>'" if keys else ""
-    return [
-        f"serving {model_id} at {url}; try:",
-        f"  curl {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
-    ]
-
-
-def base_url(host: str, port: int) -> str:
-    """Return the URL by which this machine reaches the server."""
-    host = _REACHED_AS.get(host, host)
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-
-
-def _open_standard_files() -> None:
+def open_standard_files() -> None:
     """Fill closed standard files, so that no socket gets their number and their output."""
     for number in range(3):
         try:
@@ -117,7 +42,7 @@ def _open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def _allow_connections() -> None:
+def allow_connections() -> None:
     """Open as many files as this process may: each connection is one."""
     with suppress(OSError, ValueError):
         _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -125,7 +50,7 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, limit))
 
 
-def _exit(status: int) -> NoReturn:
+def leave(status: int) -> NoReturn:
     """End the process now.
 
     Not by returning: a step that never ends would be waited for, and a standard error that
@@ -138,6 +63,4 @@ def _exit(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _open_standard_files()
-    _allow_connections()
-    _exit(main())
+    start()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+from collections.abc import Callable
 from time import monotonic
 from types import FrameType
 from typing import Final
@@ -59,27 +60,26 @@ def _bind_error(host: str, port: int, error: OSError | UnicodeError) -> BindErro
     return BindError(f"cannot listen on {host} port {port}: {reason}")
 
 
-def serve(app: FastAPI, sock: socket.socket) -> int:
+def serve(
+    app: FastAPI, sock: socket.socket, on_listening: Callable[[], None] = lambda: None
+) -> int:
     """Answer requests until a signal, and let the open ones finish; return the exit status.
 
     Raises:
         BindError: somebody else listens on the address since it was taken.
     """
+    server = Server(app, app.state.service)
+    # uvicorn does this, too, but a signal may come before; afterwards it changes nothing.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
     try:
         sock.listen()
     except OSError as error:
         host, port = sock.getsockname()[:2]
         raise _bind_error(host, port, error) from None
-    # What comes after the end has begun has had its effect.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _ignore)
-    server = Server(app, app.state.service)
+    on_listening()
     server.run(sockets=[sock])
     return server.exit_status
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing; SIG_IGN would be inherited by child processes."""
 
 
 class Server(uvicorn.Server):

@@ -17,7 +17,8 @@ import openai
 import pytest
 
 from app import server
-from app.__main__ import _allow_connections, _exit, _open_standard_files, base_url, main, run
+from app.__main__ import allow_connections, leave, open_standard_files, start, stop_at_once
+from app.command import base_url, main, run
 from app.main import create_app
 from app.server import BindError, bind, serve
 from app.settings import Settings
@@ -274,7 +275,7 @@ def test_a_start_says_where_the_server_is_and_the_end_stops_the_engine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracer = Closed()
-    monkeypatch.setattr("app.__main__.make_tracer", lambda *_: tracer)
+    monkeypatch.setattr("app.command.make_tracer", lambda *_: tracer)
     settings = Settings(host="0.0.0.0", port=free_port(), _env_file=None)
     url = base_url(settings.host, settings.port)
     manager = speaking_manager()
@@ -333,22 +334,26 @@ class TestMain:
             assert main() == 2
         assert "in use" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_signal_while_it_starts(
-        self,
-        number: signal.Signals,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+    def test_a_process_is_told_to_stop_from_its_first_moment(
+        self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        class Interrupted(dict[str, str]):
-            def __iter__(self) -> Iterator[str]:
-                signal.raise_signal(number)
-                return super().__iter__()
+        statuses: list[int] = []
 
-        monkeypatch.setattr(os, "environ", Interrupted(os.environ))
-        assert main() == 128 + number
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.endswith("before it was ready")
+        def exit_process(status: int) -> None:
+            statuses.append(status)
+
+        def main_until_told() -> int:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.raise_signal(number)
+            return 7
+
+        monkeypatch.setattr(os, "_exit", exit_process)
+        monkeypatch.setattr("app.command.main", main_until_told)
+        monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+        start()
+        assert statuses == [130, 143, 7]
+        assert capfd.readouterr().err == "told to stop before it was ready\n" * 2
+        assert signal.getsignal(signal.SIGTERM) is stop_at_once
 
     def test_what_is_risky_is_said(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -375,7 +380,7 @@ class TestMain:
 
         monkeypatch.setattr(os, "fstat", is_closed)
         monkeypatch.setattr(os, "open", lambda path, _: opened.append(path))
-        _open_standard_files()
+        open_standard_files()
         assert opened == [os.devnull]
 
     @pytest.mark.parametrize("limit", [5000, 1 << 20, resource.RLIM_INFINITY])
@@ -385,7 +390,7 @@ class TestMain:
         limits: list[tuple[int, int]] = []
         monkeypatch.setattr(resource, "getrlimit", lambda _: (256, limit))
         monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
-        _allow_connections()
+        allow_connections()
         assert limits == [(5000 if limit == 5000 else 65_536, limit)]
 
     def test_the_end_does_not_wait_for_what_cannot_be_written(
@@ -399,5 +404,5 @@ class TestMain:
         monkeypatch.setattr("sys.stdout", None)
         monkeypatch.setattr("sys.stderr", FullDisk())
         monkeypatch.setattr(os, "_exit", statuses.append)
-        _exit(3)
+        leave(3)
         assert statuses == [3]

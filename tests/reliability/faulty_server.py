@@ -19,7 +19,7 @@ import batching.backend  # noqa: F401
 import mlx.core as mx
 import numpy as np
 
-from app.__main__ import main
+from app.command import main
 from batching.backend import engine_builder, slice_sampler
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner

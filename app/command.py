@@ -1,0 +1,85 @@
+"""What `python -m app` does: settings, model, then the server."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from app import logs
+from app.logs import say
+from app.main import create_app
+from app.server import BindError, bind, serve
+from app.settings import Settings, SettingsError, load_settings, unknown_variables
+from app.tracing import TracingUnavailable, make_tracer
+from batching import ModelLoadError, SchedulerManager
+
+_CANNOT_START: Final = 2
+_ENGINE_STOP_TIMEOUT: Final = 5.0
+_OWN_MACHINE: Final = ("127.0.0.1", "localhost", "::1")
+
+# Addresses that say "all of this machine's", which nobody can connect to by that name.
+_REACHED_AS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def main() -> int:
+    """Serve until a signal; return the exit status."""
+    try:
+        settings = load_settings()
+        logs.configure(settings.log_level, settings.log_format)
+        for line in (*unknown_variables(os.environ), *_risks(settings)):
+            say(f"warning: {line}")
+        return run(settings, SchedulerManager([settings.engine_config()]))
+    except (SettingsError, BindError, ModelLoadError, TracingUnavailable) as error:
+        say(str(error))
+        return _CANNOT_START
+
+
+def run(settings: Settings, manager: SchedulerManager) -> int:
+    """Serve the models of a manager; return the exit status.
+
+    Raises:
+        SettingsError: a key cannot be used.
+        TracingUnavailable: a collector is named, and what talks to it is not installed.
+        BindError: the address cannot be listened on.
+        ModelLoadError: the default model cannot be found or read.
+    """
+    keys = settings.client_keys()
+    tracer = make_tracer(os.environ, manager.model_ids[0])
+    with bind(settings.host, settings.port) as sock:
+        app = create_app(manager, settings, tracer)
+        try:
+            say(f"loading {manager.model_ids[0]} ...")
+            engine = manager.get(manager.model_ids[0])
+            lines = [*engine.startup_lines, *_invitation(sock, engine.model.model_id, keys)]
+            return serve(app, sock, on_listening=lambda: say("\n".join(lines)))
+        finally:
+            manager.close(_ENGINE_STOP_TIMEOUT)
+            if tracer is not None:
+                tracer.close()
+
+
+def _risks(settings: Settings) -> Iterator[str]:
+    """Yield what the operator should know about who can do what."""
+    if not settings.client_keys() and settings.host not in _OWN_MACHINE:
+        yield f"whoever reaches {settings.host} can use this server: there are no API keys"
+    if settings.trust_remote_code:
+        yield "code that comes with a model is run"
+
+
+def _invitation(sock: socket.socket, model_id: str, keys: Sequence[str]) -> list[str]:
+    """Return the lines that say where the server is and how to ask it something."""
+    url = base_url(*sock.getsockname()[:2])
+    message = {"role": "user", "content": "What is the capital of France?"}
+    body = json.dumps({"model": model_id, "messages": [message]})
+    key = " -H 'Authorization: Bearer <key>'" if keys else ""
+    return [
+        f"serving {model_id} at {url}; try:",
+        f"  curl {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+    ]
+
+
+def base_url(host: str, port: int) -> str:
+    """Return the URL by which this machine reaches the server."""
+    host = _REACHED_AS.get(host, host)
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
