@@ -203,7 +203,7 @@ def test_a_client_that_leaves_frees_its_blocks(caplog: pytest.LogCaptureFixture)
         with bind("127.0.0.1", 0) as sock, ThreadPoolExecutor() as pool:
             sock.listen()
             visitor = pool.submit(visit, sock.getsockname()[1])
-            with caplog.at_level(logging.INFO, "app.generation"):
+            with caplog.at_level(logging.INFO, "app.request_log"):
                 serve(create_app(manager), sock)
             visitor.result()
     finally:
@@ -211,7 +211,7 @@ def test_a_client_that_leaves_frees_its_blocks(caplog: pytest.LogCaptureFixture)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     # Each would have gone on to 6000 tokens.
-    ends = [re.search(r"output=(\d+) .* (\w+)$", r.getMessage()) for r in caplog.records]
-    outputs = [int(end[1]) for end in ends if end is not None and end[2] == "aborted"]
-    assert len(outputs) == 4
+    logged = [vars(r)["fields"] for r in caplog.records if r.name == "app.request_log"]
+    outputs = [fields["output"] for fields in logged if fields["reason"] == "aborted"]
+    assert len(outputs) == len(logged) == 4
     assert max(outputs) < 100
