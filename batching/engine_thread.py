@@ -281,7 +281,9 @@ class EngineThread:
         """Wait for the engine to take requests, which it does between two steps."""
         has_deadline = time_limit is not None and time_limit < self._step_timeout
         try:
-            await asyncio.wait_for(job, time_limit if has_deadline else self._step_timeout)
+            # Not `wait_for`: Python 3.11's loses a cancellation that comes together with the result.
+            async with asyncio.timeout(time_limit if has_deadline else self._step_timeout):
+                await job
         except TimeoutError:
             raise (DeadlineExceeded if has_deadline else EngineStalled) from None
 

@@ -7,6 +7,7 @@ import pytest
 from scripts.soak import overload
 from scripts.soak.client import CHAT, ask_all
 from scripts.soak.departures import LEAVINGS, storm
+from scripts.soak.gauges import held
 from scripts.soak.server import Server, num_open_files, wait_until
 from scripts.soak.wire import Address, Exchange, request_bytes
 from tests.reliability.conftest import MAX_QUEUED
@@ -47,16 +48,19 @@ def test_a_client_that_takes_nothing_is_let_go(server: Server) -> None:
         "top_logprobs": 20,
     }
 
-    def num_open() -> int:
-        return num_open_files(server.pid)
+    def is_asked() -> bool:
+        return any(asyncio.run(held(address)).values())
+
+    def is_let_go() -> bool:
+        return num_open_files(server.pid) <= num_files
 
     async def stay_without_reading() -> None:
         exchange = await Exchange.open(address, receive_buffer=1)
         exchange.pause()
         await exchange.send(request_bytes(CHAT, body))
         try:
-            await asyncio.to_thread(wait_until, lambda: num_open() > num_files, "not connected")
-            await asyncio.to_thread(wait_until, lambda: num_open() <= num_files, "not let go")
+            await asyncio.to_thread(wait_until, is_asked, "not connected")
+            await asyncio.to_thread(wait_until, is_let_go, "not let go")
         finally:
             exchange.close()
 
