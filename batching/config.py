@@ -7,6 +7,7 @@ BLOCK_SIZE: Final = 32
 DEFAULT_NUM_BLOCKS: Final = 1024
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+NativeMode = Literal["auto", "off", "require"]
 DeviceName = Literal["auto", "cpu", "gpu"]
 
 
@@ -88,6 +89,7 @@ class EngineConfig:
     memory_fraction: float = 0.5
     dtype: DTypeName = "auto"
     device: DeviceName = "auto"
+    native: NativeMode = "auto"
 
     def __post_init__(self) -> None:
         self.scheduler_config(

@@ -9,10 +9,11 @@ import mlx.core as mx
 from batching.backend import BLAS
 from batching.backend.blas import NoBlas
 from batching.backend.failures import one_line
-from batching.backend.kv_cache import kv_cache
 from batching.backend.loader import LoadedModel, dtype_name, load_model
 from batching.backend.memory import MIB, blocks_within, check_room
 from batching.backend.mlx_runner import MLXRunner
+from batching.backend.native.extension import Native, NoNative, load_native
+from batching.backend.native.modules import replace_modules
 from batching.backend.self_check import Batchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
 from batching.batch_inference import BatchInferenceEngine
@@ -48,11 +49,18 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
     _select_device(config.device)
     if isinstance(BLAS, NoBlas) and BLAS.is_slow and mx.default_device() == mx.cpu:
         logger.warning("the model will be very slow: %s", BLAS)
+    native = load_native(config.native)
     loaded = load_model(
-        config.model, dtype=_weights_dtype(config), trust_remote_code=config.trust_remote_code
+        config.model,
+        dtype=_weights_dtype(config, native),
+        trust_remote_code=config.trust_remote_code,
     )
+    if isinstance(native, Native):
+        loaded = replace(
+            loaded, model=replace_modules(loaded.model, native, rounds=loaded.rounds_to_half)
+        )
     try:
-        backend = _backend(config, loaded)
+        backend = _backend(config, loaded, native)
     except ModelLoadError:
         raise
     except Exception as error:
@@ -67,7 +75,7 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         vocab_size=loaded.vocab_size,
         max_model_len=backend.limits.max_request_tokens,
     )
-    return LoadedEngine(engine, model, _startup_lines(config, loaded, backend))
+    return LoadedEngine(engine, model, _startup_lines(config, loaded, backend, native))
 
 
 def _select_device(name: str) -> None:
@@ -77,19 +85,21 @@ def _select_device(name: str) -> None:
         mx.set_default_device(mx.Device(mx.cpu if name == "cpu" else mx.gpu))
 
 
-def _weights_dtype(config: EngineConfig) -> mx.Dtype | None:
+def _weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | None:
     """Return what the weights become; None leaves them as they are stored.
 
     MLX's CPU kernels for quantized and half-precision products are 40 to 100 times slower
-    than float32 through BLAS, so a CPU gets float32 unless told otherwise.
+    than float32 through BLAS, so without our own kernels a CPU gets float32 unless told otherwise.
     """
     if config.dtype == "auto":
-        return mx.float32 if mx.default_device() == mx.cpu else None
+        is_slow = mx.default_device() == mx.cpu and isinstance(native, NoNative)
+        return mx.float32 if is_slow else None
     return _DTYPES[config.dtype]
 
 
-def _backend(config: EngineConfig, loaded: LoadedModel) -> _Backend:
-    check = check_model(loaded.model, loaded.vocab_size)
+def _backend(config: EngineConfig, loaded: LoadedModel, native: Native | NoNative) -> _Backend:
+    kernels = native if isinstance(native, Native) else None
+    check = check_model(loaded.model, loaded.vocab_size, kernels)
     if isinstance(check, Batchable):
         return _paged(config, loaded, check)
     logger.warning("%s is served one request at a time: %s", config.model_id, check.reason)
@@ -102,7 +112,7 @@ def _paged(config: EngineConfig, loaded: LoadedModel, check: Batchable) -> _Back
     if num_blocks is None:
         num_blocks = blocks_within(config.memory_fraction, bytes_per_block)
     _check_fits(num_blocks, bytes_per_block)
-    cache = kv_cache(check.shapes, num_blocks, config.block_size)
+    cache = check.cache(num_blocks, config.block_size)
     cache.reset()
     limits = config.scheduler_config(num_blocks, loaded.max_model_len)
     return _Backend(
@@ -133,14 +143,17 @@ def _sequential(config: EngineConfig, loaded: LoadedModel) -> _Backend:
     )
 
 
-def _startup_lines(config: EngineConfig, loaded: LoadedModel, backend: _Backend) -> tuple[str, ...]:
+def _startup_lines(
+    config: EngineConfig, loaded: LoadedModel, backend: _Backend, native: Native | NoNative
+) -> tuple[str, ...]:
     limits = backend.limits
-    dtype = _weights_dtype(config)
+    dtype = _weights_dtype(config, native)
     weights = "as stored" if dtype is None else dtype_name(dtype)
     device = str(mx.default_device().type).removeprefix("DeviceType.")
     return (
         f"model     {config.model_id} ({loaded.model_type}, {loaded.source})",
         f"device    {device}, weights {weights}, BLAS: {BLAS}",
+        f"kernels   {native}",
         f"context   {limits.max_request_tokens} tokens a request",
         f"kv cache  {backend.pool_line}",
         f"batch     up to {limits.max_num_seqs} requests, {limits.max_batched_tokens} tokens a step",

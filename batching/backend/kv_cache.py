@@ -8,6 +8,8 @@ import mlx.core as mx
 
 from batching.backend.cpu.host_cache import host_cache
 from batching.backend.device_cache import device_cache
+from batching.backend.native.cache import native_cache
+from batching.backend.native.extension import Native
 from batching.backend.paged_cache import LayerShape, PagedKVCache
 
 # Where MLX's element-wise kernels are scalar; on ARM they use its vectors.
@@ -21,7 +23,11 @@ def is_on_host(shapes: Sequence[LayerShape]) -> bool:
     return is_float32 and on_cpu and platform.machine() in _SCALAR_MACHINES
 
 
-def kv_cache(shapes: Sequence[LayerShape], num_blocks: int, block_size: int) -> PagedKVCache:
+def kv_cache(
+    shapes: Sequence[LayerShape], num_blocks: int, block_size: int, native: Native | None = None
+) -> PagedKVCache:
     """Return an empty pool of the kind that is read fastest."""
+    if native is not None:
+        return native_cache(native, shapes, num_blocks, block_size)
     kind = host_cache if is_on_host(shapes) else device_cache
     return kind(shapes, num_blocks, block_size)

@@ -58,7 +58,10 @@ _CODE: Final = "*.py"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in evaluation mode, all its arrays computed in the thread that loaded it."""
+    """A model in evaluation mode, all its arrays computed in the thread that loaded it.
+
+    rounds_to_half: quantized weights are those that dequantizing in float16 gives.
+    """
 
     model: nn.Module
     tokenizer: TokenizerWrapper
@@ -67,6 +70,7 @@ class LoadedModel:
     max_model_len: int
     model_type: str
     source: str
+    rounds_to_half: bool
 
 
 def load_model(
@@ -201,6 +205,7 @@ def _loaded(
         max_model_len=max_model_len(config),
         model_type=str(config["model_type"]),
         source=str(path),
+        rounds_to_half=path.is_file(),
     )
 
 

@@ -12,7 +12,8 @@ from batching.backend.cpu.modules import replace_modules
 from batching.backend.kv_cache import is_on_host, kv_cache
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.model_hooks import RowSelection, hook_attention, select_rows
-from batching.backend.paged_cache import LayerShape
+from batching.backend.native.extension import Native
+from batching.backend.paged_cache import LayerShape, PagedKVCache
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.step_plan import Slice
@@ -26,10 +27,18 @@ _COARSE_TOLERANCE: Final = 6e-2
 
 @dataclass(frozen=True)
 class Batchable:
-    """What the paged runner needs to know; `selection` is hooked into the model already."""
+    """What the paged runner needs to know; `selection` is hooked into the model already.
+
+    native: the kernels that the model's modules and its pool use.
+    """
 
     shapes: tuple[LayerShape, ...]
     selection: RowSelection
+    native: Native | None = None
+
+    def cache(self, num_blocks: int, block_size: int) -> PagedKVCache:
+        """Return an empty pool."""
+        return kv_cache(self.shapes, num_blocks, block_size, self.native)
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,9 @@ class NotBatchable:
     reason: str
 
 
-def check_model(model: nn.Module, vocab_size: int) -> Batchable | NotBatchable:
+def check_model(
+    model: nn.Module, vocab_size: int, native: Native | None = None
+) -> Batchable | NotBatchable:
     """Compare a ragged batch over the pool with mlx-lm's own single requests.
 
     Two unlike prompts are read in chunks, mixed with a decode, over scattered blocks; the
@@ -53,19 +64,19 @@ def check_model(model: nn.Module, vocab_size: int) -> Batchable | NotBatchable:
         return shapes
     expected += [_last_logits(model, p, make_prompt_cache(model)) for p in prompts[1:]]
     hook_attention(model)
-    if is_on_host(shapes):
+    if native is None and is_on_host(shapes):
         replace_modules(model)
-    selection = RowSelection()
-    select_rows(model, selection)
+    batchable = Batchable(shapes, RowSelection(), native)
+    select_rows(model, batchable.selection)
     try:
-        actual = _ragged_logits(model, vocab_size, selection, shapes, prompts)
+        actual = _ragged_logits(model, vocab_size, batchable, prompts)
     except Exception as error:
         # A model file can do anything with a cache; what it raises says only that it did.
         return NotBatchable(f"its attention does not run over a paged cache ({error})")
     difference = max(_difference(a, e) for a, e in zip(actual, expected, strict=True))
     if not difference <= _TOLERANCE.get(shapes[0].dtype, _COARSE_TOLERANCE):
         return NotBatchable(f"a batch changes its logits by {difference:.2g} of the largest one")
-    return Batchable(shapes, selection)
+    return batchable
 
 
 def _probe_tokens(num_tokens: int, salt: int, vocab_size: int) -> list[int]:
@@ -96,12 +107,11 @@ def _shapes(cache: Sequence[Any]) -> tuple[LayerShape, ...] | NotBatchable:
 def _ragged_logits(
     model: nn.Module,
     vocab_size: int,
-    selection: RowSelection,
-    shapes: Sequence[LayerShape],
+    batchable: Batchable,
     prompts: Sequence[Sequence[int]],
 ) -> list[mx.array]:
-    cache = kv_cache(shapes, num_blocks=8, block_size=_BLOCK_SIZE)
-    runner = MLXRunner(model, vocab_size, selection, cache)
+    cache = batchable.cache(num_blocks=8, block_size=_BLOCK_SIZE)
+    runner = MLXRunner(model, vocab_size, batchable.selection, cache)
     requests = [BatchRequest(i, p, max_tokens=1) for i, p in enumerate(prompts)]
     tables = ([5, 1, 2], [7, 4])
     for request, table in zip(requests, tables, strict=True):

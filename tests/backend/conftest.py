@@ -6,6 +6,8 @@ import pytest
 
 from batching.backend import kv_cache
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
+from batching.backend.native.build import why_not
+from batching.backend.native.extension import Native, NoNative, load_native
 from tests.backend.model_files import write_model
 
 
@@ -13,6 +15,17 @@ from tests.backend.model_files import write_model
 def bundled_model() -> LoadedModel:
     """The bundled model in float32, as a Linux CPU serves it."""
     return load_model(BUNDLED_MODEL, dtype=mx.float32)
+
+
+@pytest.fixture(scope="session")
+def native() -> Native:
+    """The native kernels; where a compiler is, `make install` has built them."""
+    found = load_native("auto")
+    if isinstance(found, NoNative):
+        if why_not() is None:
+            pytest.fail(str(found))
+        pytest.skip(str(found))
+    return found
 
 
 @pytest.fixture(params=["on any device", "on an x86 CPU"])

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import Phase, given, settings, strategies as st
 from jsonschema import Draft202012Validator
 
-from batching.backend.kv_cache import kv_cache
 from batching.backend.loader import LoadedModel
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.self_check import Batchable, check_model
@@ -75,7 +74,7 @@ class Server:
         config = SchedulerConfig(
             num_blocks=64, max_num_seqs=16, max_draft_tokens=7, max_drafting_rows=64
         )
-        cache = kv_cache(self._check.shapes, config.num_blocks, config.block_size)
+        cache = self._check.cache(config.num_blocks, config.block_size)
         runner = WatchedRunner(
             self._loaded.model, self._loaded.vocab_size, self._check.selection, cache
         )

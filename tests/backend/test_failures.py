@@ -107,7 +107,7 @@ class Kit:
                 kit.before_step(plan)
                 return super().run(plan)
 
-        cache = kv_cache.kv_cache(self.check.shapes, config.num_blocks, config.block_size)
+        cache = self.check.cache(config.num_blocks, config.block_size)
         cache.reset()
         return Watched(self._model_that_may_fail(), VOCAB_SIZE, self.check.selection, cache)
 

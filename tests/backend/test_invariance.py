@@ -5,13 +5,13 @@ Every way of serving is held against the golden file, hence against every other 
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from batching.backend.kv_cache import kv_cache
-from batching.backend.loader import LoadedModel
+from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner
+from batching.backend.native.modules import replace_modules
 from batching.backend.self_check import Batchable, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import PagedBlockManager
@@ -35,7 +35,7 @@ class Bundled:
     def engine(
         self, config: SchedulerConfig, watch: Callable[[StepPlan], None] = lambda _: None
     ) -> tuple[ContinuousBatchingScheduler, BatchInferenceEngine]:
-        cache = kv_cache(self.check.shapes, config.num_blocks, config.block_size)
+        cache = self.check.cache(config.num_blocks, config.block_size)
 
         class WatchedRunner(MLXRunner):
             def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
@@ -50,11 +50,19 @@ class Bundled:
         return scheduler, BatchInferenceEngine(scheduler, runner, max_stall=1e9)
 
 
-@pytest.fixture(scope="module")
-def bundled(bundled_model: LoadedModel) -> Bundled:
-    check = check_model(bundled_model.model, bundled_model.vocab_size)
+@pytest.fixture(scope="module", params=["without native kernels", "with native kernels"])
+def bundled(request: pytest.FixtureRequest) -> Bundled:
+    if request.param == "without native kernels":
+        loaded, native = request.getfixturevalue("bundled_model"), None
+    else:
+        native = request.getfixturevalue("native")
+        plain = load_model(BUNDLED_MODEL, dtype=None)
+        loaded = replace(
+            plain, model=replace_modules(plain.model, native, rounds=plain.rounds_to_half)
+        )
+    check = check_model(loaded.model, loaded.vocab_size, native)
     assert isinstance(check, Batchable)
-    return Bundled(bundled_model, check)
+    return Bundled(loaded, check)
 
 
 def request(request_id: int, case: GoldenCase) -> BatchRequest:

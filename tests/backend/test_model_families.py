@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from batching.backend import kv_cache
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.self_check import Batchable, NotBatchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
@@ -59,7 +58,7 @@ def test_a_ragged_batch_answers_as_the_model_alone(family: str) -> None:
     config = SchedulerConfig(
         num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
     )
-    cache = kv_cache.kv_cache(check.shapes, config.num_blocks, config.block_size)
+    cache = check.cache(config.num_blocks, config.block_size)
     assert serve(MLXRunner(model, VOCAB_SIZE, check.selection, cache), config) == expected
     # The hooks leave the model usable as it was.
     assert generate(model, PROMPTS[2]) == expected[2]
@@ -126,7 +125,7 @@ def test_logits_that_are_no_numbers_fail_the_step_and_leave_nothing_behind() -> 
     check = check_model(model, VOCAB_SIZE)
     assert isinstance(check, Batchable)
     config = SchedulerConfig(num_blocks=30, block_size=4)
-    cache = kv_cache.kv_cache(check.shapes, config.num_blocks, config.block_size)
+    cache = check.cache(config.num_blocks, config.block_size)
     engine = BatchInferenceEngine(
         ContinuousBatchingScheduler(config), MLXRunner(model, VOCAB_SIZE, check.selection, cache)
     )

@@ -1,0 +1,59 @@
+"""The extension module; src/primitives.h says what each function computes."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+Int32s = npt.NDArray[np.int32]
+
+mlx_version: str
+max_query_heads_per_key_head: int
+
+class PackedWeights:
+    @property
+    def nbytes(self) -> int: ...
+
+class Pool:
+    def copy(self, source: int, target: int) -> None: ...
+
+class Step: ...
+
+def isa() -> str: ...
+def num_threads() -> int: ...
+def set_num_threads(num_threads: int) -> None: ...
+def pack(
+    weight: mx.array,
+    scales: mx.array | None = None,
+    biases: mx.array | None = None,
+    bits: int = 0,
+    rounds: bool = False,
+) -> PackedWeights: ...
+def linear(
+    x: mx.array, weights: Sequence[PackedWeights], biases: Sequence[mx.array | None]
+) -> list[mx.array]: ...
+def embed(tokens: mx.array, weights: PackedWeights) -> mx.array: ...
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array: ...
+def swiglu(gate: mx.array, up: mx.array) -> mx.array: ...
+def rope(x: mx.array, cosines: mx.array, sines: mx.array, traditional: bool) -> mx.array: ...
+def step(slices: Int32s, tables: Int32s, slots: Int32s) -> Step: ...
+def pool(
+    num_blocks: int,
+    block_size: int,
+    num_heads: int,
+    key_dim: int,
+    value_dim: int,
+    is_bf16: bool = False,
+) -> Pool: ...
+def attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    pool: Pool,
+    step: Step,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: mx.array | None = None,
+) -> mx.array: ...

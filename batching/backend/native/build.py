@@ -1,0 +1,93 @@
+"""Builds the extension into this folder, against the MLX that is installed.
+
+`python -m batching.backend.native.build` never fails a start: without a compiler, or if the build
+fails, it says so in one line, and the server computes as it does without the extension.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = Path(__file__).parent
+NAME: Final = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+# Its last lines say what went wrong.
+_NUM_LINES: Final = 20
+
+
+def main() -> int:
+    """Return 0 if the extension was built, or could not be and the server does without."""
+    if (reason := why_not()) is not None:
+        print(f"no native CPU kernels: {reason}")
+        return 0
+    with tempfile.TemporaryDirectory() as directory:
+        error = build(Path(directory))
+        if error is None:
+            # In one step: a server that is starting finds the old one or the new one.
+            os.replace(shutil.copy(Path(directory) / NAME, FOLDER / f"{NAME}.new"), FOLDER / NAME)
+    if error is not None:
+        print(error, file=sys.stderr)
+        print("no native CPU kernels: the build failed, see above")
+    else:
+        print("native CPU kernels are built")
+    return 0
+
+
+def why_not() -> str | None:
+    """Return why nothing can be built here, or None."""
+    if sys.platform != "linux":
+        return "they are for Linux; on a Mac MLX computes on the GPU"
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        return f"there is no C++ compiler ({compiler})"
+    for package in ("cmake", "nanobind", "ninja"):
+        if shutil.which(package, path=_path()) is None and not _is_importable(package):
+            return f"there is no {package}: pip install -r requirements/native.txt"
+    return None
+
+
+def build(directory: Path, *options: str) -> str | None:
+    """Build in a directory, with further options of CMake; return what it said if it failed."""
+    import mlx.core as mx
+    import nanobind
+
+    mlx = Path(mx.__file__).parent
+    configure = [
+        "cmake",
+        *("-S", str(FOLDER), "-B", str(directory), "-G", "Ninja"),
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-Dnanobind_DIR={nanobind.cmake_dir()}",
+        f"-DMLX_DIR={mlx / 'share' / 'cmake' / 'MLX'}",
+        *options,
+    ]
+    for command in (configure, ["cmake", "--build", str(directory)]):
+        done = subprocess.run(
+            command,
+            env={**os.environ, "PATH": _path()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            return "\n".join(done.stdout.splitlines()[-_NUM_LINES:])
+    return None
+
+
+def _path() -> str:
+    """The environment's programs come first, also if it is not activated."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def _is_importable(package: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(package) is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

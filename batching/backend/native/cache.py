@@ -1,0 +1,112 @@
+"""A KV pool that the native kernels own, read through the block tables where it lies."""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from batching.backend.attention import SlidingWindow
+from batching.backend.native.extension import Native
+from batching.backend.paged_cache import LayerCache, LayerShape, PagedKVCache, Slots
+from batching.step_plan import Slice
+
+
+def native_cache(
+    native: Native, shapes: Iterable[LayerShape], num_blocks: int, block_size: int
+) -> PagedKVCache:
+    layers = [NativeLayerCache(native, shape, num_blocks, block_size) for shape in shapes]
+    return PagedKVCache(
+        layers, block_size, lambda slices, size: NativeAttention(native, slices, size)
+    )
+
+
+class NativeAttention:
+    """The rows of one step, as the kernels read them."""
+
+    def __init__(self, native: Native, slices: Sequence[Slice], block_size: int) -> None:
+        self.slices = list(slices)
+        self._native = native
+        self._block_size = block_size
+
+    @cached_property
+    def _rows(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        rows: list[tuple[int, int, int, int]] = []
+        tables: list[int] = []
+        row = 0
+        for s in self.slices:
+            rows.append((row, len(s), s.start, len(tables)))
+            tables += s.request.block_table.block_ids[: -(-s.stop // self._block_size)]
+            row += len(s)
+        return np.array(rows, np.int32).reshape(-1, 4), np.array(tables, np.int32)
+
+    def step(self, slots: Slots) -> object:
+        """Return the kernels' own description; `slots` are where the rows' keys go."""
+        if self._step is None:
+            self._step = self._native.module.step(*self._rows, slots.astype(np.int32))
+        return self._step
+
+    _step: object | None = None
+
+
+class NativeLayerCache(LayerCache):
+    """Writes and attends in one operation, once the queries are there."""
+
+    def __init__(self, native: Native, shape: LayerShape, num_blocks: int, block_size: int) -> None:
+        self._native = native
+        self._block_size = block_size
+        self._written: tuple[mx.array, mx.array] | None = None
+        self._attended: mx.array | None = None
+        self._pool = native.module.pool(
+            num_blocks, block_size, shape.num_heads, shape.key_dim, shape.value_dim
+        )
+        super().__init__(shape, num_blocks * block_size)
+
+    @property
+    def state(self) -> tuple[mx.array, ...]:
+        """What attention returned: evaluating it writes, also where nobody looks at a logit."""
+        return () if self._attended is None else (self._attended,)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        self._written = (keys, values)
+        return keys, values
+
+    def attend_within(
+        self,
+        queries: mx.array,
+        scale: float,
+        window: SlidingWindow | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        assert self._written is not None, "a layer writes before it attends"
+        attention = self.step.attention
+        assert isinstance(attention, NativeAttention)
+        self._attended = self._native.module.attend(
+            queries,
+            *self._written,
+            self._pool,
+            attention.step(self.step.slots),
+            scale,
+            window.size if window else 0,
+            0.0,
+            sinks,
+        )
+        self._written = None
+        return self._attended
+
+    def flush(self) -> None:
+        if self._written is None:
+            return
+        keys, _ = self._written
+        self.attend_within(mx.zeros(keys.shape), 1.0, None, None)
+
+    def copy(self, sources: Slots, targets: Slots) -> None:
+        first = slice(None, None, self._block_size)
+        pairs = zip(sources[first].tolist(), targets[first].tolist(), strict=True)
+        for source, target in pairs:
+            self._pool.copy(source // self._block_size, target // self._block_size)
+
+    def reset(self) -> None:
+        """Forget a write; what is in the pool is read by nobody who has not written it."""
+        self._written = self._attended = None

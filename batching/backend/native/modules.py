@@ -1,0 +1,179 @@
+"""Modules of an mlx-lm model, replaced by ones that call the native kernels.
+
+A replaced module is exactly of a class meant here; the others stay as they are.  Weights are
+packed as they are stored, so a quantized model stays small; what is not replaced becomes float32,
+like all activations.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import activations
+from mlx_lm.models.activations import swiglu as mlx_swiglu
+from mlx_lm.utils import dequantize_model
+
+from batching.backend.cpu.modules import Rotation
+from batching.backend.native.extension import Native
+
+# Children with these names read the same input, and are computed together.
+_SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_BITS: Final = (4, 8)
+_GROUP_SIZES: Final = (32, 64, 128)
+
+
+def replace_modules(model: nn.Module, native: Native, *, rounds: bool = False) -> nn.Module:
+    """Return the model with kernels in the place of modules, its activations float32.
+
+    rounds: quantized weights are those that dequantizing in float16 gives.
+    """
+    kernels = native.module
+    for group in _groups(model):
+        product = Product(kernels, group, rounds)
+        for index, module in enumerate(group):
+            _become(module, Linear, product=product, index=index)
+    for module in model.modules():
+        if _is_embedding(module):
+            _become(module, Embedding, product=Product(kernels, [module], rounds))
+    model.set_dtype(mx.float32)
+    model = dequantize_model(model)
+    rotation = Rotation()
+    for module in model.modules():
+        if type(module) is nn.RMSNorm:
+            module.__class__ = RMSNorm
+            module.kernels = kernels
+        elif type(module) is nn.RoPE:
+            module.__class__ = RoPE
+            module.kernels, module.rotation = kernels, rotation
+    _rebind_swiglu(model, kernels)
+    mx.eval(model.parameters())
+    return model
+
+
+def _groups(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield all linear modules, those of one input together."""
+    grouped: set[int] = set()
+    for parent in model.modules():
+        for names in _SAME_INPUT:
+            group = [parent[name] for name in names if name in parent]
+            if len(group) == len(names) and all(map(_is_linear, group)):
+                grouped |= {id(module) for module in group}
+                yield group
+    yield from ([m] for m in model.modules() if _is_linear(m) and id(m) not in grouped)
+
+
+def _is_linear(module: Any) -> bool:
+    return type(module) is nn.Linear or (type(module) is nn.QuantizedLinear and _is_known(module))
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    is_quantized = type(module) is nn.QuantizedEmbedding
+    return type(module) is nn.Embedding or (is_quantized and _is_known(module))
+
+
+def _is_known(module: nn.Module) -> bool:
+    return module.mode == "affine" and module.bits in _BITS and module.group_size in _GROUP_SIZES
+
+
+def _become(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
+    """Make a module one of another class, without its arrays."""
+    module.clear()
+    module.__class__ = kind
+    for name, value in attributes.items():
+        setattr(module, name, value)
+
+
+class Product:
+    """The products of some matrices with one input, computed when the first is asked for."""
+
+    def __init__(self, kernels: Any, modules: Sequence[nn.Module], rounds: bool) -> None:
+        self.kernels = kernels
+        self.packed = [_pack(kernels, module, rounds) for module in modules]
+        self.biases = [_bias(module) for module in modules]
+        self._input: mx.array | None = None
+        self._outputs: list[mx.array | None] = []
+
+    def of(self, x: mx.array, index: int = 0) -> mx.array:
+        if x is not self._input or self._outputs[index] is None:
+            self._input = x
+            self._outputs = self.kernels.linear(x, self.packed, self.biases)
+        output, self._outputs[index] = self._outputs[index], None
+        if not any(output is not None for output in self._outputs):
+            self._input = None
+        assert output is not None
+        return output
+
+
+def _pack(kernels: Any, module: nn.Module, rounds: bool) -> Any:
+    if "scales" not in module:
+        return kernels.pack(module.weight)
+    return kernels.pack(module.weight, module.scales, module.biases, module.bits, rounds)
+
+
+def _bias(module: nn.Module) -> mx.array | None:
+    return module.bias.astype(mx.float32) if "bias" in module else None
+
+
+class Linear(nn.Module):
+    product: Product
+    index: int
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.product.of(x, self.index)
+
+
+class Embedding(nn.Module):
+    product: Product
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        embedded: mx.array = self.product.kernels.embed(tokens, self.product.packed[0])
+        return embedded
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return self.product.of(x)
+
+
+class RMSNorm(nn.RMSNorm):
+    kernels: Any
+
+    def __call__(self, x: mx.array) -> mx.array:
+        normed: mx.array = self.kernels.rms_norm(x, self["weight"], self.eps)
+        return normed
+
+
+class RoPE(nn.RoPE):
+    """Rotary embedding (Su et al. 2021), with the angles of a step worked out once."""
+
+    kernels: Any
+    rotation: Rotation
+
+    def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
+        is_step = isinstance(offset, mx.array) and offset.ndim == 1 and x.shape[-2] == 1
+        if not is_step:
+            plain: mx.array = super().__call__(x, offset)
+            return plain
+        angles = self.rotation.angles(offset, self.dims, self.base, self.scale).in_graph
+        rotated: mx.array = self.kernels.rope(
+            x, *(array.reshape(len(x), -1) for array in angles), self.traditional
+        )
+        return rotated
+
+
+def _rebind_swiglu(model: nn.Module, kernels: Any) -> None:
+    """The models import the function by name, so it is their names that are rebound."""
+    for name in {type(module).__module__ for module in model.modules()} - {activations.__name__}:
+        names = vars(sys.modules[name])
+        if getattr(names.get("swiglu"), "portable", names.get("swiglu")) is mlx_swiglu:
+            names["swiglu"] = _swiglu(kernels)
+
+
+def _swiglu(kernels: Any) -> Callable[[mx.array, mx.array], mx.array]:
+    """Return silu(gate) * x (SwiGLU, Shazeer 2020) for models with the kernels, and others."""
+
+    def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+        product: mx.array = kernels.swiglu(gate, x)
+        return product
+
+    return swiglu

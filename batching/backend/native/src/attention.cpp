@@ -1,0 +1,186 @@
+#include "attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "kernels/bf16.h"
+
+namespace native {
+
+namespace {
+
+/// Keys of a span: long enough that merging costs little, short enough to share out a long context.
+constexpr int SPAN_KEYS = 256;
+/// Parts for each thread from which on a row's spans are not shared out.
+constexpr int ENOUGH_PARTS = 4;
+
+size_t pool_bytes(const PoolLayout& layout, int num_blocks, size_t floats) {
+  const size_t width = layout.is_bf16 ? sizeof(uint16_t) : sizeof(float);
+  return std::max<size_t>(1, floats * width * layout.num_heads * num_blocks);
+}
+
+template <typename T>
+T stored(float x);
+template <>
+float stored(float x) { return x; }
+template <>
+uint16_t stored(float x) { return to_bf16(x); }
+
+template <typename T>
+void write_token(const PoolLayout& pool, int slot, const float* keys, const float* values,
+                 T* pool_keys, T* pool_values) {
+  const size_t block = slot / pool.block_size, at = slot % pool.block_size;
+  for (int h = 0; h < pool.num_heads; h++) {
+    T* key = pool_keys + (block * pool.num_heads + h) * pool.key_floats() + at;
+    for (int i = 0; i < pool.key_dim; i++)
+      key[static_cast<size_t>(i) * pool.key_stride()] = stored<T>(keys[h * pool.key_dim + i]);
+    T* value = pool_values + (block * pool.num_heads + h) * pool.value_floats() +
+               at * pool.value_stride();
+    for (int i = 0; i < pool.value_dim; i++)
+      value[i] = stored<T>(values[h * pool.value_dim + i]);
+  }
+}
+
+void copy_block(void* memory, size_t block_bytes, int source, int target) {
+  auto* bytes = static_cast<uint8_t*>(memory);
+  std::memcpy(bytes + block_bytes * target, bytes + block_bytes * source, block_bytes);
+}
+
+/// Parts, and those of them whose spans are shared out among several.
+struct Plan {
+  std::vector<AttentionPart> parts;
+  struct Split {
+    AttentionPart part;
+    int num_spans;
+  };
+  std::vector<Split> splits;
+  std::vector<float> partials;
+};
+
+size_t partial_floats(int size, const PoolLayout& pool) {
+  const size_t padded = (size + 15) / 16 * 16;
+  return padded * (2 + pool.value_stride());
+}
+
+Plan make_plan(const AttentionArgs& args, const Step& step, int num_threads) {
+  const PoolLayout& pool = args.pool;
+  const int group = args.num_query_heads / pool.num_heads;
+  const int tile_rows = std::max(1, MAX_TILE / group);
+  const int span_keys = args.span_blocks * pool.block_size;
+  Plan plan;
+  int num_tiles = 0;
+  for (const Slice& s : step.slices) num_tiles += (s.num_rows + tile_rows - 1) / tile_rows;
+  const bool shares = num_tiles * pool.num_heads < ENOUGH_PARTS * num_threads;
+  size_t num_floats = 0;
+  for (const Slice& s : step.slices) {
+    for (int head = 0; head < pool.num_heads; head++) {
+      for (int row = 0; row < s.num_rows; row += tile_rows) {
+        const int num_rows = std::min(tile_rows, s.num_rows - row);
+        const int position = s.first_position + row;
+        AttentionPart part{step.tables.data() + s.first_block, head,     s.first_row + row,
+                           num_rows,                           position, -1,
+                           nullptr};
+        const int hidden = args.window > 0 ? std::max(0, position - args.window + 1) : 0;
+        const int first_span = hidden / span_keys;
+        const int num_spans = (position + num_rows - 1) / span_keys + 1 - first_span;
+        if (!shares || num_spans == 1) {
+          plan.parts.push_back(part);
+          continue;
+        }
+        plan.splits.push_back({part, num_spans});
+        for (int i = 0; i < num_spans; i++) {
+          part.span = first_span + i;
+          plan.parts.push_back(part);
+          num_floats += partial_floats(num_rows * group, pool);
+        }
+      }
+    }
+  }
+  plan.partials.resize(num_floats);
+  return plan;
+}
+
+/// Give every shared span its place, and each split the place of its first one.
+void place_partials(Plan& plan, int group, const PoolLayout& pool) {
+  float* next = plan.partials.data();
+  size_t split = 0;
+  int left = 0;
+  for (AttentionPart& part : plan.parts) {
+    if (part.span < 0) continue;
+    if (left == 0) {
+      plan.splits[split].part.partial = next;
+      left = plan.splits[split++].num_spans;
+    }
+    left--;
+    part.partial = next;
+    next += partial_floats(part.num_rows * group, pool);
+  }
+}
+
+/// The longest first: a thread that began with it last would keep the others waiting.
+void sort_by_cost(std::vector<AttentionPart>& parts, int span_keys) {
+  auto cost = [&](const AttentionPart& part) {
+    const int keys = part.span < 0 ? part.first_position + part.num_rows : span_keys;
+    return static_cast<int64_t>(keys) * part.num_rows;
+  };
+  std::stable_sort(parts.begin(), parts.end(), [&](const auto& a, const auto& b) {
+    return cost(a) > cost(b);
+  });
+}
+
+size_t scratch_floats(const AttentionArgs& args) {
+  const PoolLayout& pool = args.pool;
+  const int group = args.num_query_heads / pool.num_heads;
+  const size_t size = std::max(MAX_TILE, group) + 16;
+  return size * (pool.key_dim + pool.key_stride() + 1) +
+         std::max(pool.key_floats(), pool.value_floats()) +
+         2 * partial_floats(static_cast<int>(size), pool) + 128;
+}
+
+}  // namespace
+
+Pool::Pool(const PoolLayout& layout, int num_blocks)
+    : layout_(layout),
+      num_blocks_(num_blocks),
+      keys_(pool_bytes(layout, num_blocks, layout.key_floats())),
+      values_(pool_bytes(layout, num_blocks, layout.value_floats())) {}
+
+void Pool::write(int slot, const float* keys, const float* values) {
+  if (layout_.is_bf16)
+    write_token(layout_, slot, keys, values, static_cast<uint16_t*>(keys_.data()),
+                static_cast<uint16_t*>(values_.data()));
+  else
+    write_token(layout_, slot, keys, values, static_cast<float*>(keys_.data()),
+                static_cast<float*>(values_.data()));
+}
+
+void Pool::copy(int source, int target) {
+  if (std::min(source, target) < 0 || std::max(source, target) >= num_blocks_)
+    throw std::invalid_argument("no such block");
+  const size_t width = layout_.num_heads * (layout_.is_bf16 ? sizeof(uint16_t) : sizeof(float));
+  copy_block(keys_.data(), layout_.key_floats() * width, source, target);
+  copy_block(values_.data(), layout_.value_floats() * width, source, target);
+}
+
+void attend_step(ThreadPool& threads, const Kernels& kernels, const AttentionArgs& given,
+            const Step& step) {
+  AttentionArgs args = given;
+  args.span_blocks = std::max(1, SPAN_KEYS / args.pool.block_size);
+  Plan plan = make_plan(args, step, threads.num_threads());
+  place_partials(plan, args.num_query_heads / args.pool.num_heads, args.pool);
+  sort_by_cost(plan.parts, args.span_blocks * args.pool.block_size);
+  const size_t size = scratch_floats(args);
+  auto scratch = [size] {
+    thread_local std::vector<float> memory;
+    if (memory.size() < size) memory.resize(size);
+    return memory.data();
+  };
+  threads.for_each(static_cast<int>(plan.parts.size()),
+                   [&](int i) { kernels.attend(args, plan.parts[i], scratch()); });
+  threads.for_each(static_cast<int>(plan.splits.size()), [&](int i) {
+    kernels.merge_spans(args, plan.splits[i].part, plan.splits[i].num_spans, scratch());
+  });
+}
+
+}  // namespace native

@@ -1,0 +1,41 @@
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace native {
+
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512;
+#else
+extern const Kernels kernels_baseline;
+#endif
+
+namespace {
+
+/// NATIVE_ISA in the environment asks for less than there is, for tests.
+bool is_wanted(const Kernels& kernels) {
+  const char* name = std::getenv("NATIVE_ISA");
+  return !name || !*name || std::strcmp(name, kernels.name) == 0;
+}
+
+const Kernels* select() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool has_avx512 = __builtin_cpu_supports("x86-64-v4");
+  if (has_avx512 && is_wanted(kernels_avx512)) return &kernels_avx512;
+  const bool has_avx2 = __builtin_cpu_supports("x86-64-v3");
+  return has_avx2 && is_wanted(kernels_avx2) ? &kernels_avx2 : nullptr;
+#else
+  return is_wanted(kernels_baseline) ? &kernels_baseline : nullptr;
+#endif
+}
+
+}  // namespace
+
+const Kernels* kernels() {
+  static const Kernels* const selected = select();
+  return selected;
+}
+
+}  // namespace native

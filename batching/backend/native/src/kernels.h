@@ -1,0 +1,123 @@
+// What is compiled once for each instruction set; `kernels()` picks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace native {
+
+/// How the weights of a linear layer are kept in memory.
+enum class Format : int32_t {
+  kFloat32,
+  kBfloat16,
+  kBits8,  // affine: q * scale + bias, a scale and a bias for each group of inputs
+  kBits4,
+};
+
+/// Weights `[outputs, inputs]` as the kernel reads them, one panel of outputs after the other.
+///
+/// A panel holds `columns` outputs side by side, all inputs of them one after the other:
+/// - floats: `[inputs][columns]`
+/// - 8 bits: for each group of inputs, `[group][columns]` bytes, `columns` scales and as many
+///   biases, float32
+/// - 4 bits: the same, a byte holding the values of two successive inputs, the first one low
+struct Panels {
+  Format format;
+  int num_outputs;
+  int num_inputs;
+  int group;    // of the quantized formats; inputs are a multiple of it
+  int columns;  // of a panel; columns beyond the outputs are zero
+  bool rounds;  // quantized: the product and the sum are each rounded to float16's 11 bits
+  const uint8_t* data;
+
+  int num_panels() const { return (num_outputs + columns - 1) / columns; }
+
+  size_t panel_bytes() const {
+    size_t weights = static_cast<size_t>(num_inputs) * columns;
+    size_t parameters = group ? weights / group * 2 * sizeof(float) : 0;
+    switch (format) {
+      case Format::kFloat32: return weights * 4;
+      case Format::kBfloat16: return weights * 2;
+      case Format::kBits8: return weights + parameters;
+      case Format::kBits4: return weights / 2 + parameters;
+    }
+    return 0;
+  }
+};
+
+/// Inputs `[rows, num_inputs]`, `bias` `[num_outputs]` or null, outputs `[rows, num_outputs]`.
+struct LinearArgs {
+  Panels weights;
+  const float* bias;
+  const float* x;
+  float* y;
+  int num_rows;
+};
+
+/// Keys and values of one layer, blocks of `block_size` tokens.
+///
+/// Of each block and head, keys lie token by token in each of `[key_dim][key_stride]` and values
+/// as `[block_size][value_stride]`: both are then read along vectors of the result.
+struct PoolLayout {
+  int num_heads;
+  int block_size;
+  int key_dim;
+  int value_dim;
+  bool is_bf16;
+  int columns;  // that the kernels compute at a time, of which the strides are multiples
+
+  int key_stride() const { return (block_size + columns - 1) / columns * columns; }
+  int value_stride() const { return (value_dim + columns - 1) / columns * columns; }
+  size_t key_floats() const { return static_cast<size_t>(key_dim) * key_stride(); }
+  size_t value_floats() const { return static_cast<size_t>(block_size) * value_stride(); }
+};
+
+/// Query vectors, rows by heads that share a key head, that one call attends.
+constexpr int MAX_TILE = 48;
+
+struct AttentionArgs {
+  PoolLayout pool;
+  const void* keys;
+  const void* values;
+  const float* q;  // [rows, num_query_heads, key_dim]
+  float* y;        // [rows, num_query_heads, value_dim]
+  int num_query_heads;
+  float scale;
+  float soft_cap;      // 0 is none
+  int window;          // a row sees that many last positions; 0 is all
+  const float* sinks;  // [num_query_heads], or null
+  int span_blocks;     // whose results are merged into those before them
+};
+
+/// Successive rows of one request, for one key head.
+struct AttentionPart {
+  const int32_t* blocks;  // the request's
+  int head;
+  int first_row;  // of the step
+  int num_rows;
+  int first_position;
+  int span;        // the one to compute, its result left at `partial`; -1 is all
+  float* partial;
+};
+
+struct Kernels {
+  const char* name;
+  int columns;            // of a panel
+  size_t scratch_floats;  // that `linear` needs
+  void (*linear)(const LinearArgs& args, int panel, float* scratch);
+  void (*attend)(const AttentionArgs& args, const AttentionPart& part, float* scratch);
+  void (*merge_spans)(const AttentionArgs& args, const AttentionPart& part, int num_spans,
+                      float* scratch);
+  /// Rows `[size]`: y = x / sqrt(mean(x^2) + eps) * weight; `weight` may be null.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int size, float* y);
+  /// Rotate the first 2 * half numbers of `[dim]`; a pair is two neighbours, or `half` apart.
+  void (*rope)(const float* x, const float* cosines, const float* sines, int half, int dim,
+               bool traditional, float* y);
+  /// y = gate / (1 + e^-gate) * up
+  void (*swiglu)(const float* gate, const float* up, size_t size, float* y);
+};
+
+/// The best kernels for this processor; null where it has none of the instruction sets.
+const Kernels* kernels();
+
+}  // namespace native

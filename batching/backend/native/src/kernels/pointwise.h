@@ -1,0 +1,46 @@
+// What is done to each row or each number by itself.
+#pragma once
+
+#include "kernels/simd.h"
+
+namespace {
+
+void rms_norm(const float* x, const float* weight, float eps, int size, float* y) {
+  const int whole = size / LANES * LANES;
+  F32 squares{};
+  for (int i = 0; i < whole; i += LANES) squares += load(x + i) * load(x + i);
+  float total = sum(squares);
+  for (int i = whole; i < size; i++) total += x[i] * x[i];
+  const float factor = 1.0f / __builtin_sqrtf(total / size + eps);
+  for (int i = 0; i < whole; i += LANES) {
+    F32 scaled = load(x + i) * splat(factor);
+    store(y + i, weight ? scaled * load(weight + i) : scaled);
+  }
+  for (int i = whole; i < size; i++) y[i] = x[i] * factor * (weight ? weight[i] : 1.0f);
+}
+
+void rope(const float* x, const float* cosines, const float* sines, int half, int dim,
+          bool traditional, float* y) {
+  const int stride = traditional ? 2 : 1, other = traditional ? 1 : half;
+  for (int i = 0; i < half; i++) {
+    const float a = x[i * stride], b = x[i * stride + other];
+    y[i * stride] = a * cosines[i] - b * sines[i];
+    y[i * stride + other] = b * cosines[i] + a * sines[i];
+  }
+  for (int i = 2 * half; i < dim; i++) y[i] = x[i];
+}
+
+ALWAYS_INLINE F32 silu(F32 x) { return x / (splat(1.0f) + exp(-x)); }
+
+void swiglu(const float* gate, const float* up, size_t size, float* y) {
+  const size_t whole = size / LANES * LANES;
+  for (size_t i = 0; i < whole; i += LANES) store(y + i, silu(load(gate + i)) * load(up + i));
+  if (whole == size) return;
+  // The rest as one vector, so that a number's result does not depend on where it stands.
+  float last[2][LANES] = {};
+  for (size_t i = whole; i < size; i++) last[0][i - whole] = gate[i], last[1][i - whole] = up[i];
+  F32 result = silu(load(last[0])) * load(last[1]);
+  for (size_t i = whole; i < size; i++) y[i] = result[i - whole];
+}
+
+}  // namespace

@@ -1,0 +1,102 @@
+// Vectors of the instruction set that a file is compiled for, by the compiler's own vector types:
+// operators work lane by lane, and `a + b * c` becomes one fused instruction.
+//
+// Files of kernels/ are compiled once per instruction set. All they define is in an anonymous
+// namespace, and they use nothing of the standard library: an inline function that two of them
+// shared would be linked once, perhaps in the version that this processor does not have.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+using F32 = float __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+using I32 = int32_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+using U32 = uint32_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+using U16 = uint16_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+using U8 = uint8_t __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
+ALWAYS_INLINE F32 load(const float* p) { return *reinterpret_cast<const F32*>(p); }
+ALWAYS_INLINE void store(float* p, F32 v) { *reinterpret_cast<F32*>(p) = v; }
+ALWAYS_INLINE F32 splat(float x) { return x - F32{}; }
+
+ALWAYS_INLINE F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
+
+/// Bytes to 32 bits each.
+ALWAYS_INLINE I32 load_bytes(const uint8_t* p) {
+#if defined(__AVX512F__)
+  return (I32)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (I32)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  return __builtin_convertvector(*reinterpret_cast<const U8*>(p), I32);
+#endif
+}
+
+/// bfloat16 is the upper half of a float.
+ALWAYS_INLINE F32 load(const uint16_t* bf16) {
+  return (F32)(__builtin_convertvector(*reinterpret_cast<const U16*>(bf16), U32) << 16);
+}
+
+ALWAYS_INLINE F32 max(F32 a, F32 b) { return a > b ? a : b; }
+
+ALWAYS_INLINE float sum(F32 v) {
+  // Halves onto each other: the same order at any width of 2^n would not be the same sum.
+  float lanes[LANES];
+  store(lanes, v);
+  for (int half = LANES / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+ALWAYS_INLINE float max(F32 v) {
+  float highest = v[0];
+  for (int i = 1; i < LANES; i++) highest = v[i] > highest ? v[i] : highest;
+  return highest;
+}
+
+/// e^x within 2 units in the last place; exactly 1 at 0, 0 below -87.3, infinite above 88.7; a NaN
+/// stays one.
+///
+/// x = n ln 2 + r, and e^r by its Taylor polynomial, |r| < 0.35.
+ALWAYS_INLINE F32 exp(F32 x) {
+  const F32 lowest = splat(-87.336544f), highest = splat(88.72283f);
+  F32 within = x < lowest ? lowest : x;
+  within = within > highest ? highest : within;
+  const F32 round = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no room for a fraction
+  F32 shifted = within * splat(1.44269504f) + round;
+  F32 n = shifted - round;
+  F32 r = within - n * splat(0.693145752f);
+  r = r - n * splat(1.42860677e-6f);
+  F32 p = splat(1.0f / 5040);
+  p = p * r + splat(1.0f / 720);
+  p = p * r + splat(1.0f / 120);
+  p = p * r + splat(1.0f / 24);
+  p = p * r + splat(1.0f / 6);
+  p = p * r + splat(0.5f);
+  p = p * r + splat(1.0f);
+  p = p * r + splat(1.0f);
+  // 2^n in two factors: at 128 one would not have an exponent for it.
+  I32 whole = (I32)shifted - (I32)round;
+  I32 half = whole >> 1;
+  F32 scale = (F32)((half + 127) << 23), rest = (F32)((whole - half + 127) << 23);
+  const F32 result = x < lowest ? F32{} : p * scale * rest;
+  return x > highest ? splat(__builtin_inff()) : result;
+}
+
+}  // namespace

@@ -1,0 +1,24 @@
+// The kernels of one instruction set, which the build names NATIVE_ISA.
+#include "kernels/attention.h"
+#include "kernels/linear.h"
+#include "kernels/pointwise.h"
+
+#define STRING_(x) #x
+#define STRING(x) STRING_(x)
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+
+namespace native {
+extern const Kernels JOIN(kernels_, NATIVE_ISA);
+const Kernels JOIN(kernels_, NATIVE_ISA) = {
+    .name = STRING(NATIVE_ISA),
+    .columns = COLUMNS,
+    .scratch_floats = LINEAR_SCRATCH,
+    .linear = linear,
+    .attend = attend,
+    .merge_spans = merge_spans,
+    .rms_norm = rms_norm,
+    .rope = rope,
+    .swiglu = swiglu,
+};
+}  // namespace native

@@ -1,0 +1,72 @@
+// The extension module.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "mlx/version.h"
+#include "primitives.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace native;
+
+namespace {
+
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<const int32_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+
+std::shared_ptr<Step> make_step(const Rows& slices, const Ints& tables, const Ints& slots) {
+  auto step = std::make_shared<Step>();
+  for (size_t i = 0; i < slices.shape(0); i++)
+    step->slices.push_back({slices(i, 0), slices(i, 1), slices(i, 2), slices(i, 3)});
+  step->tables.assign(tables.data(), tables.data() + tables.size());
+  step->slots.assign(slots.data(), slots.data() + slots.size());
+  return step;
+}
+
+std::shared_ptr<Pool> make_pool(int num_blocks, int block_size, int num_heads, int key_dim,
+                                int value_dim, bool is_bf16) {
+  if (std::min({num_blocks, block_size, num_heads, key_dim, value_dim}) < 1)
+    throw std::invalid_argument("a pool has blocks, heads and dimensions");
+  return std::make_shared<Pool>(
+      PoolLayout{num_heads, block_size, key_dim, value_dim, is_bf16, kernels()->columns},
+      num_blocks);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::module_::import_("mlx.core");
+  // What it was built against: MLX's C++ interface changes from one version to the next.
+  m.attr("mlx_version") =
+      std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
+      std::to_string(MLX_VERSION_PATCH);
+  m.attr("max_query_heads_per_key_head") = MAX_TILE;
+  m.def("isa", [] { return kernels() ? kernels()->name : ""; });
+  m.def("set_num_threads", &set_num_threads, "num_threads"_a);
+  m.def("num_threads", &num_threads);
+
+  nb::class_<PackedWeights>(m, "PackedWeights").def_prop_ro("nbytes", &PackedWeights::num_bytes);
+  nb::class_<Step>(m, "Step");
+  m.def("step", &make_step, "slices"_a, "tables"_a, "slots"_a);
+  nb::class_<Pool>(m, "Pool").def("copy", &Pool::copy, "source"_a, "target"_a);
+  m.def("pool", &make_pool, "num_blocks"_a, "block_size"_a, "num_heads"_a, "key_dim"_a,
+        "value_dim"_a, "is_bf16"_a = false);
+
+  m.def("pack", &pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(), "bits"_a = 0,
+        "rounds"_a = false);
+  m.def("linear", &linear, "x"_a, "weights"_a, "biases"_a);
+  m.def("embed", &embed, "tokens"_a, "weights"_a);
+  m.def("rms_norm", &rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
+  m.def("swiglu", &swiglu, "gate"_a, "up"_a);
+  m.def("rope", &rope, "x"_a, "cosines"_a, "sines"_a, "traditional"_a);
+  m.def("attend", &attend, "queries"_a, "keys"_a, "values"_a, "pool"_a, "step"_a, "scale"_a,
+        "window"_a = 0, "soft_cap"_a = 0.0f, "sinks"_a = nb::none());
+}

@@ -1,0 +1,48 @@
+// The kernels as operations of MLX's graph, on the CPU stream.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "attention.h"
+#include "mlx/array.h"
+#include "weights.h"
+
+namespace native {
+
+namespace mx = mlx::core;
+
+using Weights = std::shared_ptr<const PackedWeights>;
+
+/// Set how many threads compute; the pool is made anew.  Nothing may run meanwhile.
+void set_num_threads(int num_threads);
+int num_threads();
+
+/// Pack `[outputs, inputs]`; with scales and biases `[outputs, inputs / group]`, 4 or 8 bits each,
+/// which if `rounds` mean what they do in float16.
+Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
+             const std::optional<mx::array>& biases, int bits, bool rounds);
+
+/// x W^T + b of several layers at once, for x `[..., inputs]`, float32.
+std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& weights,
+                              const std::vector<std::optional<mx::array>>& biases);
+
+/// Rows of the weights, one for each token.
+mx::array embed(const mx::array& tokens, Weights weights);
+
+mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, float eps);
+
+mx::array swiglu(const mx::array& gate, const mx::array& up);
+
+/// Rotate the first dims of x `[rows, heads, 1, dim]` by angles `[rows, dims / 2]`.
+mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& sines,
+               bool traditional);
+
+/// Write keys and values `[rows, heads, 1, dim]` into the pool, then attend queries
+/// `[rows, query heads, 1, dim]`; rows beyond those of the step are padding and give zeros.
+mx::array attend(const mx::array& q, const mx::array& k, const mx::array& v,
+                 std::shared_ptr<Pool> pool, std::shared_ptr<const Step> step, float scale,
+                 int window, float soft_cap, const std::optional<mx::array>& sinks);
+
+}  // namespace native

@@ -1,0 +1,399 @@
+"""The native kernels compute what numpy computes, and a row's bits depend on no other row."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from batching.backend.native.extension import Native
+
+Floats = npt.NDArray[np.float32]
+
+EXAMPLES: Final = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+# Of the largest number: sums of up to a few hundred products in float32.
+TOLERANCE: Final = 3e-6
+
+
+@pytest.fixture
+def kernels(native: Native) -> Any:
+    return native.module
+
+
+@dataclass
+class Weights:
+    """Packed weights, and what they are in float64."""
+
+    packed: Any
+    plain: npt.NDArray[np.float64]
+
+
+def quantized(
+    kernels: Any, rng: np.random.Generator, shape: tuple[int, int], group: int, bits: int
+) -> Weights:
+    weight = mx.array(rng.standard_normal(shape).astype(np.float32))
+    parts = mx.quantize(weight, group_size=group, bits=bits)
+    plain = mx.dequantize(*parts, group_size=group, bits=bits)
+    return Weights(kernels.pack(*parts, bits), np.array(plain).astype(np.float64))
+
+
+def floats(
+    kernels: Any, rng: np.random.Generator, shape: tuple[int, int], dtype: mx.Dtype
+) -> Weights:
+    weight = mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
+    return Weights(kernels.pack(weight), np.array(weight.astype(mx.float32)).astype(np.float64))
+
+
+def check(actual: mx.array, expected: npt.NDArray[Any], tolerance: float = TOLERANCE) -> None:
+    assert actual.dtype == mx.float32
+    assert actual.shape == expected.shape
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    np.testing.assert_allclose(np.array(actual), expected, rtol=0, atol=tolerance * scale)
+
+
+NUM_ROWS: Final = st.one_of(st.integers(1, 20), st.sampled_from([95, 96, 97, 200]))
+
+
+@EXAMPLES
+@given(
+    rows=NUM_ROWS,
+    outputs=st.integers(1, 200),
+    groups=st.integers(1, 6),
+    group=st.sampled_from([32, 64, 128]),
+    bits=st.sampled_from([4, 8]),
+    seed=st.integers(0, 1000),
+)
+def test_products_with_quantized_weights(
+    kernels: Any, rows: int, outputs: int, groups: int, group: int, bits: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    weights = quantized(kernels, rng, (outputs, groups * group), group, bits)
+    x = rng.standard_normal((rows, 1, groups * group)).astype(np.float32)
+    bias = rng.standard_normal(outputs).astype(np.float32)
+    (y,) = kernels.linear(mx.array(x), [weights.packed], [mx.array(bias)])
+    check(y, x @ weights.plain.T + bias, 1e-5)
+
+
+@EXAMPLES
+@given(
+    rows=NUM_ROWS,
+    outputs=st.lists(st.integers(1, 130), min_size=1, max_size=3),
+    inputs=st.integers(1, 300),
+    is_half=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_products_of_several_matrices_with_one_input(
+    kernels: Any, rows: int, outputs: list[int], inputs: int, is_half: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    dtype = mx.bfloat16 if is_half else mx.float32
+    matrices = [floats(kernels, rng, (size, inputs), dtype) for size in outputs]
+    x = rng.standard_normal((rows, inputs)).astype(np.float32)
+    results = kernels.linear(mx.array(x), [w.packed for w in matrices], [None] * len(matrices))
+    for y, weights in zip(results, matrices, strict=True):
+        check(y, x @ weights.plain.T, 1e-5)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_of_float16_are_rounded_as_mlx_rounds_them(kernels: Any, bits: int) -> None:
+    """Bit for bit, by products with the rows of a unit matrix."""
+    weight = mx.random.normal((70, 128), key=mx.random.key(bits)).astype(mx.float16)
+    parts = mx.quantize(weight, group_size=32, bits=bits)
+    plain = mx.dequantize(*parts, group_size=32, bits=bits)
+    assert plain.dtype == mx.float16
+    packed = kernels.pack(*parts, bits, rounds=True)
+    (y,) = kernels.linear(mx.eye(128), [packed], [None])
+    assert mx.array_equal(y.T, plain.astype(mx.float32))
+    embedded = kernels.embed(mx.array([[3], [69]]), packed)
+    assert mx.array_equal(embedded[:, 0], plain.astype(mx.float32)[mx.array([3, 69])])
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", 4, 8])
+def test_a_rows_product_does_not_depend_on_the_others(kernels: Any, kind: Any) -> None:
+    rng = np.random.default_rng(1)
+    if isinstance(kind, str):
+        packed = floats(kernels, rng, (150, 320), getattr(mx, kind)).packed
+    else:
+        packed = quantized(kernels, rng, (150, 320), 32, kind).packed
+    x = mx.array(rng.standard_normal((130, 320)).astype(np.float32))
+    (together,) = kernels.linear(x, [packed], [None])
+    for size in (1, 2, 5, 6, 7, 12, 13, 100):
+        (few,) = kernels.linear(x[30 : 30 + size], [packed], [None])
+        assert mx.array_equal(few, together[30 : 30 + size])
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", 4, 8])
+def test_rows_of_the_weights_are_looked_up(kernels: Any, kind: Any) -> None:
+    rng = np.random.default_rng(2)
+    if isinstance(kind, str):
+        weights = floats(kernels, rng, (150, 320), getattr(mx, kind))
+    else:
+        weights = quantized(kernels, rng, (150, 320), 64, kind)
+    tokens = rng.integers(0, 150, (40, 1))
+    check(kernels.embed(mx.array(tokens), weights.packed), weights.plain[tokens], 1e-6)
+
+
+@EXAMPLES
+@given(rows=st.integers(1, 40), size=st.integers(1, 700), seed=st.integers(0, 1000))
+def test_norms_and_activations(kernels: Any, rows: int, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, gate = (rng.standard_normal((rows, size)).astype(np.float32) * 4 for _ in range(2))
+    weight = rng.standard_normal(size).astype(np.float32)
+    mean = np.mean(x.astype(np.float64) ** 2, axis=-1, keepdims=True)
+    check(kernels.rms_norm(mx.array(x), mx.array(weight), 1e-5), x / np.sqrt(mean + 1e-5) * weight)
+    check(kernels.rms_norm(mx.array(x), None, 1e-5), x / np.sqrt(mean + 1e-5))
+    expected = gate / (1 + np.exp(-gate.astype(np.float64))) * x
+    check(kernels.swiglu(mx.array(gate), mx.array(x)), expected)
+
+
+def test_activations_of_any_number(kernels: Any) -> None:
+    gate = np.array([-np.inf, -1e30, -88, -87, 0, 87, 88, 89, 1e30, np.inf, np.nan], np.float32)
+    y = np.array(kernels.swiglu(mx.array(gate), mx.ones(len(gate))))
+    with np.errstate(all="ignore"):
+        expected = gate.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64)))
+    np.testing.assert_allclose(y[1:], expected[1:], rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("traditional", [False, True])
+@pytest.mark.parametrize("dims", [64, 32])
+def test_rotary_embedding(kernels: Any, traditional: bool, dims: int) -> None:
+    rng = np.random.default_rng(3)
+    x = mx.array(rng.standard_normal((9, 3, 1, 64)).astype(np.float32))
+    positions = np.arange(9) * 17
+    angles = positions[:, None] * 10000.0 ** (-np.arange(0, dims, 2) / dims)
+    cosines, sines = (mx.array(f(angles).astype(np.float32)) for f in (np.cos, np.sin))
+    expected = mx.fast.rope(
+        x, dims, traditional=traditional, base=10000.0, scale=1.0, offset=mx.array(positions)
+    )
+    check(kernels.rope(x, cosines, sines, traditional), np.array(expected), 2e-5)
+
+
+# Attention
+
+
+@dataclass
+class Layer:
+    """Requests whose keys and values are all known, and the blocks that they have in a pool."""
+
+    kernels: Any
+    rng: np.random.Generator
+    block_size: int
+    lengths: list[int]
+    num_heads: int
+    group: int
+    key_dim: int
+    value_dim: int
+    is_half: bool = False
+
+    def __post_init__(self) -> None:
+        counts = [-(-length // self.block_size) for length in self.lengths]
+        blocks = self.rng.permutation(sum(counts) + 3).tolist()
+        ends = np.cumsum([0, *counts]).tolist()
+        self.tables = [blocks[start:end] for start, end in pairwise(ends)]
+        self.keys, self.values = (
+            [self.drawn(n, self.num_heads, dim) for n in self.lengths]
+            for dim in (self.key_dim, self.value_dim)
+        )
+        self.pool = self.kernels.pool(
+            len(blocks),
+            self.block_size,
+            self.num_heads,
+            self.key_dim,
+            self.value_dim,
+            self.is_half,
+        )
+
+    def drawn(self, *shape: int) -> Floats:
+        numbers = mx.array(self.rng.standard_normal(shape).astype(np.float32))
+        if self.is_half:
+            numbers = numbers.astype(mx.bfloat16).astype(mx.float32)
+        return np.array(numbers)
+
+    def queries(self, slices: list[tuple[int, int, int]]) -> Floats:
+        return self.drawn(
+            sum(b - a for _, a, b in slices), self.num_heads * self.group, self.key_dim
+        )
+
+    def attend(
+        self, slices: list[tuple[int, int, int]], queries: Floats, **options: Any
+    ) -> npt.NDArray[np.float32]:
+        """Write and attend positions [start, stop) of requests: (request, start, stop)."""
+        rows: list[tuple[int, int, int, int]] = []
+        tables: list[int] = []
+        slots: list[int] = []
+        for request, start, stop in slices:
+            rows.append((len(slots), stop - start, start, len(tables)))
+            tables += self.tables[request]
+            slots += [
+                self.tables[request][p // self.block_size] * self.block_size + p % self.block_size
+                for p in range(start, stop)
+            ]
+        step = self.kernels.step(*(np.array(part, np.int32) for part in (rows, tables, slots)))
+        parts = [
+            np.concatenate([each[r][a:b] for r, a, b in slices])[:, :, None]
+            for each in (self.keys, self.values)
+        ]
+        arrays = map(mx.array, (queries[:, :, None], *parts))
+        y = self.kernels.attend(*arrays, self.pool, step, **options)
+        return np.array(y)[:, :, 0]
+
+    def expected(
+        self,
+        slices: list[tuple[int, int, int]],
+        queries: Floats,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: Floats | None = None,
+    ) -> npt.NDArray[np.float64]:
+        results = []
+        positions = [(r, p) for r, start, stop in slices for p in range(start, stop)]
+        for row, (request, position) in enumerate(positions):
+            first = max(0, position - window + 1) if window else 0
+            for head in range(self.num_heads * self.group):
+                seen = slice(first, position + 1)
+                keys = self.keys[request][seen, head // self.group].astype(np.float64)
+                scores = keys @ queries[row, head] * scale
+                if soft_cap:
+                    scores = soft_cap * np.tanh(scores / soft_cap)
+                sink = [] if sinks is None else [sinks[head]]
+                highest = max([scores.max(), *sink])
+                weights = np.exp(scores - highest)
+                total = weights.sum() + sum(np.exp(s - highest) for s in sink)
+                results.append(weights @ self.values[request][seen, head // self.group] / total)
+        return np.array(results).reshape(len(positions), -1, self.value_dim)
+
+
+@EXAMPLES
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=5),
+    block_size=st.sampled_from([1, 4, 16, 32, 48]),
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 5)),
+    dims=st.tuples(st.sampled_from([8, 64, 80]), st.sampled_from([8, 64, 72])),
+    window=st.sampled_from([0, 1, 7, 40]),
+    soft_cap=st.sampled_from([0.0, 3.0]),
+    has_sinks=st.booleans(),
+    is_half=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_attention_of_ragged_steps(
+    kernels: Any,
+    lengths: list[int],
+    block_size: int,
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    window: int,
+    soft_cap: float,
+    has_sinks: bool,
+    is_half: bool,
+    seed: int,
+) -> None:
+    """Each request is read in two steps, cut anywhere, beside the others."""
+    rng = np.random.default_rng(seed)
+    layer = Layer(kernels, rng, block_size, lengths, *heads, *dims, is_half)
+    sinks = rng.standard_normal(heads[0] * heads[1]).astype(np.float32) if has_sinks else None
+    cuts = [int(rng.integers(0, length)) for length in lengths]
+    steps = [
+        [(r, 0, cut) for r, cut in enumerate(cuts) if cut],
+        [(r, cut, length) for r, (cut, length) in enumerate(zip(cuts, lengths, strict=True))],
+    ]
+    options = {"scale": 0.3, "window": window, "soft_cap": soft_cap}
+    for slices in filter(None, steps):
+        queries = layer.queries(slices)
+        y = layer.attend(
+            slices, queries, **options, sinks=None if sinks is None else mx.array(sinks)
+        )
+        expected = layer.expected(slices, queries, **options, sinks=sinks)
+        np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+def test_a_rows_attention_does_not_depend_on_the_step(native: Native, is_half: bool) -> None:
+    """Alone, in a chunk, beside others, spans shared out among threads or not: the same bits."""
+    rng = np.random.default_rng(4)
+    layer = Layer(native.module, rng, 32, [700, 40, 300], 2, 3, 64, 64, is_half)
+    whole = [(0, 0, 700), (1, 0, 40), (2, 0, 300)]
+    queries = layer.queries(whole)
+    together = layer.attend(whole, queries, scale=0.125)
+    alone = layer.attend([(0, 699, 700)], queries[699:700], scale=0.125)
+    assert np.array_equal(alone, together[699:700])
+    chunk = layer.attend(
+        [(0, 670, 690), (2, 299, 300)], queries[[*range(670, 690), -1]], scale=0.125
+    )
+    assert np.array_equal(chunk, together[[*range(670, 690), -1]])
+    try:
+        native.module.set_num_threads(1)
+        assert np.array_equal(layer.attend(whole, queries, scale=0.125), together)
+    finally:
+        native.module.set_num_threads(native.num_threads)
+
+
+def test_a_copied_block_is_read_like_the_original(kernels: Any) -> None:
+    layer = Layer(kernels, np.random.default_rng(5), 4, [8], 2, 1, 8, 8)
+    slices = [(0, 0, 8)]
+    queries = layer.queries(slices)
+    y = layer.attend(slices, queries, scale=1.0)
+    (first, second), free = layer.tables[0], 0
+    free = next(b for b in range(5) if b not in (first, second))
+    layer.pool.copy(first, free)
+    layer.tables[0] = [free, second]
+    last = layer.attend([(0, 7, 8)], queries[7:], scale=1.0)
+    assert np.array_equal(last, y[7:])
+
+
+def test_rows_of_padding_are_zero(kernels: Any) -> None:
+    layer = Layer(kernels, np.random.default_rng(6), 4, [3], 1, 2, 8, 8)
+    step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0)], layer.tables[0], [0])))
+    ones = mx.ones((3, 1, 1, 8))
+    y = kernels.attend(mx.ones((3, 2, 1, 8)), ones, ones, layer.pool, step, 1.0)
+    assert np.array_equal(np.array(y[1:]), np.zeros((2, 2, 1, 8)))
+
+
+def test_wrong_shapes_are_refused(kernels: Any) -> None:
+    packed = kernels.pack(mx.ones((4, 8)))
+    pool = kernels.pool(2, 4, 2, 8, 8)
+    step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0)], [0], [0])))
+    good = mx.ones((1, 2, 1, 8))
+    for call in (
+        lambda: kernels.linear(mx.ones((1, 7)), [packed], [None]),
+        lambda: kernels.linear(mx.ones((1, 8)), [packed], []),
+        lambda: kernels.linear(mx.ones((1, 8)), [packed], [mx.ones(3)]),
+        lambda: kernels.pack(mx.ones(8)),
+        lambda: kernels.pack(*mx.quantize(mx.ones((4, 64)), bits=2), 2),
+        lambda: kernels.swiglu(mx.ones(3), mx.ones(4)),
+        lambda: kernels.rms_norm(mx.ones((2, 8)), mx.ones(7), 1e-5),
+        lambda: kernels.rope(mx.ones((2, 1, 1, 8)), mx.ones((2, 5)), mx.ones((2, 5)), False),
+        lambda: kernels.attend(good, good, mx.ones((1, 2, 1, 4)), pool, step, 1.0),
+        lambda: kernels.attend(mx.ones((1, 3, 1, 8)), good, good, pool, step, 1.0),
+        lambda: kernels.attend(good, good, good, pool, step, 1.0, sinks=mx.ones(3)),
+        lambda: kernels.attend(mx.ones((1, 98, 1, 8)), good, good, pool, step, 1.0),
+        lambda: kernels.pool(0, 4, 2, 8, 8),
+        lambda: pool.copy(0, 2),
+    ):
+        with pytest.raises(ValueError, match=r"\w+ \w+"):
+            call()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif("NATIVE_ISA" in os.environ, reason="this is that run")
+def test_on_the_other_instruction_sets(native: Native) -> None:
+    for isa in {"avx2", "avx512"} - {native.isa} if native.isa.startswith("avx") else ():
+        if isa == "avx512":
+            continue  # this processor would not have been given the lesser one
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+            env={**os.environ, "NATIVE_ISA": isa},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:]
