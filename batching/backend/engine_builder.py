@@ -13,7 +13,7 @@ from batching.backend.loader import LoadedModel, dtype_name, load_model
 from batching.backend.memory import MIB, blocks_within, check_room
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.extension import Native, NoNative, load_native
-from batching.backend.native.modules import replace_modules
+from batching.backend.native.model import use_kernels
 from batching.backend.self_check import Batchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
 from batching.batch_inference import BatchInferenceEngine
@@ -57,7 +57,7 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
     )
     if isinstance(native, Native):
         loaded = replace(
-            loaded, model=replace_modules(loaded.model, native, rounds=loaded.rounds_to_half)
+            loaded, model=use_kernels(loaded.model, native, rounds=loaded.rounds_to_half)
         )
     try:
         backend = _backend(config, loaded, native)

@@ -1,13 +1,17 @@
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from batching.backend import kv_cache
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.native.build import why_not
 from batching.backend.native.extension import Native, NoNative, load_native
+from batching.backend.native.model import use_kernels
+from batching.backend.self_check import Batchable, NotBatchable, check_model
 from tests.backend.model_files import write_model
 
 
@@ -28,13 +32,20 @@ def native() -> Native:
     return found
 
 
-@pytest.fixture(params=["on any device", "on an x86 CPU"])
-def device_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serve by MLX alone, as on a GPU, and with numpy's help."""
+Check = Callable[[nn.Module, int], Batchable | NotBatchable]
+
+
+@pytest.fixture(params=["on any device", "on an x86 CPU", "with native kernels"])
+def device_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Return what checks a model to be served: by MLX alone, as on a GPU; with numpy; natively."""
+    if request.param == "with native kernels":
+        native = request.getfixturevalue("native")
+        return lambda model, size: check_model(use_kernels(model, native), size, native)
     if request.param == "on any device":
         monkeypatch.setattr(kv_cache, "_SCALAR_MACHINES", ())
     elif platform.machine() not in kv_cache._SCALAR_MACHINES:
         pytest.skip("not an x86 CPU")
+    return check_model
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from batching.model_runner import ModelRunner, SlicesFailed
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
 from batching.step_plan import Slice, SliceOutput, StepPlan
+from tests.backend.conftest import Check
 from tests.backend.tiny_models import VOCAB_SIZE, tiny_model
 
 NUM_TOKENS: Final = 10
@@ -121,20 +122,23 @@ class Kit:
 
 
 @pytest.fixture
-def kit() -> Kit:
-    return new_kit()
+def kit(request: pytest.FixtureRequest) -> Kit:
+    on_a_pool: Check = check_model
+    if "device_kind" in request.fixturenames:
+        on_a_pool = request.getfixturevalue("device_kind")
+    return new_kit(on_a_pool)
 
 
-def new_kit() -> Kit:
+def new_kit(check_on_a_pool: Check = check_model) -> Kit:
     """Return a model of which one token is damaged, as by a bad byte in its file."""
     model = tiny_model("qwen3")
-    check = check_model(model, VOCAB_SIZE)
-    assert isinstance(check, Batchable)
     embedding = model.model.embed_tokens
     embedding.weight[POISON] = mx.nan
     head = model.lm_head
     head.weight[POISON] = 0
     mx.eval(model.parameters())
+    check = check_on_a_pool(model, VOCAB_SIZE)
+    assert isinstance(check, Batchable)
     return Kit(model, check)
 
 
@@ -227,8 +231,8 @@ class FailsOnce:
             raise self._error
 
 
-def fail_in_attention(model: nn.Module, fail: FailsOnce) -> None:
-    layer = model.layers[1].self_attn
+def fail_in_layer(model: nn.Module, fail: FailsOnce) -> None:
+    layer = model.layers[1]
     layer_type = type(layer)
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -251,7 +255,7 @@ def test_a_forward_pass_that_raises_ends_its_step_only(
     if place == "before the model":
         kit.before_step = fail
     elif place == "in a layer":
-        fail_in_attention(kit.model, fail)
+        fail_in_layer(kit.model, fail)
     else:
         kit.in_model = fail
     served = serve(kit.runner(config), healthy(), config)

@@ -11,7 +11,7 @@ import pytest
 
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.modules import replace_modules
+from batching.backend.native.model import use_kernels
 from batching.backend.self_check import Batchable, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import PagedBlockManager
@@ -57,9 +57,7 @@ def bundled(request: pytest.FixtureRequest) -> Bundled:
     else:
         native = request.getfixturevalue("native")
         plain = load_model(BUNDLED_MODEL, dtype=None)
-        loaded = replace(
-            plain, model=replace_modules(plain.model, native, rounds=plain.rounds_to_half)
-        )
+        loaded = replace(plain, model=use_kernels(plain.model, native, rounds=plain.rounds_to_half))
     check = check_model(loaded.model, loaded.vocab_size, native)
     assert isinstance(check, Batchable)
     return Bundled(loaded, check)

@@ -7,14 +7,20 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from batching.backend.mlx_runner import MLXRunner
+from batching.backend.native.extension import Native
+from batching.backend.native.model import use_kernels
+from batching.backend.native.modules import replace_modules
 from batching.backend.self_check import Batchable, NotBatchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
 from batching.batch_inference import BatchInferenceEngine
+from batching.block_manager import BlockTable
 from batching.config import SchedulerConfig
 from batching.constraint import AllowedTokens
 from batching.model_runner import ModelRunner
 from batching.request import BatchRequest, SamplingParams, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
+from batching.step_plan import Slice
+from tests.backend.conftest import Check
 from tests.backend.tiny_models import FAMILIES, UNBATCHABLE, VOCAB_SIZE, tiny_model
 
 NUM_TOKENS = 12
@@ -46,13 +52,12 @@ def serve(runner: ModelRunner, config: SchedulerConfig) -> list[list[int]]:
     return [r.output_token_ids for r in requests]
 
 
-@pytest.mark.usefixtures("device_kind")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_ragged_batch_answers_as_the_model_alone(family: str) -> None:
+def test_a_ragged_batch_answers_as_the_model_alone(device_kind: Check, family: str) -> None:
     model = tiny_model(family)
     expected = [generate(model, p) for p in PROMPTS]
     assert len({tuple(e) for e in expected}) > 4, "the model must tell its prompts apart"
-    check = check_model(model, VOCAB_SIZE)
+    check = device_kind(model, VOCAB_SIZE)
     assert isinstance(check, Batchable)
     # A pool so small that requests are preempted, and chunks that cut every prompt.
     config = SchedulerConfig(
@@ -62,6 +67,25 @@ def test_a_ragged_batch_answers_as_the_model_alone(family: str) -> None:
     assert serve(MLXRunner(model, VOCAB_SIZE, check.selection, cache), config) == expected
     # The hooks leave the model usable as it was.
     assert generate(model, PROMPTS[2]) == expected[2]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_block_in_one_kernel_is_its_modules_bit_for_bit(native: Native, family: str) -> None:
+    logits: list[mx.array] = []
+    for is_fused in (False, True):
+        model = tiny_model(family)
+        model = use_kernels(model, native) if is_fused else replace_modules(model, native)
+        assert all("fused" in vars(layer) for layer in model.layers) == is_fused
+        check = check_model(model, VOCAB_SIZE, native)
+        assert isinstance(check, Batchable)
+        cache = check.cache(16, 4)
+        runner = MLXRunner(model, VOCAB_SIZE, check.selection, cache)
+        requests = [BatchRequest(i, PROMPTS[i], max_tokens=1) for i in (2, 3)]
+        for request, first in zip(requests, (0, 8), strict=True):
+            request.block_table = BlockTable(list(range(first, first + 8)))
+        step = cache.begin([Slice(r, 0, r.num_tokens) for r in requests])
+        logits.append(runner.logits(step))
+    assert mx.array_equal(logits[0], logits[1])
 
 
 @pytest.mark.parametrize("family", UNBATCHABLE)
@@ -108,13 +132,12 @@ def test_who_is_served_alone_has_choices_odds_and_constraints_too() -> None:
     assert [each.logprob for each in told] == pytest.approx(of_prompt, abs=1e-4)
 
 
-@pytest.mark.usefixtures("device_kind")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_head_runs_on_the_selected_rows_only(family: str) -> None:
+def test_the_head_runs_on_the_selected_rows_only(device_kind: Check, family: str) -> None:
     model = tiny_model(family)
     tokens = mx.array([[1], [2], [3]])
     expected = model(tokens)
-    check = check_model(model, VOCAB_SIZE)
+    check = device_kind(model, VOCAB_SIZE)
     assert isinstance(check, Batchable)
     check.selection.rows = mx.array([2, 0])
     assert mx.allclose(model(tokens), expected[mx.array([2, 0])], atol=1e-5)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -306,7 +307,7 @@ def test_attention_of_ragged_steps(
         [(r, 0, cut) for r, cut in enumerate(cuts) if cut],
         [(r, cut, length) for r, (cut, length) in enumerate(zip(cuts, lengths, strict=True))],
     ]
-    options = {"scale": 0.3, "window": window, "soft_cap": soft_cap}
+    options: dict[str, Any] = {"scale": 0.3, "window": window, "soft_cap": soft_cap}
     for slices in filter(None, steps):
         queries = layer.queries(slices)
         y = layer.attend(
@@ -363,7 +364,7 @@ def test_wrong_shapes_are_refused(kernels: Any) -> None:
     pool = kernels.pool(2, 4, 2, 8, 8)
     step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0)], [0], [0])))
     good = mx.ones((1, 2, 1, 8))
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: kernels.linear(mx.ones((1, 7)), [packed], [None]),
         lambda: kernels.linear(mx.ones((1, 8)), [packed], []),
         lambda: kernels.linear(mx.ones((1, 8)), [packed], [mx.ones(3)]),
@@ -378,7 +379,8 @@ def test_wrong_shapes_are_refused(kernels: Any) -> None:
         lambda: kernels.attend(mx.ones((1, 98, 1, 8)), good, good, pool, step, 1.0),
         lambda: kernels.pool(0, 4, 2, 8, 8),
         lambda: pool.copy(0, 2),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(ValueError, match=r"\w+ \w+"):
             call()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from batching.backend.cpu.attention import Floats
-from batching.backend.cpu.pages import back_with_memory, untouched
+from batching.backend.cpu.pages import Region, back_with_memory, untouched
 
 
 def num_resident_pages(array: Floats) -> int:
@@ -26,7 +26,7 @@ def test_all_pages_are_backed_and_nothing_in_them_changes() -> None:
     arrays = [untouched((2, 1500, 64)), untouched((3, 1500, 33))]
     arrays[0][1, 700:800] = 7
     assert num_resident_pages(arrays[1]) == 0
-    back_with_memory(arrays)
+    back_with_memory([Region.of(head) for array in arrays for head in array])
     for thread in threading.enumerate():
         if thread.name == "kv-pool-pages":
             thread.join()

@@ -8,7 +8,7 @@ import numpy as np
 
 from batching.backend.attention import SlidingWindow
 from batching.backend.cpu.attention import Floats, HostAttention, HostPool
-from batching.backend.cpu.pages import back_with_memory, untouched
+from batching.backend.cpu.pages import Region, back_with_memory, untouched
 from batching.backend.cpu.threads import make_numpy_single_threaded
 from batching.backend.paged_cache import LayerCache, LayerShape, PagedKVCache, Slots
 
@@ -19,7 +19,9 @@ _MAX_UNPADDED: Final = 32
 def host_cache(shapes: Iterable[LayerShape], num_blocks: int, block_size: int) -> PagedKVCache:
     make_numpy_single_threaded()
     layers = [HostLayerCache(shape, num_blocks * block_size) for shape in shapes]
-    back_with_memory([array for layer in layers for array in layer.pool])
+    back_with_memory(
+        [Region.of(head) for layer in layers for array in layer.pool for head in array]
+    )
     return PagedKVCache(layers, block_size, HostAttention, _padded)
 
 

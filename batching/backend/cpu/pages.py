@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from threading import Thread, get_native_id
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -27,32 +27,42 @@ def untouched(shape: tuple[int, ...]) -> Floats:
     return np.frombuffer(memory, np.float32).reshape(shape)
 
 
-def back_with_memory(arrays: Sequence[Floats]) -> None:
-    """Have arrays `[heads, slots, dim]` backed by memory soon, the first slots of all first.
+class Region(NamedTuple):
+    """Memory, of which the beginning is used first."""
+
+    address: int
+    size: int
+
+    @classmethod
+    def of(cls, array: Floats) -> "Region":
+        return cls(array.ctypes.data, array.nbytes)
+
+
+def back_with_memory(regions: Sequence[Region]) -> None:
+    """Have regions backed by memory soon, the beginnings of all first.
 
     A thread of the lowest priority does it.  Else the first tokens of every block would wait
     for it: reading a prompt takes a sixth longer in a virtual machine, where a page costs
     2 to 13 microseconds.  Where the system has no such call, that is how it stays.
     """
     if sys.platform == "linux":
-        Thread(target=_back, args=(arrays,), name="kv-pool-pages", daemon=True).start()
+        Thread(target=_back, args=(regions,), name="kv-pool-pages", daemon=True).start()
 
 
-def _back(arrays: Sequence[Floats]) -> None:
+def _back(regions: Sequence[Region]) -> None:
     os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
     # By ctypes, since `mmap.madvise` keeps the interpreter's lock.
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for start, size in _pieces(arrays):
+    for start, size in _pieces(regions):
         if madvise(start, size, _MADV_POPULATE_WRITE) != 0:
             return
 
 
-def _pieces(arrays: Sequence[Floats]) -> Iterator[tuple[int, int]]:
-    """Yield addresses and sizes of whole pages: a piece of every head, then the next of each."""
-    heads = [(head.ctypes.data, head.nbytes) for array in arrays for head in array]
-    for offset in range(0, max(size for _, size in heads), _PIECE_BYTES):
-        for address, size in heads:
+def _pieces(regions: Sequence[Region]) -> Iterator[tuple[int, int]]:
+    """Yield addresses and sizes of whole pages: a piece of every region, then the next of each."""
+    for offset in range(0, max(size for _, size in regions), _PIECE_BYTES):
+        for address, size in regions:
             start, stop = address + offset, address + min(offset + _PIECE_BYTES, size)
             if start < stop:
                 yield start - start % mmap.PAGESIZE, stop - start + start % mmap.PAGESIZE

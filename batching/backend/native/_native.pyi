@@ -16,9 +16,12 @@ class PackedWeights:
     def nbytes(self) -> int: ...
 
 class Pool:
+    @property
+    def regions(self) -> list[tuple[int, int]]: ...
     def copy(self, source: int, target: int) -> None: ...
 
 class Step: ...
+class Block: ...
 
 def isa() -> str: ...
 def num_threads() -> int: ...
@@ -56,4 +59,22 @@ def attend(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: mx.array | None = None,
+) -> mx.array: ...
+def block(
+    weights: Sequence[PackedWeights],
+    biases: Sequence[Sequence[float]],
+    norms: Sequence[Sequence[float]],
+    epsilons: Sequence[float],
+    num_heads: int,
+    scale: float,
+) -> Block: ...
+def transform(
+    x: mx.array,
+    cosines: mx.array,
+    sines: mx.array,
+    traditional: bool,
+    block: Block,
+    pool: Pool,
+    step: Step,
+    window: int = 0,
 ) -> mx.array: ...

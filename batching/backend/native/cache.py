@@ -1,6 +1,6 @@
 """A KV pool that the native kernels own, read through the block tables where it lies."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import mlx.core as mx
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.backend.attention import SlidingWindow
+from batching.backend.cpu.pages import Region, back_with_memory
 from batching.backend.native.extension import Native
 from batching.backend.paged_cache import LayerCache, LayerShape, PagedKVCache, Slots
 from batching.step_plan import Slice
@@ -17,6 +18,7 @@ def native_cache(
     native: Native, shapes: Iterable[LayerShape], num_blocks: int, block_size: int
 ) -> PagedKVCache:
     layers = [NativeLayerCache(native, shape, num_blocks, block_size) for shape in shapes]
+    back_with_memory([Region(*region) for layer in layers for region in layer.pool.regions])
     return PagedKVCache(
         layers, block_size, lambda slices, size: NativeAttention(native, slices, size)
     )
@@ -58,7 +60,7 @@ class NativeLayerCache(LayerCache):
         self._block_size = block_size
         self._written: tuple[mx.array, mx.array] | None = None
         self._attended: mx.array | None = None
-        self._pool = native.module.pool(
+        self.pool = native.module.pool(
             num_blocks, block_size, shape.num_heads, shape.key_dim, shape.value_dim
         )
         super().__init__(shape, num_blocks * block_size)
@@ -80,13 +82,11 @@ class NativeLayerCache(LayerCache):
         sinks: mx.array | None,
     ) -> mx.array:
         assert self._written is not None, "a layer writes before it attends"
-        attention = self.step.attention
-        assert isinstance(attention, NativeAttention)
         self._attended = self._native.module.attend(
             queries,
             *self._written,
-            self._pool,
-            attention.step(self.step.slots),
+            self.pool,
+            self._native_step(),
             scale,
             window.size if window else 0,
             0.0,
@@ -94,6 +94,18 @@ class NativeLayerCache(LayerCache):
         )
         self._written = None
         return self._attended
+
+    def transform(
+        self, run: Callable[[object, object, int], mx.array], window: SlidingWindow | None
+    ) -> mx.array:
+        """Run a block that writes and attends itself, given pool, step and window."""
+        self._attended = run(self.pool, self._native_step(), window.size if window else 0)
+        return self._attended
+
+    def _native_step(self) -> object:
+        attention = self.step.attention
+        assert isinstance(attention, NativeAttention)
+        return attention.step(self.step.slots)
 
     def flush(self) -> None:
         if self._written is None:
@@ -105,7 +117,7 @@ class NativeLayerCache(LayerCache):
         first = slice(None, None, self._block_size)
         pairs = zip(sources[first].tolist(), targets[first].tolist(), strict=True)
         for source, target in pairs:
-            self._pool.copy(source // self._block_size, target // self._block_size)
+            self.pool.copy(source // self._block_size, target // self._block_size)
 
     def reset(self) -> None:
         """Forget a write; what is in the pool is read by nobody who has not written it."""

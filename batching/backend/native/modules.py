@@ -6,7 +6,7 @@ like all activations.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
@@ -15,7 +15,7 @@ from mlx_lm.models import activations
 from mlx_lm.models.activations import swiglu as mlx_swiglu
 from mlx_lm.utils import dequantize_model
 
-from batching.backend.cpu.modules import Rotation
+from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
 from batching.backend.native.extension import Native
 
 # Children with these names read the same input, and are computed together.
@@ -154,26 +154,25 @@ class RoPE(nn.RoPE):
         if not is_step:
             plain: mx.array = super().__call__(x, offset)
             return plain
-        angles = self.rotation.angles(offset, self.dims, self.base, self.scale).in_graph
-        rotated: mx.array = self.kernels.rope(
-            x, *(array.reshape(len(x), -1) for array in angles), self.traditional
-        )
+        rotated: mx.array = self.kernels.rope(x, *self.angles(offset), self.traditional)
         return rotated
+
+    def angles(self, positions: mx.array) -> tuple[mx.array, mx.array]:
+        """Return cosines and sines, `[T, dims / 2]`."""
+        angles = self.rotation.angles(positions, self.dims, self.base, self.scale)
+        return angles.by_row
 
 
 def _rebind_swiglu(model: nn.Module, kernels: Any) -> None:
     """The models import the function by name, so it is their names that are rebound."""
-    for name in {type(module).__module__ for module in model.modules()} - {activations.__name__}:
-        names = vars(sys.modules[name])
-        if getattr(names.get("swiglu"), "portable", names.get("swiglu")) is mlx_swiglu:
-            names["swiglu"] = _swiglu(kernels)
-
-
-def _swiglu(kernels: Any) -> Callable[[mx.array, mx.array], mx.array]:
-    """Return silu(gate) * x (SwiGLU, Shazeer 2020) for models with the kernels, and others."""
 
     def swiglu(gate: mx.array, x: mx.array) -> mx.array:
-        product: mx.array = kernels.swiglu(gate, x)
-        return product
+        """Return silu(gate) * x (SwiGLU, Shazeer 2020), also in models without the kernels."""
+        is_float32 = gate.dtype == x.dtype == mx.float32
+        result: mx.array = kernels.swiglu(gate, x) if is_float32 else mlx_swiglu(gate, x)
+        return result
 
-    return swiglu
+    for name in {type(module).__module__ for module in model.modules()} - {activations.__name__}:
+        names = vars(sys.modules[name])
+        if names.get("swiglu") in (mlx_swiglu, portable_swiglu):
+            names["swiglu"] = swiglu

@@ -17,6 +17,8 @@ class Pool {
   const PoolLayout& layout() const { return layout_; }
   const void* keys() const { return keys_.data(); }
   const void* values() const { return values_.data(); }
+  const Memory& key_memory() const { return keys_; }
+  const Memory& value_memory() const { return values_; }
 
   /// Write keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` of one token.
   void write(int slot, const float* keys, const float* values);

@@ -45,10 +45,11 @@ struct Panels {
   }
 };
 
-/// Inputs `[rows, num_inputs]`, `bias` `[num_outputs]` or null, outputs `[rows, num_outputs]`.
+/// Inputs `[rows, num_inputs]`, outputs `[rows, num_outputs]`.
 struct LinearArgs {
   Panels weights;
-  const float* bias;
+  const float* bias;      // [num_outputs], or null
+  const float* residual;  // added to the outputs, or null
   const float* x;
   float* y;
   int num_rows;

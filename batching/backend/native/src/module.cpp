@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "mlx/version.h"
 #include "primitives.h"
@@ -40,6 +42,21 @@ std::shared_ptr<Pool> make_pool(int num_blocks, int block_size, int num_heads, i
       num_blocks);
 }
 
+using Floats = std::vector<float>;
+
+std::shared_ptr<Block> make_block(const std::vector<Weights>& weights,
+                                  const std::vector<Floats>& biases,
+                                  const std::vector<Floats>& norms, const Floats& epsilons,
+                                  int num_heads, float scale) {
+  if (weights.size() != 7 || biases.size() != 7 || norms.size() != 4 || epsilons.size() != 4)
+    throw std::invalid_argument("a block has 7 products and up to 4 norms");
+  return std::make_shared<Block>(
+      Block{weights[0], weights[1], weights[2], weights[3],  weights[4],  weights[5],  weights[6],
+            biases[0],  biases[1],  biases[2],  biases[3],   biases[4],   biases[5],   biases[6],
+            norms[0],   norms[1],   norms[2],   norms[3],    epsilons[0], epsilons[2], epsilons[3],
+            epsilons[1], num_heads, scale});
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -51,22 +68,36 @@ NB_MODULE(_native, m) {
   m.attr("max_query_heads_per_key_head") = MAX_TILE;
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
-  m.def("num_threads", &num_threads);
+  m.def("num_threads", [] { return threads().num_threads(); });
 
   nb::class_<PackedWeights>(m, "PackedWeights").def_prop_ro("nbytes", &PackedWeights::num_bytes);
   nb::class_<Step>(m, "Step");
   m.def("step", &make_step, "slices"_a, "tables"_a, "slots"_a);
-  nb::class_<Pool>(m, "Pool").def("copy", &Pool::copy, "source"_a, "target"_a);
+  nb::class_<Pool>(m, "Pool")
+      .def("copy", &Pool::copy, "source"_a, "target"_a)
+      // Addresses and sizes of its memory, of which the first blocks are used first.
+      .def_prop_ro("regions", [](const Pool& pool) {
+        std::vector<std::pair<uintptr_t, size_t>> regions;
+        for (const Memory* memory : {&pool.key_memory(), &pool.value_memory()})
+          regions.emplace_back(reinterpret_cast<uintptr_t>(memory->data()), memory->size());
+        return regions;
+      });
   m.def("pool", &make_pool, "num_blocks"_a, "block_size"_a, "num_heads"_a, "key_dim"_a,
         "value_dim"_a, "is_bf16"_a = false);
 
-  m.def("pack", &pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(), "bits"_a = 0,
+  m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(), "bits"_a = 0,
         "rounds"_a = false);
-  m.def("linear", &linear, "x"_a, "weights"_a, "biases"_a);
-  m.def("embed", &embed, "tokens"_a, "weights"_a);
-  m.def("rms_norm", &rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
-  m.def("swiglu", &swiglu, "gate"_a, "up"_a);
-  m.def("rope", &rope, "x"_a, "cosines"_a, "sines"_a, "traditional"_a);
-  m.def("attend", &attend, "queries"_a, "keys"_a, "values"_a, "pool"_a, "step"_a, "scale"_a,
+  m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
+  m.def("embed", &graph::embed, "tokens"_a, "weights"_a);
+  m.def("rms_norm", &graph::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
+  m.def("swiglu", &graph::swiglu, "gate"_a, "up"_a);
+  m.def("rope", &graph::rope, "x"_a, "cosines"_a, "sines"_a, "traditional"_a);
+  m.def("attend", &graph::attend, "queries"_a, "keys"_a, "values"_a, "pool"_a, "step"_a, "scale"_a,
         "window"_a = 0, "soft_cap"_a = 0.0f, "sinks"_a = nb::none());
+
+  nb::class_<Block>(m, "Block");
+  m.def("block", &make_block, "weights"_a, "biases"_a, "norms"_a, "epsilons"_a, "num_heads"_a,
+        "scale"_a);
+  m.def("transform", &graph::transform, "x"_a, "cosines"_a, "sines"_a, "traditional"_a, "block"_a,
+        "pool"_a, "step"_a, "window"_a = 0);
 }

@@ -6,26 +6,25 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
-#include "thread_pool.h"
 
-namespace native {
+namespace native::graph {
 
 namespace {
 
-// Rows, or numbers, that are worth a part of their own.
-constexpr int ROWS_PER_PART = 8;
-constexpr size_t NUMBERS_PER_PART = 4096;
-
-// Of one product.  More of them would be shared out more evenly, but claiming one takes longer
-// than computing a part of a small one.
-constexpr int PARTS_PER_THREAD = 3;
-
-std::unique_ptr<ThreadPool> threads = std::make_unique<ThreadPool>(1);
-
 mx::Stream stream() { return mx::default_stream(mx::Device(mx::Device::cpu)); }
 
-mx::array as_rows(const mx::array& x) {
-  return mx::contiguous(mx::astype(x, mx::float32, stream()), false, stream());
+mx::array as_floats(const mx::array& x) { return mx::astype(x, mx::float32, stream()); }
+
+/// Numbers of any strides, one after the other.
+template <typename T>
+T* copy_strided(const T* x, const mx::Shape& shape, const mx::Strides& strides, size_t axis, T* y) {
+  if (axis == shape.size()) {
+    *y = *x;
+    return y + 1;
+  }
+  for (int i = 0; i < shape[axis]; i++)
+    y = copy_strided(x + i * strides[axis], shape, strides, axis + 1, y);
+  return y;
 }
 
 /// Where an output goes; it is allocated now and written when the stream comes to it.
@@ -34,24 +33,10 @@ float* allocate(mx::array& output) {
   return output.data<float>();
 }
 
-float* scratch(size_t size) {
-  thread_local std::vector<float> memory;
-  if (memory.size() < size) memory.resize(size);
-  return memory.data();
-}
-
-template <typename Run>
-void for_rows(int num_rows, int rows_per_part, const Run& run) {
-  threads->for_each((num_rows + rows_per_part - 1) / rows_per_part, [&](int part) {
-    const int first = part * rows_per_part;
-    run(first, std::min(first + rows_per_part, num_rows));
-  });
-}
-
 /// One that computes in float32 on the CPU stream, and is given what it needs as it is made.
 class CpuPrimitive : public mx::Primitive {
  public:
-  CpuPrimitive() : mx::Primitive(native::stream()) {}
+  CpuPrimitive() : mx::Primitive(graph::stream()) {}
 
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error("the native kernels run on the CPU");
@@ -62,6 +47,20 @@ class CpuPrimitive : public mx::Primitive {
   void dispatch(Run&& run) {
     mx::cpu::get_command_encoder(stream()).dispatch(std::forward<Run>(run));
   }
+
+  /// Where an input lies row by row: its own memory, or that of a copy which is made when the
+  /// stream comes to it.  An operation of MLX's for each input would cost more than most kernels.
+  template <typename T = float>
+  const T* rows(const mx::array& x) {
+    if (x.flags().row_contiguous) return x.data<T>();
+    mx::array copy(x.shape(), x.dtype(), nullptr, {});
+    copy.set_data(mx::allocator::malloc(copy.nbytes()));
+    dispatch([from = x.data<T>(), to = copy.data<T>(), shape = x.shape(), strides = x.strides()] {
+      copy_strided(from, shape, strides, 0, to);
+    });
+    mx::cpu::get_command_encoder(stream()).add_temporary(copy);
+    return copy.data<T>();
+  }
 };
 
 class Linear : public CpuPrimitive {
@@ -70,36 +69,21 @@ class Linear : public CpuPrimitive {
       : weights_(std::move(weights)), has_bias_(std::move(has_bias)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const float* x = rows(inputs[0]);
     std::vector<LinearArgs> products;
     size_t next_bias = 1;
     for (size_t i = 0; i < weights_.size(); i++) {
       const Panels& panels = weights_[i]->panels();
-      const float* bias = has_bias_[i] ? inputs[next_bias++].data<float>() : nullptr;
+      const float* bias = has_bias_[i] ? rows(inputs[next_bias++]) : nullptr;
       const int num_rows = static_cast<int>(inputs[0].size() / panels.num_inputs);
-      products.push_back({panels, bias, inputs[0].data<float>(), allocate(outputs[i]), num_rows});
+      products.push_back({panels, bias, nullptr, x, allocate(outputs[i]), num_rows});
     }
-    dispatch([products = std::move(products), weights = weights_] { run(products); });
+    dispatch([products = std::move(products), weights = weights_] { multiply(products); });
   }
 
   DEFINE_NAME(NativeLinear)
 
  private:
-  static void run(const std::vector<LinearArgs>& products) {
-    const Kernels& k = *kernels();
-    int num_panels = 0;
-    for (const LinearArgs& p : products) num_panels += p.weights.num_panels();
-    const int num_parts = std::min(num_panels, PARTS_PER_THREAD * threads->num_threads());
-    threads->for_each(num_parts, [&](int part) {
-      const LinearArgs* p = products.data();
-      int panel = static_cast<int>(int64_t{num_panels} * part / num_parts);
-      const int next = static_cast<int>(int64_t{num_panels} * (part + 1) / num_parts);
-      for (int before = 0; panel < next; panel++) {
-        while (panel - before >= p->weights.num_panels()) before += p++->weights.num_panels();
-        k.linear(*p, panel - before, scratch(k.scratch_floats));
-      }
-    });
-  }
-
   std::vector<Weights> weights_;
   std::vector<bool> has_bias_;
 };
@@ -109,16 +93,9 @@ class Embedding : public CpuPrimitive {
   explicit Embedding(Weights weights) : weights_(std::move(weights)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    dispatch([tokens = inputs[0].data<int32_t>(), num_rows = static_cast<int>(inputs[0].size()),
+    dispatch([tokens = rows<int32_t>(inputs[0]), num_rows = static_cast<int>(inputs[0].size()),
               weights = weights_, y = allocate(outputs[0])] {
-      const Panels& panels = weights->panels();
-      for_rows(num_rows, ROWS_PER_PART, [&](int first, int next) {
-        for (int m = first; m < next; m++) {
-          // As in the rest of MLX, an index beyond the end is not an error but must do no harm.
-          const int token = std::clamp(tokens[m], 0, panels.num_outputs - 1);
-          weights->unpack(token, y + static_cast<size_t>(m) * panels.num_inputs);
-        }
-      });
+      native::embed(*weights, tokens, num_rows, y);
     });
   }
 
@@ -134,15 +111,10 @@ class RMSNorm : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     const int size = inputs[0].shape(-1);
-    const int num_rows = static_cast<int>(inputs[0].size() / size);
-    const float* weight = inputs.size() > 1 ? inputs[1].data<float>() : nullptr;
-    dispatch([x = inputs[0].data<float>(), weight, size, num_rows, eps = eps_,
+    dispatch([x = rows(inputs[0]), weight = inputs.size() > 1 ? rows(inputs[1]) : nullptr, size,
+              num_rows = static_cast<int>(inputs[0].size() / size), eps = eps_,
               y = allocate(outputs[0])] {
-      for_rows(num_rows, std::max(1, static_cast<int>(NUMBERS_PER_PART / size)),
-               [&](int first, int next) {
-                 for (size_t m = first; m < static_cast<size_t>(next); m++)
-                   kernels()->rms_norm(x + m * size, weight, eps, size, y + m * size);
-               });
+      native::rms_norm(x, weight, eps, num_rows, size, y);
     });
   }
 
@@ -155,15 +127,8 @@ class RMSNorm : public CpuPrimitive {
 class SwiGLU : public CpuPrimitive {
  public:
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    dispatch([gate = inputs[0].data<float>(), up = inputs[1].data<float>(),
-              size = inputs[0].size(), y = allocate(outputs[0])] {
-      const int num_parts = static_cast<int>((size + NUMBERS_PER_PART - 1) / NUMBERS_PER_PART);
-      threads->for_each(num_parts, [&](int part) {
-        const size_t first = part * NUMBERS_PER_PART;
-        kernels()->swiglu(gate + first, up + first, std::min(NUMBERS_PER_PART, size - first),
-                          y + first);
-      });
-    });
+    dispatch([gate = rows(inputs[0]), up = rows(inputs[1]), size = inputs[0].size(),
+              y = allocate(outputs[0])] { native::swiglu(gate, up, size, y); });
   }
 
   DEFINE_NAME(NativeSwiGLU)
@@ -174,19 +139,10 @@ class RoPE : public CpuPrimitive {
   explicit RoPE(bool traditional) : traditional_(traditional) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    const int num_heads = inputs[0].shape(1), dim = inputs[0].shape(3);
-    const int half = inputs[1].shape(1);
-    dispatch([x = inputs[0].data<float>(), cosines = inputs[1].data<float>(),
-              sines = inputs[2].data<float>(), y = allocate(outputs[0]),
-              num_rows = inputs[0].shape(0), num_heads, dim, half, traditional = traditional_] {
-      for_rows(num_rows, ROWS_PER_PART, [&](int first, int next) {
-        for (int m = first; m < next; m++)
-          for (int h = 0; h < num_heads; h++) {
-            const size_t at = (static_cast<size_t>(m) * num_heads + h) * dim;
-            kernels()->rope(x + at, cosines + static_cast<size_t>(m) * half,
-                            sines + static_cast<size_t>(m) * half, half, dim, traditional, y + at);
-          }
-      });
+    const Rotation rotation{rows(inputs[1]), rows(inputs[2]), inputs[1].shape(1), traditional_};
+    dispatch([x = rows(inputs[0]), rotation, num_rows = inputs[0].shape(0),
+              num_heads = inputs[0].shape(1), dim = inputs[0].shape(3), y = allocate(outputs[0])] {
+      rotate(x, rotation, num_rows, num_heads, dim, y);
     });
   }
 
@@ -208,41 +164,54 @@ class PagedAttention : public CpuPrimitive {
         .pool = pool_->layout(),
         .keys = pool_->keys(),
         .values = pool_->values(),
-        .q = inputs[0].data<float>(),
+        .q = rows(inputs[0]),
         .y = allocate(outputs[0]),
         .num_query_heads = inputs[0].shape(1),
         .scale = scale_,
         .soft_cap = soft_cap_,
         .window = window_,
-        .sinks = inputs.size() > 3 ? inputs[3].data<float>() : nullptr,
+        .sinks = inputs.size() > 3 ? rows(inputs[3]) : nullptr,
         .span_blocks = 0,
     };
-    dispatch([args, k = inputs[1].data<float>(), v = inputs[2].data<float>(), pool = pool_,
-              step = step_, num_rows = inputs[0].shape(0)] {
-      write(*pool, *step, k, v);
-      attend_step(*threads, *kernels(), args, *step);
-      const size_t row = static_cast<size_t>(args.num_query_heads) * args.pool.value_dim;
-      std::fill(args.y + step->num_rows() * row, args.y + num_rows * row, 0.0f);
+    dispatch([args, k = rows(inputs[1]), v = rows(inputs[2]), pool = pool_, step = step_,
+              num_rows = inputs[0].shape(0)] {
+      write_and_attend(*pool, *step, args, k, v, num_rows);
     });
   }
 
   DEFINE_NAME(NativePagedAttention)
 
  private:
-  static void write(Pool& pool, const Step& step, const float* k, const float* v) {
-    const PoolLayout& layout = pool.layout();
-    for_rows(step.num_rows(), ROWS_PER_PART, [&](int first, int next) {
-      for (size_t m = first; m < static_cast<size_t>(next); m++)
-        pool.write(step.slots[m], k + m * layout.num_heads * layout.key_dim,
-                   v + m * layout.num_heads * layout.value_dim);
-    });
-  }
-
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<const Step> step_;
   float scale_;
   int window_;
   float soft_cap_;
+};
+
+class TransformerBlock : public CpuPrimitive {
+ public:
+  TransformerBlock(std::shared_ptr<const Block> block, std::shared_ptr<Pool> pool,
+                   std::shared_ptr<const Step> step, bool traditional, int window)
+      : block_(std::move(block)), pool_(std::move(pool)), step_(std::move(step)),
+        traditional_(traditional), window_(window) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const Rotation rotation{rows(inputs[1]), rows(inputs[2]), inputs[1].shape(1), traditional_};
+    dispatch([x = rows(inputs[0]), rotation, num_rows = inputs[0].shape(0), block = block_,
+              pool = pool_, step = step_, window = window_, y = allocate(outputs[0])] {
+      run_block(*block, *pool, *step, rotation, window, x, num_rows, y);
+    });
+  }
+
+  DEFINE_NAME(NativeTransformerBlock)
+
+ private:
+  std::shared_ptr<const Block> block_;
+  std::shared_ptr<Pool> pool_;
+  std::shared_ptr<const Step> step_;
+  bool traditional_;
+  int window_;
 };
 
 void require(bool condition, const char* message) {
@@ -257,10 +226,6 @@ mx::array evaluated(const mx::array& x, mx::Dtype dtype) {
 }
 
 }  // namespace
-
-void set_num_threads(int num_threads) { threads = std::make_unique<ThreadPool>(num_threads); }
-
-int num_threads() { return threads->num_threads(); }
 
 Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
              const std::optional<mx::array>& biases, int bits, bool rounds) {
@@ -293,7 +258,7 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
 std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& weights,
                               const std::vector<std::optional<mx::array>>& biases) {
   require(weights.size() == biases.size(), "a bias, or none, for each matrix");
-  std::vector<mx::array> inputs{as_rows(x)};
+  std::vector<mx::array> inputs{as_floats(x)};
   std::vector<mx::Shape> shapes;
   std::vector<bool> has_bias;
   for (size_t i = 0; i < weights.size(); i++) {
@@ -304,7 +269,7 @@ std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& we
     has_bias.push_back(biases[i].has_value());
     if (!biases[i]) continue;
     require(biases[i]->size() == static_cast<size_t>(shapes.back().back()), "a bias an output");
-    inputs.push_back(as_rows(*biases[i]));
+    inputs.push_back(as_floats(*biases[i]));
   }
   return mx::array::make_arrays(std::move(shapes),
                                 std::vector<mx::Dtype>(weights.size(), mx::float32),
@@ -315,20 +280,20 @@ mx::array embed(const mx::array& tokens, Weights weights) {
   mx::Shape shape = tokens.shape();
   shape.push_back(weights->panels().num_inputs);
   return mx::array(std::move(shape), mx::float32, std::make_shared<Embedding>(std::move(weights)),
-                   {mx::contiguous(mx::astype(tokens, mx::int32, stream()), false, stream())});
+                   {mx::astype(tokens, mx::int32, stream())});
 }
 
 mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, float eps) {
   require(!weight || weight->shape() == mx::Shape{x.shape(-1)}, "a weight for each number of a row");
-  std::vector<mx::array> inputs{as_rows(x)};
-  if (weight) inputs.push_back(as_rows(*weight));
+  std::vector<mx::array> inputs{as_floats(x)};
+  if (weight) inputs.push_back(as_floats(*weight));
   return mx::array(x.shape(), mx::float32, std::make_shared<RMSNorm>(eps), std::move(inputs));
 }
 
 mx::array swiglu(const mx::array& gate, const mx::array& up) {
   require(gate.shape() == up.shape(), "gate and up have one shape");
   return mx::array(gate.shape(), mx::float32, std::make_shared<SwiGLU>(),
-                   {as_rows(gate), as_rows(up)});
+                   {as_floats(gate), as_floats(up)});
 }
 
 mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& sines,
@@ -337,7 +302,7 @@ mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& si
   require(cosines.shape() == sines.shape() && cosines.ndim() == 2, "angles are [rows, dims / 2]");
   require(cosines.shape(0) == x.shape(0) && 2 * cosines.shape(1) <= x.shape(3), "angles fit to x");
   return mx::array(x.shape(), mx::float32, std::make_shared<RoPE>(traditional),
-                   {as_rows(x), as_rows(cosines), as_rows(sines)});
+                   {as_floats(x), as_floats(cosines), as_floats(sines)});
 }
 
 mx::array attend(const mx::array& q, const mx::array& k, const mx::array& v,
@@ -352,13 +317,36 @@ mx::array attend(const mx::array& q, const mx::array& k, const mx::array& v,
   const mx::Shape values{q.shape(0), layout.num_heads, 1, layout.value_dim};
   require(k.shape() == keys && v.shape() == values && q.shape(3) == layout.key_dim,
           "queries, keys and values are of the pool's shape");
-  std::vector<mx::array> inputs{as_rows(q), as_rows(k), as_rows(v)};
+  std::vector<mx::array> inputs{as_floats(q), as_floats(k), as_floats(v)};
   require(!sinks || sinks->shape() == mx::Shape{q.shape(1)}, "a sink for each query head");
-  if (sinks) inputs.push_back(as_rows(*sinks));
+  if (sinks) inputs.push_back(as_floats(*sinks));
   return mx::array({q.shape(0), q.shape(1), 1, layout.value_dim}, mx::float32,
                    std::make_shared<PagedAttention>(std::move(pool), std::move(step), scale,
                                                     window, soft_cap),
                    std::move(inputs));
 }
 
-}  // namespace native
+mx::array transform(const mx::array& x, const mx::array& cosines, const mx::array& sines,
+                    bool traditional, std::shared_ptr<const Block> block,
+                    std::shared_ptr<Pool> pool, std::shared_ptr<const Step> step, int window) {
+  const PoolLayout& layout = pool->layout();
+  const mx::Shape rows{x.shape(0), 1, block->size()};
+  require(x.shape() == rows && x.shape(0) >= step->num_rows(), "x is [rows, 1, size]");
+  require(cosines.shape() == sines.shape() && cosines.ndim() == 2, "angles are [rows, dims / 2]");
+  require(cosines.shape(0) == x.shape(0) && 2 * cosines.shape(1) <= layout.key_dim,
+          "angles fit to the heads");
+  require(block->q->panels().num_outputs == block->num_heads * layout.key_dim &&
+              block->k->panels().num_outputs == layout.num_heads * layout.key_dim &&
+              block->v->panels().num_outputs == layout.num_heads * layout.value_dim &&
+              block->o->panels().num_inputs == block->num_heads * layout.value_dim,
+          "the block and the pool have the same heads");
+  require(block->num_heads % layout.num_heads == 0 &&
+              block->num_heads / layout.num_heads <= MAX_TILE,
+          "too many query heads for a key head");
+  return mx::array(rows, mx::float32,
+                   std::make_shared<TransformerBlock>(std::move(block), std::move(pool),
+                                                      std::move(step), traditional, window),
+                   {as_floats(x), as_floats(cosines), as_floats(sines)});
+}
+
+}  // namespace native::graph

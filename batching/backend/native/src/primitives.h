@@ -5,19 +5,12 @@
 #include <optional>
 #include <vector>
 
-#include "attention.h"
 #include "mlx/array.h"
-#include "weights.h"
+#include "operations.h"
 
-namespace native {
+namespace native::graph {
 
 namespace mx = mlx::core;
-
-using Weights = std::shared_ptr<const PackedWeights>;
-
-/// Set how many threads compute; the pool is made anew.  Nothing may run meanwhile.
-void set_num_threads(int num_threads);
-int num_threads();
 
 /// Pack `[outputs, inputs]`; with scales and biases `[outputs, inputs / group]`, 4 or 8 bits each,
 /// which if `rounds` mean what they do in float16.
@@ -45,4 +38,9 @@ mx::array attend(const mx::array& q, const mx::array& k, const mx::array& v,
                  std::shared_ptr<Pool> pool, std::shared_ptr<const Step> step, float scale,
                  int window, float soft_cap, const std::optional<mx::array>& sinks);
 
-}  // namespace native
+/// A whole transformer block, for x `[rows, 1, size]`; angles as for `rope`.
+mx::array transform(const mx::array& x, const mx::array& cosines, const mx::array& sines,
+                    bool traditional, std::shared_ptr<const Block> block,
+                    std::shared_ptr<Pool> pool, std::shared_ptr<const Step> step, int window);
+
+}  // namespace native::graph

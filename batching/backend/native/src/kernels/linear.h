@@ -142,6 +142,24 @@ MultiplyChunk chunk_multiplier(const Panels& weights) {
   return nullptr;
 }
 
+/// Add bias and residual, and write what the panel has of the outputs where it belongs.
+void finish_panel(const LinearArgs& args, int first_column, int first_row, int rows,
+                  const float* y, size_t ldy, float* target) {
+  const size_t num_outputs = args.weights.num_outputs;
+  const int left = args.weights.num_outputs - first_column;
+  const int width = left < COLUMNS ? left : COLUMNS;
+  for (int m = 0; m < rows; m++) {
+    const float* residual =
+        args.residual ? args.residual + (first_row + m) * num_outputs + first_column : nullptr;
+    for (int j = 0; j < width; j++) {
+      float value = y[m * ldy + j];
+      if (args.bias) value += args.bias[first_column + j];
+      if (residual) value += residual[j];
+      target[m * num_outputs + j] = value;
+    }
+  }
+}
+
 void linear(const LinearArgs& args, int panel, float* scratch) {
   const Panels& weights = args.weights;
   const int first_column = panel * COLUMNS;
@@ -166,13 +184,8 @@ void linear(const LinearArgs& args, int panel, float* scratch) {
       p = multiply_chunk(rows, x + i, weights.num_inputs, p, size, weights.group, y, ldy, i > 0,
                          scratch);
     }
-    const int width = is_whole ? COLUMNS : num_columns;
-    if (is_whole && !args.bias) continue;
-    for (int m = 0; m < rows; m++)
-      for (int j = 0; j < width; j++) {
-        float value = y[m * ldy + j] + (args.bias ? args.bias[first_column + j] : 0.0f);
-        target[static_cast<size_t>(m) * weights.num_outputs + j] = value;
-      }
+    if (is_whole && !args.bias && !args.residual) continue;
+    finish_panel(args, first_column, first, rows, y, ldy, target);
   }
 }
 

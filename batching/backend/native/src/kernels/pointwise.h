@@ -24,8 +24,9 @@ void rope(const float* x, const float* cosines, const float* sines, int half, in
   const int stride = traditional ? 2 : 1, other = traditional ? 1 : half;
   for (int i = 0; i < half; i++) {
     const float a = x[i * stride], b = x[i * stride + other];
-    y[i * stride] = a * cosines[i] - b * sines[i];
-    y[i * stride + other] = b * cosines[i] + a * sines[i];
+    // Which product is rounded is said, so that it is the same one however the loop is compiled.
+    y[i * stride] = __builtin_fmaf(a, cosines[i], -(b * sines[i]));
+    y[i * stride + other] = __builtin_fmaf(b, cosines[i], a * sines[i]);
   }
   for (int i = 2 * half; i < dim; i++) y[i] = x[i];
 }

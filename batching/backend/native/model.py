@@ -1,0 +1,17 @@
+"""Puts the kernels into a model."""
+
+import mlx.nn as nn
+
+from batching.backend.native.blocks import replace_blocks
+from batching.backend.native.extension import Native
+from batching.backend.native.modules import replace_modules
+
+
+def use_kernels(model: nn.Module, native: Native, *, rounds: bool = False) -> nn.Module:
+    """Return the model with kernels in the place of modules, its activations float32.
+
+    rounds: quantized weights are those that dequantizing in float16 gives.
+    """
+    model = replace_modules(model, native, rounds=rounds)
+    replace_blocks(model, native.module)
+    return model

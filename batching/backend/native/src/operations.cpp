@@ -1,0 +1,174 @@
+#include "operations.h"
+
+#include <algorithm>
+
+namespace native {
+
+namespace {
+
+// Rows, or numbers, that are worth a part of their own.
+constexpr int ROWS_PER_PART = 8;
+constexpr size_t NUMBERS_PER_PART = 4096;
+// Of one product.  More of them would be shared out more evenly, but claiming one takes longer
+// than computing a part of a small one.
+constexpr int PARTS_PER_THREAD = 3;
+
+std::unique_ptr<ThreadPool> the_threads = std::make_unique<ThreadPool>(1);
+
+float* scratch(size_t size) {
+  thread_local std::vector<float> memory;
+  if (memory.size() < size) memory.resize(size);
+  return memory.data();
+}
+
+template <typename Run>
+void for_rows(int num_rows, int rows_per_part, const Run& run) {
+  threads().for_each((num_rows + rows_per_part - 1) / rows_per_part, [&](int part) {
+    const int first = part * rows_per_part;
+    run(first, std::min(first + rows_per_part, num_rows));
+  });
+}
+
+int rows_of(size_t numbers_per_row) {
+  return std::max(1, static_cast<int>(NUMBERS_PER_PART / numbers_per_row));
+}
+
+const float* data_or_null(const std::vector<float>& numbers) {
+  return numbers.empty() ? nullptr : numbers.data();
+}
+
+LinearArgs product(const Weights& weights, const std::vector<float>& bias, const float* residual,
+                   const float* x, int num_rows, float* y) {
+  return {weights->panels(), data_or_null(bias), residual, x, y, num_rows};
+}
+
+/// What a block computes on the way.
+struct Buffers {
+  float *normed, *q, *k, *v, *attended, *middle, *gate, *up;
+
+  Buffers(const Block& block, size_t num_rows) {
+    const auto size = [&](const Weights& w) { return num_rows * w->panels().num_outputs; };
+    const size_t sizes[] = {num_rows * block.size(), size(block.q), size(block.k), size(block.v),
+                            num_rows * block.o->panels().num_inputs, num_rows * block.size(),
+                            size(block.gate), size(block.up)};
+    float** const buffers[] = {&normed, &q, &k, &v, &attended, &middle, &gate, &up};
+    size_t total = 0;
+    for (size_t each : sizes) total += each;
+    thread_local std::vector<float> memory;
+    if (memory.size() < total) memory.resize(total);
+    float* next = memory.data();
+    for (size_t i = 0; i < std::size(sizes); next += sizes[i++]) *buffers[i] = next;
+  }
+};
+
+}  // namespace
+
+ThreadPool& threads() { return *the_threads; }
+
+void set_num_threads(int num_threads) { the_threads = std::make_unique<ThreadPool>(num_threads); }
+
+void multiply(const std::vector<LinearArgs>& products) {
+  const Kernels& k = *kernels();
+  int num_panels = 0;
+  for (const LinearArgs& p : products) num_panels += p.weights.num_panels();
+  const int num_parts = std::min(num_panels, PARTS_PER_THREAD * threads().num_threads());
+  threads().for_each(num_parts, [&](int part) {
+    const LinearArgs* p = products.data();
+    int panel = static_cast<int>(int64_t{num_panels} * part / num_parts);
+    const int next = static_cast<int>(int64_t{num_panels} * (part + 1) / num_parts);
+    for (int before = 0; panel < next; panel++) {
+      while (panel - before >= p->weights.num_panels()) before += p++->weights.num_panels();
+      k.linear(*p, panel - before, scratch(k.scratch_floats));
+    }
+  });
+}
+
+void embed(const PackedWeights& weights, const int32_t* tokens, int num_rows, float* y) {
+  const Panels& panels = weights.panels();
+  for_rows(num_rows, ROWS_PER_PART, [&](int first, int next) {
+    for (int m = first; m < next; m++) {
+      // As in the rest of MLX, an index beyond the end is not an error but must do no harm.
+      const int token = std::clamp(tokens[m], 0, panels.num_outputs - 1);
+      weights.unpack(token, y + static_cast<size_t>(m) * panels.num_inputs);
+    }
+  });
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int num_rows, int size, float* y) {
+  for_rows(num_rows, rows_of(size), [&](int first, int next) {
+    for (size_t m = first; m < static_cast<size_t>(next); m++)
+      kernels()->rms_norm(x + m * size, weight, eps, size, y + m * size);
+  });
+}
+
+void swiglu(const float* gate, const float* up, size_t size, float* y) {
+  const int num_parts = static_cast<int>((size + NUMBERS_PER_PART - 1) / NUMBERS_PER_PART);
+  threads().for_each(num_parts, [&](int part) {
+    const size_t first = part * NUMBERS_PER_PART;
+    kernels()->swiglu(gate + first, up + first, std::min(NUMBERS_PER_PART, size - first),
+                      y + first);
+  });
+}
+
+void rotate(const float* x, const Rotation& rotation, int num_rows, int num_heads, int dim,
+            float* y) {
+  for_rows(num_rows, rows_of(static_cast<size_t>(num_heads) * dim), [&](int first, int next) {
+    for (size_t m = first; m < static_cast<size_t>(next); m++)
+      for (int h = 0; h < num_heads; h++) {
+        const size_t at = (m * num_heads + h) * dim;
+        kernels()->rope(x + at, rotation.cosines + m * rotation.half,
+                        rotation.sines + m * rotation.half, rotation.half, dim,
+                        rotation.traditional, y + at);
+      }
+  });
+}
+
+void write_and_attend(Pool& pool, const Step& step, const AttentionArgs& args, const float* keys,
+                      const float* values, int num_rows) {
+  const PoolLayout& layout = pool.layout();
+  for_rows(step.num_rows(), ROWS_PER_PART, [&](int first, int next) {
+    for (size_t m = first; m < static_cast<size_t>(next); m++)
+      pool.write(step.slots[m], keys + m * layout.num_heads * layout.key_dim,
+                 values + m * layout.num_heads * layout.value_dim);
+  });
+  attend_step(threads(), *kernels(), args, step);
+  const size_t row = static_cast<size_t>(args.num_query_heads) * layout.value_dim;
+  std::fill(args.y + step.num_rows() * row, args.y + num_rows * row, 0.0f);
+}
+
+void run_block(const Block& block, Pool& pool, const Step& step, const Rotation& rotation,
+               int window, const float* x, int num_rows, float* y) {
+  const Buffers b(block, num_rows);
+  const PoolLayout& layout = pool.layout();
+  const int size = block.size(), dim = layout.key_dim;
+  rms_norm(x, block.attention_norm.data(), block.eps, num_rows, size, b.normed);
+  multiply({product(block.q, block.q_bias, nullptr, b.normed, num_rows, b.q),
+            product(block.k, block.k_bias, nullptr, b.normed, num_rows, b.k),
+            product(block.v, block.v_bias, nullptr, b.normed, num_rows, b.v)});
+  if (!block.q_norm.empty()) {
+    rms_norm(b.q, block.q_norm.data(), block.q_eps, num_rows * block.num_heads, dim, b.q);
+    rms_norm(b.k, block.k_norm.data(), block.k_eps, num_rows * layout.num_heads, dim, b.k);
+  }
+  rotate(b.q, rotation, num_rows, block.num_heads, dim, b.q);
+  rotate(b.k, rotation, num_rows, layout.num_heads, dim, b.k);
+  const AttentionArgs args{.pool = layout,
+                           .keys = pool.keys(),
+                           .values = pool.values(),
+                           .q = b.q,
+                           .y = b.attended,
+                           .num_query_heads = block.num_heads,
+                           .scale = block.scale,
+                           .soft_cap = 0,
+                           .window = window,
+                           .sinks = nullptr,
+                           .span_blocks = 0};
+  write_and_attend(pool, step, args, b.k, b.v, num_rows);
+  multiply({product(block.o, block.o_bias, x, b.attended, num_rows, b.middle)});
+  rms_norm(b.middle, block.mlp_norm.data(), block.mlp_eps, num_rows, size, b.normed);
+  multiply({product(block.gate, block.gate_bias, nullptr, b.normed, num_rows, b.gate),
+            product(block.up, block.up_bias, nullptr, b.normed, num_rows, b.up)});
+  swiglu(b.gate, b.up, static_cast<size_t>(num_rows) * block.gate->panels().num_outputs, b.gate);
+  multiply({product(block.down, block.down_bias, b.middle, b.gate, num_rows, y)});
+}
+
+}  // namespace native
