@@ -4,6 +4,8 @@
 # make soak     an hour of departures, overload and mixed load; SOAKFLAGS=--help tells how
 # make check    formatting, lint and types;  make fmt repairs what can be repaired
 # make all      check and test
+# make test-native   run those of the CPU kernels' C++, also under the sanitizers
+# make wheel    a wheel in dist/, with the CPU kernels if they are built
 # make bench    measure the server over HTTP; BENCHFLAGS=--help tells how
 # make lock     write requirements/*.txt anew; LOCKFLAGS=--upgrade moves the pins
 #
@@ -22,11 +24,16 @@ VENV := .venv$(if $(filter cuda,$(DEVICE)),-cuda)
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# It finds ninja in the path.
+CMAKE := PATH="$(abspath $(BIN)):$$PATH" $(abspath $(BIN))/cmake
 
 # An activated environment elsewhere must not lead pip or uv astray.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: serve test test-clients soak check fmt all install bench lock clean
+NATIVE_TESTS := plain memory threads
+
+.PHONY: serve test test-clients soak check fmt all install wheel bench lock clean \
+  test-native $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
 	@exec $(BIN)/python -m app
@@ -37,6 +44,18 @@ test: $(VENV)/.dev
 
 test-clients: $(VENV)/.native $(CLIENTS)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest tests/clients
+
+test-native: $(NATIVE_TESTS:%=test-native-%)
+
+test-native-memory: SANITIZE := address,undefined
+test-native-threads: SANITIZE := thread
+
+# Built as the extension is, or else under what watches memory or threads.
+$(NATIVE_TESTS:%=test-native-%): test-native-%: $(VENV)/.native
+	$(CMAKE) -S tests/native -B build/native-$* -G Ninja $(if $(SANITIZE),-DCMAKE_BUILD_TYPE=Checked \
+	  -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-sanitize-recover=all -fsanitize=$(SANITIZE)")
+	$(CMAKE) --build build/native-$*
+	$(BIN)/ctest --test-dir build/native-$* --parallel 2 --output-on-failure
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m scripts.soak $(SOAKFLAGS)
@@ -53,6 +72,9 @@ fmt: $(VENV)/.dev
 all: check test
 
 install: $(VENV)/.dev
+
+wheel: $(VENV)/.native
+	$(PIP) wheel --no-deps --wheel-dir dist .
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m scripts.bench $(BENCHFLAGS)
@@ -100,4 +122,4 @@ lock:
 	$(COMPILE) --group clients -o requirements/clients.txt
 
 clean:
-	rm -rf .venv .venv-cuda .venv-clients .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cuda .venv-clients build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -112,6 +112,16 @@ class Settings(BaseSettings):
         default="auto",
         description="Native CPU kernels: `auto` uses them if they are built; `require` does not start without.",
     )
+    cpu_precision: Literal["exact", "fast"] = Field(
+        default="exact",
+        description="With native kernels, `fast` rounds what is multiplied with quantized weights to 16 bits.",
+    )
+    cpu_threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Threads of the native kernels; without it, one for each core that the process may use.",
+    )
     max_queued_requests: int = Field(
         default=128,
         ge=0,
@@ -203,6 +213,7 @@ class Settings(BaseSettings):
         "dtype",
         "device",
         "native",
+        "cpu_precision",
         "log_level",
         "log_format",
         "batch_block_pool_size",
@@ -295,6 +306,8 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             device=self.device,
             native=self.native,
+            cpu_precision=self.cpu_precision,
+            cpu_threads=self.cpu_threads,
         )
 
 

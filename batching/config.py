@@ -7,6 +7,7 @@ BLOCK_SIZE: Final = 32
 DEFAULT_NUM_BLOCKS: Final = 1024
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+CpuPrecision = Literal["exact", "fast"]
 NativeMode = Literal["auto", "off", "require"]
 DeviceName = Literal["auto", "cpu", "gpu"]
 
@@ -90,6 +91,8 @@ class EngineConfig:
     dtype: DTypeName = "auto"
     device: DeviceName = "auto"
     native: NativeMode = "auto"
+    cpu_precision: CpuPrecision = "exact"
+    cpu_threads: int | None = None
 
     def __post_init__(self) -> None:
         self.scheduler_config(

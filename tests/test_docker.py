@@ -12,6 +12,7 @@ import yaml
 from app.endpoints.metrics import router
 from app.metrics.metrics import Metrics
 from app.settings import Settings
+from batching.backend.native import build
 from tests.app.test_metrics import PROCESS, Page
 
 ROOT: Final = Path(__file__).parent.parent
@@ -28,6 +29,10 @@ GROUPED: Final = re.compile(r"by \(([^)]*)\)")
 
 def read_yaml(path: str) -> Any:
     return yaml.safe_load((DOCKER / path).read_text(encoding="utf-8"))
+
+
+def dockerfile_lines() -> list[str]:
+    return (DOCKER / "Dockerfile").read_text(encoding="utf-8").splitlines()
 
 
 def services() -> dict[str, Any]:
@@ -99,16 +104,45 @@ def test_what_is_mounted_is_there(service: str) -> None:
 
 
 def test_the_image_is_built_from_what_there_is() -> None:
-    lines = (DOCKER / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ")]
-    assert len(copied) == 4
-    assert all((ROOT / source).exists() for sources in copied for source in sources)
+    copied = [line.split()[1:-1] for line in dockerfile_lines() if line.startswith("COPY ")]
+    ours = [sources for sources in copied if not sources[0].startswith("--from=")]
+    assert len(ours) == 4
+    assert all((ROOT / source).exists() for sources in ours for source in sources)
+    # All of it passes the ignore file, which begins by leaving everything outside.
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {f"!{source}" for sources in ours for source in sources} <= set(ignored)
+
+
+def test_the_kernels_are_built_in_a_stage_of_their_own() -> None:
+    """Neither the compiler nor an extension that was built elsewhere reaches the image."""
+    text = "\n".join(dockerfile_lines())
+    [packages, native, image] = text.split("\nFROM ")[1:]
+    assert [stage.splitlines()[0] for stage in (native, image)] == [
+        "packages AS native",
+        "packages",
+    ]
+    assert "g++" in native
+    assert "g++" not in packages + image
+    assert f"-m {build.__name__}" in native
+    assert "\nCOPY --from=native /srv/mlx-batch-server/batching batching\n" in image
+    assert "\nWORKDIR /srv/mlx-batch-server\n" in packages
+    assert "\n**/*.so\n" in (ROOT / ".dockerignore").read_text(encoding="utf-8")
+
+
+def test_what_the_kernels_are_built_from_is_there() -> None:
+    [native] = [line for line in dockerfile_lines() if "rm -r " in line]
+    removed = native.partition("rm -r ")[2].split()
+    assert {ROOT / path for path in removed} == {
+        build.FOLDER / "src",
+        build.FOLDER / "CMakeLists.txt",
+    }
+    assert all((ROOT / path).exists() for path in removed)
 
 
 def test_prometheus_reads_what_the_server_serves() -> None:
     [job] = read_yaml("prometheus.yml")["scrape_configs"]
     [host, port] = job["static_configs"][0]["targets"][0].split(":")
-    dockerfile = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+    dockerfile = "\n".join(dockerfile_lines())
     assert host in services()
     assert f"EXPOSE {port}\n" in dockerfile
     assert f"MLX_SERVER_PORT={port}\n" in dockerfile

@@ -10,7 +10,7 @@ from batching.backend import BLAS
 from batching.backend.blas import NoBlas
 from batching.backend.failures import one_line
 from batching.backend.loader import LoadedModel, dtype_name, load_model
-from batching.backend.memory import MIB, blocks_within, check_room
+from batching.backend.memory import MIB, blocks_within, check_room, memory_in_use
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.extension import Native, NoNative, load_native
 from batching.backend.native.model import use_kernels
@@ -49,16 +49,20 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
     _select_device(config.device)
     if isinstance(BLAS, NoBlas) and BLAS.is_slow and mx.default_device() == mx.cpu:
         logger.warning("the model will be very slow: %s", BLAS)
-    native = load_native(config.native)
+    native = load_native(config.native, config.cpu_threads)
     loaded = load_model(
         config.model,
         dtype=_weights_dtype(config, native),
         trust_remote_code=config.trust_remote_code,
     )
     if isinstance(native, Native):
-        loaded = replace(
-            loaded, model=use_kernels(loaded.model, native, rounds=loaded.rounds_to_half)
+        kernel_model = use_kernels(
+            loaded.model,
+            native,
+            rounds=loaded.rounds_to_half,
+            is_fast=config.cpu_precision == "fast",
         )
+        loaded = replace(loaded, model=kernel_model)
     try:
         backend = _backend(config, loaded, native)
     except ModelLoadError:
@@ -143,6 +147,14 @@ def _sequential(config: EngineConfig, loaded: LoadedModel) -> _Backend:
     )
 
 
+def _precision(config: EngineConfig, native: Native | NoNative) -> str:
+    if config.cpu_precision == "exact" or isinstance(native, NoNative):
+        return ""
+    if not native.has_int16:
+        return "; this processor has no fast mode, all is exact"
+    return "; fast: what is multiplied with quantized weights has 16 bits"
+
+
 def _startup_lines(
     config: EngineConfig, loaded: LoadedModel, backend: _Backend, native: Native | NoNative
 ) -> tuple[str, ...]:
@@ -153,9 +165,9 @@ def _startup_lines(
     return (
         f"model     {config.model_id} ({loaded.model_type}, {loaded.source})",
         f"device    {device}, weights {weights}, BLAS: {BLAS}",
-        f"kernels   {native}",
+        f"kernels   {native}{_precision(config, native)}",
         f"context   {limits.max_request_tokens} tokens a request",
         f"kv cache  {backend.pool_line}",
         f"batch     up to {limits.max_num_seqs} requests, {limits.max_batched_tokens} tokens a step",
-        f"memory    {mx.get_active_memory() // MIB} MiB in use",
+        f"memory    {memory_in_use() // MIB} MiB in use",
     )

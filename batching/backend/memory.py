@@ -6,6 +6,7 @@ from typing import Final
 
 import mlx.core as mx
 
+from batching.backend.native.extension import weight_bytes
 from batching.errors import ModelLoadError
 
 MIB: Final = 1 << 20
@@ -34,9 +35,14 @@ def container_limit(path: Path) -> int | None:
         return None
 
 
+def memory_in_use() -> int:
+    """Return the bytes of MLX's arrays and of the native kernels' weights."""
+    return mx.get_active_memory() + weight_bytes()
+
+
 def blocks_within(fraction: float, bytes_per_block: int) -> int:
     """Return how many blocks fit into a share of the device's memory, beside the weights."""
-    budget = int(fraction * device_memory()) - mx.get_active_memory()
+    budget = int(fraction * device_memory()) - memory_in_use()
     return max(0, budget // bytes_per_block)
 
 
@@ -46,7 +52,7 @@ def check_room(num_bytes: int, name: str, advice: str, *, used: int | None = Non
     `used` are the bytes of all else; None is what is in use now.
     """
     total = device_memory()
-    left = total - (mx.get_active_memory() if used is None else used)
+    left = total - (memory_in_use() if used is None else used)
     if num_bytes > left:
         raise ModelLoadError(
             f"{-(-num_bytes // MIB)} MiB of {name} do not fit into the {left // MIB} MiB that are "

@@ -11,6 +11,7 @@ import pytest
 
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner
+from batching.backend.native.extension import Native
 from batching.backend.native.model import use_kernels
 from batching.backend.self_check import Batchable, check_model
 from batching.batch_inference import BatchInferenceEngine
@@ -50,15 +51,21 @@ class Bundled:
         return scheduler, BatchInferenceEngine(scheduler, runner, max_stall=1e9)
 
 
+def with_kernels(native: Native, *, is_fast: bool = False) -> Bundled:
+    plain = load_model(BUNDLED_MODEL, dtype=None)
+    model = use_kernels(plain.model, native, rounds=plain.rounds_to_half, is_fast=is_fast)
+    loaded = replace(plain, model=model)
+    check = check_model(model, loaded.vocab_size, native)
+    assert isinstance(check, Batchable)
+    return Bundled(loaded, check)
+
+
 @pytest.fixture(scope="module", params=["without native kernels", "with native kernels"])
 def bundled(request: pytest.FixtureRequest) -> Bundled:
-    if request.param == "without native kernels":
-        loaded, native = request.getfixturevalue("bundled_model"), None
-    else:
-        native = request.getfixturevalue("native")
-        plain = load_model(BUNDLED_MODEL, dtype=None)
-        loaded = replace(plain, model=use_kernels(plain.model, native, rounds=plain.rounds_to_half))
-    check = check_model(loaded.model, loaded.vocab_size, native)
+    if request.param == "with native kernels":
+        return with_kernels(request.getfixturevalue("native"))
+    loaded: LoadedModel = request.getfixturevalue("bundled_model")
+    check = check_model(loaded.model, loaded.vocab_size)
     assert isinstance(check, Batchable)
     return Bundled(loaded, check)
 
@@ -307,3 +314,23 @@ def test_a_constraint_is_kept_to_in_a_mixed_batch(bundled: Bundled) -> None:
     for r in (*made, *forks):
         assert set(r.output_token_ids) <= allowed
         assert r.num_output_tokens == r.max_tokens
+
+
+def test_the_fast_mode_is_near_the_golden_odds(native: Native) -> None:
+    """What rounding inputs to 16 bits changes is less than what float16 weights had changed."""
+    if not native.has_int16:
+        pytest.skip("this processor has no fast mode")
+    _, engine = with_kernels(native, is_fast=True).engine(SchedulerConfig(num_blocks=256))
+    sampling = SamplingParams(prompt_logprobs=1)
+    for i, case in enumerate(GOLDEN):
+        prompt = [*case.prompt_token_ids, *case.completion_token_ids]
+        engine.add(BatchRequest(i, prompt, max_tokens=1, sampling=sampling))
+    told = Tellers(engine)
+    differences: list[float] = []
+    for i, case in enumerate(GOLDEN):
+        (output,) = told.outputs[i]
+        answer = output.prompt_logprobs[len(case.prompt_token_ids) - 1 :]
+        pairs = zip(answer, case.logprobs, strict=True)
+        differences += [abs(each.logprob - logprob) for each, logprob in pairs]
+    assert sum(differences) / len(differences) < 0.003
+    assert max(differences) < 0.03

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from batching.backend.native.extension import Native
+from batching.backend.native.extension import Native, num_cores
 
 Floats = npt.NDArray[np.float32]
 
@@ -82,6 +83,54 @@ def test_products_with_quantized_weights(
     bias = rng.standard_normal(outputs).astype(np.float32)
     (y,) = kernels.linear(mx.array(x), [weights.packed], [mx.array(bias)])
     check(y, x @ weights.plain.T + bias, 1e-5)
+
+
+@EXAMPLES
+@given(
+    rows=NUM_ROWS,
+    outputs=st.integers(1, 200),
+    groups=st.integers(1, 6),
+    group=st.sampled_from([32, 64, 128]),
+    bits=st.sampled_from([4, 8]),
+    seed=st.integers(0, 1000),
+)
+def test_products_with_inputs_of_16_bits(
+    kernels: Any, rows: int, outputs: int, groups: int, group: int, bits: int, seed: int
+) -> None:
+    """Off by what rounding the inputs makes, half of a step of each group, and no more."""
+    if not kernels.has_int16():
+        pytest.skip("this processor multiplies no 16-bit integers")
+    rng = np.random.default_rng(seed)
+    weight = mx.array(rng.standard_normal((outputs, groups * group)).astype(np.float32))
+    parts = mx.quantize(weight, group_size=group, bits=bits)
+    plain = np.array(mx.dequantize(*parts, group_size=group, bits=bits)).astype(np.float64)
+    packed = kernels.pack(*parts, bits, in_pairs=True)
+    x = rng.standard_normal((rows, groups, group)).astype(np.float32)
+    x *= 10.0 ** rng.integers(-6, 6, (rows, groups, 1))
+    x[0, 0] = 0
+    (y,) = kernels.linear(mx.array(x.reshape(rows, -1)), [packed], [None])
+    step = np.abs(x).max(axis=-1, keepdims=True) / 32767
+    most = (np.broadcast_to(step / 2, x.shape).reshape(rows, -1)) @ np.abs(plain).T
+    exact = x.reshape(rows, -1) @ plain.T
+    scale = np.abs(x.reshape(rows, -1)) @ np.abs(plain).T
+    assert np.all(np.abs(np.array(y) - exact) <= most * 1.01 + 2e-6 * scale)
+    (alone,) = kernels.linear(mx.array(x[-1:].reshape(1, -1)), [packed], [None])
+    assert mx.array_equal(alone, y[-1:])
+    tokens = mx.array(rng.integers(0, outputs, (5, 1)))
+    exactly = kernels.pack(*parts, bits)
+    assert mx.array_equal(kernels.embed(tokens, packed), kernels.embed(tokens, exactly))
+
+
+def test_inputs_of_16_bits_that_are_no_numbers_stay_none(kernels: Any) -> None:
+    if not kernels.has_int16():
+        pytest.skip("this processor multiplies no 16-bit integers")
+    packed = kernels.pack(*mx.quantize(mx.ones((40, 64)), group_size=32), 4, in_pairs=True)
+    x = mx.zeros((3, 64))
+    x[0, 5] = mx.nan
+    x[1, 40] = mx.inf
+    (y,) = kernels.linear(x, [packed], [None])
+    assert np.isnan(np.array(y[:2])).all()
+    assert np.array_equal(np.array(y[2]), np.zeros(40))
 
 
 @EXAMPLES
@@ -385,12 +434,25 @@ def test_wrong_shapes_are_refused(kernels: Any) -> None:
             call()
 
 
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("max 100000", 8), ("200000 100000", 2), ("150000 100000", 1), ("5000 100000", 1), ("?", 8)],
+)
+def test_a_container_gets_threads_for_its_share_of_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    path = tmp_path / "cpu.max"
+    assert num_cores(path) == 8
+    path.write_text(quota, encoding="ascii")
+    assert num_cores(path) == expected
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.skipif("NATIVE_ISA" in os.environ, reason="this is that run")
 def test_on_the_other_instruction_sets(native: Native) -> None:
-    for isa in {"avx2", "avx512"} - {native.isa} if native.isa.startswith("avx") else ():
-        if isa == "avx512":
-            continue  # this processor would not have been given the lesser one
+    known = ["avx2", "avx512", "avx512_vnni"]
+    for isa in known[: known.index(native.isa)] if native.isa in known else ():
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
             env={**os.environ, "NATIVE_ISA": isa},

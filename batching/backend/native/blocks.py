@@ -42,6 +42,9 @@ def _is_known(module: nn.Module) -> bool:
         and all(type(linear) is Linear for linear in linears)
         and all(type(norm) is RMSNorm for norm in norms)
         and type(attention.rope) is RoPE
+        # Else they are not packed alike.
+        and attention.q_proj.product is attention.k_proj.product is attention.v_proj.product
+        and mlp.gate_proj.product is mlp.up_proj.product
     )
 
 

@@ -3,8 +3,9 @@
 import importlib
 import importlib.metadata
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -14,11 +15,15 @@ from batching.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """The kernels of this processor's instruction set, and their threads."""
+    """The kernels of this processor's instruction set, and their threads.
+
+    has_int16: there are products of 16-bit integers, for the fast mode.
+    """
 
     module: Any  # _native, which need not be there
     isa: str
     num_threads: int
+    has_int16: bool
 
     def __str__(self) -> str:
         return f"{self.isa}, {self.num_threads} threads"
@@ -32,8 +37,11 @@ class NoNative:
         return f"off: {self.reason}"
 
 
-def load_native(mode: str) -> Native | NoNative:
+def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
     """Return the kernels if `mode` ("auto", "off", "require") and the machine allow.
+
+    All engines of a process share their threads, of which the last one to be loaded says the
+    number; None is one for each core that this process may use.
 
     Raises:
         ModelLoadError: they are required and not there.
@@ -41,7 +49,10 @@ def load_native(mode: str) -> Native | NoNative:
     if mode == "off":
         return NoNative("switched off")
     found = _load() if mx.default_device() == mx.cpu else NoNative("MLX computes on a GPU")
-    if isinstance(found, NoNative) and mode == "require":
+    if isinstance(found, Native):
+        found.module.set_num_threads(num_threads or num_cores())
+        return replace(found, num_threads=found.module.num_threads())
+    if mode == "require":
         raise ModelLoadError(f"the native kernels are required, and {found.reason}")
     return found
 
@@ -58,12 +69,24 @@ def _load() -> Native | NoNative:
         return NoNative(f"it was built for mlx {module.mlx_version}, and mlx {installed} is here")
     if not module.isa():
         return NoNative("this processor has none of the instruction sets that they need")
-    module.set_num_threads(num_cores())
-    return Native(module, module.isa(), module.num_threads())
+    return Native(module, module.isa(), module.num_threads(), module.has_int16())
 
 
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def weight_bytes() -> int:
+    """Return what packed weights take, which MLX does not count."""
+    found = _load() if _load.cache_info().currsize else None
+    return int(found.module.weight_bytes()) if isinstance(found, Native) else 0
+
+
+def num_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many cores this process may use, also where a container has a part of them.
+
+    quota: a file of cgroup v2, microseconds of a period, or "max".
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")
+    available = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    try:
+        limit, period = quota.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return available
+    return available if limit == "max" else max(1, min(available, int(limit) // int(period)))

@@ -7,6 +7,7 @@ like all activations.
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.core as mx
@@ -24,19 +25,23 @@ _BITS: Final = (4, 8)
 _GROUP_SIZES: Final = (32, 64, 128)
 
 
-def replace_modules(model: nn.Module, native: Native, *, rounds: bool = False) -> nn.Module:
+def replace_modules(
+    model: nn.Module, native: Native, *, rounds: bool = False, is_fast: bool = False
+) -> nn.Module:
     """Return the model with kernels in the place of modules, its activations float32.
 
     rounds: quantized weights are those that dequantizing in float16 gives.
+    is_fast: what is multiplied with quantized weights is rounded to 16 bits before.
     """
     kernels = native.module
+    packing = Packing(kernels, rounds, is_fast)
     for group in _groups(model):
-        product = Product(kernels, group, rounds)
+        product = Product(packing, group)
         for index, module in enumerate(group):
             _become(module, Linear, product=product, index=index)
     for module in model.modules():
         if _is_embedding(module):
-            _become(module, Embedding, product=Product(kernels, [module], rounds))
+            _become(module, Embedding, product=Product(packing, [module]))
     model.set_dtype(mx.float32)
     model = dequantize_model(model)
     rotation = Rotation()
@@ -58,7 +63,8 @@ def _groups(model: nn.Module) -> Iterator[list[nn.Module]]:
     for parent in model.modules():
         for names in _SAME_INPUT:
             group = [parent[name] for name in names if name in parent]
-            if len(group) == len(names) and all(map(_is_linear, group)):
+            kinds = {module.get("scales") is not None and module.group_size for module in group}
+            if len(group) == len(names) and all(map(_is_linear, group)) and len(kinds) == 1:
                 grouped |= {id(module) for module in group}
                 yield group
     yield from ([m] for m in model.modules() if _is_linear(m) and id(m) not in grouped)
@@ -85,12 +91,28 @@ def _become(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None
         setattr(module, name, value)
 
 
+@dataclass(frozen=True)
+class Packing:
+    """How weights are packed; see `replace_modules`."""
+
+    kernels: Any
+    rounds: bool
+    is_fast: bool
+
+    def of(self, module: nn.Module) -> Any:
+        if "scales" not in module:
+            return self.kernels.pack(module.weight)
+        return self.kernels.pack(
+            module.weight, module.scales, module.biases, module.bits, self.rounds, self.is_fast
+        )
+
+
 class Product:
     """The products of some matrices with one input, computed when the first is asked for."""
 
-    def __init__(self, kernels: Any, modules: Sequence[nn.Module], rounds: bool) -> None:
-        self.kernels = kernels
-        self.packed = [_pack(kernels, module, rounds) for module in modules]
+    def __init__(self, packing: Packing, modules: Sequence[nn.Module]) -> None:
+        self.kernels = packing.kernels
+        self.packed = [packing.of(module) for module in modules]
         self.biases = [_bias(module) for module in modules]
         self._input: mx.array | None = None
         self._outputs: list[mx.array | None] = []
@@ -104,12 +126,6 @@ class Product:
             self._input = None
         assert output is not None
         return output
-
-
-def _pack(kernels: Any, module: nn.Module, rounds: bool) -> Any:
-    if "scales" not in module:
-        return kernels.pack(module.weight)
-    return kernels.pack(module.weight, module.scales, module.biases, module.bits, rounds)
 
 
 def _bias(module: nn.Module) -> mx.array | None:

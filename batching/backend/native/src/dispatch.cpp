@@ -6,7 +6,7 @@
 namespace native {
 
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512;
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_vnni;
 #else
 extern const Kernels kernels_baseline;
 #endif
@@ -23,6 +23,8 @@ const Kernels* select() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool has_avx512 = __builtin_cpu_supports("x86-64-v4");
+  const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
+  if (has_vnni && is_wanted(kernels_avx512_vnni)) return &kernels_avx512_vnni;
   if (has_avx512 && is_wanted(kernels_avx512)) return &kernels_avx512;
   const bool has_avx2 = __builtin_cpu_supports("x86-64-v3");
   return has_avx2 && is_wanted(kernels_avx2) ? &kernels_avx2 : nullptr;

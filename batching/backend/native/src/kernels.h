@@ -21,6 +21,9 @@ enum class Format : int32_t {
 /// - 8 bits: for each group of inputs, `[group][columns]` bytes, `columns` scales and as many
 ///   biases, float32
 /// - 4 bits: the same, a byte holding the values of two successive inputs, the first one low
+/// With `in_pairs`, for products of 16-bit integers, words of 16 bits are `[..][columns][2]`: those
+/// of two successive inputs of an output lie side by side, and hold, lowest bits first, the values
+/// of the inputs 0, 2, 4, 6 and 1, 3, 5, 7 from there on (of 8 bits: 0, 2 and 1, 3).
 struct Panels {
   Format format;
   int num_outputs;
@@ -28,6 +31,7 @@ struct Panels {
   int group;    // of the quantized formats; inputs are a multiple of it
   int columns;  // of a panel; columns beyond the outputs are zero
   bool rounds;  // quantized: the product and the sum are each rounded to float16's 11 bits
+  bool in_pairs;
   const uint8_t* data;
 
   int num_panels() const { return (num_outputs + columns - 1) / columns; }
@@ -45,6 +49,14 @@ struct Panels {
   }
 };
 
+/// Inputs rounded to 16 bits: `[rows, num_inputs]`, and for each group `[rows, num_groups]` what one
+/// step is worth, and the sum of its steps by that.
+struct Quantized {
+  const int16_t* values;
+  const float* scales;
+  const float* sums;
+};
+
 /// Inputs `[rows, num_inputs]`, outputs `[rows, num_outputs]`.
 struct LinearArgs {
   Panels weights;
@@ -53,6 +65,7 @@ struct LinearArgs {
   const float* x;
   float* y;
   int num_rows;
+  Quantized x16 = {};  // the inputs of weights in pairs
 };
 
 /// Keys and values of one layer, blocks of `block_size` tokens.
@@ -105,6 +118,10 @@ struct Kernels {
   const char* name;
   int columns;            // of a panel
   size_t scratch_floats;  // that `linear` needs
+  bool has_int16;          // weights in pairs can be multiplied
+  /// One row: values `[size]`, scales and sums `[size / group]`.
+  void (*quantize)(const float* x, int size, int group, int16_t* values, float* scales,
+                   float* sums);
   void (*linear)(const LinearArgs& args, int panel, float* scratch);
   void (*attend)(const AttentionArgs& args, const AttentionPart& part, float* scratch);
   void (*merge_spans)(const AttentionArgs& args, const AttentionPart& part, int num_spans,

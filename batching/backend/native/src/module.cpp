@@ -66,7 +66,9 @@ NB_MODULE(_native, m) {
       std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
       std::to_string(MLX_VERSION_PATCH);
   m.attr("max_query_heads_per_key_head") = MAX_TILE;
+  m.def("has_int16", [] { return kernels() && kernels()->has_int16; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
+  m.def("weight_bytes", &PackedWeights::all_bytes);
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
   m.def("num_threads", [] { return threads().num_threads(); });
 
@@ -86,7 +88,7 @@ NB_MODULE(_native, m) {
         "value_dim"_a, "is_bf16"_a = false);
 
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(), "bits"_a = 0,
-        "rounds"_a = false);
+        "rounds"_a = false, "in_pairs"_a = false);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   m.def("embed", &graph::embed, "tokens"_a, "weights"_a);
   m.def("rms_norm", &graph::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);

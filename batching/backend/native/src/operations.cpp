@@ -42,6 +42,28 @@ LinearArgs product(const Weights& weights, const std::vector<float>& bias, const
   return {weights->panels(), data_or_null(bias), residual, x, y, num_rows};
 }
 
+/// Round the inputs of weights in pairs to 16 bits; products of one input share what comes of it.
+void round_inputs(std::vector<LinearArgs>& products) {
+  thread_local std::vector<int16_t> values;
+  thread_local std::vector<float> scales, sums;
+  const LinearArgs& first = products[0];
+  if (!first.weights.in_pairs) return;
+  const size_t size = first.weights.num_inputs, group = first.weights.group;
+  const size_t num_groups = size / group;
+  values.resize(std::max(values.size(), first.num_rows * size));
+  scales.resize(std::max(scales.size(), first.num_rows * num_groups));
+  sums.resize(std::max(sums.size(), first.num_rows * num_groups));
+  // The other threads have vectors of their own.
+  const Quantized x16{values.data(), scales.data(), sums.data()};
+  for_rows(first.num_rows, rows_of(size), [&, v = values.data(), s = scales.data(),
+                                           t = sums.data()](int begin, int end) {
+    for (size_t m = begin; m < static_cast<size_t>(end); m++)
+      kernels()->quantize(first.x + m * size, size, group, v + m * size, s + m * num_groups,
+                          t + m * num_groups);
+  });
+  for (LinearArgs& p : products) p.x16 = x16;
+}
+
 /// What a block computes on the way.
 struct Buffers {
   float *normed, *q, *k, *v, *attended, *middle, *gate, *up;
@@ -65,10 +87,14 @@ struct Buffers {
 
 ThreadPool& threads() { return *the_threads; }
 
-void set_num_threads(int num_threads) { the_threads = std::make_unique<ThreadPool>(num_threads); }
+void set_num_threads(int num_threads) {
+  if (num_threads != threads().num_threads())
+    the_threads = std::make_unique<ThreadPool>(num_threads);
+}
 
-void multiply(const std::vector<LinearArgs>& products) {
+void multiply(std::vector<LinearArgs> products) {
   const Kernels& k = *kernels();
+  round_inputs(products);
   int num_panels = 0;
   for (const LinearArgs& p : products) num_panels += p.weights.num_panels();
   const int num_parts = std::min(num_panels, PARTS_PER_THREAD * threads().num_threads());

@@ -16,11 +16,11 @@ using Weights = std::shared_ptr<const PackedWeights>;
 
 /// The threads of this process.
 ThreadPool& threads();
-/// Make them anew; nothing may run meanwhile.
+/// Make them anew if it is another number; then nothing may run meanwhile.
 void set_num_threads(int num_threads);
 
-/// Several products, of one input or of different ones.
-void multiply(const std::vector<LinearArgs>& products);
+/// Several products of one input.
+void multiply(std::vector<LinearArgs> products);
 
 void embed(const PackedWeights& weights, const int32_t* tokens, int num_rows, float* y);
 

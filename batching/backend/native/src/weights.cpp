@@ -1,5 +1,6 @@
 #include "weights.h"
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 
@@ -8,7 +9,7 @@ namespace native {
 namespace {
 
 Panels layout(const PlainWeights& plain, int columns) {
-  return {plain.format, plain.num_outputs, plain.num_inputs, plain.group, columns, plain.rounds, nullptr};
+  return {plain.format, plain.num_outputs, plain.num_inputs, plain.group, columns, plain.rounds, plain.in_pairs, nullptr};
 }
 
 template <typename Float>
@@ -30,31 +31,64 @@ uint8_t value(const uint32_t* row, int i) {
   return row[i / PER_WORD] >> (i % PER_WORD * BITS) & ((1u << BITS) - 1);
 }
 
+/// Where, within a group's bytes, the value of an input and a column is.
+struct Place {
+  size_t byte;
+  int shift;
+
+  Place(const Panels& panels, size_t input, size_t column) {
+    const size_t bits = panels.format == Format::kBits4 ? 4 : 8, per_byte = 8 / bits;
+    if (!panels.in_pairs) {
+      byte = input / per_byte * panels.columns + column;
+      shift = static_cast<int>(input % per_byte * bits);
+      return;
+    }
+    const size_t per_pair = 32 / bits;  // inputs whose values share a pair of words
+    const size_t word = (input / per_pair * panels.columns + column) * 2 + input % 2;
+    const size_t bit = input % per_pair / 2 * bits;
+    byte = word * 2 + bit / 8;
+    shift = static_cast<int>(bit % 8);
+  }
+};
+
+size_t group_value_bytes(const Panels& panels) {
+  const size_t values = static_cast<size_t>(panels.group) * panels.columns;
+  return panels.format == Format::kBits4 ? values / 2 : values;
+}
+
+size_t group_bytes(const Panels& panels) {
+  return group_value_bytes(panels) + 2 * sizeof(float) * panels.columns;
+}
+
 template <int BITS>
-void pack_quantized(const PlainWeights& plain, int columns, int panel, uint8_t* target) {
-  constexpr int PER_BYTE = 8 / BITS;
+void pack_quantized(const PlainWeights& plain, const Panels& panels, int panel, uint8_t* target) {
   const int num_groups = plain.num_inputs / plain.group;
-  const size_t value_bytes = static_cast<size_t>(plain.group) * columns / PER_BYTE;
-  const size_t group_bytes = value_bytes + 2 * sizeof(float) * columns;
   auto* words = static_cast<const uint32_t*>(plain.weights);
-  for (int j = 0; j < columns; j++) {
-    const size_t output = static_cast<size_t>(panel) * columns + j;
+  for (int j = 0; j < panels.columns; j++) {
+    const size_t output = static_cast<size_t>(panel) * panels.columns + j;
     if (output >= static_cast<size_t>(plain.num_outputs)) return;
     const uint32_t* row = words + output * (plain.num_inputs * BITS / 32);
     for (int g = 0; g < num_groups; g++) {
-      uint8_t* block = target + g * group_bytes;
-      for (int i = 0; i < plain.group; i++)
-        block[static_cast<size_t>(i / PER_BYTE) * columns + j] |=
-            value<BITS>(row, g * plain.group + i) << (i % PER_BYTE * BITS);
-      auto* parameters = reinterpret_cast<float*>(block + value_bytes);
+      uint8_t* block = target + g * group_bytes(panels);
+      for (int i = 0; i < plain.group; i++) {
+        const Place place(panels, i, j);
+        block[place.byte] |= value<BITS>(row, g * plain.group + i) << place.shift;
+      }
+      auto* parameters = reinterpret_cast<float*>(block + group_value_bytes(panels));
       parameters[j] = plain.scales[output * num_groups + g];
-      parameters[columns + j] = plain.biases[output * num_groups + g];
+      parameters[panels.columns + j] = plain.biases[output * num_groups + g];
     }
   }
 }
 
 /// As in kernels/linear.h.
-float rounded(float x) { return std::fma(x, 8192.0f, x) - x * 8192.0f; }
+float rounded(float x) {
+  const float shifted = std::fma(x, 8193.0f, 0.0f), rest = shifted - x;
+  return shifted - rest;
+}
+
+// What all packed weights take.
+std::atomic<size_t> total_bytes{0};
 
 }  // namespace
 
@@ -66,37 +100,42 @@ PackedWeights::PackedWeights(const PlainWeights& plain, int columns)
     switch (plain.format) {
       case Format::kFloat32: pack_floats<float>(plain, columns, panel, target); break;
       case Format::kBfloat16: pack_floats<uint16_t>(plain, columns, panel, target); break;
-      case Format::kBits8: pack_quantized<8>(plain, columns, panel, target); break;
-      case Format::kBits4: pack_quantized<4>(plain, columns, panel, target); break;
+      case Format::kBits8: pack_quantized<8>(plain, panels_, panel, target); break;
+      case Format::kBits4: pack_quantized<4>(plain, panels_, panel, target); break;
     }
   }
   panels_.data = data;
+  total_bytes += memory_.size();
 }
 
+PackedWeights::~PackedWeights() { total_bytes -= memory_.size(); }
+
+size_t PackedWeights::all_bytes() { return total_bytes; }
+
 void PackedWeights::unpack(int output, float* row) const {
-  const size_t columns = panels_.columns, group = panels_.group;
-  const size_t j = output % columns;
+  const size_t columns = panels_.columns, j = output % columns;
   const uint8_t* panel = panels_.data + output / columns * panels_.panel_bytes();
-  const size_t per_byte = panels_.format == Format::kBits4 ? 2 : 1;
-  const size_t value_bytes = group * columns / per_byte;
-  const size_t group_bytes = value_bytes + 2 * sizeof(float) * columns;
-  for (size_t i = 0; i < static_cast<size_t>(panels_.num_inputs); i++) {
-    if (panels_.format == Format::kFloat32) {
-      row[i] = reinterpret_cast<const float*>(panel)[i * columns + j];
-    } else if (panels_.format == Format::kBfloat16) {
-      const uint32_t bits = reinterpret_cast<const uint16_t*>(panel)[i * columns + j];
-      row[i] = std::bit_cast<float>(bits << 16);
-    } else {
-      const uint8_t* block = panel + i / group * group_bytes;
-      const size_t at = i % group;
-      const int byte = block[at / per_byte * columns + j];
-      const int q = per_byte == 1 ? byte : at % 2 ? byte >> 4 : byte & 15;
-      auto* parameters = reinterpret_cast<const float*>(block + value_bytes);
-      const float product = static_cast<float>(q) * parameters[j];
-      row[i] = panels_.rounds ? rounded(rounded(product) + parameters[columns + j])
-                              : std::fma(static_cast<float>(q), parameters[j], parameters[columns + j]);
-    }
+  const size_t num_inputs = panels_.num_inputs;
+  if (panels_.format == Format::kFloat32) {
+    auto* floats = reinterpret_cast<const float*>(panel);
+    for (size_t i = 0; i < num_inputs; i++) row[i] = floats[i * columns + j];
+  } else if (panels_.format == Format::kBfloat16) {
+    auto* halves = reinterpret_cast<const uint16_t*>(panel);
+    for (size_t i = 0; i < num_inputs; i++)
+      row[i] = std::bit_cast<float>(static_cast<uint32_t>(halves[i * columns + j]) << 16);
+  } else {
+    for (size_t i = 0; i < num_inputs; i++) row[i] = quantized(panel, i, j);
   }
+}
+
+float PackedWeights::quantized(const uint8_t* panel, size_t input, size_t column) const {
+  const uint8_t* block = panel + input / panels_.group * group_bytes(panels_);
+  auto* parameters = reinterpret_cast<const float*>(block + group_value_bytes(panels_));
+  const float scale = parameters[column], bias = parameters[panels_.columns + column];
+  const Place place(panels_, input % panels_.group, column);
+  const int mask = panels_.format == Format::kBits4 ? 15 : 255;
+  const float q = static_cast<float>(block[place.byte] >> place.shift & mask);
+  return panels_.rounds ? rounded(rounded(q * scale) + bias) : std::fma(q, scale, bias);
 }
 
 }  // namespace native

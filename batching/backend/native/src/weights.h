@@ -13,7 +13,8 @@ struct PlainWeights {
   int num_outputs;
   int num_inputs;
   int group;
-  bool rounds;  // as in Panels
+  bool rounds;    // as in Panels
+  bool in_pairs;  // likewise
   const void* weights;
   const float* scales;
   const float* biases;
@@ -22,6 +23,12 @@ struct PlainWeights {
 class PackedWeights {
  public:
   PackedWeights(const PlainWeights& plain, int columns);
+  ~PackedWeights();
+  PackedWeights(const PackedWeights&) = delete;
+  PackedWeights& operator=(const PackedWeights&) = delete;
+
+  /// What all packed weights of this process take.
+  static size_t all_bytes();
 
   const Panels& panels() const { return panels_; }
   /// Unpack the weights of one output, `[num_inputs]`.
@@ -30,6 +37,8 @@ class PackedWeights {
   size_t num_bytes() const { return memory_.size(); }
 
  private:
+  float quantized(const uint8_t* panel, size_t input, size_t column) const;
+
   Panels panels_;
   Memory memory_;
 };

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels.h"
+#include "kernels/int16.h"
 #include "kernels/micro.h"
 
 namespace {
@@ -20,11 +21,24 @@ constexpr int ROW_BLOCK = 8 * MAX_ROWS;
 
 constexpr size_t LINEAR_SCRATCH = static_cast<size_t>(COLUMNS) * (CHUNK + ROW_BLOCK);
 
-/// Rounded to 11 bits, as float16 is.
+/// q * scale rounded to 11 bits, as float16 is: right for every integer of 8 bits and scale of 11.
+ALWAYS_INLINE F32 rounded_product(F32 q, F32 scale) {
+  // The sum has room for 11 bits of the product; taking away the rest leaves these.
+  const F32 product = q * scale;
+  const F32 shifted = product * splat(8192.0f) + product;
+  return shifted - product * splat(8192.0f);
+}
+
+/// Any number rounded to 11 bits (Veltkamp's splitting; Dekker 1971).
 ALWAYS_INLINE F32 rounded(F32 x) {
-  // The sum has room for 11 bits of x; taking away the rest leaves these.
-  const F32 shifted = x * splat(8192.0f) + x;
-  return shifted - x * splat(8192.0f);
+  F32 shifted = x * splat(8193.0f);
+  // The product has to be rounded first; fused with the subtraction it would not be.
+#if defined(__x86_64__)
+  asm("" : "+v"(shifted));
+#elif defined(__aarch64__)
+  asm("" : "+w"(shifted));
+#endif
+  return shifted - (shifted - x);
 }
 
 /// Scales and biases of one group, for the columns of one panel.
@@ -40,7 +54,7 @@ struct Affine {
     }
   }
   ALWAYS_INLINE F32 operator()(int v, I32 q) const {
-    if constexpr (ROUNDS) return rounded(rounded(to_float(q) * scales[v]) + biases[v]);
+    if constexpr (ROUNDS) return rounded(rounded_product(to_float(q), scales[v]) + biases[v]);
     return to_float(q) * scales[v] + biases[v];
   }
 };
@@ -142,6 +156,21 @@ MultiplyChunk chunk_multiplier(const Panels& weights) {
   return nullptr;
 }
 
+/// Rows of one panel, a chunk of inputs after the other.
+void linear_floats(int rows, const Panels& weights, const float* x, const uint8_t* p, float* y,
+                   size_t ldy, float* scratch) {
+  const MultiplyChunk multiply_chunk = chunk_multiplier(weights);
+  const size_t chunk_bytes = weights.panel_bytes() / weights.num_inputs * CHUNK;
+  for (int i = 0; i < weights.num_inputs; i += CHUNK) {
+    const int size = weights.num_inputs - i < CHUNK ? weights.num_inputs - i : CHUNK;
+    const uint8_t* next = p + chunk_bytes;
+    // The processor's own prefetching loses the track while rows are multiplied.
+    for (size_t ahead = 0; ahead < chunk_bytes; ahead += 64) __builtin_prefetch(next + ahead);
+    p = multiply_chunk(rows, x + i, weights.num_inputs, p, size, weights.group, y, ldy, i > 0,
+                       scratch);
+  }
+}
+
 /// Add bias and residual, and write what the panel has of the outputs where it belongs.
 void finish_panel(const LinearArgs& args, int first_column, int first_row, int rows,
                   const float* y, size_t ldy, float* target) {
@@ -164,8 +193,6 @@ void linear(const LinearArgs& args, int panel, float* scratch) {
   const Panels& weights = args.weights;
   const int first_column = panel * COLUMNS;
   const int num_columns = weights.num_outputs - first_column;
-  const MultiplyChunk multiply_chunk = chunk_multiplier(weights);
-  const size_t chunk_bytes = weights.panel_bytes() / weights.num_inputs * CHUNK;
   float* edge = scratch + static_cast<size_t>(COLUMNS) * CHUNK;
   for (int first = 0; first < args.num_rows; first += ROW_BLOCK) {
     const int rows = args.num_rows - first < ROW_BLOCK ? args.num_rows - first : ROW_BLOCK;
@@ -176,14 +203,10 @@ void linear(const LinearArgs& args, int panel, float* scratch) {
     float* y = is_whole ? target : edge;
     const size_t ldy = is_whole ? weights.num_outputs : COLUMNS;
     const uint8_t* p = weights.data + panel * weights.panel_bytes();
-    for (int i = 0; i < weights.num_inputs; i += CHUNK) {
-      const int size = weights.num_inputs - i < CHUNK ? weights.num_inputs - i : CHUNK;
-      const uint8_t* next = p + chunk_bytes;
-      // The processor's own prefetching loses the track while rows are multiplied.
-      for (size_t ahead = 0; ahead < chunk_bytes; ahead += 64) __builtin_prefetch(next + ahead);
-      p = multiply_chunk(rows, x + i, weights.num_inputs, p, size, weights.group, y, ldy, i > 0,
-                         scratch);
-    }
+    if (weights.in_pairs)
+      linear_int16(rows, weights, args.x16, first, p, y, ldy);
+    else
+      linear_floats(rows, weights, x, p, y, ldy, scratch);
     if (is_whole && !args.bias && !args.residual) continue;
     finish_panel(args, first_column, first, rows, y, ldy, target);
   }

@@ -1,5 +1,6 @@
 // The kernels of one instruction set, which the build names NATIVE_ISA.
 #include "kernels/attention.h"
+#include "kernels/int16.h"
 #include "kernels/linear.h"
 #include "kernels/pointwise.h"
 
@@ -14,6 +15,8 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .name = STRING(NATIVE_ISA),
     .columns = COLUMNS,
     .scratch_floats = LINEAR_SCRATCH,
+    .has_int16 = HAS_INT16,
+    .quantize = quantize,
     .linear = linear,
     .attend = attend,
     .merge_spans = merge_spans,

@@ -1,0 +1,210 @@
+"""The native kernels are built where they can be, loaded where they fit, and else missed aloud."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import mlx.core as mx
+import pytest
+
+import batching.backend.native as package
+from batching.backend.native import build, extension
+from batching.backend.native.extension import Native, NoNative, load_native
+from batching.errors import ModelLoadError
+from tests.process import ROOT, start
+
+MODULE: Final = "batching.backend.native._native"
+
+Install = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Have the module looked for in a folder that is empty, and return what puts a file there."""
+    monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
+    monkeypatch.setattr(package, "__path__", [str(tmp_path)])
+    # Set and deleted, so that in the end whatever is there now is restored.
+    monkeypatch.setitem(sys.modules, MODULE, package)
+    del sys.modules[MODULE]
+    extension._load.cache_clear()
+
+    def write(name: str, text: str) -> Path:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
+
+    yield write
+    extension._load.cache_clear()
+
+
+def reason(mode: str = "auto") -> str:
+    found = load_native(mode)
+    assert isinstance(found, NoNative)
+    return found.reason
+
+
+def module_for(mlx_version: str, isa: str) -> str:
+    return "\n".join(
+        [
+            f"mlx_version = {mlx_version!r}",
+            f"isa = lambda: {isa!r}",
+            "set_num_threads = [].append",
+            "num_threads = lambda: 3",
+            "has_int16 = lambda: False",
+        ]
+    )
+
+
+def test_kernels_that_are_switched_off_are_not_looked_for(install: Install) -> None:
+    install("_native.py", "raise AssertionError")
+    assert str(load_native("off")) == "off: switched off"
+
+
+def test_a_module_that_fits_is_used(install: Install) -> None:
+    install("_native.py", module_for(importlib.metadata.version("mlx"), "sse9"))
+    for mode in ("auto", "require"):
+        assert str(load_native(mode)) == "sse9, 3 threads"
+
+
+def test_without_a_module_it_is_said_how_to_get_one(install: Install) -> None:
+    assert reason() == "the extension is not built: make install, with a C++ compiler"
+
+
+def test_a_module_for_another_mlx_is_refused(install: Install) -> None:
+    install("_native.py", module_for("0.1.2", "sse9"))
+    here = importlib.metadata.version("mlx")
+    assert reason() == f"it was built for mlx 0.1.2, and mlx {here} is here"
+
+
+def test_a_processor_without_the_instruction_sets_is_told(install: Install) -> None:
+    install("_native.py", module_for(importlib.metadata.version("mlx"), ""))
+    assert reason() == "this processor has none of the instruction sets that they need"
+
+
+def test_a_file_that_is_no_extension_is_refused_with_its_reason(install: Install) -> None:
+    path = install(build.NAME, "I am text")
+    assert reason().startswith("the extension cannot be loaded: ")
+    assert str(path) in reason()
+    assert "\n" not in reason()
+
+
+def test_a_gpu_needs_no_kernels(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install("_native.py", "raise AssertionError")
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert reason() == "MLX computes on a GPU"
+
+
+def test_required_kernels_that_are_missing_are_an_error_in_one_line(install: Install) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        load_native("require")
+    assert str(caught.value) == f"the native kernels are required, and {reason()}"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def buildable() -> None:
+    if (why := build.why_not()) is not None:
+        pytest.skip(why)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Build in a folder whose build fails, beside an extension from before."""
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    text = 'cmake_minimum_required(VERSION 3.25)\nmessage(FATAL_ERROR "there is no such thing")\n'
+    (tmp_path / "CMakeLists.txt").write_text(text, encoding="utf-8")
+    (tmp_path / build.NAME).write_text("old", encoding="utf-8")
+    return tmp_path
+
+
+def test_a_mac_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert build.why_not() == "they are for Linux; on a Mac MLX computes on the GPU"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="built on Linux only")
+def test_without_a_compiler_nothing_is_built(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert build.why_not() == "there is no C++ compiler (/nowhere/c++)"
+    assert build.main() == 0
+    assert capsys.readouterr().out == f"no native CPU kernels: {build.why_not()}\n"
+    assert (folder / build.NAME).read_text(encoding="utf-8") == "old"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="built on Linux only")
+def test_without_cmake_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", sys.executable)  # it is there, that is all
+    monkeypatch.setattr(build, "_path", lambda: "")
+    monkeypatch.setattr(build, "_is_importable", lambda package: package != "cmake")
+    assert build.why_not() == "there is no cmake: pip install -r requirements/native.txt"
+
+
+@pytest.mark.usefixtures("buildable")
+def test_a_build_that_fails_says_why_and_leaves_the_old_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build.main() == 0
+    printed = capsys.readouterr()
+    assert "there is no such thing" in printed.err
+    assert printed.out == "no native CPU kernels: the build failed, see above\n"
+    assert (folder / build.NAME).read_text(encoding="utf-8") == "old"
+    assert sorted(path.name for path in folder.iterdir()) == ["CMakeLists.txt", build.NAME]
+
+
+LOAD_FROM: Final = """
+import sys
+import batching.backend.native as package
+package.__path__ = sys.argv[1:]
+"""
+
+
+@pytest.mark.timeout(300)  # it builds
+@pytest.mark.usefixtures("buildable")
+def test_what_is_built_can_be_loaded_and_names_no_place_of_this_machine(
+    tmp_path: Path, native: Native
+) -> None:
+    assert build.build(tmp_path) is None
+    # In a process of its own: one has room for one such module.
+    load = "from batching.backend.native.extension import load_native; print(load_native('auto'))"
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_FROM + load, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{native}\n"
+    content = (tmp_path / build.NAME).read_bytes()
+    for place in (ROOT, tmp_path, sys.prefix, sys.base_prefix):
+        assert f"{place}/".encode() not in content
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("mode", ["off", "auto"])
+def test_the_start_says_which_kernels_compute(mode: str) -> None:
+    server = start(NATIVE=mode)
+    assert server.stop() == 0
+    assert f"kernels   {load_native(mode)}\n" in server.startup
+
+
+def test_a_server_that_requires_missing_kernels_says_so_and_ends() -> None:
+    serve = "from app.command import main; sys.exit(main())"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
+    required = {"MLX_SERVER_NATIVE": "require", "MLX_SERVER_DEVICE": "cpu", "MLX_SERVER_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_FROM + serve],
+        cwd=ROOT,
+        env=environment | required,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    [loading, reason] = done.stderr.splitlines()
+    assert loading.startswith("loading ")
+    assert reason.startswith("the native kernels are required, and the extension is not built: ")

@@ -1,0 +1,288 @@
+// Attention of ragged steps over a pool whose blocks lie scattered.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <sstream>
+#include <stdexcept>
+
+#include "check.h"
+#include "operations.h"
+
+namespace tests {
+
+namespace {
+
+using namespace native;
+
+/// Of one request: what it said before the step, and its rows in it.
+struct Request {
+  int num_before;
+  int num_rows;
+
+  int num_tokens() const { return num_before + num_rows; }
+};
+
+struct Shape {
+  std::vector<Request> requests;
+  PoolLayout layout;
+  int group;  // query heads of a key head
+  int window;
+  float soft_cap;
+  bool has_sinks;
+  int num_padding;  // rows beyond those of the step
+
+  int num_query_heads() const { return layout.num_heads * group; }
+};
+
+std::string describe(const Shape& shape) {
+  const PoolLayout& pool = shape.layout;
+  std::ostringstream text;
+  text << "attention: " << pool.num_heads << "x" << shape.group << " heads of " << pool.key_dim
+       << "," << pool.value_dim << ", blocks of " << pool.block_size
+       << (pool.is_bf16 ? ", bf16" : "") << ", window " << shape.window << ", cap "
+       << shape.soft_cap << (shape.has_sinks ? ", sinks," : ",");
+  for (const Request& r : shape.requests) text << " " << r.num_before << "+" << r.num_rows;
+  return text.str();
+}
+
+/// What is stored of it, and thus attended.
+float stored(float x, const PoolLayout& pool) { return pool.is_bf16 ? from_bf16(to_bf16(x)) : x; }
+
+/// A step, its inputs, and a pool that holds what came before it.
+class Case {
+ public:
+  Case(Random& random, const Shape& shape)
+      : shape_(shape), free_blocks_(all_blocks(shape)), pool_(shape.layout, num_free()) {
+    fill_with_nan();
+    sinks_ = random.normal(shape.num_query_heads());
+    for (const Request& request : shape_.requests) add(random, request);
+    q_ = random.normal(num_rows() * shape.num_query_heads() * shape.layout.key_dim);
+  }
+
+  void check(Random& random) {
+    set_num_threads(1);
+    const std::vector<float> y = run(step_);
+    expect_close(y, expected(), describe(shape_));
+    set_num_threads(random.one_of({2, 4}));
+    expect_same(run(step_), y, "shared out, " + describe(shape_));
+    // Each request by itself; the others' rows keep what the step before left there.
+    y_ = y;
+    for (const Slice& slice : step_.slices) run_alone(slice);
+    expect_same(y_, y, "alone, " + describe(shape_));
+  }
+
+ private:
+  const Shape shape_;
+  std::vector<int> free_blocks_;
+  Pool pool_;
+  Step step_;
+  std::vector<float> sinks_, q_, keys_, values_, y_;
+  // Of each request, all its keys and values `[tokens, heads, dim]` as the pool holds them.
+  std::vector<std::vector<float>> all_keys_, all_values_;
+
+  size_t num_rows() const { return step_.num_rows() + shape_.num_padding; }
+  size_t key_size() const { return shape_.layout.num_heads * shape_.layout.key_dim; }
+  size_t value_size() const { return shape_.layout.num_heads * shape_.layout.value_dim; }
+  size_t output_size() const { return shape_.num_query_heads() * shape_.layout.value_dim; }
+
+  static std::vector<int> all_blocks(const Shape& shape) {
+    int num_blocks = 3;
+    for (const Request& request : shape.requests)
+      num_blocks += request.num_tokens() / shape.layout.block_size + 1;
+    std::vector<int> blocks(num_blocks);
+    std::iota(blocks.begin(), blocks.end(), 0);
+    return blocks;
+  }
+
+  int num_free() const { return static_cast<int>(free_blocks_.size()); }
+  int block_size() const { return shape_.layout.block_size; }
+
+  /// What nobody has written must not be seen.
+  void fill_with_nan() {
+    const std::vector<float> nan(std::max(key_size(), value_size()), NAN);
+    for (int slot = 0; slot < num_free() * block_size(); slot++)
+      pool_.write(slot, nan.data(), nan.data());
+  }
+
+  int take_block(Random& random) {
+    std::swap(free_blocks_.back(), free_blocks_[random.between(0, num_free() - 1)]);
+    const int block = free_blocks_.back();
+    free_blocks_.pop_back();
+    return block;
+  }
+
+  void add(Random& random, const Request& request) {
+    const int first_block = static_cast<int>(step_.tables.size());
+    for (int i = 0; i < request.num_tokens(); i += block_size())
+      step_.tables.push_back(take_block(random));
+    step_.slices.push_back(
+        {step_.num_rows(), request.num_rows, request.num_before, first_block});
+    auto keys = random.normal(request.num_tokens() * key_size());
+    auto values = random.normal(request.num_tokens() * value_size());
+    for (int i = 0; i < request.num_tokens(); i++) {
+      const int slot =
+          step_.tables[first_block + i / block_size()] * block_size() + i % block_size();
+      const float* key = keys.data() + i * key_size();
+      const float* value = values.data() + i * value_size();
+      if (i < request.num_before) {
+        pool_.write(slot, key, value);
+        continue;
+      }
+      step_.slots.push_back(slot);
+      keys_.insert(keys_.end(), key, key + key_size());
+      values_.insert(values_.end(), value, value + value_size());
+    }
+    for (float& x : keys) x = stored(x, shape_.layout);
+    for (float& x : values) x = stored(x, shape_.layout);
+    all_keys_.push_back(std::move(keys));
+    all_values_.push_back(std::move(values));
+  }
+
+  AttentionArgs args(float* y) const {
+    return {.pool = shape_.layout,
+            .keys = pool_.keys(),
+            .values = pool_.values(),
+            .q = q_.data(),
+            .y = y,
+            .num_query_heads = shape_.num_query_heads(),
+            .scale = scale(),
+            .soft_cap = shape_.soft_cap,
+            .window = shape_.window,
+            .sinks = shape_.has_sinks ? sinks_.data() : nullptr,
+            .span_blocks = 0};
+  }
+
+  float scale() const { return 1 / std::sqrt(static_cast<float>(shape_.layout.key_dim)); }
+
+  std::vector<float> run(const Step& step) {
+    std::vector<float> y(num_rows() * output_size(), NAN);
+    write_and_attend(pool_, step, args(y.data()), keys_.data(), values_.data(),
+                     static_cast<int>(num_rows()));
+    return y;
+  }
+
+  void run_alone(const Slice& slice) {
+    Step step{{slice}, step_.tables, {}};
+    step.slices[0].first_row = 0;
+    const auto slots = step_.slots.begin() + slice.first_row;
+    step.slots.assign(slots, slots + slice.num_rows);
+    AttentionArgs own = args(y_.data() + slice.first_row * output_size());
+    own.q += slice.first_row * static_cast<size_t>(shape_.num_query_heads()) *
+             shape_.layout.key_dim;
+    write_and_attend(pool_, step, own, keys_.data() + slice.first_row * key_size(),
+                     values_.data() + slice.first_row * value_size(), slice.num_rows);
+  }
+
+  std::vector<Expected> expected() const {
+    std::vector<Expected> all;
+    for (size_t i = 0; i < step_.slices.size(); i++)
+      for (int row = 0; row < step_.slices[i].num_rows; row++)
+        for (int head = 0; head < shape_.num_query_heads(); head++) attend(i, row, head, all);
+    all.resize(num_rows() * output_size(), {0, 0});
+    return all;
+  }
+
+  double score(size_t request, size_t row, int head, int key) const {
+    const size_t dim = shape_.layout.key_dim;
+    const float* q = q_.data() + (row * shape_.num_query_heads() + head) * dim;
+    const float* k = all_keys_[request].data() + key * key_size() + head / shape_.group * dim;
+    double sum = 0;
+    for (size_t i = 0; i < dim; i++) sum += static_cast<double>(q[i]) * k[i];
+    sum *= scale();
+    return shape_.soft_cap > 0 ? shape_.soft_cap * std::tanh(sum / shape_.soft_cap) : sum;
+  }
+
+  void attend(size_t request, int row, int head, std::vector<Expected>& results) const {
+    const Slice& slice = step_.slices[request];
+    const int position = slice.first_position + row;
+    const int first = shape_.window > 0 ? std::max(0, position - shape_.window + 1) : 0;
+    const size_t dim = shape_.layout.value_dim;
+    std::vector<double> sums(dim), magnitudes(dim);
+    // Scores of normal numbers are small: no maximum needs to be taken away.
+    double total = shape_.has_sinks ? std::exp(static_cast<double>(sinks_[head])) : 0;
+    for (int key = first; key <= position; key++) {
+      const double weight = std::exp(score(request, slice.first_row + row, head, key));
+      const float* value =
+          all_values_[request].data() + key * value_size() + head / shape_.group * dim;
+      total += weight;
+      for (size_t i = 0; i < dim; i++) {
+        sums[i] += weight * value[i];
+        magnitudes[i] += weight * std::abs(value[i]);
+      }
+    }
+    for (size_t i = 0; i < dim; i++)
+      results.push_back({sums[i] / total, 1e-5 * magnitudes[i] / total});
+  }
+};
+
+Shape random_shape(Random& random) {
+  const int columns = kernels()->columns;
+  const int group = random.one_of({1, 2, 3, 5, 48});
+  Shape shape{.requests = {},
+              .layout = {.num_heads = random.between(1, 3),
+                         .block_size = random.one_of({1, 5, 16, 32, 40}),
+                         .key_dim = random.between(1, 80),
+                         .value_dim = random.between(1, 80),
+                         .is_bf16 = random.chance(),
+                         .columns = columns},
+              .group = group,
+              .window = random.chance() ? random.between(1, 300) : 0,
+              .soft_cap = random.chance() ? 2.0f : 0.0f,
+              .has_sinks = random.chance(),
+              .num_padding = random.one_of({0, 3})};
+  return shape;
+}
+
+void test_ragged_steps(Random& random) {
+  for (int i = 0; i < 40; i++) {
+    Shape shape = random_shape(random);
+    const int num_requests = random.between(1, 6);
+    for (int j = 0; j < num_requests; j++)
+      shape.requests.push_back({random.one_of({0, 1, 31, 32, random.between(0, 120)}),
+                                random.one_of({1, 1, 2, random.between(1, 70)})});
+    Case(random, shape).check(random);
+  }
+}
+
+/// So few rows that the spans of their contexts are shared out.
+void test_long_contexts(Random& random) {
+  for (int i = 0; i < 24; i++) {
+    Shape shape = random_shape(random);
+    shape.requests = {{random.between(200, 1500), random.one_of({1, 1, 7})}};
+    if (random.chance()) shape.requests.push_back({random.one_of({0, 255, 256, 600}), 1});
+    if (random.chance()) shape.window = random.between(200, 1000);
+    Case(random, shape).check(random);
+  }
+}
+
+void test_copied_block(Random& random) {
+  const PoolLayout layout{2, 4, 3, 5, random.chance(), kernels()->columns};
+  Pool pool(layout, 3);
+  const auto numbers = random.normal(10);
+  for (int slot = 4; slot < 8; slot++) pool.write(slot, numbers.data(), numbers.data());
+  pool.copy(1, 2);
+  const auto is_copied = [](const Memory& memory) {
+    const auto* bytes = static_cast<const uint8_t*>(memory.data());
+    const size_t size = memory.size() / 3;
+    return std::equal(bytes + size, bytes + 2 * size, bytes + 2 * size);
+  };
+  expect(is_copied(pool.key_memory()) && is_copied(pool.value_memory()), "a block is copied");
+  bool is_refused = false;
+  try {
+    pool.copy(0, 3);
+  } catch (const std::invalid_argument&) {
+    is_refused = true;
+  }
+  expect(is_refused, "a block that is not there is refused");
+}
+
+}  // namespace
+
+void test_attention() {
+  Random random(3);
+  test_ragged_steps(random);
+  test_long_contexts(random);
+  test_copied_block(random);
+}
+
+}  // namespace tests

@@ -1,0 +1,308 @@
+// Packing, products with packed weights, and unpacking, of all formats.
+#include <algorithm>
+#include <cmath>
+#include <list>
+#include <thread>
+
+#include "check.h"
+#include "operations.h"
+
+namespace tests {
+
+namespace {
+
+using namespace native;
+
+constexpr double EPSILON = 1.0 / (1 << 24);
+
+/// A linear layer as MLX keeps it, and the weights that it stands for.
+struct Layer {
+  PlainWeights plain;
+  std::vector<float> floats;
+  std::vector<uint16_t> halves;
+  std::vector<uint32_t> words;
+  std::vector<float> scales, biases;
+  std::vector<Expected> weights;  // [outputs, inputs]
+
+  explicit Layer(const PlainWeights& shape) : plain(shape) {}
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+};
+
+using LayerPointer = std::unique_ptr<Layer>;
+
+std::string describe(const PlainWeights& plain) {
+  const char* const names[] = {"float32", "bfloat16", "8 bits", "4 bits"};
+  return std::string(names[static_cast<int>(plain.format)]) + (plain.rounds ? " rounded " : plain.in_pairs ? " in pairs " : " ") +
+         std::to_string(plain.num_outputs) + "x" + std::to_string(plain.num_inputs) + "/" +
+         std::to_string(plain.group);
+}
+
+/// To the 11 bits of a float16, ties to even, whatever the exponent.
+float rounded(float x) {
+  int exponent;
+  const double fraction = std::frexp(static_cast<double>(x), &exponent);
+  return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(fraction, 11)), exponent - 11));
+}
+
+std::vector<float> rounded(std::vector<float> numbers) {
+  for (float& x : numbers) x = rounded(x);
+  return numbers;
+}
+
+void fill_floats(Layer& layer, Random& random) {
+  PlainWeights& plain = layer.plain;
+  layer.floats = random.normal(static_cast<size_t>(plain.num_outputs) * plain.num_inputs);
+  plain.weights = layer.floats.data();
+  if (plain.format == Format::kBfloat16) {
+    for (float x : layer.floats) layer.halves.push_back(to_bf16(x));
+    plain.weights = layer.halves.data();
+  }
+  for (size_t i = 0; i < layer.floats.size(); i++)
+    layer.weights.push_back(
+        {layer.halves.empty() ? layer.floats[i] : from_bf16(layer.halves[i]), 0});
+}
+
+Expected dequantized(int q, float scale, float bias, bool rounds) {
+  if (rounds) return {rounded(rounded(static_cast<float>(q) * scale) + bias), 0};
+  const double product = static_cast<double>(q) * scale;
+  return {product + bias, EPSILON * (std::abs(product) + std::abs(product + bias))};
+}
+
+void fill_quantized(Layer& layer, Random& random) {
+  PlainWeights& plain = layer.plain;
+  const int bits = plain.format == Format::kBits8 ? 8 : 4;
+  const size_t size = static_cast<size_t>(plain.num_outputs) * plain.num_inputs;
+  layer.words.resize(size * bits / 32);
+  layer.scales = rounded(random.normal(size / plain.group));
+  layer.biases = rounded(random.normal(size / plain.group));
+  for (size_t i = 0; i < size; i++) {
+    const int q = random.between(0, (1 << bits) - 1);
+    const size_t bit = i * bits;
+    layer.words[bit / 32] |= static_cast<uint32_t>(q) << bit % 32;
+    const size_t group = i / plain.group;
+    layer.weights.push_back(
+        dequantized(q, layer.scales[group], layer.biases[group], plain.rounds));
+  }
+  plain.weights = layer.words.data();
+  plain.scales = layer.scales.data();
+  plain.biases = layer.biases.data();
+}
+
+/// What a layer is like, less its size.
+struct Kind {
+  Format format;
+  bool rounds = false;
+  bool in_pairs = false;
+
+  bool is_quantized() const { return format == Format::kBits8 || format == Format::kBits4; }
+};
+
+LayerPointer make_layer(Random& random, const Kind& kind, int num_inputs = 0) {
+  const int group = kind.is_quantized() ? random.one_of({32, 64, 128}) : 0;
+  const int num_outputs = random.between(1, 130);
+  if (num_inputs == 0)
+    num_inputs = group ? group * random.between(1, 5) : random.between(1, 400);
+  auto layer = std::make_unique<Layer>(PlainWeights{.format = kind.format,
+                                                    .num_outputs = num_outputs,
+                                                    .num_inputs = num_inputs,
+                                                    .group = group,
+                                                    .rounds = kind.rounds,
+                                                    .in_pairs = kind.in_pairs});
+  kind.is_quantized() ? fill_quantized(*layer, random) : fill_floats(*layer, random);
+  return layer;
+}
+
+/// A layer at work: its packed weights, its inputs, and what is added to its outputs.
+struct Product {
+  LayerPointer layer;
+  PackedWeights packed;
+  int num_rows;
+  std::vector<float> x, bias, residual, y;
+
+  Product(Random& random, LayerPointer made, int rows)
+      : layer(std::move(made)),
+        packed(layer->plain, kernels()->columns),
+        num_rows(rows),
+        x(random.normal(static_cast<size_t>(rows) * layer->plain.num_inputs)),
+        bias(random.chance() ? random.normal(layer->plain.num_outputs) : std::vector<float>{}),
+        residual(random.chance() ? random.normal(size()) : std::vector<float>{}),
+        y(size(), NAN) {}
+
+  size_t size() const { return static_cast<size_t>(num_rows) * layer->plain.num_outputs; }
+
+  LinearArgs args() {
+    return {.weights = packed.panels(),
+            .bias = bias.empty() ? nullptr : bias.data(),
+            .residual = residual.empty() ? nullptr : residual.data(),
+            .x = x.data(),
+            .y = y.data(),
+            .num_rows = num_rows};
+  }
+
+  std::string name() const {
+    return describe(layer->plain) + ", " + std::to_string(num_rows) + " rows" +
+           (bias.empty() ? "" : ", bias") + (residual.empty() ? "" : ", residual");
+  }
+};
+
+/// By how much it matters that the inputs in pairs are rounded to 16 bits, a group's largest one
+/// being 32767, and that the two parts of a weight, q * scale and bias, are summed up separately.
+double pair_tolerance(const Product& product, int row, int output) {
+  const PlainWeights& plain = product.layer->plain;
+  const float* x = product.x.data() + static_cast<size_t>(row) * plain.num_inputs;
+  const Expected* weights = product.layer->weights.data() + size_t(output) * plain.num_inputs;
+  const float* biases = plain.biases + size_t(output) * plain.num_inputs / plain.group;
+  double tolerance = 0;
+  for (int first = 0; first < plain.num_inputs; first += plain.group) {
+    double highest = 0;
+    for (int i = first; i < first + plain.group; i++)
+      highest = std::max(highest, std::abs(static_cast<double>(x[i])));
+    for (int i = first; i < first + plain.group; i++) {
+      const double size = std::abs(weights[i].value), bias = std::abs(biases[i / plain.group]);
+      tolerance += 0.51 * highest / 32767 * size;
+      tolerance += EPSILON * plain.num_inputs * std::abs(x[i]) * (size + 2 * bias);
+    }
+  }
+  return tolerance;
+}
+
+Expected expected_output(const Product& product, int row, int output) {
+  const int num_inputs = product.layer->plain.num_inputs;
+  const size_t num_outputs = product.layer->plain.num_outputs;
+  double sum = 0, magnitude = 0, tolerance = 0;
+  const auto add = [&](double term) { sum += term, magnitude += std::abs(term); };
+  for (int i = 0; i < num_inputs; i++) {
+    const double x = product.x[static_cast<size_t>(row) * num_inputs + i];
+    const Expected& weight = product.layer->weights[static_cast<size_t>(output) * num_inputs + i];
+    add(x * weight.value);
+    tolerance += std::abs(x) * weight.tolerance;
+  }
+  if (product.layer->plain.in_pairs) tolerance += pair_tolerance(product, row, output);
+  if (!product.bias.empty()) add(product.bias[output]);
+  if (!product.residual.empty()) add(product.residual[row * num_outputs + output]);
+  return {sum, tolerance + EPSILON * (num_inputs + 3) * magnitude};
+}
+
+void check_product(const Product& product) {
+  std::vector<Expected> expected;
+  for (int m = 0; m < product.num_rows; m++)
+    for (int j = 0; j < product.layer->plain.num_outputs; j++)
+      expected.push_back(expected_output(product, m, j));
+  expect_close(product.y, expected, "product: " + product.name());
+}
+
+/// A row's bits depend on no other row.
+void check_rows_alone(Product& product) {
+  const std::vector<float> together = product.y;
+  const LinearArgs all = product.args();
+  for (int m = 0; m < product.num_rows; m++) {
+    LinearArgs row = all;
+    const size_t at = static_cast<size_t>(m) * all.weights.num_outputs;
+    row.x += static_cast<size_t>(m) * all.weights.num_inputs;
+    row.y += at;
+    if (row.residual) row.residual += at;
+    row.num_rows = 1;
+    multiply({row});
+  }
+  expect_same(product.y, together, "rows alone: " + product.name());
+}
+
+/// `unpack` finds the weights, and so does the product with each unit vector.
+void check_unpack(const Product& product) {
+  const Panels& panels = product.packed.panels();
+  const size_t size = panels.num_inputs;
+  std::vector<float> unpacked(panels.num_outputs * size);
+  for (int j = 0; j < panels.num_outputs; j++)
+    product.packed.unpack(j, unpacked.data() + j * size);
+  expect_close(unpacked, product.layer->weights, "unpack: " + product.name());
+  // There the inputs are rounded.
+  if (panels.in_pairs) return;
+  std::vector<float> identity(size * size), columns(size * panels.num_outputs), rows(unpacked);
+  for (size_t i = 0; i < size; i++) identity[i * size + i] = 1;
+  multiply({{.weights = panels,
+             .bias = nullptr,
+             .residual = nullptr,
+             .x = identity.data(),
+             .y = columns.data(),
+             .num_rows = panels.num_inputs}});
+  for (size_t i = 0; i < size; i++)
+    for (int j = 0; j < panels.num_outputs; j++)
+      // A sum of zeros with a negative zero is a positive one.
+      rows[j * size + i] = columns[i * panels.num_outputs + j] + 0.0f;
+  for (float& x : unpacked) x += 0.0f;
+  expect_same(rows, unpacked, "product with the identity: " + product.name());
+}
+
+void check_embed(const Product& product, Random& random) {
+  const Panels& panels = product.packed.panels();
+  const size_t size = panels.num_inputs;
+  std::vector<int32_t> tokens = {-1, panels.num_outputs};
+  for (int i = 0; i < 30; i++) tokens.push_back(random.between(0, panels.num_outputs - 1));
+  std::vector<float> found(tokens.size() * size), expected(found.size());
+  embed(product.packed, tokens.data(), static_cast<int>(tokens.size()), found.data());
+  for (size_t m = 0; m < tokens.size(); m++)
+    product.packed.unpack(std::clamp(tokens[m], 0, panels.num_outputs - 1),
+                          expected.data() + m * size);
+  expect_same(found, expected, "embed: " + product.name());
+}
+
+void test_kind(Random& random, const Kind& kind) {
+  for (int i = 0; i < 16; i++) {
+    // Few rows have a kernel of their own.
+    const int num_rows = i < 8 ? i + 1 : random.between(9, 100);
+    Product product(random, make_layer(random, kind), num_rows);
+    set_num_threads(random.one_of({1, 2, 4}));
+    multiply({product.args()});
+    check_product(product);
+    check_rows_alone(product);
+    check_unpack(product);
+    check_embed(product, random);
+  }
+}
+
+void test_several_of_one_input(Random& random) {
+  std::list<Product> products;
+  std::vector<LinearArgs> args;
+  for (int i = 0; i < 3; i++)
+    for (Format format : {Format::kFloat32, Format::kBits4}) {
+      products.emplace_back(random, make_layer(random, {format}, 256), 30);
+      products.back().x = products.front().x;
+      args.push_back(products.back().args());
+      args.back().x = products.front().x.data();
+    }
+  set_num_threads(4);
+  multiply(args);
+  for (const Product& product : products) check_product(product);
+}
+
+/// The threads belong to one caller at a time, and no result depends on which.
+void test_two_callers(Random& random) {
+  std::list<Product> products;
+  for (Format format : {Format::kBits8, Format::kBits4})
+    products.emplace_back(random, make_layer(random, {format}), 20);
+  set_num_threads(4);
+  std::vector<std::thread> callers;
+  for (Product& product : products)
+    callers.emplace_back([&product] {
+      for (int i = 0; i < 50; i++) multiply({product.args()});
+    });
+  for (std::thread& caller : callers) caller.join();
+  for (const Product& product : products) check_product(product);
+}
+
+}  // namespace
+
+void test_linear() {
+  Random random(1);
+  for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4})
+    test_kind(random, {format});
+  for (Format format : {Format::kBits8, Format::kBits4}) {
+    test_kind(random, {.format = format, .rounds = true});
+    if (kernels()->has_int16) test_kind(random, {.format = format, .in_pairs = true});
+  }
+  test_several_of_one_input(random);
+  test_two_callers(random);
+}
+
+}  // namespace tests

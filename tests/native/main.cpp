@@ -1,0 +1,26 @@
+// Runs all tests with the kernels that NATIVE_ISA names; 77 if this processor lacks them.
+#include <cstdio>
+#include <exception>
+
+#include "check.h"
+#include "kernels.h"
+
+int main() {
+  using namespace tests;
+  const native::Kernels* kernels = native::kernels();
+  if (!kernels) {
+    std::puts("this processor has no such instruction set");
+    return 77;
+  }
+  std::printf("kernels for %s\n", kernels->name);
+  try {
+    test_threads();
+    test_linear();
+    test_pointwise();
+    test_attention();
+  } catch (const std::exception& error) {
+    expect(false, error.what());
+  }
+  std::printf("%d failed\n", num_failures());
+  return num_failures() > 0;
+}
