@@ -58,7 +58,7 @@ def stream_text(client: openai.OpenAI, case: GoldenCase) -> tuple[str, str | Non
 
 def test_the_start_says_what_was_chosen(server: Process) -> None:
     assert f"BLAS: {BLAS}" in server.startup
-    for word in ("device    cpu", "float32", "1024 blocks", "MiB", "curl"):
+    for word in ("device    cpu", "kernels   ", "1024 blocks", "MiB", "curl"):
         assert word in server.startup
 
 

@@ -29,7 +29,7 @@ from batching.backend.failures import one_line
 from batching.backend.gguf import arrays_of, evaluate, load_gguf, num_bytes
 from batching.backend.gguf_header import read_header
 from batching.backend.gguf_tokenizer import build_tokenizer
-from batching.backend.memory import check_room
+from batching.backend.memory import check_room, memory_in_use
 from batching.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ def _download(repository: str, patterns: list[str]) -> Path:
 
 def _load_file(path: Path, dtype: mx.Dtype | None) -> LoadedModel:
     header = read_header(path)
-    _check_room(num_bytes(header, dtype), dtype, mx.get_active_memory())
+    _check_room(num_bytes(header, dtype), dtype, memory_in_use())
     tokenizer = build_tokenizer(header)
     model, config = load_gguf(header, dtype)
     return _loaded(model, tokenizer, config, path)
@@ -160,7 +160,7 @@ def _load_file(path: Path, dtype: mx.Dtype | None) -> LoadedModel:
 
 def _load_directory(path: Path, dtype: mx.Dtype | None, trust_remote_code: bool) -> LoadedModel:
     _check_layers(path)
-    used = mx.get_active_memory()
+    used = memory_in_use()
     model, config = load_mlx_model(path, lazy=True, trust_remote_code=trust_remote_code)
     if dtype is not None:
         # First the scales, then the weights: otherwise these would be rounded to the scales' type.

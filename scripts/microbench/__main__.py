@@ -14,6 +14,7 @@ from batching.errors import ModelLoadError
 from scripts.bench.machine import describe, in_words
 from scripts.microbench.constraints import run_constraints
 from scripts.microbench.kernels import run_attention, run_sampler
+from scripts.microbench.native import run_native
 from scripts.microbench.products import run_products
 from scripts.microbench.pure import run_blocks, run_scheduler
 from scripts.microbench.steps import run_steps
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "blocks": run_blocks,
         "sampler": run_sampler,
         "attention": run_attention,
+        "native": run_native,
     }
     if unknown := set(args.names) - benchmarks.keys():
         parser.error(f"no {', '.join(sorted(unknown))}; there are {', '.join(benchmarks)}")

@@ -54,7 +54,7 @@ every_dtype = pytest.mark.parametrize("dtype", [None, mx.float32, mx.bfloat16])
 
 def have_memory(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     """Let the device have some bytes more than are in use now."""
-    total = mx.get_active_memory() + num_bytes
+    total = memory.memory_in_use() + num_bytes
     monkeypatch.setattr(memory, "device_memory", lambda: total)
 
 
@@ -86,6 +86,7 @@ def test_a_refusal_names_the_sizes_and_what_to_change(
     write_model(tmp_path)
     monkeypatch.setattr(memory, "device_memory", lambda: 3 << 20)
     monkeypatch.setattr(mx, "get_active_memory", lambda: (3 << 20) - 5)
+    monkeypatch.setattr(memory, "weight_bytes", lambda: 0)
     assert refusal(tmp_path, mx.float32) == (
         "1 MiB of weights (float32) do not fit into the 0 MiB that are left of 3 MiB: "
         "take a smaller model, or a dtype that takes less"

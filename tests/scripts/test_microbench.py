@@ -1,12 +1,14 @@
 """What the microbenchmarks print and write; never how long anything took."""
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from batching.backend.native.extension import NoNative, load_native
 from scripts.bench.steps import StepTime, load_steps
 from scripts.microbench.__main__ import main
 from scripts.microbench.steps import Point
@@ -47,6 +49,17 @@ def test_the_products_and_the_steps_are_the_bundled_models(
     assert " GB/s, " in printed
     assert "half of them constrained" in printed
     assert "  2 rows, context 128 " in printed
+
+
+@pytest.mark.skipif(isinstance(load_native("auto"), NoNative), reason="no native kernels")
+def test_the_native_kernels_are_held_against_the_machines_roofs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["native", "--quick"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("float32, 1 rows", "4 bits, 4 rows", "attention, 1 rows x 128"):
+        assert name in printed
+    assert re.search(r"\d+ of \d+ GFLOP/s, \d+ of \d+ GB/s", printed)
 
 
 def test_the_report_of_the_server_benchmark_reads_the_steps(tmp_path: Path) -> None:

@@ -123,6 +123,11 @@ struct Kernels {
   void (*quantize)(const float* x, int size, int group, int16_t* values, float* scales,
                    float* sums);
   void (*linear)(const LinearArgs& args, int panel, float* scratch);
+  // What the machine can do at best, to measure the others against.
+  int lanes;
+  float (*read_all)(const float* x, size_t size);
+  /// 16 sums of `lanes` floats in each round.
+  float (*multiply_add)(int64_t num_rounds, float factor);
   void (*attend)(const AttentionArgs& args, const AttentionPart& part, float* scratch);
   void (*merge_spans)(const AttentionArgs& args, const AttentionPart& part, int num_spans,
                       float* scratch);

@@ -68,6 +68,8 @@ NB_MODULE(_native, m) {
   m.attr("max_query_heads_per_key_head") = MAX_TILE;
   m.def("has_int16", [] { return kernels() && kernels()->has_int16; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
+  m.def("measure_reading", &measure_reading);
+  m.def("measure_arithmetic", &measure_arithmetic);
   m.def("weight_bytes", &PackedWeights::all_bytes);
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
   m.def("num_threads", [] { return threads().num_threads(); });

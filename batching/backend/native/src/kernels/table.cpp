@@ -3,6 +3,7 @@
 #include "kernels/int16.h"
 #include "kernels/linear.h"
 #include "kernels/pointwise.h"
+#include "kernels/roofs.h"
 
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
@@ -18,6 +19,9 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .has_int16 = HAS_INT16,
     .quantize = quantize,
     .linear = linear,
+    .lanes = LANES,
+    .read_all = read_all,
+    .multiply_add = multiply_add,
     .attend = attend,
     .merge_spans = merge_spans,
     .rms_norm = rms_norm,

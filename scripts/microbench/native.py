@@ -1,0 +1,112 @@
+"""The native kernels, each beside what the machine can do at best."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from batching.backend.native.extension import NoNative, load_native
+from batching.errors import ModelLoadError
+from scripts.microbench.timing import QUICK, Pace, Result, compare
+
+# A layer of the bundled model: inputs, and the outputs of gate and up.
+_SIZE: Final = 576
+_WIDTH: Final = 1536
+_HEADS: Final = (3, 3, 64)  # key heads, query heads of each, dimensions
+_BLOCK_SIZE: Final = 32
+_NUM_ROWS: Final = (1, 4, 16, 64, 512)
+# Copies of the weights, read in turns: more than the caches hold.
+_MEMORY: Final = 64 << 20
+
+
+class Case(NamedTuple):
+    """What is computed, in floating-point operations and in bytes of memory read."""
+
+    run: Callable[[], object]
+    num_flops: float
+    num_bytes: float
+
+
+def run_native(pace: Pace) -> Result:
+    """Time products and attention, in the bundled model's shapes.
+
+    Raises:
+        ModelLoadError: the kernels are not there.
+    """
+    native = load_native("auto")
+    if isinstance(native, NoNative):
+        raise ModelLoadError(f"no native kernels: {native.reason}")
+    kernels = native.module
+    roofs = (kernels.measure_arithmetic(), kernels.measure_reading())
+    rows = _NUM_ROWS[:2] if pace == QUICK else _NUM_ROWS
+    cases = {
+        f"{name}, {num_rows} rows": _product(kernels, num_rows, bits, **options)
+        for name, bits, options in _formats(native.has_int16)
+        for num_rows in rows
+    }
+    cases |= {f"attention, {n} rows x {c}": _attention(kernels, n, c) for n, c in _contexts(pace)}
+    timings = [
+        replace(timing, note=_rates(timing.seconds, cases[timing.name], roofs))
+        for timing in compare({name: case.run for name, case in cases.items()}, pace)
+    ]
+    return Result(timings)
+
+
+def _formats(has_int16: bool) -> list[tuple[str, int, dict[str, bool]]]:
+    exact: list[tuple[str, int, dict[str, bool]]] = [
+        ("float32", 0, {}),
+        ("8 bits", 8, {}),
+        ("4 bits", 4, {}),
+    ]
+    rounded = [("4 bits as float16", 4, {"rounds": True})]
+    fast = [("4 bits, inputs of 16", 4, {"in_pairs": True})] if has_int16 else []
+    return exact + rounded + fast
+
+
+def _contexts(pace: Pace) -> list[tuple[int, int]]:
+    return [(1, 128)] if pace == QUICK else [(1, 128), (16, 128), (16, 1024), (1, 4096)]
+
+
+def _product(kernels: Any, num_rows: int, bits: int, **options: bool) -> Case:
+    weight = mx.random.normal((2 * _WIDTH, _SIZE))
+    parts = mx.quantize(weight, group_size=32, bits=bits) if bits else (weight,)
+    pack = partial(kernels.pack, *parts, bits, **options) if bits else partial(kernels.pack, weight)
+    first = pack()
+    packed = [first, *(pack() for _ in range(_MEMORY // first.nbytes))]
+    x = mx.random.normal((num_rows, _SIZE))
+    mx.eval(x)
+
+    def run() -> None:
+        mx.eval([kernels.linear(x, [each], [None]) for each in packed])
+
+    times = len(packed)
+    return Case(run, 2.0 * num_rows * weight.size * times, float(first.nbytes * times))
+
+
+def _attention(kernels: Any, num_rows: int, context: int) -> Case:
+    """Decodes of as many requests, each with a context of its own."""
+    num_heads, group, dim = _HEADS
+    num_blocks = context // _BLOCK_SIZE
+    pool = kernels.pool(num_rows * num_blocks, _BLOCK_SIZE, num_heads, dim, dim)
+    blocks = np.random.default_rng(1).permutation(num_rows * num_blocks).astype(np.int32)
+    slices = [(row, 1, context - 1, row * num_blocks) for row in range(num_rows)]
+    slots = blocks[num_blocks - 1 :: num_blocks] * _BLOCK_SIZE + _BLOCK_SIZE - 1
+    step = kernels.step(np.array(slices, np.int32), blocks, slots.astype(np.int32))
+    queries = mx.random.normal((num_rows, num_heads * group, 1, dim))
+    new = mx.random.normal((num_rows, num_heads, 1, dim))
+    mx.eval(queries, new)
+
+    def run() -> None:
+        mx.eval(kernels.attend(queries, new, new, pool, step, dim**-0.5))
+
+    keys = num_rows * context * num_heads
+    return Case(run, 4.0 * keys * group * dim, 2.0 * keys * dim * mx.float32.size)
+
+
+def _rates(seconds: float, case: Case, roofs: tuple[float, float]) -> str:
+    rates = (case.num_flops / seconds, case.num_bytes / seconds)
+    told = zip(rates, roofs, ("GFLOP/s", "GB/s"), strict=True)
+    return ", ".join(f"{rate / 1e9:.0f} of {roof / 1e9:.0f} {unit}" for rate, roof, unit in told)
