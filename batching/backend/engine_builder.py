@@ -40,6 +40,10 @@ class _Backend:
     pool_line: str
 
 
+class _CannotRun(ModelLoadError):
+    """A model was loaded, and fails the first time that it runs."""
+
+
 def build_engine(config: EngineConfig) -> LoadedEngine:
     """Load a model and make everything that serves it.
 
@@ -50,26 +54,15 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
     if isinstance(BLAS, NoBlas) and BLAS.is_slow and mx.default_device() == mx.cpu:
         logger.warning("the model will be very slow: %s", BLAS)
     native = load_native(config.native, config.cpu_threads)
-    loaded = load_model(
-        config.model,
-        dtype=_weights_dtype(config, native),
-        trust_remote_code=config.trust_remote_code,
-    )
-    if isinstance(native, Native):
-        kernel_model = use_kernels(
-            loaded.model,
-            native,
-            rounds=loaded.rounds_to_half,
-            is_fast=config.cpu_precision == "fast",
-        )
-        loaded = replace(loaded, model=kernel_model)
     try:
-        backend = _backend(config, loaded, native)
-    except ModelLoadError:
-        raise
-    except Exception as error:
-        # The first time that the model runs.
-        raise ModelLoadError(f"cannot run {config.model}: {one_line(error)}") from error
+        loaded, backend = _load(config, native)
+    except _CannotRun as error:
+        if isinstance(native, NoNative) or config.native == "require":
+            raise
+        # It may reach into modules that the kernels have replaced.
+        logger.warning("without the native kernels: with them, %s", error)
+        native = NoNative("the model does not run on them")
+        loaded, backend = _load(config, native)
     scheduler = ContinuousBatchingScheduler(backend.limits)
     engine = BatchInferenceEngine(scheduler, backend.runner, max_stall=config.max_stall_ms / 1000)
     model = ModelInfo(
@@ -99,6 +92,24 @@ def _weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype 
         is_slow = mx.default_device() == mx.cpu and isinstance(native, NoNative)
         return mx.float32 if is_slow else None
     return _DTYPES[config.dtype]
+
+
+def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel, _Backend]:
+    loaded = load_model(
+        config.model,
+        dtype=_weights_dtype(config, native),
+        trust_remote_code=config.trust_remote_code,
+    )
+    try:
+        if isinstance(native, Native):
+            is_fast = config.cpu_precision == "fast"
+            model = use_kernels(loaded.model, native, rounds=loaded.rounds_to_half, is_fast=is_fast)
+            loaded = replace(loaded, model=model)
+        return loaded, _backend(config, loaded, native)
+    except ModelLoadError:
+        raise
+    except Exception as error:
+        raise _CannotRun(f"cannot run {config.model}: {one_line(error)}") from error
 
 
 def _backend(config: EngineConfig, loaded: LoadedModel, native: Native | NoNative) -> _Backend:

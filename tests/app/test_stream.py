@@ -241,6 +241,7 @@ async def test_a_response_that_is_cancelled_ends_its_request(stream: bool) -> No
         response.cancel()
         with suppress(asyncio.CancelledError):
             await response
+        assert not server.gate.was_given_up, "it waited for its engine"
         assert await server.num_unfinished() == 0
 
 

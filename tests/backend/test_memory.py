@@ -4,13 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
+from mlx_lm.models.switch_layers import SwitchLinear
 
 from batching.backend import engine_builder, memory
 from batching.backend.engine_builder import build_engine
 from batching.backend.gguf import arrays_of
 from batching.backend.loader import load_model
 from batching.backend.memory import blocks_within, container_limit, device_memory
+from batching.backend.native.extension import Native
+from batching.backend.native.modules import replace_modules
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
 from tests.backend.gguf_writer import Q4_0, Q8_0, write_gguf
@@ -123,3 +127,22 @@ def test_a_model_that_cannot_run_is_refused_in_one_line(
     monkeypatch.setattr(engine_builder, "check_model", fail)
     with pytest.raises(ModelLoadError, match=r"^cannot run .*: RuntimeError: .*no memory at all$"):
         build_engine(config(directory, 8))
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_experts_that_the_kernels_do_not_know_fit_as_float32_or_are_refused(
+    native: Native, monkeypatch: pytest.MonkeyPatch, bits: int | None
+) -> None:
+    """Of one expert of 64 x 128 numbers there are 4."""
+    experts: nn.Module = SwitchLinear(128, 64, 4, bias=False)
+    experts.set_dtype(mx.float16)
+    if bits is not None:
+        experts = experts.to_quantized(group_size=64, bits=bits)
+    more = 4 * 4 * 64 * 128 - (4 * 64 * 128 // 2 if bits else 2 * 4 * 64 * 128)
+    have_memory(monkeypatch, more - 1)
+    with pytest.raises(ModelLoadError, match="MiB of weights that become float32 do not fit"):
+        replace_modules(nn.Sequential(experts), native)
+    have_memory(monkeypatch, more + 4096)
+    [replaced] = replace_modules(nn.Sequential(experts), native).layers
+    assert replaced.weight.dtype == mx.float32
+    assert replaced.weight.shape == (4, 64, 128)

@@ -366,6 +366,17 @@ def test_attention_of_ragged_steps(
         np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5)
 
 
+def test_one_key_head_may_have_many_query_heads(kernels: Any) -> None:
+    """More than make a tile, as in multi-query attention (Shazeer 2019)."""
+    layer = Layer(kernels, np.random.default_rng(7), 32, [300, 5], 1, 71, 64, 64)
+    slices = [(0, 0, 300), (1, 3, 5)]
+    layer.attend([(1, 0, 3)], layer.queries([(1, 0, 3)]), scale=0.1)
+    queries = layer.queries(slices)
+    y = layer.attend(slices, queries, scale=0.1)
+    expected = layer.expected(slices, queries, scale=0.1)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("is_half", [False, True])
 def test_a_rows_attention_does_not_depend_on_the_step(native: Native, is_half: bool) -> None:
     """Alone, in a chunk, beside others, spans shared out among threads or not: the same bits."""
@@ -425,7 +436,7 @@ def test_wrong_shapes_are_refused(kernels: Any) -> None:
         lambda: kernels.attend(good, good, mx.ones((1, 2, 1, 4)), pool, step, 1.0),
         lambda: kernels.attend(mx.ones((1, 3, 1, 8)), good, good, pool, step, 1.0),
         lambda: kernels.attend(good, good, good, pool, step, 1.0, sinks=mx.ones(3)),
-        lambda: kernels.attend(mx.ones((1, 98, 1, 8)), good, good, pool, step, 1.0),
+        lambda: kernels.attend(mx.ones((1, 258, 1, 8)), good, good, pool, step, 1.0),
         lambda: kernels.pool(0, 4, 2, 8, 8),
         lambda: pool.copy(0, 2),
     ]

@@ -5,15 +5,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models import llama
 
 import batching.backend.native as package
+from batching.backend.engine_builder import build_engine
 from batching.backend.native import build, extension
 from batching.backend.native.extension import Native, NoNative, load_native
+from batching.config import EngineConfig
 from batching.errors import ModelLoadError
 from tests.process import ROOT, start
 
@@ -70,7 +74,9 @@ def test_a_module_that_fits_is_used(install: Install) -> None:
 
 
 def test_without_a_module_it_is_said_how_to_get_one(install: Install) -> None:
-    assert reason() == "the extension is not built: make install, with a C++ compiler"
+    assert reason() == (
+        "the extension is not built; python -m batching.backend.native.build says why"
+    )
 
 
 def test_a_module_for_another_mlx_is_refused(install: Install) -> None:
@@ -156,6 +162,22 @@ def test_a_build_that_fails_says_why_and_leaves_the_old_one(
     assert sorted(path.name for path in folder.iterdir()) == ["CMakeLists.txt", build.NAME]
 
 
+def reach_into_a_linear_layer(self: llama.MLP, x: mx.array) -> mx.array:
+    return self.down_proj(self.up_proj(x) * (self.gate_proj.weight.size > 0))
+
+
+def test_a_model_that_does_not_run_on_the_kernels_is_served_without_them(
+    directory: Path, native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=8, device="cpu")
+    assert f"kernels   {native}" in build_engine(config).startup_lines
+    monkeypatch.setattr(llama.MLP, "__call__", reach_into_a_linear_layer)
+    lines = build_engine(config).startup_lines
+    assert "kernels   off: the model does not run on them" in lines
+    with pytest.raises(ModelLoadError, match=r"^cannot run .*: AttributeError: .*weight"):
+        build_engine(replace(config, native="require"))
+
+
 LOAD_FROM: Final = """
 import sys
 import batching.backend.native as package
@@ -207,4 +229,4 @@ def test_a_server_that_requires_missing_kernels_says_so_and_ends() -> None:
     assert done.returncode == 2
     [loading, reason] = done.stderr.splitlines()
     assert loading.startswith("loading ")
-    assert reason.startswith("the native kernels are required, and the extension is not built: ")
+    assert reason.startswith("the native kernels are required, and the extension is not built; ")

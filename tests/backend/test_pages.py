@@ -26,7 +26,7 @@ def test_all_pages_are_backed_and_nothing_in_them_changes() -> None:
     arrays = [untouched((2, 1500, 64)), untouched((3, 1500, 33))]
     arrays[0][1, 700:800] = 7
     assert num_resident_pages(arrays[1]) == 0
-    back_with_memory([Region.of(head) for array in arrays for head in array])
+    back_with_memory([Region.of(head) for array in arrays for head in array], arrays)
     for thread in threading.enumerate():
         if thread.name == "kv-pool-pages":
             thread.join()

@@ -33,7 +33,8 @@ using LayerPointer = std::unique_ptr<Layer>;
 
 std::string describe(const PlainWeights& plain) {
   const char* const names[] = {"float32", "bfloat16", "8 bits", "4 bits"};
-  return std::string(names[static_cast<int>(plain.format)]) + (plain.rounds ? " rounded " : plain.in_pairs ? " in pairs " : " ") +
+  const char* kind = plain.rounds ? " rounded " : plain.in_pairs ? " in pairs " : " ";
+  return std::string(names[static_cast<int>(plain.format)]) + kind +
          std::to_string(plain.num_outputs) + "x" + std::to_string(plain.num_inputs) + "/" +
          std::to_string(plain.group);
 }

@@ -19,9 +19,8 @@ _MAX_UNPADDED: Final = 32
 def host_cache(shapes: Iterable[LayerShape], num_blocks: int, block_size: int) -> PagedKVCache:
     make_numpy_single_threaded()
     layers = [HostLayerCache(shape, num_blocks * block_size) for shape in shapes]
-    back_with_memory(
-        [Region.of(head) for layer in layers for array in layer.pool for head in array]
-    )
+    arrays = [array for layer in layers for array in layer.pool]
+    back_with_memory([Region.of(head) for array in arrays for head in array], arrays)
     return PagedKVCache(layers, block_size, HostAttention, _padded)
 
 

@@ -38,18 +38,19 @@ class Region(NamedTuple):
         return cls(array.ctypes.data, array.nbytes)
 
 
-def back_with_memory(regions: Sequence[Region]) -> None:
-    """Have regions backed by memory soon, the beginnings of all first.
+def back_with_memory(regions: Sequence[Region], owners: Sequence[object]) -> None:
+    """Have regions of some owners backed by memory soon, the beginnings of all first.
 
     A thread of the lowest priority does it.  Else the first tokens of every block would wait
     for it: reading a prompt takes a sixth longer in a virtual machine, where a page costs
     2 to 13 microseconds.  Where the system has no such call, that is how it stays.
     """
     if sys.platform == "linux":
-        Thread(target=_back, args=(regions,), name="kv-pool-pages", daemon=True).start()
+        # The thread holds the owners: what they free could be somebody else's at once.
+        Thread(target=_back, args=(regions, owners), name="kv-pool-pages", daemon=True).start()
 
 
-def _back(regions: Sequence[Region]) -> None:
+def _back(regions: Sequence[Region], _owners: Sequence[object]) -> None:
     os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
     # By ctypes, since `mmap.madvise` keeps the interpreter's lock.
     madvise = ctypes.CDLL(None).madvise

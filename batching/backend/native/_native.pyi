@@ -9,7 +9,6 @@ import numpy.typing as npt
 Int32s = npt.NDArray[np.int32]
 
 mlx_version: str
-max_query_heads_per_key_head: int
 
 class PackedWeights:
     @property

@@ -1,7 +1,6 @@
 """A KV pool that the native kernels own, read through the block tables where it lies."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -18,7 +17,8 @@ def native_cache(
     native: Native, shapes: Iterable[LayerShape], num_blocks: int, block_size: int
 ) -> PagedKVCache:
     layers = [NativeLayerCache(native, shape, num_blocks, block_size) for shape in shapes]
-    back_with_memory([Region(*region) for layer in layers for region in layer.pool.regions])
+    pools = [layer.pool for layer in layers]
+    back_with_memory([Region(*region) for pool in pools for region in pool.regions], pools)
     return PagedKVCache(
         layers, block_size, lambda slices, size: NativeAttention(native, slices, size)
     )
@@ -31,8 +31,8 @@ class NativeAttention:
         self.slices = list(slices)
         self._native = native
         self._block_size = block_size
+        self._step: object | None = None
 
-    @cached_property
     def _rows(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         rows: list[tuple[int, int, int, int]] = []
         tables: list[int] = []
@@ -46,10 +46,8 @@ class NativeAttention:
     def step(self, slots: Slots) -> object:
         """Return the kernels' own description; `slots` are where the rows' keys go."""
         if self._step is None:
-            self._step = self._native.module.step(*self._rows, slots.astype(np.int32))
+            self._step = self._native.module.step(*self._rows(), slots.astype(np.int32))
         return self._step
-
-    _step: object | None = None
 
 
 class NativeLayerCache(LayerCache):

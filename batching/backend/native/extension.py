@@ -62,7 +62,9 @@ def _load() -> Native | NoNative:
     try:
         module = importlib.import_module("batching.backend.native._native")
     except ModuleNotFoundError:
-        return NoNative("the extension is not built: make install, with a C++ compiler")
+        return NoNative(
+            "the extension is not built; python -m batching.backend.native.build says why"
+        )
     except ImportError as error:
         return NoNative(f"the extension cannot be loaded: {error}")
     if module.mlx_version != (installed := importlib.metadata.version("mlx")):

@@ -17,6 +17,7 @@ from mlx_lm.models.activations import swiglu as mlx_swiglu
 from mlx_lm.utils import dequantize_model
 
 from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
+from batching.backend.memory import check_room
 from batching.backend.native.extension import Native
 
 # Children with these names read the same input, and are computed together.
@@ -42,6 +43,7 @@ def replace_modules(
     for module in model.modules():
         if _is_embedding(module):
             _become(module, Embedding, product=Product(packing, [module]))
+    _check_room_for_the_rest(model)
     model.set_dtype(mx.float32)
     model = dequantize_model(model)
     rotation = Rotation()
@@ -55,6 +57,18 @@ def replace_modules(
     _rebind_swiglu(model, kernels)
     mx.eval(model.parameters())
     return model
+
+
+def _check_room_for_the_rest(model: nn.Module) -> None:
+    """Raise ModelLoadError if what was not replaced, experts say, is too large in float32."""
+    more = 0
+    for module in model.modules():
+        arrays = {name: a for name, a in module.items() if isinstance(a, mx.array)}
+        per_word = 32 // module.bits if "scales" in arrays else 1
+        sizes = {name: a.size * (per_word if name == "weight" else 1) for name, a in arrays.items()}
+        more += mx.float32.size * sum(sizes.values()) - sum(a.nbytes for a in arrays.values())
+    advice = "take a smaller model, or MLX_SERVER_NATIVE=off with a dtype that takes less"
+    check_room(max(0, more), "weights that become float32", advice)
 
 
 def _groups(model: nn.Module) -> Iterator[list[nn.Module]]:

@@ -66,7 +66,7 @@ size_t partial_floats(int size, const PoolLayout& pool) {
 Plan make_plan(const AttentionArgs& args, const Step& step, int num_threads) {
   const PoolLayout& pool = args.pool;
   const int group = args.num_query_heads / pool.num_heads;
-  const int tile_rows = std::max(1, MAX_TILE / group);
+  const int tile_rows = std::max(1, TILE / group);
   const int span_keys = args.span_blocks * pool.block_size;
   Plan plan;
   int num_tiles = 0;
@@ -131,8 +131,7 @@ void sort_by_cost(std::vector<AttentionPart>& parts, int span_keys) {
 
 size_t scratch_floats(const AttentionArgs& args) {
   const PoolLayout& pool = args.pool;
-  const int group = args.num_query_heads / pool.num_heads;
-  const size_t size = std::max(MAX_TILE, group) + 16;
+  constexpr size_t size = MAX_TILE;
   return size * (pool.key_dim + pool.key_stride() + 1) +
          std::max(pool.key_floats(), pool.value_floats()) +
          2 * partial_floats(static_cast<int>(size), pool) + 128;
@@ -164,7 +163,7 @@ void Pool::copy(int source, int target) {
 }
 
 void attend_step(ThreadPool& threads, const Kernels& kernels, const AttentionArgs& given,
-            const Step& step) {
+                 const Step& step) {
   AttentionArgs args = given;
   args.span_blocks = std::max(1, SPAN_KEYS / args.pool.block_size);
   Plan plan = make_plan(args, step, threads.num_threads());

@@ -50,6 +50,6 @@ struct Step {
 };
 
 void attend_step(ThreadPool& threads, const Kernels& kernels, const AttentionArgs& args,
-            const Step& step);
+                 const Step& step);
 
 }  // namespace native

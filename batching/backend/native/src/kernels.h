@@ -49,8 +49,8 @@ struct Panels {
   }
 };
 
-/// Inputs rounded to 16 bits: `[rows, num_inputs]`, and for each group `[rows, num_groups]` what one
-/// step is worth, and the sum of its steps by that.
+/// Inputs rounded to 16 bits: `[rows, num_inputs]`, and for each group `[rows, num_groups]` what
+/// one step is worth, and the sum of its steps by that.
 struct Quantized {
   const int16_t* values;
   const float* scales;
@@ -86,8 +86,10 @@ struct PoolLayout {
   size_t value_floats() const { return static_cast<size_t>(block_size) * value_stride(); }
 };
 
-/// Query vectors, rows by heads that share a key head, that one call attends.
-constexpr int MAX_TILE = 48;
+/// Query vectors, rows by heads that share a key head, that one call attends: as many rows as make
+/// up to TILE, but at least one, which may have MAX_TILE.
+constexpr int TILE = 48;
+constexpr int MAX_TILE = 128;
 
 struct AttentionArgs {
   PoolLayout pool;
@@ -110,7 +112,7 @@ struct AttentionPart {
   int first_row;  // of the step
   int num_rows;
   int first_position;
-  int span;        // the one to compute, its result left at `partial`; -1 is all
+  int span;  // the one to compute, its result left at `partial`; -1 is all
   float* partial;
 };
 
@@ -118,7 +120,7 @@ struct Kernels {
   const char* name;
   int columns;            // of a panel
   size_t scratch_floats;  // that `linear` needs
-  bool has_int16;          // weights in pairs can be multiplied
+  bool has_int16;         // weights in pairs can be multiplied
   /// One row: values `[size]`, scales and sums `[size / group]`.
   void (*quantize)(const float* x, int size, int group, int16_t* values, float* scales,
                    float* sums);

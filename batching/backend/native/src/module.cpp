@@ -65,7 +65,6 @@ NB_MODULE(_native, m) {
   m.attr("mlx_version") =
       std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
       std::to_string(MLX_VERSION_PATCH);
-  m.attr("max_query_heads_per_key_head") = MAX_TILE;
   m.def("has_int16", [] { return kernels() && kernels()->has_int16; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("measure_reading", &measure_reading);
@@ -89,8 +88,8 @@ NB_MODULE(_native, m) {
   m.def("pool", &make_pool, "num_blocks"_a, "block_size"_a, "num_heads"_a, "key_dim"_a,
         "value_dim"_a, "is_bf16"_a = false);
 
-  m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(), "bits"_a = 0,
-        "rounds"_a = false, "in_pairs"_a = false);
+  m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
+        "bits"_a = 0, "rounds"_a = false, "in_pairs"_a = false);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   m.def("embed", &graph::embed, "tokens"_a, "weights"_a);
   m.def("rms_norm", &graph::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);

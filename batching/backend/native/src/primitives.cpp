@@ -251,8 +251,9 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
   const mx::array scale_rows = evaluated(*scales, mx::float32);
   const mx::array bias_rows = evaluated(*biases, mx::float32);
   return std::make_shared<PackedWeights>(
-      PlainWeights{bits == 4 ? Format::kBits4 : Format::kBits8, num_outputs, num_inputs, group, rounds, in_pairs,
-                   rows.data<uint8_t>(), scale_rows.data<float>(), bias_rows.data<float>()},
+      PlainWeights{bits == 4 ? Format::kBits4 : Format::kBits8, num_outputs, num_inputs, group,
+                   rounds, in_pairs, rows.data<uint8_t>(), scale_rows.data<float>(),
+                   bias_rows.data<float>()},
       columns);
 }
 
@@ -288,7 +289,7 @@ mx::array embed(const mx::array& tokens, Weights weights) {
 }
 
 mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, float eps) {
-  require(!weight || weight->shape() == mx::Shape{x.shape(-1)}, "a weight for each number of a row");
+  require(!weight || weight->shape() == mx::Shape{x.shape(-1)}, "a weight for each number");
   std::vector<mx::array> inputs{as_floats(x)};
   if (weight) inputs.push_back(as_floats(*weight));
   return mx::array(x.shape(), mx::float32, std::make_shared<RMSNorm>(eps), std::move(inputs));

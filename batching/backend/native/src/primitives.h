@@ -13,7 +13,8 @@ namespace native::graph {
 namespace mx = mlx::core;
 
 /// Pack `[outputs, inputs]`; with scales and biases `[outputs, inputs / group]`, 4 or 8 bits each,
-/// which if `rounds` mean what they do in float16.  With `in_pairs` inputs will be rounded to 16 bits.
+/// which if `rounds` mean what they do in float16.  With `in_pairs` inputs will be rounded to 16
+/// bits.
 Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
              const std::optional<mx::array>& biases, int bits, bool rounds, bool in_pairs);
 

@@ -27,7 +27,8 @@ class ThreadPool {
 
   /// Call `run(part)` for each part in [0, num_parts); return when all have returned.
   ///
-  /// They must not throw, nor call this themselves.  While another thread's operation runs, the caller does all parts itself.
+  /// They must not throw, nor call this themselves.  While another thread's operation runs, the
+  /// caller does all parts itself.
   template <typename Run>
   void for_each(int num_parts, const Run& run) {
     call(num_parts, &run, [](const void* f, int part) {

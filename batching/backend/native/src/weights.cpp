@@ -9,7 +9,8 @@ namespace native {
 namespace {
 
 Panels layout(const PlainWeights& plain, int columns) {
-  return {plain.format, plain.num_outputs, plain.num_inputs, plain.group, columns, plain.rounds, plain.in_pairs, nullptr};
+  return {plain.format, plain.num_outputs, plain.num_inputs, plain.group,
+          columns,      plain.rounds,      plain.in_pairs,   nullptr};
 }
 
 template <typename Float>
@@ -20,7 +21,8 @@ void pack_floats(const PlainWeights& plain, int columns, int panel, uint8_t* tar
     const int output = panel * columns + j;
     if (output >= plain.num_outputs) return;  // the memory is zero
     const Float* row = values + static_cast<size_t>(output) * plain.num_inputs;
-    for (int i = 0; i < plain.num_inputs; i++) packed[static_cast<size_t>(i) * columns + j] = row[i];
+    for (size_t i = 0; i < static_cast<size_t>(plain.num_inputs); i++)
+      packed[i * columns + j] = row[i];
   }
 }
 

@@ -96,8 +96,8 @@ struct Tile {
 };
 
 struct Scratch {
-  float* scores;  // [MAX_TILE][key_stride]
-  float* block;   // keys or values of one block
+  float* scores;   // [MAX_TILE][key_stride]
+  float* block;    // keys or values of one block
   float* factors;  // [MAX_TILE]
 };
 
@@ -217,7 +217,8 @@ void attend(const AttentionArgs& args, const AttentionPart& part, float* memory)
   const int group = args.num_query_heads / pool.num_heads;
   const int size = part.num_rows * group;
   Arena arena{memory};
-  const Tile tile = load_tile(args, part, group, arena.take(static_cast<size_t>(size) * pool.key_dim));
+  float* queries = arena.take(static_cast<size_t>(size) * pool.key_dim);
+  const Tile tile = load_tile(args, part, group, queries);
   const Scratch scratch{arena.take(static_cast<size_t>(MAX_TILE) * pool.key_stride()),
                         arena.take(pool.key_floats() > pool.value_floats() ? pool.key_floats()
                                                                           : pool.value_floats()),
