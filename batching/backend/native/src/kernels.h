@@ -49,10 +49,22 @@ struct Panels {
   }
 };
 
-/// Inputs rounded to 16 bits: `[rows, num_inputs]`, and for each group `[rows, num_groups]` what
-/// one step is worth, and the sum of its steps by that.
-struct Quantized {
-  const int16_t* values;
+/// Rows in tiles of nearly equal height.
+struct Tiles {
+  int num_rows;
+  int max_height;
+
+  int count() const { return (num_rows + max_height - 1) / max_height; }
+  int first(int tile) const { return static_cast<int>(int64_t{num_rows} * tile / count()); }
+  int height(int tile) const { return first(tile + 1) - first(tile); }
+};
+
+/// Inputs as the kernels read them, the rows of a tile side by side: floats `[tile][input][row]`;
+/// of weights in pairs integers of 16 bits `[tile][input / 2][row][2]`, and for each group what one
+/// step is worth, and the sum of its steps by that, `[tile][group][row]`.
+struct Arranged {
+  const float* floats;
+  const int16_t* pairs;
   const float* scales;
   const float* sums;
 };
@@ -65,7 +77,7 @@ struct LinearArgs {
   const float* x;
   float* y;
   int num_rows;
-  Quantized x16 = {};  // the inputs of weights in pairs
+  Arranged arranged = {};  // x
 };
 
 /// Keys and values of one layer, blocks of `block_size` tokens.
@@ -118,12 +130,14 @@ struct AttentionPart {
 
 struct Kernels {
   const char* name;
-  int columns;            // of a panel
-  size_t scratch_floats;  // that `linear` needs
-  bool has_int16;         // weights in pairs can be multiplied
-  /// One row: values `[size]`, scales and sums `[size / group]`.
-  void (*quantize)(const float* x, int size, int group, int16_t* values, float* scales,
-                   float* sums);
+  int columns;              // of a panel
+  int max_tile_rows;        // of floats
+  int max_tile_rows_pairs;  // of weights in pairs; 0 where they cannot be multiplied
+  /// One tile, of rows `[height, size]`; see Arranged.
+  void (*arrange)(const float* x, int height, int size, float* floats);
+  void (*arrange_pairs)(const float* x, int height, int size, int group, int16_t* pairs,
+                        float* scales, float* sums);
+  /// One panel; `scratch` has room for `columns` floats of each input.
   void (*linear)(const LinearArgs& args, int panel, float* scratch);
   // What the machine can do at best, to measure the others against.
   int lanes;

@@ -65,7 +65,7 @@ NB_MODULE(_native, m) {
   m.attr("mlx_version") =
       std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
       std::to_string(MLX_VERSION_PATCH);
-  m.def("has_int16", [] { return kernels() && kernels()->has_int16; });
+  m.def("has_int16", [] { return kernels() && kernels()->max_tile_rows_pairs > 0; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("measure_reading", &measure_reading);
   m.def("measure_arithmetic", &measure_arithmetic);

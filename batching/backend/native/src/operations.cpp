@@ -44,26 +44,39 @@ LinearArgs product(const Weights& weights, const std::vector<float>& bias, const
   return {weights->panels(), data_or_null(bias), residual, x, y, num_rows};
 }
 
-/// Round the inputs of weights in pairs to 16 bits; products of one input share what comes of it.
-void round_inputs(std::vector<LinearArgs>& products) {
-  thread_local std::vector<int16_t> values;
-  thread_local std::vector<float> scales, sums;
-  const LinearArgs& first = products[0];
-  if (!first.weights.in_pairs) return;
-  const size_t size = first.weights.num_inputs, group = first.weights.group;
-  const size_t num_groups = size / group;
-  values.resize(std::max(values.size(), first.num_rows * size));
-  scales.resize(std::max(scales.size(), first.num_rows * num_groups));
-  sums.resize(std::max(sums.size(), first.num_rows * num_groups));
-  // The other threads have vectors of their own.
-  const Quantized x16{values.data(), scales.data(), sums.data()};
-  for_rows(first.num_rows, rows_of(size), [&, v = values.data(), s = scales.data(),
-                                           t = sums.data()](int begin, int end) {
-    for (size_t m = begin; m < static_cast<size_t>(end); m++)
-      kernels()->quantize(first.x + m * size, size, group, v + m * size, s + m * num_groups,
-                          t + m * num_groups);
+/// Room for numbers that one thread shares with the others, which have vectors of their own.
+template <typename T>
+T* room(std::vector<T>& memory, size_t size) {
+  if (memory.size() < size) memory.resize(size);
+  return memory.data();
+}
+
+/// Arrange the input of some products, which they share.
+void arrange_input(std::vector<LinearArgs>& products) {
+  thread_local std::vector<float> floats, scales, sums;
+  thread_local std::vector<int16_t> pairs;
+  const Kernels& k = *kernels();
+  const LinearArgs& shared = products[0];
+  const bool in_pairs = shared.weights.in_pairs;
+  const int group = shared.weights.group;
+  const size_t size = shared.weights.num_inputs, total = shared.num_rows * size;
+  float* const x = in_pairs ? nullptr : room(floats, total);
+  int16_t* const x16 = in_pairs ? room(pairs, total) : nullptr;
+  float* const steps = in_pairs ? room(scales, total / group) : nullptr;
+  float* const step_sums = in_pairs ? room(sums, total / group) : nullptr;
+  const Tiles tiles{shared.num_rows, in_pairs ? k.max_tile_rows_pairs : k.max_tile_rows};
+  const int tiles_per_part = std::max(1, rows_of(size) / tiles.max_height);
+  for_rows(tiles.count(), tiles_per_part, [&](int begin, int end) {
+    for (int tile = begin; tile < end; tile++) {
+      const size_t at = tiles.first(tile) * size;
+      if (in_pairs)
+        k.arrange_pairs(shared.x + at, tiles.height(tile), size, group, x16 + at,
+                        steps + at / group, step_sums + at / group);
+      else
+        k.arrange(shared.x + at, tiles.height(tile), size, x + at);
+    }
   });
-  for (LinearArgs& p : products) p.x16 = x16;
+  for (LinearArgs& p : products) p.arranged = {x, x16, steps, step_sums};
 }
 
 /// What a block computes on the way.
@@ -136,7 +149,8 @@ double measure_arithmetic() {
 
 void multiply(std::vector<LinearArgs> products) {
   const Kernels& k = *kernels();
-  round_inputs(products);
+  arrange_input(products);
+  const size_t scratch_floats = static_cast<size_t>(k.columns) * products[0].weights.num_inputs;
   int num_panels = 0;
   for (const LinearArgs& p : products) num_panels += p.weights.num_panels();
   const int num_parts = std::min(num_panels, PARTS_PER_THREAD * threads().num_threads());
@@ -146,7 +160,7 @@ void multiply(std::vector<LinearArgs> products) {
     const int next = static_cast<int>(int64_t{num_panels} * (part + 1) / num_parts);
     for (int before = 0; panel < next; panel++) {
       while (panel - before >= p->weights.num_panels()) before += p++->weights.num_panels();
-      k.linear(*p, panel - before, scratch(k.scratch_floats));
+      k.linear(*p, panel - before, scratch(scratch_floats));
     }
   });
 }

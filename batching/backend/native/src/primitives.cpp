@@ -241,7 +241,7 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
                      nullptr, nullptr},
         columns);
   }
-  require(!in_pairs || kernels()->has_int16, "this processor has no products of 16-bit integers");
+  require(!in_pairs || kernels()->max_tile_rows_pairs > 0, "this processor has no products of 16-bit integers");
   require(bits == 4 || bits == 8, "quantized weights have 4 or 8 bits");
   require(biases.has_value() && weight.dtype() == mx::uint32, "quantized weights are affine");
   const int num_inputs = weight.shape(1) * 32 / bits;

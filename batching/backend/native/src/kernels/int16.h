@@ -14,9 +14,8 @@ namespace {
 
 #if defined(__AVX512VNNI__)
 
-constexpr bool HAS_INT16 = true;
-/// Rows of one call: their integer sums and their results stay in registers.
-constexpr int INT16_ROWS = 6;
+/// Rows of one call, whose integer sums stay in registers.
+constexpr int MAX_ROWS_PAIRS = 8;
 
 ALWAYS_INLINE float highest_magnitude(const float* x, int size) {
   F32 top{};
@@ -27,26 +26,33 @@ ALWAYS_INLINE float highest_magnitude(const float* x, int size) {
   return max(top);
 }
 
-/// One row: a group's largest number becomes 32767.  A number that is none makes the scale none.
-void quantize(const float* x, int size, int group, int16_t* values, float* scales, float* sums) {
+/// Rows `[height, size]`: a group's largest number becomes 32767.  A number that is none makes the
+/// scale none.
+void arrange_pairs(const float* x, int height, int size, int group, int16_t* pairs, float* scales,
+                   float* sums) {
   const F32 round = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no room for a fraction
-  for (int g = 0; g * group < size; g++, x += group, values += group) {
-    const float highest = highest_magnitude(x, group);
-    // Numbers as small as that are nothing beside any other; by 0 they could not be divided.
-    const float factor = highest > 1e-30f ? 32767 / highest : 0;
-    I32 total{};
-    F32 check{};
-    for (int i = 0; i < group; i += LANES) {
-      const F32 value = load(x + i);
-      check += value * F32{};
-      const I32 q = (I32)(value * splat(factor) + round) - (I32)round;
-      total += q;
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(values + i),
-                          _mm512_cvtsepi32_epi16((__m512i)q));
+  for (int m = 0; m < height; m++)
+    for (int first = 0; first < size; first += group, x += group) {
+      const float highest = highest_magnitude(x, group);
+      // Numbers as small as that are nothing beside any other; by 0 they could not be divided.
+      const float factor = highest > 1e-30f ? 32767 / highest : 0;
+      I32 total{};
+      F32 check{};
+      for (int i = 0; i < group; i += LANES) {
+        const F32 value = load(x + i);
+        check += value * F32{};
+        const I32 q = (I32)(value * splat(factor) + round) - (I32)round;
+        total += q;
+        int16_t integers[LANES];
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(integers),
+                            _mm512_cvtsepi32_epi16((__m512i)q));
+        for (int j = 0; j < LANES; j += 2)
+          __builtin_memcpy(pairs + (first + i + j) * height + 2 * m, integers + j, 4);
+      }
+      const int at = first / group * height + m;
+      scales[at] = highest / 32767 + sum(check);
+      sums[at] = scales[at] * sum(to_float(total));
     }
-    scales[g] = highest / 32767 + sum(check);
-    sums[g] = scales[g] * sum(to_float(total));
-  }
 }
 
 ALWAYS_INLINE __m512i dot(__m512i sums, __m512i weights, const int16_t* pair) {
@@ -55,36 +61,40 @@ ALWAYS_INLINE __m512i dot(__m512i sums, __m512i weights, const int16_t* pair) {
   return _mm512_dpwssd_epi32(sums, weights, _mm512_set1_epi32(both));
 }
 
-/// One panel's outputs of ROWS rows; weights of BITS bits.
+/// One tile of a panel; weights of BITS bits.
 template <int BITS, int ROWS>
-void multiply_int16(const native::Panels& w, const native::Quantized& x, int first_row,
-                    const uint8_t* p, float* y, size_t ldy) {
+void multiply_pairs(const native::Panels& weights, const native::Arranged& x, const uint8_t* p,
+                    float* y, size_t ldy) {
   constexpr int PAIRS = 16 / BITS;  // of inputs, whose weights share their words
-  const int num_groups = w.num_inputs / w.group;
-  const int16_t* values = x.values + static_cast<size_t>(first_row) * w.num_inputs;
-  const float* scales = x.scales + static_cast<size_t>(first_row) * num_groups;
-  const float* sums = x.sums + static_cast<size_t>(first_row) * num_groups;
+  const size_t group_bytes = static_cast<size_t>(weights.group) * COLUMNS * BITS / 8;
   const __m512i mask = _mm512_set1_epi16((1 << BITS) - 1);
+  const int16_t* pairs = x.pairs;
   F32 results[ROWS][VECTORS] = {};
-  for (int g = 0; g < num_groups; g++, values += w.group) {
+  for (int g = 0; g < weights.num_inputs / weights.group; g++) {
+    prefetch(p, group_bytes + 2 * COLUMNS * sizeof(float));
     __m512i integers[ROWS][VECTORS] = {};
-    for (int i = 0; i < w.group; i += 2 * PAIRS, p += 4 * COLUMNS)
-      for (int v = 0; v < VECTORS; v++) {
-        __m512i words = _mm512_loadu_si512(p + 64 * v);
-        for (int t = 0; t < PAIRS; t++, words = _mm512_srli_epi16(words, BITS)) {
-          const __m512i weights = t < PAIRS - 1 ? _mm512_and_si512(words, mask) : words;
-          for (int m = 0; m < ROWS; m++)
-            integers[m][v] = dot(integers[m][v], weights, values + m * w.num_inputs + i + 2 * t);
+    for (int i = 0; i < weights.group; i += 2 * PAIRS, p += 4 * COLUMNS) {
+      __m512i words[VECTORS];
+      for (int v = 0; v < VECTORS; v++) words[v] = _mm512_loadu_si512(p + 64 * v);
+      for (int t = 0; t < PAIRS; t++, pairs += 2 * ROWS) {
+        __m512i w[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+          w[v] = t < PAIRS - 1 ? _mm512_and_si512(words[v], mask) : words[v];
+          words[v] = _mm512_srli_epi16(words[v], BITS);
         }
+        for (int m = 0; m < ROWS; m++)
+          for (int v = 0; v < VECTORS; v++)
+            integers[m][v] = dot(integers[m][v], w[v], pairs + 2 * m);
       }
+    }
     const float* parameters = reinterpret_cast<const float*>(p);
     for (int v = 0; v < VECTORS; v++) {
       const F32 scale = load(parameters + v * LANES);
       const F32 bias = load(parameters + COLUMNS + v * LANES);
       for (int m = 0; m < ROWS; m++) {
-        const F32 scaled = to_float((I32)integers[m][v]) * splat(scales[m * num_groups + g]);
+        const F32 scaled = to_float((I32)integers[m][v]) * splat(x.scales[g * ROWS + m]);
         results[m][v] += scaled * scale;
-        results[m][v] += bias * splat(sums[m * num_groups + g]);
+        results[m][v] += bias * splat(x.sums[g * ROWS + m]);
       }
     }
     p += 2 * COLUMNS * sizeof(float);
@@ -93,33 +103,30 @@ void multiply_int16(const native::Panels& w, const native::Quantized& x, int fir
     for (int v = 0; v < VECTORS; v++) store(y + m * ldy + v * LANES, results[m][v]);
 }
 
-template <int BITS>
-void multiply_int16(int rows, const native::Panels& w, const native::Quantized& x, int first_row,
-                    const uint8_t* p, float* y, size_t ldy) {
-#define CASE(ROWS) \
-  case ROWS:       \
-    return multiply_int16<BITS, ROWS>(w, x, first_row, p, y, ldy);
-  switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
-#undef CASE
-}
-
-/// Rows `[first_row, first_row + rows)` of one panel.
-void linear_int16(int rows, const native::Panels& w, const native::Quantized& x, int first_row,
-                  const uint8_t* p, float* y, size_t ldy) {
-  const int tiles = (rows + INT16_ROWS - 1) / INT16_ROWS;
-  for (int t = 0; t < tiles; t++) {
-    const int first = rows * t / tiles, size = rows * (t + 1) / tiles - first;
-    auto run = w.format == native::Format::kBits4 ? &multiply_int16<4> : &multiply_int16<8>;
-    run(size, w, x, first_row + first, p, y + first * ldy, ldy);
+void linear_tile_pairs(const native::LinearArgs& args, int tile, const uint8_t* p, float* y,
+                       size_t ldy, float*) {
+  const native::Panels& w = args.weights;
+  const native::Tiles tiles{args.num_rows, MAX_ROWS_PAIRS};
+  const size_t first = tiles.first(tile), groups = first * (w.num_inputs / w.group);
+  const native::Arranged& all = args.arranged;
+  const native::Arranged x = {nullptr, all.pairs + first * w.num_inputs, all.scales + groups,
+                              all.sums + groups};
+#define CASE(ROWS)                                         \
+  case ROWS:                                               \
+    return w.format == native::Format::kBits4              \
+               ? multiply_pairs<4, ROWS>(w, x, p, y, ldy)  \
+               : multiply_pairs<8, ROWS>(w, x, p, y, ldy);
+  switch (tiles.height(tile)) {
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
   }
+#undef CASE
 }
 
 #else
 
-constexpr bool HAS_INT16 = false;
-void quantize(const float*, int, int, int16_t*, float*, float*) {}
-void linear_int16(int, const native::Panels&, const native::Quantized&, int, const uint8_t*,
-                  float*, size_t) {}
+constexpr int MAX_ROWS_PAIRS = 0;
+void arrange_pairs(const float*, int, int, int, int16_t*, float*, float*) {}
+void linear_tile_pairs(const native::LinearArgs&, int, const uint8_t*, float*, size_t, float*) {}
 
 #endif
 

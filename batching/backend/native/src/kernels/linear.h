@@ -12,14 +12,10 @@ namespace {
 using native::Format;
 using native::LinearArgs;
 using native::Panels;
+using native::Tiles;
 
-/// Inputs whose weights are unpacked at a time: with COLUMNS outputs they fit into the L1 cache.
-/// A multiple of every group size.
-constexpr int CHUNK = 128;
-/// Rows that share what was unpacked.
-constexpr int ROW_BLOCK = 8 * MAX_ROWS;
-
-constexpr size_t LINEAR_SCRATCH = static_cast<size_t>(COLUMNS) * (CHUNK + ROW_BLOCK);
+/// Inputs that are read at a time of those formats that have no groups.
+constexpr int FLOAT_GROUP = 32;
 
 /// q * scale rounded to 11 bits, as float16 is: right for every integer of 8 bits and scale of 11.
 ALWAYS_INLINE F32 rounded_product(F32 q, F32 scale) {
@@ -60,115 +56,143 @@ struct Affine {
 };
 constexpr size_t AFFINE_BYTES = 2 * COLUMNS * sizeof(float);
 
-/// Call `use(i, weights)` for inputs 0 to `num_inputs` of a panel, with the weights of its columns;
-/// return where those of the next inputs begin.
+/// Call `use(i, weights)` for the inputs of a group, with the weights of a panel's columns; return
+/// where those of the next group begin.
 template <Format FORMAT, bool ROUNDS, typename Use>
-ALWAYS_INLINE const uint8_t* for_inputs(const uint8_t* p, int num_inputs, int group, Use use) {
+ALWAYS_INLINE const uint8_t* for_group(const uint8_t* p, int size, Use use) {
   F32 w[VECTORS];
   if constexpr (FORMAT == Format::kFloat32 || FORMAT == Format::kBfloat16) {
     using Float = std::conditional_t<FORMAT == Format::kFloat32, float, uint16_t>;
     const Float* values = reinterpret_cast<const Float*>(p);
-    for (int i = 0; i < num_inputs; i++, values += COLUMNS) {
+    prefetch(p, size * COLUMNS * sizeof(Float));
+    for (int i = 0; i < size; i++, values += COLUMNS) {
       for (int v = 0; v < VECTORS; v++) w[v] = load(values + v * LANES);
       use(i, w);
     }
     return reinterpret_cast<const uint8_t*>(values);
   }
   constexpr int PER_BYTE = FORMAT == Format::kBits4 ? 2 : 1;
-  const size_t group_bytes = static_cast<size_t>(group) * COLUMNS / PER_BYTE;
-  for (int first = 0; first < num_inputs; first += group, p += AFFINE_BYTES) {
-    const Affine<ROUNDS> affine(p + group_bytes);
-    for (int i = first; i < first + group; i += PER_BYTE, p += COLUMNS) {
-      I32 q[VECTORS];
-      for (int v = 0; v < VECTORS; v++) q[v] = load_bytes(p + v * LANES);
-      for (int v = 0; v < VECTORS; v++) w[v] = affine(v, PER_BYTE == 2 ? q[v] & 15 : q[v]);
-      use(i, w);
-      if constexpr (PER_BYTE == 2) {
-        for (int v = 0; v < VECTORS; v++) w[v] = affine(v, q[v] >> 4);
-        use(i + 1, w);
-      }
+  const size_t num_bytes = static_cast<size_t>(size) * COLUMNS / PER_BYTE;
+  prefetch(p, num_bytes + AFFINE_BYTES);
+  const Affine<ROUNDS> affine(p + num_bytes);
+  for (int i = 0; i < size; i += PER_BYTE, p += COLUMNS) {
+    I32 q[VECTORS];
+    for (int v = 0; v < VECTORS; v++) q[v] = load_bytes(p + v * LANES);
+    for (int v = 0; v < VECTORS; v++) w[v] = affine(v, PER_BYTE == 2 ? q[v] & 15 : q[v]);
+    use(i, w);
+    if constexpr (PER_BYTE == 2) {
+      for (int v = 0; v < VECTORS; v++) w[v] = affine(v, q[v] >> 4);
+      use(i + 1, w);
     }
   }
-  return p;
+  return p + AFFINE_BYTES;
 }
 
-/// The weights of some inputs as floats `[num_inputs][COLUMNS]`.
-template <Format FORMAT, bool ROUNDS>
-ALWAYS_INLINE const uint8_t* unpack(const uint8_t* p, int num_inputs, int group, float* unpacked) {
-  return for_inputs<FORMAT, ROUNDS>(p, num_inputs, group, [&](int i, const F32(&w)[VECTORS])
-                                                      __attribute__((always_inline)) {
-    for (int v = 0; v < VECTORS; v++) store(unpacked + i * COLUMNS + v * LANES, w[v]);
-  });
-}
+/// What a tile's rows have in the columns of a panel, in registers.
+///
+/// A sum is taken in the order of the inputs, whatever ROWS is: a row's result does not depend, in
+/// a single bit, on how many others are computed with it.
+template <int ROWS>
+struct Outputs {
+  F32 sums[ROWS][VECTORS] = {};
 
-/// What `multiply_rows` does, with weights that are unpacked on the way: of few rows, writing
-/// them down would take longer than multiplying.
-template <Format FORMAT, bool ROUNDS, int ROWS>
-const uint8_t* multiply_packed(const float* x, size_t ldx, const uint8_t* p, int num_inputs,
-                               int group, float* y, size_t ldy, bool add) {
-  F32 sums[ROWS][VECTORS];
-  for (int m = 0; m < ROWS; m++)
-    for (int v = 0; v < VECTORS; v++) sums[m][v] = add ? load(y + m * ldy + v * LANES) : F32{};
-  p = for_inputs<FORMAT, ROUNDS>(p, num_inputs, group, [&](int i, const F32(&w)[VECTORS])
-                                                   __attribute__((always_inline)) {
+  /// Add the products of one input of each row.
+  ALWAYS_INLINE void add(const float* x, const F32 (&w)[VECTORS]) {
     for (int m = 0; m < ROWS; m++)
-      for (int v = 0; v < VECTORS; v++) sums[m][v] += splat(x[m * ldx + i]) * w[v];
-  });
-  for (int m = 0; m < ROWS; m++)
-    for (int v = 0; v < VECTORS; v++) store(y + m * ldy + v * LANES, sums[m][v]);
-  return p;
-}
-
-/// y (+)= x W for a chunk of inputs; return where the next chunk's weights begin.
-template <Format FORMAT, bool ROUNDS>
-const uint8_t* multiply_chunk(int rows, const float* x, size_t ldx, const uint8_t* p,
-                              int num_inputs, int group, float* y, size_t ldy, bool add,
-                              float* scratch) {
-#define CASE(ROWS) \
-  case ROWS:       \
-    return multiply_packed<FORMAT, ROUNDS, ROWS>(x, ldx, p, num_inputs, group, y, ldy, add);
-  switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
-#undef CASE
-  const float* w = reinterpret_cast<const float*>(p);
-  if constexpr (FORMAT == Format::kFloat32) {
-    p += static_cast<size_t>(num_inputs) * COLUMNS * sizeof(float);
-  } else {
-    p = unpack<FORMAT, ROUNDS>(p, num_inputs, group, scratch);
-    w = scratch;
+      for (int v = 0; v < VECTORS; v++) sums[m][v] += splat(x[m]) * w[v];
   }
-  multiply(rows, x, ldx, w, COLUMNS, num_inputs, y, ldy, add);
-  return p;
+  ALWAYS_INLINE void write(float* y, size_t ldy) const {
+    for (int m = 0; m < ROWS; m++)
+      for (int v = 0; v < VECTORS; v++) store(y + m * ldy + v * LANES, sums[m][v]);
+  }
+};
+
+/// One tile, of inputs `x[input][row]`.
+template <Format FORMAT, int ROWS>
+void multiply_panel(const Panels& weights, const float* x, const uint8_t* p, float* y,
+                    size_t ldy) {
+  Outputs<ROWS> outputs;
+  const int group = weights.group ? weights.group : FLOAT_GROUP;
+  for (int first = 0; first < weights.num_inputs; first += group) {
+    const int left = weights.num_inputs - first;
+    p = for_group<FORMAT, false>(p, left < group ? left : group,
+                                 [&](int i, const F32(&w)[VECTORS])
+                                     __attribute__((always_inline)) {
+      outputs.add(x + i * ROWS, w);
+    });
+    x += group * ROWS;
+  }
+  outputs.write(y, ldy);
 }
 
-using MultiplyChunk = decltype(&multiply_chunk<Format::kFloat32, false>);
+/// The same, leaving the weights in `unpacked`, for other tiles.
+///
+/// They are unpacked one group ahead of being multiplied: neither waits for the other.
+template <Format FORMAT, bool ROUNDS, int ROWS>
+void multiply_unpacking(const Panels& weights, const float* x, const uint8_t* p, float* y,
+                        size_t ldy, float* unpacked) {
+  Outputs<ROWS> outputs;
+  const int group = weights.group;
+  float* ahead = unpacked;
+  const auto unpack = [&](int i, const F32(&w)[VECTORS]) __attribute__((always_inline)) {
+    for (int v = 0; v < VECTORS; v++) store(ahead + i * COLUMNS + v * LANES, w[v]);
+  };
+  const auto multiply = [&](int i) __attribute__((always_inline)) {
+    F32 w[VECTORS];
+    for (int v = 0; v < VECTORS; v++) w[v] = load(unpacked + i * COLUMNS + v * LANES);
+    outputs.add(x + i * ROWS, w);
+  };
+  p = for_group<FORMAT, ROUNDS>(p, group, unpack);
+  for (int first = group; first < weights.num_inputs; first += group) {
+    ahead = unpacked + group * COLUMNS;
+    p = for_group<FORMAT, ROUNDS>(p, group, [&](int i, const F32(&w)[VECTORS])
+                                                __attribute__((always_inline)) {
+      unpack(i, w);
+      multiply(i);
+    });
+    unpacked = ahead;
+    x += group * ROWS;
+  }
+  for (int i = 0; i < group; i++) multiply(i);
+  outputs.write(y, ldy);
+}
 
-MultiplyChunk chunk_multiplier(const Panels& weights) {
+/// One tile of a panel; `unpacked` is kept from the first to the last.
+template <Format FORMAT, bool ROUNDS>
+void linear_tile(const LinearArgs& args, int tile, const uint8_t* p, float* y, size_t ldy,
+                 float* unpacked) {
+  constexpr bool IS_QUANTIZED = FORMAT == Format::kBits8 || FORMAT == Format::kBits4;
+  const Tiles tiles{args.num_rows, MAX_ROWS};
+  const Panels& w = args.weights;
+  const float* x = args.arranged.floats + static_cast<size_t>(tiles.first(tile)) * w.num_inputs;
+  const auto* again = reinterpret_cast<const uint8_t*>(unpacked);
+#define CASE(ROWS)                                                                   \
+  case ROWS:                                                                         \
+    if constexpr (IS_QUANTIZED) {                                                    \
+      if (tile > 0) return multiply_panel<Format::kFloat32, ROWS>(w, x, again, y, ldy); \
+      if (ROUNDS || tiles.count() > 1)                                               \
+        return multiply_unpacking<FORMAT, ROUNDS, ROWS>(w, x, p, y, ldy, unpacked);  \
+    }                                                                                \
+    return multiply_panel<FORMAT, ROWS>(w, x, p, y, ldy);
+  switch (tiles.height(tile)) { FOR_EACH_HEIGHT(CASE) }
+#undef CASE
+}
+
+using LinearTile = decltype(&linear_tile<Format::kFloat32, false>);
+
+LinearTile linear_tile_of(const Panels& weights) {
+  if (weights.in_pairs) return linear_tile_pairs;
   switch (weights.format) {
-    case Format::kFloat32: return multiply_chunk<Format::kFloat32, false>;
-    case Format::kBfloat16: return multiply_chunk<Format::kBfloat16, false>;
+    case Format::kFloat32: return linear_tile<Format::kFloat32, false>;
+    case Format::kBfloat16: return linear_tile<Format::kBfloat16, false>;
     case Format::kBits8:
-      return weights.rounds ? multiply_chunk<Format::kBits8, true>
-                            : multiply_chunk<Format::kBits8, false>;
+      return weights.rounds ? linear_tile<Format::kBits8, true>
+                            : linear_tile<Format::kBits8, false>;
     case Format::kBits4:
-      return weights.rounds ? multiply_chunk<Format::kBits4, true>
-                            : multiply_chunk<Format::kBits4, false>;
+      return weights.rounds ? linear_tile<Format::kBits4, true>
+                            : linear_tile<Format::kBits4, false>;
   }
   return nullptr;
-}
-
-/// Rows of one panel, a chunk of inputs after the other.
-void linear_floats(int rows, const Panels& weights, const float* x, const uint8_t* p, float* y,
-                   size_t ldy, float* scratch) {
-  const MultiplyChunk multiply_chunk = chunk_multiplier(weights);
-  const size_t chunk_bytes = weights.panel_bytes() / weights.num_inputs * CHUNK;
-  for (int i = 0; i < weights.num_inputs; i += CHUNK) {
-    const int size = weights.num_inputs - i < CHUNK ? weights.num_inputs - i : CHUNK;
-    const uint8_t* next = p + chunk_bytes;
-    // The processor's own prefetching loses the track while rows are multiplied.
-    for (size_t ahead = 0; ahead < chunk_bytes; ahead += 64) __builtin_prefetch(next + ahead);
-    p = multiply_chunk(rows, x + i, weights.num_inputs, p, size, weights.group, y, ldy, i > 0,
-                       scratch);
-  }
 }
 
 /// Add bias and residual, and write what the panel has of the outputs where it belongs.
@@ -191,25 +215,27 @@ void finish_panel(const LinearArgs& args, int first_column, int first_row, int r
 
 void linear(const LinearArgs& args, int panel, float* scratch) {
   const Panels& weights = args.weights;
+  const LinearTile linear_tile = linear_tile_of(weights);
+  const Tiles tiles{args.num_rows, weights.in_pairs ? MAX_ROWS_PAIRS : MAX_ROWS};
+  const uint8_t* p = weights.data + panel * weights.panel_bytes();
   const int first_column = panel * COLUMNS;
-  const int num_columns = weights.num_outputs - first_column;
-  float* edge = scratch + static_cast<size_t>(COLUMNS) * CHUNK;
-  for (int first = 0; first < args.num_rows; first += ROW_BLOCK) {
-    const int rows = args.num_rows - first < ROW_BLOCK ? args.num_rows - first : ROW_BLOCK;
-    const float* x = args.x + static_cast<size_t>(first) * weights.num_inputs;
-    float* target = args.y + static_cast<size_t>(first) * weights.num_outputs + first_column;
-    // The last panel may be wider than what is left of the outputs.
-    const bool is_whole = num_columns >= COLUMNS;
+  // The last panel may be wider than what is left of the outputs.
+  const bool is_whole = weights.num_outputs - first_column >= COLUMNS;
+  const size_t ldy = is_whole ? weights.num_outputs : COLUMNS;
+  float edge[MAX_ROWS * COLUMNS];
+  for (int tile = 0; tile < tiles.count(); tile++) {
+    const int first_row = tiles.first(tile);
+    float* target = args.y + static_cast<size_t>(first_row) * weights.num_outputs + first_column;
     float* y = is_whole ? target : edge;
-    const size_t ldy = is_whole ? weights.num_outputs : COLUMNS;
-    const uint8_t* p = weights.data + panel * weights.panel_bytes();
-    if (weights.in_pairs)
-      linear_int16(rows, weights, args.x16, first, p, y, ldy);
-    else
-      linear_floats(rows, weights, x, p, y, ldy, scratch);
+    linear_tile(args, tile, p, y, ldy, scratch);
     if (is_whole && !args.bias && !args.residual) continue;
-    finish_panel(args, first_column, first, rows, y, ldy, target);
+    finish_panel(args, first_column, first_row, tiles.height(tile), y, ldy, target);
   }
+}
+
+void arrange(const float* x, int height, int size, float* floats) {
+  for (int m = 0; m < height; m++)
+    for (int i = 0; i < size; i++) floats[i * height + m] = x[m * size + i];
 }
 
 }  // namespace

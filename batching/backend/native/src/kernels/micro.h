@@ -1,4 +1,4 @@
-// The one inner loop of everything that multiplies matrices here.
+// The size of what is multiplied in registers, and the products of attention.
 #pragma once
 
 #include "kernels/simd.h"
@@ -9,14 +9,28 @@ namespace {
 // weights and one broadcast value.
 #if defined(__AVX512F__)
 constexpr int MAX_ROWS = 12;
+#define FOR_EACH_HEIGHT(CASE) \
+  CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #elif defined(__AVX2__)
 constexpr int MAX_ROWS = 6;
+#define FOR_EACH_HEIGHT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #else
 constexpr int MAX_ROWS = 8;
+#define FOR_EACH_HEIGHT(CASE) \
+  CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #endif
 constexpr int VECTORS = 2;
 /// Columns of one call.
 constexpr int COLUMNS = VECTORS * LANES;
+
+/// How far ahead memory is asked for: the processor's own prefetching loses the track while rows are
+/// multiplied.
+constexpr size_t BYTES_AHEAD = 4096;
+
+ALWAYS_INLINE void prefetch(const void* p, size_t size) {
+  for (size_t i = 0; i < size; i += 64)
+    __builtin_prefetch(static_cast<const char*>(p) + BYTES_AHEAD + i);
+}
 
 /// y[m, j] (+)= sum over k of x[m, k] * w[k, j], for ROWS rows and COLUMNS columns.
 ///
@@ -46,15 +60,7 @@ void multiply_tile(int rows, const float* x, size_t ldx, const float* w, size_t 
 #define CASE(ROWS) \
   case ROWS:       \
     return multiply_rows<ROWS>(x, ldx, w, ldw, k, y, ldy, add);
-  switch (rows) {
-    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#if defined(__AVX512F__) || !defined(__AVX2__)
-    CASE(7) CASE(8)
-#endif
-#if defined(__AVX512F__)
-    CASE(9) CASE(10) CASE(11) CASE(12)
-#endif
-  }
+  switch (rows) { FOR_EACH_HEIGHT(CASE) }
 #undef CASE
 }
 

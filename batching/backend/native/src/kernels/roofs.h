@@ -17,8 +17,10 @@ float read_all(const float* x, size_t size) {
 
 /// Multiply and add in registers, 16 sums of LANES floats in each of the rounds.
 float multiply_add(int64_t num_rounds, float factor) {
-  F32 sums[16] = {};
+  F32 sums[16];
   const F32 value = splat(factor);
+  // Each another number, or the compiler would see that they are all the same.
+  for (int i = 0; i < 16; i++) sums[i] = splat(factor + i);
   for (int64_t i = 0; i < num_rounds; i++)
     for (F32& each : sums) each = each * value + value;
   F32 total{};

@@ -15,9 +15,10 @@ extern const Kernels JOIN(kernels_, NATIVE_ISA);
 const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .name = STRING(NATIVE_ISA),
     .columns = COLUMNS,
-    .scratch_floats = LINEAR_SCRATCH,
-    .has_int16 = HAS_INT16,
-    .quantize = quantize,
+    .max_tile_rows = MAX_ROWS,
+    .max_tile_rows_pairs = MAX_ROWS_PAIRS,
+    .arrange = arrange,
+    .arrange_pairs = arrange_pairs,
     .linear = linear,
     .lanes = LANES,
     .read_all = read_all,
