@@ -17,7 +17,8 @@ class FreeRuns:
     - `_by_class[c]` holds the starts of the runs with `2**(c-1) <= length < 2**c`
     """
 
-    _ROOM = 4
+    _ROOM = 16
+    _ROOM_FACTOR = 4
 
     def __init__(self, num_blocks: int) -> None:
         self._stop_of: dict[int, int] = {}
@@ -65,18 +66,20 @@ class FreeRuns:
     def _place(self, num_blocks: int) -> int:
         """Choose where a new table begins, and make a run begin there.
 
-        The middle of a large run leaves the table in front of that run room to grow; a run
-        without several times that room is used from its start.
+        Behind the start of a large run, the table in front of it has room to grow; a run without
+        several times what is asked for is used from its start.  More room than some blocks would
+        take pages of memory all over the pool for a few tokens.
         """
         start = next(iter(next(runs for runs in reversed(self._by_class) if runs)))
         stop = self._stop_of[start]
-        middle = start + (stop - start) // 2
-        if start == 0 or middle - start < self._ROOM * num_blocks:
+        enough = self._ROOM_FACTOR * num_blocks
+        room = min((stop - start) // 2, max(self._ROOM, enough))
+        if start == 0 or room < enough:
             return start
         self._remove(start, stop)
-        self._add(start, middle)
-        self._add(middle, stop)
-        return middle
+        self._add(start, start + room)
+        self._add(start + room, stop)
+        return start + room
 
     def _add(self, start: int, stop: int) -> None:
         if start == stop:

@@ -39,6 +39,11 @@ def test_a_new_table_begins_far_from_the_one_before_it() -> None:
     assert runs.take(1, after=18) == range(19, 20)
 
 
+def test_few_tables_take_a_small_part_of_a_large_pool() -> None:
+    runs = FreeRuns(1 << 16)
+    assert max(runs.take(2).stop for _ in range(16)) < 300
+
+
 def test_a_request_for_more_than_a_run_holds_gets_the_run() -> None:
     runs = FreeRuns(8)
     assert runs.take(100) == range(8)
