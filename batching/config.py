@@ -7,6 +7,7 @@ BLOCK_SIZE: Final = 32
 DEFAULT_NUM_BLOCKS: Final = 1024
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDTypeName = Literal["auto", "float32", "bfloat16"]
 CpuPrecision = Literal["exact", "fast"]
 NativeMode = Literal["auto", "off", "require"]
 DeviceName = Literal["auto", "cpu", "gpu"]
@@ -89,6 +90,7 @@ class EngineConfig:
     max_model_len: int | None = None
     memory_fraction: float = 0.5
     dtype: DTypeName = "auto"
+    kv_cache_dtype: KVCacheDTypeName = "auto"
     device: DeviceName = "auto"
     native: NativeMode = "auto"
     cpu_precision: CpuPrecision = "exact"

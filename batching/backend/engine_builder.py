@@ -114,10 +114,13 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
 
 def _backend(config: EngineConfig, loaded: LoadedModel, native: Native | NoNative) -> _Backend:
     kernels = native if isinstance(native, Native) else None
-    check = check_model(loaded.model, loaded.vocab_size, kernels)
+    kv_dtype = None if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]
+    check = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype)
     if isinstance(check, Batchable):
         return _paged(config, loaded, check)
     logger.warning("%s is served one request at a time: %s", config.model_id, check.reason)
+    if kv_dtype is not None:
+        logger.warning("it keeps its state as it likes, and not in %s", config.kv_cache_dtype)
     return _sequential(config, loaded)
 
 
@@ -131,10 +134,10 @@ def _paged(config: EngineConfig, loaded: LoadedModel, check: Batchable) -> _Back
     cache.reset()
     limits = config.scheduler_config(num_blocks, loaded.max_model_len)
     return _Backend(
-        MLXRunner(loaded.model, loaded.vocab_size, check.selection, cache),
+        MLXRunner(loaded.model, loaded.vocab_size, check.selection, cache, check.arg_max),
         limits,
         f"{num_blocks} blocks of {config.block_size} tokens "
-        f"({num_blocks * bytes_per_block // MIB} MiB), "
+        f"({num_blocks * bytes_per_block // MIB} MiB, {dtype_name(check.shapes[0].dtype)}), "
         f"prefix cache {'on' if config.enable_prefix_cache else 'off'}",
     )
 

@@ -54,6 +54,13 @@ class LogitRows:
             mx.array(rows, dtype=mx.int32), tuple(samples), tuple(sample_rows), tuple(scores)
         )
 
+    @property
+    def are_told(self) -> bool:
+        """Whether somebody asks for odds."""
+        return bool(self.scores) or any(
+            request.sampling.logprobs is not None for request, _ in self.samples
+        )
+
     def sampled(self, logits: mx.array) -> mx.array:
         """Return `[S, vocab_size]` of logits `[L, vocab_size]`."""
         if self.sample_rows == tuple(range(len(logits))):

@@ -9,6 +9,7 @@ import numpy as np
 from batching.backend.failures import forget_locals
 from batching.backend.model_hooks import RowSelection
 from batching.backend.paged_cache import PagedKVCache, StepInputs
+from batching.backend.sampler import ArgMax
 from batching.backend.slice_sampler import SliceSampler, not_finite, served
 from batching.step_plan import SliceOutput, StepPlan
 
@@ -17,12 +18,17 @@ class MLXRunner:
     """One ragged forward pass a step: T tokens of any requests as T rows of length 1."""
 
     def __init__(
-        self, model: nn.Module, vocab_size: int, selection: RowSelection, cache: PagedKVCache
+        self,
+        model: nn.Module,
+        vocab_size: int,
+        selection: RowSelection,
+        cache: PagedKVCache,
+        arg_max: ArgMax | None = None,
     ) -> None:
         self._model = model
         self._selection = selection
         self._cache = cache
-        self._sampler = SliceSampler(vocab_size)
+        self._sampler = SliceSampler(vocab_size, arg_max)
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
         try:

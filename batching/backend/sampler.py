@@ -76,48 +76,36 @@ class Sampler:
     distribution it would shift all the tokens behind it, which the unlikely ones never survive.
     """
 
-    def __init__(self, draw: "Draw | None" = None) -> None:
+    def __init__(self, draw: "Draw | None" = None, arg_max: "ArgMax | None" = None) -> None:
         """Without `draw`, tokens are drawn where the logits are."""
         self._draw = draw or (draw_on_host if mx.default_device() == mx.cpu else draw_on_device)
+        self._arg_max = arg_max or plain_arg_max
         self._counts: WeakKeyDictionary[BatchRequest, TokenCounts] = WeakKeyDictionary()
 
     def sample(
         self, logits: mx.array, samples: Sequence[Sample], masks: "Masks | None" = None
-    ) -> mx.array:
-        """Return the token ids, uint32 `[S]`, for logits `[S, vocab_size]`, row by row.
+    ) -> tuple[mx.array, mx.array]:
+        """Return token ids, uint32 `[S]`, for logits `[S, vocab_size]`, and the logits of these.
 
-        Logits that are no numbers give a token all the same: the runner checks for them.
+        Logits that are no numbers give a token all the same: the runner looks at its logit.
         """
         requests = [request for request, _ in samples]
-        logits = self._penalise(logits.astype(mx.float32), samples)
-        if masks is not None:
-            logits = masks.apply(logits)
-        tokens = mx.argmax(logits, axis=-1)
+        edits = [(row, *edit) for row, sample in enumerate(samples) for edit in self._edits(sample)]
         drawn = [
             row for row, r in enumerate(requests) if r.sampling.temperature >= _MIN_TEMPERATURE
         ]
+        if not edits and not drawn and masks is None:
+            return self._arg_max(logits.astype(mx.float32))
+        given, logits = logits, _edited(logits.astype(mx.float32), edits)
+        if masks is not None:
+            logits = masks.apply(logits)
+        tokens = mx.argmax(logits, axis=-1)
         if drawn:
             rows = mx.array(drawn)
             params = [requests[row].sampling for row in drawn]
             seeds = [draw_seed(requests[row].seed, samples[row].position) for row in drawn]
             tokens[rows] = self._draw(logits[rows], params, seeds)
-        return tokens
-
-    def _penalise(self, logits: mx.array, samples: Sequence[Sample]) -> mx.array:
-        edits = [(row, *edit) for row, sample in enumerate(samples) for edit in self._edits(sample)]
-        if not edits:
-            return logits
-        # One entry for each touched logit: x -> x * (x > 0 ? up : down) + add
-        columns = [np.array(c) for c in zip(*edits, strict=True)]
-        if columns[1].min() < 0 or columns[1].max() >= logits.shape[-1]:
-            # MLX does not look whether an index is within an array.
-            raise IndexError("a token id is not in the vocabulary")
-        rows, tokens, up, down, add = map(mx.array, columns)
-        rows, tokens = rows.astype(mx.int32), tokens.astype(mx.int32)
-        touched = logits[rows, tokens]
-        factor = mx.where(touched > 0, up, down).astype(mx.float32)
-        logits[rows, tokens] = touched * factor + add.astype(mx.float32)
-        return logits
+        return tokens, _chosen(given, tokens)
 
     def _edits(self, sample: Sample) -> Iterable[tuple[int, float, float, float]]:
         """Yield (token, factor above 0, factor below 0, term) for each touched logit."""
@@ -147,6 +135,26 @@ class Sampler:
         return counts
 
 
+def _edited(logits: mx.array, edits: Sequence[tuple[int, int, float, float, float]]) -> mx.array:
+    """Edits are (row, token, up, down, term): x becomes x * (x > 0 ? up : down) + term."""
+    if not edits:
+        return logits
+    columns = [np.array(c) for c in zip(*edits, strict=True)]
+    if columns[1].min() < 0 or columns[1].max() >= logits.shape[-1]:
+        # MLX does not look whether an index is within an array.
+        raise IndexError("a token id is not in the vocabulary")
+    rows, tokens, up, down, term = map(mx.array, columns)
+    rows, tokens = rows.astype(mx.int32), tokens.astype(mx.int32)
+    touched = logits[rows, tokens]
+    factor = mx.where(touched > 0, up, down).astype(mx.float32)
+    logits[rows, tokens] = touched * factor + term.astype(mx.float32)
+    return logits
+
+
+def _chosen(logits: mx.array, tokens: mx.array) -> mx.array:
+    return mx.take_along_axis(logits, tokens[:, None], axis=-1).squeeze(1)
+
+
 def _banned(sample: Sample) -> Iterable[int]:
     """Yield the tokens that would end the output too soon, or complete a bad word."""
     request, params = sample.request, sample.request.sampling
@@ -156,6 +164,15 @@ def _banned(sample: Sample) -> Iterable[int]:
         start = request.num_tokens - len(beginning)
         if start >= request.num_prompt_tokens and request.token_ids[start:] == beginning:
             yield last
+
+
+ArgMax = Callable[[mx.array], tuple[mx.array, mx.array]]
+
+
+def plain_arg_max(logits: mx.array) -> tuple[mx.array, mx.array]:
+    """Return the index of the highest of each row of `[S, vocab_size]`, uint32, and that number."""
+    tokens = mx.argmax(logits, axis=-1)
+    return tokens, _chosen(logits, tokens)
 
 
 Draw = Callable[[mx.array, Sequence[SamplingParams], Sequence[int]], mx.array]

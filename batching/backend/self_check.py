@@ -14,6 +14,7 @@ from batching.backend.mlx_runner import MLXRunner
 from batching.backend.model_hooks import RowSelection, hook_attention, select_rows
 from batching.backend.native.extension import Native
 from batching.backend.paged_cache import LayerShape, PagedKVCache
+from batching.backend.sampler import ArgMax
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.step_plan import Slice
@@ -40,6 +41,11 @@ class Batchable:
         """Return an empty pool."""
         return kv_cache(self.shapes, num_blocks, block_size, self.native)
 
+    @property
+    def arg_max(self) -> ArgMax | None:
+        """What finds the highest logits, if not MLX."""
+        return self.native.module.arg_max if self.native else None
+
 
 @dataclass(frozen=True)
 class NotBatchable:
@@ -49,12 +55,16 @@ class NotBatchable:
 
 
 def check_model(
-    model: nn.Module, vocab_size: int, native: Native | None = None
+    model: nn.Module,
+    vocab_size: int,
+    native: Native | None = None,
+    kv_dtype: mx.Dtype | None = None,
 ) -> Batchable | NotBatchable:
     """Compare a ragged batch over the pool with mlx-lm's own single requests.
 
     Two unlike prompts are read in chunks, mixed with a decode, over scattered blocks; the
-    logits of their last tokens must be those of a plain forward pass.
+    logits of their last tokens must be those of a plain forward pass.  Keys and values are
+    kept in `kv_dtype`; None is the type in which the model makes them.
     """
     prompts = [_probe_tokens(n, salt, vocab_size) for salt, n in enumerate(_PROBE_LENGTHS)]
     cache = make_prompt_cache(model)
@@ -62,6 +72,8 @@ def check_model(
     shapes = _shapes(cache)
     if isinstance(shapes, NotBatchable):
         return shapes
+    if kv_dtype is not None:
+        shapes = tuple(shape._replace(dtype=kv_dtype) for shape in shapes)
     expected += [_last_logits(model, p, make_prompt_cache(model)) for p in prompts[1:]]
     hook_attention(model)
     if native is None and is_on_host(shapes):

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from batching.backend.logit_rows import LogitRows
-from batching.backend.sampler import Sampler
+from batching.backend.sampler import ArgMax, Sampler
 from batching.backend.slice_outputs import slice_outputs
 from batching.backend.token_masks import MaskFiller, TokenMasks
 from batching.model_runner import SlicesFailed
@@ -18,8 +18,8 @@ from batching.step_plan import Slice, SliceOutput
 class SliceSampler:
     """Samples for all slices at once; a slice at a time only to find out which one fails."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._sampler = Sampler()
+    def __init__(self, vocab_size: int, arg_max: ArgMax | None = None) -> None:
+        self._sampler = Sampler(arg_max=arg_max)
         self._mask_filler = MaskFiller(vocab_size)
 
     def masks(self, wanted: LogitRows) -> AbstractContextManager[TokenMasks | None]:
@@ -42,9 +42,11 @@ class SliceSampler:
         token_ids: list[int] = []
         if wanted.samples:
             sampled = wanted.sampled(logits)
-            tokens = self._sampler.sample(sampled, wanted.samples, masks)
-            chosen = mx.take_along_axis(sampled, tokens[:, None], axis=-1)
-            are_finite = mx.isfinite(chosen).squeeze(1)
+            if wanted.are_told:
+                # Now, so that the arg-max is theirs and not the product's, computed once more.
+                mx.async_eval(logits)
+            tokens, chosen = self._sampler.sample(sampled, wanted.samples, masks)
+            are_finite = mx.isfinite(chosen)
             mx.eval(tokens, are_finite, also)
             if not all(flags := np.array(are_finite).tolist()):
                 pairs = zip(wanted.samples, flags, strict=True)

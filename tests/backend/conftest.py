@@ -3,7 +3,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 
 from batching.backend import kv_cache
@@ -32,15 +31,20 @@ def native() -> Native:
     return found
 
 
-Check = Callable[[nn.Module, int], Batchable | NotBatchable]
+Check = Callable[..., Batchable | NotBatchable]
 
 
 @pytest.fixture(params=["on any device", "on an x86 CPU", "with native kernels"])
 def device_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Check:
-    """Return what checks a model to be served: by MLX alone, as on a GPU; with numpy; natively."""
+    """Return what checks a model to be served: by MLX alone, as on a GPU; with numpy; natively.
+
+    It takes a model, the size of its vocabulary, and perhaps a type of the keys and values.
+    """
     if request.param == "with native kernels":
         native = request.getfixturevalue("native")
-        return lambda model, size: check_model(use_kernels(model, native), size, native)
+        return lambda model, size, kv_dtype=None: check_model(
+            use_kernels(model, native), size, native, kv_dtype
+        )
     if request.param == "on any device":
         monkeypatch.setattr(kv_cache, "_SCALAR_MACHINES", ())
     elif platform.machine() not in kv_cache._SCALAR_MACHINES:

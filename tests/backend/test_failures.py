@@ -110,7 +110,13 @@ class Kit:
 
         cache = self.check.cache(config.num_blocks, config.block_size)
         cache.reset()
-        return Watched(self._model_that_may_fail(), VOCAB_SIZE, self.check.selection, cache)
+        return Watched(
+            self._model_that_may_fail(),
+            VOCAB_SIZE,
+            self.check.selection,
+            cache,
+            self.check.arg_max,
+        )
 
     def _model_that_may_fail(self) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -473,7 +479,7 @@ def test_if_nobody_fails_alone_the_error_is_told_as_it_is(
 ) -> None:
     sample = Sampler.sample
 
-    def fail_together(self: Sampler, logits: mx.array, *rest: Any) -> mx.array:
+    def fail_together(self: Sampler, logits: mx.array, *rest: Any) -> Any:
         if len(logits) > 1:
             raise MemoryError("too much at once")
         return sample(self, logits, *rest)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import mlx.core as mx
 import pytest
 
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
@@ -43,19 +44,21 @@ class Bundled:
                 watch(plan)
                 return super().run(plan)
 
-        runner = WatchedRunner(
-            self.loaded.model, self.loaded.vocab_size, self.check.selection, cache
-        )
+        check, vocab_size = self.check, self.loaded.vocab_size
+        model = self.loaded.model
+        runner = WatchedRunner(model, vocab_size, check.selection, cache, check.arg_max)
         scheduler = ContinuousBatchingScheduler(config)
         # No limit in time: the chunks must not depend on how fast the machine is today.
         return scheduler, BatchInferenceEngine(scheduler, runner, max_stall=1e9)
 
 
-def with_kernels(native: Native, *, is_fast: bool = False) -> Bundled:
+def with_kernels(
+    native: Native, *, is_fast: bool = False, kv_dtype: mx.Dtype | None = None
+) -> Bundled:
     plain = load_model(BUNDLED_MODEL, dtype=None)
     model = use_kernels(plain.model, native, rounds=plain.rounds_to_half, is_fast=is_fast)
     loaded = replace(plain, model=model)
-    check = check_model(model, loaded.vocab_size, native)
+    check = check_model(model, loaded.vocab_size, native, kv_dtype)
     assert isinstance(check, Batchable)
     return Bundled(loaded, check)
 
@@ -316,15 +319,12 @@ def test_a_constraint_is_kept_to_in_a_mixed_batch(bundled: Bundled) -> None:
         assert r.num_output_tokens == r.max_tokens
 
 
-def test_the_fast_mode_is_near_the_golden_odds(native: Native) -> None:
-    """It has weights as they are in the file; what was golden had them rounded to float16."""
-    if not native.has_int16:
-        pytest.skip("this processor has no fast mode")
-    bundled = with_kernels(native, is_fast=True)
+def agreement(bundled: Bundled) -> tuple[int, list[float]]:
+    """Return how many golden texts come out, and by how much the golden odds are missed."""
     answers = [request(i, case) for i, case in enumerate(GOLDEN)]
     serve(*bundled.engine(SchedulerConfig(num_blocks=256)), answers)
     pairs = zip(answers, GOLDEN, strict=True)
-    assert sum(r.output_token_ids == c.completion_token_ids for r, c in pairs) >= 11
+    num_same = sum(r.output_token_ids == c.completion_token_ids for r, c in pairs)
     _, engine = bundled.engine(SchedulerConfig(num_blocks=256))
     sampling = SamplingParams(prompt_logprobs=1)
     for i, case in enumerate(GOLDEN):
@@ -337,5 +337,21 @@ def test_the_fast_mode_is_near_the_golden_odds(native: Native) -> None:
         answer = output.prompt_logprobs[len(case.prompt_token_ids) - 1 :]
         odds = zip(answer, case.logprobs, strict=True)
         differences += [abs(each.logprob - logprob) for each, logprob in odds]
+    return num_same, differences
+
+
+def test_the_fast_mode_is_near_the_golden_odds(native: Native) -> None:
+    """It has weights as they are in the file; what was golden had them rounded to float16."""
+    if not native.has_int16:
+        pytest.skip("this processor has no fast mode")
+    num_same, differences = agreement(with_kernels(native, is_fast=True))
+    assert num_same >= 11
     assert sum(differences) / len(differences) < 0.003
     assert max(differences) < 0.03
+
+
+def test_keys_and_values_of_16_bits_are_near_the_golden_odds(native: Native) -> None:
+    num_same, differences = agreement(with_kernels(native, kv_dtype=mx.bfloat16))
+    assert num_same >= 11
+    assert sum(differences) / len(differences) < 0.005
+    assert max(differences) < 0.05

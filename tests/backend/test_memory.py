@@ -1,6 +1,7 @@
 """What fits into the memory is served, and nothing that does not is begun."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -127,6 +128,14 @@ def test_a_model_that_cannot_run_is_refused_in_one_line(
     monkeypatch.setattr(engine_builder, "check_model", fail)
     with pytest.raises(ModelLoadError, match=r"^cannot run .*: RuntimeError: .*no memory at all$"):
         build_engine(config(directory, 8))
+
+
+def test_a_pool_of_16_bits_takes_half_the_memory(directory: Path) -> None:
+    lines = "".join(build_engine(config(directory, 128)).startup_lines)
+    assert "128 blocks of 32 tokens (2 MiB, float32)" in lines
+    halves = replace(config(directory, 256), kv_cache_dtype="bfloat16")
+    lines = "".join(build_engine(halves).startup_lines)
+    assert "256 blocks of 32 tokens (2 MiB, bfloat16)" in lines
 
 
 @pytest.mark.parametrize("bits", [None, 4])

@@ -40,10 +40,12 @@ def generate(model: nn.Module, prompt: list[int]) -> list[int]:
     return output
 
 
-def serve(runner: ModelRunner, config: SchedulerConfig) -> list[list[int]]:
+def serve(
+    runner: ModelRunner, config: SchedulerConfig, prompts: list[list[int]] = PROMPTS
+) -> list[list[int]]:
     scheduler = ContinuousBatchingScheduler(config)
     engine = BatchInferenceEngine(scheduler, runner)
-    requests = [BatchRequest(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS)]
+    requests = [BatchRequest(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(prompts)]
     for r in requests:
         engine.add(r)
     while engine.has_work:
@@ -64,9 +66,32 @@ def test_a_ragged_batch_answers_as_the_model_alone(device_kind: Check, family: s
         num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
     )
     cache = check.cache(config.num_blocks, config.block_size)
-    assert serve(MLXRunner(model, VOCAB_SIZE, check.selection, cache), config) == expected
+    runner = MLXRunner(model, VOCAB_SIZE, check.selection, cache, check.arg_max)
+    assert serve(runner, config) == expected
     # The hooks leave the model usable as it was.
     assert generate(model, PROMPTS[2]) == expected[2]
+
+
+def test_keys_and_values_of_16_bits_take_half_the_room_and_answers_do_not_mix(
+    device_kind: Check,
+) -> None:
+    model = tiny_model("llama")
+    plain = check_model(tiny_model("llama"), VOCAB_SIZE)
+    check = device_kind(model, VOCAB_SIZE, kv_dtype=mx.bfloat16)
+    assert isinstance(plain, Batchable)
+    assert isinstance(check, Batchable)
+    bytes_per_token = [sum(shape.bytes_per_token for shape in c.shapes) for c in (plain, check)]
+    assert bytes_per_token[0] == 2 * bytes_per_token[1]
+    config = SchedulerConfig(
+        num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
+    )
+
+    def answers(prompts: list[list[int]]) -> list[list[int]]:
+        cache = check.cache(config.num_blocks, config.block_size)
+        runner = MLXRunner(model, VOCAB_SIZE, check.selection, cache, check.arg_max)
+        return serve(runner, config, prompts)
+
+    assert answers(PROMPTS) == [answers([prompt])[0] for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -153,6 +153,54 @@ def test_products_of_several_matrices_with_one_input(
         check(y, x @ weights.plain.T, 1e-5)
 
 
+@EXAMPLES
+@given(
+    rows=NUM_ROWS,
+    outputs=st.integers(1, 200),
+    bits=st.sampled_from([0, 4, 8]),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_the_highest_output_of_a_product(
+    kernels: Any, rows: int, outputs: int, bits: int, has_bias: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    # Few numbers, so that many outputs are equal.
+    weight = mx.array(rng.integers(-2, 3, (outputs, 32)).astype(np.float32))
+    packed = kernels.pack(*mx.quantize(weight, 32, bits), bits) if bits else kernels.pack(weight)
+    bias = mx.array(rng.integers(-2, 3, outputs).astype(np.float32)) if has_bias else None
+    x = mx.array(rng.integers(-2, 3, (rows, 1, 32)).astype(np.float32))
+    (product,) = kernels.linear(x, [packed], [bias])
+    indices, highest = kernels.arg_max(product.squeeze(1))
+    logits = np.array(product)[:, 0]
+    assert indices.dtype == mx.uint32
+    assert np.array(indices).tolist() == logits.argmax(-1).tolist()
+    assert np.array(highest).tolist() == logits.max(-1).tolist()
+    # The same of logits that are there already.
+    again, same = kernels.arg_max(mx.array(logits))
+    assert mx.array_equal(again, indices)
+    assert mx.array_equal(same, highest)
+
+
+def test_the_highest_output_is_found_without_writing_the_others(kernels: Any) -> None:
+    packed = kernels.pack(mx.random.normal((50_000, 32)))
+    x = mx.random.normal((16, 32))
+    mx.eval(x)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(kernels.arg_max(kernels.linear(x, [packed], [None])[0]))
+    assert mx.get_peak_memory() - before < 10_000
+
+
+@pytest.mark.parametrize("where", [0, 77, 199])
+def test_a_row_with_an_output_that_is_no_number_has_no_highest(kernels: Any, where: int) -> None:
+    weight = np.ones((200, 32), np.float32)
+    weight[where] = np.nan
+    (product,) = kernels.linear(mx.ones((3, 32)), [kernels.pack(mx.array(weight))], [None])
+    _, highest = kernels.arg_max(product)
+    assert np.isnan(np.array(highest)).all()
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_weights_of_float16_are_rounded_as_mlx_rounds_them(kernels: Any, bits: int) -> None:
     """Bit for bit, by products with the rows of a unit matrix."""

@@ -59,7 +59,10 @@ def samples(requests: Sequence[BatchRequest]) -> list[Sample]:
 
 def sample(*requests: BatchRequest, logits: np.ndarray[Any, Any] = LOGITS) -> list[int]:
     rows = mx.array(np.tile(logits, (len(requests), 1)))
-    return np.array(new_sampler().sample(rows, samples(requests))).tolist()  # type: ignore[no-any-return]
+    tokens, chosen = new_sampler().sample(rows, samples(requests))
+    token_ids: list[int] = np.array(tokens).tolist()
+    assert np.array(chosen).tolist() == logits[token_ids].tolist()
+    return token_ids
 
 
 def draws(num: int = 2000, *, logits: np.ndarray[Any, Any] = LOGITS, **params: Any) -> Counter[int]:
@@ -186,7 +189,7 @@ def test_penalties_are_those_of_the_definitions_in_any_mixture(rows: list[BatchR
     sampler = new_sampler()
     # Twice: the second time the counts are kept from the first.
     for _ in range(2):
-        got = np.array(sampler.sample(mx.array(logits), samples(rows))).tolist()
+        got = np.array(sampler.sample(mx.array(logits), samples(rows))[0]).tolist()
         assert got == [int(penalised(logits[i], r).argmax()) for i, r in enumerate(rows)]
         for r, token in zip(rows, got, strict=True):
             r.append(token)
@@ -208,9 +211,8 @@ def test_positions_and_seeds_draw_unlike_numbers() -> None:
 
 def test_half_precision_logits_are_sampled_in_single_precision() -> None:
     logits = mx.array(LOGITS)[None].astype(mx.bfloat16)
-    assert np.array(new_sampler().sample(logits, samples([request(temperature=0.0)]))).tolist() == [
-        int(np.array(logits.astype(mx.float32)).argmax())
-    ]
+    tokens, _ = new_sampler().sample(logits, samples([request(temperature=0.0)]))
+    assert np.array(tokens).tolist() == [int(np.array(logits.astype(mx.float32)).argmax())]
 
 
 class Fixed:
@@ -247,7 +249,7 @@ def test_a_constraint_leaves_what_it_allows_and_no_neighbour_notices(temperature
     ]
     logits = mx.array(np.tile(LOGITS, (len(rows), 1)))
     masks = MaskFiller(VOCAB_SIZE).start(samples(rows))
-    drawn = np.array(new_sampler().sample(logits, samples(rows), masks)).tolist()
+    drawn = np.array(new_sampler().sample(logits, samples(rows), masks)[0]).tolist()
     assert drawn[0] == sample(request(seed=9))[0]
     best = max(allowed, key=lambda token: LOGITS[token])
     assert set(drawn[1:]) == ({best} if temperature == 0 else allowed)
@@ -261,7 +263,8 @@ def test_where_a_mask_leaves_only_what_must_not_come_the_mask_counts() -> None:
     end = constrained({3}, temperature=0.0, min_tokens=5)
     end.stop_token_ids = frozenset({3})
     masks = MaskFiller(VOCAB_SIZE).start(samples([end]))
-    assert np.array(new_sampler().sample(mx.array(LOGITS[None]), samples([end]), masks)) == [3]
+    tokens, _ = new_sampler().sample(mx.array(LOGITS[None]), samples([end]), masks)
+    assert np.array(tokens) == [3]
 
 
 def test_no_stop_token_comes_before_min_tokens() -> None:

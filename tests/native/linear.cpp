@@ -209,6 +209,24 @@ void check_rows_alone(Product& product) {
   expect_same(product.y, together, "rows alone: " + product.name());
 }
 
+/// The highest of the outputs, had they been written.
+void check_highest(Product& product) {
+  const size_t width = product.layer->plain.num_outputs;
+  LinearArgs args = product.args();
+  args.residual = nullptr;
+  multiply({args});
+  std::vector<uint32_t> indices(product.num_rows);
+  std::vector<float> values(product.num_rows), expected;
+  args.y = nullptr;
+  arg_max(args, indices.data(), values.data());
+  for (size_t m = 0; m < values.size(); m++) {
+    const float* row = product.y.data() + m * width;
+    expected.push_back(*std::max_element(row, row + width));
+    if (indices[m] != std::max_element(row, row + width) - row) expected[m] = NAN;
+  }
+  expect_same(values, expected, "highest: " + product.name());
+}
+
 /// `unpack` finds the weights, and so does the product with each unit vector.
 void check_unpack(const Product& product) {
   const Panels& panels = product.packed.panels();
@@ -259,6 +277,7 @@ void test_kind(Random& random, const Kind& kind) {
     check_rows_alone(product);
     check_unpack(product);
     check_embed(product, random);
+    check_highest(product);
   }
 }
 

@@ -105,7 +105,7 @@ class FaultyRunner(MLXRunner):
 class FaultySampler(Sampler):
     def sample(
         self, logits: mx.array, samples: Sequence[Sample], masks: Masks | None = None
-    ) -> mx.array:
+    ) -> tuple[mx.array, mx.array]:
         if any(fault_of(sample.request) is Fault.SAMPLER for sample in samples):
             raise ValueError("injected")
         return super().sample(logits, samples, masks)

@@ -59,7 +59,12 @@ class NativeLayerCache(LayerCache):
         self._written: tuple[mx.array, mx.array] | None = None
         self._attended: mx.array | None = None
         self.pool = native.module.pool(
-            num_blocks, block_size, shape.num_heads, shape.key_dim, shape.value_dim
+            num_blocks,
+            block_size,
+            shape.num_heads,
+            shape.key_dim,
+            shape.value_dim,
+            is_bf16=shape.dtype == mx.bfloat16,
         )
         super().__init__(shape, num_blocks * block_size)
 

@@ -129,6 +129,17 @@ void sort_by_cost(std::vector<AttentionPart>& parts, int span_keys) {
   });
 }
 
+/// Tell parts what comes after them: threads take them one by one.
+void link(std::vector<AttentionPart>& parts, const AttentionArgs& args, size_t num_threads) {
+  for (size_t i = 0; i + num_threads < parts.size(); i++) {
+    const AttentionPart& after = parts[i + num_threads];
+    const int hidden = args.window > 0 ? std::max(0, after.first_position - args.window + 1) : 0;
+    const int span = after.span < 0 ? hidden / args.pool.block_size / args.span_blocks : after.span;
+    const int64_t block = after.blocks[span * args.span_blocks];
+    parts[i].next = block * args.pool.num_heads + after.head;
+  }
+}
+
 size_t scratch_floats(const AttentionArgs& args) {
   const PoolLayout& pool = args.pool;
   constexpr size_t size = MAX_TILE;
@@ -169,6 +180,7 @@ void attend_step(ThreadPool& threads, const Kernels& kernels, const AttentionArg
   Plan plan = make_plan(args, step, threads.num_threads());
   place_partials(plan, args.num_query_heads / args.pool.num_heads, args.pool);
   sort_by_cost(plan.parts, args.span_blocks * args.pool.block_size);
+  link(plan.parts, args, threads.num_threads());
   const size_t size = scratch_floats(args);
   auto scratch = [size] {
     thread_local std::vector<float> memory;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
 namespace native {
 
 /// How the weights of a linear layer are kept in memory.
@@ -34,9 +36,9 @@ struct Panels {
   bool in_pairs;
   const uint8_t* data;
 
-  int num_panels() const { return (num_outputs + columns - 1) / columns; }
+  ALWAYS_INLINE int num_panels() const { return (num_outputs + columns - 1) / columns; }
 
-  size_t panel_bytes() const {
+  ALWAYS_INLINE size_t panel_bytes() const {
     size_t weights = static_cast<size_t>(num_inputs) * columns;
     size_t parameters = group ? weights / group * 2 * sizeof(float) : 0;
     switch (format) {
@@ -54,9 +56,9 @@ struct Tiles {
   int num_rows;
   int max_height;
 
-  int count() const { return (num_rows + max_height - 1) / max_height; }
-  int first(int tile) const { return static_cast<int>(int64_t{num_rows} * tile / count()); }
-  int height(int tile) const { return first(tile + 1) - first(tile); }
+  ALWAYS_INLINE int count() const { return (num_rows + max_height - 1) / max_height; }
+  ALWAYS_INLINE int first(int tile) const { return static_cast<int>(int64_t{num_rows} * tile / count()); }
+  ALWAYS_INLINE int height(int tile) const { return first(tile + 1) - first(tile); }
 };
 
 /// Inputs as the kernels read them, the rows of a tile side by side: floats `[tile][input][row]`;
@@ -80,6 +82,19 @@ struct LinearArgs {
   Arranged arranged = {};  // x
 };
 
+/// The highest output of a row: the first of equal ones; not a number if any is none.
+struct Highest {
+  float value = -__builtin_inff();
+  int32_t index = 0;
+
+  ALWAYS_INLINE void see(float other, int32_t at) {
+    // False also if one of them is not a number; the first such stays.
+    if (other <= value || value != value) return;
+    value = other;
+    index = at;
+  }
+};
+
 /// Keys and values of one layer, blocks of `block_size` tokens.
 ///
 /// Of each block and head, keys lie token by token in each of `[key_dim][key_stride]` and values
@@ -92,10 +107,10 @@ struct PoolLayout {
   bool is_bf16;
   int columns;  // that the kernels compute at a time, of which the strides are multiples
 
-  int key_stride() const { return (block_size + columns - 1) / columns * columns; }
-  int value_stride() const { return (value_dim + columns - 1) / columns * columns; }
-  size_t key_floats() const { return static_cast<size_t>(key_dim) * key_stride(); }
-  size_t value_floats() const { return static_cast<size_t>(block_size) * value_stride(); }
+  ALWAYS_INLINE int key_stride() const { return (block_size + columns - 1) / columns * columns; }
+  ALWAYS_INLINE int value_stride() const { return (value_dim + columns - 1) / columns * columns; }
+  ALWAYS_INLINE size_t key_floats() const { return static_cast<size_t>(key_dim) * key_stride(); }
+  ALWAYS_INLINE size_t value_floats() const { return static_cast<size_t>(block_size) * value_stride(); }
 };
 
 /// Query vectors, rows by heads that share a key head, that one call attends: as many rows as make
@@ -126,6 +141,9 @@ struct AttentionPart {
   int first_position;
   int span;  // the one to compute, its result left at `partial`; -1 is all
   float* partial;
+  /// The first block, times heads, plus head, that the same thread will probably read next; -1 if
+  /// nobody knows.
+  int64_t next = -1;
 };
 
 struct Kernels {
@@ -139,6 +157,8 @@ struct Kernels {
                         float* scales, float* sums);
   /// One panel; `scratch` has room for `columns` floats of each input.
   void (*linear)(const LinearArgs& args, int panel, float* scratch);
+  /// One panel's part in the highest outputs `[rows]`; nothing goes to `y`.
+  void (*highest)(const LinearArgs& args, int panel, float* scratch, Highest* rows);
   // What the machine can do at best, to measure the others against.
   int lanes;
   float (*read_all)(const float* x, size_t size);

@@ -91,6 +91,7 @@ NB_MODULE(_native, m) {
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bits"_a = 0, "rounds"_a = false, "in_pairs"_a = false);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
+  m.def("arg_max", &graph::arg_max, "logits"_a);
   m.def("embed", &graph::embed, "tokens"_a, "weights"_a);
   m.def("rms_norm", &graph::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
   m.def("swiglu", &graph::swiglu, "gate"_a, "up"_a);

@@ -57,6 +57,10 @@ void arrange_input(std::vector<LinearArgs>& products) {
   thread_local std::vector<int16_t> pairs;
   const Kernels& k = *kernels();
   const LinearArgs& shared = products[0];
+  if (shared.num_rows == 1 && !shared.weights.in_pairs) {
+    for (LinearArgs& p : products) p.arranged = {p.x, nullptr, nullptr, nullptr};
+    return;
+  }
   const bool in_pairs = shared.weights.in_pairs;
   const int group = shared.weights.group;
   const size_t size = shared.weights.num_inputs, total = shared.num_rows * size;
@@ -77,6 +81,17 @@ void arrange_input(std::vector<LinearArgs>& products) {
     }
   });
   for (LinearArgs& p : products) p.arranged = {x, x16, steps, step_sums};
+}
+
+int count_panels(const std::vector<LinearArgs>& products) {
+  int num_panels = 0;
+  for (const LinearArgs& p : products) num_panels += p.weights.num_panels();
+  return num_panels;
+}
+
+/// How many parts the panels are shared out in.
+int count_parts(const std::vector<LinearArgs>& products) {
+  return std::min(count_panels(products), PARTS_PER_THREAD * threads().num_threads());
 }
 
 /// What a block computes on the way.
@@ -147,22 +162,43 @@ double measure_arithmetic() {
   return 2.0 * 16 * kernels()->lanes * ROOF_ROUNDS * num_parts / seconds;
 }
 
-void multiply(std::vector<LinearArgs> products) {
-  const Kernels& k = *kernels();
+/// Call `run(product, panel, scratch, part)` for all panels of products of one input.
+template <typename Run>
+void for_panels(std::vector<LinearArgs>& products, const Run& run) {
   arrange_input(products);
-  const size_t scratch_floats = static_cast<size_t>(k.columns) * products[0].weights.num_inputs;
-  int num_panels = 0;
-  for (const LinearArgs& p : products) num_panels += p.weights.num_panels();
-  const int num_parts = std::min(num_panels, PARTS_PER_THREAD * threads().num_threads());
+  const size_t size = static_cast<size_t>(kernels()->columns) * products[0].weights.num_inputs;
+  const int num_panels = count_panels(products), num_parts = count_parts(products);
   threads().for_each(num_parts, [&](int part) {
     const LinearArgs* p = products.data();
     int panel = static_cast<int>(int64_t{num_panels} * part / num_parts);
     const int next = static_cast<int>(int64_t{num_panels} * (part + 1) / num_parts);
     for (int before = 0; panel < next; panel++) {
       while (panel - before >= p->weights.num_panels()) before += p++->weights.num_panels();
-      k.linear(*p, panel - before, scratch(scratch_floats));
+      run(*p, panel - before, scratch(size), part);
     }
   });
+}
+
+void multiply(std::vector<LinearArgs> products) {
+  for_panels(products, [](const LinearArgs& product, int panel, float* scratch, int) {
+    kernels()->linear(product, panel, scratch);
+  });
+}
+
+void arg_max(const LinearArgs& product, uint32_t* indices, float* values) {
+  std::vector<LinearArgs> products{product};
+  const size_t num_rows = product.num_rows;
+  std::vector<Highest> found(count_parts(products) * num_rows);
+  for_panels(products, [&](const LinearArgs& p, int panel, float* scratch, int part) {
+    kernels()->highest(p, panel, scratch, found.data() + part * num_rows);
+  });
+  for (size_t m = 0; m < num_rows; m++) {
+    Highest highest;
+    for (size_t at = m; at < found.size(); at += num_rows)
+      highest.see(found[at].value, found[at].index);
+    indices[m] = highest.index;
+    values[m] = highest.value;
+  }
 }
 
 void embed(const PackedWeights& weights, const int32_t* tokens, int num_rows, float* y) {

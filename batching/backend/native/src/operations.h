@@ -28,6 +28,10 @@ double measure_arithmetic();
 /// Several products of one input.
 void multiply(std::vector<LinearArgs> products);
 
+/// The highest output of each row, and which it is: the first of equal ones; not a number where an
+/// output is none.  `y` of the product is not used.
+void arg_max(const LinearArgs& product, uint32_t* indices, float* values);
+
 void embed(const PackedWeights& weights, const int32_t* tokens, int num_rows, float* y);
 
 /// Rows `[num_rows, size]`; `weight` may be null.

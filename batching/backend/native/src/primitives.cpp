@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <string>
 
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
@@ -83,9 +84,35 @@ class Linear : public CpuPrimitive {
 
   DEFINE_NAME(NativeLinear)
 
+  const std::vector<Weights>& weights() const { return weights_; }
+
  private:
   std::vector<Weights> weights_;
   std::vector<bool> has_bias_;
+};
+
+class ArgMax : public CpuPrimitive {
+ public:
+  explicit ArgMax(Weights weights) : weights_(std::move(weights)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    allocate(outputs[0]);
+    float* values = allocate(outputs[1]);
+    const LinearArgs product{.weights = weights_->panels(),
+                             .bias = inputs.size() > 1 ? rows(inputs[1]) : nullptr,
+                             .residual = nullptr,
+                             .x = rows(inputs[0]),
+                             .y = nullptr,
+                             .num_rows = static_cast<int>(outputs[0].size())};
+    dispatch([product, weights = weights_, indices = outputs[0].data<uint32_t>(), values] {
+      native::arg_max(product, indices, values);
+    });
+  }
+
+  DEFINE_NAME(NativeArgMax)
+
+ private:
+  Weights weights_;
 };
 
 class Embedding : public CpuPrimitive {
@@ -241,7 +268,8 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
                      nullptr, nullptr},
         columns);
   }
-  require(!in_pairs || kernels()->max_tile_rows_pairs > 0, "this processor has no products of 16-bit integers");
+  require(!in_pairs || kernels()->max_tile_rows_pairs > 0,
+          "this processor has no products of 16-bit integers");
   require(bits == 4 || bits == 8, "quantized weights have 4 or 8 bits");
   require(biases.has_value() && weight.dtype() == mx::uint32, "quantized weights are affine");
   const int num_inputs = weight.shape(1) * 32 / bits;
@@ -279,6 +307,24 @@ std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& we
   return mx::array::make_arrays(std::move(shapes),
                                 std::vector<mx::Dtype>(weights.size(), mx::float32),
                                 std::make_shared<Linear>(weights, has_bias), inputs);
+}
+
+std::pair<mx::array, mx::array> arg_max(const mx::array& logits) {
+  require(logits.ndim() == 2, "logits are [rows, size]");
+  mx::array product = logits;
+  // A model's logits are [rows, 1, size].
+  while (product.has_primitive() && product.primitive().name() == std::string("Squeeze"))
+    product = mx::array(product.inputs()[0]);
+  const bool is_open =
+      product.has_primitive() && product.status() == mx::array::Status::unscheduled;
+  const auto* linear = is_open ? dynamic_cast<const Linear*>(&product.primitive()) : nullptr;
+  if (!linear || linear->weights().size() != 1)
+    return {mx::argmax(logits, -1, false, stream()), mx::max(logits, -1, false, stream())};
+  const mx::Shape shape{logits.shape(0)};
+  const auto outputs = mx::array::make_arrays(
+      {shape, shape}, {mx::uint32, mx::float32}, std::make_shared<ArgMax>(linear->weights()[0]),
+      product.inputs());
+  return {outputs[0], outputs[1]};
 }
 
 mx::array embed(const mx::array& tokens, Weights weights) {

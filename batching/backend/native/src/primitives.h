@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "mlx/array.h"
@@ -21,6 +22,11 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
 /// x W^T + b of several layers at once, for x `[..., inputs]`, float32.
 std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& weights,
                               const std::vector<std::optional<mx::array>>& biases);
+
+/// The index of the highest number of each row of logits `[rows, size]`, uint32, and that number,
+/// not a number where one of the row is none.  Logits that are a product which nobody has computed
+/// so far are compared as they are computed, and not written.
+std::pair<mx::array, mx::array> arg_max(const mx::array& logits);
 
 /// Rows of the weights, one for each token.
 mx::array embed(const mx::array& tokens, Weights weights);

@@ -14,44 +14,37 @@ namespace {
 
 #if defined(__AVX512VNNI__)
 
-/// Rows of one call, whose integer sums stay in registers.
-constexpr int MAX_ROWS_PAIRS = 8;
-
-ALWAYS_INLINE float highest_magnitude(const float* x, int size) {
-  F32 top{};
-  for (int i = 0; i < size; i += LANES) {
-    const F32 value = load(x + i);
-    top = max(top, value < F32{} ? -value : value);
-  }
-  return max(top);
-}
+/// Rows of one call: with 8 the compiler keeps some of their sums in memory.
+constexpr int MAX_ROWS_PAIRS = 6;
 
 /// Rows `[height, size]`: a group's largest number becomes 32767.  A number that is none makes the
 /// scale none.
 void arrange_pairs(const float* x, int height, int size, int group, int16_t* pairs, float* scales,
                    float* sums) {
-  const F32 round = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no room for a fraction
   for (int m = 0; m < height; m++)
     for (int first = 0; first < size; first += group, x += group) {
-      const float highest = highest_magnitude(x, group);
-      // Numbers as small as that are nothing beside any other; by 0 they could not be divided.
-      const float factor = highest > 1e-30f ? 32767 / highest : 0;
-      I32 total{};
-      F32 check{};
+      __m512 top = _mm512_setzero_ps();
+      __mmask16 is_none = 0;
       for (int i = 0; i < group; i += LANES) {
-        const F32 value = load(x + i);
-        check += value * F32{};
-        const I32 q = (I32)(value * splat(factor) + round) - (I32)round;
-        total += q;
+        const __m512 value = _mm512_loadu_ps(x + i);
+        top = _mm512_max_ps(top, _mm512_abs_ps(value));
+        is_none |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+      }
+      const float highest = is_none ? __builtin_nanf("") : _mm512_reduce_max_ps(top);
+      // Numbers as small as that are nothing beside any other; by 0 they could not be divided.
+      const __m512 factor = _mm512_set1_ps(highest > 1e-30f ? 32767 / highest : 0);
+      __m512i total = _mm512_setzero_si512();
+      for (int i = 0; i < group; i += LANES) {
+        const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
+        total = _mm512_add_epi32(total, q);
         int16_t integers[LANES];
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(integers),
-                            _mm512_cvtsepi32_epi16((__m512i)q));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(integers), _mm512_cvtsepi32_epi16(q));
         for (int j = 0; j < LANES; j += 2)
           __builtin_memcpy(pairs + (first + i + j) * height + 2 * m, integers + j, 4);
       }
       const int at = first / group * height + m;
-      scales[at] = highest / 32767 + sum(check);
-      sums[at] = scales[at] * sum(to_float(total));
+      scales[at] = highest / 32767;
+      sums[at] = scales[at] * static_cast<float>(_mm512_reduce_add_epi32(total));
     }
 }
 
@@ -117,7 +110,7 @@ void linear_tile_pairs(const native::LinearArgs& args, int tile, const uint8_t* 
                ? multiply_pairs<4, ROWS>(w, x, p, y, ldy)  \
                : multiply_pairs<8, ROWS>(w, x, p, y, ldy);
   switch (tiles.height(tile)) {
-    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
   }
 #undef CASE
 }

@@ -233,6 +233,30 @@ void linear(const LinearArgs& args, int panel, float* scratch) {
   }
 }
 
+void highest(const LinearArgs& args, int panel, float* scratch, native::Highest* rows) {
+  const Panels& weights = args.weights;
+  const LinearTile linear_tile = linear_tile_of(weights);
+  const Tiles tiles{args.num_rows, weights.in_pairs ? MAX_ROWS_PAIRS : MAX_ROWS};
+  const uint8_t* p = weights.data + panel * weights.panel_bytes();
+  const int first_column = panel * COLUMNS;
+  const int left = weights.num_outputs - first_column;
+  const int width = left < COLUMNS ? left : COLUMNS;
+  float outputs[MAX_ROWS * COLUMNS];
+  for (int tile = 0; tile < tiles.count(); tile++) {
+    linear_tile(args, tile, p, outputs, COLUMNS, scratch);
+    for (int m = 0; m < tiles.height(tile); m++) {
+      float* y = outputs + m * COLUMNS;
+      for (int j = 0; args.bias && j < width; j++) y[j] += args.bias[first_column + j];
+      native::Highest& row = rows[tiles.first(tile) + m];
+      const F32 before = splat(row.value);
+      I32 is_not_more{};
+      for (int v = 0; v < VECTORS; v++) is_not_more |= ~(I32)(load(y + v * LANES) <= before);
+      if (!any(is_not_more)) continue;
+      for (int j = 0; j < width; j++) row.see(y[j], first_column + j);
+    }
+  }
+}
+
 void arrange(const float* x, int height, int size, float* floats) {
   for (int m = 0; m < height; m++)
     for (int i = 0; i < size; i++) floats[i * height + m] = x[m * size + i];

@@ -27,6 +27,9 @@ constexpr int COLUMNS = VECTORS * LANES;
 /// multiplied.
 constexpr size_t BYTES_AHEAD = 4096;
 
+/// Ask for a cache line that is needed soon.
+ALWAYS_INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 ALWAYS_INLINE void prefetch(const void* p, size_t size) {
   for (size_t i = 0; i < size; i += 64)
     __builtin_prefetch(static_cast<const char*>(p) + BYTES_AHEAD + i);
@@ -35,16 +38,19 @@ ALWAYS_INLINE void prefetch(const void* p, size_t size) {
 /// y[m, j] (+)= sum over k of x[m, k] * w[k, j], for ROWS rows and COLUMNS columns.
 ///
 /// A sum is taken in the order of k, whatever ROWS is: a row's result does not depend, in a
-/// single bit, on how many others are computed with it.
-template <int ROWS>
+/// single bit, on how many others are computed with it.  `next` is laid out as w is, and will be
+/// needed soon; it may be null.
+template <int ROWS, bool HAS_NEXT>
 ALWAYS_INLINE void multiply_rows(const float* x, size_t ldx, const float* w, size_t ldw, int k,
-                                 float* y, size_t ldy, bool add) {
+                                 float* y, size_t ldy, bool add, const float* next) {
   F32 sums[ROWS][VECTORS];
   for (int m = 0; m < ROWS; m++)
     for (int v = 0; v < VECTORS; v++) sums[m][v] = add ? load(y + m * ldy + v * LANES) : F32{};
   for (int i = 0; i < k; i++, w += ldw) {
     F32 weights[VECTORS];
     for (int v = 0; v < VECTORS; v++) weights[v] = load(w + v * LANES);
+    if constexpr (HAS_NEXT)
+      for (int j = 0; j < COLUMNS; j += 16) fetch(next + i * ldw + j);
     for (int m = 0; m < ROWS; m++) {
       F32 value = splat(x[m * ldx + i]);
       for (int v = 0; v < VECTORS; v++) sums[m][v] += value * weights[v];
@@ -55,22 +61,24 @@ ALWAYS_INLINE void multiply_rows(const float* x, size_t ldx, const float* w, siz
 }
 
 /// The same for at most MAX_ROWS rows.
+template <bool HAS_NEXT>
 void multiply_tile(int rows, const float* x, size_t ldx, const float* w, size_t ldw, int k,
-                   float* y, size_t ldy, bool add) {
+                   float* y, size_t ldy, bool add, const float* next) {
 #define CASE(ROWS) \
   case ROWS:       \
-    return multiply_rows<ROWS>(x, ldx, w, ldw, k, y, ldy, add);
+    return multiply_rows<ROWS, HAS_NEXT>(x, ldx, w, ldw, k, y, ldy, add, next);
   switch (rows) { FOR_EACH_HEIGHT(CASE) }
 #undef CASE
 }
 
 /// The same for any number of rows, in tiles of nearly equal height.
 void multiply(int rows, const float* x, size_t ldx, const float* w, size_t ldw, int k, float* y,
-              size_t ldy, bool add) {
-  int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
-  for (int t = 0; t < tiles; t++) {
-    int first = rows * t / tiles, next = rows * (t + 1) / tiles;
-    multiply_tile(next - first, x + first * ldx, ldx, w, ldw, k, y + first * ldy, ldy, add);
+              size_t ldy, bool add, const float* next) {
+  const native::Tiles tiles{rows, MAX_ROWS};
+  for (int t = 0; t < tiles.count(); t++) {
+    const int first = tiles.first(t);
+    const auto run = t == 0 && next ? multiply_tile<true> : multiply_tile<false>;
+    run(tiles.height(t), x + first * ldx, ldx, w, ldw, k, y + first * ldy, ldy, add, next);
   }
 }
 

@@ -2,12 +2,11 @@
 // operators work lane by lane, and `a + b * c` becomes one fused instruction.
 //
 // Files of kernels/ are compiled once per instruction set. All they define is in an anonymous
-// namespace, and they use nothing of the standard library: an inline function that two of them
-// shared would be linked once, perhaps in the version that this processor does not have.
+// namespace, or always inlined, and they use nothing of the standard library: an inline function that
+// two of them shared would be linked once, perhaps in the version that this processor does not have.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "kernels.h"
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
@@ -28,8 +27,6 @@ using I32 = int32_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias
 using U32 = uint32_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 using U16 = uint16_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 using U8 = uint8_t __attribute__((vector_size(LANES), aligned(1), may_alias));
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
 
 ALWAYS_INLINE F32 load(const float* p) { return *reinterpret_cast<const F32*>(p); }
 ALWAYS_INLINE void store(float* p, F32 v) { *reinterpret_cast<F32*>(p) = v; }
@@ -54,6 +51,19 @@ ALWAYS_INLINE F32 load(const uint16_t* bf16) {
 }
 
 ALWAYS_INLINE F32 max(F32 a, F32 b) { return a > b ? a : b; }
+
+/// Whether any lane of a comparison's result is true.
+ALWAYS_INLINE bool any(I32 lanes) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)lanes) != 0;
+#else
+  int32_t either = 0;
+  for (int i = 0; i < LANES; i++) either |= lanes[i];
+  return either != 0;
+#endif
+}
 
 ALWAYS_INLINE float sum(F32 v) {
   // Halves onto each other: the same order at any width of 2^n would not be the same sum.

@@ -20,6 +20,7 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .arrange = arrange,
     .arrange_pairs = arrange_pairs,
     .linear = linear,
+    .highest = highest,
     .lanes = LANES,
     .read_all = read_all,
     .multiply_add = multiply_add,
