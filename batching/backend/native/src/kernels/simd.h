@@ -65,20 +65,22 @@ ALWAYS_INLINE bool any(I32 lanes) {
 #endif
 }
 
+/// The lanes' sum, and the highest of them: halves onto each other, as with more or fewer lanes.
+#if defined(__AVX512F__)
+ALWAYS_INLINE float sum(F32 v) { return _mm512_reduce_add_ps((__m512)v); }
+ALWAYS_INLINE float max(F32 v) { return _mm512_reduce_max_ps((__m512)v); }
+#else
 ALWAYS_INLINE float sum(F32 v) {
-  // Halves onto each other: the same order at any width of 2^n would not be the same sum.
-  float lanes[LANES];
-  store(lanes, v);
   for (int half = LANES / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-  return lanes[0];
+    for (int i = 0; i < half; i++) v[i] += v[i + half];
+  return v[0];
 }
-
 ALWAYS_INLINE float max(F32 v) {
-  float highest = v[0];
-  for (int i = 1; i < LANES; i++) highest = v[i] > highest ? v[i] : highest;
-  return highest;
+  for (int half = LANES / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
+  return v[0];
 }
+#endif
 
 /// e^x within 2 units in the last place; exactly 1 at 0, 0 below -87.3, infinite above 88.7; a NaN
 /// stays one.
