@@ -1,5 +1,6 @@
 # make serve    start the server; installs what it needs on the first run
 # make test     run the tests
+# make test-slow   run those that build or measure
 # make test-clients   run those of clients that need an environment of their own, .venv-clients
 # make soak     an hour of departures, overload and mixed load; SOAKFLAGS=--help tells how
 # make check    formatting, lint and types;  make fmt repairs what can be repaired
@@ -32,7 +33,7 @@ unexport VIRTUAL_ENV PYTHONHOME
 
 NATIVE_TESTS := plain memory threads
 
-.PHONY: serve test test-clients soak check fmt all install wheel bench lock clean \
+.PHONY: serve test test-slow test-clients soak check fmt all install wheel bench lock clean \
   test-native $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
@@ -41,6 +42,9 @@ serve: $(VENV)/.native
 test: $(VENV)/.dev
 	$(BIN)/python -m coverage run -m pytest
 	$(BIN)/python -m coverage report
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
 
 test-clients: $(VENV)/.native $(CLIENTS)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest tests/clients

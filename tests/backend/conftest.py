@@ -25,7 +25,8 @@ def native() -> Native:
     """The native kernels; where a compiler is, `make install` has built them."""
     found = load_native("auto")
     if isinstance(found, NoNative):
-        if why_not() is None:
+        # Else this machine has no use for them: another processor, or a GPU.
+        if why_not() is None and "the extension" in found.reason:
             pytest.fail(str(found))
         pytest.skip(str(found))
     return found

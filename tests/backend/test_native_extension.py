@@ -185,6 +185,7 @@ package.__path__ = sys.argv[1:]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # it builds
 @pytest.mark.usefixtures("buildable")
 def test_what_is_built_can_be_loaded_and_names_no_place_of_this_machine(

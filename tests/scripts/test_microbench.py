@@ -40,6 +40,7 @@ def test_without_a_model_all_is_printed_and_written(
     ]
 
 
+@pytest.mark.slow
 def test_the_products_and_the_steps_are_the_bundled_models(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

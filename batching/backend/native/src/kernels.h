@@ -57,7 +57,9 @@ struct Tiles {
   int max_height;
 
   ALWAYS_INLINE int count() const { return (num_rows + max_height - 1) / max_height; }
-  ALWAYS_INLINE int first(int tile) const { return static_cast<int>(int64_t{num_rows} * tile / count()); }
+  ALWAYS_INLINE int first(int tile) const {
+    return static_cast<int>(int64_t{num_rows} * tile / count());
+  }
   ALWAYS_INLINE int height(int tile) const { return first(tile + 1) - first(tile); }
 };
 
@@ -110,7 +112,9 @@ struct PoolLayout {
   ALWAYS_INLINE int key_stride() const { return (block_size + columns - 1) / columns * columns; }
   ALWAYS_INLINE int value_stride() const { return (value_dim + columns - 1) / columns * columns; }
   ALWAYS_INLINE size_t key_floats() const { return static_cast<size_t>(key_dim) * key_stride(); }
-  ALWAYS_INLINE size_t value_floats() const { return static_cast<size_t>(block_size) * value_stride(); }
+  ALWAYS_INLINE size_t value_floats() const {
+    return static_cast<size_t>(block_size) * value_stride();
+  }
 };
 
 /// Query vectors, rows by heads that share a key head, that one call attends: as many rows as make

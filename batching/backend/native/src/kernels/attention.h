@@ -74,7 +74,7 @@ void weigh(float* scores, int size, int stride, int width, float* highest, float
   }
 }
 
-/// A block of the pool as floats, in `scratch` if it is stored otherwise, and the one to be read next.
+/// A block of the pool as floats, in `scratch` if it is stored otherwise, and the one after it.
 struct Floats {
   const float* block;
   const float* next;  // null if there is none, or if it has been asked for already

@@ -166,13 +166,14 @@ void linear_tile(const LinearArgs& args, int tile, const uint8_t* p, float* y, s
   const Panels& w = args.weights;
   const float* x = args.arranged.floats + static_cast<size_t>(tiles.first(tile)) * w.num_inputs;
   const auto* again = reinterpret_cast<const uint8_t*>(unpacked);
-#define CASE(ROWS)                                                                   \
-  case ROWS:                                                                         \
-    if constexpr (IS_QUANTIZED) {                                                    \
-      if (tile > 0) return multiply_panel<Format::kFloat32, ROWS>(w, x, again, y, ldy); \
-      if (ROUNDS || tiles.count() > 1)                                               \
-        return multiply_unpacking<FORMAT, ROUNDS, ROWS>(w, x, p, y, ldy, unpacked);  \
-    }                                                                                \
+#define CASE(ROWS)                                                                  \
+  case ROWS:                                                                        \
+    if constexpr (IS_QUANTIZED) {                                                   \
+      if (tile > 0)                                                                 \
+        return multiply_panel<Format::kFloat32, ROWS>(w, x, again, y, ldy);         \
+      if (ROUNDS || tiles.count() > 1)                                              \
+        return multiply_unpacking<FORMAT, ROUNDS, ROWS>(w, x, p, y, ldy, unpacked); \
+    }                                                                               \
     return multiply_panel<FORMAT, ROWS>(w, x, p, y, ldy);
   switch (tiles.height(tile)) { FOR_EACH_HEIGHT(CASE) }
 #undef CASE

@@ -23,8 +23,8 @@ constexpr int VECTORS = 2;
 /// Columns of one call.
 constexpr int COLUMNS = VECTORS * LANES;
 
-/// How far ahead memory is asked for: the processor's own prefetching loses the track while rows are
-/// multiplied.
+/// How far ahead memory is asked for: the processor's own prefetching loses the track while rows
+/// are multiplied.
 constexpr size_t BYTES_AHEAD = 4096;
 
 /// Ask for a cache line that is needed soon.

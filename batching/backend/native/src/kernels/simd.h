@@ -2,8 +2,9 @@
 // operators work lane by lane, and `a + b * c` becomes one fused instruction.
 //
 // Files of kernels/ are compiled once per instruction set. All they define is in an anonymous
-// namespace, or always inlined, and they use nothing of the standard library: an inline function that
-// two of them shared would be linked once, perhaps in the version that this processor does not have.
+// namespace, or always inlined, and they use nothing of the standard library: an inline function
+// that two of them shared would be linked once, perhaps in the version that this processor does
+// not have.
 #pragma once
 
 #include "kernels.h"
