@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from batching.backend import BLAS
 from batching.backend.blas import NoBlas
-from batching.backend.failures import one_line
+from batching.backend.failures import forget_locals, one_line
 from batching.backend.loader import LoadedModel, dtype_name, load_model
 from batching.backend.memory import MIB, blocks_within, check_room, memory_in_use
 from batching.backend.mlx_runner import MLXRunner
@@ -61,6 +61,8 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
             raise
         # It may reach into modules that the kernels have replaced.
         logger.warning("without the native kernels: with them, %s", error)
+        # The model that failed: there may be no room for another beside it.
+        forget_locals(error)
         native = NoNative("the model does not run on them")
         loaded, backend = _load(config, native)
     scheduler = ContinuousBatchingScheduler(backend.limits)

@@ -1,7 +1,8 @@
 """The KV pool, and the cache object that a model of mlx-lm is handed for each layer.
 
-There are two kinds: `device_cache`, whose arrays are MLX's, and on an x86 CPU
-`batching.backend.cpu.host_cache`, whose arrays are numpy's.
+There are three kinds: `device_cache`, whose arrays are MLX's, on an x86 CPU
+`batching.backend.cpu.host_cache`, whose arrays are numpy's, and `batching.backend.native.cache`, the
+native kernels' own.
 """
 
 from abc import ABC, abstractmethod

@@ -350,6 +350,16 @@ def test_the_fast_mode_is_near_the_golden_odds(native: Native) -> None:
     assert max(differences) < 0.03
 
 
+@pytest.mark.slow
+def test_all_that_is_fast_together_is_near_the_golden_odds(native: Native) -> None:
+    if not native.has_int16:
+        pytest.skip("this processor has no fast mode")
+    num_same, differences = agreement(with_kernels(native, is_fast=True, kv_dtype=mx.bfloat16))
+    assert num_same >= 9
+    assert sum(differences) / len(differences) < 0.005
+    assert max(differences) < 0.05
+
+
 def test_keys_and_values_of_16_bits_are_near_the_golden_odds(native: Native) -> None:
     num_same, differences = agreement(with_kernels(native, kv_dtype=mx.bfloat16))
     assert num_same >= 11

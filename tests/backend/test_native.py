@@ -63,10 +63,7 @@ def check(actual: mx.array, expected: npt.NDArray[Any], tolerance: float = TOLER
 
 
 NUM_ROWS: Final = st.one_of(st.integers(1, 20), st.sampled_from([95, 96, 97, 200]))
-
-
-@EXAMPLES
-@given(
+QUANTIZED_PRODUCTS: Final = given(
     rows=NUM_ROWS,
     outputs=st.integers(1, 200),
     groups=st.integers(1, 6),
@@ -74,6 +71,10 @@ NUM_ROWS: Final = st.one_of(st.integers(1, 20), st.sampled_from([95, 96, 97, 200
     bits=st.sampled_from([4, 8]),
     seed=st.integers(0, 1000),
 )
+
+
+@EXAMPLES
+@QUANTIZED_PRODUCTS
 def test_products_with_quantized_weights(
     kernels: Any, rows: int, outputs: int, groups: int, group: int, bits: int, seed: int
 ) -> None:
@@ -86,14 +87,7 @@ def test_products_with_quantized_weights(
 
 
 @EXAMPLES
-@given(
-    rows=NUM_ROWS,
-    outputs=st.integers(1, 200),
-    groups=st.integers(1, 6),
-    group=st.sampled_from([32, 64, 128]),
-    bits=st.sampled_from([4, 8]),
-    seed=st.integers(0, 1000),
-)
+@QUANTIZED_PRODUCTS
 def test_products_with_inputs_of_16_bits(
     kernels: Any, rows: int, outputs: int, groups: int, group: int, bits: int, seed: int
 ) -> None:

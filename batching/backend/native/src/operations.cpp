@@ -17,10 +17,16 @@ constexpr int PARTS_PER_THREAD = 3;
 
 std::unique_ptr<ThreadPool> the_threads = std::make_unique<ThreadPool>(1);
 
-float* scratch(size_t size) {
-  thread_local std::vector<float> memory;
+/// Room in memory that a thread keeps for the next operation.
+template <typename T>
+T* room(std::vector<T>& memory, size_t size) {
   if (memory.size() < size) memory.resize(size);
   return memory.data();
+}
+
+float* scratch(size_t size) {
+  thread_local std::vector<float> memory;
+  return room(memory, size);
 }
 
 template <typename Run>
@@ -44,15 +50,9 @@ LinearArgs product(const Weights& weights, const std::vector<float>& bias, const
   return {weights->panels(), data_or_null(bias), residual, x, y, num_rows};
 }
 
-/// Room for numbers that one thread shares with the others, which have vectors of their own.
-template <typename T>
-T* room(std::vector<T>& memory, size_t size) {
-  if (memory.size() < size) memory.resize(size);
-  return memory.data();
-}
-
 /// Arrange the input of some products, which they share.
 void arrange_input(std::vector<LinearArgs>& products) {
+  // Of the calling thread; the others write into them.
   thread_local std::vector<float> floats, scales, sums;
   thread_local std::vector<int16_t> pairs;
   const Kernels& k = *kernels();
@@ -107,8 +107,7 @@ struct Buffers {
     size_t total = 0;
     for (size_t each : sizes) total += each;
     thread_local std::vector<float> memory;
-    if (memory.size() < total) memory.resize(total);
-    float* next = memory.data();
+    float* next = room(memory, total);
     for (size_t i = 0; i < std::size(sizes); next += sizes[i++]) *buffers[i] = next;
   }
 };

@@ -129,10 +129,10 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
     if (num_keys <= 0) return;
     const size_t block = static_cast<size_t>(part.blocks[b]) * pool.num_heads + part.head;
     // Memory is read twice as fast if the next block is asked for little by little meanwhile.
-    int64_t next = part.next;
-    if (b + 1 < last_block) next = int64_t{part.blocks[b + 1]} * pool.num_heads + part.head;
+    int64_t ahead = part.next;
+    if (b + 1 < last_block) ahead = int64_t{part.blocks[b + 1]} * pool.num_heads + part.head;
     const Floats keys =
-        as_floats(args.keys, pool.is_bf16, pool.key_floats(), block, next, scratch.block);
+        as_floats(args.keys, pool.is_bf16, pool.key_floats(), block, ahead, scratch.block);
     for (int j = 0; j < num_keys; j += COLUMNS)
       multiply(size, tile.queries, pool.key_dim, keys.block + j, stride, pool.key_dim,
                scratch.scores + j, stride, false, keys.next ? keys.next + j : nullptr);
@@ -153,7 +153,7 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
       if (scratch.factors[m] != 1.0f)
         scale(result.values + m * pool.value_stride(), pool.value_stride(), scratch.factors[m]);
     const Floats values =
-        as_floats(args.values, pool.is_bf16, pool.value_floats(), block, next, scratch.block);
+        as_floats(args.values, pool.is_bf16, pool.value_floats(), block, ahead, scratch.block);
     for (int j = 0; j < pool.value_stride(); j += COLUMNS)
       multiply(size, scratch.scores, stride, values.block + j, pool.value_stride(), num_keys,
                result.values + j, pool.value_stride(), true,
