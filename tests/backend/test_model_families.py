@@ -1,5 +1,7 @@
 """Unmodified models of mlx-lm in one ragged batch, against their own single generation."""
 
+from typing import Any, cast
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -10,6 +12,7 @@ from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.extension import Native
 from batching.backend.native.model import use_kernels
 from batching.backend.native.modules import replace_modules
+from batching.backend.paged_cache import PagedKVCache
 from batching.backend.self_check import Batchable, NotBatchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
 from batching.batch_inference import BatchInferenceEngine
@@ -72,16 +75,25 @@ def test_a_ragged_batch_answers_as_the_model_alone(device_kind: Check, family: s
     assert generate(model, PROMPTS[2]) == expected[2]
 
 
+def pool_bytes(cache: PagedKVCache) -> int:
+    """Return what the keys and values of all layers really take."""
+    pools: list[Any] = [cast(Any, layer).pool for layer in cache.layers]
+    regions = [size for pool in pools if hasattr(pool, "regions") for _, size in pool.regions]
+    return sum(regions) or sum(array.nbytes for pool in pools for array in pool)
+
+
 def test_keys_and_values_of_16_bits_take_half_the_room_and_answers_do_not_mix(
     device_kind: Check,
 ) -> None:
+    plain = device_kind(tiny_model("llama"), VOCAB_SIZE)
     model = tiny_model("llama")
-    plain = check_model(tiny_model("llama"), VOCAB_SIZE)
     check = device_kind(model, VOCAB_SIZE, kv_dtype=mx.bfloat16)
     assert isinstance(plain, Batchable)
     assert isinstance(check, Batchable)
-    bytes_per_token = [sum(shape.bytes_per_token for shape in c.shapes) for c in (plain, check)]
-    assert bytes_per_token[0] == 2 * bytes_per_token[1]
+    assert [2 * s.bytes_per_token for s in check.shapes] == [
+        s.bytes_per_token for s in plain.shapes
+    ]
+    assert 2 * pool_bytes(check.cache(30, 4)) == pool_bytes(plain.cache(30, 4))
     config = SchedulerConfig(
         num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
     )
