@@ -76,6 +76,8 @@ class MLXRunner:
         if self._selection.are_finite is None:
             return
         are_finite, self._selection.are_finite = np.array(self._selection.are_finite), None
+        if are_finite.all():
+            return
         slices = step.attention.slices
         ends = np.cumsum([len(s) for s in slices])
         parts = zip(slices, np.split(are_finite, ends), strict=False)

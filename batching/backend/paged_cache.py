@@ -68,21 +68,22 @@ class StepInputs:
     ) -> "StepInputs":
         """`padded` says how many rows a step of T tokens takes."""
         tokens: list[int] = []
-        positions: list[npt.NDArray[np.int64]] = []
-        slots: list[npt.NDArray[np.int64]] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        # Most slices are of one token, for which numpy would take longer.
         for s in attention.slices:
             tokens += s.token_ids
-            at = np.arange(s.start, s.stop)
-            first = s.start // block_size
-            blocks = np.array(s.request.block_table.block_ids[first : -(-s.stop // block_size)])
-            positions.append(at)
-            slots.append(blocks[at // block_size - first] * block_size + at % block_size)
+            positions += range(s.start, s.stop)
+            block_ids = s.request.block_table.block_ids
+            slots += (
+                block_ids[at // block_size] * block_size + at % block_size
+                for at in range(s.start, s.stop)
+            )
         padding = [0] * (padded(len(tokens)) - len(tokens))
-        positions.append(np.array(padding, np.int64))
         return cls(
             tokens=mx.array(tokens + padding, dtype=mx.int32)[:, None],
-            positions=mx.array(np.concatenate(positions).astype(np.int32)),
-            slots=np.concatenate(slots),
+            positions=mx.array(positions + padding, dtype=mx.int32),
+            slots=np.array(slots, np.int64),
             wanted=LogitRows.of(attention.slices),
             attention=attention,
         )

@@ -64,7 +64,7 @@ struct Tiles {
 };
 
 /// Inputs as the kernels read them, the rows of a tile side by side: floats `[tile][input][row]`;
-/// of weights in pairs integers of 16 bits `[tile][input / 2][row][2]`, and for each group what one
+/// of weights in pairs integers of 16 bits `[tile][input / 8][row][8]`, and for each group what one
 /// step is worth, and the sum of its steps by that, `[tile][group][row]`.
 struct Arranged {
   const float* floats;

@@ -17,6 +17,9 @@ namespace {
 /// Rows of one call: with 8 the compiler keeps some of their sums in memory.
 constexpr int MAX_ROWS_PAIRS = 6;
 
+/// Inputs of a row that lie side by side.
+constexpr int EIGHT = 8;
+
 /// Rows `[height, size]`: a group's largest number becomes 32767.  A number that is none makes the
 /// scale none.
 void arrange_pairs(const float* x, int height, int size, int group, int16_t* pairs, float* scales,
@@ -37,10 +40,10 @@ void arrange_pairs(const float* x, int height, int size, int group, int16_t* pai
       for (int i = 0; i < group; i += LANES) {
         const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
         total = _mm512_add_epi32(total, q);
-        int16_t integers[LANES];
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(integers), _mm512_cvtsepi32_epi16(q));
-        for (int j = 0; j < LANES; j += 2)
-          __builtin_memcpy(pairs + (first + i + j) * height + 2 * m, integers + j, 4);
+        const __m256i integers = _mm512_cvtsepi32_epi16(q);
+        auto* at = reinterpret_cast<__m128i*>(pairs) + (first + i) / EIGHT * height + m;
+        _mm_storeu_si128(at, _mm256_castsi256_si128(integers));
+        _mm_storeu_si128(at + height, _mm256_extracti128_si256(integers, 1));
       }
       const int at = first / group * height + m;
       scales[at] = highest / 32767;
@@ -66,18 +69,21 @@ void multiply_pairs(const native::Panels& weights, const native::Arranged& x, co
   for (int g = 0; g < weights.num_inputs / weights.group; g++) {
     prefetch(p, group_bytes + 2 * COLUMNS * sizeof(float));
     __m512i integers[ROWS][VECTORS] = {};
-    for (int i = 0; i < weights.group; i += 2 * PAIRS, p += 4 * COLUMNS) {
+    for (int i = 0; i < weights.group; i += EIGHT, pairs += EIGHT * ROWS) {
       __m512i words[VECTORS];
-      for (int v = 0; v < VECTORS; v++) words[v] = _mm512_loadu_si512(p + 64 * v);
-      for (int t = 0; t < PAIRS; t++, pairs += 2 * ROWS) {
+      for (int t = 0; t < EIGHT / 2; t++) {
+        if (t % PAIRS == 0) {
+          for (int v = 0; v < VECTORS; v++) words[v] = _mm512_loadu_si512(p + 64 * v);
+          p += 4 * COLUMNS;
+        }
         __m512i w[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
-          w[v] = t < PAIRS - 1 ? _mm512_and_si512(words[v], mask) : words[v];
+          w[v] = (t + 1) % PAIRS ? _mm512_and_si512(words[v], mask) : words[v];
           words[v] = _mm512_srli_epi16(words[v], BITS);
         }
         for (int m = 0; m < ROWS; m++)
           for (int v = 0; v < VECTORS; v++)
-            integers[m][v] = dot(integers[m][v], w[v], pairs + 2 * m);
+            integers[m][v] = dot(integers[m][v], w[v], pairs + EIGHT * m + 2 * t);
       }
     }
     const float* parameters = reinterpret_cast<const float*>(p);

@@ -205,6 +205,11 @@ void finish_panel(const LinearArgs& args, int first_column, int first_row, int r
   for (int m = 0; m < rows; m++) {
     const float* residual =
         args.residual ? args.residual + (first_row + m) * num_outputs + first_column : nullptr;
+    if (width == COLUMNS && !args.bias) {
+      for (int j = 0; residual && j < COLUMNS; j += LANES)
+        store(target + m * num_outputs + j, load(y + m * ldy + j) + load(residual + j));
+      continue;
+    }
     for (int j = 0; j < width; j++) {
       float value = y[m * ldy + j];
       if (args.bias) value += args.bias[first_column + j];
