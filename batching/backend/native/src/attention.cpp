@@ -4,8 +4,6 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "kernels/bf16.h"
-
 namespace native {
 
 namespace {
@@ -18,28 +16,6 @@ constexpr int ENOUGH_PARTS = 4;
 size_t pool_bytes(const PoolLayout& layout, int num_blocks, size_t floats) {
   const size_t width = layout.is_bf16 ? sizeof(uint16_t) : sizeof(float);
   return std::max<size_t>(1, floats * width * layout.num_heads * num_blocks);
-}
-
-template <typename T>
-T stored(float x);
-template <>
-float stored(float x) { return x; }
-template <>
-uint16_t stored(float x) { return to_bf16(x); }
-
-template <typename T>
-void write_token(const PoolLayout& pool, int slot, const float* keys, const float* values,
-                 T* pool_keys, T* pool_values) {
-  const size_t block = slot / pool.block_size, at = slot % pool.block_size;
-  for (int h = 0; h < pool.num_heads; h++) {
-    T* key = pool_keys + (block * pool.num_heads + h) * pool.key_floats() + at;
-    for (int i = 0; i < pool.key_dim; i++)
-      key[static_cast<size_t>(i) * pool.key_stride()] = stored<T>(keys[h * pool.key_dim + i]);
-    T* value = pool_values + (block * pool.num_heads + h) * pool.value_floats() +
-               at * pool.value_stride();
-    for (int i = 0; i < pool.value_dim; i++)
-      value[i] = stored<T>(values[h * pool.value_dim + i]);
-  }
 }
 
 void copy_block(void* memory, size_t block_bytes, int source, int target) {
@@ -156,13 +132,9 @@ Pool::Pool(const PoolLayout& layout, int num_blocks)
       keys_(pool_bytes(layout, num_blocks, layout.key_floats())),
       values_(pool_bytes(layout, num_blocks, layout.value_floats())) {}
 
-void Pool::write(int slot, const float* keys, const float* values) {
-  if (layout_.is_bf16)
-    write_token(layout_, slot, keys, values, static_cast<uint16_t*>(keys_.data()),
-                static_cast<uint16_t*>(values_.data()));
-  else
-    write_token(layout_, slot, keys, values, static_cast<float*>(keys_.data()),
-                static_cast<float*>(values_.data()));
+void Pool::write(const Kernels& kernels, const int32_t* slots, int num_rows, const float* keys,
+                 const float* values) {
+  kernels.write(layout_, keys_.data(), values_.data(), slots, num_rows, keys, values);
 }
 
 void Pool::copy(int source, int target) {

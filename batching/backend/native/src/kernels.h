@@ -61,6 +61,10 @@ struct Tiles {
     return static_cast<int>(int64_t{num_rows} * tile / count());
   }
   ALWAYS_INLINE int height(int tile) const { return first(tile + 1) - first(tile); }
+  /// The tile that a row is in.
+  ALWAYS_INLINE int of(int row) const {
+    return static_cast<int>((int64_t{row + 1} * count() - 1) / num_rows);
+  }
 };
 
 /// Inputs as the kernels read them, the rows of a tile side by side: floats `[tile][input][row]`;
@@ -155,9 +159,9 @@ struct Kernels {
   int columns;              // of a panel
   int max_tile_rows;        // of floats
   int max_tile_rows_pairs;  // of weights in pairs; 0 where they cannot be multiplied
-  /// One tile, of rows `[height, size]`; see Arranged.
-  void (*arrange)(const float* x, int height, int size, float* floats);
-  void (*arrange_pairs)(const float* x, int height, int size, int group, int16_t* pairs,
+  /// One row `[size]` of a tile; see Arranged.
+  void (*arrange)(const float* x, int row, int height, int size, float* floats);
+  void (*arrange_pairs)(const float* x, int row, int height, int size, int group, int16_t* pairs,
                         float* scales, float* sums);
   /// One panel; `scratch` has room for `columns` floats of each input.
   void (*linear)(const LinearArgs& args, int panel, float* scratch);
@@ -168,6 +172,9 @@ struct Kernels {
   float (*read_all)(const float* x, size_t size);
   /// 16 sums of `lanes` floats in each round.
   float (*multiply_add)(int64_t num_rounds, float factor);
+  /// Rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into slots of the pool.
+  void (*write)(const PoolLayout& pool, void* pool_keys, void* pool_values, const int32_t* slots,
+                int num_rows, const float* keys, const float* values);
   void (*attend)(const AttentionArgs& args, const AttentionPart& part, float* scratch);
   void (*merge_spans)(const AttentionArgs& args, const AttentionPart& part, int num_spans,
                       float* scratch);

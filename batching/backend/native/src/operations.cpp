@@ -50,14 +50,17 @@ LinearArgs product(const Weights& weights, const std::vector<float>& bias, const
   return {weights->panels(), data_or_null(bias), residual, x, y, num_rows};
 }
 
-/// Arrange the input of some products, which they share.
-void arrange_input(std::vector<LinearArgs>& products) {
+/// Arrange the input of some products, which they share; `prepare(first, next)` is called before for
+/// its rows.
+template <typename Prepare>
+void arrange_input(std::vector<LinearArgs>& products, const Prepare& prepare) {
   // Of the calling thread; the others write into them.
   thread_local std::vector<float> floats, scales, sums;
   thread_local std::vector<int16_t> pairs;
   const Kernels& k = *kernels();
   const LinearArgs& shared = products[0];
   if (shared.num_rows == 1 && !shared.weights.in_pairs) {
+    prepare(0, 1);
     for (LinearArgs& p : products) p.arranged = {p.x, nullptr, nullptr, nullptr};
     return;
   }
@@ -69,15 +72,19 @@ void arrange_input(std::vector<LinearArgs>& products) {
   float* const steps = in_pairs ? room(scales, total / group) : nullptr;
   float* const step_sums = in_pairs ? room(sums, total / group) : nullptr;
   const Tiles tiles{shared.num_rows, in_pairs ? k.max_tile_rows_pairs : k.max_tile_rows};
-  const int tiles_per_part = std::max(1, rows_of(size) / tiles.max_height);
-  for_rows(tiles.count(), tiles_per_part, [&](int begin, int end) {
-    for (int tile = begin; tile < end; tile++) {
+  // Rows of a tile lie side by side: two threads had better not write into the same one.
+  const int share = (shared.num_rows + threads().num_threads() - 1) / threads().num_threads();
+  for_rows(shared.num_rows, std::clamp(share, 1, 2 * ROWS_PER_PART), [&](int first, int next) {
+    prepare(first, next);
+    for (int row = first; row < next; row++) {
+      const int tile = tiles.of(row), height = tiles.height(tile), m = row - tiles.first(tile);
       const size_t at = tiles.first(tile) * size;
+      const float* numbers = shared.x + row * size;
       if (in_pairs)
-        k.arrange_pairs(shared.x + at, tiles.height(tile), size, group, x16 + at,
-                        steps + at / group, step_sums + at / group);
+        k.arrange_pairs(numbers, m, height, size, group, x16 + at, steps + at / group,
+                        step_sums + at / group);
       else
-        k.arrange(shared.x + at, tiles.height(tile), size, x + at);
+        k.arrange(numbers, m, height, size, x + at);
     }
   });
   for (LinearArgs& p : products) p.arranged = {x, x16, steps, step_sums};
@@ -161,10 +168,12 @@ double measure_arithmetic() {
   return 2.0 * 16 * kernels()->lanes * ROOF_ROUNDS * num_parts / seconds;
 }
 
+namespace {
+
 /// Call `run(product, panel, scratch, part)` for all panels of products of one input.
-template <typename Run>
-void for_panels(std::vector<LinearArgs>& products, const Run& run) {
-  arrange_input(products);
+template <typename Prepare, typename Run>
+void for_panels(std::vector<LinearArgs>& products, const Prepare& prepare, const Run& run) {
+  arrange_input(products, prepare);
   const size_t size = static_cast<size_t>(kernels()->columns) * products[0].weights.num_inputs;
   const int num_panels = count_panels(products), num_parts = count_parts(products);
   threads().for_each(num_parts, [&](int part) {
@@ -178,19 +187,63 @@ void for_panels(std::vector<LinearArgs>& products, const Run& run) {
   });
 }
 
-void multiply(std::vector<LinearArgs> products) {
-  for_panels(products, [](const LinearArgs& product, int panel, float* scratch, int) {
+void nothing_to_prepare(int, int) {}
+
+/// Several products of one input, whose rows [first, next) `prepare` computes.
+template <typename Prepare>
+void multiply(std::vector<LinearArgs> products, const Prepare& prepare) {
+  for_panels(products, prepare, [](const LinearArgs& product, int panel, float* scratch, int) {
     kernels()->linear(product, panel, scratch);
   });
+}
+
+void norm_rows(const float* x, const float* weight, float eps, int first, int next, int size,
+               float* y) {
+  for (size_t m = first; m < static_cast<size_t>(next); m++)
+    kernels()->rms_norm(x + m * size, weight, eps, size, y + m * size);
+}
+
+void rotate_rows(const float* x, const Rotation& rotation, int first, int next, int num_heads,
+                 int dim, float* y) {
+  for (size_t m = first; m < static_cast<size_t>(next); m++)
+    for (int h = 0; h < num_heads; h++) {
+      const size_t at = (m * num_heads + h) * dim;
+      kernels()->rope(x + at, rotation.cosines + m * rotation.half,
+                      rotation.sines + m * rotation.half, rotation.half, dim, rotation.traditional,
+                      y + at);
+    }
+}
+
+/// Write rows into the pool, of those that the step has.
+void write_rows(Pool& pool, const Step& step, int first, int next, const float* keys,
+                const float* values) {
+  const PoolLayout& layout = pool.layout();
+  const size_t at = static_cast<size_t>(first) * layout.num_heads;
+  pool.write(*kernels(), step.slots.data() + first, std::min(next, step.num_rows()) - first,
+             keys + at * layout.key_dim, values + at * layout.value_dim);
+}
+
+/// Attend what has been written; rows beyond those of the step become zero.
+void attend(const Step& step, const AttentionArgs& args, int num_rows) {
+  attend_step(threads(), *kernels(), args, step);
+  const size_t row = static_cast<size_t>(args.num_query_heads) * args.pool.value_dim;
+  std::fill(args.y + step.num_rows() * row, args.y + num_rows * row, 0.0f);
+}
+
+}  // namespace
+
+void multiply(std::vector<LinearArgs> products) {
+  multiply(std::move(products), nothing_to_prepare);
 }
 
 void arg_max(const LinearArgs& product, uint32_t* indices, float* values) {
   std::vector<LinearArgs> products{product};
   const size_t num_rows = product.num_rows;
   std::vector<Highest> found(count_parts(products) * num_rows);
-  for_panels(products, [&](const LinearArgs& p, int panel, float* scratch, int part) {
-    kernels()->highest(p, panel, scratch, found.data() + part * num_rows);
-  });
+  for_panels(products, nothing_to_prepare,
+             [&](const LinearArgs& p, int panel, float* scratch, int part) {
+               kernels()->highest(p, panel, scratch, found.data() + part * num_rows);
+             });
   for (size_t m = 0; m < num_rows; m++) {
     Highest highest;
     for (size_t at = m; at < found.size(); at += num_rows)
@@ -213,8 +266,7 @@ void embed(const PackedWeights& weights, const int32_t* tokens, int num_rows, fl
 
 void rms_norm(const float* x, const float* weight, float eps, int num_rows, int size, float* y) {
   for_rows(num_rows, rows_of(size), [&](int first, int next) {
-    for (size_t m = first; m < static_cast<size_t>(next); m++)
-      kernels()->rms_norm(x + m * size, weight, eps, size, y + m * size);
+    norm_rows(x, weight, eps, first, next, size, y);
   });
 }
 
@@ -230,27 +282,15 @@ void swiglu(const float* gate, const float* up, size_t size, float* y) {
 void rotate(const float* x, const Rotation& rotation, int num_rows, int num_heads, int dim,
             float* y) {
   for_rows(num_rows, rows_of(static_cast<size_t>(num_heads) * dim), [&](int first, int next) {
-    for (size_t m = first; m < static_cast<size_t>(next); m++)
-      for (int h = 0; h < num_heads; h++) {
-        const size_t at = (m * num_heads + h) * dim;
-        kernels()->rope(x + at, rotation.cosines + m * rotation.half,
-                        rotation.sines + m * rotation.half, rotation.half, dim,
-                        rotation.traditional, y + at);
-      }
+    rotate_rows(x, rotation, first, next, num_heads, dim, y);
   });
 }
 
 void write_and_attend(Pool& pool, const Step& step, const AttentionArgs& args, const float* keys,
                       const float* values, int num_rows) {
-  const PoolLayout& layout = pool.layout();
-  for_rows(step.num_rows(), ROWS_PER_PART, [&](int first, int next) {
-    for (size_t m = first; m < static_cast<size_t>(next); m++)
-      pool.write(step.slots[m], keys + m * layout.num_heads * layout.key_dim,
-                 values + m * layout.num_heads * layout.value_dim);
-  });
-  attend_step(threads(), *kernels(), args, step);
-  const size_t row = static_cast<size_t>(args.num_query_heads) * layout.value_dim;
-  std::fill(args.y + step.num_rows() * row, args.y + num_rows * row, 0.0f);
+  for_rows(step.num_rows(), ROWS_PER_PART,
+           [&](int first, int next) { write_rows(pool, step, first, next, keys, values); });
+  attend(step, args, num_rows);
 }
 
 void run_block(const Block& block, Pool& pool, const Step& step, const Rotation& rotation,
@@ -258,16 +298,26 @@ void run_block(const Block& block, Pool& pool, const Step& step, const Rotation&
   const Buffers b(block, num_rows);
   const PoolLayout& layout = pool.layout();
   const int size = block.size(), dim = layout.key_dim;
-  rms_norm(x, block.attention_norm.data(), block.eps, num_rows, size, b.normed);
+  const auto norm = [&](const float* x, const std::vector<float>& weight, float eps) {
+    return [&b, x, w = weight.data(), eps, size](int first, int next) {
+      norm_rows(x, w, eps, first, next, size, b.normed);
+    };
+  };
+  const auto place = [&](const std::vector<float>& weight, float eps, int first, int next,
+                         int num_heads, float* x) {
+    if (!weight.empty())
+      norm_rows(x, weight.data(), eps, first * num_heads, next * num_heads, dim, x);
+    rotate_rows(x, rotation, first, next, num_heads, dim, x);
+  };
   multiply({product(block.q, block.q_bias, nullptr, b.normed, num_rows, b.q),
             product(block.k, block.k_bias, nullptr, b.normed, num_rows, b.k),
-            product(block.v, block.v_bias, nullptr, b.normed, num_rows, b.v)});
-  if (!block.q_norm.empty()) {
-    rms_norm(b.q, block.q_norm.data(), block.q_eps, num_rows * block.num_heads, dim, b.q);
-    rms_norm(b.k, block.k_norm.data(), block.k_eps, num_rows * layout.num_heads, dim, b.k);
-  }
-  rotate(b.q, rotation, num_rows, block.num_heads, dim, b.q);
-  rotate(b.k, rotation, num_rows, layout.num_heads, dim, b.k);
+            product(block.v, block.v_bias, nullptr, b.normed, num_rows, b.v)},
+           norm(x, block.attention_norm, block.eps));
+  for_rows(num_rows, ROWS_PER_PART, [&](int first, int next) {
+    place(block.q_norm, block.q_eps, first, next, block.num_heads, b.q);
+    place(block.k_norm, block.k_eps, first, next, layout.num_heads, b.k);
+    write_rows(pool, step, first, next, b.k, b.v);
+  });
   const AttentionArgs args{.pool = layout,
                            .keys = pool.keys(),
                            .values = pool.values(),
@@ -279,13 +329,17 @@ void run_block(const Block& block, Pool& pool, const Step& step, const Rotation&
                            .window = window,
                            .sinks = nullptr,
                            .span_blocks = 0};
-  write_and_attend(pool, step, args, b.k, b.v, num_rows);
+  attend(step, args, num_rows);
   multiply({product(block.o, block.o_bias, x, b.attended, num_rows, b.middle)});
-  rms_norm(b.middle, block.mlp_norm.data(), block.mlp_eps, num_rows, size, b.normed);
   multiply({product(block.gate, block.gate_bias, nullptr, b.normed, num_rows, b.gate),
-            product(block.up, block.up_bias, nullptr, b.normed, num_rows, b.up)});
-  swiglu(b.gate, b.up, static_cast<size_t>(num_rows) * block.gate->panels().num_outputs, b.gate);
-  multiply({product(block.down, block.down_bias, b.middle, b.gate, num_rows, y)});
+            product(block.up, block.up_bias, nullptr, b.normed, num_rows, b.up)},
+           norm(b.middle, block.mlp_norm, block.mlp_eps));
+  const size_t width = block.gate->panels().num_outputs;
+  multiply({product(block.down, block.down_bias, b.middle, b.gate, num_rows, y)},
+           [&](int first, int next) {
+             const size_t at = first * width;
+             kernels()->swiglu(b.gate + at, b.up + at, (next - first) * width, b.gate + at);
+           });
 }
 
 }  // namespace native

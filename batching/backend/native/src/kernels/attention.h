@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "kernels/bf16.h"
 #include "kernels/micro.h"
 
 namespace {
@@ -74,26 +75,32 @@ void weigh(float* scores, int size, int stride, int width, float* highest, float
   }
 }
 
-/// A block of the pool as floats, in `scratch` if it is stored otherwise, and the one after it.
-struct Floats {
-  const float* block;
-  const float* next;  // null if there is none, or if it has been asked for already
+/// Keys or values of a block, as the pool keeps them, and those that are read next, or null.
+template <typename Stored>
+struct StoredBlock {
+  const Stored* data;
+  const Stored* next;
+  int stride;
 };
 
-ALWAYS_INLINE Floats as_floats(const void* pool, bool is_bf16, size_t size, size_t index,
-                               int64_t next, float* scratch) {
-  if (!is_bf16) {
-    const float* floats = static_cast<const float*>(pool);
-    return {floats + index * size, next < 0 ? nullptr : floats + next * size};
+/// y = x times the first `width` columns of `[k][stride]`, or that much more; `floats` has room for
+/// them all.
+template <typename Stored>
+void multiply_block(int size, const float* x, int ldx, const StoredBlock<Stored>& block, int k,
+                    int width, float* y, int ldy, bool add, float* floats) {
+  if (sizeof(Stored) < sizeof(float) && size > MAX_ROWS) {
+    // They will be read several times.
+    const Stored* ahead = block.next ? block.next : block.data;
+    for (int i = 0; i < k * block.stride; i += LANES) {
+      if (i % 32 == 0) fetch(ahead + i);
+      store(floats + i, load(block.data + i));
+    }
+    const StoredBlock<float> unpacked{floats, nullptr, block.stride};
+    return multiply_block(size, x, ldx, unpacked, k, width, y, ldy, add, floats);
   }
-  const uint16_t* halves = static_cast<const uint16_t*>(pool);
-  const uint16_t* block = halves + index * size;
-  const uint16_t* ahead = next < 0 ? block : halves + next * size;
-  for (size_t i = 0; i < size; i += LANES) {
-    if (i % 32 == 0) fetch(ahead + i);
-    store(scratch + i, load(block + i));
-  }
-  return {scratch, nullptr};
+  for (int j = 0; j < width; j += COLUMNS)
+    multiply(size, x, ldx, block.data + j, block.stride, k, y + j, ldy, add,
+             block.next ? block.next + j : nullptr);
 }
 
 /// Query vectors of a tile, scaled: rows of the step by the heads that share a key head.
@@ -114,11 +121,16 @@ struct Scratch {
   float* factors;  // [MAX_TILE]
 };
 
+template <typename Stored>
 void attend_span(const AttentionArgs& args, const AttentionPart& part, const Tile& tile,
                  int first_block, int next_block, const Scratch& scratch, const Partial& result) {
   const PoolLayout& pool = args.pool;
   const int size = tile.size();
   const int stride = pool.key_stride();
+  const auto stored = [&](const void* data, size_t size, int64_t at, int64_t next, int width) {
+    const auto* blocks = static_cast<const Stored*>(data);
+    return StoredBlock<Stored>{blocks + at * size, next < 0 ? nullptr : blocks + next * size, width};
+  };
   const int last_block = part.span < 0 ? tile.last_position() / pool.block_size + 1 : next_block;
   for (int m = 0; m < size; m++) result.highest[m] = -INFINITE, result.totals[m] = 0.0f;
   for (int i = 0; i < size * pool.value_stride(); i += LANES) store(result.values + i, F32{});
@@ -127,15 +139,13 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
     int num_keys = tile.last_position() + 1 - first_key;
     num_keys = num_keys < pool.block_size ? num_keys : pool.block_size;
     if (num_keys <= 0) return;
-    const size_t block = static_cast<size_t>(part.blocks[b]) * pool.num_heads + part.head;
+    const int64_t block = int64_t{part.blocks[b]} * pool.num_heads + part.head;
     // Memory is read twice as fast if the next block is asked for little by little meanwhile.
     int64_t ahead = part.next;
     if (b + 1 < last_block) ahead = int64_t{part.blocks[b + 1]} * pool.num_heads + part.head;
-    const Floats keys =
-        as_floats(args.keys, pool.is_bf16, pool.key_floats(), block, ahead, scratch.block);
-    for (int j = 0; j < num_keys; j += COLUMNS)
-      multiply(size, tile.queries, pool.key_dim, keys.block + j, stride, pool.key_dim,
-               scratch.scores + j, stride, false, keys.next ? keys.next + j : nullptr);
+    const auto keys = stored(args.keys, pool.key_floats(), block, ahead, stride);
+    multiply_block(size, tile.queries, pool.key_dim, keys, pool.key_dim, num_keys, scratch.scores,
+                   stride, false, scratch.block);
     const int width = (num_keys + LANES - 1) / LANES * LANES;
     for (int m = 0; m < size; m++) {
       float* row = scratch.scores + m * stride;
@@ -152,12 +162,10 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
     for (int m = 0; m < size; m++)
       if (scratch.factors[m] != 1.0f)
         scale(result.values + m * pool.value_stride(), pool.value_stride(), scratch.factors[m]);
-    const Floats values =
-        as_floats(args.values, pool.is_bf16, pool.value_floats(), block, ahead, scratch.block);
-    for (int j = 0; j < pool.value_stride(); j += COLUMNS)
-      multiply(size, scratch.scores, stride, values.block + j, pool.value_stride(), num_keys,
-               result.values + j, pool.value_stride(), true,
-               values.next ? values.next + j : nullptr);
+    const auto values =
+        stored(args.values, pool.value_floats(), block, ahead, pool.value_stride());
+    multiply_block(size, scratch.scores, stride, values, num_keys, pool.value_stride(),
+                   result.values, pool.value_stride(), true, scratch.block);
   }
 }
 
@@ -242,11 +250,12 @@ void attend(const AttentionArgs& args, const AttentionPart& part, float* memory)
                                                                           : pool.value_floats()),
                         arena.take(MAX_TILE)};
   const int num_blocks = tile.last_position() / pool.block_size + 1;
+  const auto attend_blocks = pool.is_bf16 ? attend_span<uint16_t> : attend_span<float>;
   if (part.span >= 0) {
     Arena shared{part.partial};
     const int first = part.span * args.span_blocks, next = first + args.span_blocks;
-    attend_span(args, part, tile, first, next < num_blocks ? next : num_blocks, scratch,
-                shared.partial(size, pool.value_stride()));
+    attend_blocks(args, part, tile, first, next < num_blocks ? next : num_blocks, scratch,
+                  shared.partial(size, pool.value_stride()));
     return;
   }
   const Partial result = arena.partial(size, pool.value_stride());
@@ -256,7 +265,7 @@ void attend(const AttentionArgs& args, const AttentionPart& part, float* memory)
   const int first_span = hidden > 0 ? hidden / pool.block_size / args.span_blocks : 0;
   for (int first = first_span * args.span_blocks; first < num_blocks; first += args.span_blocks) {
     const int next = first + args.span_blocks;
-    attend_span(args, part, tile, first, next < num_blocks ? next : num_blocks, scratch, more);
+    attend_blocks(args, part, tile, first, next < num_blocks ? next : num_blocks, scratch, more);
     merge(size, pool.value_stride(), more, scratch.factors, result);
   }
   finish(args, part.head, part.first_row, size, group, result);
@@ -276,6 +285,45 @@ void merge_spans(const AttentionArgs& args, const AttentionPart& part, int num_s
     merge(size, args.pool.value_stride(), shared.partial(size, args.pool.value_stride()), factors,
           result);
   finish(args, part.head, part.first_row, size, group, result);
+}
+
+ALWAYS_INLINE void store_as(float x, float* stored) { *stored = x; }
+ALWAYS_INLINE void store_as(float x, uint16_t* stored) { *stored = to_bf16(x); }
+
+/// Write successive tokens of one block.
+template <typename Stored>
+void write_tokens(const PoolLayout& pool, Stored* pool_keys, Stored* pool_values, int slot,
+                  int num_tokens, const float* keys, const float* values) {
+  const size_t block = slot / pool.block_size, at = slot % pool.block_size;
+  for (int h = 0; h < pool.num_heads; h++) {
+    Stored* key = pool_keys + (block * pool.num_heads + h) * pool.key_floats() + at;
+    for (int i = 0; i < pool.key_dim; i++, key += pool.key_stride())
+      for (int t = 0; t < num_tokens; t++)
+        store_as(keys[(t * pool.num_heads + h) * pool.key_dim + i], key + t);
+    Stored* value = pool_values + (block * pool.num_heads + h) * pool.value_floats() +
+                    at * pool.value_stride();
+    for (int t = 0; t < num_tokens; t++, value += pool.value_stride())
+      for (int i = 0; i < pool.value_dim; i++)
+        store_as(values[(t * pool.num_heads + h) * pool.value_dim + i], value + i);
+  }
+}
+
+void write(const PoolLayout& pool, void* pool_keys, void* pool_values, const int32_t* slots,
+           int num_rows, const float* keys, const float* values) {
+  int next;
+  for (int first = 0; first < num_rows; first = next) {
+    next = first + 1;
+    while (next < num_rows && slots[next] == slots[next - 1] + 1 && slots[next] % pool.block_size)
+      next++;
+    const float* k = keys + static_cast<size_t>(first) * pool.num_heads * pool.key_dim;
+    const float* v = values + static_cast<size_t>(first) * pool.num_heads * pool.value_dim;
+    if (pool.is_bf16)
+      write_tokens(pool, static_cast<uint16_t*>(pool_keys), static_cast<uint16_t*>(pool_values),
+                   slots[first], next - first, k, v);
+    else
+      write_tokens(pool, static_cast<float*>(pool_keys), static_cast<float*>(pool_values),
+                   slots[first], next - first, k, v);
+  }
 }
 
 }  // namespace

@@ -20,35 +20,33 @@ constexpr int MAX_ROWS_PAIRS = 6;
 /// Inputs of a row that lie side by side.
 constexpr int EIGHT = 8;
 
-/// Rows `[height, size]`: a group's largest number becomes 32767.  A number that is none makes the
+/// A row's numbers `[size]`: a group's largest one becomes 32767.  A number that is none makes the
 /// scale none.
-void arrange_pairs(const float* x, int height, int size, int group, int16_t* pairs, float* scales,
-                   float* sums) {
-  for (int m = 0; m < height; m++)
-    for (int first = 0; first < size; first += group, x += group) {
-      __m512 top = _mm512_setzero_ps();
-      __mmask16 is_none = 0;
-      for (int i = 0; i < group; i += LANES) {
-        const __m512 value = _mm512_loadu_ps(x + i);
-        top = _mm512_max_ps(top, _mm512_abs_ps(value));
-        is_none |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-      }
-      const float highest = is_none ? __builtin_nanf("") : _mm512_reduce_max_ps(top);
-      // Numbers as small as that are nothing beside any other; by 0 they could not be divided.
-      const __m512 factor = _mm512_set1_ps(highest > 1e-30f ? 32767 / highest : 0);
-      __m512i total = _mm512_setzero_si512();
-      for (int i = 0; i < group; i += LANES) {
-        const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
-        total = _mm512_add_epi32(total, q);
-        const __m256i integers = _mm512_cvtsepi32_epi16(q);
-        auto* at = reinterpret_cast<__m128i*>(pairs) + (first + i) / EIGHT * height + m;
-        _mm_storeu_si128(at, _mm256_castsi256_si128(integers));
-        _mm_storeu_si128(at + height, _mm256_extracti128_si256(integers, 1));
-      }
-      const int at = first / group * height + m;
-      scales[at] = highest / 32767;
-      sums[at] = scales[at] * static_cast<float>(_mm512_reduce_add_epi32(total));
+void arrange_pairs(const float* x, int row, int height, int size, int group, int16_t* pairs,
+                   float* scales, float* sums) {
+  auto* eights = reinterpret_cast<__m128i*>(pairs) + row;
+  for (int at = row; at < size / group * height + row; at += height, x += group) {
+    __m512 top = _mm512_setzero_ps();
+    __mmask16 is_none = 0;
+    for (int i = 0; i < group; i += LANES) {
+      const __m512 value = _mm512_loadu_ps(x + i);
+      top = _mm512_max_ps(top, _mm512_abs_ps(value));
+      is_none |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
     }
+    const float highest = is_none ? __builtin_nanf("") : _mm512_reduce_max_ps(top);
+    // Numbers as small as that are nothing beside any other; by 0 they could not be divided.
+    const __m512 factor = _mm512_set1_ps(highest > 1e-30f ? 32767 / highest : 0);
+    __m512i total = _mm512_setzero_si512();
+    for (int i = 0; i < group; i += LANES, eights += 2 * height) {
+      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
+      total = _mm512_add_epi32(total, q);
+      const __m256i integers = _mm512_cvtsepi32_epi16(q);
+      _mm_storeu_si128(eights, _mm256_castsi256_si128(integers));
+      _mm_storeu_si128(eights + height, _mm256_extracti128_si256(integers, 1));
+    }
+    scales[at] = highest / 32767;
+    sums[at] = scales[at] * static_cast<float>(_mm512_reduce_add_epi32(total));
+  }
 }
 
 ALWAYS_INLINE __m512i dot(__m512i sums, __m512i weights, const int16_t* pair) {
@@ -124,7 +122,7 @@ void linear_tile_pairs(const native::LinearArgs& args, int tile, const uint8_t* 
 #else
 
 constexpr int MAX_ROWS_PAIRS = 0;
-void arrange_pairs(const float*, int, int, int, int16_t*, float*, float*) {}
+void arrange_pairs(const float*, int, int, int, int, int16_t*, float*, float*) {}
 void linear_tile_pairs(const native::LinearArgs&, int, const uint8_t*, float*, size_t, float*) {}
 
 #endif

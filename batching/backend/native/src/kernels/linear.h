@@ -263,9 +263,8 @@ void highest(const LinearArgs& args, int panel, float* scratch, native::Highest*
   }
 }
 
-void arrange(const float* x, int height, int size, float* floats) {
-  for (int m = 0; m < height; m++)
-    for (int i = 0; i < size; i++) floats[i * height + m] = x[m * size + i];
+void arrange(const float* x, int row, int height, int size, float* floats) {
+  for (int i = 0; i < size; i++) floats[i * height + row] = x[i];
 }
 
 }  // namespace

@@ -40,9 +40,10 @@ ALWAYS_INLINE void prefetch(const void* p, size_t size) {
 /// A sum is taken in the order of k, whatever ROWS is: a row's result does not depend, in a
 /// single bit, on how many others are computed with it.  `next` is laid out as w is, and will be
 /// needed soon; it may be null.
-template <int ROWS, bool HAS_NEXT>
-ALWAYS_INLINE void multiply_rows(const float* x, size_t ldx, const float* w, size_t ldw, int k,
-                                 float* y, size_t ldy, bool add, const float* next) {
+template <int ROWS, bool HAS_NEXT, typename Weight>
+ALWAYS_INLINE void multiply_rows(const float* x, size_t ldx, const Weight* w, size_t ldw, int k,
+                                 float* y, size_t ldy, bool add, const Weight* next) {
+  constexpr int PER_LINE = 64 / sizeof(Weight);
   F32 sums[ROWS][VECTORS];
   for (int m = 0; m < ROWS; m++)
     for (int v = 0; v < VECTORS; v++) sums[m][v] = add ? load(y + m * ldy + v * LANES) : F32{};
@@ -50,7 +51,7 @@ ALWAYS_INLINE void multiply_rows(const float* x, size_t ldx, const float* w, siz
     F32 weights[VECTORS];
     for (int v = 0; v < VECTORS; v++) weights[v] = load(w + v * LANES);
     if constexpr (HAS_NEXT)
-      for (int j = 0; j < COLUMNS; j += 16) fetch(next + i * ldw + j);
+      for (int j = 0; j < COLUMNS; j += PER_LINE) fetch(next + i * ldw + j);
     for (int m = 0; m < ROWS; m++) {
       F32 value = splat(x[m * ldx + i]);
       for (int v = 0; v < VECTORS; v++) sums[m][v] += value * weights[v];
@@ -61,9 +62,9 @@ ALWAYS_INLINE void multiply_rows(const float* x, size_t ldx, const float* w, siz
 }
 
 /// The same for at most MAX_ROWS rows.
-template <bool HAS_NEXT>
-void multiply_tile(int rows, const float* x, size_t ldx, const float* w, size_t ldw, int k,
-                   float* y, size_t ldy, bool add, const float* next) {
+template <bool HAS_NEXT, typename Weight>
+void multiply_tile(int rows, const float* x, size_t ldx, const Weight* w, size_t ldw, int k,
+                   float* y, size_t ldy, bool add, const Weight* next) {
 #define CASE(ROWS) \
   case ROWS:       \
     return multiply_rows<ROWS, HAS_NEXT>(x, ldx, w, ldw, k, y, ldy, add, next);
@@ -72,12 +73,13 @@ void multiply_tile(int rows, const float* x, size_t ldx, const float* w, size_t 
 }
 
 /// The same for any number of rows, in tiles of nearly equal height.
-void multiply(int rows, const float* x, size_t ldx, const float* w, size_t ldw, int k, float* y,
-              size_t ldy, bool add, const float* next) {
+template <typename Weight>
+void multiply(int rows, const float* x, size_t ldx, const Weight* w, size_t ldw, int k, float* y,
+              size_t ldy, bool add, const Weight* next) {
   const native::Tiles tiles{rows, MAX_ROWS};
   for (int t = 0; t < tiles.count(); t++) {
     const int first = tiles.first(t);
-    const auto run = t == 0 && next ? multiply_tile<true> : multiply_tile<false>;
+    const auto run = t == 0 && next ? multiply_tile<true, Weight> : multiply_tile<false, Weight>;
     run(tiles.height(t), x + first * ldx, ldx, w, ldw, k, y + first * ldy, ldy, add, next);
   }
 }

@@ -24,6 +24,7 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .lanes = LANES,
     .read_all = read_all,
     .multiply_add = multiply_add,
+    .write = write,
     .attend = attend,
     .merge_spans = merge_spans,
     .rms_norm = rms_norm,
