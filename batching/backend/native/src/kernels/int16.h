@@ -58,14 +58,13 @@ ALWAYS_INLINE __m512i dot(__m512i sums, __m512i weights, const int16_t* pair) {
 /// One tile of a panel; weights of BITS bits.
 template <int BITS, int ROWS>
 void multiply_pairs(const native::Panels& weights, const native::Arranged& x, const uint8_t* p,
-                    float* y, size_t ldy) {
+                    float* y, size_t ldy, Ahead ahead) {
   constexpr int PAIRS = 16 / BITS;  // of inputs, whose weights share their words
-  const size_t group_bytes = static_cast<size_t>(weights.group) * COLUMNS * BITS / 8;
   const __m512i mask = _mm512_set1_epi16((1 << BITS) - 1);
   const int16_t* pairs = x.pairs;
   F32 results[ROWS][VECTORS] = {};
   for (int g = 0; g < weights.num_inputs / weights.group; g++) {
-    prefetch(p, group_bytes + 2 * COLUMNS * sizeof(float));
+    ahead.ask();
     __m512i integers[ROWS][VECTORS] = {};
     for (int i = 0; i < weights.group; i += EIGHT, pairs += EIGHT * ROWS) {
       __m512i words[VECTORS];
@@ -101,18 +100,18 @@ void multiply_pairs(const native::Panels& weights, const native::Arranged& x, co
 }
 
 void linear_tile_pairs(const native::LinearArgs& args, int tile, const uint8_t* p, float* y,
-                       size_t ldy, float*) {
+                       size_t ldy, Ahead ahead, float*) {
   const native::Panels& w = args.weights;
   const native::Tiles tiles{args.num_rows, MAX_ROWS_PAIRS};
   const size_t first = tiles.first(tile), groups = first * (w.num_inputs / w.group);
   const native::Arranged& all = args.arranged;
   const native::Arranged x = {nullptr, all.pairs + first * w.num_inputs, all.scales + groups,
                               all.sums + groups};
-#define CASE(ROWS)                                         \
-  case ROWS:                                               \
-    return w.format == native::Format::kBits4              \
-               ? multiply_pairs<4, ROWS>(w, x, p, y, ldy)  \
-               : multiply_pairs<8, ROWS>(w, x, p, y, ldy);
+#define CASE(ROWS)                                                \
+  case ROWS:                                                      \
+    return w.format == native::Format::kBits4                     \
+               ? multiply_pairs<4, ROWS>(w, x, p, y, ldy, ahead)  \
+               : multiply_pairs<8, ROWS>(w, x, p, y, ldy, ahead);
   switch (tiles.height(tile)) {
     CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
   }
@@ -123,7 +122,8 @@ void linear_tile_pairs(const native::LinearArgs& args, int tile, const uint8_t* 
 
 constexpr int MAX_ROWS_PAIRS = 0;
 void arrange_pairs(const float*, int, int, int, int, int16_t*, float*, float*) {}
-void linear_tile_pairs(const native::LinearArgs&, int, const uint8_t*, float*, size_t, float*) {}
+void linear_tile_pairs(const native::LinearArgs&, int, const uint8_t*, float*, size_t, Ahead,
+                       float*) {}
 
 #endif
 

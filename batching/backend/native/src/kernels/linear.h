@@ -17,6 +17,20 @@ using native::Tiles;
 /// Inputs that are read at a time of those formats that have no groups.
 constexpr int FLOAT_GROUP = 32;
 
+ALWAYS_INLINE int group_of(const Panels& weights) {
+  return weights.group ? weights.group : FLOAT_GROUP;
+}
+
+/// What to ask for, group by group, while a tile of a panel is computed: the first one reads the
+/// panel itself, and the others have time for what comes after it.
+ALWAYS_INLINE Ahead ahead_of(const Panels& weights, const uint8_t* panel, int tile, int num_tiles) {
+  const int group = group_of(weights), num_groups = (weights.num_inputs + group - 1) / group;
+  const size_t size = weights.panel_bytes();
+  if (tile == 0) return {panel + BYTES_AHEAD, size / num_groups};
+  const size_t part = (size / num_groups / (num_tiles - 1) + 63) / 64 * 64;
+  return {panel + size + (tile - 1) * part * num_groups, part};
+}
+
 /// q * scale rounded to 11 bits, as float16 is: right for every integer of 8 bits and scale of 11.
 ALWAYS_INLINE F32 rounded_product(F32 q, F32 scale) {
   // The sum has room for 11 bits of the product; taking away the rest leaves these.
@@ -59,12 +73,12 @@ constexpr size_t AFFINE_BYTES = 2 * COLUMNS * sizeof(float);
 /// Call `use(i, weights)` for the inputs of a group, with the weights of a panel's columns; return
 /// where those of the next group begin.
 template <Format FORMAT, bool ROUNDS, typename Use>
-ALWAYS_INLINE const uint8_t* for_group(const uint8_t* p, int size, Use use) {
+ALWAYS_INLINE const uint8_t* for_group(const uint8_t* p, int size, Ahead& ahead, Use use) {
   F32 w[VECTORS];
+  ahead.ask();
   if constexpr (FORMAT == Format::kFloat32 || FORMAT == Format::kBfloat16) {
     using Float = std::conditional_t<FORMAT == Format::kFloat32, float, uint16_t>;
     const Float* values = reinterpret_cast<const Float*>(p);
-    prefetch(p, size * COLUMNS * sizeof(Float));
     for (int i = 0; i < size; i++, values += COLUMNS) {
       for (int v = 0; v < VECTORS; v++) w[v] = load(values + v * LANES);
       use(i, w);
@@ -73,7 +87,6 @@ ALWAYS_INLINE const uint8_t* for_group(const uint8_t* p, int size, Use use) {
   }
   constexpr int PER_BYTE = FORMAT == Format::kBits4 ? 2 : 1;
   const size_t num_bytes = static_cast<size_t>(size) * COLUMNS / PER_BYTE;
-  prefetch(p, num_bytes + AFFINE_BYTES);
   const Affine<ROUNDS> affine(p + num_bytes);
   for (int i = 0; i < size; i += PER_BYTE, p += COLUMNS) {
     I32 q[VECTORS];
@@ -109,13 +122,13 @@ struct Outputs {
 
 /// One tile, of inputs `x[input][row]`.
 template <Format FORMAT, int ROWS>
-void multiply_panel(const Panels& weights, const float* x, const uint8_t* p, float* y,
-                    size_t ldy) {
+void multiply_panel(const Panels& weights, const float* x, const uint8_t* p, float* y, size_t ldy,
+                    Ahead ahead) {
   Outputs<ROWS> outputs;
-  const int group = weights.group ? weights.group : FLOAT_GROUP;
+  const int group = group_of(weights);
   for (int first = 0; first < weights.num_inputs; first += group) {
     const int left = weights.num_inputs - first;
-    p = for_group<FORMAT, false>(p, left < group ? left : group,
+    p = for_group<FORMAT, false>(p, left < group ? left : group, ahead,
                                  [&](int i, const F32(&w)[VECTORS])
                                      __attribute__((always_inline)) {
       outputs.add(x + i * ROWS, w);
@@ -130,27 +143,27 @@ void multiply_panel(const Panels& weights, const float* x, const uint8_t* p, flo
 /// They are unpacked one group ahead of being multiplied: neither waits for the other.
 template <Format FORMAT, bool ROUNDS, int ROWS>
 void multiply_unpacking(const Panels& weights, const float* x, const uint8_t* p, float* y,
-                        size_t ldy, float* unpacked) {
+                        size_t ldy, Ahead ahead, float* unpacked) {
   Outputs<ROWS> outputs;
   const int group = weights.group;
-  float* ahead = unpacked;
+  float* target = unpacked;
   const auto unpack = [&](int i, const F32(&w)[VECTORS]) __attribute__((always_inline)) {
-    for (int v = 0; v < VECTORS; v++) store(ahead + i * COLUMNS + v * LANES, w[v]);
+    for (int v = 0; v < VECTORS; v++) store(target + i * COLUMNS + v * LANES, w[v]);
   };
   const auto multiply = [&](int i) __attribute__((always_inline)) {
     F32 w[VECTORS];
     for (int v = 0; v < VECTORS; v++) w[v] = load(unpacked + i * COLUMNS + v * LANES);
     outputs.add(x + i * ROWS, w);
   };
-  p = for_group<FORMAT, ROUNDS>(p, group, unpack);
+  p = for_group<FORMAT, ROUNDS>(p, group, ahead, unpack);
   for (int first = group; first < weights.num_inputs; first += group) {
-    ahead = unpacked + group * COLUMNS;
-    p = for_group<FORMAT, ROUNDS>(p, group, [&](int i, const F32(&w)[VECTORS])
-                                                __attribute__((always_inline)) {
+    target = unpacked + group * COLUMNS;
+    p = for_group<FORMAT, ROUNDS>(p, group, ahead, [&](int i, const F32(&w)[VECTORS])
+                                                       __attribute__((always_inline)) {
       unpack(i, w);
       multiply(i);
     });
-    unpacked = ahead;
+    unpacked = target;
     x += group * ROWS;
   }
   for (int i = 0; i < group; i++) multiply(i);
@@ -160,21 +173,21 @@ void multiply_unpacking(const Panels& weights, const float* x, const uint8_t* p,
 /// One tile of a panel; `unpacked` is kept from the first to the last.
 template <Format FORMAT, bool ROUNDS>
 void linear_tile(const LinearArgs& args, int tile, const uint8_t* p, float* y, size_t ldy,
-                 float* unpacked) {
+                 Ahead ahead, float* unpacked) {
   constexpr bool IS_QUANTIZED = FORMAT == Format::kBits8 || FORMAT == Format::kBits4;
   const Tiles tiles{args.num_rows, MAX_ROWS};
   const Panels& w = args.weights;
   const float* x = args.arranged.floats + static_cast<size_t>(tiles.first(tile)) * w.num_inputs;
   const auto* again = reinterpret_cast<const uint8_t*>(unpacked);
-#define CASE(ROWS)                                                                  \
-  case ROWS:                                                                        \
-    if constexpr (IS_QUANTIZED) {                                                   \
-      if (tile > 0)                                                                 \
-        return multiply_panel<Format::kFloat32, ROWS>(w, x, again, y, ldy);         \
-      if (ROUNDS || tiles.count() > 1)                                              \
-        return multiply_unpacking<FORMAT, ROUNDS, ROWS>(w, x, p, y, ldy, unpacked); \
-    }                                                                               \
-    return multiply_panel<FORMAT, ROWS>(w, x, p, y, ldy);
+#define CASE(ROWS)                                                                         \
+  case ROWS:                                                                               \
+    if constexpr (IS_QUANTIZED) {                                                          \
+      if (tile > 0)                                                                        \
+        return multiply_panel<Format::kFloat32, ROWS>(w, x, again, y, ldy, ahead);         \
+      if (ROUNDS || tiles.count() > 1)                                                     \
+        return multiply_unpacking<FORMAT, ROUNDS, ROWS>(w, x, p, y, ldy, ahead, unpacked); \
+    }                                                                                      \
+    return multiply_panel<FORMAT, ROWS>(w, x, p, y, ldy, ahead);
   switch (tiles.height(tile)) { FOR_EACH_HEIGHT(CASE) }
 #undef CASE
 }
@@ -233,7 +246,7 @@ void linear(const LinearArgs& args, int panel, float* scratch) {
     const int first_row = tiles.first(tile);
     float* target = args.y + static_cast<size_t>(first_row) * weights.num_outputs + first_column;
     float* y = is_whole ? target : edge;
-    linear_tile(args, tile, p, y, ldy, scratch);
+    linear_tile(args, tile, p, y, ldy, ahead_of(weights, p, tile, tiles.count()), scratch);
     if (is_whole && !args.bias && !args.residual) continue;
     finish_panel(args, first_column, first_row, tiles.height(tile), y, ldy, target);
   }
@@ -249,7 +262,7 @@ void highest(const LinearArgs& args, int panel, float* scratch, native::Highest*
   const int width = left < COLUMNS ? left : COLUMNS;
   float outputs[MAX_ROWS * COLUMNS];
   for (int tile = 0; tile < tiles.count(); tile++) {
-    linear_tile(args, tile, p, outputs, COLUMNS, scratch);
+    linear_tile(args, tile, p, outputs, COLUMNS, ahead_of(weights, p, tile, tiles.count()), scratch);
     for (int m = 0; m < tiles.height(tile); m++) {
       float* y = outputs + m * COLUMNS;
       for (int j = 0; args.bias && j < width; j++) y[j] += args.bias[first_column + j];

@@ -30,10 +30,16 @@ constexpr size_t BYTES_AHEAD = 4096;
 /// Ask for a cache line that is needed soon.
 ALWAYS_INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-ALWAYS_INLINE void prefetch(const void* p, size_t size) {
-  for (size_t i = 0; i < size; i += 64)
-    __builtin_prefetch(static_cast<const char*>(p) + BYTES_AHEAD + i);
-}
+/// Memory that is needed soon, to be asked for part by part.
+struct Ahead {
+  const uint8_t* next;
+  size_t part;
+
+  ALWAYS_INLINE void ask() {
+    for (size_t i = 0; i < part; i += 64) fetch(next + i);
+    next += part;
+  }
+};
 
 /// y[m, j] (+)= sum over k of x[m, k] * w[k, j], for ROWS rows and COLUMNS columns.
 ///
