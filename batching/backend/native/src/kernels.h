@@ -21,7 +21,7 @@ enum class Format : int32_t {
 /// A panel holds `columns` outputs side by side, all inputs of them one after the other:
 /// - floats: `[inputs][columns]`
 /// - 8 bits: for each group of inputs, `[group][columns]` bytes, `columns` scales and as many
-///   biases, float32
+///   biases; float16 if that is what they all are, and else float32
 /// - 4 bits: the same, a byte holding the values of two successive inputs, the first one low
 /// With `in_pairs`, for products of 16-bit integers, words of 16 bits are `[..][columns][2]`: those
 /// of two successive inputs of an output lie side by side, and hold, lowest bits first, the values
@@ -34,13 +34,19 @@ struct Panels {
   int columns;  // of a panel; columns beyond the outputs are zero
   bool rounds;  // quantized: the product and the sum are each rounded to float16's 11 bits
   bool in_pairs;
+  bool has_half_parameters;  // scales and biases
   const uint8_t* data;
 
   ALWAYS_INLINE int num_panels() const { return (num_outputs + columns - 1) / columns; }
 
+  /// Scales and biases of a group.
+  ALWAYS_INLINE size_t parameter_bytes() const {
+    return 2 * static_cast<size_t>(columns) * (has_half_parameters ? 2 : 4);
+  }
+
   ALWAYS_INLINE size_t panel_bytes() const {
     size_t weights = static_cast<size_t>(num_inputs) * columns;
-    size_t parameters = group ? weights / group * 2 * sizeof(float) : 0;
+    size_t parameters = group ? num_inputs / group * parameter_bytes() : 0;
     switch (format) {
       case Format::kFloat32: return weights * 4;
       case Format::kBfloat16: return weights * 2;

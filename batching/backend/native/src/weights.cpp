@@ -1,16 +1,52 @@
 #include "weights.h"
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <optional>
 
 namespace native {
 
 namespace {
 
+/// A number as float16, if it is one.
+std::optional<uint16_t> to_half(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), mantissa = bits & 0x7fffff;
+  const uint16_t sign = bits >> 16 & 0x8000;
+  const int exponent = static_cast<int>(bits >> 23 & 255) - 127;
+  if (x == 0) return sign;
+  if (exponent >= -14 && exponent <= 15 && mantissa % (1 << 13) == 0)
+    return sign | (exponent + 15) << 10 | mantissa >> 13;
+  // Below the normal ones all are multiples of 2^-24.
+  if (exponent < -24 || exponent >= -14) return std::nullopt;
+  const uint32_t whole = mantissa | 0x800000, unit = 1u << (-1 - exponent);
+  if (whole % unit != 0) return std::nullopt;
+  return sign | whole / unit;
+}
+
+float from_half(uint16_t half) {
+  const float size = std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f;
+  return half & 0x8000 ? -size : size;
+}
+
+bool are_halves(const float* numbers, size_t size) {
+  return std::all_of(numbers, numbers + size, [](float x) { return to_half(x).has_value(); });
+}
+
 Panels layout(const PlainWeights& plain, int columns) {
-  return {plain.format, plain.num_outputs, plain.num_inputs, plain.group,
-          columns,      plain.rounds,      plain.in_pairs,   nullptr};
+  const size_t num_groups =
+      plain.group ? size_t(plain.num_outputs) * (plain.num_inputs / plain.group) : 0;
+  return {.format = plain.format,
+          .num_outputs = plain.num_outputs,
+          .num_inputs = plain.num_inputs,
+          .group = plain.group,
+          .columns = columns,
+          .rounds = plain.rounds,
+          .in_pairs = plain.in_pairs,
+          .has_half_parameters =
+              are_halves(plain.scales, num_groups) && are_halves(plain.biases, num_groups),
+          .data = nullptr};
 }
 
 template <typename Float>
@@ -59,7 +95,21 @@ size_t group_value_bytes(const Panels& panels) {
 }
 
 size_t group_bytes(const Panels& panels) {
-  return group_value_bytes(panels) + 2 * sizeof(float) * panels.columns;
+  return group_value_bytes(panels) + panels.parameter_bytes();
+}
+
+/// Scale or bias `at` of a group's parameters.
+void set_parameter(const Panels& panels, uint8_t* parameters, size_t at, float x) {
+  if (panels.has_half_parameters)
+    reinterpret_cast<uint16_t*>(parameters)[at] = *to_half(x);
+  else
+    reinterpret_cast<float*>(parameters)[at] = x;
+}
+
+float parameter(const Panels& panels, const uint8_t* parameters, size_t at) {
+  return panels.has_half_parameters
+             ? from_half(reinterpret_cast<const uint16_t*>(parameters)[at])
+             : reinterpret_cast<const float*>(parameters)[at];
 }
 
 template <int BITS>
@@ -76,9 +126,9 @@ void pack_quantized(const PlainWeights& plain, const Panels& panels, int panel, 
         const Place place(panels, i, j);
         block[place.byte] |= value<BITS>(row, g * plain.group + i) << place.shift;
       }
-      auto* parameters = reinterpret_cast<float*>(block + group_value_bytes(panels));
-      parameters[j] = plain.scales[output * num_groups + g];
-      parameters[panels.columns + j] = plain.biases[output * num_groups + g];
+      uint8_t* parameters = block + group_value_bytes(panels);
+      set_parameter(panels, parameters, j, plain.scales[output * num_groups + g]);
+      set_parameter(panels, parameters, panels.columns + j, plain.biases[output * num_groups + g]);
     }
   }
 }
@@ -132,8 +182,9 @@ void PackedWeights::unpack(int output, float* row) const {
 
 float PackedWeights::quantized(const uint8_t* panel, size_t input, size_t column) const {
   const uint8_t* block = panel + input / panels_.group * group_bytes(panels_);
-  auto* parameters = reinterpret_cast<const float*>(block + group_value_bytes(panels_));
-  const float scale = parameters[column], bias = parameters[panels_.columns + column];
+  const uint8_t* parameters = block + group_value_bytes(panels_);
+  const float scale = parameter(panels_, parameters, column);
+  const float bias = parameter(panels_, parameters, panels_.columns + column);
   const Place place(panels_, input % panels_.group, column);
   const int mask = panels_.format == Format::kBits4 ? 15 : 255;
   const float q = static_cast<float>(block[place.byte] >> place.shift & mask);

@@ -83,17 +83,15 @@ void multiply_pairs(const native::Panels& weights, const native::Arranged& x, co
             integers[m][v] = dot(integers[m][v], w[v], pairs + EIGHT * m + 2 * t);
       }
     }
-    const float* parameters = reinterpret_cast<const float*>(p);
+    const Parameters group(weights, p);
     for (int v = 0; v < VECTORS; v++) {
-      const F32 scale = load(parameters + v * LANES);
-      const F32 bias = load(parameters + COLUMNS + v * LANES);
       for (int m = 0; m < ROWS; m++) {
         const F32 scaled = to_float((I32)integers[m][v]) * splat(x.scales[g * ROWS + m]);
-        results[m][v] += scaled * scale;
-        results[m][v] += bias * splat(x.sums[g * ROWS + m]);
+        results[m][v] += scaled * group.scales[v];
+        results[m][v] += group.biases[v] * splat(x.sums[g * ROWS + m]);
       }
     }
-    p += 2 * COLUMNS * sizeof(float);
+    p += weights.parameter_bytes();
   }
   for (int m = 0; m < ROWS; m++)
     for (int v = 0; v < VECTORS; v++) store(y + m * ldy + v * LANES, results[m][v]);

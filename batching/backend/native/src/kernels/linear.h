@@ -51,29 +51,18 @@ ALWAYS_INLINE F32 rounded(F32 x) {
   return shifted - (shifted - x);
 }
 
-/// Scales and biases of one group, for the columns of one panel.
+/// The weight that an integer stands for.
 template <bool ROUNDS>
-struct Affine {
-  F32 scales[VECTORS], biases[VECTORS];
-
-  ALWAYS_INLINE explicit Affine(const uint8_t* parameters) {
-    const float* p = reinterpret_cast<const float*>(parameters);
-    for (int v = 0; v < VECTORS; v++) {
-      scales[v] = load(p + v * LANES);
-      biases[v] = load(p + COLUMNS + v * LANES);
-    }
-  }
-  ALWAYS_INLINE F32 operator()(int v, I32 q) const {
-    if constexpr (ROUNDS) return rounded(rounded_product(to_float(q), scales[v]) + biases[v]);
-    return to_float(q) * scales[v] + biases[v];
-  }
-};
-constexpr size_t AFFINE_BYTES = 2 * COLUMNS * sizeof(float);
+ALWAYS_INLINE F32 affine(I32 q, F32 scale, F32 bias) {
+  if constexpr (ROUNDS) return rounded(rounded_product(to_float(q), scale) + bias);
+  return to_float(q) * scale + bias;
+}
 
 /// Call `use(i, weights)` for the inputs of a group, with the weights of a panel's columns; return
 /// where those of the next group begin.
 template <Format FORMAT, bool ROUNDS, typename Use>
-ALWAYS_INLINE const uint8_t* for_group(const uint8_t* p, int size, Ahead& ahead, Use use) {
+ALWAYS_INLINE const uint8_t* for_group(const Panels& weights, const uint8_t* p, int size,
+                                       Ahead& ahead, Use use) {
   F32 w[VECTORS];
   ahead.ask();
   if constexpr (FORMAT == Format::kFloat32 || FORMAT == Format::kBfloat16) {
@@ -87,18 +76,21 @@ ALWAYS_INLINE const uint8_t* for_group(const uint8_t* p, int size, Ahead& ahead,
   }
   constexpr int PER_BYTE = FORMAT == Format::kBits4 ? 2 : 1;
   const size_t num_bytes = static_cast<size_t>(size) * COLUMNS / PER_BYTE;
-  const Affine<ROUNDS> affine(p + num_bytes);
+  const Parameters group(weights, p + num_bytes);
+  const auto unpack = [&](int v, I32 q) __attribute__((always_inline)) {
+    return affine<ROUNDS>(q, group.scales[v], group.biases[v]);
+  };
   for (int i = 0; i < size; i += PER_BYTE, p += COLUMNS) {
     I32 q[VECTORS];
     for (int v = 0; v < VECTORS; v++) q[v] = load_bytes(p + v * LANES);
-    for (int v = 0; v < VECTORS; v++) w[v] = affine(v, PER_BYTE == 2 ? q[v] & 15 : q[v]);
+    for (int v = 0; v < VECTORS; v++) w[v] = unpack(v, PER_BYTE == 2 ? q[v] & 15 : q[v]);
     use(i, w);
     if constexpr (PER_BYTE == 2) {
-      for (int v = 0; v < VECTORS; v++) w[v] = affine(v, q[v] >> 4);
+      for (int v = 0; v < VECTORS; v++) w[v] = unpack(v, q[v] >> 4);
       use(i + 1, w);
     }
   }
-  return p + AFFINE_BYTES;
+  return p + weights.parameter_bytes();
 }
 
 /// What a tile's rows have in the columns of a panel, in registers.
@@ -128,7 +120,7 @@ void multiply_panel(const Panels& weights, const float* x, const uint8_t* p, flo
   const int group = group_of(weights);
   for (int first = 0; first < weights.num_inputs; first += group) {
     const int left = weights.num_inputs - first;
-    p = for_group<FORMAT, false>(p, left < group ? left : group, ahead,
+    p = for_group<FORMAT, false>(weights, p, left < group ? left : group, ahead,
                                  [&](int i, const F32(&w)[VECTORS])
                                      __attribute__((always_inline)) {
       outputs.add(x + i * ROWS, w);
@@ -155,11 +147,12 @@ void multiply_unpacking(const Panels& weights, const float* x, const uint8_t* p,
     for (int v = 0; v < VECTORS; v++) w[v] = load(unpacked + i * COLUMNS + v * LANES);
     outputs.add(x + i * ROWS, w);
   };
-  p = for_group<FORMAT, ROUNDS>(p, group, ahead, unpack);
+  p = for_group<FORMAT, ROUNDS>(weights, p, group, ahead, unpack);
   for (int first = group; first < weights.num_inputs; first += group) {
     target = unpacked + group * COLUMNS;
-    p = for_group<FORMAT, ROUNDS>(p, group, ahead, [&](int i, const F32(&w)[VECTORS])
-                                                       __attribute__((always_inline)) {
+    p = for_group<FORMAT, ROUNDS>(weights, p, group, ahead,
+                                  [&](int i, const F32(&w)[VECTORS])
+                                      __attribute__((always_inline)) {
       unpack(i, w);
       multiply(i);
     });

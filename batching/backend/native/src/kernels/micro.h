@@ -41,6 +41,22 @@ struct Ahead {
   }
 };
 
+/// Scales and biases of one group, for the columns of one panel.
+struct Parameters {
+  F32 scales[VECTORS], biases[VECTORS];
+
+  ALWAYS_INLINE Parameters(const native::Panels& weights, const uint8_t* p) {
+    const auto* halves = reinterpret_cast<const uint16_t*>(p);
+    const auto* floats = reinterpret_cast<const float*>(p);
+    for (int v = 0; v < VECTORS; v++) {
+      const int at = v * LANES;
+      scales[v] = weights.has_half_parameters ? load_half(halves + at) : load(floats + at);
+      biases[v] = weights.has_half_parameters ? load_half(halves + COLUMNS + at)
+                                              : load(floats + COLUMNS + at);
+    }
+  }
+};
+
 /// y[m, j] (+)= sum over k of x[m, k] * w[k, j], for ROWS rows and COLUMNS columns.
 ///
 /// A sum is taken in the order of k, whatever ROWS is: a row's result does not depend, in a

@@ -11,6 +11,8 @@
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace {
@@ -53,6 +55,19 @@ ALWAYS_INLINE F32 load(const uint16_t* bf16) {
   return (F32)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
 #else
   return (F32)(__builtin_convertvector(*reinterpret_cast<const U16*>(bf16), U32) << 16);
+#endif
+}
+
+/// float16, as is every number of 16 bits here that is not said to be bfloat16.
+ALWAYS_INLINE F32 load_half(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (F32)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return (F32)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__aarch64__)
+  return (F32)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+#else
+#error "no instruction for float16 is known here"
 #endif
 }
 
