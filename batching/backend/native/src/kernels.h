@@ -178,7 +178,7 @@ struct Kernels {
   float (*read_all)(const float* x, size_t size);
   /// 16 sums of `lanes` floats in each round.
   float (*multiply_add)(int64_t num_rounds, float factor);
-  /// Rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into slots of the pool.
+  /// Rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into the pool's slots.
   void (*write)(const PoolLayout& pool, void* pool_keys, void* pool_values, const int32_t* slots,
                 int num_rows, const float* keys, const float* values);
   void (*attend)(const AttentionArgs& args, const AttentionPart& part, float* scratch);

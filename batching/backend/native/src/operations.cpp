@@ -50,8 +50,8 @@ LinearArgs product(const Weights& weights, const std::vector<float>& bias, const
   return {weights->panels(), data_or_null(bias), residual, x, y, num_rows};
 }
 
-/// Arrange the input of some products, which they share; `prepare(first, next)` is called before for
-/// its rows.
+/// Arrange the input of some products, which they share; for its rows, `prepare(first, next)` is
+/// called before.
 template <typename Prepare>
 void arrange_input(std::vector<LinearArgs>& products, const Prepare& prepare) {
   // Of the calling thread; the others write into them.

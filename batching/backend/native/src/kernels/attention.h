@@ -129,7 +129,8 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
   const int stride = pool.key_stride();
   const auto stored = [&](const void* data, size_t size, int64_t at, int64_t next, int width) {
     const auto* blocks = static_cast<const Stored*>(data);
-    return StoredBlock<Stored>{blocks + at * size, next < 0 ? nullptr : blocks + next * size, width};
+    const Stored* ahead = next < 0 ? nullptr : blocks + next * size;
+    return StoredBlock<Stored>{blocks + at * size, ahead, width};
   };
   const int last_block = part.span < 0 ? tile.last_position() / pool.block_size + 1 : next_block;
   for (int m = 0; m < size; m++) result.highest[m] = -INFINITE, result.totals[m] = 0.0f;

@@ -211,12 +211,14 @@ void finish_panel(const LinearArgs& args, int first_column, int first_row, int r
   for (int m = 0; m < rows; m++) {
     const float* residual =
         args.residual ? args.residual + (first_row + m) * num_outputs + first_column : nullptr;
-    if (width == COLUMNS && !args.bias) {
-      for (int j = 0; residual && j < COLUMNS; j += LANES)
-        store(target + m * num_outputs + j, load(y + m * ldy + j) + load(residual + j));
-      continue;
+    int j = 0;
+    for (; j + LANES <= width; j += LANES) {
+      F32 values = load(y + m * ldy + j);
+      if (args.bias) values += load(args.bias + first_column + j);
+      if (residual) values += load(residual + j);
+      store(target + m * num_outputs + j, values);
     }
-    for (int j = 0; j < width; j++) {
+    for (; j < width; j++) {
       float value = y[m * ldy + j];
       if (args.bias) value += args.bias[first_column + j];
       if (residual) value += residual[j];
@@ -239,7 +241,8 @@ void linear(const LinearArgs& args, int panel, float* scratch) {
     const int first_row = tiles.first(tile);
     float* target = args.y + static_cast<size_t>(first_row) * weights.num_outputs + first_column;
     float* y = is_whole ? target : edge;
-    linear_tile(args, tile, p, y, ldy, ahead_of(weights, p, tile, tiles.count()), scratch);
+    const Ahead ahead = ahead_of(weights, p, tile, tiles.count());
+    linear_tile(args, tile, p, y, ldy, ahead, scratch);
     if (is_whole && !args.bias && !args.residual) continue;
     finish_panel(args, first_column, first_row, tiles.height(tile), y, ldy, target);
   }
@@ -255,7 +258,8 @@ void highest(const LinearArgs& args, int panel, float* scratch, native::Highest*
   const int width = left < COLUMNS ? left : COLUMNS;
   float outputs[MAX_ROWS * COLUMNS];
   for (int tile = 0; tile < tiles.count(); tile++) {
-    linear_tile(args, tile, p, outputs, COLUMNS, ahead_of(weights, p, tile, tiles.count()), scratch);
+    const Ahead ahead = ahead_of(weights, p, tile, tiles.count());
+    linear_tile(args, tile, p, outputs, COLUMNS, ahead, scratch);
     for (int m = 0; m < tiles.height(tile); m++) {
       float* y = outputs + m * COLUMNS;
       for (int j = 0; args.bias && j < width; j++) y[j] += args.bias[first_column + j];
