@@ -72,7 +72,8 @@ def _contexts(pace: Pace) -> list[tuple[int, int]]:
 
 def _product(kernels: Any, num_rows: int, bits: int, **options: bool) -> Case:
     weight = mx.random.normal((2 * _WIDTH, _SIZE))
-    parts = mx.quantize(weight, group_size=32, bits=bits) if bits else (weight,)
+    # Scales of 16 bits, as models have them.
+    parts = mx.quantize(weight.astype(mx.float16), group_size=32, bits=bits) if bits else (weight,)
     pack = partial(kernels.pack, *parts, bits, **options) if bits else partial(kernels.pack, weight)
     first = pack()
     packed = [first, *(pack() for _ in range(_MEMORY // first.nbytes))]

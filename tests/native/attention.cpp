@@ -101,7 +101,7 @@ class Case {
   void fill_with_nan() {
     const std::vector<float> nan(std::max(key_size(), value_size()), NAN);
     for (int slot = 0; slot < num_free() * block_size(); slot++)
-      pool_.write(*kernels(), &slot, 1, nan.data(), nan.data());
+      pool_.write(&slot, 1, nan.data(), nan.data());
   }
 
   int take_block(Random& random) {
@@ -125,7 +125,7 @@ class Case {
       const float* key = keys.data() + i * key_size();
       const float* value = values.data() + i * value_size();
       if (i < request.num_before) {
-        pool_.write(*kernels(), &slot, 1, key, value);
+        pool_.write(&slot, 1, key, value);
         continue;
       }
       step_.slots.push_back(slot);
@@ -259,8 +259,7 @@ void test_copied_block(Random& random) {
   const PoolLayout layout{2, 4, 3, 5, random.chance(), kernels()->columns};
   Pool pool(layout, 3);
   const auto numbers = random.normal(10);
-  for (int slot = 4; slot < 8; slot++)
-    pool.write(*kernels(), &slot, 1, numbers.data(), numbers.data());
+  for (int slot = 4; slot < 8; slot++) pool.write(&slot, 1, numbers.data(), numbers.data());
   pool.copy(1, 2);
   const auto is_copied = [](const Memory& memory) {
     const auto* bytes = static_cast<const uint8_t*>(memory.data());

@@ -132,9 +132,8 @@ Pool::Pool(const PoolLayout& layout, int num_blocks)
       keys_(pool_bytes(layout, num_blocks, layout.key_floats())),
       values_(pool_bytes(layout, num_blocks, layout.value_floats())) {}
 
-void Pool::write(const Kernels& kernels, const int32_t* slots, int num_rows, const float* keys,
-                 const float* values) {
-  kernels.write(layout_, keys_.data(), values_.data(), slots, num_rows, keys, values);
+void Pool::write(const int32_t* slots, int num_rows, const float* keys, const float* values) {
+  kernels()->write(layout_, keys_.data(), values_.data(), slots, num_rows, keys, values);
 }
 
 void Pool::copy(int source, int target) {

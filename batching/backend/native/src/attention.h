@@ -21,8 +21,7 @@ class Pool {
   const Memory& value_memory() const { return values_; }
 
   /// Write keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` of some tokens.
-  void write(const Kernels& kernels, const int32_t* slots, int num_rows, const float* keys,
-             const float* values);
+  void write(const int32_t* slots, int num_rows, const float* keys, const float* values);
   /// Copy a whole block; nothing may run on the pool meanwhile.  Throws std::invalid_argument.
   void copy(int source, int target);
 

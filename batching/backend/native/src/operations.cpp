@@ -219,7 +219,7 @@ void write_rows(Pool& pool, const Step& step, int first, int next, const float* 
                 const float* values) {
   const PoolLayout& layout = pool.layout();
   const size_t at = static_cast<size_t>(first) * layout.num_heads;
-  pool.write(*kernels(), step.slots.data() + first, std::min(next, step.num_rows()) - first,
+  pool.write(step.slots.data() + first, std::min(next, step.num_rows()) - first,
              keys + at * layout.key_dim, values + at * layout.value_dim);
 }
 
@@ -298,24 +298,24 @@ void run_block(const Block& block, Pool& pool, const Step& step, const Rotation&
   const Buffers b(block, num_rows);
   const PoolLayout& layout = pool.layout();
   const int size = block.size(), dim = layout.key_dim;
-  const auto norm = [&](const float* x, const std::vector<float>& weight, float eps) {
-    return [&b, x, w = weight.data(), eps, size](int first, int next) {
-      norm_rows(x, w, eps, first, next, size, b.normed);
+  const auto norm = [&](const float* from, const std::vector<float>& weight, float eps) {
+    return [&b, from, w = weight.data(), eps, size](int first, int next) {
+      norm_rows(from, w, eps, first, next, size, b.normed);
     };
   };
-  const auto place = [&](const std::vector<float>& weight, float eps, int first, int next,
-                         int num_heads, float* x) {
+  const auto norm_and_rotate = [&](const std::vector<float>& weight, float eps, int first,
+                                   int next, int num_heads, float* heads) {
     if (!weight.empty())
-      norm_rows(x, weight.data(), eps, first * num_heads, next * num_heads, dim, x);
-    rotate_rows(x, rotation, first, next, num_heads, dim, x);
+      norm_rows(heads, weight.data(), eps, first * num_heads, next * num_heads, dim, heads);
+    rotate_rows(heads, rotation, first, next, num_heads, dim, heads);
   };
   multiply({product(block.q, block.q_bias, nullptr, b.normed, num_rows, b.q),
             product(block.k, block.k_bias, nullptr, b.normed, num_rows, b.k),
             product(block.v, block.v_bias, nullptr, b.normed, num_rows, b.v)},
            norm(x, block.attention_norm, block.eps));
   for_rows(num_rows, ROWS_PER_PART, [&](int first, int next) {
-    place(block.q_norm, block.q_eps, first, next, block.num_heads, b.q);
-    place(block.k_norm, block.k_eps, first, next, layout.num_heads, b.k);
+    norm_and_rotate(block.q_norm, block.q_eps, first, next, block.num_heads, b.q);
+    norm_and_rotate(block.k_norm, block.k_eps, first, next, layout.num_heads, b.k);
     write_rows(pool, step, first, next, b.k, b.v);
   });
   const AttentionArgs args{.pool = layout,
