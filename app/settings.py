@@ -116,9 +116,9 @@ class Settings(BaseSettings):
         default="auto",
         description="Native CPU kernels: `auto` uses them if they are built; `require` does not start without.",
     )
-    cpu_precision: Literal["exact", "fast"] = Field(
+    cpu_precision: Literal["exact", "fast", "fastest"] = Field(
         default="exact",
-        description="With native kernels, `fast` rounds what is multiplied with quantized weights to 16 bits.",
+        description="With native kernels, what is multiplied with quantized weights: `fast` rounds it to 16 bits, `fastest` to 8.",
     )
     cpu_threads: int | None = Field(
         default=None,

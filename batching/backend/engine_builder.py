@@ -27,6 +27,8 @@ from batching.scheduler import ContinuousBatchingScheduler
 logger = logging.getLogger(__name__)
 
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+# Of what is multiplied with quantized weights.
+_INPUT_BITS: Final = {"exact": 32, "fast": 16, "fastest": 8}
 # A pool that holds less than this is a mistake and no server.
 _MIN_BLOCKS: Final = 8
 
@@ -96,6 +98,11 @@ def _weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype 
     return _DTYPES[config.dtype]
 
 
+def _input_bits(config: EngineConfig, native: Native | NoNative) -> int:
+    has_integers = isinstance(native, Native) and native.has_integers
+    return _INPUT_BITS[config.cpu_precision] if has_integers else 32
+
+
 def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel, _Backend]:
     loaded = load_model(
         config.model,
@@ -104,8 +111,8 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
     )
     try:
         if isinstance(native, Native):
-            is_fast = config.cpu_precision == "fast"
-            model = use_kernels(loaded.model, native, rounds=loaded.rounds_to_half, is_fast=is_fast)
+            bits = _input_bits(config, native)
+            model = use_kernels(loaded.model, native, rounds=loaded.rounds_to_half, input_bits=bits)
             loaded = replace(loaded, model=model)
         return loaded, _backend(config, loaded, native)
     except ModelLoadError:
@@ -117,7 +124,8 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
 def _backend(config: EngineConfig, loaded: LoadedModel, native: Native | NoNative) -> _Backend:
     kernels = native if isinstance(native, Native) else None
     kv_dtype = None if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]
-    check = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype)
+    bits = _input_bits(config, native)
+    check = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype, bits)
     if isinstance(check, Batchable):
         return _paged(config, loaded, check)
     logger.warning("%s is served one request at a time: %s", config.model_id, check.reason)
@@ -166,9 +174,10 @@ def _sequential(config: EngineConfig, loaded: LoadedModel) -> _Backend:
 def _precision(config: EngineConfig, native: Native | NoNative) -> str:
     if config.cpu_precision == "exact" or isinstance(native, NoNative):
         return ""
-    if not native.has_int16:
-        return "; this processor has no fast mode, all is exact"
-    return "; fast: what is multiplied with quantized weights has 16 bits"
+    bits = _input_bits(config, native)
+    if bits == 32:
+        return f"; this processor has no {config.cpu_precision} mode, all is exact"
+    return f"; {config.cpu_precision}: what is multiplied with quantized weights has {bits} bits"
 
 
 def _startup_lines(

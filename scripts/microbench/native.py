@@ -44,7 +44,7 @@ def run_native(pace: Pace) -> Result:
     rows = _NUM_ROWS[:2] if pace == QUICK else _NUM_ROWS
     cases = {
         f"{name}, {num_rows} rows": _product(kernels, num_rows, bits, **options)
-        for name, bits, options in _formats(native.has_int16)
+        for name, bits, options in _formats(native.has_integers)
         for num_rows in rows
     }
     cases |= {f"attention, {n} rows x {c}": _attention(kernels, n, c) for n, c in _contexts(pace)}
@@ -55,22 +55,23 @@ def run_native(pace: Pace) -> Result:
     return Result(timings)
 
 
-def _formats(has_int16: bool) -> list[tuple[str, int, dict[str, bool]]]:
-    exact: list[tuple[str, int, dict[str, bool]]] = [
+def _formats(has_integers: bool) -> list[tuple[str, int, dict[str, int]]]:
+    formats: list[tuple[str, int, dict[str, int]]] = [
         ("float32", 0, {}),
         ("8 bits", 8, {}),
         ("4 bits", 4, {}),
+        ("4 bits as float16", 4, {"rounds": True}),
     ]
-    rounded = [("4 bits as float16", 4, {"rounds": True})]
-    fast = [("4 bits, inputs of 16", 4, {"in_pairs": True})] if has_int16 else []
-    return exact + rounded + fast
+    if has_integers:
+        formats += [(f"4 bits, inputs of {bits}", 4, {"input_bits": bits}) for bits in (16, 8)]
+    return formats
 
 
 def _contexts(pace: Pace) -> list[tuple[int, int]]:
     return [(1, 128)] if pace == QUICK else [(1, 128), (16, 128), (16, 1024), (1, 4096)]
 
 
-def _product(kernels: Any, num_rows: int, bits: int, **options: bool) -> Case:
+def _product(kernels: Any, num_rows: int, bits: int, **options: int) -> Case:
     weight = mx.random.normal((2 * _WIDTH, _SIZE))
     # Scales of 16 bits, as models have them.
     parts = mx.quantize(weight.astype(mx.float16), group_size=32, bits=bits) if bits else (weight,)

@@ -53,12 +53,12 @@ class Bundled:
 
 
 def with_kernels(
-    native: Native, *, is_fast: bool = False, kv_dtype: mx.Dtype | None = None
+    native: Native, *, input_bits: int = 32, kv_dtype: mx.Dtype | None = None
 ) -> Bundled:
     plain = load_model(BUNDLED_MODEL, dtype=None)
-    model = use_kernels(plain.model, native, rounds=plain.rounds_to_half, is_fast=is_fast)
+    model = use_kernels(plain.model, native, rounds=plain.rounds_to_half, input_bits=input_bits)
     loaded = replace(plain, model=model)
-    check = check_model(model, loaded.vocab_size, native, kv_dtype)
+    check = check_model(model, loaded.vocab_size, native, kv_dtype, input_bits)
     assert isinstance(check, Batchable)
     return Bundled(loaded, check)
 
@@ -342,19 +342,64 @@ def agreement(bundled: Bundled) -> tuple[int, list[float]]:
 
 def test_the_fast_mode_is_near_the_golden_odds(native: Native) -> None:
     """It has weights as they are in the file; what was golden had them rounded to float16."""
-    if not native.has_int16:
+    if not native.has_integers:
         pytest.skip("this processor has no fast mode")
-    num_same, differences = agreement(with_kernels(native, is_fast=True))
+    num_same, differences = agreement(with_kernels(native, input_bits=16))
     assert num_same >= 11
     assert sum(differences) / len(differences) < 0.003
     assert max(differences) < 0.03
 
 
+def test_inputs_of_8_bits_are_not_far_from_the_golden_odds(native: Native) -> None:
+    if not native.has_integers:
+        pytest.skip("this processor has no fast mode")
+    num_same, differences = agreement(with_kernels(native, input_bits=8))
+    assert num_same >= 3
+    assert sum(differences) / len(differences) < 0.04
+    assert max(differences) < 0.6
+
+
+@pytest.mark.parametrize(("input_bits", "kv_dtype"), [(8, mx.bfloat16), (32, None)])
+def test_with_kernels_no_bit_of_an_answer_depends_on_anything_but_its_request(
+    native: Native, input_bits: int, kv_dtype: mx.Dtype | None
+) -> None:
+    """A difference, however small, might be rounded to a large one."""
+    if input_bits < 32 and not native.has_integers:
+        pytest.skip("this processor has no fast mode")
+    bundled = with_kernels(native, input_bits=input_bits, kv_dtype=kv_dtype)
+    cases = [case for case in GOLDEN if len(case.prompt_token_ids) < 200]
+
+    def odds(
+        config: SchedulerConfig, neighbours: Sequence[BatchRequest] = ()
+    ) -> tuple[list[list[TokenLogprobs]], int]:
+        """Of the cases twice, the second time on a cached prefix; and how many were preempted."""
+        scheduler, engine = bundled.engine(config)
+        found: list[list[TokenLogprobs]] = []
+        for r in neighbours:
+            engine.add(r)
+        for _ in range(2):
+            for i, case in enumerate(cases):
+                made = request(i, case)
+                made.sampling = SamplingParams(temperature=0.0, logprobs=2)
+                engine.add(made)
+            told = Tellers(engine)
+            found += [told.logprobs(i) for i in range(len(cases))]
+        return found, scheduler.stats().num_preemptions
+
+    alone, _ = odds(SchedulerConfig(num_blocks=256, max_num_seqs=1, max_draft_tokens=0))
+    chunked = SchedulerConfig(num_blocks=256, max_num_seqs=16, prefill_chunk=7)
+    assert odds(chunked, unlike_neighbours(5))[0] == alone
+    small = SchedulerConfig(num_blocks=24, max_num_seqs=12)
+    preempted, num_preemptions = odds(small)
+    assert preempted == alone
+    assert num_preemptions > 0
+
+
 @pytest.mark.slow
 def test_all_that_is_fast_together_is_near_the_golden_odds(native: Native) -> None:
-    if not native.has_int16:
+    if not native.has_integers:
         pytest.skip("this processor has no fast mode")
-    num_same, differences = agreement(with_kernels(native, is_fast=True, kv_dtype=mx.bfloat16))
+    num_same, differences = agreement(with_kernels(native, input_bits=16, kv_dtype=mx.bfloat16))
     assert num_same >= 9
     assert sum(differences) / len(differences) < 0.005
     assert max(differences) < 0.05

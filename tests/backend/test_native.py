@@ -88,22 +88,30 @@ def test_products_with_quantized_weights(
 
 @EXAMPLES
 @QUANTIZED_PRODUCTS
-def test_products_with_inputs_of_16_bits(
-    kernels: Any, rows: int, outputs: int, groups: int, group: int, bits: int, seed: int
+@pytest.mark.parametrize("input_bits", [8, 16])
+def test_products_with_inputs_that_are_integers(
+    kernels: Any,
+    input_bits: int,
+    rows: int,
+    outputs: int,
+    groups: int,
+    group: int,
+    bits: int,
+    seed: int,
 ) -> None:
     """Off by what rounding the inputs makes, half of a step of each group, and no more."""
-    if not kernels.has_int16():
-        pytest.skip("this processor multiplies no 16-bit integers")
+    if not kernels.has_integers():
+        pytest.skip("this processor multiplies no integers")
     rng = np.random.default_rng(seed)
     weight = mx.array(rng.standard_normal((outputs, groups * group)).astype(np.float32))
     parts = mx.quantize(weight, group_size=group, bits=bits)
     plain = np.array(mx.dequantize(*parts, group_size=group, bits=bits)).astype(np.float64)
-    packed = kernels.pack(*parts, bits, in_pairs=True)
+    packed = kernels.pack(*parts, bits, input_bits=input_bits)
     x = rng.standard_normal((rows, groups, group)).astype(np.float32)
     x *= 10.0 ** rng.integers(-6, 6, (rows, groups, 1))
     x[0, 0] = 0
     (y,) = kernels.linear(mx.array(x.reshape(rows, -1)), [packed], [None])
-    step = np.abs(x).max(axis=-1, keepdims=True) / 32767
+    step = np.abs(x).max(axis=-1, keepdims=True) / (2 ** (input_bits - 1) - 1)
     most = (np.broadcast_to(step / 2, x.shape).reshape(rows, -1)) @ np.abs(plain).T
     exact = x.reshape(rows, -1) @ plain.T
     scale = np.abs(x.reshape(rows, -1)) @ np.abs(plain).T
@@ -115,10 +123,12 @@ def test_products_with_inputs_of_16_bits(
     assert mx.array_equal(kernels.embed(tokens, packed), kernels.embed(tokens, exactly))
 
 
-def test_inputs_of_16_bits_that_are_no_numbers_stay_none(kernels: Any) -> None:
-    if not kernels.has_int16():
-        pytest.skip("this processor multiplies no 16-bit integers")
-    packed = kernels.pack(*mx.quantize(mx.ones((40, 64)), group_size=32), 4, in_pairs=True)
+@pytest.mark.parametrize("input_bits", [8, 16])
+def test_inputs_that_are_no_numbers_stay_none(kernels: Any, input_bits: int) -> None:
+    if not kernels.has_integers():
+        pytest.skip("this processor multiplies no integers")
+    parts = mx.quantize(mx.ones((40, 64)), group_size=32)
+    packed = kernels.pack(*parts, 4, input_bits=input_bits)
     x = mx.zeros((3, 64))
     x[0, 5] = mx.nan
     x[1, 40] = mx.inf

@@ -14,10 +14,11 @@ import pytest
 from mlx_lm.models import llama
 
 import batching.backend.native as package
+from batching.backend import engine_builder
 from batching.backend.engine_builder import build_engine
 from batching.backend.native import build, extension
 from batching.backend.native.extension import Native, NoNative, load_native
-from batching.config import EngineConfig
+from batching.config import CpuPrecision, EngineConfig
 from batching.errors import ModelLoadError
 from tests.process import ROOT, start
 
@@ -57,7 +58,7 @@ def module_for(mlx_version: str, isa: str) -> str:
             f"isa = lambda: {isa!r}",
             "set_num_threads = [].append",
             "num_threads = lambda: 3",
-            "has_int16 = lambda: False",
+            "has_integers = lambda: False",
         ]
     )
 
@@ -176,6 +177,30 @@ def test_a_model_that_does_not_run_on_the_kernels_is_served_without_them(
     assert "kernels   off: the model does not run on them" in lines
     with pytest.raises(ModelLoadError, match=r"^cannot run .*: AttributeError: .*weight"):
         build_engine(replace(config, native="require"))
+
+
+@pytest.mark.parametrize(("precision", "num_bits"), [("fast", 16), ("fastest", 8)])
+def test_the_start_says_what_is_rounded(
+    directory: Path,
+    native: Native,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: CpuPrecision,
+    num_bits: int,
+) -> None:
+    config = EngineConfig(
+        model=str(directory),
+        model_id="tiny",
+        num_blocks=8,
+        device="cpu",
+        cpu_precision=precision,
+    )
+    if native.has_integers:
+        what = f"{precision}: what is multiplied with quantized weights has {num_bits} bits"
+        assert f"kernels   {native}; {what}" in build_engine(config).startup_lines
+    without = replace(native, has_integers=False)
+    monkeypatch.setattr(engine_builder, "load_native", lambda *_: without)
+    why = f"this processor has no {precision} mode, all is exact"
+    assert f"kernels   {native}; {why}" in build_engine(config).startup_lines
 
 
 LOAD_FROM: Final = """

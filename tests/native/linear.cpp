@@ -34,8 +34,9 @@ using LayerPointer = std::unique_ptr<Layer>;
 
 std::string describe(const PlainWeights& plain) {
   const char* const names[] = {"float32", "bfloat16", "8 bits", "4 bits"};
-  const char* kind = plain.rounds ? " rounded " : plain.in_pairs ? " in pairs " : " ";
-  return std::string(names[static_cast<int>(plain.format)]) + kind +
+  const char* const inputs[] = {" ", ", inputs of 16, ", ", inputs of 8, "};
+  return std::string(names[static_cast<int>(plain.format)]) + (plain.rounds ? " rounded" : "") +
+         inputs[static_cast<int>(plain.inputs)] +
          std::to_string(plain.num_outputs) + "x" + std::to_string(plain.num_inputs) + "/" +
          std::to_string(plain.group);
 }
@@ -106,7 +107,7 @@ void fill_quantized(Layer& layer, Random& random) {
 struct Kind {
   Format format;
   bool rounds = false;
-  bool in_pairs = false;
+  Inputs inputs = Inputs::kFloats;
 
   bool is_quantized() const { return format == Format::kBits8 || format == Format::kBits4; }
 };
@@ -121,7 +122,7 @@ LayerPointer make_layer(Random& random, const Kind& kind, int num_inputs = 0) {
                                                     .num_inputs = num_inputs,
                                                     .group = group,
                                                     .rounds = kind.rounds,
-                                                    .in_pairs = kind.in_pairs});
+                                                    .inputs = kind.inputs});
   kind.is_quantized() ? fill_quantized(*layer, random) : fill_floats(*layer, random);
   return layer;
 }
@@ -159,13 +160,14 @@ struct Product {
   }
 };
 
-/// By how much it matters that the inputs in pairs are rounded to 16 bits, a group's largest one
-/// being 32767, and that the two parts of a weight, q * scale and bias, are summed up separately.
-double pair_tolerance(const Product& product, int row, int output) {
+/// By how much it matters that the inputs are rounded to integers, and that the two parts of a
+/// weight, q * scale and bias, are summed up separately.
+double integer_tolerance(const Product& product, int row, int output) {
   const PlainWeights& plain = product.layer->plain;
   const float* x = product.x.data() + static_cast<size_t>(row) * plain.num_inputs;
   const Expected* weights = product.layer->weights.data() + size_t(output) * plain.num_inputs;
   const float* biases = plain.biases + size_t(output) * plain.num_inputs / plain.group;
+  const int top = plain.inputs == Inputs::kInt8 ? 127 : 32767;
   double tolerance = 0;
   for (int first = 0; first < plain.num_inputs; first += plain.group) {
     double highest = 0;
@@ -173,7 +175,7 @@ double pair_tolerance(const Product& product, int row, int output) {
       highest = std::max(highest, std::abs(static_cast<double>(x[i])));
     for (int i = first; i < first + plain.group; i++) {
       const double size = std::abs(weights[i].value), bias = std::abs(biases[i / plain.group]);
-      tolerance += 0.51 * highest / 32767 * size;
+      tolerance += 0.51 * highest / top * size;
       tolerance += EPSILON * plain.num_inputs * std::abs(x[i]) * (size + 2 * bias);
     }
   }
@@ -191,7 +193,8 @@ Expected expected_output(const Product& product, int row, int output) {
     add(x * weight.value);
     tolerance += std::abs(x) * weight.tolerance;
   }
-  if (product.layer->plain.in_pairs) tolerance += pair_tolerance(product, row, output);
+  if (product.layer->plain.inputs != Inputs::kFloats)
+    tolerance += integer_tolerance(product, row, output);
   if (!product.bias.empty()) add(product.bias[output]);
   if (!product.residual.empty()) add(product.residual[row * num_outputs + output]);
   return {sum, tolerance + EPSILON * (num_inputs + 3) * magnitude};
@@ -248,7 +251,7 @@ void check_unpack(const Product& product) {
     product.packed.unpack(j, unpacked.data() + j * size);
   expect_close(unpacked, product.layer->weights, "unpack: " + product.name());
   // There the inputs are rounded.
-  if (panels.in_pairs) return;
+  if (panels.inputs != Inputs::kFloats) return;
   std::vector<float> identity(size * size), columns(size * panels.num_outputs), rows(unpacked);
   for (size_t i = 0; i < size; i++) identity[i * size + i] = 1;
   multiply({{.weights = panels,
@@ -339,8 +342,9 @@ void test_linear() {
     test_kind(random, {format});
   for (Format format : {Format::kBits8, Format::kBits4}) {
     test_kind(random, {.format = format, .rounds = true});
-    if (kernels()->max_tile_rows_pairs > 0)
-      test_kind(random, {.format = format, .in_pairs = true});
+    if (kernels()->max_tile_rows_integers == 0) continue;
+    for (Inputs inputs : {Inputs::kInt16, Inputs::kInt8})
+      test_kind(random, {.format = format, .inputs = inputs});
   }
   test_several_of_one_input(random);
   test_two_callers(random);

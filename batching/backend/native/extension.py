@@ -17,13 +17,13 @@ from batching.errors import ModelLoadError
 class Native:
     """The kernels of this processor's instruction set, and their threads.
 
-    has_int16: there are products of 16-bit integers, for the fast mode.
+    has_integers: there are products of integers, for the fast modes.
     """
 
     module: Any  # _native, which need not be there
     isa: str
     num_threads: int
-    has_int16: bool
+    has_integers: bool
 
     def __str__(self) -> str:
         return f"{self.isa}, {self.num_threads} threads"
@@ -71,7 +71,7 @@ def _load() -> Native | NoNative:
         return NoNative(f"it was built for mlx {module.mlx_version}, and mlx {installed} is here")
     if not module.isa():
         return NoNative("this processor has none of the instruction sets that they need")
-    return Native(module, module.isa(), module.num_threads(), module.has_int16())
+    return Native(module, module.isa(), module.num_threads(), module.has_integers())
 
 
 def weight_bytes() -> int:

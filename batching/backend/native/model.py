@@ -8,13 +8,14 @@ from batching.backend.native.modules import replace_modules
 
 
 def use_kernels(
-    model: nn.Module, native: Native, *, rounds: bool = False, is_fast: bool = False
+    model: nn.Module, native: Native, *, rounds: bool = False, input_bits: int = 32
 ) -> nn.Module:
     """Return the model with kernels in the place of modules, its activations float32.
 
     rounds: quantized weights are those that dequantizing in float16 gives.
-    is_fast: what is multiplied with quantized weights is rounded to 16 bits before.
+    input_bits: what is multiplied with quantized weights is rounded to 8 or 16 bits before, where
+        the kernels have integers; 32 rounds nothing.
     """
-    model = replace_modules(model, native, rounds=rounds, is_fast=is_fast and native.has_int16)
+    model = replace_modules(model, native, rounds=rounds, input_bits=input_bits)
     replace_blocks(model, native.module)
     return model

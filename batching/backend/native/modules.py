@@ -27,15 +27,16 @@ _GROUP_SIZES: Final = (32, 64, 128)
 
 
 def replace_modules(
-    model: nn.Module, native: Native, *, rounds: bool = False, is_fast: bool = False
+    model: nn.Module, native: Native, *, rounds: bool = False, input_bits: int = 32
 ) -> nn.Module:
     """Return the model with kernels in the place of modules, its activations float32.
 
     rounds: quantized weights are those that dequantizing in float16 gives.
-    is_fast: what is multiplied with quantized weights is rounded to 16 bits before.
+    input_bits: what is multiplied with quantized weights is rounded to 8 or 16 bits before; 32
+        rounds nothing.
     """
     kernels = native.module
-    packing = Packing(kernels, rounds, is_fast)
+    packing = Packing(kernels, rounds, input_bits)
     for group in _groups(model):
         product = Product(packing, group)
         for index, module in enumerate(group):
@@ -111,13 +112,13 @@ class Packing:
 
     kernels: Any
     rounds: bool
-    is_fast: bool
+    input_bits: int
 
     def of(self, module: nn.Module) -> Any:
         if "scales" not in module:
             return self.kernels.pack(module.weight)
         return self.kernels.pack(
-            module.weight, module.scales, module.biases, module.bits, self.rounds, self.is_fast
+            module.weight, module.scales, module.biases, module.bits, self.rounds, self.input_bits
         )
 
 

@@ -16,6 +16,13 @@ enum class Format : int32_t {
   kBits4,
 };
 
+/// What inputs are before they are multiplied with quantized weights.
+enum class Inputs : int32_t {
+  kFloats,
+  kInt16,  // a group's largest one is 32767
+  kInt8,   // and here 127
+};
+
 /// Weights `[outputs, inputs]` as the kernel reads them, one panel of outputs after the other.
 ///
 /// A panel holds `columns` outputs side by side, all inputs of them one after the other:
@@ -23,9 +30,8 @@ enum class Format : int32_t {
 /// - 8 bits: for each group of inputs, `[group][columns]` bytes, `columns` scales and as many
 ///   biases; float16 if that is what they all are, and else float32
 /// - 4 bits: the same, a byte holding the values of two successive inputs, the first one low
-/// With `in_pairs`, for products of 16-bit integers, words of 16 bits are `[..][columns][2]`: those
-/// of two successive inputs of an output lie side by side, and hold, lowest bits first, the values
-/// of the inputs 0, 2, 4, 6 and 1, 3, 5, 7 from there on (of 8 bits: 0, 2 and 1, 3).
+/// For inputs that are integers bytes are `[..][columns][4]`: those of four successive inputs of an
+/// output lie side by side; of 4 bits, the high halves are those of the next four inputs.
 struct Panels {
   Format format;
   int num_outputs;
@@ -33,7 +39,7 @@ struct Panels {
   int group;    // of the quantized formats; inputs are a multiple of it
   int columns;  // of a panel; columns beyond the outputs are zero
   bool rounds;  // quantized: the product and the sum are each rounded to float16's 11 bits
-  bool in_pairs;
+  Inputs inputs;
   bool has_half_parameters;  // scales and biases
   const uint8_t* data;
 
@@ -74,11 +80,12 @@ struct Tiles {
 };
 
 /// Inputs as the kernels read them, the rows of a tile side by side: floats `[tile][input][row]`;
-/// of weights in pairs integers of 16 bits `[tile][input / 8][row][8]`, and for each group what one
-/// step is worth, and the sum of its steps by that, `[tile][group][row]`.
+/// or integers `[tile][input / 8][row][8]`, and for each group what one step is worth, and the sum of
+/// its steps by that, `[tile][group][row]`.  Of 16 bits the integers of four inputs are in the order
+/// 0, 2, 1, 3.
 struct Arranged {
   const float* floats;
-  const int16_t* pairs;
+  const uint8_t* integers;
   const float* scales;
   const float* sums;
 };
@@ -162,13 +169,15 @@ struct AttentionPart {
 
 struct Kernels {
   const char* name;
-  int columns;              // of a panel
-  int max_tile_rows;        // of floats
-  int max_tile_rows_pairs;  // of weights in pairs; 0 where they cannot be multiplied
+  int columns;                 // of a panel
+  int max_tile_rows;           // of floats
+  int max_tile_rows_integers;  // 0 where they cannot be multiplied
   /// One row `[size]` of a tile; see Arranged.
   void (*arrange)(const float* x, int row, int height, int size, float* floats);
-  void (*arrange_pairs)(const float* x, int row, int height, int size, int group, int16_t* pairs,
-                        float* scales, float* sums);
+  void (*arrange_int16)(const float* x, int row, int height, int size, int group,
+                        uint8_t* integers, float* scales, float* sums);
+  void (*arrange_int8)(const float* x, int row, int height, int size, int group,
+                       uint8_t* integers, float* scales, float* sums);
   /// One panel; `scratch` has room for `columns` floats of each input.
   void (*linear)(const LinearArgs& args, int panel, float* scratch);
   /// One panel's part in the highest outputs `[rows]`; nothing goes to `y`.

@@ -65,7 +65,7 @@ NB_MODULE(_native, m) {
   m.attr("mlx_version") =
       std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
       std::to_string(MLX_VERSION_PATCH);
-  m.def("has_int16", [] { return kernels() && kernels()->max_tile_rows_pairs > 0; });
+  m.def("has_integers", [] { return kernels() && kernels()->max_tile_rows_integers > 0; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("measure_reading", &measure_reading);
   m.def("measure_arithmetic", &measure_arithmetic);
@@ -89,7 +89,7 @@ NB_MODULE(_native, m) {
         "value_dim"_a, "is_bf16"_a = false);
 
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
-        "bits"_a = 0, "rounds"_a = false, "in_pairs"_a = false);
+        "bits"_a = 0, "rounds"_a = false, "input_bits"_a = 32);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   m.def("arg_max", &graph::arg_max, "logits"_a);
   m.def("embed", &graph::embed, "tokens"_a, "weights"_a);

@@ -56,22 +56,25 @@ template <typename Prepare>
 void arrange_input(std::vector<LinearArgs>& products, const Prepare& prepare) {
   // Of the calling thread; the others write into them.
   thread_local std::vector<float> floats, scales, sums;
-  thread_local std::vector<int16_t> pairs;
+  thread_local std::vector<uint8_t> bytes;
   const Kernels& k = *kernels();
   const LinearArgs& shared = products[0];
-  if (shared.num_rows == 1 && !shared.weights.in_pairs) {
+  const Inputs inputs = shared.weights.inputs;
+  if (shared.num_rows == 1 && inputs == Inputs::kFloats) {
     prepare(0, 1);
     for (LinearArgs& p : products) p.arranged = {p.x, nullptr, nullptr, nullptr};
     return;
   }
-  const bool in_pairs = shared.weights.in_pairs;
+  const bool are_integers = inputs != Inputs::kFloats;
   const int group = shared.weights.group;
   const size_t size = shared.weights.num_inputs, total = shared.num_rows * size;
-  float* const x = in_pairs ? nullptr : room(floats, total);
-  int16_t* const x16 = in_pairs ? room(pairs, total) : nullptr;
-  float* const steps = in_pairs ? room(scales, total / group) : nullptr;
-  float* const step_sums = in_pairs ? room(sums, total / group) : nullptr;
-  const Tiles tiles{shared.num_rows, in_pairs ? k.max_tile_rows_pairs : k.max_tile_rows};
+  const size_t integer_size = inputs == Inputs::kInt16 ? 2 : 1;
+  const auto arrange_integers = inputs == Inputs::kInt16 ? k.arrange_int16 : k.arrange_int8;
+  float* const x = are_integers ? nullptr : room(floats, total);
+  uint8_t* const integers = are_integers ? room(bytes, total * integer_size) : nullptr;
+  float* const steps = are_integers ? room(scales, total / group) : nullptr;
+  float* const step_sums = are_integers ? room(sums, total / group) : nullptr;
+  const Tiles tiles{shared.num_rows, are_integers ? k.max_tile_rows_integers : k.max_tile_rows};
   // Rows of a tile lie side by side: two threads had better not write into the same one.
   const int share = (shared.num_rows + threads().num_threads() - 1) / threads().num_threads();
   for_rows(shared.num_rows, std::clamp(share, 1, 2 * ROWS_PER_PART), [&](int first, int next) {
@@ -80,14 +83,14 @@ void arrange_input(std::vector<LinearArgs>& products, const Prepare& prepare) {
       const int tile = tiles.of(row), height = tiles.height(tile), m = row - tiles.first(tile);
       const size_t at = tiles.first(tile) * size;
       const float* numbers = shared.x + row * size;
-      if (in_pairs)
-        k.arrange_pairs(numbers, m, height, size, group, x16 + at, steps + at / group,
-                        step_sums + at / group);
+      if (are_integers)
+        arrange_integers(numbers, m, height, size, group, integers + at * integer_size,
+                         steps + at / group, step_sums + at / group);
       else
         k.arrange(numbers, m, height, size, x + at);
     }
   });
-  for (LinearArgs& p : products) p.arranged = {x, x16, steps, step_sums};
+  for (LinearArgs& p : products) p.arranged = {x, integers, steps, step_sums};
 }
 
 int count_panels(const std::vector<LinearArgs>& products) {

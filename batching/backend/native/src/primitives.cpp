@@ -252,10 +252,17 @@ mx::array evaluated(const mx::array& x, mx::Dtype dtype) {
   return rows;
 }
 
+Inputs inputs_of(int bits) {
+  if (bits == 32) return Inputs::kFloats;
+  require(bits == 16 || bits == 8, "inputs have 8, 16 or 32 bits");
+  require(kernels()->max_tile_rows_integers > 0, "this processor has no products of integers");
+  return bits == 16 ? Inputs::kInt16 : Inputs::kInt8;
+}
+
 }  // namespace
 
 Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
-             const std::optional<mx::array>& biases, int bits, bool rounds, bool in_pairs) {
+             const std::optional<mx::array>& biases, int bits, bool rounds, int input_bits) {
   require(weight.ndim() == 2, "weights are a matrix");
   const int columns = kernels()->columns;
   const int num_outputs = weight.shape(0);
@@ -264,12 +271,11 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
     const mx::array rows = evaluated(weight, is_bf16 ? mx::bfloat16 : mx::float32);
     const Format format = is_bf16 ? Format::kBfloat16 : Format::kFloat32;
     return std::make_shared<PackedWeights>(
-        PlainWeights{format, num_outputs, weight.shape(1), 0, false, false, rows.data<uint8_t>(),
+        PlainWeights{format, num_outputs, weight.shape(1), 0, false, Inputs::kFloats, rows.data<uint8_t>(),
                      nullptr, nullptr},
         columns);
   }
-  require(!in_pairs || kernels()->max_tile_rows_pairs > 0,
-          "this processor has no products of 16-bit integers");
+  const Inputs inputs = inputs_of(input_bits);
   require(bits == 4 || bits == 8, "quantized weights have 4 or 8 bits");
   require(biases.has_value() && weight.dtype() == mx::uint32, "quantized weights are affine");
   const int num_inputs = weight.shape(1) * 32 / bits;
@@ -280,7 +286,7 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
   const mx::array bias_rows = evaluated(*biases, mx::float32);
   return std::make_shared<PackedWeights>(
       PlainWeights{bits == 4 ? Format::kBits4 : Format::kBits8, num_outputs, num_inputs, group,
-                   rounds, in_pairs, rows.data<uint8_t>(), scale_rows.data<float>(),
+                   rounds, inputs, rows.data<uint8_t>(), scale_rows.data<float>(),
                    bias_rows.data<float>()},
       columns);
 }
@@ -293,7 +299,7 @@ std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& we
   std::vector<bool> has_bias;
   for (size_t i = 0; i < weights.size(); i++) {
     require(x.shape(-1) == weights[i]->panels().num_inputs, "rows have as many inputs as weights");
-    require(weights[i]->panels().in_pairs == weights[0]->panels().in_pairs &&
+    require(weights[i]->panels().inputs == weights[0]->panels().inputs &&
                 weights[i]->panels().group == weights[0]->panels().group,
             "weights of one input have one layout");
     mx::Shape shape = x.shape();

@@ -14,10 +14,10 @@ namespace native::graph {
 namespace mx = mlx::core;
 
 /// Pack `[outputs, inputs]`; with scales and biases `[outputs, inputs / group]`, 4 or 8 bits each,
-/// which if `rounds` mean what they do in float16.  With `in_pairs` inputs will be rounded to 16
-/// bits.
+/// which if `rounds` mean what they do in float16, and whose inputs will be rounded to `input_bits`,
+/// 8 or 16, or not at all, 32.
 Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
-             const std::optional<mx::array>& biases, int bits, bool rounds, bool in_pairs);
+             const std::optional<mx::array>& biases, int bits, bool rounds, int input_bits);
 
 /// x W^T + b of several layers at once, for x `[..., inputs]`, float32.
 std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& weights,

@@ -43,7 +43,7 @@ Panels layout(const PlainWeights& plain, int columns) {
           .group = plain.group,
           .columns = columns,
           .rounds = plain.rounds,
-          .in_pairs = plain.in_pairs,
+          .inputs = plain.inputs,
           .has_half_parameters =
               are_halves(plain.scales, num_groups) && are_halves(plain.biases, num_groups),
           .data = nullptr};
@@ -76,16 +76,14 @@ struct Place {
 
   Place(const Panels& panels, size_t input, size_t column) {
     const size_t bits = panels.format == Format::kBits4 ? 4 : 8, per_byte = 8 / bits;
-    if (!panels.in_pairs) {
+    if (panels.inputs == Inputs::kFloats) {
       byte = input / per_byte * panels.columns + column;
       shift = static_cast<int>(input % per_byte * bits);
       return;
     }
-    const size_t per_pair = 32 / bits;  // inputs whose values share a pair of words
-    const size_t word = (input / per_pair * panels.columns + column) * 2 + input % 2;
-    const size_t bit = input % per_pair / 2 * bits;
-    byte = word * 2 + bit / 8;
-    shift = static_cast<int>(bit % 8);
+    const size_t per_four = 4 * per_byte;  // inputs whose values share four bytes
+    byte = (input / per_four * panels.columns + column) * 4 + input % 4;
+    shift = static_cast<int>(input % per_four / 4 * bits);
   }
 };
 

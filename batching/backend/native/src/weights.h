@@ -14,7 +14,7 @@ struct PlainWeights {
   int num_inputs;
   int group;
   bool rounds;    // as in Panels
-  bool in_pairs;  // likewise
+  Inputs inputs;  // likewise
   const void* weights;
   const float* scales;
   const float* biases;

@@ -4,12 +4,13 @@
 #include <type_traits>
 
 #include "kernels.h"
-#include "kernels/int16.h"
+#include "kernels/integers.h"
 #include "kernels/micro.h"
 
 namespace {
 
 using native::Format;
+using native::Inputs;
 using native::LinearArgs;
 using native::Panels;
 using native::Tiles;
@@ -185,10 +186,16 @@ void linear_tile(const LinearArgs& args, int tile, const uint8_t* p, float* y, s
 #undef CASE
 }
 
+Tiles tiles_of(const LinearArgs& args) {
+  const bool has_floats = args.weights.inputs == Inputs::kFloats;
+  return {args.num_rows, has_floats ? MAX_ROWS : MAX_ROWS_INTEGERS};
+}
+
 using LinearTile = decltype(&linear_tile<Format::kFloat32, false>);
 
 LinearTile linear_tile_of(const Panels& weights) {
-  if (weights.in_pairs) return linear_tile_pairs;
+  if (weights.inputs == Inputs::kInt16) return linear_tile_integers<int16_t>;
+  if (weights.inputs == Inputs::kInt8) return linear_tile_integers<int8_t>;
   switch (weights.format) {
     case Format::kFloat32: return linear_tile<Format::kFloat32, false>;
     case Format::kBfloat16: return linear_tile<Format::kBfloat16, false>;
@@ -230,7 +237,7 @@ void finish_panel(const LinearArgs& args, int first_column, int first_row, int r
 void linear(const LinearArgs& args, int panel, float* scratch) {
   const Panels& weights = args.weights;
   const LinearTile linear_tile = linear_tile_of(weights);
-  const Tiles tiles{args.num_rows, weights.in_pairs ? MAX_ROWS_PAIRS : MAX_ROWS};
+  const Tiles tiles = tiles_of(args);
   const uint8_t* p = weights.data + panel * weights.panel_bytes();
   const int first_column = panel * COLUMNS;
   // The last panel may be wider than what is left of the outputs.
@@ -251,7 +258,7 @@ void linear(const LinearArgs& args, int panel, float* scratch) {
 void highest(const LinearArgs& args, int panel, float* scratch, native::Highest* rows) {
   const Panels& weights = args.weights;
   const LinearTile linear_tile = linear_tile_of(weights);
-  const Tiles tiles{args.num_rows, weights.in_pairs ? MAX_ROWS_PAIRS : MAX_ROWS};
+  const Tiles tiles = tiles_of(args);
   const uint8_t* p = weights.data + panel * weights.panel_bytes();
   const int first_column = panel * COLUMNS;
   const int left = weights.num_outputs - first_column;

@@ -1,6 +1,6 @@
 // The kernels of one instruction set, which the build names NATIVE_ISA.
 #include "kernels/attention.h"
-#include "kernels/int16.h"
+#include "kernels/integers.h"
 #include "kernels/linear.h"
 #include "kernels/pointwise.h"
 #include "kernels/roofs.h"
@@ -16,9 +16,10 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .name = STRING(NATIVE_ISA),
     .columns = COLUMNS,
     .max_tile_rows = MAX_ROWS,
-    .max_tile_rows_pairs = MAX_ROWS_PAIRS,
+    .max_tile_rows_integers = MAX_ROWS_INTEGERS,
     .arrange = arrange,
-    .arrange_pairs = arrange_pairs,
+    .arrange_int16 = arrange_integers<int16_t>,
+    .arrange_int8 = arrange_integers<int8_t>,
     .linear = linear,
     .highest = highest,
     .lanes = LANES,
