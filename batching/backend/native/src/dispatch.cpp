@@ -1,3 +1,7 @@
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 
@@ -6,7 +10,7 @@
 namespace native {
 
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512_vnni;
+extern const Kernels kernels_avx2, kernels_avx2_vnni, kernels_avx512, kernels_avx512_vnni;
 #else
 extern const Kernels kernels_baseline;
 #endif
@@ -19,6 +23,14 @@ bool is_wanted(const Kernels& kernels) {
   return !name || !*name || std::strcmp(name, kernels.name) == 0;
 }
 
+#if defined(__x86_64__)
+/// AVX-VNNI, of which not every compiler's own question knows.
+bool has_avx_vnni() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && eax >> 4 & 1;
+}
+#endif
+
 const Kernels* select() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -27,6 +39,7 @@ const Kernels* select() {
   if (has_vnni && is_wanted(kernels_avx512_vnni)) return &kernels_avx512_vnni;
   if (has_avx512 && is_wanted(kernels_avx512)) return &kernels_avx512;
   const bool has_avx2 = __builtin_cpu_supports("x86-64-v3");
+  if (has_avx2 && has_avx_vnni() && is_wanted(kernels_avx2_vnni)) return &kernels_avx2_vnni;
   return has_avx2 && is_wanted(kernels_avx2) ? &kernels_avx2 : nullptr;
 #else
   return is_wanted(kernels_baseline) ? &kernels_baseline : nullptr;

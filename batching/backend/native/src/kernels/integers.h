@@ -15,29 +15,29 @@
 
 namespace {
 
-#if defined(__AVX512VNNI__)
+#if defined(HAS_DOT)
 
-/// Rows of one call: with 8 the compiler keeps some of their sums in memory.
+// Rows of one call: as many as leave all of its sums in registers.
+#if defined(__AVX512F__)
 constexpr int MAX_ROWS_INTEGERS = 6;
+#define FOR_EACH_HEIGHT_INTEGERS(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#else
+constexpr int MAX_ROWS_INTEGERS = 3;
+#define FOR_EACH_HEIGHT_INTEGERS(CASE) CASE(1) CASE(2) CASE(3)
+#endif
 
 /// Inputs of a row that lie side by side.
 constexpr int EIGHT = 8;
 
-/// Sixteen integers, as two rows of eight that are `stride` bytes apart.
+/// Integers of one vector, as rows of eight that are `stride` bytes apart.
 template <typename Int>
-ALWAYS_INLINE void store_eights(uint8_t* to, size_t stride, __m512i q) {
-  if constexpr (sizeof(Int) == 1) {
-    const __m128i integers = _mm512_cvtsepi32_epi8(q);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), integers);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(to + stride), _mm_srli_si128(integers, 8));
-  } else {
-    // Of four bytes of weights, the even and the odd ones are unpacked together.
-    const __m512i mixed = _mm512_shuffle_epi32(q, _MM_PERM_DBCA);
-    const __m256i integers = _mm512_cvtsepi32_epi16(mixed);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(integers));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + stride),
-                     _mm256_extracti128_si256(integers, 1));
-  }
+ALWAYS_INLINE void store_eights(uint8_t* to, size_t stride, I32 q) {
+  // Of four bytes of weights, the even and the odd ones are unpacked together.
+  if constexpr (sizeof(Int) == 2) q = swap_inner(q);
+  const auto integers = narrow<Int>(q);
+  constexpr size_t SIZE = EIGHT * sizeof(Int);
+  for (size_t i = 0; i < LANES / EIGHT; i++)
+    __builtin_memcpy(to + i * stride, reinterpret_cast<const uint8_t*>(&integers) + i * SIZE, SIZE);
 }
 
 /// A row's numbers `[size]`.  A number that is none makes the scale of its group none.
@@ -48,35 +48,25 @@ void arrange_integers(const float* x, int row, int height, int size, int group, 
   const size_t stride = EIGHT * sizeof(Int) * height;
   integers += EIGHT * sizeof(Int) * row;
   for (int at = row; at < size / group * height + row; at += height, x += group) {
-    __m512 top = _mm512_setzero_ps();
-    __mmask16 is_none = 0;
+    F32 top{};
+    I32 is_none{};
     for (int i = 0; i < group; i += LANES) {
-      const __m512 value = _mm512_loadu_ps(x + i);
-      top = _mm512_max_ps(top, _mm512_abs_ps(value));
-      is_none |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+      const F32 value = load(x + i);
+      top = max(top, absolute(value));
+      is_none |= value != value;
     }
-    const float highest = is_none ? __builtin_nanf("") : _mm512_reduce_max_ps(top);
+    const float highest = any(is_none) ? __builtin_nanf("") : max(top);
     // Numbers as small as that are nothing beside any other; by 0 they could not be divided.
-    const __m512 factor = _mm512_set1_ps(highest > 1e-30f ? TOP / highest : 0);
-    __m512i total = _mm512_setzero_si512();
-    for (int i = 0; i < group; i += LANES, integers += 2 * stride) {
-      const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor));
-      total = _mm512_add_epi32(total, q);
+    const F32 factor = splat(highest > 1e-30f ? TOP / highest : 0);
+    F32 total{};
+    for (int i = 0; i < group; i += LANES, integers += LANES / EIGHT * stride) {
+      const I32 q = rounded_to_integers(load(x + i) * factor);
+      total += to_float(q);
       store_eights<Int>(integers, stride, q);
     }
     scales[at] = highest / TOP;
-    sums[at] = scales[at] * static_cast<float>(_mm512_reduce_add_epi32(total));
+    sums[at] = scales[at] * sum(total);
   }
-}
-
-/// Add, in each lane, the products of 32 bits of weights and the inputs that one word holds.
-template <typename Int>
-ALWAYS_INLINE __m512i dot(__m512i sums, __m512i weights, const uint8_t* word) {
-  int32_t inputs;
-  __builtin_memcpy(&inputs, word, sizeof(inputs));
-  if constexpr (sizeof(Int) == 1)
-    return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(inputs));
-  return _mm512_dpwssd_epi32(sums, weights, _mm512_set1_epi32(inputs));
 }
 
 /// One tile of a panel; weights of BITS bits.
@@ -84,30 +74,27 @@ template <typename Int, int BITS, int ROWS>
 void multiply_integers(const native::Panels& weights, const native::Arranged& x, const uint8_t* p,
                        float* y, size_t ldy, Ahead ahead) {
   constexpr int PER_BYTE = 8 / BITS, WORDS = sizeof(Int);  // words that hold four inputs
-  const __m512i half_bytes = _mm512_set1_epi8(15), low_bytes = _mm512_set1_epi16(255);
   const uint8_t* inputs = x.integers;
   F32 results[ROWS][VECTORS] = {};
   for (int g = 0; g < weights.num_inputs / weights.group; g++) {
     ahead.ask();
-    __m512i sums[ROWS][VECTORS] = {};
+    I32 sums[ROWS][VECTORS] = {};
     for (int i = 0; i < weights.group; i += EIGHT, inputs += EIGHT * sizeof(Int) * ROWS) {
-      __m512i loaded[VECTORS];
+      U16Pairs loaded[VECTORS];
       for (int four = 0; four < EIGHT / 4; four++) {
         if (four % PER_BYTE == 0) {
-          for (int v = 0; v < VECTORS; v++) loaded[v] = _mm512_loadu_si512(p + 64 * v);
+          for (int v = 0; v < VECTORS; v++) loaded[v] = load_pairs(p + 4 * LANES * v);
           p += 4 * COLUMNS;
         }
-        __m512i bytes[VECTORS];
+        U16Pairs bytes[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
-          const __m512i shifted = four % PER_BYTE ? _mm512_srli_epi16(loaded[v], 4) : loaded[v];
-          bytes[v] = BITS == 4 ? _mm512_and_si512(shifted, half_bytes) : shifted;
+          bytes[v] = four % PER_BYTE ? loaded[v] >> 4 : loaded[v];
+          if (BITS == 4) bytes[v] &= 0x0f0f;
         }
         for (int word = 0; word < WORDS; word++) {
-          __m512i w[VECTORS];
+          I32 w[VECTORS];
           for (int v = 0; v < VECTORS; v++)
-            w[v] = WORDS == 1  ? bytes[v]
-                   : word == 0 ? _mm512_and_si512(bytes[v], low_bytes)
-                               : _mm512_srli_epi16(bytes[v], 8);
+            w[v] = (I32)(WORDS == 1 ? bytes[v] : word == 0 ? bytes[v] & 0xff : bytes[v] >> 8);
           const uint8_t* at = inputs + 4 * (four * WORDS + word);
           for (int m = 0; m < ROWS; m++)
             for (int v = 0; v < VECTORS; v++)
@@ -118,7 +105,7 @@ void multiply_integers(const native::Panels& weights, const native::Arranged& x,
     const Parameters group(weights, p);
     for (int v = 0; v < VECTORS; v++) {
       for (int m = 0; m < ROWS; m++) {
-        const F32 scaled = to_float((I32)sums[m][v]) * splat(x.scales[g * ROWS + m]);
+        const F32 scaled = to_float(sums[m][v]) * splat(x.scales[g * ROWS + m]);
         results[m][v] += scaled * group.scales[v];
         results[m][v] += group.biases[v] * splat(x.sums[g * ROWS + m]);
       }
@@ -138,14 +125,12 @@ void linear_tile_integers(const native::LinearArgs& args, int tile, const uint8_
   const native::Arranged& all = args.arranged;
   const native::Arranged x = {nullptr, all.integers + first * w.num_inputs * sizeof(Int),
                               all.scales + groups, all.sums + groups};
-#define CASE(ROWS)                                                        \
-  case ROWS:                                                              \
-    return w.format == native::Format::kBits4                             \
-               ? multiply_integers<Int, 4, ROWS>(w, x, p, y, ldy, ahead)  \
+#define CASE(ROWS)                                                       \
+  case ROWS:                                                             \
+    return w.format == native::Format::kBits4                            \
+               ? multiply_integers<Int, 4, ROWS>(w, x, p, y, ldy, ahead) \
                : multiply_integers<Int, 8, ROWS>(w, x, p, y, ldy, ahead);
-  switch (tiles.height(tile)) {
-    CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-  }
+  switch (tiles.height(tile)) { FOR_EACH_HEIGHT_INTEGERS(CASE) }
 #undef CASE
 }
 

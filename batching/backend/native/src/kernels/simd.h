@@ -29,6 +29,9 @@ using F32 = float __attribute__((vector_size(4 * LANES), aligned(4), may_alias))
 using I32 = int32_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 using U32 = uint32_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 using U16 = uint16_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+using U16Pairs = uint16_t __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
+using I16 = int16_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+using I8 = int8_t __attribute__((vector_size(LANES), aligned(1), may_alias));
 using U8 = uint8_t __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 ALWAYS_INLINE F32 load(const float* p) { return *reinterpret_cast<const F32*>(p); }
@@ -70,6 +73,8 @@ ALWAYS_INLINE F32 load_half(const uint16_t* p) {
 #error "no instruction for float16 is known here"
 #endif
 }
+
+ALWAYS_INLINE F32 absolute(F32 v) { return (F32)((I32)v & 0x7fffffff); }
 
 ALWAYS_INLINE F32 max(F32 a, F32 b) { return a > b ? a : b; }
 
@@ -131,5 +136,57 @@ ALWAYS_INLINE F32 exp(F32 x) {
   const F32 result = x < lowest ? F32{} : p * scale * rest;
   return x > highest ? splat(__builtin_inff()) : result;
 }
+
+// Vector neural network instructions, with vectors of 512 bits or, on processors without these, 256.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define HAS_DOT
+
+/// The nearest integers, even ones of two; below 2^22.
+ALWAYS_INLINE I32 rounded_to_integers(F32 x) {
+  const F32 round = splat(12582912.0f);  // as in exp
+  return (I32)(x + round) - (I32)round;
+}
+
+/// Of each four lanes, the second and the third swapped.
+ALWAYS_INLINE I32 swap_inner(I32 v) {
+#if defined(__AVX512VNNI__)
+  return (I32)_mm512_shuffle_epi32((__m512i)v, _MM_PERM_DBCA);
+#else
+  return (I32)_mm256_shuffle_epi32((__m256i)v, _MM_SHUFFLE(3, 1, 2, 0));
+#endif
+}
+
+/// The low 8 or 16 bits of each lane.
+template <typename Int>
+ALWAYS_INLINE auto narrow(I32 v) {
+  if constexpr (sizeof(Int) == 1)
+    return __builtin_convertvector(v, I8);
+  else
+    return __builtin_convertvector(v, I16);
+}
+
+ALWAYS_INLINE U16Pairs load_pairs(const uint8_t* p) {
+  return *reinterpret_cast<const U16Pairs*>(p);
+}
+
+/// Add, in each lane, the products of its weights, four unsigned bytes or two of 16 bits, and the
+/// inputs of one word, signed.
+template <typename Int>
+ALWAYS_INLINE I32 dot(I32 sums, I32 weights, const uint8_t* word) {
+  int32_t inputs;
+  __builtin_memcpy(&inputs, word, sizeof(inputs));
+#if defined(__AVX512VNNI__)
+  const __m512i all = _mm512_set1_epi32(inputs);
+  if constexpr (sizeof(Int) == 1)
+    return (I32)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, all);
+  return (I32)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights, all);
+#else
+  const __m256i all = _mm256_set1_epi32(inputs);
+  if constexpr (sizeof(Int) == 1)
+    return (I32)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, all);
+  return (I32)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)weights, all);
+#endif
+}
+#endif
 
 }  // namespace
