@@ -20,7 +20,9 @@ from batching.backend.native.extension import Native, num_cores
 Floats = npt.NDArray[np.float32]
 
 EXAMPLES: Final = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20 if "NATIVE_ISA" in os.environ else 60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 # Of the largest number: sums of up to a few hundred products in float32.
 TOLERANCE: Final = 3e-6
