@@ -124,8 +124,7 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
 def _backend(config: EngineConfig, loaded: LoadedModel, native: Native | NoNative) -> _Backend:
     kernels = native if isinstance(native, Native) else None
     kv_dtype = None if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]
-    bits = _input_bits(config, native)
-    check = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype, bits)
+    check = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype)
     if isinstance(check, Batchable):
         return _paged(config, loaded, check)
     logger.warning("%s is served one request at a time: %s", config.model_id, check.reason)

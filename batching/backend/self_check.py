@@ -13,6 +13,7 @@ from batching.backend.kv_cache import is_on_host, kv_cache
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.model_hooks import RowSelection, hook_attention, select_rows
 from batching.backend.native.extension import Native
+from batching.backend.native.modules import fewest_input_bits
 from batching.backend.paged_cache import LayerShape, PagedKVCache
 from batching.backend.sampler import ArgMax
 from batching.block_manager import BlockTable
@@ -61,14 +62,12 @@ def check_model(
     vocab_size: int,
     native: Native | None = None,
     kv_dtype: mx.Dtype | None = None,
-    input_bits: int = 32,
 ) -> Batchable | NotBatchable:
     """Compare a ragged batch over the pool with mlx-lm's own single requests.
 
     Two unlike prompts are read in chunks, mixed with a decode, over scattered blocks; the
     logits of their last tokens must be those of a plain forward pass.  Keys and values are
-    kept in `kv_dtype`; None is the type in which the model makes them.  What the kernels multiply
-    has `input_bits`.
+    kept in `kv_dtype`; None is the type in which the model makes them.
     """
     prompts = [_probe_tokens(n, salt, vocab_size) for salt, n in enumerate(_PROBE_LENGTHS)]
     cache = make_prompt_cache(model)
@@ -91,7 +90,7 @@ def check_model(
         return NotBatchable(f"its attention does not run over a paged cache ({error})")
     difference = max(_difference(a, e) for a, e in zip(actual, expected, strict=True))
     tolerance = _TOLERANCE.get(shapes[0].dtype, _COARSE_TOLERANCE)
-    if not difference <= (_TOLERANCE_OF_8_BITS if input_bits == 8 else tolerance):
+    if not difference <= (_TOLERANCE_OF_8_BITS if fewest_input_bits(model) == 8 else tolerance):
         return NotBatchable(f"a batch changes its logits by {difference:.2g} of the largest one")
     return batchable
 

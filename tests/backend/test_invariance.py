@@ -61,7 +61,7 @@ def with_kernels(
     plain = load_model(BUNDLED_MODEL, dtype=None)
     model = use_kernels(plain.model, native, rounds=plain.rounds_to_half, input_bits=input_bits)
     loaded = replace(plain, model=model)
-    check = check_model(model, loaded.vocab_size, native, kv_dtype, input_bits)
+    check = check_model(model, loaded.vocab_size, native, kv_dtype)
     assert isinstance(check, Batchable)
     return Bundled(loaded, check)
 
@@ -342,7 +342,7 @@ def agreement(bundled: Bundled) -> tuple[int, list[float]]:
     return num_same, differences
 
 
-@pytest.mark.parametrize(("input_bits", "kv_dtype"), [(8, mx.bfloat16), (32, None)])
+@pytest.mark.parametrize(("input_bits", "kv_dtype"), [(8, mx.bfloat16), (16, None), (32, None)])
 def test_with_kernels_no_bit_of_an_answer_depends_on_anything_but_its_request(
     native: Native, input_bits: int, kv_dtype: mx.Dtype | None
 ) -> None:
@@ -354,10 +354,10 @@ def test_with_kernels_no_bit_of_an_answer_depends_on_anything_but_its_request(
 
     def odds(
         config: SchedulerConfig, neighbours: Sequence[BatchRequest] = ()
-    ) -> tuple[list[list[TokenLogprobs]], int]:
-        """Of the cases twice, the second time on a cached prefix; and how many were preempted."""
+    ) -> list[list[TokenLogprobs]]:
+        """Of the cases; twice, the second time on a cached prefix."""
         scheduler, engine = bundled.engine(config)
-        found: list[list[TokenLogprobs]] = []
+        found: list[list[list[TokenLogprobs]]] = []
         for r in neighbours:
             engine.add(r)
         for _ in range(2):
@@ -366,16 +366,16 @@ def test_with_kernels_no_bit_of_an_answer_depends_on_anything_but_its_request(
                 made.sampling = SamplingParams(temperature=0.0, logprobs=2)
                 engine.add(made)
             told = Tellers(engine)
-            found += [told.logprobs(i) for i in range(len(cases))]
-        return found, scheduler.stats().num_preemptions
+            found.append([told.logprobs(i) for i in range(len(cases))])
+        assert found[0] == found[1]
+        assert (scheduler.stats().num_preemptions > 0) == (config.num_blocks < 100)
+        return found[0]
 
-    alone, _ = odds(SchedulerConfig(num_blocks=256, max_num_seqs=1, max_draft_tokens=0))
+    alone = odds(SchedulerConfig(num_blocks=256, max_num_seqs=1))
     chunked = SchedulerConfig(num_blocks=256, max_num_seqs=16, prefill_chunk=7)
-    assert odds(chunked, unlike_neighbours(5))[0] == alone
-    small = SchedulerConfig(num_blocks=12, max_num_seqs=12)
-    preempted, num_preemptions = odds(small)
-    assert preempted == alone
-    assert num_preemptions > 0
+    assert odds(chunked, unlike_neighbours(5)) == alone
+    small = SchedulerConfig(num_blocks=12, max_num_seqs=6, max_draft_tokens=7)
+    assert odds(small) == alone
 
 
 @pytest.mark.parametrize(
@@ -385,8 +385,8 @@ def test_with_kernels_no_bit_of_an_answer_depends_on_anything_but_its_request(
         (16, None, 11, 0.003, 0.03),
         (32, mx.bfloat16, 11, 0.005, 0.05),
         pytest.param(16, mx.bfloat16, 9, 0.005, 0.05, marks=pytest.mark.slow),
-        (8, None, 3, 0.04, 0.6),
-        pytest.param(8, mx.bfloat16, 3, 0.04, 0.6, marks=pytest.mark.slow),
+        (8, None, 0, 0.04, 0.6),
+        pytest.param(8, mx.bfloat16, 0, 0.04, 0.6, marks=pytest.mark.slow),
     ],
 )
 def test_rounded_inputs_and_keys_stay_near_the_golden_odds(

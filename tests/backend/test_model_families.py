@@ -201,9 +201,28 @@ def test_logits_that_are_no_numbers_fail_the_step_and_leave_nothing_behind() -> 
     assert healthy.output_token_ids == generate(model, PROMPTS[2])
 
 
-def test_a_model_whose_batch_differs_is_not_trusted() -> None:
+@pytest.mark.parametrize("input_bits", [None, 32, 16, 8])
+def test_a_model_whose_batch_differs_is_not_trusted(
+    request: pytest.FixtureRequest, input_bits: int | None
+) -> None:
     """A planted fault: positions are those of another row."""
     model = tiny_model("llama")
+    native: Native | None = None
+    if input_bits is not None:
+        native = request.getfixturevalue("native")
+        assert native is not None
+        if input_bits < 32 and not native.has_integers:
+            pytest.skip("this processor has no fast mode")
+        nn.quantize(
+            model,
+            group_size=32,
+            bits=4,
+            class_predicate=lambda _, m: (
+                hasattr(m, "to_quantized") and m.weight.shape[-1] % 32 == 0
+            ),
+        )
+        model = replace_modules(model, native, input_bits=input_bits)
+        assert isinstance(check_model(model, VOCAB_SIZE, native), Batchable)
     layer_type = type(model.layers[0].self_attn.rope)
 
     class Shifted(layer_type):  # type: ignore[misc, valid-type]
@@ -214,6 +233,6 @@ def test_a_model_whose_batch_differs_is_not_trusted() -> None:
 
     for layer in model.layers:
         layer.self_attn.rope.__class__ = Shifted
-    check = check_model(model, VOCAB_SIZE)
+    check = check_model(model, VOCAB_SIZE, native)
     assert isinstance(check, NotBatchable)
     assert "a batch changes its logits" in check.reason

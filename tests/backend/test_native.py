@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -475,6 +476,13 @@ def test_rows_of_padding_are_zero(kernels: Any) -> None:
 
 def test_wrong_shapes_are_refused(kernels: Any) -> None:
     packed = kernels.pack(mx.ones((4, 8)))
+    parts = mx.quantize(mx.ones((4, 64)), bits=4)
+    unlike = [
+        kernels.pack(*parts, 4),
+        kernels.pack(*mx.quantize(mx.ones((4, 64)), group_size=32), 4),
+    ]
+    if kernels.has_integers():
+        unlike.append(kernels.pack(*parts, 4, input_bits=8))
     pool = kernels.pool(2, 4, 2, 8, 8)
     step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0)], [0], [0])))
     good = mx.ones((1, 2, 1, 8))
@@ -482,7 +490,12 @@ def test_wrong_shapes_are_refused(kernels: Any) -> None:
         lambda: kernels.linear(mx.ones((1, 7)), [packed], [None]),
         lambda: kernels.linear(mx.ones((1, 8)), [packed], []),
         lambda: kernels.linear(mx.ones((1, 8)), [packed], [mx.ones(3)]),
+        *(
+            partial(kernels.linear, mx.ones((1, 64)), [unlike[0], other], [None, None])
+            for other in unlike[1:]
+        ),
         lambda: kernels.pack(mx.ones(8)),
+        lambda: kernels.pack(*parts, 4, input_bits=7),
         lambda: kernels.pack(*mx.quantize(mx.ones((4, 64)), bits=2), 2),
         lambda: kernels.swiglu(mx.ones(3), mx.ones(4)),
         lambda: kernels.rms_norm(mx.ones((2, 8)), mx.ones(7), 1e-5),

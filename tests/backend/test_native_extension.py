@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx_lm.models import llama
 
@@ -18,6 +19,7 @@ from batching.backend import engine_builder
 from batching.backend.engine_builder import build_engine
 from batching.backend.native import build, extension
 from batching.backend.native.extension import Native, NoNative, load_native
+from batching.backend.native.model import use_kernels
 from batching.config import CpuPrecision, EngineConfig
 from batching.errors import ModelLoadError
 from tests.process import ROOT, start
@@ -194,13 +196,22 @@ def test_the_start_says_what_is_rounded(
         device="cpu",
         cpu_precision=precision,
     )
+    used: list[int] = []
+
+    def use_kernels_and_tell(*args: Any, input_bits: int, **options: Any) -> nn.Module:
+        used.append(input_bits)
+        return use_kernels(*args, input_bits=input_bits, **options)
+
+    monkeypatch.setattr(engine_builder, "use_kernels", use_kernels_and_tell)
     if native.has_integers:
         what = f"{precision}: what is multiplied with quantized weights has {num_bits} bits"
         assert f"kernels   {native}; {what}" in build_engine(config).startup_lines
+        assert used == [num_bits]
     without = replace(native, has_integers=False)
     monkeypatch.setattr(engine_builder, "load_native", lambda *_: without)
     why = f"this processor has no {precision} mode, all is exact"
     assert f"kernels   {native}; {why}" in build_engine(config).startup_lines
+    assert used[-1] == 32
 
 
 LOAD_FROM: Final = """

@@ -112,8 +112,8 @@ struct Kind {
   bool is_quantized() const { return format == Format::kBits8 || format == Format::kBits4; }
 };
 
-LayerPointer make_layer(Random& random, const Kind& kind, int num_inputs = 0) {
-  const int group = kind.is_quantized() ? random.one_of({32, 64, 128}) : 0;
+LayerPointer make_layer(Random& random, const Kind& kind, int num_inputs = 0, int group = 0) {
+  if (group == 0 && kind.is_quantized()) group = random.one_of({32, 64, 128});
   const int num_outputs = random.between(1, 130);
   if (num_inputs == 0)
     num_inputs = group ? group * random.between(1, 5) : random.between(1, 400);
@@ -304,12 +304,14 @@ void test_kind(Random& random, const Kind& kind) {
   }
 }
 
-void test_several_of_one_input(Random& random) {
+void test_several_of_one_input(Random& random, Inputs inputs) {
+  const bool are_integers = inputs != Inputs::kFloats;
   std::list<Product> products;
   std::vector<LinearArgs> args;
   for (int i = 0; i < 3; i++)
-    for (Format format : {Format::kFloat32, Format::kBits4}) {
-      products.emplace_back(random, make_layer(random, {format}, 256), 30);
+    for (Format format : {are_integers ? Format::kBits8 : Format::kFloat32, Format::kBits4}) {
+      const Kind kind{.format = format, .inputs = inputs};
+      products.emplace_back(random, make_layer(random, kind, 256, are_integers ? 64 : 0), 30);
       products.back().x = products.front().x;
       args.push_back(products.back().args());
       args.back().x = products.front().x.data();
@@ -346,7 +348,9 @@ void test_linear() {
     for (Inputs inputs : {Inputs::kInt16, Inputs::kInt8})
       test_kind(random, {.format = format, .inputs = inputs});
   }
-  test_several_of_one_input(random);
+  test_several_of_one_input(random, Inputs::kFloats);
+  if (kernels()->max_tile_rows_integers > 0)
+    for (Inputs inputs : {Inputs::kInt16, Inputs::kInt8}) test_several_of_one_input(random, inputs);
   test_two_callers(random);
 }
 

@@ -12,9 +12,7 @@ def use_kernels(
 ) -> nn.Module:
     """Return the model with kernels in the place of modules, its activations float32.
 
-    rounds: quantized weights are those that dequantizing in float16 gives.
-    input_bits: what is multiplied with quantized weights is rounded to 8 or 16 bits before, where
-        the kernels have integers; 32 rounds nothing.
+    `rounds` and `input_bits` are those of `replace_modules`.
     """
     model = replace_modules(model, native, rounds=rounds, input_bits=input_bits)
     replace_blocks(model, native.module)

@@ -31,9 +31,10 @@ def replace_modules(
 ) -> nn.Module:
     """Return the model with kernels in the place of modules, its activations float32.
 
-    rounds: quantized weights are those that dequantizing in float16 gives.
-    input_bits: what is multiplied with quantized weights is rounded to 8 or 16 bits before; 32
-        rounds nothing.
+    rounds: quantized weights are those that dequantizing in float16 gives; not where inputs are
+        rounded.
+    input_bits: what is multiplied with quantized weights is rounded to 8 or 16 bits before, which
+        the kernels must have integers for; 32 rounds nothing.
     """
     kernels = native.module
     packing = Packing(kernels, rounds, input_bits)
@@ -58,6 +59,12 @@ def replace_modules(
     _rebind_swiglu(model, kernels)
     mx.eval(model.parameters())
     return model
+
+
+def fewest_input_bits(model: nn.Module) -> int:
+    """Return how many bits a replaced model multiplies at least; 32 if it rounds nothing."""
+    replaced = [m for m in model.modules() if isinstance(m, Linear | Embedding)]
+    return min((module.product.input_bits for module in replaced), default=32)
 
 
 def _check_room_for_the_rest(model: nn.Module) -> None:
@@ -127,6 +134,8 @@ class Product:
 
     def __init__(self, packing: Packing, modules: Sequence[nn.Module]) -> None:
         self.kernels = packing.kernels
+        # All are quantized, or none is.
+        self.input_bits = packing.input_bits if "scales" in modules[0] else 32
         self.packed = [packing.of(module) for module in modules]
         self.biases = [_bias(module) for module in modules]
         self._input: mx.array | None = None

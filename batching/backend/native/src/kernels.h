@@ -38,7 +38,9 @@ struct Panels {
   int num_inputs;
   int group;    // of the quantized formats; inputs are a multiple of it
   int columns;  // of a panel; columns beyond the outputs are zero
-  bool rounds;  // quantized: the product and the sum are each rounded to float16's 11 bits
+  // Quantized: the product and the sum are each rounded to float16's 11 bits; with inputs that are
+  // integers only of rows that are looked up.
+  bool rounds;
   Inputs inputs;
   bool has_half_parameters;  // scales and biases
   const uint8_t* data;
@@ -80,9 +82,9 @@ struct Tiles {
 };
 
 /// Inputs as the kernels read them, the rows of a tile side by side: floats `[tile][input][row]`;
-/// or integers `[tile][input / 8][row][8]`, and for each group what one step is worth, and the sum of
-/// its steps by that, `[tile][group][row]`.  Of 16 bits the integers of four inputs are in the order
-/// 0, 2, 1, 3.
+/// or integers `[tile][input / 8][row][8]`, and for each group what one step is worth, and the sum
+/// of its steps by that, `[tile][group][row]`.  Of 16 bits the integers of four inputs are in the
+/// order 0, 2, 1, 3.
 struct Arranged {
   const float* floats;
   const uint8_t* integers;

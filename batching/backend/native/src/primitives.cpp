@@ -271,8 +271,8 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
     const mx::array rows = evaluated(weight, is_bf16 ? mx::bfloat16 : mx::float32);
     const Format format = is_bf16 ? Format::kBfloat16 : Format::kFloat32;
     return std::make_shared<PackedWeights>(
-        PlainWeights{format, num_outputs, weight.shape(1), 0, false, Inputs::kFloats, rows.data<uint8_t>(),
-                     nullptr, nullptr},
+        PlainWeights{format, num_outputs, weight.shape(1), 0, false, Inputs::kFloats,
+                     rows.data<uint8_t>(), nullptr, nullptr},
         columns);
   }
   const Inputs inputs = inputs_of(input_bits);

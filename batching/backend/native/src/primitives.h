@@ -14,8 +14,8 @@ namespace native::graph {
 namespace mx = mlx::core;
 
 /// Pack `[outputs, inputs]`; with scales and biases `[outputs, inputs / group]`, 4 or 8 bits each,
-/// which if `rounds` mean what they do in float16, and whose inputs will be rounded to `input_bits`,
-/// 8 or 16, or not at all, 32.
+/// which if `rounds` mean what they do in float16; with `input_bits` 8 or 16 what they are
+/// multiplied with is rounded instead, 32 is not at all.
 Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
              const std::optional<mx::array>& biases, int bits, bool rounds, int input_bits);
 

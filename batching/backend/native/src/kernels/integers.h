@@ -8,8 +8,6 @@
 // eightieth of what bfloat16 loses, and 8 bits three times as much as it.
 #pragma once
 
-#include <limits>
-
 #include "kernels.h"
 #include "kernels/micro.h"
 
@@ -44,7 +42,7 @@ ALWAYS_INLINE void store_eights(uint8_t* to, size_t stride, I32 q) {
 template <typename Int>
 void arrange_integers(const float* x, int row, int height, int size, int group, uint8_t* integers,
                       float* scales, float* sums) {
-  constexpr float TOP = std::numeric_limits<Int>::max();
+  constexpr float TOP = sizeof(Int) == 1 ? 127 : 32767;
   const size_t stride = EIGHT * sizeof(Int) * height;
   integers += EIGHT * sizeof(Int) * row;
   for (int at = row; at < size / group * height + row; at += height, x += group) {

@@ -137,7 +137,8 @@ ALWAYS_INLINE F32 exp(F32 x) {
   return x > highest ? splat(__builtin_inff()) : result;
 }
 
-// Vector neural network instructions, with vectors of 512 bits or, on processors without these, 256.
+// Vector neural network instructions, with vectors of 512 bits or, on processors without these, of
+// 256.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define HAS_DOT
 
