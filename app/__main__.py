@@ -21,7 +21,7 @@ def start() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop_at_once)
     allow_connections()
-    from app.command import main
+    from app.cli import main
 
     leave(main())
 

@@ -6,12 +6,12 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from app import logs
-from app.logs import say
 from app.main import create_app
-from app.server import BindError, bind, serve
+from app.observability import logs
+from app.observability.logs import say
+from app.observability.tracing import TracingUnavailable, make_tracer
+from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings, SettingsError, load_settings, unknown_variables
-from app.tracing import TracingUnavailable, make_tracer
 from batching import ModelLoadError, SchedulerManager
 
 _CANNOT_START: Final = 2

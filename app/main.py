@@ -3,20 +3,24 @@
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from app import errors
-from app.admission import Admission
-from app.authentication import Authentication
-from app.body_limit import BodyLimit
-from app.endpoints import chat, completions, health, metrics as metrics_endpoint, models, tokenize
-from app.errors import REFUSAL_REASONS
-from app.metrics.metrics import Metrics
-from app.request_log import log_request
-from app.request_record import RequestRecord
-from app.request_scope import RequestScope
-from app.schemas.errors import ERROR_RESPONSES
-from app.service import Service
+from app.admission.controller import Admission
+from app.api.openai import models
+from app.api.openai.chat import router as chat
+from app.api.openai.completions import router as completions
+from app.api.ops import health, metrics as metrics_endpoint
+from app.api.schemas.errors import ERROR_RESPONSES
+from app.api.vllm import tokenize
+from app.http import errors
+from app.http.authentication import Authentication
+from app.http.body_limit import BodyLimit
+from app.http.errors import REFUSAL_REASONS
+from app.http.request_context import RequestScope
+from app.observability.metrics.registry import Metrics
+from app.observability.request_log import log_request
+from app.observability.request_record import RequestRecord
+from app.observability.tracing import Tracer
+from app.server_state import Service
 from app.settings import Settings
-from app.tracing import Tracer
 from batching import Observers, SchedulerManager
 
 

@@ -7,10 +7,10 @@ from typing import Final
 import anyio
 from fastapi import Request
 
-from app.activity import Activity
-from app.admission import Admission
-from app.metrics.metrics import Metrics
-from app.request_scope import OpenRequests
+from app.admission.controller import Admission
+from app.http.request_context import OpenRequests
+from app.observability.metrics.registry import Metrics
+from app.observability.throughput_log import Activity
 from app.settings import Settings
 from batching import SchedulerManager
 

@@ -10,8 +10,8 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.admission import Limits
-from app.authentication import read_keys
+from app.admission.controller import Limits
+from app.http.authentication import read_keys
 from batching import EngineConfig
 
 ENV_PREFIX: Final = "MLX_SERVER_"

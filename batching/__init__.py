@@ -1,8 +1,21 @@
 """Continuous batching on MLX: tokens in, tokens out.  This is all that `app` may use."""
 
 from batching.config import EngineConfig
-from batching.constraint import AllowedTokens, TokenConstraint
-from batching.engine_thread import EngineThread
+from batching.constraints.grammar import (
+    GrammarCompiler,
+    GrammarText,
+    InvalidGrammar,
+    choice_grammar,
+    json_object_grammar,
+    json_rule,
+    json_schema_grammar,
+    lark_grammar,
+    regex_grammar,
+)
+from batching.constraints.protocol import AllowedTokens, TokenConstraint
+from batching.engine.engine_thread import EngineThread
+from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.token_stream import TokenStream
 from batching.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -16,25 +29,12 @@ from batching.errors import (
     RequestError,
     RequestFailed,
 )
-from batching.grammar import (
-    GrammarCompiler,
-    GrammarText,
-    InvalidGrammar,
-    choice_grammar,
-    json_object_grammar,
-    json_rule,
-    json_schema_grammar,
-    lark_grammar,
-    regex_grammar,
-)
-from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo, Tokenizer
 from batching.observer import AnswerRecord, EngineObserver, Observers, StepRecord
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
 from batching.scheduler import SchedulerStats
 from batching.scheduler_manager import SchedulerManager
-from batching.token_stream import TokenStream
 
 __all__ = [
     "AllowedTokens",

@@ -5,7 +5,6 @@ from collections.abc import Callable, Container
 from time import monotonic
 
 from batching.errors import RequestFailed
-from batching.model_runner import ModelRunner, SlicesFailed
 from batching.observer import StepRecord
 from batching.request import BatchRequest, RequestStatus
 from batching.scheduler import (
@@ -14,8 +13,9 @@ from batching.scheduler import (
     RequestOutput,
     SchedulerStats,
 )
-from batching.stall_budget import StallBudget
-from batching.step_plan import StepPlan
+from batching.scheduling.model_runner import ModelRunner, SlicesFailed
+from batching.scheduling.stall_budget import StallBudget
+from batching.scheduling.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from batching.backend.engine_builder import build_engine
 from batching.config import EngineConfig
-from batching.engine_thread import EngineThread
+from batching.engine.engine_thread import EngineThread
+from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import EngineError
-from batching.loaded_engine import LoadedEngine
 from batching.percentile import percentile
 from batching.request import GREEDY
 from batching.scheduler_manager import SchedulerManager

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
-from batching.block_ages import AgeLog, BlockAges
-from batching.free_runs import FreeRuns
+from batching.blocks.block_ages import AgeLog, BlockAges
+from batching.blocks.free_runs import FreeRuns
 
 BlockHash = NewType("BlockHash", bytes)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from batching.block_ages import NO_AGES, BlockAges
+from batching.blocks.block_ages import NO_AGES, BlockAges
 from batching.priority_queue import Priority
 from batching.request import TokenOutput
 from batching.scheduler import SchedulerStats

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 
 from batching.block_manager import BlockTable
-from batching.constraint import TokenConstraint
+from batching.constraints.protocol import TokenConstraint
 from batching.prefix_cache import HashChain
 from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup

@@ -11,7 +11,7 @@ from batching.errors import ContextLengthExceeded, EngineError, RequestFailed
 from batching.prefix_cache import PrefixCache
 from batching.priority_queue import PriorityQueueWithAging
 from batching.request import BatchRequest, RequestStatus, TokenLogprobs, TokenOutput
-from batching.step_plan import Slice, SliceOutput, StepPlan
+from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 
 
 class SchedulerStats(NamedTuple):

@@ -6,9 +6,9 @@ from time import monotonic
 
 from batching.backend.engine_builder import build_engine
 from batching.config import EngineConfig
-from batching.engine_thread import EngineThread
+from batching.engine.engine_thread import EngineThread
+from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelNotFound
-from batching.loaded_engine import LoadedEngine
 from batching.observer import EngineObserver, Observers
 
 

@@ -17,7 +17,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel, Field, TypeAdapter
 
-from tests.process import Process, start
+from tests.support.process import Process, start
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -9,11 +9,11 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from app.endpoints.metrics import router
-from app.metrics.metrics import Metrics
+from app.api.ops.metrics import router
+from app.observability.metrics.registry import Metrics
 from app.settings import Settings
 from batching.backend.native import build
-from tests.app.test_metrics import PROCESS, Page
+from tests.app.observability.test_metrics import PROCESS, Page
 
 ROOT: Final = Path(__file__).parent.parent
 DOCKER: Final = ROOT / "docker"

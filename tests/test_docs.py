@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.schemas import unsupported
-from app.schemas.chat import ChatCompletionRequest
-from app.schemas.completions import CompletionRequest
+from app.api.openai.chat.request import ChatCompletionRequest
+from app.api.openai.completions.request import CompletionRequest
+from app.api.openai.schemas import unsupported
 from app.settings import Settings
 from scripts.generated_docs import ROOT, fields, filled, main, stale_files
 

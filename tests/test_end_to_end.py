@@ -17,11 +17,11 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from app.main import create_app
-from app.server import bind, serve
+from app.server.uvicorn_server import bind, serve
 from batching import EngineConfig, EngineThread, SchedulerManager, SchedulerStats
 from batching.backend import BLAS
-from tests.golden import GOLDEN, GoldenCase
-from tests.process import ROOT, Process, start
+from tests.support.golden import GOLDEN, GoldenCase
+from tests.support.process import ROOT, Process, start
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -203,7 +203,7 @@ def test_a_client_that_leaves_frees_its_blocks(caplog: pytest.LogCaptureFixture)
         with bind("127.0.0.1", 0) as sock, ThreadPoolExecutor() as pool:
             sock.listen()
             visitor = pool.submit(visit, sock.getsockname()[1])
-            with caplog.at_level(logging.INFO, "app.request_log"):
+            with caplog.at_level(logging.INFO, "app.observability.request_log"):
                 serve(create_app(manager), sock)
             visitor.result()
     finally:
@@ -211,7 +211,9 @@ def test_a_client_that_leaves_frees_its_blocks(caplog: pytest.LogCaptureFixture)
         for number, handler in handlers.items():
             signal.signal(number, handler)
     # Each would have gone on to 6000 tokens.
-    logged = [vars(r)["fields"] for r in caplog.records if r.name == "app.request_log"]
+    logged = [
+        vars(r)["fields"] for r in caplog.records if r.name == "app.observability.request_log"
+    ]
     outputs = [fields["output"] for fields in logged if fields["reason"] == "aborted"]
     assert len(outputs) == len(logged) == 4
     assert max(outputs) < 100

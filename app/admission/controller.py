@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
-from app.client import Client
-from app.refusals import QueueFull, QuotaExceeded, ShuttingDown
-from app.request_record import RequestRecord
-from app.schemas.usage import Usage
-from app.service_rate import ServiceRate
+from app.admission.service_rate import ServiceRate
+from app.api.openai.schemas.usage import Usage
+from app.http.client import Client
+from app.http.rejections import QueueFull, QuotaExceeded, ShuttingDown
+from app.observability.request_record import RequestRecord
 from batching import AnswerRecord, DeadlineExceeded, Priority
 
 # How much of the queue a class may fill: when the server is busy the less urgent work is

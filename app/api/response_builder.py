@@ -10,10 +10,10 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 
-from app.choice import Delta
-from app.generation import Answer, Progress
-from app.schemas.chat_reply import PromptProgress
-from app.schemas.usage import Totals
+from app.api.openai.chat.response import PromptProgress
+from app.api.openai.schemas.usage import Totals
+from app.generation.choice import Delta
+from app.generation.generation import Answer, Progress
 
 # What decides the numbers, besides the model itself.
 _PACKAGES: Final = ("mlx", "mlx-lm")

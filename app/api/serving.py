@@ -10,15 +10,15 @@ from typing import Final, Protocol
 import anyio
 from fastapi import Request, Response
 
-from app.admission import Place
-from app.client import ANONYMOUS, Client
-from app.errors import CLIENT_CLOSED_REQUEST
-from app.generation import Answer, Generation
-from app.reply import Reply
-from app.schemas.usage import Totals
-from app.service import service_of
-from app.sse import EventStream
-from app.submission import AnyRequest, Demands, GrammarDemand, bounded_tokens, demands
+from app.admission.controller import Place
+from app.api.openai.schemas.usage import Totals
+from app.api.response_builder import Reply
+from app.api.sse import EventStream
+from app.generation.generation import Answer, Generation
+from app.generation.submit import AnyRequest, Demands, GrammarDemand, bounded_tokens, demands
+from app.http.client import ANONYMOUS, Client
+from app.http.errors import CLIENT_CLOSED_REQUEST
+from app.server_state import service_of
 from batching import DeadlineExceeded, EngineThread, InvalidRequest, Priority
 
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")

@@ -9,10 +9,10 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 from starlette.types import Receive, Scope, Send
 
-from app.errors import error_body
-from app.generation import Generation, Progress
-from app.logs import outline
-from app.reply import Reply
+from app.api.response_builder import Reply
+from app.generation.generation import Generation, Progress
+from app.http.errors import error_body
+from app.observability.logs import outline
 from batching import EngineError
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ PING_INTERVAL: Final = 10
 DONE: Final = b"data: [DONE]\n\n"
 
 # sse-starlette cuts every running stream as soon as the process is told to stop; here they get
-# time to finish (app/server.py).
+# time to finish (app/server/uvicorn_server.py).
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 

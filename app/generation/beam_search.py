@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 
-from app.admission import Place
-from app.choice import Choice, TextOptions, ToldToken
-from app.generation import Answer
-from app.messages.events import join_pieces
-from app.schemas.usage import Totals, Usage
+from app.admission.controller import Place
+from app.api.openai.schemas.usage import Totals, Usage
+from app.generation.choice import Choice, TextOptions, ToldToken
+from app.generation.generation import Answer
+from app.parsing.events import join_pieces
 from batching import (
     DeadlineExceeded,
     EngineError,

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from app.detokenizer import Detokenizer
-from app.messages.events import ContentPiece, MessageEvent, ReasoningPiece
-from app.schemas.fields import EndReason
-from app.stop_strings import StopStrings
+from app.api.schemas.fields import EndReason
+from app.generation.detokenizer import Detokenizer
+from app.generation.stop_strings import StopStrings
+from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece
 from batching import FinishReason, Tokenizer, TokenLogprobs, TokenOutput
 
 

@@ -6,11 +6,11 @@ from typing import Self
 
 import anyio
 
-from app.admission import Place
-from app.choice import Choice, Delta, ToldToken
-from app.messages.events import MessageEvent, join_pieces
-from app.schemas.fields import EndReason
-from app.schemas.usage import Timings, Totals, Usage
+from app.admission.controller import Place
+from app.api.openai.schemas.usage import Timings, Totals, Usage
+from app.api.schemas.fields import EndReason
+from app.generation.choice import Choice, Delta, ToldToken
+from app.parsing.events import MessageEvent, join_pieces
 from batching import DeadlineExceeded, TokenLogprobs, TokenOutput, TokenStream
 
 

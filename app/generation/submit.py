@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from app.admission import Place
-from app.choice import Choice, Parser, PlainText, TextOptions
-from app.generation import Generation
-from app.schemas.chat import ChatCompletionRequest
-from app.schemas.completions import CompletionRequest
+from app.admission.controller import Place
+from app.api.openai.chat.request import ChatCompletionRequest
+from app.api.openai.completions.request import CompletionRequest
+from app.generation.choice import Choice, Parser, PlainText, TextOptions
+from app.generation.generation import Generation
 from batching import (
     AllowedTokens,
     EngineThread,

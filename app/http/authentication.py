@@ -8,9 +8,9 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.body_limit import Upload, turn_away
-from app.client import ANONYMOUS, Client
-from app.refusals import Unauthorized
+from app.http.body_limit import Upload, turn_away
+from app.http.client import ANONYMOUS, Client
+from app.http.rejections import Unauthorized
 
 # Whoever watches over the server has no key.
 _OPEN_PATHS: Final = frozenset({"/health", "/ready"})

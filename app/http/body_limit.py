@@ -7,8 +7,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import error_response
-from app.refusals import BodyTooLarge, BodyTooSlow, QueueFull, Refusal
+from app.http.errors import error_response
+from app.http.rejections import BodyTooLarge, BodyTooSlow, QueueFull, Refusal
 
 # The bodies of all requests together, in bodies of the largest size.
 _MAX_BODIES: Final = 64

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from app.refusals import (
+from app.http.rejections import (
     BodyTooLarge,
     BodyTooSlow,
     QueueFull,
@@ -133,7 +133,7 @@ def error_response(error: Exception) -> Response:
 def install(app: FastAPI) -> None:
     """Have every error that is raised on purpose answered in the envelope.
 
-    `app/request_scope.py` answers the others.
+    `app/http/request_context.py` answers the others.
     """
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import CLIENT_CLOSED_REQUEST, error_response
-from app.logs import as_text, outline
+from app.http.errors import CLIENT_CLOSED_REQUEST, error_response
+from app.observability.logs import as_text, outline
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 import logging
 
-from app.logs import as_text
-from app.request_record import RequestRecord
+from app.observability.logs import as_text
+from app.observability.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
 

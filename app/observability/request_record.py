@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from app.schemas.usage import Usage
+from app.api.openai.schemas.usage import Usage
 from batching import AnswerRecord
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from app.request_record import RequestRecord
+from app.observability.request_record import RequestRecord
 
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 

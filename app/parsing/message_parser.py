@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from app.messages.events import ContentPiece, MessageEvent, join_pieces
-from app.messages.reasoning import ReasoningParser
-from app.messages.tool_parser import ToolCallParser
+from app.parsing.events import ContentPiece, MessageEvent, join_pieces
+from app.parsing.reasoning import ReasoningParser
+from app.parsing.tool_parser import ToolCallParser
 
 
 class MessageParser:

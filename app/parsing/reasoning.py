@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from app.messages.events import ContentPiece, MessageEvent, ReasoningPiece, join_pieces
-from app.messages.markers import MarkerSearch
+from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece, join_pieces
+from app.parsing.markers import MarkerSearch
 
 
 def ends_in_thinking(prompt: str, start: str) -> bool:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from app.messages.tool_grammar import Marker
+from app.parsing.tool_grammar import Marker
 from batching import GrammarText
 
 

@@ -6,8 +6,8 @@ from concurrent.futures import Future
 from threading import BoundedSemaphore, Thread
 from typing import Any, Final, TypeVar
 
-from app.messages.call_reader import CallArguments, CallBegins, CallEnds, CallEvent, NoCall
-from app.messages.markers import MarkerSearch
+from app.parsing.markers import MarkerSearch
+from app.parsing.tool_call_reader import CallArguments, CallBegins, CallEnds, CallEvent, NoCall
 
 # The text between the markers, the tools as a template gets them; one call or several.
 ParseCalls = Callable[[str, Sequence[Mapping[str, Any]]], Any]

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from app.messages.call_reader import CallArguments, CallBegins, CallEnds, CallEvent, NoCall
-from app.messages.markers import MarkerSearch
+from app.parsing.markers import MarkerSearch
+from app.parsing.tool_call_reader import CallArguments, CallBegins, CallEnds, CallEvent, NoCall
 
 _BLANKS: Final = " \t\r\n"
 _CLOSERS: Final = {"{": "}", "[": "]"}

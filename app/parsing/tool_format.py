@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from app.messages.json_call import JsonCallReader
-from app.messages.tool_grammar import (
+from app.api.openai.schemas.tools import NamedTool, Tool, ToolChoice
+from app.parsing.tool_call_buffered import ParseCalls, WholeCallReader
+from app.parsing.tool_call_json import JsonCallReader
+from app.parsing.tool_grammar import (
     CallSyntax,
     JsonSyntax,
     Marker,
@@ -18,9 +20,7 @@ from app.messages.tool_grammar import (
     literal,
     tool_grammar,
 )
-from app.messages.tool_parser import ToolCallParser, new_call_id
-from app.messages.whole_call import ParseCalls, WholeCallReader
-from app.schemas.tools import NamedTool, Tool, ToolChoice
+from app.parsing.tool_parser import ToolCallParser, new_call_id
 from batching import GrammarText, InvalidRequest, ModelInfo
 
 _START: Final = "<tool_call>"

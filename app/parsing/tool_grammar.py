@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from app.schemas.tools import Function, Tool
+from app.api.openai.schemas.tools import Function, Tool
 from batching import GrammarText, InvalidRequest, json_rule, lark_grammar
 
 _ANY_OBJECT: Final = {"type": "object"}

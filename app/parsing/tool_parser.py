@@ -4,21 +4,21 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from app.messages.call_reader import (
-    CallArguments,
-    CallBegins,
-    CallEvent,
-    CallReader,
-    NoCall,
-)
-from app.messages.events import (
+from app.parsing.events import (
     ContentPiece,
     MessageEvent,
     ToolCallArguments,
     ToolCallStart,
     join_pieces,
 )
-from app.messages.markers import MarkerSearch
+from app.parsing.markers import MarkerSearch
+from app.parsing.tool_call_reader import (
+    CallArguments,
+    CallBegins,
+    CallEvent,
+    CallReader,
+    NoCall,
+)
 
 # OpenAI's ids look like this.
 _NUM_ID_BYTES: Final = 12

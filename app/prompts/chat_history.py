@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-from app.messages.tool_format import ToolFormat, call_text
-from app.schemas.chat import ChatMessage
-from app.schemas.tools import Tool, ToolCall
+from app.api.openai.chat.request import ChatMessage
+from app.api.openai.schemas.tools import Tool, ToolCall
+from app.parsing.tool_format import ToolFormat, call_text
 
 _DESCRIPTION: Final = """\
 # Tools

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from jinja2 import TemplateError
 
-from app.messages.history import template_messages
-from app.messages.tool_format import ToolFormat
-from app.prompt_length import token_bytes
-from app.schemas.chat import ChatCompletionRequest
+from app.api.openai.chat.request import ChatCompletionRequest
+from app.parsing.tool_format import ToolFormat
+from app.prompts.chat_history import template_messages
+from app.prompts.length_bound import token_bytes
 from batching import ContextLengthExceeded, InvalidRequest, ModelInfo
 
 logger = logging.getLogger(__name__)

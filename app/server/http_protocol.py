@@ -18,7 +18,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from app.errors import envelope
+from app.http.errors import envelope
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Final
 import uvicorn
 from fastapi import FastAPI
 
-from app.protocol import MAX_HEAD_BYTES, protocol_class
-from app.service import Service
-from app.watchdog import Watchdog
+from app.server.http_protocol import MAX_HEAD_BYTES, protocol_class
+from app.server.watchdog import Watchdog
+from app.server_state import Service
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from app.service import Service
+from app.server_state import Service
 from batching import EngineStalled
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend.cpu.host_cache import host_cache
-from batching.backend.device_cache import device_cache
 from batching.backend.native.cache import native_cache
-from batching.backend.native.extension import Native
-from batching.backend.paged_cache import LayerShape, PagedKVCache
+from batching.backend.native_loader import Native
+from batching.backend.paged.kv_cache import LayerShape, PagedKVCache
+from batching.backend.paged.mlx_pool import device_cache
 
 # Where MLX's element-wise kernels are scalar; on ARM they use its vectors.
 _SCALAR_MACHINES: Final = ("x86_64", "AMD64")

@@ -8,21 +8,21 @@ import mlx.core as mx
 
 from batching.backend import BLAS
 from batching.backend.blas import NoBlas
-from batching.backend.failures import forget_locals, one_line
+from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.loader import LoadedModel, dtype_name, load_model
 from batching.backend.memory import MIB, blocks_within, check_room, memory_in_use
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.extension import Native, NoNative, load_native
 from batching.backend.native.model import use_kernels
+from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.self_check import Batchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig, SchedulerConfig
+from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError
-from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo
-from batching.model_runner import ModelRunner
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

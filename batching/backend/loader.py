@@ -25,10 +25,10 @@ from mlx_lm.utils import (
     load_tokenizer,
 )
 
-from batching.backend.failures import one_line
-from batching.backend.gguf import arrays_of, evaluate, load_gguf, num_bytes
-from batching.backend.gguf_header import read_header
-from batching.backend.gguf_tokenizer import build_tokenizer
+from batching.backend.exceptions import one_line
+from batching.backend.gguf.header import read_header
+from batching.backend.gguf.model import arrays_of, evaluate, load_gguf, num_bytes
+from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.memory import check_room, memory_in_use
 from batching.errors import ModelLoadError
 

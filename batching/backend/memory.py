@@ -6,7 +6,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from batching.backend.native.extension import weight_bytes
+from batching.backend.native_loader import weight_bytes
 from batching.errors import ModelLoadError
 
 MIB: Final = 1 << 20

@@ -6,12 +6,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from batching.backend.failures import forget_locals
+from batching.backend.exceptions import forget_locals
 from batching.backend.model_hooks import RowSelection
-from batching.backend.paged_cache import PagedKVCache, StepInputs
-from batching.backend.sampler import ArgMax
-from batching.backend.slice_sampler import SliceSampler, not_finite, served
-from batching.step_plan import SliceOutput, StepPlan
+from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
+from batching.backend.sampling.sampler import ArgMax
+from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, served
+from batching.scheduling.step_plan import SliceOutput, StepPlan
 
 
 class MLXRunner:

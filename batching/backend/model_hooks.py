@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base
 
-from batching.backend.paged_cache import LayerCache
+from batching.backend.paged.kv_cache import LayerCache
 
 _ATTENTION = "scaled_dot_product_attention"
 

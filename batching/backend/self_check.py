@@ -8,17 +8,17 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
+from batching.backend.choose_pool import is_on_host, kv_cache
 from batching.backend.cpu.modules import replace_modules
-from batching.backend.kv_cache import is_on_host, kv_cache
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.model_hooks import RowSelection, hook_attention, select_rows
-from batching.backend.native.extension import Native
 from batching.backend.native.modules import fewest_input_bits
-from batching.backend.paged_cache import LayerShape, PagedKVCache
-from batching.backend.sampler import ArgMax
+from batching.backend.native_loader import Native
+from batching.backend.paged.kv_cache import LayerShape, PagedKVCache
+from batching.backend.sampling.sampler import ArgMax
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
-from batching.step_plan import Slice
+from batching.scheduling.step_plan import Slice
 
 _BLOCK_SIZE: Final = 4
 _PROBE_LENGTHS: Final = (11, 6)

@@ -7,11 +7,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from batching.backend.failures import forget_locals
-from batching.backend.logit_rows import LogitRows
-from batching.backend.slice_sampler import SliceSampler
+from batching.backend.exceptions import forget_locals
+from batching.backend.sampling.logit_rows import LogitRows
+from batching.backend.sampling.slice_sampler import SliceSampler
 from batching.request import BatchRequest
-from batching.step_plan import Slice, SliceOutput, StepPlan
+from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 
 
 class SequentialRunner:

@@ -10,7 +10,7 @@ class FreeRuns:
     (powers of two), so that a run among the largest is found without a search, as in the
     segregated-fit allocators (Masmano et al., TLSF, 2004).
 
-    Invariants, checked by tests/batching/test_free_runs.py:
+    Invariants, checked by tests/batching/blocks/test_free_runs.py:
 
     - `_stop_of` and `_start_of` describe the same disjoint runs `[start, stop)`
     - no two runs touch

@@ -19,15 +19,15 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from batching.errors import InvalidRequest
-from batching.grammar_cost import LIMITS, SpecialTokens, is_affordable
-from batching.grammar_matcher import (
+from batching.constraints.compile_limits import LIMITS, SpecialTokens, is_affordable
+from batching.constraints.matcher import (
     GrammarMatcher,
     GrammarPanic,
     Vocabulary,
     panics_as_exceptions,
     reason_of,
 )
+from batching.errors import InvalidRequest
 from batching.model_info import Tokenizer
 
 GrammarText = NewType("GrammarText", str)

@@ -14,7 +14,10 @@ from time import monotonic
 from typing import Any, Final, Generic, TypeVar
 
 from batching.batch_inference import BatchInferenceEngine
-from batching.constraint import TokenConstraint
+from batching.constraints.grammar import GrammarCompiler
+from batching.constraints.protocol import TokenConstraint
+from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.token_stream import TokenStream
 from batching.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -24,14 +27,11 @@ from batching.errors import (
     EngineStopped,
     InvalidRequest,
 )
-from batching.grammar import GrammarCompiler
-from batching.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo
 from batching.observer import AnswerRecord, EngineObserver, Observers, StepRecord
 from batching.priority_queue import Priority
 from batching.request import GREEDY, BatchRequest, SamplingParams, TokenOutput
 from batching.scheduler import RequestFailure, RequestOutput, SchedulerStats
-from batching.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from batching.step_plan import SliceOutput, StepPlan
+from batching.scheduling.step_plan import SliceOutput, StepPlan
 
 
 class SlicesFailed(Exception):
@@ -17,7 +17,7 @@ class SlicesFailed(Exception):
 class ModelRunner(Protocol):
     """Reads a plan's tokens into the KV pool and samples where a slice asks for it.
 
-    The tests' stand-in is tests/fakes.py, whose pool holds token ids.
+    The tests' stand-in is tests/support/fakes.py, whose pool holds token ids.
     """
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:

@@ -12,7 +12,7 @@ _LONG: Final = 760
 _SYSTEM: Final = 424
 _TURNS: Final = 4
 
-# In the order in which reports list them; our server's names (app/schemas/request.py).
+# In the order in which reports list them; our server's names (app/api/openai/schemas/sampling.py).
 PRIORITIES: Final = ("high", "normal", "low")
 
 

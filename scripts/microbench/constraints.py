@@ -6,8 +6,8 @@ from typing import Final
 
 from batching.backend.engine_builder import build_engine
 from batching.config import EngineConfig
-from batching.grammar import Grammar, GrammarCompiler, json_schema_grammar
-from batching.loaded_engine import LoadedEngine
+from batching.constraints.grammar import Grammar, GrammarCompiler, json_schema_grammar
+from batching.engine.loaded_engine import LoadedEngine
 from batching.request import BatchRequest, SamplingParams
 from scripts.microbench.timing import QUICK, Pace, Result, Timing
 

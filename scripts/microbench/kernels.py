@@ -7,13 +7,13 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend.cpu.host_cache import host_cache
-from batching.backend.device_cache import device_cache
-from batching.backend.paged_cache import LayerShape, PagedKVCache
-from batching.backend.sampler import Sample, Sampler
+from batching.backend.paged.kv_cache import LayerShape, PagedKVCache
+from batching.backend.paged.mlx_pool import device_cache
+from batching.backend.sampling.sampler import Sample, Sampler
 from batching.block_manager import BlockTable
 from batching.config import BLOCK_SIZE
 from batching.request import GREEDY, BatchRequest, SamplingParams
-from batching.step_plan import Slice
+from batching.scheduling.step_plan import Slice
 from scripts.microbench.timing import QUICK, Pace, Result, Timing, compare
 
 # Sizes of the bundled model.

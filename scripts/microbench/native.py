@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from batching.backend.native.extension import NoNative, load_native
+from batching.backend.native_loader import NoNative, load_native
 from batching.errors import ModelLoadError
 from scripts.microbench.timing import QUICK, Pace, Result, compare
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.admission import Limits
+from app.admission.controller import Limits
 from app.settings import Settings, SettingsError, load_settings, unknown_variables
 from batching import EngineConfig
 

@@ -4,13 +4,13 @@ import pytest
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
-from batching.constraint import AllowedTokens
+from batching.constraints.protocol import AllowedTokens
 from batching.errors import ContextLengthExceeded, RequestFailed
-from batching.model_runner import SlicesFailed
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
-from batching.step_plan import SliceOutput, StepPlan
-from tests.fakes import FakeClock, TokenRunner, expected_output, make_engine
+from batching.scheduling.model_runner import SlicesFailed
+from batching.scheduling.step_plan import SliceOutput, StepPlan
+from tests.support.fakes import FakeClock, TokenRunner, expected_output, make_engine
 
 CONFIG = SchedulerConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_batched_tokens=8)
 

@@ -5,10 +5,10 @@ from hypothesis import given, strategies as st
 
 from batching.benchmark import main
 from batching.config import EngineConfig
+from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError
-from batching.loaded_engine import LoadedEngine
 from batching.percentile import percentile
-from tests.fakes import ByteTokenizer, loaded_engine
+from tests.support.fakes import ByteTokenizer, loaded_engine
 
 ARGUMENTS = ["--model", "m", "--max-tokens", "5", "--requests", "6", "--batch-size", "3"]
 

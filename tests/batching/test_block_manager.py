@@ -6,7 +6,6 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from batching.block_ages import NO_AGES, AgeLog
 from batching.block_manager import (
     BlockCopy,
     BlockHash,
@@ -15,6 +14,7 @@ from batching.block_manager import (
     PagedBlockManager,
     Run,
 )
+from batching.blocks.block_ages import NO_AGES, AgeLog
 from batching.prefix_cache import HashChain, PrefixCache
 
 NUM_BLOCKS: Final = 8

@@ -14,7 +14,7 @@ from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
 from batching.request import BatchRequest, RequestStatus, SamplingParams, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler, RequestFailure, RequestOutput
-from tests.fakes import TokenRunner, expected_output, make_engine, odds
+from tests.support.fakes import TokenRunner, expected_output, make_engine, odds
 
 
 def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:

@@ -4,11 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from batching.config import EngineConfig, SchedulerConfig
+from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError, ModelNotFound
-from batching.loaded_engine import LoadedEngine
 from batching.observer import Observers
 from batching.scheduler_manager import SchedulerManager
-from tests.fakes import ByteTokenizer, loaded_engine
+from tests.support.fakes import ByteTokenizer, loaded_engine
 
 CONFIGS = [EngineConfig(model=name, model_id=name) for name in ("first", "second")]
 

@@ -16,7 +16,7 @@ from llama_index.core.tools import FunctionTool  # type: ignore[import-not-found
 from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-not-found]
 from pydantic import BaseModel, Field
 
-from tests.process import Process, start
+from tests.support.process import Process, start
 
 MODEL: Final = "smollm2-135m-instruct"
 QUESTION: Final = "What is the capital of France?"

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from scripts.soak.server import Server
-from tests.reliability.live import warm_up
+from tests.support.live import warm_up
 
 # What the tests rely on: a short line, quick aging, and a short wait for who takes nothing.
 MAX_QUEUED: Final = 64

@@ -11,7 +11,7 @@ from scripts.soak.gauges import held
 from scripts.soak.server import Server, num_open_files, wait_until
 from scripts.soak.wire import Address, Exchange, request_bytes
 from tests.reliability.conftest import MAX_QUEUED
-from tests.reliability.live import ask_golden, check_all_is_well
+from tests.support.live import ask_golden, check_all_is_well
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from scripts.soak.server import Server, num_open_files
-from tests.reliability.hostile import (
+from tests.support.hostile import (
     CHAT,
     CHAT_NUMBERS,
     CHEAP,
@@ -37,7 +37,7 @@ from tests.reliability.hostile import (
     post,
     requests_to_fetch,
 )
-from tests.reliability.live import check_all_is_well
+from tests.support.live import check_all_is_well
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,9 +12,9 @@ from scripts.soak.client import CHAT, Outcome, ask, ask_all
 from scripts.soak.departures import reset_in_the_stream
 from scripts.soak.server import Server, num_open_files, wait_until
 from scripts.soak.wire import Address
-from tests.golden import GoldenCase
-from tests.reliability.faulty_server import POISON_TOKEN, Fault, seed_for
-from tests.reliability.live import (
+from tests.support.faulty_server import POISON_TOKEN, Fault, seed_for
+from tests.support.golden import GoldenCase
+from tests.support.live import (
     brief_cases,
     check_all_is_well,
     golden_request,
@@ -25,7 +25,7 @@ from tests.reliability.live import (
 
 pytestmark = pytest.mark.timeout(240)
 
-COMMAND: Final = ("-m", "tests.reliability.faulty_server")
+COMMAND: Final = ("-m", "tests.support.faulty_server")
 NUM_BYSTANDERS: Final = 12
 SEATS: Final = 8
 # The latest step at which a fault may happen; every golden answer is longer.

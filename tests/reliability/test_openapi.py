@@ -14,7 +14,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.schemas import APIOperation
 
 from scripts.soak.server import Server
-from tests.reliability.hostile import CHAT, COMPLETIONS, RENDER
+from tests.support.hostile import CHAT, COMPLETIONS, RENDER
 
 pytestmark = pytest.mark.timeout(240)
 

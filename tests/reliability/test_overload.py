@@ -10,7 +10,7 @@ from scripts.soak.client import CHAT, Outcome, ask, get
 from scripts.soak.prober import Prober
 from scripts.soak.server import Server, num_open_files
 from tests.reliability.conftest import MAX_QUEUED
-from tests.reliability.live import check_all_is_well
+from tests.support.live import check_all_is_well
 
 pytestmark = pytest.mark.timeout(240)
 

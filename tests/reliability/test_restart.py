@@ -13,7 +13,7 @@ from scripts.soak.client import CHAT, Outcome, ask
 from scripts.soak.prober import probe
 from scripts.soak.server import Server, wait_until
 from scripts.soak.wire import Address
-from tests.reliability.live import BRIEF, ask_golden, golden_request
+from tests.support.live import BRIEF, ask_golden, golden_request
 
 pytestmark = pytest.mark.timeout(240)
 

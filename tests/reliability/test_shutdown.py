@@ -11,7 +11,7 @@ import pytest
 from scripts.soak.client import CHAT, Outcome, ask, get
 from scripts.soak.server import Server, wait_until
 from scripts.soak.wire import Address
-from tests.reliability.live import brief_cases, golden_request, status_of, strange
+from tests.support.live import brief_cases, golden_request, status_of, strange
 
 pytestmark = pytest.mark.timeout(240)
 

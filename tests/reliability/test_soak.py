@@ -12,7 +12,7 @@ from scripts.soak.fairness import Race, violations
 from scripts.soak.main import main
 from scripts.soak.server import Server, num_open_files
 from scripts.soak.trend import trend
-from tests.reliability.live import check_all_is_well
+from tests.support.live import check_all_is_well
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -7,7 +7,7 @@ import pytest
 
 from scripts.bench.client import ChatClient
 from scripts.bench.records import RequestRecord
-from tests.scripts.fake_server import (
+from tests.support.fake_server import (
     DONE,
     ROLE,
     Body,

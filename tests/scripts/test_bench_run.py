@@ -16,7 +16,7 @@ import pytest
 from scripts.bench import cli
 from scripts.bench.main import main
 from scripts.bench.servers import server_by_command
-from tests.scripts.fake_server import (
+from tests.support.fake_server import (
     DONE,
     Body,
     FakeServer,
@@ -25,9 +25,9 @@ from tests.scripts.fake_server import (
     fake_server,
     text_chunk,
 )
-from tests.scripts.page import check_page
+from tests.support.page import check_page
 
-FAKE = Path(__file__).with_name("fake_server.py")
+FAKE = Path(__file__).parents[1] / "support" / "fake_server.py"
 SMALL = ["--rounds", "2", "--clients", "2", "--max-tokens", "3", "--warmup", "1"]
 STEPS = {
     "steps": [

@@ -15,9 +15,9 @@ from scripts.bench.servers import (
     server_at,
     server_by_command,
 )
-from tests.scripts.fake_server import fake_server
+from tests.support.fake_server import fake_server
 
-FAKE = Path(__file__).with_name("fake_server.py")
+FAKE = Path(__file__).parents[1] / "support" / "fake_server.py"
 FAKE_COMMAND = f"{sys.executable} {FAKE} {{port}}"
 SAYS_GOODBYE = "print('no model here', flush=True); raise SystemExit(3)"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from batching.backend.native.extension import NoNative, load_native
+from batching.backend.native_loader import NoNative, load_native
 from scripts.bench.steps import StepTime, load_steps
 from scripts.microbench.__main__ import main
 from scripts.microbench.steps import Point

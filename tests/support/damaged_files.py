@@ -1,6 +1,6 @@
 """Damages a model file in many ways and loads it; run as a process that may crash.
 
-    python -m tests.backend.damaged_files FILE SEED COUNT
+    python -m tests.support.damaged_files FILE SEED COUNT
 
 Prints how many were loaded and how many refused.  FILE is a GGUF file, or the directory
 of a model whose `model.safetensors` is damaged.

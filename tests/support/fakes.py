@@ -7,12 +7,12 @@ from zlib import crc32
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockTable
 from batching.config import SchedulerConfig
-from batching.loaded_engine import LoadedEngine
+from batching.engine.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo, Tokenizer
-from batching.model_runner import ModelRunner
 from batching.request import BatchRequest, TokenLogprobs
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.step_plan import Slice, SliceOutput, StepPlan
+from batching.scheduling.model_runner import ModelRunner
+from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 
 VOCAB_SIZE = 64
 

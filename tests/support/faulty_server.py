@@ -1,4 +1,4 @@
-"""`python -m tests.reliability.faulty_server`: the server, with faults that requests bring along.
+"""`python -m tests.support.faulty_server`: the server, with faults that requests bring along.
 
 A request's seed says what goes wrong, and at which of its tokens: the model's forward pass raises
 (as MLX does, or because numpy gets no memory), its logits for this request are no
@@ -19,14 +19,15 @@ import batching.backend  # noqa: F401
 import mlx.core as mx
 import numpy as np
 
-from app.command import main
-from batching.backend import engine_builder, slice_sampler
+from app.cli import main
+from batching.backend import engine_builder
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.paged_cache import StepInputs
-from batching.backend.sampler import Masks, Sample, Sampler
+from batching.backend.paged.kv_cache import StepInputs
+from batching.backend.sampling import slice_sampler
+from batching.backend.sampling.sampler import Masks, Sample, Sampler
 from batching.request import BatchRequest
-from batching.step_plan import StepPlan
+from batching.scheduling.step_plan import StepPlan
 
 # A token that cannot be decoded; " Poison" in the bundled model's vocabulary.
 POISON_TOKEN: Final = 32_016

@@ -32,7 +32,7 @@ class GoldenCase:
 
 
 def _load() -> tuple[GoldenCase, ...]:
-    path = Path(__file__).parent / "data" / "golden_smollm2.json"
+    path = Path(__file__).parents[1] / "data" / "golden_smollm2.json"
     fields = GoldenCase.__dataclass_fields__
     cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
     return tuple(GoldenCase(**{name: case[name] for name in fields}) for case in cases)

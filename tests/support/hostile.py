@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple, get_args
 
 from pydantic import BaseModel
 
-from app.schemas.chat import ChatCompletionRequest
-from app.schemas.completions import CompletionRequest
-from app.schemas.reasoning import RESERVED
+from app.api.openai.chat.request import ChatCompletionRequest
+from app.api.openai.completions.request import CompletionRequest
+from app.api.openai.schemas.reasoning import RESERVED
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"

@@ -1,6 +1,6 @@
 """How long hostile requests take, and how long others wait meanwhile.
 
-`python -m tests.reliability.hostile_times` starts a server and sends it all of them, one by one.
+`python -m tests.support.hostile_times` starts a server and sends it all of them, one by one.
 """
 
 import sys
@@ -11,8 +11,7 @@ from threading import Event, Thread
 from time import perf_counter
 from typing import Final
 
-from tests.process import start
-from tests.reliability.hostile import (
+from tests.support.hostile import (
     CHAT,
     CHEAP,
     GRAMMARS,
@@ -27,6 +26,7 @@ from tests.reliability.hostile import (
     head,
     post,
 )
+from tests.support.process import start
 
 _GROUPS: Final[dict[str, Bodies]] = {
     "too much": TOO_MUCH,

@@ -9,7 +9,7 @@ from scripts.soak.client import CHAT, Outcome, ask_all, get
 from scripts.soak.gauges import held
 from scripts.soak.server import Server, num_open_files, wait_until
 from scripts.soak.wire import Address
-from tests.golden import GOLDEN, GoldenCase
+from tests.support.golden import GOLDEN, GoldenCase
 
 # Those whose answers are short.
 BRIEF: Final = tuple(case for case in GOLDEN if len(case.completion_token_ids) < 16)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import openai
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass

@@ -10,12 +10,12 @@ import httpx
 from fastapi import FastAPI
 from jinja2 import TemplateError
 
-from app.admission import Place
-from app.client import ANONYMOUS
+from app.admission.controller import Place
+from app.http.client import ANONYMOUS
 from app.main import create_app
-from app.service import Service
+from app.observability.tracing import Tracer
+from app.server_state import Service
 from app.settings import Settings
-from app.tracing import Tracer
 from batching import (
     EngineConfig,
     EngineThread,
@@ -28,8 +28,8 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.step_plan import SliceOutput, StepPlan
-from tests.fakes import TokenRunner
+from batching.scheduling.step_plan import SliceOutput, StepPlan
+from tests.support.fakes import TokenRunner
 
 MODEL_ID: Final = "fake/speaker"
 END: Final = 256

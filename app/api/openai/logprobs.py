@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from app.choice import ToldToken
-from app.schemas.logprobs import (
+from app.api.openai.schemas.logprobs import (
     ChoiceLogprobs,
     CompletionLogprobs,
     TokenLogprob,
     TopLogprob,
 )
+from app.generation.choice import ToldToken
 from batching import TokenLogprobs
 
 TokenBytes = Callable[[int], bytes]

@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter, Request
 
-from app.schemas.models import ModelCard, ModelList
-from app.service import service_of
+from app.api.openai.schemas.models import ModelCard, ModelList
+from app.server_state import service_of
 from batching import ModelNotFound
 
 router = APIRouter()

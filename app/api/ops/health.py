@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Request
 
-from app.endpoints.serving import engine_for
-from app.refusals import Unavailable
-from app.service import service_of
+from app.api.serving import engine_for
+from app.http.rejections import Unavailable
+from app.server_state import service_of
 
 router = APIRouter()
 

@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Request, Response
 
-from app.endpoints.serving import engine_for
-from app.schemas.errors import TEXT_RESPONSES
-from app.service import service_of
+from app.api.schemas.errors import TEXT_RESPONSES
+from app.api.serving import engine_for
+from app.server_state import service_of
 
 router = APIRouter()
 

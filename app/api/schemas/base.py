@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from app.schemas import unsupported
+from app.api.openai.schemas import unsupported
 
 
 class WireRequest(BaseModel):

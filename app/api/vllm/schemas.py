@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from app.schemas.fields import MAX_TOKEN_IDS, Text, TokenId
-from app.schemas.wire import WireRequest
+from app.api.schemas.base import WireRequest
+from app.api.schemas.fields import MAX_TOKEN_IDS, Text, TokenId
 
 
 class TokenizeRequest(WireRequest):

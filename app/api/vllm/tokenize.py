@@ -3,20 +3,20 @@
 import anyio
 from fastapi import APIRouter, Request
 
-from app.endpoints.serving import counted, engine_for
-from app.json_route import JsonRoute
-from app.logprobs import token_name
-from app.messages.tool_format import tool_format
-from app.prompt import chat_prompt, completion_prompt
-from app.schemas.chat import ChatCompletionRequest
-from app.schemas.tokenize import (
+from app.api.openai.chat.request import ChatCompletionRequest
+from app.api.openai.logprobs import token_name
+from app.api.serving import counted, engine_for
+from app.api.vllm.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
     RenderedPrompt,
     TokenizeRequest,
     TokenizeResponse,
 )
-from app.submission import check_token_ids, truncated
+from app.generation.submit import check_token_ids, truncated
+from app.http.json_body import JsonRoute
+from app.parsing.tool_format import tool_format
+from app.prompts.render import chat_prompt, completion_prompt
 from batching import EngineThread, ModelInfo
 
 router = APIRouter(route_class=JsonRoute)

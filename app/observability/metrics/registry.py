@@ -6,11 +6,11 @@ from typing import Final
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from app.metrics import bounds
-from app.metrics.answers import AnswerMetrics
-from app.metrics.series import Series
-from app.metrics.snapshot import Snapshot
-from app.metrics.steps import StepMetrics
+from app.observability.metrics import buckets as bounds
+from app.observability.metrics.engine_gauges import Snapshot
+from app.observability.metrics.requests import AnswerMetrics
+from app.observability.metrics.series import Series
+from app.observability.metrics.steps import StepMetrics
 from batching import AnswerRecord, SchedulerStats, StepRecord
 
 _OPEN_METRICS: Final = "application/openmetrics-text"

@@ -5,8 +5,8 @@ from typing import Final
 
 from prometheus_client import Histogram
 
-from app.metrics import bounds
-from app.metrics.series import Series
+from app.observability.metrics import buckets as bounds
+from app.observability.metrics.series import Series
 from batching import AnswerRecord, Priority
 
 _FINISH_REASONS: Final = ("stop", "length", "abort", "timeout", "error")

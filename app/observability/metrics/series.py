@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
-from app.metrics.bounds import REQUEST
+from app.observability.metrics.buckets import REQUEST
 
 # When a series began doubles the number of series, and nobody asks.
 disable_created_metrics()  # type: ignore[no-untyped-call]

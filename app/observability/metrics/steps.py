@@ -1,7 +1,7 @@
 """What is counted of steps."""
 
-from app.metrics import bounds
-from app.metrics.series import Series
+from app.observability.metrics import buckets as bounds
+from app.observability.metrics.series import Series
 from batching import StepRecord
 
 

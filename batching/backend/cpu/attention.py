@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from batching.backend.attention import SlidingWindow
+from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.block_manager import BlockTable
-from batching.step_plan import Slice
+from batching.scheduling.step_plan import Slice
 
 Floats = npt.NDArray[np.float32]
 

@@ -6,11 +6,11 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
-from batching.backend.attention import SlidingWindow
 from batching.backend.cpu.attention import Floats, HostAttention, HostPool
 from batching.backend.cpu.pages import Region, back_with_memory, untouched
 from batching.backend.cpu.threads import make_numpy_single_threaded
-from batching.backend.paged_cache import LayerCache, LayerShape, PagedKVCache, Slots
+from batching.backend.paged.kv_cache import LayerCache, LayerShape, PagedKVCache, Slots
+from batching.backend.paged.mlx_attention import SlidingWindow
 
 # Below it, the products wait for the weights and not for the rows.
 _MAX_UNPADDED: Final = 32

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from batching.backend.failures import printable
+from batching.backend.exceptions import printable
 from batching.errors import ModelLoadError
 
 Scalar = bool | int | float | str

@@ -17,8 +17,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from batching.backend.gguf_header import GgufHeader
-from batching.backend.gguf_q4_k import read_q4_k
+from batching.backend.gguf.header import GgufHeader
+from batching.backend.gguf.q4_k import read_q4_k
 
 Config = dict[str, Any]  # config.json's contents: mlx-lm takes any JSON
 Weights = dict[str, mx.array]

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from batching.backend.gguf_header import GgufHeader
+from batching.backend.gguf.header import GgufHeader
 
 Bytes = NDArray[np.uint8]
 

@@ -11,9 +11,9 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models import llama, qwen2, qwen3
 
-from batching.backend.attention import SlidingWindow
 from batching.backend.native.cache import NativeLayerCache
 from batching.backend.native.modules import Linear, RMSNorm, RoPE
+from batching.backend.paged.mlx_attention import SlidingWindow
 
 _CLASSES: Final = {
     module.TransformerBlock: (module.Attention, module.MLP) for module in (llama, qwen2, qwen3)

@@ -6,11 +6,11 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from batching.backend.attention import SlidingWindow
 from batching.backend.cpu.pages import Region, back_with_memory
-from batching.backend.native.extension import Native
-from batching.backend.paged_cache import LayerCache, LayerShape, PagedKVCache, Slots
-from batching.step_plan import Slice
+from batching.backend.native_loader import Native
+from batching.backend.paged.kv_cache import LayerCache, LayerShape, PagedKVCache, Slots
+from batching.backend.paged.mlx_attention import SlidingWindow
+from batching.scheduling.step_plan import Slice
 
 
 def native_cache(

@@ -3,8 +3,8 @@
 import mlx.nn as nn
 
 from batching.backend.native.blocks import replace_blocks
-from batching.backend.native.extension import Native
 from batching.backend.native.modules import replace_modules
+from batching.backend.native_loader import Native
 
 
 def use_kernels(

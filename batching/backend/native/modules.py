@@ -18,7 +18,7 @@ from mlx_lm.utils import dequantize_model
 
 from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
 from batching.backend.memory import check_room
-from batching.backend.native.extension import Native
+from batching.backend.native_loader import Native
 
 # Children with these names read the same input, and are computed together.
 _SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

@@ -14,10 +14,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from batching.backend.attention import SlidingWindow
-from batching.backend.logit_rows import LogitRows
+from batching.backend.paged.mlx_attention import SlidingWindow
+from batching.backend.sampling.logit_rows import LogitRows
 from batching.block_manager import BlockCopy
-from batching.step_plan import Slice
+from batching.scheduling.step_plan import Slice
 
 Slots = npt.NDArray[np.int64]
 

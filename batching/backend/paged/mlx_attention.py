@@ -22,7 +22,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from batching.step_plan import Slice
+from batching.scheduling.step_plan import Slice
 
 # From this many tokens on, a call of its own costs a row less than copying its keys.
 _MIN_VIEW_TOKENS: Final = 512

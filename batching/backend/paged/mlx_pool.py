@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import mlx.core as mx
 
-from batching.backend.attention import Pool, SlidingWindow, StepAttention
-from batching.backend.paged_cache import LayerCache, LayerShape, PagedKVCache, Slots
+from batching.backend.paged.kv_cache import LayerCache, LayerShape, PagedKVCache, Slots
+from batching.backend.paged.mlx_attention import Pool, SlidingWindow, StepAttention
 
 
 def device_cache(shapes: Iterable[LayerShape], num_blocks: int, block_size: int) -> PagedKVCache:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from batching.backend.sampler import Sample
+from batching.backend.sampling.sampler import Sample
 from batching.request import BatchRequest
-from batching.step_plan import Slice
+from batching.scheduling.step_plan import Slice
 
 
 class Score(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batching.backend.cpu.draws import largest
+from batching.backend.sampling.host_draw import largest
 from batching.request import TokenLogprobs
 
 

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import mlx.core as mx
 import numpy as np
 
-from batching.backend.cpu.draws import draw
+from batching.backend.sampling.host_draw import draw
 from batching.request import BatchRequest, SamplingParams
 
 _MASK_64: Final = (1 << 64) - 1
@@ -39,7 +39,7 @@ _NEVER: Final = -1e9
 
 
 class Masks(Protocol):
-    """What constraints leave of logits; see `batching.backend.token_masks`."""
+    """What constraints leave of logits; see `batching.backend.sampling.token_masks`."""
 
     def apply(self, logits: mx.array) -> mx.array: ...
 

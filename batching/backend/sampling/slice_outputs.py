@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from batching.backend.logit_rows import LogitRows
-from batching.backend.logprobs import token_logprobs
+from batching.backend.sampling.logit_rows import LogitRows
+from batching.backend.sampling.logprobs import token_logprobs
 from batching.request import BatchRequest, TokenLogprobs
-from batching.step_plan import Slice, SliceOutput
+from batching.scheduling.step_plan import Slice, SliceOutput
 
 
 def slice_outputs(

@@ -7,12 +7,12 @@ from itertools import accumulate
 import mlx.core as mx
 import numpy as np
 
-from batching.backend.logit_rows import LogitRows
-from batching.backend.sampler import ArgMax, Sampler
-from batching.backend.slice_outputs import slice_outputs
-from batching.backend.token_masks import MaskFiller, TokenMasks
-from batching.model_runner import SlicesFailed
-from batching.step_plan import Slice, SliceOutput
+from batching.backend.sampling.logit_rows import LogitRows
+from batching.backend.sampling.sampler import ArgMax, Sampler
+from batching.backend.sampling.slice_outputs import slice_outputs
+from batching.backend.sampling.token_masks import MaskFiller, TokenMasks
+from batching.scheduling.model_runner import SlicesFailed
+from batching.scheduling.step_plan import Slice, SliceOutput
 
 
 class SliceSampler:

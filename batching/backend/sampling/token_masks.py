@@ -8,8 +8,8 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
-from batching.backend.sampler import Sample
-from batching.constraint import MaskRow, TokenConstraint
+from batching.backend.sampling.sampler import Sample
+from batching.constraints.protocol import MaskRow, TokenConstraint
 
 # The eight bits of a byte, lowest first: 0 where set, else minus infinity.
 _TERMS: Final = np.where(

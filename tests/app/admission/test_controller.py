@@ -2,12 +2,12 @@
 
 import pytest
 
-from app.admission import Admission, Limits, Place
-from app.client import ANONYMOUS, Client
-from app.refusals import QueueFull, QuotaExceeded, ShuttingDown
-from app.service_rate import MAX_RETRY_AFTER, ServiceRate
+from app.admission.controller import Admission, Limits, Place
+from app.admission.service_rate import MAX_RETRY_AFTER, ServiceRate
+from app.http.client import ANONYMOUS, Client
+from app.http.rejections import QueueFull, QuotaExceeded, ShuttingDown
 from batching import DeadlineExceeded, Priority
-from tests.fakes import FakeClock
+from tests.support.fakes import FakeClock
 
 
 def admission(clock: FakeClock | None = None, **limits: int | None) -> Admission:

@@ -8,8 +8,8 @@ import pytest
 from jinja2 import TemplateRuntimeError, UndefinedError
 from jinja2.exceptions import SecurityError
 
-from app.messages.tool_parser import ToolCallParser
-from tests.app.speaker import ByteTokenizer, Served, served
+from app.parsing.tool_parser import ToolCallParser
+from tests.support.speaker import ByteTokenizer, Served, served
 
 pytestmark = pytest.mark.anyio
 

@@ -11,12 +11,12 @@ import pytest
 from sse_starlette.sse import AppStatus
 from starlette.types import Message
 
-from app import sse
-from app.choice import Choice, TextOptions
-from app.completion_reply import CompletionReply
-from app.generation import Generation
-from app.reply import head
-from tests.app.speaker import (
+from app.api import sse
+from app.api.openai.completions.response_builder import CompletionReply
+from app.api.response_builder import head
+from app.generation.choice import Choice, TextOptions
+from app.generation.generation import Generation
+from tests.support.speaker import (
     MODEL_ID,
     Breaking,
     ByteTokenizer,
@@ -130,7 +130,7 @@ async def test_a_bug_in_the_middle_is_an_event_and_its_place_is_in_the_log(
         assert await server.num_unfinished() == 0
     *_, error = chunks(response.text)
     assert error["error"]["message"] == "the server failed while serving this request"
-    assert "RuntimeError at app/" in caplog.text
+    assert "RuntimeError at api/test_stream.py:" in caplog.text
     # The message may quote what a client sent.
     assert "a bug" not in caplog.text
     assert "reason=failed" in caplog.text

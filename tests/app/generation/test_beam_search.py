@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from batching.request import TokenLogprobs
-from batching.step_plan import SliceOutput, StepPlan
-from tests.app.speaker import END, Speaker, served
+from batching.scheduling.step_plan import SliceOutput, StepPlan
+from tests.support.speaker import END, Speaker, served
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,8 @@ from hypothesis import example, given, strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
-from app.detokenizer import Detokenizer
-from tests.app.speaker import ByteTokenizer
+from app.generation.detokenizer import Detokenizer
+from tests.support.speaker import ByteTokenizer
 
 TRAINING_TEXT = "the quick brown fox 你好 你们好 Grüße größer 👋👋🏽 naïve café \ufffd\ufffd"
 END = "<|end|>"

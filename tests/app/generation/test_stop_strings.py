@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from app.stop_strings import StopStrings
+from app.generation.stop_strings import StopStrings
 
 # Two letters, so that texts and stop strings overlap in every way.
 texts = st.text("ab", max_size=20)

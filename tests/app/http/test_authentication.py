@@ -7,9 +7,9 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from app.authentication import Authentication, client_of, read_keys
-from app.client import ANONYMOUS, Client
-from tests.app.test_protocol import running, split
+from app.http.authentication import Authentication, client_of, read_keys
+from app.http.client import ANONYMOUS, Client
+from tests.app.server.test_http_protocol import running, split
 
 pytestmark = pytest.mark.anyio
 
@@ -148,7 +148,7 @@ async def test_every_key_is_compared_whichever_it_is(monkeypatch: pytest.MonkeyP
         compared.append(len(known))
         return known == shown
 
-    monkeypatch.setattr("app.authentication.hmac.compare_digest", compare)
+    monkeypatch.setattr("app.http.authentication.hmac.compare_digest", compare)
     door = Door("a", "b" * 100, "c")
     for key in ("a", "b" * 100, "c", "d"):
         await door.knock(x_api_key=key)

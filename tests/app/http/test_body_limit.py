@@ -10,9 +10,18 @@ from typing import Any, Final
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from app import body_limit
-from app.body_limit import BodyLimit
-from tests.app.test_protocol import ENOUGH, LONG, SHORT, Connection, Site, later, running, split
+from app.http import body_limit
+from app.http.body_limit import BodyLimit
+from tests.app.server.test_http_protocol import (
+    ENOUGH,
+    LONG,
+    SHORT,
+    Connection,
+    Site,
+    later,
+    running,
+    split,
+)
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.errors import ANSWERS, answer_for, error_body
+from app.http.errors import ANSWERS, answer_for, error_body
 from batching import (
     EmptyPrompt,
     EngineConfig,
@@ -14,7 +14,7 @@ from batching import (
     ModelNotFound,
     SchedulerManager,
 )
-from tests.app.speaker import served
+from tests.support.speaker import served
 
 pytestmark = pytest.mark.anyio
 

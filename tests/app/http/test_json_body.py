@@ -8,8 +8,8 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from hypothesis import example, given, strategies as st
 
-from app import errors
-from app.json_route import MAX_PARTS, JsonRoute, num_parts, read_json
+from app.http import errors
+from app.http.json_body import MAX_PARTS, JsonRoute, num_parts, read_json
 
 pytestmark = pytest.mark.anyio
 

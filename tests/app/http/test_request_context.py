@@ -8,10 +8,10 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from app.logs import outline
-from app.refusals import ShuttingDown
-from app.request_scope import OpenRequests, RequestScope
-from tests.app.test_protocol import LAST_GET, running, split
+from app.http.rejections import ShuttingDown
+from app.http.request_context import OpenRequests, RequestScope
+from app.observability.logs import outline
+from tests.app.server.test_http_protocol import LAST_GET, running, split
 
 pytestmark = pytest.mark.anyio
 
@@ -157,8 +157,8 @@ class TestFailures:
         (record,) = caplog.records
         assert record.levelno == logging.ERROR
         line = record.getMessage()
-        assert line.startswith("request trace-7 failed: KeyError at app/test_request_scope.py:")
-        assert " fail < app/test_request_scope.py:" in line
+        assert line.startswith("request trace-7 failed: KeyError at http/test_request_context.py:")
+        assert " fail < http/test_request_context.py:" in line
         assert SECRET not in caplog.text
 
     async def test_one_that_has_an_answer_of_its_own_gets_it(self) -> None:
@@ -176,7 +176,7 @@ class TestFailures:
         assert fields["x-request-id"].startswith("req-")
         assert body.endswith(b"}}")
         assert [r.name for r in caplog.records if r.levelno >= logging.ERROR] == [
-            "app.request_scope"
+            "app.http.request_context"
         ]
 
     def test_a_response_that_has_begun_is_cut_and_not_ended(

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Sample
 
-from app.metrics.metrics import Metrics
+from app.observability.metrics.registry import Metrics
 from batching import (
     AnswerRecord,
     EngineObserver,
@@ -22,9 +22,9 @@ from batching import (
     SchedulerStats,
     StepRecord,
 )
-from batching.block_ages import NO_AGES, BlockAges
+from batching.blocks.block_ages import NO_AGES, BlockAges
 from batching.config import SchedulerConfig
-from tests.fakes import ByteTokenizer, loaded_engine
+from tests.support.fakes import ByteTokenizer, loaded_engine
 
 MODEL: Final = "fake/model"
 

@@ -8,13 +8,13 @@ from io import StringIO
 import pytest
 from pydantic import SecretStr
 
-from app.activity import INTERVAL, Activity
-from app.logs import JsonLines, as_text, configure, say
-from app.watchdog import Watchdog
+from app.observability.logs import JsonLines, as_text, configure, say
+from app.observability.throughput_log import INTERVAL, Activity
+from app.server.watchdog import Watchdog
 from batching import AnswerRecord, Priority, StepRecord
 from batching.config import SchedulerConfig
 from batching.scheduler import ContinuousBatchingScheduler
-from tests.app.speaker import Breaking, Served, served, served_endlessly
+from tests.support.speaker import Breaking, Served, served, served_endlessly
 
 pytestmark = pytest.mark.anyio
 
@@ -274,7 +274,7 @@ class TestWatchdog:
     async def test_it_looks_every_second_and_says_how_late_it_is(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("app.watchdog._INTERVAL", 0.01)
+        monkeypatch.setattr("app.server.watchdog._INTERVAL", 0.01)
         ticks: asyncio.Queue[float] = asyncio.Queue()
         async with served() as server:
             await probe(server, "/health")
@@ -293,7 +293,7 @@ class TestWatchdog:
 def test_activity_is_a_line_every_ten_seconds_while_there_is_some(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", logger="app.activity")
+    caplog.set_level("INFO", logger="app.observability.throughput_log")
     stats = ContinuousBatchingScheduler(SchedulerConfig(num_blocks=4)).stats()
     stats = stats._replace(
         num_running=3, num_free_blocks=1, num_queried_tokens=10, num_hit_tokens=5

@@ -9,8 +9,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from app.tracing import ENDPOINT, TracingUnavailable, make_tracer
-from tests.app.speaker import MODEL_ID, served, served_endlessly
+from app.observability.tracing import ENDPOINT, TracingUnavailable, make_tracer
+from tests.support.speaker import MODEL_ID, served, served_endlessly
 
 pytestmark = pytest.mark.anyio
 

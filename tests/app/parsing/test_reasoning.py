@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, strategies as st
 
-from app.messages.events import ContentPiece, MessageEvent, ReasoningPiece, join_pieces
-from app.messages.reasoning import ReasoningParser, ends_in_thinking
+from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece, join_pieces
+from app.parsing.reasoning import ReasoningParser, ends_in_thinking
 
 START, END = "<a>", "</a>"
 

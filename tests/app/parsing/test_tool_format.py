@@ -12,11 +12,11 @@ from hypothesis import given, settings, strategies as st
 from mlx_lm.tool_parsers import glm47, json_tools, mistral, qwen3_coder
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from app.messages.events import ContentPiece, ToolCallArguments, ToolCallStart
-from app.messages.reasoning_grammar import after_reasoning
-from app.messages.tool_format import ToolFormat, call_text, tool_format
-from app.messages.tool_grammar import Marker
-from app.schemas.tools import NamedTool, Tool, ToolChoice
+from app.api.openai.schemas.tools import NamedTool, Tool, ToolChoice
+from app.parsing.events import ContentPiece, ToolCallArguments, ToolCallStart
+from app.parsing.reasoning_grammar import after_reasoning
+from app.parsing.tool_format import ToolFormat, call_text, tool_format
+from app.parsing.tool_grammar import Marker
 from batching import (
     GrammarCompiler,
     GrammarText,
@@ -25,7 +25,7 @@ from batching import (
     choice_grammar,
     json_schema_grammar,
 )
-from batching.grammar import Grammar
+from batching.constraints.grammar import Grammar
 
 END: Final = "<|end|>"
 START_OF_CALL, END_OF_CALL = "<tool_call>", "</tool_call>"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from app.messages.events import (
+from app.parsing.events import (
     ContentPiece,
     MessageEvent,
     ReasoningPiece,
@@ -17,12 +17,12 @@ from app.messages.events import (
     ToolCallStart,
     join_pieces,
 )
-from app.messages.json_call import JsonCallReader
-from app.messages.parser import MessageParser
-from app.messages.reasoning import ReasoningParser
-from app.messages.tool_format import call_text
-from app.messages.tool_parser import ToolCallParser, new_call_id
-from app.messages.whole_call import BoundedCalls, WholeCallReader
+from app.parsing.message_parser import MessageParser
+from app.parsing.reasoning import ReasoningParser
+from app.parsing.tool_call_buffered import BoundedCalls, WholeCallReader
+from app.parsing.tool_call_json import JsonCallReader
+from app.parsing.tool_format import call_text
+from app.parsing.tool_parser import ToolCallParser, new_call_id
 
 START, END = "<tool_call>", "</tool_call>"
 CALL = call_text("f", '{"a": 1}')

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from app.messages.history import template_messages
-from app.messages.tool_format import call_text
-from app.schemas.chat import ChatMessage
-from app.schemas.tools import Tool
-from tests.app.test_tool_format import GENERAL, JSON, MISTRAL
+from app.api.openai.chat.request import ChatMessage
+from app.api.openai.schemas.tools import Tool
+from app.parsing.tool_format import call_text
+from app.prompts.chat_history import template_messages
+from tests.app.parsing.test_tool_format import GENERAL, JSON, MISTRAL
 
 CALL_ID = "call_0123456789abcdef"
 

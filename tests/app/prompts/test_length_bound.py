@@ -17,12 +17,12 @@ from tokenizers import (
     trainers,
 )
 
-from app.messages.tool_format import tool_format
-from app.prompt import PromptTooLong, chat_prompt, completion_prompt
-from app.prompt_length import MAX_SHRINKING, token_bytes
-from app.schemas.chat import ChatCompletionRequest
+from app.api.openai.chat.request import ChatCompletionRequest
+from app.parsing.tool_format import tool_format
+from app.prompts.length_bound import MAX_SHRINKING, token_bytes
+from app.prompts.render import PromptTooLong, chat_prompt, completion_prompt
 from batching import ModelInfo
-from tests.app.speaker import ByteTokenizer
+from tests.support.speaker import ByteTokenizer
 
 CORPUS: Final = [
     "the cat, the hat   and the that\n\n    in the flat 1234",

@@ -15,8 +15,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from app.protocol import MAX_HEAD_BYTES, Protocol, protocol_class
-from app.server import bind
+from app.server.http_protocol import MAX_HEAD_BYTES, Protocol, protocol_class
+from app.server.uvicorn_server import bind
 
 # Nobody waits that long: a test that needs it has failed.
 LONG: Final = 20.0

@@ -16,14 +16,14 @@ import httpx
 import openai
 import pytest
 
-from app import server
 from app.__main__ import allow_connections, leave, open_standard_files, start, stop_at_once
-from app.command import base_url, main, run
+from app.cli import base_url, main, run
 from app.main import create_app
-from app.server import BindError, bind, serve
+from app.server import uvicorn_server as server
+from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings
 from batching import SchedulerManager
-from tests.app.speaker import ENDLESS_BLOCKS, MODEL_ID, Breaking, Gate, speaking_manager
+from tests.support.speaker import ENDLESS_BLOCKS, MODEL_ID, Breaking, Gate, speaking_manager
 
 T = TypeVar("T")
 
@@ -218,9 +218,9 @@ def test_a_server_whose_engine_fails_goes_on_if_it_is_not_to_exit() -> None:
             failed.set()
 
     listener = Listener()
-    logging.getLogger("app.watchdog").addHandler(listener)
+    logging.getLogger("app.server.watchdog").addHandler(listener)
     while_serving(manager, visit)
-    logging.getLogger("app.watchdog").removeHandler(listener)
+    logging.getLogger("app.server.watchdog").removeHandler(listener)
 
 
 def test_the_address_must_be_free_and_ours() -> None:
@@ -275,7 +275,7 @@ def test_a_start_says_where_the_server_is_and_the_end_stops_the_engine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracer = Closed()
-    monkeypatch.setattr("app.command.make_tracer", lambda *_: tracer)
+    monkeypatch.setattr("app.cli.make_tracer", lambda *_: tracer)
     settings = Settings(host="0.0.0.0", port=free_port(), _env_file=None)
     url = base_url(settings.host, settings.port)
     manager = speaking_manager()
@@ -348,7 +348,7 @@ class TestMain:
             return 7
 
         monkeypatch.setattr(os, "_exit", exit_process)
-        monkeypatch.setattr("app.command.main", main_until_told)
+        monkeypatch.setattr("app.cli.main", main_until_told)
         monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
         start()
         assert statuses == [130, 143, 7]

@@ -5,13 +5,13 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from batching.backend import kv_cache
+from batching.backend import choose_pool as kv_cache
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.native.build import why_not
-from batching.backend.native.extension import Native, NoNative, load_native
 from batching.backend.native.model import use_kernels
+from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.self_check import Batchable, NotBatchable, check_model
-from tests.backend.model_files import write_model
+from tests.support.model_files import write_model
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 from batching.backend import BLAS
 from batching.backend.blas import Blas, NoBlas, load_blas
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 needs_blas = pytest.mark.skipif(not isinstance(BLAS, Blas), reason=f"{BLAS}")
 

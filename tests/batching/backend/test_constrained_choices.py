@@ -13,12 +13,12 @@ from batching.backend.mlx_runner import MLXRunner
 from batching.backend.self_check import Batchable, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
-from batching.grammar import Grammar, GrammarCompiler, json_schema_grammar
+from batching.constraints.grammar import Grammar, GrammarCompiler, json_schema_grammar
 from batching.request import GREEDY, BatchRequest, FinishReason, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.step_plan import SliceOutput, StepPlan
-from tests.batching.test_grammar import SCHEMAS
-from tests.golden import GOLDEN
+from batching.scheduling.step_plan import SliceOutput, StepPlan
+from tests.batching.constraints.test_grammar import SCHEMAS
+from tests.support.golden import GOLDEN
 
 pytestmark = pytest.mark.timeout(240)
 

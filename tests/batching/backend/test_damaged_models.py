@@ -15,12 +15,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from batching.backend.gguf_header import GgufHeader, read_header
+from batching.backend.gguf.header import GgufHeader, read_header
 from batching.errors import ModelLoadError
-from tests.backend.damaged_files import outcome
-from tests.backend.gguf_writer import Q8_0, write_gguf
-from tests.backend.model_files import refusal, write_model
-from tests.backend.test_gguf import BPE, blocks, metadata_of, random_model, tensors_of
+from tests.batching.backend.gguf.test_model import (
+    BPE,
+    blocks,
+    metadata_of,
+    random_model,
+    tensors_of,
+)
+from tests.support.damaged_files import outcome
+from tests.support.gguf_writer import Q8_0, write_gguf
+from tests.support.model_files import refusal, write_model
 
 HUGE: Final = (1 << 31, 1 << 32, 1 << 62, (1 << 64) - 1)
 
@@ -352,7 +358,7 @@ def test_a_damaged_text_file_is_refused(directory: Path, name: str, content: byt
 def test_no_damage_ends_the_process(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     """`mx.load` reads what has passed as valid without a look at where it ends."""
     path = write(tmp_path)
-    command = [sys.executable, "-m", "tests.backend.damaged_files", str(path), "5", "150"]
+    command = [sys.executable, "-m", "tests.support.damaged_files", str(path), "5", "150"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"(\d+ loaded, )?\d+ refused", done.stdout)

@@ -12,23 +12,23 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from batching.backend import kv_cache
-from batching.backend.logit_rows import LogitRows
+from batching.backend import choose_pool as kv_cache
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.sampler import Sample, Sampler
+from batching.backend.sampling.logit_rows import LogitRows
+from batching.backend.sampling.sampler import Sample, Sampler
+from batching.backend.sampling.slice_sampler import SliceSampler
+from batching.backend.sampling.token_masks import MaskFiller
 from batching.backend.self_check import Batchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
-from batching.backend.slice_sampler import SliceSampler
-from batching.backend.token_masks import MaskFiller
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
-from batching.constraint import AllowedTokens, MaskRow
-from batching.model_runner import ModelRunner, SlicesFailed
+from batching.constraints.protocol import AllowedTokens, MaskRow
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
-from batching.step_plan import Slice, SliceOutput, StepPlan
-from tests.backend.conftest import Check
-from tests.backend.tiny_models import VOCAB_SIZE, tiny_model
+from batching.scheduling.model_runner import ModelRunner, SlicesFailed
+from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
+from tests.batching.backend.conftest import Check
+from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 
 NUM_TOKENS: Final = 10
 # A token that no healthy prompt has, and that the model does not say: see `poisoned_model`.

@@ -13,17 +13,17 @@ import pytest
 
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.extension import Native
 from batching.backend.native.model import use_kernels
+from batching.backend.native_loader import Native
 from batching.backend.self_check import Batchable, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import PagedBlockManager
 from batching.config import SchedulerConfig
-from batching.constraint import AllowedTokens
+from batching.constraints.protocol import AllowedTokens
 from batching.request import GREEDY, BatchRequest, SamplingParams, TokenLogprobs, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.step_plan import SliceOutput, StepPlan
-from tests.golden import GOLDEN, GoldenCase
+from batching.scheduling.step_plan import SliceOutput, StepPlan
+from tests.support.golden import GOLDEN, GoldenCase
 
 pytestmark = pytest.mark.timeout(240)
 

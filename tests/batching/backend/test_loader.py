@@ -21,10 +21,10 @@ from batching.backend.loader import (
     resolve,
 )
 from batching.errors import ModelLoadError
-from tests.backend.arrays import parameters
-from tests.backend.model_files import edit_config, refusal
+from tests.support.arrays import parameters
+from tests.support.model_files import edit_config, refusal
 
-GOLDEN: Any = json.loads((Path(__file__).parents[1] / "data/golden_smollm2.json").read_text())
+GOLDEN: Any = json.loads((Path(__file__).parents[2] / "data/golden_smollm2.json").read_text())
 CASES: dict[str, Any] = {case["name"]: case for case in GOLDEN["cases"]}
 # Two answers may differ only where the reference itself was undecided.
 UNDECIDED = 1e-3

@@ -11,16 +11,22 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from batching.backend import engine_builder, memory
 from batching.backend.engine_builder import build_engine
-from batching.backend.gguf import arrays_of
+from batching.backend.gguf.model import arrays_of
 from batching.backend.loader import load_model
 from batching.backend.memory import blocks_within, container_limit, device_memory
-from batching.backend.native.extension import Native
 from batching.backend.native.modules import replace_modules
+from batching.backend.native_loader import Native
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
-from tests.backend.gguf_writer import Q4_0, Q8_0, write_gguf
-from tests.backend.model_files import refusal, write_model
-from tests.backend.test_gguf import BPE, blocks, metadata_of, random_model, tensors_of
+from tests.batching.backend.gguf.test_model import (
+    BPE,
+    blocks,
+    metadata_of,
+    random_model,
+    tensors_of,
+)
+from tests.support.gguf_writer import Q4_0, Q8_0, write_gguf
+from tests.support.model_files import refusal, write_model
 
 
 @pytest.mark.parametrize(("content", "limit"), [("1048576\n", 1048576), ("max\n", None)])

@@ -9,22 +9,22 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.extension import Native
 from batching.backend.native.model import use_kernels
 from batching.backend.native.modules import replace_modules
-from batching.backend.paged_cache import PagedKVCache
+from batching.backend.native_loader import Native
+from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.self_check import Batchable, NotBatchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockTable
 from batching.config import SchedulerConfig
-from batching.constraint import AllowedTokens
-from batching.model_runner import ModelRunner
+from batching.constraints.protocol import AllowedTokens
 from batching.request import BatchRequest, SamplingParams, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
-from batching.step_plan import Slice
-from tests.backend.conftest import Check
-from tests.backend.tiny_models import FAMILIES, UNBATCHABLE, VOCAB_SIZE, tiny_model
+from batching.scheduling.model_runner import ModelRunner
+from batching.scheduling.step_plan import Slice
+from tests.batching.backend.conftest import Check
+from tests.support.tiny_models import FAMILIES, UNBATCHABLE, VOCAB_SIZE, tiny_model
 
 NUM_TOKENS = 12
 RNG = np.random.default_rng(3)

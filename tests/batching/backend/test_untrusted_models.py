@@ -10,12 +10,12 @@ import transformers.dynamic_module_utils
 from jinja2 import TemplateError
 
 from batching.backend import loader
-from batching.backend.gguf_header import read_header
-from batching.backend.gguf_tokenizer import build_tokenizer
+from batching.backend.gguf.header import read_header
+from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import load_model
-from tests.backend.gguf_writer import write_gguf
-from tests.backend.model_files import edit_config, refusal
-from tests.backend.test_gguf import BPE
+from tests.batching.backend.gguf.test_model import BPE
+from tests.support.gguf_writer import write_gguf
+from tests.support.model_files import edit_config, refusal
 
 WITNESS: Final = "witness"
 

@@ -1,6 +1,6 @@
 from hypothesis import given, strategies as st
 
-from batching.free_runs import FreeRuns
+from batching.blocks.free_runs import FreeRuns
 
 
 @given(st.integers(1, 40), st.data())

@@ -14,9 +14,15 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from batching import grammar
-from batching.errors import InvalidRequest
-from batching.grammar import (
+from batching.constraints import grammar
+from batching.constraints.compile_limits import (
+    SpecialTokens,
+    compile_with_little_stack,
+    is_affordable,
+    limit,
+    work_of,
+)
+from batching.constraints.grammar import (
     MAX_GRAMMAR_LENGTH,
     Grammar,
     GrammarCompiler,
@@ -29,15 +35,9 @@ from batching.grammar import (
     lark_grammar,
     regex_grammar,
 )
-from batching.grammar_cost import (
-    SpecialTokens,
-    compile_with_little_stack,
-    is_affordable,
-    limit,
-    work_of,
-)
-from batching.grammar_matcher import GrammarMatcher
-from tests.fakes import ByteTokenizer
+from batching.constraints.matcher import GrammarMatcher
+from batching.errors import InvalidRequest
+from tests.support.fakes import ByteTokenizer
 
 WORDS: Final = (b'{"', b'":', b'": ', b'",', b", ", b"}]", b"true", b"null", b"  ", b"\n  ", b"ab")
 SPECIAL: Final = ("<|end|>", "<|im_end|>", "<think>")

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from batching.constraint import AllowedTokens, MaskRow
+from batching.constraints.protocol import AllowedTokens, MaskRow
 from batching.request import BatchRequest, FinishReason
 from batching.scheduler import ContinuousBatchingScheduler, RequestFailure, RequestOutput
 from tests.batching.test_scheduler import config
-from tests.fakes import TokenRunner, expected_output
+from tests.support.fakes import TokenRunner, expected_output
 
 
 def test_a_mask_has_a_bit_for_each_allowed_token() -> None:

@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from batching.config import SchedulerConfig
-from batching.engine_thread import EngineThread
+from batching.engine.engine_thread import EngineThread
+from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.token_stream import TokenStream
 from batching.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -19,14 +21,18 @@ from batching.errors import (
     ModelLoadError,
     RequestFailed,
 )
-from batching.loaded_engine import LoadedEngine
 from batching.observer import AnswerRecord, Observers, StepRecord
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenOutput
 from batching.scheduler import SchedulerStats
-from batching.step_plan import SliceOutput, StepPlan
-from batching.token_stream import TokenStream
-from tests.fakes import VOCAB_SIZE, ByteTokenizer, TokenRunner, expected_output, loaded_engine
+from batching.scheduling.step_plan import SliceOutput, StepPlan
+from tests.support.fakes import (
+    VOCAB_SIZE,
+    ByteTokenizer,
+    TokenRunner,
+    expected_output,
+    loaded_engine,
+)
 
 pytestmark = pytest.mark.anyio
 

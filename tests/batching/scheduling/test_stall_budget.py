@@ -1,4 +1,4 @@
-from batching.stall_budget import StallBudget
+from batching.scheduling.stall_budget import StallBudget
 
 
 def test_nothing_is_known_before_a_prompt_was_read() -> None:

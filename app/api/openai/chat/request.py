@@ -4,13 +4,13 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validator
 
-from app.schemas import unsupported
-from app.schemas.fields import Text, check_length, fault
-from app.schemas.reasoning import ReasoningEffort, TemplateKwargs
-from app.schemas.request import GenerationRequest
-from app.schemas.structured import ResponseFormat
-from app.schemas.tools import ToolCall, ToolChoice, ToolList, check_tool_choice
-from app.schemas.wire import WireRequest
+from app.api.openai.schemas import unsupported
+from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs
+from app.api.openai.schemas.sampling import GenerationRequest
+from app.api.openai.schemas.structured_outputs import ResponseFormat
+from app.api.openai.schemas.tools import ToolCall, ToolChoice, ToolList, check_tool_choice
+from app.api.schemas.base import WireRequest
+from app.api.schemas.fields import Text, check_length, fault
 
 _PART_SEPARATOR: Final = "\n"  # vLLM's and llama.cpp's too
 _MIN_ANSWER: Final = 256

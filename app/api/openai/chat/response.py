@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from app.schemas.fields import EndReason
-from app.schemas.logprobs import ChoiceLogprobs
-from app.schemas.usage import Timings, Usage
+from app.api.openai.schemas.logprobs import ChoiceLogprobs
+from app.api.openai.schemas.usage import Timings, Usage
+from app.api.schemas.fields import EndReason
 
 
 class CalledFunctionText(BaseModel):

@@ -4,18 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.choice import Delta, ToldToken
-from app.generation import Answer, Progress
-from app.logprobs import TokenBytes, chat_logprobs
-from app.messages.events import (
-    ContentPiece,
-    MessageEvent,
-    ReasoningPiece,
-    ToolCallArguments,
-    ToolCallStart,
-)
-from app.reply import prompt_progress
-from app.schemas.chat_reply import (
+from app.api.openai.chat.response import (
     AnswerToolCall,
     CalledFunctionText,
     ChatAnswer,
@@ -25,9 +14,20 @@ from app.schemas.chat_reply import (
     ChatCompletion,
     ChatDelta,
 )
-from app.schemas.fields import EndReason
-from app.schemas.logprobs import ChoiceLogprobs
-from app.schemas.usage import Totals
+from app.api.openai.logprobs import TokenBytes, chat_logprobs
+from app.api.openai.schemas.logprobs import ChoiceLogprobs
+from app.api.openai.schemas.usage import Totals
+from app.api.response_builder import prompt_progress
+from app.api.schemas.fields import EndReason
+from app.generation.choice import Delta, ToldToken
+from app.generation.generation import Answer, Progress
+from app.parsing.events import (
+    ContentPiece,
+    MessageEvent,
+    ReasoningPiece,
+    ToolCallArguments,
+    ToolCallStart,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

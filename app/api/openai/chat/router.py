@@ -6,8 +6,12 @@ from dataclasses import dataclass
 import anyio
 from fastapi import APIRouter, Request, Response
 
-from app.chat_reply import ChatReply
-from app.endpoints.serving import (
+from app.api.openai.chat.request import ChatCompletionRequest
+from app.api.openai.chat.response import ChatCompletion
+from app.api.openai.chat.response_builder import ChatReply
+from app.api.response_builder import head, new_id
+from app.api.schemas.errors import EVENT_RESPONSES
+from app.api.serving import (
     admitted,
     check_choices,
     demands_of,
@@ -15,17 +19,13 @@ from app.endpoints.serving import (
     num_tokens_of,
     respond,
 )
-from app.json_route import JsonRoute
-from app.messages.parser import MessageParser
-from app.messages.reasoning import ReasoningParser, ends_in_thinking
-from app.messages.reasoning_grammar import after_reasoning
-from app.messages.tool_format import ToolFormat, thinking_markers, tool_format
-from app.prompt import chat_prompt
-from app.reply import head, new_id
-from app.schemas.chat import ChatCompletionRequest
-from app.schemas.chat_reply import ChatCompletion
-from app.schemas.errors import EVENT_RESPONSES
-from app.submission import GrammarDemand, generate, truncated
+from app.generation.submit import GrammarDemand, generate, truncated
+from app.http.json_body import JsonRoute
+from app.parsing.message_parser import MessageParser
+from app.parsing.reasoning import ReasoningParser, ends_in_thinking
+from app.parsing.reasoning_grammar import after_reasoning
+from app.parsing.tool_format import ToolFormat, thinking_markers, tool_format
+from app.prompts.render import chat_prompt
 from batching import ModelInfo
 
 router = APIRouter(route_class=JsonRoute)

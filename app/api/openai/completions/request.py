@@ -4,12 +4,12 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
-from app.schemas import unsupported
-from app.schemas.chat_reply import PromptProgress
-from app.schemas.fields import EndReason, TokenId, check_encodable, check_length, fault
-from app.schemas.logprobs import CompletionLogprobs
-from app.schemas.request import MAX_CHOICES, GenerationRequest
-from app.schemas.usage import Timings, Usage
+from app.api.openai.chat.response import PromptProgress
+from app.api.openai.schemas import unsupported
+from app.api.openai.schemas.logprobs import CompletionLogprobs
+from app.api.openai.schemas.sampling import MAX_CHOICES, GenerationRequest
+from app.api.openai.schemas.usage import Timings, Usage
+from app.api.schemas.fields import EndReason, TokenId, check_encodable, check_length, fault
 
 _MAX_PROMPTS: Final = 1024  # as vLLM
 _MAX_TOKEN_IDS: Final = 1 << 20  # of all prompts together

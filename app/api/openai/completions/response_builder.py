@@ -4,15 +4,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.choice import Delta, ToldToken
-from app.generation import Answer, Progress
-from app.logprobs import TokenBytes, completion_logprobs, joined, prompt_logprobs
-from app.messages.events import ContentPiece, MessageEvent
-from app.reply import prompt_progress
-from app.schemas.completions import Completion, CompletionChoice
-from app.schemas.fields import EndReason
-from app.schemas.logprobs import CompletionLogprobs
-from app.schemas.usage import Totals
+from app.api.openai.completions.request import Completion, CompletionChoice
+from app.api.openai.logprobs import TokenBytes, completion_logprobs, joined, prompt_logprobs
+from app.api.openai.schemas.logprobs import CompletionLogprobs
+from app.api.openai.schemas.usage import Totals
+from app.api.response_builder import prompt_progress
+from app.api.schemas.fields import EndReason
+from app.generation.choice import Delta, ToldToken
+from app.generation.generation import Answer, Progress
+from app.parsing.events import ContentPiece, MessageEvent
 from batching import TokenLogprobs
 
 

@@ -6,11 +6,12 @@ from itertools import accumulate
 import anyio
 from fastapi import APIRouter, Request, Response
 
-from app.admission import Place
-from app.beam_search import BeamSearch
-from app.completion_reply import CompletionReply, PromptText
-from app.detokenizer import Detokenizer
-from app.endpoints.serving import (
+from app.admission.controller import Place
+from app.api.openai.completions.request import Completion, CompletionRequest
+from app.api.openai.completions.response_builder import CompletionReply, PromptText
+from app.api.response_builder import head, new_id
+from app.api.schemas.errors import EVENT_RESPONSES
+from app.api.serving import (
     admitted,
     check_choices,
     demands_of,
@@ -19,20 +20,19 @@ from app.endpoints.serving import (
     respond,
     respond_whole,
 )
-from app.generation import Generation
-from app.json_route import JsonRoute
-from app.prompt import completion_prompt
-from app.reply import head, new_id
-from app.schemas.completions import Completion, CompletionRequest
-from app.schemas.errors import EVENT_RESPONSES
-from app.service import service_of
-from app.submission import (
+from app.generation.beam_search import BeamSearch
+from app.generation.detokenizer import Detokenizer
+from app.generation.generation import Generation
+from app.generation.submit import (
     Demands,
     GrammarDemand,
     generate,
     text_options,
     truncated,
 )
+from app.http.json_body import JsonRoute
+from app.prompts.render import completion_prompt
+from app.server_state import service_of
 from batching import EngineThread, InvalidRequest, ModelInfo
 
 router = APIRouter(route_class=JsonRoute)

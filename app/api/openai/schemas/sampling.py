@@ -4,10 +4,10 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.schemas import unsupported
-from app.schemas.fields import MAX_TOKEN_IDS, LogitBias, StopStringList, Text, TokenId, fault
-from app.schemas.structured import StructuredOutputs
-from app.schemas.wire import WireRequest
+from app.api.openai.schemas import unsupported
+from app.api.openai.schemas.structured_outputs import StructuredOutputs
+from app.api.schemas.base import WireRequest
+from app.api.schemas.fields import MAX_TOKEN_IDS, LogitBias, StopStringList, Text, TokenId, fault
 from batching import Priority
 
 _INT32_MAX: Final = 2**31 - 1

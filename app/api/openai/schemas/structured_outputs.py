@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from app.schemas import unsupported
-from app.schemas.fields import Text, fault, json_text
-from app.schemas.wire import WireRequest
+from app.api.openai.schemas import unsupported
+from app.api.schemas.base import WireRequest
+from app.api.schemas.fields import Text, fault, json_text
 from batching import (
     GrammarText,
     choice_grammar,

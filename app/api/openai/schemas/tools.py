@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from app.schemas.fields import Text, check_size, fault, json_text
-from app.schemas.wire import WireRequest
+from app.api.schemas.base import WireRequest
+from app.api.schemas.fields import Text, check_size, fault, json_text
 
 _MAX_TOOLS: Final = 128
 # Together they become part of the prompt; many models' whole context is shorter.

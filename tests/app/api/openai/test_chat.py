@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from app.choice import Choice, TextOptions
-from app.generation import Generation
-from app.messages.tool_format import tool_format
-from app.prompt import chat_prompt
-from app.schemas.chat import ChatCompletionRequest, ChatMessage
-from tests.app.speaker import (
+from app.api.openai.chat.request import ChatCompletionRequest, ChatMessage
+from app.generation.choice import Choice, TextOptions
+from app.generation.generation import Generation
+from app.parsing.tool_format import tool_format
+from app.prompts.render import chat_prompt
+from tests.support.speaker import (
     MODEL_ID,
     Breaking,
     ByteTokenizer,

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from batching.request import BatchRequest
-from tests.app.speaker import END, Speaker, served
-from tests.fakes import odds
+from tests.support.fakes import odds
+from tests.support.speaker import END, Speaker, served
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.speaker import END, MODEL_ID, served
+from tests.support.speaker import END, MODEL_ID, served
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.app.speaker import MODEL_ID, served
+from tests.support.speaker import MODEL_ID, served
 
 pytestmark = pytest.mark.anyio
 

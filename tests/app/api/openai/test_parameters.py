@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from app.logprobs import token_name
-from app.schemas.chat import ChatCompletionRequest
-from app.schemas.completions import CompletionRequest
-from app.submission import demands, sampling_params, truncated
+from app.api.openai.chat.request import ChatCompletionRequest
+from app.api.openai.completions.request import CompletionRequest
+from app.api.openai.logprobs import token_name
+from app.generation.submit import demands, sampling_params, truncated
 from batching import InvalidRequest
-from tests.app.speaker import END, ByteTokenizer, served
-from tests.app.test_choices import chunks
+from tests.app.api.openai.test_choices import chunks
+from tests.support.speaker import END, ByteTokenizer, served
 
 pytestmark = pytest.mark.anyio
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from app.schemas import unsupported
-from app.schemas.chat import ChatCompletionRequest
-from app.submission import sampling_params
+from app.api.openai.chat.request import ChatCompletionRequest
+from app.api.openai.schemas import unsupported
+from app.generation.submit import sampling_params
 from batching import ModelInfo, Priority, SamplingParams
-from tests.app.speaker import END, ByteTokenizer, served
+from tests.support.speaker import END, ByteTokenizer, served
 
 NAN = float("nan")
 INFINITY = float("inf")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.schemas.structured import ResponseFormat, StructuredOutputs
+from app.api.openai.schemas.structured_outputs import ResponseFormat, StructuredOutputs
 from batching import (
     choice_grammar,
     json_object_grammar,

@@ -6,8 +6,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from app.schemas.chat import ChatMessage
-from app.schemas.tools import NamedTool, Tool, ToolChoice, ToolList, check_tool_choice
+from app.api.openai.chat.request import ChatMessage
+from app.api.openai.schemas.tools import NamedTool, Tool, ToolChoice, ToolList, check_tool_choice
 
 tool_lists: TypeAdapter[list[Tool]] = TypeAdapter(ToolList)
 tool_choices: TypeAdapter[ToolChoice] = TypeAdapter(ToolChoice)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.app.speaker import END, served
+from tests.support.speaker import END, served
 
 pytestmark = pytest.mark.anyio
 

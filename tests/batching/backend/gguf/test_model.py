@@ -14,12 +14,12 @@ import sentencepiece
 from mlx_lm.models import llama, qwen2, qwen3
 from numpy.typing import NDArray
 
-from batching.backend.gguf import load_gguf
-from batching.backend.gguf_header import read_header
-from batching.backend.gguf_tokenizer import build_tokenizer
+from batching.backend.gguf.header import read_header
+from batching.backend.gguf.model import load_gguf
+from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.errors import ModelLoadError
-from tests.backend.arrays import parameters
-from tests.backend.gguf_writer import Q4_0, Q4_1, Q4_K, Q5_K, Q8_0, RawTensor, Value, write_gguf
+from tests.support.arrays import parameters
+from tests.support.gguf_writer import Q4_0, Q4_1, Q4_K, Q5_K, Q8_0, RawTensor, Value, write_gguf
 
 Array = NDArray[np.float32]
 Metadata = dict[str, Value]

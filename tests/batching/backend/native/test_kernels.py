@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from batching.backend.native.extension import Native, num_cores
+from batching.backend.native_loader import Native, num_cores
 
 Floats = npt.NDArray[np.float32]
 

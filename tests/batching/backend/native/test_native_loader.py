@@ -15,14 +15,14 @@ import pytest
 from mlx_lm.models import llama
 
 import batching.backend.native as package
-from batching.backend import engine_builder
+from batching.backend import engine_builder, native_loader as extension
 from batching.backend.engine_builder import build_engine
-from batching.backend.native import build, extension
-from batching.backend.native.extension import Native, NoNative, load_native
+from batching.backend.native import build
 from batching.backend.native.model import use_kernels
+from batching.backend.native_loader import Native, NoNative, load_native
 from batching.config import CpuPrecision, EngineConfig
 from batching.errors import ModelLoadError
-from tests.process import ROOT, start
+from tests.support.process import ROOT, start
 
 MODULE: Final = "batching.backend.native._native"
 
@@ -229,7 +229,7 @@ def test_what_is_built_can_be_loaded_and_names_no_place_of_this_machine(
 ) -> None:
     assert build.build(tmp_path) is None
     # In a process of its own: one has room for one such module.
-    load = "from batching.backend.native.extension import load_native; print(load_native('auto'))"
+    load = "from batching.backend.native_loader import load_native; print(load_native('auto'))"
     done = subprocess.run(
         [sys.executable, "-c", LOAD_FROM + load, str(tmp_path)],
         cwd=ROOT,
@@ -252,7 +252,7 @@ def test_the_start_says_which_kernels_compute(mode: str) -> None:
 
 
 def test_a_server_that_requires_missing_kernels_says_so_and_ends() -> None:
-    serve = "from app.command import main; sys.exit(main())"
+    serve = "from app.cli import main; sys.exit(main())"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
     required = {"MLX_SERVER_NATIVE": "require", "MLX_SERVER_DEVICE": "cpu", "MLX_SERVER_PORT": "0"}
     done = subprocess.run(

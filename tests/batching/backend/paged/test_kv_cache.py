@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batching.backend.attention import SlidingWindow, StepAttention
 from batching.backend.cpu.host_cache import HostLayerCache, host_cache
-from batching.backend.device_cache import DeviceLayerCache, device_cache
-from batching.backend.paged_cache import LayerShape, PagedKVCache
+from batching.backend.paged.kv_cache import LayerShape, PagedKVCache
+from batching.backend.paged.mlx_attention import SlidingWindow, StepAttention
+from batching.backend.paged.mlx_pool import DeviceLayerCache, device_cache
 from batching.block_manager import BlockCopy, BlockTable
 from batching.request import BatchRequest
-from batching.step_plan import Slice
+from batching.scheduling.step_plan import Slice
 
 MakeCache = Callable[[list[LayerShape], int, int], PagedKVCache]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batching.backend.logprobs import token_logprobs
-from batching.backend.sampler import (
+from batching.backend.sampling.logprobs import token_logprobs
+from batching.backend.sampling.sampler import (
     Draw,
     Sample,
     Sampler,
@@ -18,8 +18,8 @@ from batching.backend.sampler import (
     draw_on_host,
     draw_seed,
 )
-from batching.backend.token_masks import MaskFiller
-from batching.constraint import AllowedTokens, MaskRow
+from batching.backend.sampling.token_masks import MaskFiller
+from batching.constraints.protocol import AllowedTokens, MaskRow
 from batching.request import BatchRequest, SamplingParams
 
 VOCAB_SIZE = 32
