@@ -8,7 +8,7 @@ from typing import Final
 
 from app.main import create_app
 from app.observability import logs
-from app.observability.logs import say
+from app.observability.logs import print_stderr
 from app.observability.tracing import TracingUnavailable, make_tracer
 from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings, SettingsError, load_settings, unknown_variables
@@ -28,10 +28,10 @@ def main() -> int:
         settings = load_settings()
         logs.configure(settings.log_level, settings.log_format)
         for line in (*unknown_variables(os.environ), *_risks(settings)):
-            say(f"warning: {line}")
+            print_stderr(f"warning: {line}")
         return run(settings, SchedulerManager([settings.engine_config()]))
     except (SettingsError, BindError, ModelLoadError, TracingUnavailable) as error:
-        say(str(error))
+        print_stderr(str(error))
         return _CANNOT_START
 
 
@@ -49,10 +49,10 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
     with bind(settings.host, settings.port) as sock:
         app = create_app(manager, settings, tracer)
         try:
-            say(f"loading {manager.model_ids[0]} ...")
+            print_stderr(f"loading {manager.model_ids[0]} ...")
             engine = manager.get(manager.model_ids[0])
             lines = [*engine.startup_lines, *_invitation(sock, engine.model.model_id, keys)]
-            return serve(app, sock, on_listening=lambda: say("\n".join(lines)))
+            return serve(app, sock, on_listening=lambda: print_stderr("\n".join(lines)))
         finally:
             manager.close(_ENGINE_STOP_TIMEOUT)
             if tracer is not None:

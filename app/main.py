@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from app.admission.controller import Admission
+from app.admission.controller import AdmissionController
 from app.api.openai import models
 from app.api.openai.chat import router as chat
 from app.api.openai.completions import router as completions
@@ -13,13 +13,13 @@ from app.api.vllm import tokenize
 from app.http import errors
 from app.http.authentication import Authentication
 from app.http.body_limit import BodyLimit
-from app.http.errors import REFUSAL_REASONS
-from app.http.request_context import RequestScope
+from app.http.errors import REJECTION_REASONS
+from app.http.request_context import RequestContextMiddleware
 from app.observability.metrics.registry import Metrics
 from app.observability.request_log import log_request
 from app.observability.request_record import RequestRecord
 from app.observability.tracing import Tracer
-from app.server_state import Service
+from app.server_state import ServerState
 from app.settings import Settings
 from batching import Observers, SchedulerManager
 
@@ -39,8 +39,10 @@ def create_app(
 
     settings = settings or Settings.model_construct()
     app = FastAPI(title="mlx-batch-server", redirect_slashes=False)
-    metrics = Metrics(manager.model_ids[0], refusal_reasons=REFUSAL_REASONS)
-    service = Service(manager, settings, Admission(settings.limits(), on_end=end), metrics)
+    metrics = Metrics(manager.model_ids[0], rejection_reasons=REJECTION_REASONS)
+    service = ServerState(
+        manager, settings, AdmissionController(settings.limits(), on_end=end), metrics
+    )
     manager.observe(lambda _: Observers(metrics, service.activity))
     app.state.service = service
     errors.install(app)
@@ -50,7 +52,7 @@ def create_app(
     return app
 
 
-def _add_middleware(app: FastAPI, service: Service) -> None:
+def _add_middleware(app: FastAPI, service: ServerState) -> None:
     """Put what holds for every request around the app, the innermost first."""
     settings = service.settings
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout=settings.read_timeout)
@@ -59,7 +61,7 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
         keys=settings.client_keys(),
         share_prefix_cache=settings.share_prefix_cache,
     )
-    app.add_middleware(RequestScope, open_requests=service.open_requests)
+    app.add_middleware(RequestContextMiddleware, in_flight=service.in_flight)
     if settings.allowed_origins:
         # Around it all: a browser asks first, without a key, and reads errors only so.
         app.add_middleware(

@@ -7,10 +7,10 @@ from typing import Final
 import anyio
 from fastapi import Request
 
-from app.admission.controller import Admission
-from app.http.request_context import OpenRequests
+from app.admission.controller import AdmissionController
+from app.http.request_context import InFlightRequests
 from app.observability.metrics.registry import Metrics
-from app.observability.throughput_log import Activity
+from app.observability.throughput_log import ThroughputLogger
 from app.settings import Settings
 from batching import SchedulerManager
 
@@ -18,15 +18,15 @@ _MAX_COMPILED_AT_ONCE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServerState:
     """`compiling` limits grammars: they take a core each, and nobody else waits for that."""
 
     manager: SchedulerManager
     settings: Settings
-    admission: Admission
+    admission: AdmissionController
     metrics: Metrics
-    open_requests: OpenRequests = field(default_factory=OpenRequests)
-    activity: Activity = field(default_factory=Activity)
+    in_flight: InFlightRequests = field(default_factory=InFlightRequests)
+    activity: ThroughputLogger = field(default_factory=ThroughputLogger)
     started: int = field(default_factory=lambda: int(time()))
     compiling: anyio.CapacityLimiter = field(
         default_factory=lambda: anyio.CapacityLimiter(_MAX_COMPILED_AT_ONCE)
@@ -53,6 +53,6 @@ class Service:
         return "the queue is full" if self.admission.is_full else None
 
 
-def service_of(request: Request) -> Service:
-    service: Service = request.app.state.service
+def server_state(request: Request) -> ServerState:
+    service: ServerState = request.app.state.service
     return service

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.admission.controller import Limits
+from app.admission.controller import AdmissionLimits
 from app.http.authentication import read_keys
 from batching import EngineConfig
 
@@ -279,9 +279,9 @@ class Settings(BaseSettings):
             raise SettingsError(f"{env_name('api_keys_file')} cannot be read: {reason}") from None
         return keys + _keys("api_keys_file", text)
 
-    def limits(self) -> Limits:
+    def limits(self) -> AdmissionLimits:
         """Say the door's share of the settings in its words."""
-        return Limits(
+        return AdmissionLimits(
             max_running=self.max_num_seqs,
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,

@@ -30,7 +30,7 @@ from batching.errors import (
     RequestFailed,
 )
 from batching.model_info import ModelInfo, Tokenizer
-from batching.observer import AnswerRecord, EngineObserver, Observers, StepRecord
+from batching.observer import EngineObserver, Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
 from batching.scheduler import SchedulerStats
@@ -38,7 +38,6 @@ from batching.scheduler_manager import SchedulerManager
 
 __all__ = [
     "AllowedTokens",
-    "AnswerRecord",
     "ContextLengthExceeded",
     "DeadlineExceeded",
     "EmptyPrompt",
@@ -64,6 +63,7 @@ __all__ = [
     "SamplingParams",
     "SchedulerManager",
     "SchedulerStats",
+    "SequenceStats",
     "StepRecord",
     "TokenConstraint",
     "TokenLogprobs",

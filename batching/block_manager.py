@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
-from batching.blocks.block_ages import AgeLog, BlockAges
+from batching.blocks.block_ages import BlockAgeRecorder, BlockAges
 from batching.blocks.free_runs import FreeRuns
 
 BlockHash = NewType("BlockHash", bytes)
@@ -108,7 +108,7 @@ class PagedBlockManager:
         self.blocks = [KVBlock(block_id) for block_id in range(num_blocks)]
         self.num_evictions = 0
         self.now = 0.0
-        self._ages = AgeLog()
+        self._ages = BlockAgeRecorder()
         self._eviction_batch = max(1, int(num_blocks * self._EVICTION_SHARE))
         self._empty = FreeRuns(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()

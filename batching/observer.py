@@ -31,7 +31,7 @@ class StepRecord(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class AnswerRecord:
+class SequenceStats:
     """The life of one answer; times are in seconds on the engine's clock.
 
     scheduled_time: of the first step that read its prompt; None before, and for an answer that
@@ -91,11 +91,11 @@ class EngineObserver(Protocol):
         """Take how things stand when the engine goes idle without a step."""
         ...
 
-    def observe_tokens(self, answer: AnswerRecord, num_tokens: int, gap: float | None) -> None:
+    def observe_tokens(self, answer: SequenceStats, num_tokens: int, gap: float | None) -> None:
         """Take that an answer got tokens, `gap` seconds after those before; None for its first."""
         ...
 
-    def observe_end(self, answer: AnswerRecord) -> None: ...
+    def observe_end(self, answer: SequenceStats) -> None: ...
 
 
 class Observers:
@@ -110,10 +110,10 @@ class Observers:
     def observe_stats(self, stats: SchedulerStats) -> None:
         self._tell(lambda observer: observer.observe_stats(stats))
 
-    def observe_tokens(self, answer: AnswerRecord, num_tokens: int, gap: float | None) -> None:
+    def observe_tokens(self, answer: SequenceStats, num_tokens: int, gap: float | None) -> None:
         self._tell(lambda observer: observer.observe_tokens(answer, num_tokens, gap))
 
-    def observe_end(self, answer: AnswerRecord) -> None:
+    def observe_end(self, answer: SequenceStats) -> None:
         self._tell(lambda observer: observer.observe_end(answer))
 
     def _tell(self, what: Callable[[EngineObserver], None]) -> None:

@@ -43,7 +43,7 @@ class SchedulerStats(NamedTuple):
 
 
 @dataclass(slots=True)
-class DraftCounts:
+class SpecDecodeStats:
     """How many guesses were checked, of how many tokens, and how many of these were right."""
 
     num_drafts: int = 0
@@ -97,7 +97,7 @@ class ContinuousBatchingScheduler:
         self.num_aged_admissions = 0
         self.num_prefix_waits = 0
         self._awaiting_prefix: set[int] = set()
-        self._drafts_made = DraftCounts()
+        self._drafts_made = SpecDecodeStats()
         self._now = 0.0
 
     @property

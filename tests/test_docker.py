@@ -20,7 +20,7 @@ DOCKER: Final = ROOT / "docker"
 DASHBOARD: Final = DOCKER / "grafana" / "dashboards" / "mlx-batch-server.json"
 
 # What the server exports once it knows its cache and has refused somebody.
-EXPORTED: Final = Metrics("fake/model", refusal_reasons=("queue_full",))
+EXPORTED: Final = Metrics("fake/model", rejection_reasons=("queue_full",))
 
 METRIC: Final = re.compile(r"\b(?:vllm:|mlx_server:|process_)\w+")
 SELECTOR: Final = re.compile(r"([\w:]+)\{([^}]*)\}")

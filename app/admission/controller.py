@@ -11,7 +11,7 @@ from app.api.openai.schemas.usage import Usage
 from app.http.client import Client
 from app.http.rejections import QueueFull, QuotaExceeded, ShuttingDown
 from app.observability.request_record import RequestRecord
-from batching import AnswerRecord, DeadlineExceeded, Priority
+from batching import DeadlineExceeded, Priority, SequenceStats
 
 # How much of the queue a class may fill: when the server is busy the less urgent work is
 # refused first, and there is always room for the urgent.
@@ -21,7 +21,7 @@ _MINUTE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AdmissionLimits:
     """What the server takes on at most.
 
     max_running: requests that run at once; those beyond wait.
@@ -43,7 +43,7 @@ class Limits:
         return self.max_running + int(self.max_queued_requests * _SHARES[priority])
 
 
-class Admission:
+class AdmissionController:
     """Lets requests in while there is room for their class.
 
     Lives in the event loop.  A request is counted from `enter` until its place is left, its
@@ -52,7 +52,7 @@ class Admission:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: AdmissionLimits,
         clock: Callable[[], float] = monotonic,
         on_end: Callable[[RequestRecord], None] = lambda _: None,
     ) -> None:
@@ -65,7 +65,7 @@ class Admission:
         self.num_waiting_tokens = 0
         self._rate = ServiceRate()
         self._num_of_client: Counter[str] = Counter()
-        self._allowances: dict[str, Allowance] = {}
+        self._allowances: dict[str, TokenBucket] = {}
 
     @property
     def is_full(self) -> bool:
@@ -75,7 +75,7 @@ class Admission:
             or self.num_waiting_tokens >= self.limits.max_queued_tokens
         )
 
-    def enter(self, client: Client, priority: Priority, request_id: str = "-") -> "Place":
+    def enter(self, client: Client, priority: Priority, request_id: str = "-") -> "AdmissionTicket":
         """Let a request in, which counts until it leaves its place.
 
         Raises:
@@ -93,7 +93,7 @@ class Admission:
             self._rate.begin(now)
         self.num_requests += 1
         self._num_of_client[client.name] += 1
-        return Place(self, client, priority, request_id, now)
+        return AdmissionTicket(self, client, priority, request_id, now)
 
     def hold(self, priority: Priority, num_tokens: int) -> None:
         """Count the tokens of a request's prompts until they are read.
@@ -106,7 +106,7 @@ class Admission:
             raise QueueFull("too many prompt tokens are waiting", self._retry_after(self.clock()))
         self.num_waiting_tokens += num_tokens
 
-    def leave(self, place: "Place") -> None:
+    def leave(self, place: "AdmissionTicket") -> None:
         self.num_requests -= 1
         self.num_waiting_tokens -= place.num_waiting_tokens
         self._num_of_client[place.client.name] -= 1
@@ -125,7 +125,7 @@ class Admission:
     def _allow(self, client: Client, now: float) -> None:
         if (limit := self.limits.requests_per_minute) is None:
             return
-        allowance = self._allowances.setdefault(client.name, Allowance(limit, float(limit), now))
+        allowance = self._allowances.setdefault(client.name, TokenBucket(limit, float(limit), now))
         if (seconds := allowance.take(now)) > 0:
             raise QuotaExceeded(f"this key may send {limit} requests a minute", seconds)
 
@@ -135,7 +135,7 @@ class Admission:
 
 
 @dataclass(slots=True)
-class Allowance:
+class TokenBucket:
     """A token bucket: `limit` requests at once, refilled at as many a minute."""
 
     limit: int
@@ -152,7 +152,7 @@ class Allowance:
         return -int(-(1 - self.left) * _MINUTE // self.limit)
 
 
-class Place:
+class AdmissionTicket:
     """One request's place; leaving it never waits and may be done any number of times.
 
     entered: when the request came in, on the clock of the engine.
@@ -161,7 +161,7 @@ class Place:
 
     def __init__(
         self,
-        admission: Admission,
+        admission: AdmissionController,
         client: Client,
         priority: Priority,
         request_id: str,
@@ -199,7 +199,7 @@ class Place:
         return f"{self.client.cache_salt}:{salt}" if salt else self.client.cache_salt
 
     def hold(self, num_tokens: int) -> None:
-        """Count the tokens of the request's prompts as waiting; see Admission.hold."""
+        """Count the tokens of the request's prompts as waiting; see AdmissionController.hold."""
         self._admission.hold(self._priority, num_tokens)
         self.num_waiting_tokens += num_tokens
         self.was_served = True
@@ -210,7 +210,7 @@ class Place:
         self.num_waiting_tokens -= num_tokens
 
     def end(
-        self, completion_id: str, answers: Sequence[AnswerRecord], usage: Usage, ending: str
+        self, completion_id: str, answers: Sequence[SequenceStats], usage: Usage, ending: str
     ) -> None:
         """Leave, and tell what became of the request."""
         self.leave()

@@ -19,7 +19,7 @@ from app.generation.generation import Answer, Progress
 _PACKAGES: Final = ("mlx", "mlx-lm")
 
 
-class Reply(Protocol):
+class ResponseBuilder(Protocol):
     """The words of one endpoint for one generation, streamed or whole."""
 
     def opening(self, num_choices: int) -> Iterable[BaseModel]: ...

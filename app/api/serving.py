@@ -10,15 +10,15 @@ from typing import Final, Protocol
 import anyio
 from fastapi import Request, Response
 
-from app.admission.controller import Place
+from app.admission.controller import AdmissionTicket
 from app.api.openai.schemas.usage import Totals
-from app.api.response_builder import Reply
+from app.api.response_builder import ResponseBuilder
 from app.api.sse import EventStream
 from app.generation.generation import Answer, Generation
-from app.generation.submit import AnyRequest, Demands, GrammarDemand, bounded_tokens, demands
+from app.generation.submit import AnyRequest, GenerationParams, GrammarSpec, bounded_tokens, demands
 from app.http.client import ANONYMOUS, Client
 from app.http.errors import CLIENT_CLOSED_REQUEST
-from app.server_state import service_of
+from app.server_state import server_state
 from batching import DeadlineExceeded, EngineThread, InvalidRequest, Priority
 
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
@@ -32,19 +32,19 @@ async def engine_for(request: Request, model_id: str | None) -> EngineThread:
         ModelNotFound: no such model is served here.
         ModelLoadError: it cannot be found or read.
     """
-    manager = service_of(request).manager
+    manager = server_state(request).manager
     wanted = manager.model_ids[0] if model_id is None else model_id
     if (engine := manager.loaded(wanted)) is not None:
         return engine
     return await anyio.to_thread.run_sync(manager.get, wanted)
 
 
-def enter(request: Request, priority: Priority = Priority.NORMAL) -> Place:
-    """Give a request its place; see Admission.enter."""
+def enter(request: Request, priority: Priority = Priority.NORMAL) -> AdmissionTicket:
+    """Give a request its place; see AdmissionController.enter."""
     state = request.scope.get("state", {})
     client: Client = state.get("client", ANONYMOUS)
     request_id: str = state.get("request_id", "-")
-    place = service_of(request).admission.enter(client, priority, request_id)
+    place = server_state(request).admission.enter(client, priority, request_id)
     place.trace_headers = {
         name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers
     }
@@ -62,7 +62,7 @@ def counted(request: Request) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def admitted(request: Request, body: AnyRequest) -> AsyncIterator[Place]:
+async def admitted(request: Request, body: AnyRequest) -> AsyncIterator[AdmissionTicket]:
     """Give a request its place while it is prepared, and take it back if that fails.
 
     Raises:
@@ -96,7 +96,7 @@ def _timeout(request: Request, body: AnyRequest) -> float | None:
 
 def check_choices(request: Request, body: AnyRequest) -> None:
     """Raise InvalidRequest if more answers are asked for than this server gives."""
-    limit = service_of(request).settings.max_choices
+    limit = server_state(request).settings.max_choices
     if body.num_choices > limit:
         param = "n" if body.n > limit else "best_of"
         raise InvalidRequest(param, f"{limit} are the most answers to one prompt")
@@ -114,14 +114,14 @@ def num_tokens_of(
     Raises:
         InvalidRequest: together they are more than this server gives one request.
     """
-    limit = service_of(request).settings.max_output_tokens
+    limit = server_state(request).settings.max_output_tokens
     return bounded_tokens(
         engine.model, [len(prompt) for prompt in prompts], body.num_choices, max_tokens, limit
     )
 
 
 async def respond(
-    request: Request, generation: Generation, reply: Reply, *, stream: bool
+    request: Request, generation: Generation, reply: ResponseBuilder, *, stream: bool
 ) -> Response:
     """Return the response, which closes the generation."""
     if stream:
@@ -134,11 +134,11 @@ async def demands_of(
     engine: EngineThread,
     body: AnyRequest,
     *,
-    grammar: GrammarDemand | None,
+    grammar: GrammarSpec | None,
     prompt_logprobs: int | None = None,
-) -> Demands:
+) -> GenerationParams:
     """Compile what a request asks of its answers, a few grammars at a time."""
-    compiling = None if grammar is None else service_of(request).compiling
+    compiling = None if grammar is None else server_state(request).compiling
     work = partial(demands, engine, body, grammar=grammar, prompt_logprobs=prompt_logprobs)
     return await anyio.to_thread.run_sync(work, limiter=compiling)
 
@@ -154,7 +154,7 @@ class Answering(Protocol):
     def close(self) -> None: ...
 
 
-async def respond_whole(request: Request, answering: Answering, reply: Reply) -> Response:
+async def respond_whole(request: Request, answering: Answering, reply: ResponseBuilder) -> Response:
     """Return all answers at once; the work on them ends when the client goes."""
     try:
         async with _while_connected(request):
@@ -166,7 +166,7 @@ async def respond_whole(request: Request, answering: Answering, reply: Reply) ->
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-def _written(reply: Reply, answers: Sequence[Answer], totals: Totals) -> str:
+def _written(reply: ResponseBuilder, answers: Sequence[Answer], totals: Totals) -> str:
     """Return the body, which takes a second where many answers tell the odds of their tokens."""
     return reply.whole(answers, totals).model_dump_json(exclude_unset=True)
 

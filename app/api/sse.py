@@ -9,10 +9,10 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 from starlette.types import Receive, Scope, Send
 
-from app.api.response_builder import Reply
+from app.api.response_builder import ResponseBuilder
 from app.generation.generation import Generation, Progress
 from app.http.errors import error_body
-from app.observability.logs import outline
+from app.observability.logs import summarize_exception
 from batching import EngineError
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class EventStream(EventSourceResponse):
     response that is cancelled runs no background task.
     """
 
-    def __init__(self, generation: Generation, reply: Reply) -> None:
+    def __init__(self, generation: Generation, reply: ResponseBuilder) -> None:
         super().__init__(events(generation, reply), sep="\n", ping=PING_INTERVAL)
         self._generation = generation
 
@@ -46,7 +46,7 @@ class EventStream(EventSourceResponse):
             self._generation.close()
 
 
-async def events(generation: Generation, reply: Reply) -> AsyncIterator[bytes]:
+async def events(generation: Generation, reply: ResponseBuilder) -> AsyncIterator[bytes]:
     """Yield the chunks, or what failed, and the terminator."""
     try:
         for chunk in reply.opening(generation.num_choices):
@@ -62,7 +62,7 @@ async def events(generation: Generation, reply: Reply) -> AsyncIterator[bytes]:
     except Exception as error:
         # The head is out and said 200: this is the only place left to say it.
         if not isinstance(error, EngineError):
-            logger.error("a stream failed: %s", outline(error))
+            logger.error("a stream failed: %s", summarize_exception(error))
         yield f"data: {error_body(error)}\n\n".encode()
     yield DONE
 

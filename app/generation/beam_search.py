@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 
-from app.admission.controller import Place
+from app.admission.controller import AdmissionTicket
 from app.api.openai.schemas.usage import Totals, Usage
-from app.generation.choice import Choice, TextOptions, ToldToken
+from app.generation.choice import Choice, TextOptions, TokenWithLogprob
 from app.generation.generation import Answer
 from app.parsing.events import join_pieces
 from batching import (
@@ -64,7 +64,7 @@ class BeamSearch:
     priority: Priority
     cache_salt: str | None
     completion_id: str
-    place: Place
+    place: AdmissionTicket
 
     def __post_init__(self) -> None:
         self.usage = self._usage(0, 0)
@@ -167,7 +167,7 @@ class BeamSearch:
         ]
         reason = FinishReason.STOP if beam.is_finished else FinishReason.LENGTH
         delta = choice.take(TokenOutput(beam.token_ids, reason, 0, tuple(told)))
-        tokens: Sequence[ToldToken] = delta.tokens
+        tokens: Sequence[TokenWithLogprob] = delta.tokens
         assert delta.finish_reason is not None, "it was told how the beam ended"
         return Answer(index, join_pieces(delta.events), tokens, (), delta.finish_reason)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from app.api.schemas.fields import EndReason
+from app.api.schemas.fields import FinishReasonText
 from app.generation.detokenizer import Detokenizer
 from app.generation.stop_strings import StopStrings
 from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece
@@ -39,7 +39,7 @@ class PlainText:
         return []
 
 
-class ToldToken(NamedTuple):
+class TokenWithLogprob(NamedTuple):
     """A token of the answer; `offset` is where its text begins, in characters."""
 
     token_id: int
@@ -73,9 +73,9 @@ class Delta:
     index: int
     is_first: bool = False
     events: Sequence[MessageEvent] = ()
-    tokens: Sequence[ToldToken] = ()
+    tokens: Sequence[TokenWithLogprob] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    finish_reason: EndReason | None = None
+    finish_reason: FinishReasonText | None = None
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Choice:
         self._num_chars = 0
         self._num_certain_chars = 0
         self._sum_logprobs = 0.0
-        self._untold: list[ToldToken] = []
+        self._untold: list[TokenWithLogprob] = []
         self._is_reasoning = False
 
     @property
@@ -137,9 +137,9 @@ class Choice:
     def _note(self, token_id: int, offset: int, logprobs: TokenLogprobs) -> None:
         self._sum_logprobs += logprobs.logprob
         if token_id not in self.options.hidden_token_ids:
-            self._untold.append(ToldToken(token_id, offset, logprobs, self._is_reasoning))
+            self._untold.append(TokenWithLogprob(token_id, offset, logprobs, self._is_reasoning))
 
-    def _told(self, *, is_last: bool) -> Sequence[ToldToken]:
+    def _told(self, *, is_last: bool) -> Sequence[TokenWithLogprob]:
         """Return the tokens whose text has come, and in the end those that have none."""
         if is_last and not self._stop_strings.is_matched:
             told, self._untold = self._untold, []
@@ -168,7 +168,7 @@ class Choice:
     def _has_ended(self) -> bool:
         return self._stop_strings.is_matched or self.parser.is_full
 
-    def _end(self, reason: FinishReason) -> EndReason:
+    def _end(self, reason: FinishReason) -> FinishReasonText:
         if reason is FinishReason.LENGTH:
             return "length"
         return "tool_calls" if self.parser.has_calls else "stop"

@@ -6,10 +6,10 @@ from typing import Self
 
 import anyio
 
-from app.admission.controller import Place
+from app.admission.controller import AdmissionTicket
 from app.api.openai.schemas.usage import Timings, Totals, Usage
-from app.api.schemas.fields import EndReason
-from app.generation.choice import Choice, Delta, ToldToken
+from app.api.schemas.fields import FinishReasonText
+from app.generation.choice import Choice, Delta, TokenWithLogprob
 from app.parsing.events import MessageEvent, join_pieces
 from batching import DeadlineExceeded, TokenLogprobs, TokenOutput, TokenStream
 
@@ -35,9 +35,9 @@ class Answer:
 
     index: int
     events: Sequence[MessageEvent]
-    tokens: Sequence[ToldToken]
+    tokens: Sequence[TokenWithLogprob]
     prompt_logprobs: Sequence[TokenLogprobs]
-    finish_reason: EndReason
+    finish_reason: FinishReasonText
     mean_logprob: float = 0.0
 
 
@@ -56,7 +56,7 @@ class Generation:
         tokens: TokenStream,
         choices: Sequence[Choice],
         prompt_lengths: Sequence[int],
-        place: Place,
+        place: AdmissionTicket,
         *,
         is_blocking: bool = False,
         tells_timings: bool = False,
@@ -74,7 +74,7 @@ class Generation:
         self._tells_timings = tells_timings
         self._num_cached_tokens = [0] * len(prompt_lengths)
         self._prompt_logprobs: list[Sequence[TokenLogprobs]] = [()] * len(prompt_lengths)
-        self._reasons: dict[int, EndReason] = {}
+        self._reasons: dict[int, FinishReasonText] = {}
         self._failure: str | None = None
         self._is_closed = False
 

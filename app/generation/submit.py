@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from app.admission.controller import Place
+from app.admission.controller import AdmissionTicket
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.completions.request import CompletionRequest
 from app.generation.choice import Choice, Parser, PlainText, TextOptions
@@ -22,7 +22,7 @@ AnyRequest = ChatCompletionRequest | CompletionRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Demands:
+class GenerationParams:
     """What an answer has to keep to."""
 
     sampling: SamplingParams
@@ -31,7 +31,7 @@ class Demands:
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarDemand:
+class GrammarSpec:
     """A grammar, and the field that asked for it."""
 
     grammar: GrammarText
@@ -42,11 +42,11 @@ async def generate(
     engine: EngineThread,
     prompts: Sequence[Sequence[int]],
     body: AnyRequest,
-    wanted: Demands,
+    wanted: GenerationParams,
     *,
     completion_id: str,
     max_tokens: int | None,
-    place: Place,
+    place: AdmissionTicket,
     parser: Callable[[], Parser] = PlainText,
     kept_token_ids: frozenset[int] = frozenset(),
     is_blocking: bool = False,
@@ -94,7 +94,7 @@ async def generate(
 
 
 def text_options(
-    model: ModelInfo, body: AnyRequest, wanted: Demands, kept: frozenset[int] = frozenset()
+    model: ModelInfo, body: AnyRequest, wanted: GenerationParams, kept: frozenset[int] = frozenset()
 ) -> TextOptions:
     """Return how the tokens of a request's answers become text."""
     hidden = frozenset() if body.include_stop_str_in_output else wanted.stop_token_ids
@@ -113,9 +113,9 @@ def demands(
     engine: EngineThread,
     body: AnyRequest,
     *,
-    grammar: GrammarDemand | None = None,
+    grammar: GrammarSpec | None = None,
     prompt_logprobs: int | None = None,
-) -> Demands:
+) -> GenerationParams:
     """Compile what a request asks of its answer; this may take a while.
 
     Raises:
@@ -127,7 +127,7 @@ def demands(
     if body.num_logprobs is not None:
         # It reads the vocabulary the first time, which takes up to a second.
         engine.grammars.token_bytes(0)
-    return Demands(
+    return GenerationParams(
         sampling_params(model, body, prompt_logprobs),
         frozenset(i for i in eos_token_ids if i < model.vocab_size) | {*body.stop_token_ids},
         _constraint(engine, body, grammar),
@@ -173,7 +173,7 @@ def _bad_words(model: ModelInfo, words: Sequence[str]) -> Iterator[tuple[int, ..
 
 
 def _constraint(
-    engine: EngineThread, body: AnyRequest, grammar: GrammarDemand | None
+    engine: EngineThread, body: AnyRequest, grammar: GrammarSpec | None
 ) -> TokenConstraint | None:
     if grammar is None:
         if body.allowed_token_ids is None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.http.body_limit import Upload, turn_away
+from app.http.body_limit import RequestBody, send_rejection
 from app.http.client import ANONYMOUS, Client
 from app.http.rejections import Unauthorized
 
@@ -63,7 +63,7 @@ class Authentication:
         elif scope["type"] != "http":
             await self._app(scope, receive, send)
         elif (client := self._client(scope)) is None:
-            await turn_away(Unauthorized(), Upload(scope, receive), send)
+            await send_rejection(Unauthorized(), RequestBody(scope, receive), send)
         else:
             scope.setdefault("state", {})["client"] = client
             await self._app(scope, receive, send)

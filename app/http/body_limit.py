@@ -8,7 +8,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.errors import error_response
-from app.http.rejections import BodyTooLarge, BodyTooSlow, QueueFull, Refusal
+from app.http.rejections import BodyTooLarge, BodyTooSlow, QueueFull, Rejection
 
 # The bodies of all requests together, in bodies of the largest size.
 _MAX_BODIES: Final = 64
@@ -22,7 +22,7 @@ LINGER_BYTES: int = 64 << 20
 _MAX_DIGITS: Final = 20
 
 
-class Upload:
+class RequestBody:
     """The body of one request, on its way.
 
     num_declared: bytes that the head says will come; 1 where that is no number.
@@ -58,7 +58,7 @@ def _number(value: bytes) -> int:
     return int(value) if value.isdigit() and len(value) <= _MAX_DIGITS else 1
 
 
-async def turn_away(refusal: Refusal, upload: Upload, send: Send) -> None:
+async def send_rejection(refusal: Rejection, upload: RequestBody, send: Send) -> None:
     """Answer without the app; if the body has not come whole, close the connection."""
     response = error_response(refusal)
     if upload.is_open:
@@ -76,7 +76,7 @@ async def turn_away(refusal: Refusal, upload: Upload, send: Send) -> None:
     await send({"type": "http.response.body"})
 
 
-async def _drop_rest(upload: Upload) -> None:
+async def _drop_rest(upload: RequestBody) -> None:
     limit = upload.num_read + LINGER_BYTES
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_SECONDS):
@@ -99,22 +99,22 @@ class BodyLimit:
         self.num_held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not (upload := Upload(scope, receive)).is_open:
+        if scope["type"] != "http" or not (upload := RequestBody(scope, receive)).is_open:
             await self._app(scope, receive, send)
             return
-        refusal: Refusal | None = BodyTooLarge(self._max_bytes)
+        refusal: Rejection | None = BodyTooLarge(self._max_bytes)
         if upload.num_declared <= self._max_bytes:
             refusal = await self._serve(upload, scope, receive, send)
         if refusal is not None:
-            await turn_away(refusal, upload, send)
+            await send_rejection(refusal, upload, send)
 
     async def _serve(
-        self, upload: Upload, scope: Scope, receive: Receive, send: Send
-    ) -> Refusal | None:
+        self, upload: RequestBody, scope: Scope, receive: Receive, send: Send
+    ) -> Rejection | None:
         """Call the app; return why it is not called, once the bytes are given back."""
         try:
             body = await self._read(upload)
-            if isinstance(body, Refusal):
+            if isinstance(body, Rejection):
                 return body
             if body is not None:
                 await self._app(scope, _replayed(body, receive), send)
@@ -122,7 +122,7 @@ class BodyLimit:
         finally:
             self.num_held -= upload.num_read
 
-    async def _read(self, upload: Upload) -> bytes | Refusal | None:
+    async def _read(self, upload: RequestBody) -> bytes | Rejection | None:
         """Return the body, or why it is not taken, or None if the client has gone."""
         body = bytearray()
         try:

@@ -13,7 +13,7 @@ from app.http.rejections import (
     BodyTooSlow,
     QueueFull,
     QuotaExceeded,
-    Refusal,
+    Rejection,
     ShuttingDown,
     Unauthorized,
     Unavailable,
@@ -71,7 +71,7 @@ ANSWERS: Final[dict[type[BaseException], Answer]] = {
 CLIENT_CLOSED_REQUEST: Final = 499
 
 # What a refusal is counted as.
-REFUSAL_REASONS: Final = ("queue_full", "rate_limit_exceeded", "shutting_down")
+REJECTION_REASONS: Final = ("queue_full", "rate_limit_exceeded", "shutting_down")
 
 
 def answer_for(error: Exception) -> Answer:
@@ -110,7 +110,7 @@ def error_body(error: Exception) -> str:
 def headers_for(error: Exception) -> dict[str, str]:
     """Return what clients read without looking at the body."""
     headers: dict[str, str] = {}
-    if isinstance(error, Refusal) and error.retry_after is not None:
+    if isinstance(error, Rejection) and error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
@@ -138,7 +138,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(EngineError, _answer_exception)
-    app.add_exception_handler(Refusal, _answer_exception)
+    app.add_exception_handler(Rejection, _answer_exception)
 
 
 def _response(status: int, body: str) -> Response:
@@ -149,7 +149,7 @@ async def _answer_exception(request: Request, error: Exception) -> Response:
     if isinstance(error, ModelLoadError):
         logger.error("%s", error)
     code = answer_for(error).code
-    if code in REFUSAL_REASONS:
+    if code in REJECTION_REASONS:
         request.app.state.service.metrics.refused(code)
     return error_response(error)
 

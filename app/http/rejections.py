@@ -11,7 +11,7 @@ Refusal
 """
 
 
-class Refusal(Exception):
+class Rejection(Exception):
     """A request that is not served now; `retry_after` is in seconds."""
 
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
@@ -19,29 +19,29 @@ class Refusal(Exception):
         self.retry_after = retry_after
 
 
-class Unauthorized(Refusal):
+class Unauthorized(Rejection):
     def __init__(self) -> None:
         super().__init__(
             "a key of this server is needed: send the header Authorization: Bearer <key>"
         )
 
 
-class BodyTooLarge(Refusal):
+class BodyTooLarge(Rejection):
     def __init__(self, limit: int) -> None:
         super().__init__(f"the request body is larger than {limit} bytes, the most that is taken")
 
 
-class BodyTooSlow(Refusal):
+class BodyTooSlow(Rejection):
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the request body has not come within {seconds:g} seconds")
 
 
-class QuotaExceeded(Refusal):
+class QuotaExceeded(Rejection):
     def __init__(self, what: str, retry_after: int) -> None:
         super().__init__(f"{what}; please try again in {retry_after} s", retry_after=retry_after)
 
 
-class QueueFull(Refusal):
+class QueueFull(Rejection):
     def __init__(self, what: str, retry_after: int) -> None:
         super().__init__(
             f"the server is busy: {what}; please try again in {retry_after} s",
@@ -49,10 +49,10 @@ class QueueFull(Refusal):
         )
 
 
-class ShuttingDown(Refusal):
+class ShuttingDown(Rejection):
     def __init__(self, retry_after: int) -> None:
         super().__init__("the server is shutting down", retry_after=retry_after)
 
 
-class Unavailable(Refusal):
+class Unavailable(Rejection):
     """`/health` and `/ready` say why."""

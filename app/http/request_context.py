@@ -10,7 +10,7 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.errors import CLIENT_CLOSED_REQUEST, error_response
-from app.observability.logs import as_text, outline
+from app.observability.logs import logfmt, summarize_exception
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ _UNCOUNTED: Final = frozenset({"/health", "/ready", "/metrics"})
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 
 
-class OpenRequests:
+class InFlightRequests:
     """Counts the requests that a shutdown waits for."""
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class OpenRequests:
             self.num_open -= counts
 
 
-class RequestScope:
+class RequestContextMiddleware:
     """The outermost middleware."""
 
-    def __init__(self, app: ASGIApp, open_requests: OpenRequests) -> None:
+    def __init__(self, app: ASGIApp, in_flight: InFlightRequests) -> None:
         self._app = app
-        self._open_requests = open_requests
+        self._open_requests = in_flight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,7 +75,7 @@ class RequestScope:
         except Exception as error:
             if has_gone:
                 return
-            logger.error("request %s failed: %s", request_id, outline(error))
+            logger.error("request %s failed: %s", request_id, summarize_exception(error))
             # A response without its end is one that the server closes the connection over.
             if not has_started:
                 await error_response(error)(scope, receive, send_named)
@@ -86,7 +86,7 @@ def _log_refusal(request_id: str, scope: Scope, status: int) -> None:
     is_refusal = 400 <= status < 500 or status == 503
     if is_refusal and status != CLIENT_CLOSED_REQUEST and scope["path"] not in _UNCOUNTED:
         fields = {"request_id": request_id, "method": scope["method"], "status": status}
-        logger.info("%s", as_text(fields), extra={"fields": fields})
+        logger.info("%s", logfmt(fields), extra={"fields": fields})
 
 
 def _request_id(scope: Scope) -> str:

@@ -30,7 +30,7 @@ def configure(level: str, log_format: str) -> None:
     logging.getLogger("sse_starlette").setLevel(logging.INFO)
 
 
-def say(line: str) -> None:
+def print_stderr(line: str) -> None:
     """Write a line for the person who started the server; one that cannot be written is dropped."""
     try:
         sys.stderr.write(f"{line}\n")
@@ -40,12 +40,12 @@ def say(line: str) -> None:
         return
 
 
-def as_text(fields: Mapping[str, object]) -> str:
+def logfmt(fields: Mapping[str, object]) -> str:
     """Return `name=value` pairs; no value has a space."""
     return " ".join(f"{name}={'-' if value is None else value}" for name, value in fields.items())
 
 
-def outline(error: BaseException, depth: int = _MAX_DEPTH) -> str:
+def summarize_exception(error: BaseException, depth: int = _MAX_DEPTH) -> str:
     """Return the type of an exception and where it came from, innermost first, in one line.
 
     Not its message, which may hold what a client sent.
@@ -57,7 +57,7 @@ def outline(error: BaseException, depth: int = _MAX_DEPTH) -> str:
         f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}"
         for frame in reversed(frames)
     )
-    behind = [outline(e, depth - 1) for e in _behind(error)] if depth > 1 else []
+    behind = [summarize_exception(e, depth - 1) for e in _behind(error)] if depth > 1 else []
     return "; from ".join([f"{type(error).__qualname__} at {places}", *behind])
 
 

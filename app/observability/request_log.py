@@ -2,7 +2,7 @@
 
 import logging
 
-from app.observability.logs import as_text
+from app.observability.logs import logfmt
 from app.observability.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def log_request(record: RequestRecord) -> None:
         "preemptions": record.num_preemptions,
         "reason": record.ending,
     }
-    logger.info("%s", as_text(fields), extra={"fields": fields})
+    logger.info("%s", logfmt(fields), extra={"fields": fields})
 
 
 def _seconds(value: float | None) -> float | None:

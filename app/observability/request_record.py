@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.api.openai.schemas.usage import Usage
-from batching import AnswerRecord
+from batching import SequenceStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class RequestRecord:
     client_name: str
     entered: float
     elapsed: float
-    answers: Sequence[AnswerRecord]
+    answers: Sequence[SequenceStats]
     usage: Usage
     ending: str
     trace_headers: Mapping[str, str]

@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from batching import AnswerRecord, SchedulerStats, StepRecord
+from batching import SchedulerStats, SequenceStats, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 INTERVAL: Final = 10.0
 
 
-class Activity:
+class ThroughputLogger:
     """Adds up what an engine does; an observer of it."""
 
     def __init__(self) -> None:
@@ -28,12 +28,12 @@ class Activity:
     def observe_stats(self, stats: SchedulerStats) -> None:
         self._stats = stats
 
-    def observe_tokens(self, answer: AnswerRecord, num_tokens: int, gap: float | None) -> None:
+    def observe_tokens(self, answer: SequenceStats, num_tokens: int, gap: float | None) -> None:
         if gap is None:
             self._num_prompt_tokens += answer.num_prompt_tokens
         self._num_output_tokens += num_tokens
 
-    def observe_end(self, answer: AnswerRecord) -> None:
+    def observe_end(self, answer: SequenceStats) -> None:
         """Count nothing: the answer's own line tells of it."""
 
     def tell(self, now: float) -> None:

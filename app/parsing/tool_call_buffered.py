@@ -7,7 +7,7 @@ from threading import BoundedSemaphore, Thread
 from typing import Any, Final, TypeVar
 
 from app.parsing.markers import MarkerSearch
-from app.parsing.tool_call_reader import CallArguments, CallBegins, CallEnds, CallEvent, NoCall
+from app.parsing.tool_call_reader import CallArguments, CallBegins, CallEnds, CallEvent, NotACall
 
 # The text between the markers, the tools as a template gets them; one call or several.
 ParseCalls = Callable[[str, Sequence[Mapping[str, Any]]], Any]
@@ -55,7 +55,7 @@ class BoundedCalls:
 _parsers = BoundedCalls(_MAX_PARSERS)
 
 
-class WholeCallReader:
+class BufferedCallReader:
     """Waits for the end marker, or for the end of the text without one, then parses all.
 
     What is cut before its end marker, too long, takes too long or cannot be parsed is no call.
@@ -108,7 +108,7 @@ class WholeCallReader:
 
     def _give_up(self, marker: str) -> list[CallEvent]:
         self.is_done = True
-        return [NoCall("".join([self._start, *self._pieces, marker]))]
+        return [NotACall("".join([self._start, *self._pieces, marker]))]
 
 
 def _call_events(parsed: Any) -> list[CallEvent]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from app.parsing.markers import MarkerSearch
-from app.parsing.tool_call_reader import CallArguments, CallBegins, CallEnds, CallEvent, NoCall
+from app.parsing.tool_call_reader import CallArguments, CallBegins, CallEnds, CallEvent, NotACall
 
 _BLANKS: Final = " \t\r\n"
 _CLOSERS: Final = {"{": "}", "[": "]"}
@@ -162,7 +162,7 @@ class JsonCallReader:
 
     def _give_up(self) -> list[CallEvent]:
         self.is_done = True
-        return [NoCall("".join(self._unread))]
+        return [NotACall("".join(self._unread))]
 
     def _is_argument_key(self) -> bool:
         return self._key in _ARGUMENT_KEYS

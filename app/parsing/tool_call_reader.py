@@ -18,13 +18,13 @@ class CallEnds(NamedTuple):
     """The arguments are complete; the end marker may still be to come."""
 
 
-class NoCall(NamedTuple):
+class NotACall(NamedTuple):
     """What seemed to be a call and is none, with its marker."""
 
     text: str
 
 
-CallEvent = CallBegins | CallArguments | CallEnds | NoCall
+CallEvent = CallBegins | CallArguments | CallEnds | NotACall
 
 
 class CallReader(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from app.api.openai.schemas.tools import NamedTool, Tool, ToolChoice
-from app.parsing.tool_call_buffered import ParseCalls, WholeCallReader
+from app.parsing.tool_call_buffered import BufferedCallReader, ParseCalls
 from app.parsing.tool_call_json import JsonCallReader
 from app.parsing.tool_grammar import (
     CallSyntax,
@@ -152,8 +152,8 @@ class ParsedToolFormat:
     ) -> ToolCallParser:
         described = [tool.template_fields() for tool in tools]
 
-        def new_reader() -> WholeCallReader:
-            return WholeCallReader(self.start.text, self.end.text, self.parse, described)
+        def new_reader() -> BufferedCallReader:
+            return BufferedCallReader(self.start.text, self.end.text, self.parse, described)
 
         return ToolCallParser(self.start.text, new_reader, is_parallel=is_parallel, new_id=new_id)
 

@@ -17,7 +17,7 @@ from app.parsing.tool_call_reader import (
     CallBegins,
     CallEvent,
     CallReader,
-    NoCall,
+    NotACall,
 )
 
 # OpenAI's ids look like this.
@@ -120,7 +120,7 @@ class ToolCallParser:
                 return [ToolCallStart(self._num_calls - 1, call_id or self._new_id(), name)]
             case CallArguments(text):
                 return [ToolCallArguments(self._num_calls - 1, text)]
-            case NoCall(text):
+            case NotACall(text):
                 return self._content(text)
             case _:
                 self.is_full = not self._is_parallel

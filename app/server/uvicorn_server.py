@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from app.server.http_protocol import MAX_HEAD_BYTES, protocol_class
 from app.server.watchdog import Watchdog
-from app.server_state import Service
+from app.server_state import ServerState
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
     error once their time is over or a second signal comes.  Then the process ends.
     """
 
-    def __init__(self, app: FastAPI, service: Service) -> None:
+    def __init__(self, app: FastAPI, service: ServerState) -> None:
         settings = service.settings
         super().__init__(
             uvicorn.Config(
@@ -134,12 +134,12 @@ class Server(uvicorn.Server):
         if self._told_at is None:
             return False
         is_over = monotonic() > self._told_at + self._service.settings.shutdown_timeout
-        return self._is_urgent or is_over or not self._service.open_requests.num_open
+        return self._is_urgent or is_over or not self._service.in_flight.num_open
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close; what is still open hears that the engine has stopped, and ends."""
         self._watching.cancel()
-        if num_open := self._service.open_requests.num_open:
+        if num_open := self._service.in_flight.num_open:
             logger.warning("%d requests are ended before they are complete", num_open)
         # It asks the engines to end and does not wait for it.
         self._service.manager.close(0)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from app.server_state import Service
+from app.server_state import ServerState
 from batching import EngineStalled
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class Watchdog:
 
     def __init__(
         self,
-        service: Service,
+        service: ServerState,
         *,
         on_failure: Callable[[], None],
         on_tick: Callable[[float, float], None] = lambda now, lag: None,

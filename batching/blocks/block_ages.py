@@ -20,7 +20,7 @@ class BlockAges(NamedTuple):
 NO_AGES: Final = BlockAges((), (), ())
 
 
-class AgeLog:
+class BlockAgeRecorder:
     """Collects ages until somebody takes them, the first `_CAPACITY` of each kind.
 
     Where nobody does, it is full for good and costs a comparison a block.

@@ -28,7 +28,7 @@ from batching.errors import (
     InvalidRequest,
 )
 from batching.model_info import ModelInfo
-from batching.observer import AnswerRecord, EngineObserver, Observers, StepRecord
+from batching.observer import EngineObserver, Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
 from batching.request import GREEDY, BatchRequest, SamplingParams, TokenOutput
 from batching.scheduler import RequestFailure, RequestOutput, SchedulerStats
@@ -64,14 +64,14 @@ class Job(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class StreamHandle:
     """Who hears of a request in the engine."""
 
     stream: TokenStream
     index: int
 
     @property
-    def answer(self) -> AnswerRecord:
+    def answer(self) -> SequenceStats:
         return self.stream.answers[self.index]
 
     def put(self, item: TokenOutput | EngineError) -> None:
@@ -117,7 +117,7 @@ class EngineThread:
         self._num_failed_steps = 0  # since an answer was complete; the event loop's
         self._last_step_ended = clock()
         self._request_ids = itertools.count()
-        self._listeners: dict[int, Listener] = {}
+        self._listeners: dict[int, StreamHandle] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: Future[LoadedEngine] = Future()
         self._has_ended = threading.Event()
@@ -269,7 +269,7 @@ class EngineThread:
             lambda index, reason: self._release(ids[index], reason),
             None if time_limit is None else loop.time() + time_limit,
         )
-        self._listeners |= {i: Listener(stream, index) for index, i in enumerate(ids)}
+        self._listeners |= {i: StreamHandle(stream, index) for index, i in enumerate(ids)}
         try:
             await self._within(time_limit, self.call(lambda engine: engine.add(*requests)))
         except BaseException:
@@ -384,7 +384,7 @@ class EngineThread:
                 self._hand_over(item.request_id, listener, item.output, step.ended)
 
     def _hand_over(
-        self, request_id: int, listener: Listener, output: TokenOutput, now: float
+        self, request_id: int, listener: StreamHandle, output: TokenOutput, now: float
     ) -> None:
         gap = listener.answer.take(output, now)
         if output.token_ids:
@@ -408,8 +408,8 @@ class EngineThread:
         self.fail_streams(EngineStopped())
 
 
-def _record(request: BatchRequest, num_choices: int) -> AnswerRecord:
-    return AnswerRecord(
+def _record(request: BatchRequest, num_choices: int) -> SequenceStats:
+    return SequenceStats(
         num_prompt_tokens=request.num_prompt_tokens,
         max_tokens=request.max_tokens,
         num_choices=num_choices,

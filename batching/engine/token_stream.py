@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from batching.errors import DeadlineExceeded, EngineError
-from batching.observer import AnswerRecord
+from batching.observer import SequenceStats
 from batching.request import TokenOutput
 
 
@@ -22,7 +22,7 @@ class TokenStream:
 
     def __init__(
         self,
-        answers: Sequence[AnswerRecord],
+        answers: Sequence[SequenceStats],
         release: Callable[[int, str], None],
         deadline: float | None = None,
     ) -> None:

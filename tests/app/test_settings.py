@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.admission.controller import Limits
+from app.admission.controller import AdmissionLimits
 from app.settings import Settings, SettingsError, load_settings, unknown_variables
 from batching import EngineConfig
 
@@ -195,7 +195,7 @@ def test_an_env_file_that_is_no_text_is_told_in_one_line(
 
 
 def test_the_defaults_are_the_doors_defaults() -> None:
-    assert load_settings().limits() == Limits()
+    assert load_settings().limits() == AdmissionLimits()
 
 
 def test_every_limit_of_the_door_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_every_limit_of_the_door_reaches_it(monkeypatch: pytest.MonkeyPatch) -> 
     }
     for name, value in variables.items():
         monkeypatch.setenv(f"MLX_SERVER_{name}", value)
-    assert load_settings().limits() == Limits(
+    assert load_settings().limits() == AdmissionLimits(
         max_running=3,
         max_queued_requests=0,
         max_queued_tokens=10,

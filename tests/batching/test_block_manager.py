@@ -14,7 +14,7 @@ from batching.block_manager import (
     PagedBlockManager,
     Run,
 )
-from batching.blocks.block_ages import NO_AGES, AgeLog
+from batching.blocks.block_ages import NO_AGES, BlockAgeRecorder
 from batching.prefix_cache import HashChain, PrefixCache
 
 NUM_BLOCKS: Final = 8
@@ -337,7 +337,7 @@ def test_contents_age_from_when_they_can_be_found_and_idle_from_when_they_are_le
 
 
 def test_ages_that_nobody_takes_do_not_pile_up() -> None:
-    log = AgeLog()
+    log = BlockAgeRecorder()
     for age in range(10_000):
         log.evicted(age, age)
         log.reused(age)

@@ -10,11 +10,11 @@ import httpx
 from fastapi import FastAPI
 from jinja2 import TemplateError
 
-from app.admission.controller import Place
+from app.admission.controller import AdmissionTicket
 from app.http.client import ANONYMOUS
 from app.main import create_app
 from app.observability.tracing import Tracer
-from app.server_state import Service
+from app.server_state import ServerState
 from app.settings import Settings
 from batching import (
     EngineConfig,
@@ -188,11 +188,11 @@ class Served:
         return await self.client.post(path, content=json.dumps(body), headers=headers)
 
     @property
-    def service(self) -> Service:
-        service: Service = self.app.state.service
+    def service(self) -> ServerState:
+        service: ServerState = self.app.state.service
         return service
 
-    def place(self) -> Place:
+    def place(self) -> AdmissionTicket:
         """Return what a request has that was let in."""
         return self.service.admission.enter(ANONYMOUS, Priority.NORMAL)
 

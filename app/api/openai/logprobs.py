@@ -9,7 +9,7 @@ from app.api.openai.schemas.logprobs import (
     TokenLogprob,
     TopLogprob,
 )
-from app.generation.choice import ToldToken
+from app.generation.choice import TokenWithLogprob
 from batching import TokenLogprobs
 
 TokenBytes = Callable[[int], bytes]
@@ -18,7 +18,7 @@ TokenBytes = Callable[[int], bytes]
 _FLOOR: Final = -9999.0
 
 
-def chat_logprobs(token_bytes: TokenBytes, tokens: Iterable[ToldToken]) -> ChoiceLogprobs:
+def chat_logprobs(token_bytes: TokenBytes, tokens: Iterable[TokenWithLogprob]) -> ChoiceLogprobs:
     return ChoiceLogprobs(
         content=[
             TokenLogprob(
@@ -34,7 +34,7 @@ def chat_logprobs(token_bytes: TokenBytes, tokens: Iterable[ToldToken]) -> Choic
 
 
 def completion_logprobs(
-    token_bytes: TokenBytes, tokens: Sequence[ToldToken], offset: int = 0
+    token_bytes: TokenBytes, tokens: Sequence[TokenWithLogprob], offset: int = 0
 ) -> CompletionLogprobs:
     """`offset` is where the answer begins in the text that is sent."""
     return CompletionLogprobs(

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 
 from app.api.openai.schemas.models import ModelCard, ModelList
-from app.server_state import service_of
+from app.server_state import server_state
 from batching import ModelNotFound
 
 router = APIRouter()
@@ -27,7 +27,7 @@ async def get_model(model_id: str, request: Request) -> ModelCard:
 
 def _cards(request: Request) -> list[ModelCard]:
     # A model that nobody asked for yet is not loaded, so only the server's own start is known.
-    service = service_of(request)
+    service = server_state(request)
     return [
         ModelCard(id=model_id, created=service.started) for model_id in service.manager.model_ids
     ]

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request
 
 from app.api.serving import engine_for
 from app.http.rejections import Unavailable
-from app.server_state import service_of
+from app.server_state import server_state
 
 router = APIRouter()
 
@@ -20,6 +20,6 @@ async def check_health(request: Request) -> dict[str, str]:
 @router.get("/ready")
 async def check_readiness(request: Request) -> dict[str, str]:
     """Say ready while new requests are welcome: loaded, not shutting down, the queue not full."""
-    if (reason := service_of(request).unreadiness) is not None:
+    if (reason := server_state(request).unreadiness) is not None:
         raise Unavailable(reason)
     return {"status": "ready"}

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.api.schemas.errors import TEXT_RESPONSES
 from app.api.serving import engine_for
-from app.server_state import service_of
+from app.server_state import server_state
 
 router = APIRouter()
 
@@ -12,7 +12,7 @@ router = APIRouter()
 @router.get("/metrics", response_class=Response, responses=TEXT_RESPONSES)
 async def read_metrics(request: Request) -> Response:
     """Return the counts as they stand, as text or as OpenMetrics."""
-    service, engine = service_of(request), await engine_for(request, None)
+    service, engine = server_state(request), await engine_for(request, None)
     stats = engine.latest_stats
     service.metrics.observe_stats(stats)
     service.metrics.set_health(engine.trouble is None, engine.seconds_since_step)

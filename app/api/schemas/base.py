@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from app.api.openai.schemas import unsupported
 
 
-class WireRequest(BaseModel):
+class RequestModel(BaseModel):
     """An object that a client sends.
 
     Types are not converted: `"1"` is no number.  null means the default, unknown fields mean

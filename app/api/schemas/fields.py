@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-EndReason = Literal["stop", "length", "tool_calls"]
+FinishReasonText = Literal["stop", "length", "tool_calls"]
 
 # The keys are token ids; the engine knows the vocabulary, so it checks them there.
 _MAX_LOGIT_BIASES: Final = 1024

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from app.api.schemas.base import WireRequest
+from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import MAX_TOKEN_IDS, Text, TokenId
 
 
-class TokenizeRequest(WireRequest):
+class TokenizeRequest(RequestModel):
     model: Text | None = Field(default=None, description="The default model if left out.")
     prompt: Text
     add_special_tokens: bool = True
@@ -24,7 +24,7 @@ class TokenizeResponse(BaseModel):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(WireRequest):
+class DetokenizeRequest(RequestModel):
     model: Text | None = Field(default=None, description="The default model if left out.")
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS)]
 

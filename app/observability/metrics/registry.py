@@ -11,7 +11,7 @@ from app.observability.metrics.engine_gauges import Snapshot
 from app.observability.metrics.requests import AnswerMetrics
 from app.observability.metrics.series import Series
 from app.observability.metrics.steps import StepMetrics
-from batching import AnswerRecord, SchedulerStats, StepRecord
+from batching import SchedulerStats, SequenceStats, StepRecord
 
 _OPEN_METRICS: Final = "application/openmetrics-text"
 # Asked for anything else, the library's OpenMetrics has underscores instead of colons.
@@ -23,10 +23,10 @@ class Metrics:
 
     Its registry is its own, so that several apps in a process do not meet.  Only the event loop
     calls it.  As at vLLM, each of the `n` answers to a prompt is counted as a request with that
-    prompt.  Pass the `refusal_reasons` that are known: what has a 0 before its 1 shows in a rate.
+    prompt.  Pass the `rejection_reasons` that are known: what has a 0 before its 1 shows in a rate.
     """
 
-    def __init__(self, model_name: str, *, refusal_reasons: Iterable[str] = ()) -> None:
+    def __init__(self, model_name: str, *, rejection_reasons: Iterable[str] = ()) -> None:
         self._registry = CollectorRegistry()
         self._snapshot = Snapshot(model_name)
         self._registry.register(self._snapshot)
@@ -36,7 +36,7 @@ class Metrics:
         self._answers = AnswerMetrics(series)
         self._steps = StepMetrics(series)
         self._refused = series.counter_by(
-            "reason", refusal_reasons, "vllm:admission_rejections", "Requests turned away."
+            "reason", rejection_reasons, "vllm:admission_rejections", "Requests turned away."
         )
         self._loop_lag = series.seconds(
             "mlx_server:event_loop_lag", "that the event loop is late", bounds.DELAY
@@ -51,14 +51,14 @@ class Metrics:
     def observe_stats(self, stats: SchedulerStats) -> None:
         self._snapshot.stats = stats
 
-    def observe_tokens(self, answer: AnswerRecord, num_tokens: int, gap: float | None) -> None:
+    def observe_tokens(self, answer: SequenceStats, num_tokens: int, gap: float | None) -> None:
         """Count tokens that came together, and the time since those before.
 
         What a preemption costs is in that gap, or in the time to the first token.
         """
         self._answers.observe_tokens(answer, num_tokens, gap)
 
-    def observe_end(self, answer: AnswerRecord) -> None:
+    def observe_end(self, answer: SequenceStats) -> None:
         self._answers.observe_end(answer)
 
     # What happens around it

@@ -7,7 +7,7 @@ from prometheus_client import Histogram
 
 from app.observability.metrics import buckets as bounds
 from app.observability.metrics.series import Series
-from batching import AnswerRecord, Priority
+from batching import Priority, SequenceStats
 
 _FINISH_REASONS: Final = ("stop", "length", "abort", "timeout", "error")
 
@@ -29,7 +29,7 @@ class AnswerMetrics:
             "finished_reason", _FINISH_REASONS, "vllm:request_success", "Answers that have ended."
         )
 
-    def observe_tokens(self, answer: AnswerRecord, num_tokens: int, gap: float | None) -> None:
+    def observe_tokens(self, answer: SequenceStats, num_tokens: int, gap: float | None) -> None:
         self._output_tokens.inc(num_tokens)
         if gap is not None:
             self._times.between_tokens.observe(gap)
@@ -38,7 +38,7 @@ class AnswerMetrics:
         self._cached_tokens.inc(answer.num_cached_tokens)
         self._times.observe_first(answer)
 
-    def observe_end(self, answer: AnswerRecord) -> None:
+    def observe_end(self, answer: SequenceStats) -> None:
         self._ended.count(str(answer.finish_reason))
         self._times.observe_end(answer)
         self._sizes.observe_end(answer)
@@ -86,12 +86,12 @@ class AnswerTimes:
             bounds.QUEUE_WAIT,
         )
 
-    def observe_first(self, answer: AnswerRecord) -> None:
+    def observe_first(self, answer: SequenceStats) -> None:
         """Observe what is known at the first token; the end may be far away."""
         _observe(self._first_token, answer.arrival_time, answer.first_token_time)
         self._observe_wait(answer)
 
-    def observe_end(self, answer: AnswerRecord) -> None:
+    def observe_end(self, answer: SequenceStats) -> None:
         if answer.first_token_time is None:
             self._observe_wait(answer)
         arrival, scheduled = answer.arrival_time, answer.scheduled_time
@@ -104,7 +104,7 @@ class AnswerTimes:
         if answer.num_output_tokens > 1 and first is not None and last is not None:
             self._per_token.observe((last - first) / (answer.num_output_tokens - 1))
 
-    def _observe_wait(self, answer: AnswerRecord) -> None:
+    def _observe_wait(self, answer: SequenceStats) -> None:
         until = answer.end_time if answer.scheduled_time is None else answer.scheduled_time
         _observe(self._wait_of_class[answer.priority], answer.arrival_time, until)
 
@@ -129,7 +129,7 @@ class AnswerSizes:
         )
         self._num_ended: Tally[int] = Tally()
 
-    def observe_end(self, answer: AnswerRecord) -> None:
+    def observe_end(self, answer: SequenceStats) -> None:
         self._prompt_tokens.observe(answer.num_prompt_tokens)
         self._output_tokens.observe(answer.num_output_tokens)
         self._max_tokens.observe(answer.max_tokens)

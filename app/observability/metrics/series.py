@@ -10,7 +10,7 @@ from app.observability.metrics.buckets import REQUEST
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class CounterBy:
+class LabelledCounter:
     """A counter for each word; the words known beforehand begin at 0 and not out of nowhere."""
 
     def __init__(self, counter: Counter, model_name: str, words: Iterable[str]) -> None:
@@ -36,9 +36,9 @@ class Series:
     def counter(self, name: str, what: str) -> Counter:
         return Counter(name, what, ["model_name"], registry=self._registry).labels(self._model_name)
 
-    def counter_by(self, label: str, words: Iterable[str], name: str, what: str) -> CounterBy:
+    def counter_by(self, label: str, words: Iterable[str], name: str, what: str) -> LabelledCounter:
         counter = Counter(name, what, ["model_name", label], registry=self._registry)
-        return CounterBy(counter, self._model_name, words)
+        return LabelledCounter(counter, self._model_name, words)
 
     def counts(self, name: str, what: str, buckets: Sequence[float]) -> Histogram:
         histogram = Histogram(name, what, ["model_name"], registry=self._registry, buckets=buckets)

@@ -12,7 +12,7 @@ from batching.request import BatchRequest
 from batching.scheduling.step_plan import Slice
 
 
-class Score(NamedTuple):
+class PromptLogprobRow(NamedTuple):
     """A prompt token at `position` whose odds are asked for, and the L row that tells them."""
 
     request: BatchRequest
@@ -31,7 +31,7 @@ class LogitRows:
     rows: mx.array
     samples: tuple[Sample, ...]
     sample_rows: tuple[int, ...]
-    scores: tuple[Score, ...]
+    scores: tuple[PromptLogprobRow, ...]
 
     @classmethod
     def of(cls, slices: Sequence[Slice]) -> "LogitRows":
@@ -39,10 +39,10 @@ class LogitRows:
         rows: list[int] = []
         samples: list[Sample] = []
         sample_rows: list[int] = []
-        scores: list[Score] = []
+        scores: list[PromptLogprobRow] = []
         for first, s in zip(accumulate(map(len, slices), initial=0), slices, strict=False):
             for position in s.scored:
-                scores.append(Score(s.request, position, len(rows)))
+                scores.append(PromptLogprobRow(s.request, position, len(rows)))
                 rows.append(first + position - 1 - s.start)
             for i in range(s.num_samples):
                 samples.append(Sample(s.request, s.request.num_tokens + i))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.admission.controller import Admission, Limits, Place
+from app.admission.controller import AdmissionController, AdmissionLimits, AdmissionTicket
 from app.admission.service_rate import MAX_RETRY_AFTER, ServiceRate
 from app.http.client import ANONYMOUS, Client
 from app.http.rejections import QueueFull, QuotaExceeded, ShuttingDown
@@ -10,13 +10,13 @@ from batching import DeadlineExceeded, Priority
 from tests.support.fakes import FakeClock
 
 
-def admission(clock: FakeClock | None = None, **limits: int | None) -> Admission:
-    return Admission(Limits(**limits), clock or FakeClock())  # type: ignore[arg-type]
+def admission(clock: FakeClock | None = None, **limits: int | None) -> AdmissionController:
+    return AdmissionController(AdmissionLimits(**limits), clock or FakeClock())  # type: ignore[arg-type]
 
 
-def fill(door: Admission, priority: Priority) -> list[Place]:
+def fill(door: AdmissionController, priority: Priority) -> list[AdmissionTicket]:
     """Let in as many of a class as there is room for."""
-    places: list[Place] = []
+    places: list[AdmissionTicket] = []
     while True:
         try:
             places.append(door.enter(ANONYMOUS, priority))

@@ -12,7 +12,7 @@ from sse_starlette.sse import AppStatus
 from starlette.types import Message
 
 from app.api import sse
-from app.api.openai.completions.response_builder import CompletionReply
+from app.api.openai.completions.response_builder import CompletionResponseBuilder
 from app.api.response_builder import head
 from app.generation.choice import Choice, TextOptions
 from app.generation.generation import Generation
@@ -267,7 +267,7 @@ async def test_a_silent_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyP
             if parts[-1].startswith(b":"):
                 server.gate.open()
 
-        reply = CompletionReply(
+        reply = CompletionResponseBuilder(
             head=head("cmpl-1", "m"), include_usage=False, num_answers=1, num_compared=1
         )
         stream = sse.EventStream(Generation("cmpl-1", tokens, [choice], [1], server.place()), reply)

@@ -9,8 +9,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from app.http.rejections import ShuttingDown
-from app.http.request_context import OpenRequests, RequestScope
-from app.observability.logs import outline
+from app.http.request_context import InFlightRequests, RequestContextMiddleware
+from app.observability.logs import summarize_exception
 from tests.app.server.test_http_protocol import LAST_GET, running, split
 
 pytestmark = pytest.mark.anyio
@@ -43,9 +43,12 @@ def fail(scope: Scope) -> None:
 
 
 async def ask(
-    app: App, path: str = "/", request_id: bytes | None = None, count: OpenRequests | None = None
+    app: App,
+    path: str = "/",
+    request_id: bytes | None = None,
+    count: InFlightRequests | None = None,
 ) -> httpx.Response:
-    transport = httpx.ASGITransport(RequestScope(app, count or OpenRequests()))
+    transport = httpx.ASGITransport(RequestContextMiddleware(app, count or InFlightRequests()))
     headers = [] if request_id is None else [(b"X-Request-Id", request_id)]
     async with httpx.AsyncClient(transport=transport) as client:
         return await client.get(f"http://test{path}", headers=headers)
@@ -77,7 +80,7 @@ class TestIds:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             pass
 
-        await RequestScope(app, OpenRequests())(scope, nothing_comes, nobody_hears)
+        await RequestContextMiddleware(app, InFlightRequests())(scope, nothing_comes, nobody_hears)
         assert scope["state"].keys() == {"ours", "request_id"}
 
 
@@ -95,7 +98,7 @@ class TestCount:
         [("/v1/models", 1), ("/healthy", 1), ("/health", 0), ("/ready", 0), ("/metrics", 0)],
     )
     async def test_a_request_counts_while_it_is_answered(self, path: str, num_open: int) -> None:
-        count = OpenRequests()
+        count = InFlightRequests()
         seen = []
         await ask(App(lambda scope: seen.append(count.num_open), is_late=True), path, count=count)
         assert seen == [num_open]
@@ -103,21 +106,23 @@ class TestCount:
 
     @pytest.mark.parametrize("is_late", [False, True])
     async def test_one_that_fails_does_not_count_for_ever(self, is_late: bool) -> None:
-        count = OpenRequests()
+        count = InFlightRequests()
         told: list[Message] = []
 
         async def hear(message: Message) -> None:
             told.append(message)
 
         scope: Scope = {"type": "http", "path": "/", "headers": []}
-        await RequestScope(App(fail, is_late=is_late), count)(scope, nothing_comes, hear)
+        await RequestContextMiddleware(App(fail, is_late=is_late), count)(
+            scope, nothing_comes, hear
+        )
         assert told[0]["status"] == (200 if is_late else 500)
         assert count.num_open == 0
 
     async def test_one_that_is_cancelled_passes_it_on_and_does_not_count_for_ever(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        count = OpenRequests()
+        count = InFlightRequests()
         reached = asyncio.Event()
 
         async def wait(scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,7 +130,9 @@ class TestCount:
             await asyncio.Event().wait()
 
         scope: Scope = {"type": "http", "path": "/", "headers": []}
-        call = asyncio.create_task(RequestScope(wait, count)(scope, nothing_comes, nobody_hears))
+        call = asyncio.create_task(
+            RequestContextMiddleware(wait, count)(scope, nothing_comes, nobody_hears)
+        )
         await reached.wait()
         assert count.num_open == 1
         call.cancel()
@@ -135,13 +142,15 @@ class TestCount:
         assert caplog.text == ""
 
     async def test_other_scopes_pass_uncounted(self) -> None:
-        count = OpenRequests()
+        count = InFlightRequests()
         seen = []
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             seen.append((scope["type"], count.num_open))
 
-        await RequestScope(app, count)({"type": "lifespan"}, nothing_comes, nobody_hears)
+        await RequestContextMiddleware(app, count)(
+            {"type": "lifespan"}, nothing_comes, nobody_hears
+        )
         assert seen == [("lifespan", 0)]
 
 
@@ -170,7 +179,7 @@ class TestFailures:
         assert response.headers["retry-after"] == "7"
 
     def test_on_the_wire_it_is_a_whole_answer(self, caplog: pytest.LogCaptureFixture) -> None:
-        with running(RequestScope(App(fail), OpenRequests())) as site:
+        with running(RequestContextMiddleware(App(fail), InFlightRequests())) as site:
             status, fields, body = split(site.ask(LAST_GET))
         assert status == 500
         assert fields["x-request-id"].startswith("req-")
@@ -182,7 +191,7 @@ class TestFailures:
     def test_a_response_that_has_begun_is_cut_and_not_ended(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with running(RequestScope(App(fail, is_late=True), OpenRequests())) as site:
+        with running(RequestContextMiddleware(App(fail, is_late=True), InFlightRequests())) as site:
             status, _, body = split(site.ask(LAST_GET.replace(b"Connection: close\r\n", b"")))
         assert status == 200
         # A chunk, and not the one that ends the body.
@@ -205,7 +214,7 @@ class TestOutline:
             except KeyError as error:
                 raise ValueError(SECRET) from error
 
-        line = outline(self.caught(fail))
+        line = summarize_exception(self.caught(fail))
         assert line.startswith("ValueError at ")
         assert "; from KeyError at " in line
         assert SECRET not in line
@@ -223,14 +232,14 @@ class TestOutline:
             except KeyError:
                 raise ValueError(SECRET) from None
 
-        assert "; from KeyError at " in outline(self.caught(upon))
-        assert "KeyError" not in outline(self.caught(instead))
+        assert "; from KeyError at " in summarize_exception(self.caught(upon))
+        assert "KeyError" not in summarize_exception(self.caught(instead))
 
     def test_all_of_a_group_are_told_as_far_as_they_fit(self) -> None:
         group = ExceptionGroup(
             SECRET, [KeyError(SECRET), OSError(SECRET), ValueError(), EOFError()]
         )
-        line = outline(group)
+        line = summarize_exception(group)
         assert [text.split(" at ")[0] for text in line.split("; from ")] == [
             "ExceptionGroup",
             "KeyError",
@@ -249,5 +258,5 @@ class TestOutline:
                 error.__cause__ = cause
             raise error
 
-        assert len(outline(self.caught(sink))) < 1000
-        assert outline(self.caught(chain)).count("ValueError") == 3
+        assert len(summarize_exception(self.caught(sink))) < 1000
+        assert summarize_exception(self.caught(chain)).count("ValueError") == 3

@@ -15,11 +15,11 @@ from prometheus_client.samples import Sample
 
 from app.observability.metrics.registry import Metrics
 from batching import (
-    AnswerRecord,
     EngineObserver,
     EngineThread,
     Priority,
     SchedulerStats,
+    SequenceStats,
     StepRecord,
 )
 from batching.blocks.block_ages import NO_AGES, BlockAges
@@ -118,7 +118,7 @@ class Page:
         return self(f"{name}_count", **labels), self(f"{name}_sum", **labels)
 
 
-def answer(**fields: Any) -> AnswerRecord:
+def answer(**fields: Any) -> SequenceStats:
     """Return an answer that has ended; one that read, and one that wrote, for some time."""
     facts: dict[str, Any] = {
         "num_prompt_tokens": 20,
@@ -134,7 +134,7 @@ def answer(**fields: Any) -> AnswerRecord:
         "num_output_tokens": 5,
         "finish_reason": "stop",
     }
-    return AnswerRecord(**facts | fields)
+    return SequenceStats(**facts | fields)
 
 
 def step(**fields: Any) -> StepRecord:
@@ -150,7 +150,7 @@ def step(**fields: Any) -> StepRecord:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics(MODEL, refusal_reasons=("queue_full", "rate_limit_exceeded"))
+    return Metrics(MODEL, rejection_reasons=("queue_full", "rate_limit_exceeded"))
 
 
 def test_the_names_and_types_are_vllms(metrics: Metrics) -> None:

@@ -8,10 +8,10 @@ from io import StringIO
 import pytest
 from pydantic import SecretStr
 
-from app.observability.logs import JsonLines, as_text, configure, say
-from app.observability.throughput_log import INTERVAL, Activity
+from app.observability.logs import JsonLines, configure, logfmt, print_stderr
+from app.observability.throughput_log import INTERVAL, ThroughputLogger
 from app.server.watchdog import Watchdog
-from batching import AnswerRecord, Priority, StepRecord
+from batching import Priority, SequenceStats, StepRecord
 from batching.config import SchedulerConfig
 from batching.scheduler import ContinuousBatchingScheduler
 from tests.support.speaker import Breaking, Served, served, served_endlessly
@@ -298,14 +298,14 @@ def test_activity_is_a_line_every_ten_seconds_while_there_is_some(
     stats = stats._replace(
         num_running=3, num_free_blocks=1, num_queried_tokens=10, num_hit_tokens=5
     )
-    answer = AnswerRecord(
+    answer = SequenceStats(
         num_prompt_tokens=100,
         max_tokens=9,
         num_choices=1,
         priority=Priority.NORMAL,
         arrival_time=0.0,
     )
-    activity = Activity()
+    activity = ThroughputLogger()
     activity.tell(1000.0)
     activity.observe_stats(stats)
     activity.tell(1000.0 + INTERVAL)
@@ -338,7 +338,7 @@ class TestLogs:
     ) -> None:
         configure("info", "json")
         fields = {"id": "cmpl-1", "output": 3}
-        logging.getLogger("a").info("%s", as_text(fields), extra={"fields": fields})
+        logging.getLogger("a").info("%s", logfmt(fields), extra={"fields": fields})
         logging.getLogger("a").debug("not this")
         line = json.loads(capsys.readouterr().err)
         assert line.pop("time").endswith("+00:00")
@@ -375,6 +375,6 @@ class TestLogs:
         monkeypatch.setattr("sys.stderr", FullDisk())
         configure("info", "text")
         logging.getLogger("a").error("nobody reads this")
-        say("nor this")
+        print_stderr("nor this")
         monkeypatch.setattr("sys.stderr", None)
-        say("nor this")
+        print_stderr("nor this")

@@ -19,7 +19,7 @@ from app.parsing.events import (
 )
 from app.parsing.message_parser import MessageParser
 from app.parsing.reasoning import ReasoningParser
-from app.parsing.tool_call_buffered import BoundedCalls, WholeCallReader
+from app.parsing.tool_call_buffered import BoundedCalls, BufferedCallReader
 from app.parsing.tool_call_json import JsonCallReader
 from app.parsing.tool_format import call_text
 from app.parsing.tool_parser import ToolCallParser, new_call_id
@@ -252,7 +252,7 @@ def parse_json(text: str, tools: Sequence[Mapping[str, Any]]) -> Any:
 def whole_parser(
     parse: Callable[[str, Sequence[Mapping[str, Any]]], Any] = parse_json, *, end: str = END
 ) -> ToolCallParser:
-    return ToolCallParser(START, lambda: WholeCallReader(START, end, parse, []), new_id=ids())
+    return ToolCallParser(START, lambda: BufferedCallReader(START, end, parse, []), new_id=ids())
 
 
 @given(texts, st.lists(st.integers(0, 10**6)))
@@ -313,8 +313,8 @@ def test_nobody_waits_for_a_parser_that_does_not_end() -> None:
         may_end.wait(20)
         has_ended.set()
 
-    def reader(timeout: float) -> WholeCallReader:
-        return WholeCallReader(START, END, endless, [], calls=calls, timeout=timeout)
+    def reader(timeout: float) -> BufferedCallReader:
+        return BufferedCallReader(START, END, endless, [], calls=calls, timeout=timeout)
 
     try:
         hanging = ToolCallParser(START, lambda: reader(0))
@@ -393,7 +393,9 @@ def test_a_message_may_have_one_of_them() -> None:
 def test_what_may_begin_a_marker_belongs_to_the_call_that_begins_before_it() -> None:
     """Markers that share a character at their ends: no model has them, but the order holds."""
     reasoning = ReasoningParser("}{think", "</think>", is_open=False)
-    tools = ToolCallParser("(}", lambda: WholeCallReader("(}", ")", parse_json, []), new_id=ids())
+    tools = ToolCallParser(
+        "(}", lambda: BufferedCallReader("(}", ")", parse_json, []), new_id=ids()
+    )
     text = "(}}x)"
     events = events_of([text], MessageParser(reasoning, tools))
     assert content_of(events) == text

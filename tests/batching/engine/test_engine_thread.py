@@ -21,7 +21,7 @@ from batching.errors import (
     ModelLoadError,
     RequestFailed,
 )
-from batching.observer import AnswerRecord, Observers, StepRecord
+from batching.observer import Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenOutput
 from batching.scheduler import SchedulerStats
@@ -233,7 +233,7 @@ async def test_a_request_whose_time_is_over_ends_wherever_it_stands() -> None:
 
 async def test_an_answer_whose_tokens_are_always_there_ends_in_time_too() -> None:
     released: list[tuple[int, str]] = []
-    answer = AnswerRecord(
+    answer = SequenceStats(
         num_prompt_tokens=1, max_tokens=9, num_choices=1, priority=Priority.LOW, arrival_time=0.0
     )
     over = asyncio.get_running_loop().time()
@@ -272,7 +272,7 @@ class Watcher:
         self.steps: list[StepRecord] = []
         self.stats: list[SchedulerStats] = []
         self.tokens: list[tuple[int, float | None]] = []
-        self.ended: list[AnswerRecord] = []
+        self.ended: list[SequenceStats] = []
 
     def observe_step(self, step: StepRecord) -> None:
         self.steps.append(step)
@@ -280,10 +280,10 @@ class Watcher:
     def observe_stats(self, stats: SchedulerStats) -> None:
         self.stats.append(stats)
 
-    def observe_tokens(self, answer: AnswerRecord, num_tokens: int, gap: float | None) -> None:
+    def observe_tokens(self, answer: SequenceStats, num_tokens: int, gap: float | None) -> None:
         self.tokens.append((num_tokens, gap))
 
-    def observe_end(self, answer: AnswerRecord) -> None:
+    def observe_end(self, answer: SequenceStats) -> None:
         self.ended.append(answer)
 
 

@@ -9,7 +9,7 @@ from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs
 from app.api.openai.schemas.sampling import GenerationRequest
 from app.api.openai.schemas.structured_outputs import ResponseFormat
 from app.api.openai.schemas.tools import ToolCall, ToolChoice, ToolList, check_tool_choice
-from app.api.schemas.base import WireRequest
+from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import Text, check_length, fault
 
 _PART_SEPARATOR: Final = "\n"  # vLLM's and llama.cpp's too
@@ -47,7 +47,7 @@ Content = Annotated[
 ]
 
 
-class ChatMessage(WireRequest):
+class ChatMessage(RequestModel):
     """One turn of the conversation; what an assistant said before may be null, hence empty."""
 
     defaults = unsupported.MESSAGE

@@ -9,26 +9,26 @@ from pydantic import BaseModel
 
 from app.api.openai.schemas.logprobs import ChoiceLogprobs
 from app.api.openai.schemas.usage import Timings, Usage
-from app.api.schemas.fields import EndReason
+from app.api.schemas.fields import FinishReasonText
 
 
-class CalledFunctionText(BaseModel):
+class FunctionCall(BaseModel):
     """Of a chunk, `arguments` is the next piece."""
 
     name: str | None = None
     arguments: str | None = None
 
 
-class AnswerToolCall(BaseModel):
+class ResponseToolCall(BaseModel):
     """`index` stands in chunks only, where the other fields are in a call's first one."""
 
     index: int | None = None
     id: str | None = None
     type: Literal["function"] | None = None
-    function: CalledFunctionText
+    function: FunctionCall
 
 
-class ChatAnswer(BaseModel):
+class ResponseMessage(BaseModel):
     """The reasoning has both names that clients read."""
 
     role: Literal["assistant"]
@@ -36,14 +36,14 @@ class ChatAnswer(BaseModel):
     refusal: None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[AnswerToolCall] | None = None
+    tool_calls: list[ResponseToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
     index: int
-    message: ChatAnswer
+    message: ResponseMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: EndReason
+    finish_reason: FinishReasonText
 
 
 class ChatCompletion(BaseModel):
@@ -64,14 +64,14 @@ class ChatDelta(BaseModel):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[AnswerToolCall] | None = None
+    tool_calls: list[ResponseToolCall] | None = None
 
 
 class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChoiceLogprobs | None
-    finish_reason: EndReason | None
+    finish_reason: FinishReasonText | None
 
 
 class PromptProgress(BaseModel):

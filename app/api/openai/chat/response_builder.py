@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.api.openai.chat.response import (
-    AnswerToolCall,
-    CalledFunctionText,
-    ChatAnswer,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    FunctionCall,
+    ResponseMessage,
+    ResponseToolCall,
 )
 from app.api.openai.logprobs import TokenBytes, chat_logprobs
 from app.api.openai.schemas.logprobs import ChoiceLogprobs
 from app.api.openai.schemas.usage import Totals
 from app.api.response_builder import prompt_progress
-from app.api.schemas.fields import EndReason
-from app.generation.choice import Delta, ToldToken
+from app.api.schemas.fields import FinishReasonText
+from app.generation.choice import Delta, TokenWithLogprob
 from app.generation.generation import Answer, Progress
 from app.parsing.events import (
     ContentPiece,
@@ -31,7 +31,7 @@ from app.parsing.events import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatReply:
+class ChatResponseBuilder:
     """Each answer's chunks begin with the role and end with the finish reason, without text.
 
     token_bytes: None tells nobody the odds of tokens.
@@ -86,7 +86,7 @@ class ChatReply:
     def _is_told(self, event: MessageEvent) -> bool:
         return self.include_reasoning or not isinstance(event, ReasoningPiece)
 
-    def _logprobs(self, tokens: Iterable[ToldToken]) -> ChoiceLogprobs | None:
+    def _logprobs(self, tokens: Iterable[TokenWithLogprob]) -> ChoiceLogprobs | None:
         if self.token_bytes is None:
             return None
         told = (t for t in tokens if self.include_reasoning or not t.is_reasoning)
@@ -97,7 +97,7 @@ class ChatReply:
         index: int,
         delta: ChatDelta,
         logprobs: ChoiceLogprobs | None = None,
-        finish_reason: EndReason | None = None,
+        finish_reason: FinishReasonText | None = None,
     ) -> ChatChunk:
         choice = ChatChunkChoice(
             index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason
@@ -112,16 +112,16 @@ def _delta(event: MessageEvent) -> ChatDelta:
     if isinstance(event, ReasoningPiece):
         return ChatDelta(reasoning_content=event.text, reasoning=event.text)
     if isinstance(event, ToolCallStart):
-        function = CalledFunctionText(name=event.name, arguments="")
-        call = AnswerToolCall(
+        function = FunctionCall(name=event.name, arguments="")
+        call = ResponseToolCall(
             index=event.index, id=event.call_id, type="function", function=function
         )
     else:
-        call = AnswerToolCall(index=event.index, function=CalledFunctionText(arguments=event.text))
+        call = ResponseToolCall(index=event.index, function=FunctionCall(arguments=event.text))
     return ChatDelta(tool_calls=[call])
 
 
-def _message(events: Sequence[MessageEvent]) -> ChatAnswer:
+def _message(events: Sequence[MessageEvent]) -> ResponseMessage:
     content = _text(events, ContentPiece)
     reasoning = _text(events, ReasoningPiece)
     calls = [_call(event, events) for event in events if isinstance(event, ToolCallStart)]
@@ -131,7 +131,7 @@ def _message(events: Sequence[MessageEvent]) -> ChatAnswer:
     if calls:
         optional["tool_calls"] = calls
     # Beside calls there need not be any text, and null is how OpenAI says so.
-    return ChatAnswer(
+    return ResponseMessage(
         role="assistant", content=content or (None if calls else ""), refusal=None, **optional
     )
 
@@ -140,11 +140,11 @@ def _text(events: Iterable[MessageEvent], kind: type[ContentPiece | ReasoningPie
     return "".join(event.text for event in events if isinstance(event, kind))
 
 
-def _call(start: ToolCallStart, events: Iterable[MessageEvent]) -> AnswerToolCall:
+def _call(start: ToolCallStart, events: Iterable[MessageEvent]) -> ResponseToolCall:
     pieces = (
         event.text
         for event in events
         if isinstance(event, ToolCallArguments) and event.index == start.index
     )
-    function = CalledFunctionText(name=start.name, arguments="".join(pieces))
-    return AnswerToolCall(id=start.call_id, type="function", function=function)
+    function = FunctionCall(name=start.name, arguments="".join(pieces))
+    return ResponseToolCall(id=start.call_id, type="function", function=function)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.chat.response import ChatCompletion
-from app.api.openai.chat.response_builder import ChatReply
+from app.api.openai.chat.response_builder import ChatResponseBuilder
 from app.api.response_builder import head, new_id
 from app.api.schemas.errors import EVENT_RESPONSES
 from app.api.serving import (
@@ -19,7 +19,7 @@ from app.api.serving import (
     num_tokens_of,
     respond,
 )
-from app.generation.submit import GrammarDemand, generate, truncated
+from app.generation.submit import GrammarSpec, generate, truncated
 from app.http.json_body import JsonRoute
 from app.parsing.message_parser import MessageParser
 from app.parsing.reasoning import ReasoningParser, ends_in_thinking
@@ -54,7 +54,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
             kept_token_ids=chat.kept_token_ids,
             is_blocking=chat.is_blocking,
         )
-    reply = ChatReply(
+    reply = ChatResponseBuilder(
         head=head(completion_id, engine.model.model_id),
         include_usage=body.include_usage,
         include_reasoning=body.include_reasoning,
@@ -68,7 +68,7 @@ class PreparedChat:
     """A conversation's tokens, what its answers follow, and how they are read."""
 
     prompt: list[int]
-    grammar: GrammarDemand | None
+    grammar: GrammarSpec | None
     parser: Callable[[], MessageParser]
     kept_token_ids: frozenset[int]
     is_blocking: bool
@@ -82,7 +82,7 @@ def _prepare(model: ModelInfo, body: ChatCompletionRequest) -> PreparedChat:
     grammar = _grammar(body, tools)
     if grammar is not None and thinking is not None:
         text = after_reasoning(grammar.grammar, *thinking, is_open=is_open)
-        grammar = GrammarDemand(text, grammar.param)
+        grammar = GrammarSpec(text, grammar.param)
     calls = tools if body.tools and body.used_tool_choice != "none" else None
 
     def new_parser() -> MessageParser:
@@ -104,16 +104,16 @@ def _prepare(model: ModelInfo, body: ChatCompletionRequest) -> PreparedChat:
     )
 
 
-def _grammar(body: ChatCompletionRequest, tools: ToolFormat) -> GrammarDemand | None:
+def _grammar(body: ChatCompletionRequest, tools: ToolFormat) -> GrammarSpec | None:
     if body.structured_outputs is not None:
-        return GrammarDemand(body.structured_outputs.grammar(), "structured_outputs")
+        return GrammarSpec(body.structured_outputs.grammar(), "structured_outputs")
     if body.response_format is not None and (text := body.response_format.grammar()) is not None:
-        return GrammarDemand(text, "response_format")
+        return GrammarSpec(text, "response_format")
     choice = body.used_tool_choice
     if choice == "none" or not body.tools:
         return None
     text = tools.grammar(body.tools, choice, is_parallel=body.parallel_tool_calls)
-    return None if text is None else GrammarDemand(text, "tools")
+    return None if text is None else GrammarSpec(text, "tools")
 
 
 def _special_tokens(model: ModelInfo, texts: Iterable[str]) -> frozenset[int]:

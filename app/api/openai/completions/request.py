@@ -9,7 +9,7 @@ from app.api.openai.schemas import unsupported
 from app.api.openai.schemas.logprobs import CompletionLogprobs
 from app.api.openai.schemas.sampling import MAX_CHOICES, GenerationRequest
 from app.api.openai.schemas.usage import Timings, Usage
-from app.api.schemas.fields import EndReason, TokenId, check_encodable, check_length, fault
+from app.api.schemas.fields import FinishReasonText, TokenId, check_encodable, check_length, fault
 
 _MAX_PROMPTS: Final = 1024  # as vLLM
 _MAX_TOKEN_IDS: Final = 1 << 20  # of all prompts together
@@ -125,7 +125,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: EndReason | None
+    finish_reason: FinishReasonText | None
 
 
 class Completion(BaseModel):

@@ -9,8 +9,8 @@ from app.api.openai.logprobs import TokenBytes, completion_logprobs, joined, pro
 from app.api.openai.schemas.logprobs import CompletionLogprobs
 from app.api.openai.schemas.usage import Totals
 from app.api.response_builder import prompt_progress
-from app.api.schemas.fields import EndReason
-from app.generation.choice import Delta, ToldToken
+from app.api.schemas.fields import FinishReasonText
+from app.generation.choice import Delta, TokenWithLogprob
 from app.generation.generation import Answer, Progress
 from app.parsing.events import ContentPiece, MessageEvent
 from batching import TokenLogprobs
@@ -26,7 +26,7 @@ class PromptText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionReply:
+class CompletionResponseBuilder:
     """Chunks of text; each answer's last one has none, but the finish reason.
 
     num_answers, num_compared: to each prompt, those that are told and those that there are.
@@ -104,7 +104,9 @@ class CompletionReply:
             return None
         return prompt_logprobs(self.token_bytes, echo.token_ids, echo.offsets, logprobs)
 
-    def _logprobs(self, tokens: Sequence[ToldToken], offset: int) -> CompletionLogprobs | None:
+    def _logprobs(
+        self, tokens: Sequence[TokenWithLogprob], offset: int
+    ) -> CompletionLogprobs | None:
         if self.token_bytes is None:
             return None
         return completion_logprobs(self.token_bytes, tokens, offset)
@@ -118,7 +120,7 @@ def _choice(
     index: int,
     text: str,
     logprobs: CompletionLogprobs | None = None,
-    finish_reason: EndReason | None = None,
+    finish_reason: FinishReasonText | None = None,
 ) -> CompletionChoice:
     return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason)
 

@@ -6,9 +6,9 @@ from itertools import accumulate
 import anyio
 from fastapi import APIRouter, Request, Response
 
-from app.admission.controller import Place
+from app.admission.controller import AdmissionTicket
 from app.api.openai.completions.request import Completion, CompletionRequest
-from app.api.openai.completions.response_builder import CompletionReply, PromptText
+from app.api.openai.completions.response_builder import CompletionResponseBuilder, PromptText
 from app.api.response_builder import head, new_id
 from app.api.schemas.errors import EVENT_RESPONSES
 from app.api.serving import (
@@ -24,15 +24,15 @@ from app.generation.beam_search import BeamSearch
 from app.generation.detokenizer import Detokenizer
 from app.generation.generation import Generation
 from app.generation.submit import (
-    Demands,
-    GrammarDemand,
+    GenerationParams,
+    GrammarSpec,
     generate,
     text_options,
     truncated,
 )
 from app.http.json_body import JsonRoute
 from app.prompts.render import completion_prompt
-from app.server_state import service_of
+from app.server_state import server_state
 from batching import EngineThread, InvalidRequest, ModelInfo
 
 router = APIRouter(route_class=JsonRoute)
@@ -44,7 +44,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     check_choices(request, body)
     async with admitted(request, body) as place:
         engine = await engine_for(request, body.model)
-        max_prompt_tokens = service_of(request).settings.max_queued_tokens
+        max_prompt_tokens = server_state(request).settings.max_queued_tokens
         prompts = await anyio.to_thread.run_sync(_prompts, engine.model, body, max_prompt_tokens)
         wanted = await _demands(request, engine, body)
         room = engine.model.max_model_len - max(map(len, prompts))
@@ -58,7 +58,9 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     return await respond(request, answering, reply, stream=body.stream)
 
 
-async def _demands(request: Request, engine: EngineThread, body: CompletionRequest) -> Demands:
+async def _demands(
+    request: Request, engine: EngineThread, body: CompletionRequest
+) -> GenerationParams:
     return await demands_of(
         request,
         engine,
@@ -70,8 +72,8 @@ async def _demands(request: Request, engine: EngineThread, body: CompletionReque
 
 async def _reply(
     engine: EngineThread, prompts: Sequence[Sequence[int]], body: CompletionRequest
-) -> CompletionReply:
-    return CompletionReply(
+) -> CompletionResponseBuilder:
+    return CompletionResponseBuilder(
         head=head(new_id("cmpl"), engine.model.model_id),
         include_usage=body.include_usage,
         num_answers=body.n,
@@ -85,10 +87,10 @@ async def _answering(
     engine: EngineThread,
     prompts: Sequence[Sequence[int]],
     body: CompletionRequest,
-    wanted: Demands,
+    wanted: GenerationParams,
     max_tokens: int,
-    reply: CompletionReply,
-    place: Place,
+    reply: CompletionResponseBuilder,
+    place: AdmissionTicket,
 ) -> Generation | BeamSearch:
     if not body.use_beam_search:
         return await generate(
@@ -138,10 +140,10 @@ def _prompts(model: ModelInfo, body: CompletionRequest, max_tokens: int) -> list
     return prompts
 
 
-def _grammar(body: CompletionRequest) -> GrammarDemand | None:
+def _grammar(body: CompletionRequest) -> GrammarSpec | None:
     if body.structured_outputs is None:
         return None
-    return GrammarDemand(body.structured_outputs.grammar(), "structured_outputs")
+    return GrammarSpec(body.structured_outputs.grammar(), "structured_outputs")
 
 
 def _echoed(model: ModelInfo, prompts: Sequence[Sequence[int]]) -> list[PromptText]:

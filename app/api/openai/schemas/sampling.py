@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from app.api.openai.schemas import unsupported
 from app.api.openai.schemas.structured_outputs import StructuredOutputs
-from app.api.schemas.base import WireRequest
+from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import MAX_TOKEN_IDS, LogitBias, StopStringList, Text, TokenId, fault
 from batching import Priority
 
@@ -35,13 +35,13 @@ _MAX_BAD_WORDS: Final = 128
 BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
-class StreamOptions(WireRequest):
+class StreamOptions(RequestModel):
     defaults = unsupported.STREAM_OPTIONS
 
     include_usage: bool = False
 
 
-class GenerationRequest(WireRequest):
+class GenerationRequest(RequestModel):
     """Ranges are vLLM's, and OpenAI's where it has the field."""
 
     model: Text | None = Field(default=None, description="The default model if left out.")

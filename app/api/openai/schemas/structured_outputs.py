@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from app.api.openai.schemas import unsupported
-from app.api.schemas.base import WireRequest
+from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import Text, fault, json_text
 from batching import (
     GrammarText,
@@ -62,7 +62,7 @@ JsonSchemaOrText = Annotated[
 Choice = Annotated[Text, Field(min_length=1, max_length=_MAX_CHOICE_LENGTH)]
 
 
-class NamedSchema(WireRequest):
+class NamedSchema(RequestModel):
     """`strict: false` is enforced all the same; without a schema it is any JSON object."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
@@ -71,7 +71,7 @@ class NamedSchema(WireRequest):
     strict: bool = False
 
 
-class ResponseFormat(WireRequest):
+class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
@@ -90,7 +90,7 @@ class ResponseFormat(WireRequest):
         return json_object_grammar() if self.type == "json_object" else None
 
 
-class StructuredOutputs(WireRequest):
+class StructuredOutputs(RequestModel):
     """Exactly one of its fields is given."""
 
     defaults = _STRUCTURED_OUTPUTS

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from app.api.schemas.base import WireRequest
+from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import Text, check_size, fault, json_text
 
 _MAX_TOOLS: Final = 128
@@ -30,7 +30,7 @@ def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-class Function(WireRequest):
+class Function(RequestModel):
     """`parameters` is the JSON Schema of the arguments; `strict` asks for it to be enforced."""
 
     name: Name
@@ -48,7 +48,7 @@ class Function(WireRequest):
         return {"type": "object", "properties": {}} | self.parameters
 
 
-class Tool(WireRequest):
+class Tool(RequestModel):
     type: Literal["function"]
     function: Function
 
@@ -86,11 +86,11 @@ ToolList = Annotated[
 ]
 
 
-class FunctionName(WireRequest):
+class FunctionName(RequestModel):
     name: Name
 
 
-class NamedTool(WireRequest):
+class NamedTool(RequestModel):
     """The one tool that has to be called."""
 
     type: Literal["function"]
@@ -113,14 +113,14 @@ def check_tool_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
         raise fault(f"there is no tool named {choice.function.name!r}", "tool_choice")
 
 
-class CalledFunction(WireRequest):
+class CalledFunction(RequestModel):
     """What a model called before; `arguments` should be the text of a JSON object."""
 
     name: _GivenName
     arguments: Text = ""
 
 
-class ToolCall(WireRequest):
+class ToolCall(RequestModel):
     id: _GivenName
     type: Literal["function"] = "function"
     function: CalledFunction

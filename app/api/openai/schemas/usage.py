@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
-from batching import AnswerRecord
+from batching import SequenceStats
 
 
 class PromptTokensDetails(BaseModel):
@@ -63,7 +63,7 @@ class Timings(BaseModel):
     predicted_per_second: float
 
     @classmethod
-    def of(cls, answers: Sequence[AnswerRecord], usage: Usage) -> Self:
+    def of(cls, answers: Sequence[SequenceStats], usage: Usage) -> Self:
         """Look at all answers of a request as one: from the first event to the last."""
         started = min(answer.scheduled_time or 0.0 for answer in answers)
         first = min(answer.first_token_time or 0.0 for answer in answers)
