@@ -32,7 +32,7 @@ def create_app(
     Without `settings` each has its default, whatever the environment says.
     """
 
-    def end(record: RequestRecord) -> None:
+    def finish(record: RequestRecord) -> None:
         log_request(record)
         if tracer is not None:
             tracer.record(record)
@@ -41,7 +41,7 @@ def create_app(
     app = FastAPI(title="mlx-batch-server", redirect_slashes=False)
     metrics = Metrics(manager.model_ids[0], rejection_reasons=REJECTION_REASONS)
     service = ServerState(
-        manager, settings, AdmissionController(settings.limits(), on_end=end), metrics
+        manager, settings, AdmissionController(settings.limits()), metrics, finish
     )
     manager.observe(lambda _: Observers(metrics, service.activity))
     app.state.service = service

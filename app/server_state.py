@@ -1,5 +1,6 @@
 """What the requests of one server share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import time
 from typing import Final
@@ -10,6 +11,7 @@ from fastapi import Request
 from app.admission.controller import AdmissionController
 from app.http.request_context import InFlightRequests
 from app.observability.metrics.registry import Metrics
+from app.observability.request_record import RequestRecord
 from app.observability.throughput_log import ThroughputLogger
 from app.settings import Settings
 from batching import SchedulerManager
@@ -25,6 +27,7 @@ class ServerState:
     settings: Settings
     admission: AdmissionController
     metrics: Metrics
+    on_finish: Callable[[RequestRecord], None]
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
     activity: ThroughputLogger = field(default_factory=ThroughputLogger)
     started: int = field(default_factory=lambda: int(time()))

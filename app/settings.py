@@ -287,7 +287,7 @@ class Settings(BaseSettings):
             max_queued_tokens=self.max_queued_tokens,
             max_requests_per_key=self.max_requests_per_key,
             requests_per_minute=self.requests_per_minute,
-            drain_time=self.shutdown_timeout,
+            shutdown_timeout=self.shutdown_timeout,
         )
 
     def engine_config(self) -> EngineConfig:

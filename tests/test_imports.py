@@ -24,6 +24,22 @@ WEB: Final = {
     "starlette",
     "uvicorn",
 }
+# Folders whose files are rooms by themselves, beside their folders.
+ROOTS: Final = ("app", "batching", "batching.backend")
+# An API is schemas, a mapping to a GenerationJob, and a writer of events; nothing below knows it.
+APP_LAYERS: Final = (
+    ("app.observability", "app.parsing", "app.api.schemas"),
+    ("app.http", "app.prompts"),
+    ("app.admission",),
+    ("app.generation",),
+    ("app.settings",),
+    ("app.server_state",),
+    ("app.server",),
+    ("app.api",),
+    ("app.main",),
+    ("app.cli",),
+    ("app.__main__",),
+)
 BENCHMARK: Final = "batching.benchmark"
 MICROBENCH: Final = "scripts.microbench"
 BACKEND_USERS: Final = {"batching.scheduler_manager", BENCHMARK, MICROBENCH}
@@ -87,8 +103,51 @@ def pure_modules() -> list[str]:
     ]
 
 
-def test_nothing_imports_in_a_circle() -> None:
+def room(module: str) -> str:
+    """Return the folder of a module; the files right inside of ROOTS are rooms by themselves."""
+    if module in ROOTS or (ROOT / module.replace(".", "/")).is_dir():
+        return module
+    parent = module.rpartition(".")[0]
+    return module if parent in ROOTS else parent
+
+
+def rooms() -> dict[str, set[str]]:
+    """Return which folders import which others."""
+    modules = graph()
+    found: dict[str, set[str]] = {room(name): set() for name in modules}
+    for name, targets in modules.items():
+        found[room(name)] |= {room(t) for t in targets if t in modules} - {room(name)}
+    return found
+
+
+def layer(module: str) -> int:
+    """Return the index of the layer whose prefix of the module's name is the longest."""
+    prefixes = {p: index for index, layer in enumerate(APP_LAYERS) for p in layer}
+    return prefixes[max((p for p in prefixes if within(module, p)), key=len)]
+
+
+def test_no_imports_are_cyclic() -> None:
     assert cycle(graph()) == []
+
+
+def test_no_folders_import_each_other() -> None:
+    assert cycle(rooms()) == []
+
+
+def test_each_layer_of_app_imports_only_from_those_below() -> None:
+    app = [name for name in graph() if within(name, "app") and name != "app"]
+    assert [
+        (name, target)
+        for name, target in edges(app)
+        if within(target, "app") and layer(target) > layer(name)
+    ] == []
+
+
+def test_what_the_apis_share_knows_none_of_them() -> None:
+    shared = [name for name in graph() if room(name) in ("app.api", "app.api.schemas")]
+    vendors = tuple(sorted({n for n in rooms() if within(n, "app.api")} - {*map(room, shared)}))
+    assert len(vendors) >= 3
+    assert [edge for edge in edges(shared) if within(edge[1], *vendors)] == []
 
 
 def test_only_the_backend_imports_mlx() -> None:

@@ -1,34 +1,32 @@
-"""The door: who is let in, and what the others are told."""
+"""Admission control: which requests are admitted, and when the rejected ones may retry."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
 from app.admission.service_rate import ServiceRate
-from app.api.openai.schemas.usage import Usage
 from app.http.client import Client
 from app.http.rejections import QueueFull, QuotaExceeded, ShuttingDown
-from app.observability.request_record import RequestRecord
-from batching import DeadlineExceeded, Priority, SequenceStats
+from batching import Priority
 
-# How much of the queue a class may fill: when the server is busy the less urgent work is
-# refused first, and there is always room for the urgent.
-_SHARES: Final = {Priority.HIGH: 1.0, Priority.NORMAL: 0.9, Priority.LOW: 0.5}
+# How much of the queue a priority class may fill: a busy server rejects the less urgent
+# requests first and always has room for urgent ones.
+QUEUE_SHARE: Final = {Priority.HIGH: 1.0, Priority.NORMAL: 0.9, Priority.LOW: 0.5}
 
 _MINUTE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """What the server takes on at most.
+    """The limits of one server.
 
-    max_running: requests that run at once; those beyond wait.
-    max_queued_requests, max_queued_tokens: that wait, and the tokens of their prompts.
-    max_requests_per_key: unfinished requests of one client; None is as many as there is room for.
-    requests_per_minute: new requests of one client; None is any number.
-    drain_time: seconds that a server that is told to stop may take.
+    max_running: requests that run at once; further ones wait.
+    max_queued_requests, max_queued_tokens: waiting requests, and the tokens of their prompts.
+    max_requests_per_key: unfinished requests of one client; None is no limit of its own.
+    requests_per_minute: new requests of one client; None is no limit.
+    shutdown_timeout: seconds that a shutdown may take; a `Retry-After` then says so.
     """
 
     max_running: int = 8
@@ -36,98 +34,92 @@ class AdmissionLimits:
     max_queued_tokens: int = 131_072
     max_requests_per_key: int | None = None
     requests_per_minute: int | None = None
-    drain_time: float = 30.0
+    shutdown_timeout: float = 30.0
 
     def max_requests(self, priority: Priority) -> int:
-        """Return how many unfinished requests there may be before one of this class is refused."""
-        return self.max_running + int(self.max_queued_requests * _SHARES[priority])
+        """Return the number of unfinished requests at which one of this class is rejected."""
+        return self.max_running + int(self.max_queued_requests * QUEUE_SHARE[priority])
 
 
 class AdmissionController:
-    """Lets requests in while there is room for their class.
+    """Admits requests while there is room for their priority class.
 
-    Lives in the event loop.  A request is counted from `enter` until its place is left, its
-    prompt's tokens from `hold` until the model has read them.
+    Lives on the event loop, so it needs no lock.  A request counts from `admit` until its ticket
+    is released, its prompt tokens from `reserve_tokens` until they are prefilled.
     """
 
-    def __init__(
-        self,
-        limits: AdmissionLimits,
-        clock: Callable[[], float] = monotonic,
-        on_end: Callable[[RequestRecord], None] = lambda _: None,
-    ) -> None:
-        """`on_end` hears of every request that came as far as the engine."""
+    def __init__(self, limits: AdmissionLimits, clock: Callable[[], float] = monotonic) -> None:
         self.limits = limits
         self.clock = clock
-        self.on_end = on_end
         self.is_draining = False
         self.num_requests = 0
         self.num_waiting_tokens = 0
         self._rate = ServiceRate()
         self._num_of_client: Counter[str] = Counter()
-        self._allowances: dict[str, TokenBucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
 
     @property
     def is_full(self) -> bool:
-        """True if a request of the normal class would be refused now."""
+        """True if a request of normal priority would be rejected now."""
         return (
             self.num_requests >= self.limits.max_requests(Priority.NORMAL)
             or self.num_waiting_tokens >= self.limits.max_queued_tokens
         )
 
-    def enter(self, client: Client, priority: Priority, request_id: str = "-") -> "AdmissionTicket":
-        """Let a request in, which counts until it leaves its place.
+    def admit(self, client: Client, priority: Priority) -> "AdmissionTicket":
+        """Admit a request, which counts until its ticket is released.
 
         Raises:
-            ShuttingDown, QueueFull: the server takes nothing more, or not of this class.
-            QuotaExceeded: this client has enough in hand, or comes too often.
+            ShuttingDown, QueueFull: the server admits no more requests, or none of this class.
+            QuotaExceeded: this client is at its limit of requests in flight or a minute.
         """
         now = self.clock()
         if self.is_draining:
-            raise ShuttingDown(max(1, min(120, round(self.limits.drain_time))))
+            raise ShuttingDown(max(1, min(120, round(self.limits.shutdown_timeout))))
         self._check_client(client, now)
         if self.num_requests >= self.limits.max_requests(priority):
             raise QueueFull("too many requests are waiting", self._retry_after(now))
-        self._allow(client, now)
+        self._check_rate_limit(client, now)
         if self.num_requests == 0:
             self._rate.begin(now)
         self.num_requests += 1
         self._num_of_client[client.name] += 1
-        return AdmissionTicket(self, client, priority, request_id, now)
+        return AdmissionTicket(self, client, priority)
 
-    def hold(self, priority: Priority, num_tokens: int) -> None:
-        """Count the tokens of a request's prompts until they are read.
+    def reserve_tokens(self, priority: Priority, num_tokens: int) -> None:
+        """Count the tokens of a request's prompts until they are prefilled.
 
         Raises:
-            QueueFull: they are too many now.  One request is always taken if no prompt waits.
+            QueueFull: too many prompt tokens wait.  While none wait, one request always fits.
         """
-        most = self.limits.max_queued_tokens * _SHARES[priority]
+        most = self.limits.max_queued_tokens * QUEUE_SHARE[priority]
         if self.num_waiting_tokens and self.num_waiting_tokens + num_tokens > most:
             raise QueueFull("too many prompt tokens are waiting", self._retry_after(self.clock()))
         self.num_waiting_tokens += num_tokens
 
-    def leave(self, place: "AdmissionTicket") -> None:
+    def release(self, ticket: "AdmissionTicket") -> None:
+        name = ticket.client.name
         self.num_requests -= 1
-        self.num_waiting_tokens -= place.num_waiting_tokens
-        self._num_of_client[place.client.name] -= 1
-        if not self._num_of_client[place.client.name]:
-            del self._num_of_client[place.client.name]
-        if place.was_served:
+        self.num_waiting_tokens -= ticket.num_waiting_tokens
+        self._num_of_client[name] -= 1
+        if not self._num_of_client[name]:
+            del self._num_of_client[name]
+        if ticket.reached_engine:
             self._rate.record_end(self.clock())
 
     def _check_client(self, client: Client, now: float) -> None:
         limit, own = self.limits.max_requests_per_key, self._num_of_client[client.name]
         if limit is not None and own >= limit:
-            # One of the client's own has to end, and others end in between.
+            # One of the client's own requests has to end, and others end in between.
             seconds = self._rate.seconds_for(self.num_requests / own, now)
-            raise QuotaExceeded(f"{limit} requests of this key are not finished", seconds)
+            raise QuotaExceeded(f"this API key has {limit} requests in flight, its limit", seconds)
 
-    def _allow(self, client: Client, now: float) -> None:
+    def _check_rate_limit(self, client: Client, now: float) -> None:
         if (limit := self.limits.requests_per_minute) is None:
             return
-        allowance = self._allowances.setdefault(client.name, TokenBucket(limit, float(limit), now))
-        if (seconds := allowance.take(now)) > 0:
-            raise QuotaExceeded(f"this key may send {limit} requests a minute", seconds)
+        bucket = self._buckets.setdefault(client.name, TokenBucket(limit, float(limit), now))
+        if (seconds := bucket.take(now)) > 0:
+            raise QuotaExceeded(f"this API key may send {limit} requests a minute", seconds)
 
     def _retry_after(self, now: float) -> int:
         num_waiting = max(1, self.num_requests - self.limits.max_running)
@@ -136,14 +128,14 @@ class AdmissionController:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A token bucket: `limit` requests at once, refilled at as many a minute."""
+    """A token bucket of `limit` requests, refilled at `limit` a minute."""
 
     limit: int
     left: float
     since: float
 
     def take(self, now: float) -> int:
-        """Take one; return 0, or in how many seconds there is one."""
+        """Take one request; return 0, or the seconds until there is one."""
         self.left = min(self.limit, self.left + (now - self.since) * self.limit / _MINUTE)
         self.since = now
         if self.left >= 1:
@@ -153,82 +145,31 @@ class TokenBucket:
 
 
 class AdmissionTicket:
-    """One request's place; leaving it never waits and may be done any number of times.
+    """One admitted request; releasing it never waits and may be repeated.
 
-    entered: when the request came in, on the clock of the engine.
-    timeout: how many seconds the request has from then on; None is as many as it takes.
+    reached_engine: whether its prompts were reserved, so that its end tells the service rate.
     """
 
-    def __init__(
-        self,
-        admission: AdmissionController,
-        client: Client,
-        priority: Priority,
-        request_id: str,
-        entered: float,
-    ) -> None:
+    def __init__(self, controller: AdmissionController, client: Client, priority: Priority) -> None:
         self.client = client
-        self.request_id = request_id
-        self.entered = entered
         self.num_waiting_tokens = 0
-        self.was_served = False
-        self.timeout: float | None = None
-        self.trace_headers: Mapping[str, str] = {}
-        self._admission = admission
+        self.reached_engine = False
+        self._controller = controller
         self._priority = priority
-        self._is_left = False
+        self._is_released = False
 
-    def elapsed(self) -> float:
-        """Return the seconds since the request came in."""
-        return self._admission.clock() - self.entered
-
-    def time_left(self) -> float | None:
-        """Return the seconds that the request still has.
-
-        Raises:
-            DeadlineExceeded: none.
-        """
-        if self.timeout is None:
-            return None
-        if (left := self.timeout - self.elapsed()) <= 0:
-            raise DeadlineExceeded
-        return left
-
-    def cache_salt(self, salt: str | None) -> str:
-        """Return what the client's cached prefixes are found by, with a salt of its own."""
-        return f"{self.client.cache_salt}:{salt}" if salt else self.client.cache_salt
-
-    def hold(self, num_tokens: int) -> None:
-        """Count the tokens of the request's prompts as waiting; see AdmissionController.hold."""
-        self._admission.hold(self._priority, num_tokens)
+    def reserve_tokens(self, num_tokens: int) -> None:
+        """Count the request's prompt tokens as waiting; see AdmissionController.reserve_tokens."""
+        self._controller.reserve_tokens(self._priority, num_tokens)
         self.num_waiting_tokens += num_tokens
-        self.was_served = True
+        self.reached_engine = True
 
-    def read(self, num_tokens: int) -> None:
-        """Take that the model has read so many of the waiting tokens."""
-        self._admission.num_waiting_tokens -= num_tokens
+    def release_tokens(self, num_tokens: int) -> None:
+        """Count prompt tokens as prefilled, and so no longer waiting."""
+        self._controller.num_waiting_tokens -= num_tokens
         self.num_waiting_tokens -= num_tokens
 
-    def end(
-        self, completion_id: str, answers: Sequence[SequenceStats], usage: Usage, ending: str
-    ) -> None:
-        """Leave, and tell what became of the request."""
-        self.leave()
-        self._admission.on_end(
-            RequestRecord(
-                completion_id=completion_id,
-                request_id=self.request_id,
-                client_name=self.client.name,
-                entered=self.entered,
-                elapsed=self.elapsed(),
-                answers=answers,
-                usage=usage,
-                ending=ending,
-                trace_headers=self.trace_headers,
-            )
-        )
-
-    def leave(self) -> None:
-        if not self._is_left:
-            self._is_left = True
-            self._admission.leave(self)
+    def release(self) -> None:
+        if not self._is_released:
+            self._is_released = True
+            self._controller.release(self)

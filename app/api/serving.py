@@ -1,23 +1,23 @@
-"""What the generating endpoints share: the engine of a model, and the response of a generation."""
+"""What the generating endpoints of all APIs share, between the HTTP request and the engine."""
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 from fastapi import Request, Response
+from pydantic import BaseModel
 
+from app.admission.admitted_request import AdmittedRequest, Deadline
 from app.admission.controller import AdmissionTicket
-from app.api.openai.schemas.usage import Totals
-from app.api.response_builder import ResponseBuilder
-from app.api.sse import EventStream
-from app.generation.generation import Answer, Generation
-from app.generation.submit import AnyRequest, GenerationParams, GrammarSpec, bounded_tokens, demands
+from app.generation.generation import ChoiceResult, GenerationSummary, GenerationTask
+from app.generation.job import GenerationJob, GenerationParams, build_job
 from app.http.client import ANONYMOUS, Client
 from app.http.errors import CLIENT_CLOSED_REQUEST
+from app.parsing.output_format import OutputFormat
 from app.server_state import server_state
 from batching import DeadlineExceeded, EngineThread, InvalidRequest, Priority
 
@@ -39,141 +39,129 @@ async def engine_for(request: Request, model_id: str | None) -> EngineThread:
     return await anyio.to_thread.run_sync(manager.get, wanted)
 
 
-def enter(request: Request, priority: Priority = Priority.NORMAL) -> AdmissionTicket:
-    """Give a request its place; see AdmissionController.enter."""
-    state = request.scope.get("state", {})
-    client: Client = state.get("client", ANONYMOUS)
-    request_id: str = state.get("request_id", "-")
-    place = server_state(request).admission.enter(client, priority, request_id)
-    place.trace_headers = {
-        name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers
-    }
-    return place
+def _admit(request: Request, priority: Priority) -> AdmissionTicket:
+    client: Client = request.scope.get("state", {}).get("client", ANONYMOUS)
+    return server_state(request).admission.admit(client, priority)
 
 
 @contextmanager
-def counted(request: Request) -> Iterator[None]:
-    """Count a request that the model need not answer."""
-    place = enter(request)
+def admit_without_body(request: Request) -> Iterator[None]:
+    """Count a request that needs no engine.
+
+    Raises:
+        Rejection: see AdmissionController.admit.
+    """
+    ticket = _admit(request, Priority.NORMAL)
     try:
         yield
     finally:
-        place.leave()
+        ticket.release()
 
 
 @asynccontextmanager
-async def admitted(request: Request, body: AnyRequest) -> AsyncIterator[AdmissionTicket]:
-    """Give a request its place while it is prepared, and take it back if that fails.
+async def admit(
+    request: Request, *, priority: Priority, time_limit: float | None
+) -> AsyncIterator[AdmittedRequest]:
+    """Admit a request while it is prepared; its ticket is released if that fails.
+
+    time_limit: in seconds; the header X-Request-Timeout may say less.
 
     Raises:
-        Refusal: there is no place for it.
-        DeadlineExceeded: its time is over before it is prepared.
+        Rejection: see AdmissionController.admit.
+        DeadlineExceeded: the time is over before the request is prepared.
     """
-    place = enter(request, body.queue_priority)
+    state = server_state(request)
+    ticket = _admit(request, priority)
     try:
-        place.timeout = _timeout(request, body)
-        async with asyncio.timeout(place.time_left()):
-            yield place
+        arrival = state.admission.clock()
+        deadline = Deadline(arrival, _time_limit(request, time_limit), state.admission.clock)
+        async with asyncio.timeout(deadline.time_left()):
+            yield AdmittedRequest(
+                ticket=ticket,
+                deadline=deadline,
+                request_id=request.scope.get("state", {}).get("request_id", "-"),
+                trace_headers={
+                    n: request.headers[n] for n in _TRACE_HEADERS if n in request.headers
+                },
+                on_finish=state.on_finish,
+            )
     except BaseException as error:
-        place.leave()
+        ticket.release()
         if isinstance(error, TimeoutError):
             raise DeadlineExceeded from None
         raise
 
 
-def _timeout(request: Request, body: AnyRequest) -> float | None:
-    """Return the seconds that a request has, by its field or its header, whichever is less."""
+def _time_limit(request: Request, time_limit: float | None) -> float | None:
+    """Return the lesser of a request's own limit and the one of its header, in seconds."""
     if (text := request.headers.get(_TIMEOUT_HEADER)) is None:
-        return body.timeout
+        return time_limit
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise InvalidRequest(_TIMEOUT_HEADER, "the header must be a number of seconds above 0")
-    return seconds if body.timeout is None else min(seconds, body.timeout)
+    return seconds if time_limit is None else min(seconds, time_limit)
 
 
-def check_choices(request: Request, body: AnyRequest) -> None:
-    """Raise InvalidRequest if more answers are asked for than this server gives."""
-    limit = server_state(request).settings.max_choices
-    if body.num_choices > limit:
-        param = "n" if body.n > limit else "best_of"
-        raise InvalidRequest(param, f"{limit} are the most answers to one prompt")
-
-
-def num_tokens_of(
+async def build_job_async(
     request: Request,
     engine: EngineThread,
-    body: AnyRequest,
     prompts: Sequence[Sequence[int]],
-    max_tokens: int | None,
-) -> int | None:
-    """Return the most tokens of each answer; None is as many as fit the context.
+    params: GenerationParams,
+    *,
+    completion_id: str,
+    output: OutputFormat,
+) -> GenerationJob:
+    """Build a job in a worker thread; only a few grammars are compiled at a time.
 
     Raises:
-        InvalidRequest: together they are more than this server gives one request.
+        InvalidRequest: see `build_job`.
     """
-    limit = server_state(request).settings.max_output_tokens
-    return bounded_tokens(
-        engine.model, [len(prompt) for prompt in prompts], body.num_choices, max_tokens, limit
+    state = server_state(request)
+    build = partial(
+        build_job,
+        engine,
+        prompts,
+        params,
+        completion_id=completion_id,
+        output=output,
+        max_output_tokens=state.settings.max_output_tokens,
     )
+    limiter = None if output.grammar is None else state.compiling
+    return await anyio.to_thread.run_sync(build, limiter=limiter)
 
 
-async def respond(
-    request: Request, generation: Generation, reply: ResponseBuilder, *, stream: bool
-) -> Response:
-    """Return the response, which closes the generation."""
-    if stream:
-        return EventStream(generation, reply)
-    return await respond_whole(request, generation, reply)
-
-
-async def demands_of(
+async def json_response(
     request: Request,
-    engine: EngineThread,
-    body: AnyRequest,
-    *,
-    grammar: GrammarSpec | None,
-    prompt_logprobs: int | None = None,
-) -> GenerationParams:
-    """Compile what a request asks of its answers, a few grammars at a time."""
-    compiling = None if grammar is None else server_state(request).compiling
-    work = partial(demands, engine, body, grammar=grammar, prompt_logprobs=prompt_logprobs)
-    return await anyio.to_thread.run_sync(work, limiter=compiling)
-
-
-class Answering(Protocol):
-    """Work on answers that are told when they are complete."""
-
-    @property
-    def totals(self) -> Totals: ...
-
-    async def collect(self) -> Sequence[Answer]: ...
-
-    def close(self) -> None: ...
-
-
-async def respond_whole(request: Request, answering: Answering, reply: ResponseBuilder) -> Response:
-    """Return all answers at once; the work on them ends when the client goes."""
+    task: GenerationTask,
+    build: Callable[[Sequence[ChoiceResult], GenerationSummary], BaseModel],
+) -> Response:
+    """Return all choices in one response; the work on them ends when the client disconnects."""
     try:
         async with _while_connected(request):
-            answers = await answering.collect()
-            write = partial(_written, reply, answers, answering.totals)
-            return Response(await anyio.to_thread.run_sync(write), media_type="application/json")
+            results = await task.collect()
+            # Serializing takes a second where many choices have log probabilities.
+            serialize = partial(_serialize, build, results, task.summary)
+            body = await anyio.to_thread.run_sync(serialize)
+            return Response(body, media_type="application/json")
     finally:
-        answering.close()
+        task.close()
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-def _written(reply: ResponseBuilder, answers: Sequence[Answer], totals: Totals) -> str:
-    """Return the body, which takes a second where many answers tell the odds of their tokens."""
-    return reply.whole(answers, totals).model_dump_json(exclude_unset=True)
+def _serialize(
+    build: Callable[[Sequence[ChoiceResult], GenerationSummary], BaseModel],
+    results: Sequence[ChoiceResult],
+    summary: GenerationSummary,
+) -> str:
+    return build(results, summary).model_dump_json(exclude_unset=True)
 
 
 @asynccontextmanager
 async def _while_connected(request: Request) -> AsyncIterator[None]:
-    """Run the body, or the part of it until the client goes: the framework would run all of it."""
+    """Cancel the body when the client disconnects; the framework would run all of it."""
     with anyio.CancelScope() as scope:
         listener = asyncio.create_task(_cancel_at_disconnect(request, scope))
         try:

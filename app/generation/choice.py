@@ -1,46 +1,20 @@
-"""One answer, from its tokens to the events of its message."""
+"""One choice of a completion, from its tokens to the events of its message."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
-from app.api.schemas.fields import FinishReasonText
 from app.generation.detokenizer import Detokenizer
 from app.generation.stop_strings import StopStrings
-from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece
+from app.parsing.events import MessageEvent, ReasoningPiece
+from app.parsing.output_format import Parser, PlainText
 from batching import FinishReason, Tokenizer, TokenLogprobs, TokenOutput
 
-
-class Parser(Protocol):
-    """Tells what kind of text a model's text is."""
-
-    @property
-    def has_calls(self) -> bool: ...
-
-    @property
-    def is_full(self) -> bool:
-        """True once nothing that follows would be told."""
-        ...
-
-    def add(self, text: str) -> Sequence[MessageEvent]: ...
-
-    def flush(self) -> Sequence[MessageEvent]: ...
-
-
-class PlainText:
-    """Text in which nothing is marked."""
-
-    has_calls = is_full = False
-
-    def add(self, text: str) -> Sequence[MessageEvent]:
-        return [ContentPiece(text)] if text else []
-
-    def flush(self) -> Sequence[MessageEvent]:
-        return []
+FinishReasonText = Literal["stop", "length", "tool_calls"]
 
 
 class TokenWithLogprob(NamedTuple):
-    """A token of the answer; `offset` is where its text begins, in characters."""
+    """A token of the output; `offset` is where its text begins, in characters."""
 
     token_id: int
     offset: int
@@ -52,8 +26,8 @@ class TokenWithLogprob(NamedTuple):
 class TextOptions:
     """How tokens become text.
 
-    hidden_token_ids: tokens that end an answer, and are no part of its text.
-    min_tokens: as many come before a stop string counts.
+    hidden_token_ids: tokens that end the output and are no part of its text.
+    min_tokens: stop strings count only after as many tokens.
     """
 
     hidden_token_ids: frozenset[int] = frozenset()
@@ -65,9 +39,9 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new in one answer; the last one has the finish reason.
+    """What is new in one choice; the last one has the finish reason.
 
-    tokens: those whose odds are asked for, and `prompt_logprobs` those of the prompt.
+    tokens: if log probabilities are requested; `prompt_logprobs` are those of the prompt.
     """
 
     index: int
@@ -80,7 +54,7 @@ class Delta:
 
 @dataclass
 class Choice:
-    """Takes the outputs of one request."""
+    """Turns the token outputs of one sequence into deltas of its message."""
 
     index: int
     tokenizer: Tokenizer
@@ -95,23 +69,24 @@ class Choice:
         )
         self._stop_strings = StopStrings(self.options.stops, include_stop=self.options.include_stop)
         self._num_chars = 0
-        self._num_certain_chars = 0
+        self._num_emitted_chars = 0
         self._sum_logprobs = 0.0
-        self._untold: list[TokenWithLogprob] = []
+        self._pending_logprobs: list[TokenWithLogprob] = []
         self._is_reasoning = False
 
     @property
     def mean_logprob(self) -> float:
         return self._sum_logprobs / max(1, self.num_tokens)
 
-    def take(self, output: TokenOutput) -> Delta:
+    def feed(self, output: TokenOutput) -> Delta:
+        """Take the next tokens; return what they add."""
         is_first = self.num_tokens == 0
         events: list[MessageEvent] = []
         for i, token_id in enumerate(output.token_ids):
             offset = self._num_chars
             events += self._events(token_id)
             if output.logprobs:
-                self._note(token_id, offset, output.logprobs[i])
+                self._record_logprob(token_id, offset, output.logprobs[i])
             if self._has_ended:
                 break
         reason = self._finish_reason(output)
@@ -121,7 +96,7 @@ class Choice:
             self.index,
             is_first,
             events,
-            self._told(is_last=reason is not None),
+            self._take_ready_logprobs(is_last=reason is not None),
             output.prompt_logprobs,
             self._end(reason) if reason else None,
         )
@@ -129,35 +104,41 @@ class Choice:
     def _events(self, token_id: int) -> Iterator[MessageEvent]:
         self.num_tokens += 1
         if token_id not in self.options.hidden_token_ids:
-            for event in self.parser.add(self._certain(self._detokenizer.add(token_id))):
+            for event in self.parser.add(
+                self._filter_stop_strings(self._detokenizer.add(token_id))
+            ):
                 self._is_reasoning = isinstance(event, ReasoningPiece)
                 yield event
         self.num_reasoning_tokens += self._is_reasoning
 
-    def _note(self, token_id: int, offset: int, logprobs: TokenLogprobs) -> None:
+    def _record_logprob(self, token_id: int, offset: int, logprobs: TokenLogprobs) -> None:
         self._sum_logprobs += logprobs.logprob
         if token_id not in self.options.hidden_token_ids:
-            self._untold.append(TokenWithLogprob(token_id, offset, logprobs, self._is_reasoning))
+            self._pending_logprobs.append(
+                TokenWithLogprob(token_id, offset, logprobs, self._is_reasoning)
+            )
 
-    def _told(self, *, is_last: bool) -> Sequence[TokenWithLogprob]:
+    def _take_ready_logprobs(self, *, is_last: bool) -> Sequence[TokenWithLogprob]:
         """Return the tokens whose text has come, and in the end those that have none."""
         if is_last and not self._stop_strings.is_matched:
-            told, self._untold = self._untold, []
-            return told
-        told = [token for token in self._untold if token.offset < self._num_certain_chars]
-        del self._untold[: len(told)]
-        return told
+            ready, self._pending_logprobs = self._pending_logprobs, []
+            return ready
+        ready = [
+            token for token in self._pending_logprobs if token.offset < self._num_emitted_chars
+        ]
+        del self._pending_logprobs[: len(ready)]
+        return ready
 
-    def _certain(self, text: str) -> str:
-        """Return what is certain to belong to the answer, now that more text has come."""
+    def _filter_stop_strings(self, text: str) -> str:
+        """Return the text that no stop string can cut off any more."""
         self._num_chars += len(text)
         if self.num_tokens > self.options.min_tokens:
             text = self._stop_strings.add(text)
-        self._num_certain_chars += len(text)
+        self._num_emitted_chars += len(text)
         return text
 
     def _last_events(self) -> Iterator[MessageEvent]:
-        rest = self._certain(self._detokenizer.flush()) + self._stop_strings.flush()
+        rest = self._filter_stop_strings(self._detokenizer.flush()) + self._stop_strings.flush()
         yield from self.parser.add(rest)
         yield from self.parser.flush()
 
@@ -166,7 +147,7 @@ class Choice:
 
     @property
     def _has_ended(self) -> bool:
-        return self._stop_strings.is_matched or self.parser.is_full
+        return self._stop_strings.is_matched or self.parser.is_finished
 
     def _end(self, reason: FinishReason) -> FinishReasonText:
         if reason is FinishReason.LENGTH:

@@ -1,36 +1,36 @@
-"""The answers to one call, from the prompts' tokens to the events of each, and the usage."""
+"""The choices of one request, from the engine's tokens to the events of each, and the usage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
 import anyio
 
-from app.admission.controller import AdmissionTicket
-from app.api.openai.schemas.usage import Timings, Totals, Usage
-from app.api.schemas.fields import FinishReasonText
-from app.generation.choice import Choice, Delta, TokenWithLogprob
+from app.admission.admitted_request import AdmittedRequest
+from app.generation.choice import Choice, Delta, FinishReasonText, TokenWithLogprob
+from app.generation.job import GenerationJob
+from app.observability.request_record import TokenUsage
 from app.parsing.events import MessageEvent, join_pieces
-from batching import DeadlineExceeded, TokenLogprobs, TokenOutput, TokenStream
+from batching import DeadlineExceeded, SequenceStats, TokenLogprobs, TokenOutput, TokenStream
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a prompt is read: tokens, of which `num_cached` were there already; seconds."""
+class PromptProgress:
+    """How much of a prompt is prefilled, in tokens; `elapsed` is in seconds."""
 
     index: int
     num_prompt_tokens: int
     num_cached_tokens: int
-    num_read_tokens: int
+    num_prefilled_tokens: int
     elapsed: float
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One whole answer.
+class ChoiceResult:
+    """One complete choice.
 
-    mean_logprob: over all its tokens, the one that ended it included, if their odds were asked
-        for; of answers that are compared, the best has the highest.
+    mean_logprob: over all its tokens, the one that ended it included, if log probabilities were
+        requested; `best_of` ranks by it.
     """
 
     index: int
@@ -41,69 +41,78 @@ class Answer:
     mean_logprob: float = 0.0
 
 
-class Generation:
-    """The events of all answers, as they come; an async iterator of Delta and Progress.
+class GenerationTask(Protocol):
+    """Work on a job whose choices are returned when they are complete.
 
-    There are as many answers to each prompt, and one prompt's have consecutive indices.  It
-    ends after the last answer's delta that carries a finish reason.  `close()` never waits and
-    may be called at any time, any number of times: unfinished answers are aborted.  Whoever
-    has a generation closes it; that is also when it is logged.
+    `close` never waits, may be called at any time and any number of times, and aborts what is
+    unfinished.
+    """
+
+    @property
+    def summary(self) -> "GenerationSummary": ...
+
+    async def collect(self) -> Sequence[ChoiceResult]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSummary:
+    """What is known of a request as a whole; final once its last choice has ended."""
+
+    usage: TokenUsage
+    sequences: Sequence[SequenceStats]
+
+
+class Generation:
+    """The events of all choices, as they come; an async iterator of Delta and PromptProgress.
+
+    Each prompt has as many choices, with consecutive indices.  The iterator ends after the last
+    choice's delta with a finish reason.  `close()` never waits and may be called at any time,
+    any number of times: unfinished choices are aborted, and the request is logged.
     """
 
     def __init__(
         self,
-        completion_id: str,
+        job: GenerationJob,
         tokens: TokenStream,
         choices: Sequence[Choice],
-        prompt_lengths: Sequence[int],
-        place: AdmissionTicket,
-        *,
-        is_blocking: bool = False,
-        tells_timings: bool = False,
+        request: AdmittedRequest,
     ) -> None:
-        """`is_blocking`: the choices take their time, so they do it in another thread.
-
-        The place holds the prompts, and is left when the generation is closed.
-        """
-        self._completion_id = completion_id
+        """`request` holds the reserved tokens of the prompts, and finishes with `close`."""
+        self._job = job
         self._tokens = tokens
         self._choices = choices
-        self._prompt_lengths = prompt_lengths
-        self._place = place
-        self._is_blocking = is_blocking
-        self._tells_timings = tells_timings
-        self._num_cached_tokens = [0] * len(prompt_lengths)
-        self._prompt_logprobs: list[Sequence[TokenLogprobs]] = [()] * len(prompt_lengths)
+        self._request = request
+        self._num_cached_tokens = [0] * len(job.prompts)
+        self._prompt_logprobs: list[Sequence[TokenLogprobs]] = [()] * len(job.prompts)
         self._reasons: dict[int, FinishReasonText] = {}
         self._failure: str | None = None
         self._is_closed = False
 
     @property
     def num_choices(self) -> int:
+        """Of all prompts together."""
         return len(self._choices)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """The tokens so far; final once the last delta is out."""
-        return Usage.of(
-            num_prompt_tokens=sum(self._prompt_lengths),
+        return TokenUsage(
+            num_prompt_tokens=self._job.num_prompt_tokens,
             num_cached_tokens=sum(self._num_cached_tokens),
             num_output_tokens=sum(choice.num_tokens for choice in self._choices),
             num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
     @property
-    def totals(self) -> Totals:
-        """What is told at the end."""
-        usage = self.usage
-        return Totals(
-            usage, Timings.of(self._tokens.answers, usage) if self._tells_timings else None
-        )
+    def summary(self) -> GenerationSummary:
+        return GenerationSummary(self.usage, self._tokens.answers)
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Delta | Progress:
+    async def __anext__(self) -> Delta | PromptProgress:
         try:
             return await self._next()
         except StopAsyncIteration:
@@ -112,60 +121,59 @@ class Generation:
             self._failure = "timeout" if isinstance(error, DeadlineExceeded) else "failed"
             raise
 
-    async def _next(self) -> Delta | Progress:
-        index, output = await anext(self._tokens)
-        prompt, place = divmod(index, self._num_answers)
-        if place == 0:
-            self._num_cached_tokens[prompt] = output.num_cached_tokens
-        if not output.token_ids:
-            return self._progress(index, output)
-        delta = await self._take(index, output)
-        if place == 0 and delta.is_first:
-            self._place.read(self._prompt_lengths[prompt])
-            self._prompt_logprobs[prompt] = delta.prompt_logprobs
-        elif delta.is_first:
-            # Those of one prompt come with its first answer, which is the first to come.
-            delta = replace(delta, prompt_logprobs=self._prompt_logprobs[prompt])
-        if delta.finish_reason is not None:
-            self._reasons[index] = delta.finish_reason
-            self._tokens.finish(index, delta.finish_reason)
-        return delta
-
-    async def collect(self) -> list[Answer]:
-        """Wait for the end and return the whole answers."""
+    async def collect(self) -> list[ChoiceResult]:
+        """Wait for the end and return the complete choices."""
         deltas: list[list[Delta]] = [[] for _ in self._choices]
         async for item in self:
-            assert isinstance(item, Delta), "progress is told in streams only"
+            assert isinstance(item, Delta), "progress is reported in streams only"
             deltas[item.index].append(item)
-        return [self._answer(index, parts) for index, parts in enumerate(deltas)]
+        return [self._result(index, parts) for index, parts in enumerate(deltas)]
 
     def close(self) -> None:
         self._tokens.close()
         if self._is_closed:
             return
         self._is_closed = True
-        self._place.end(self._completion_id, self._tokens.answers, self.usage, self._ending())
-
-    @property
-    def _num_answers(self) -> int:
-        """How many there are to each prompt."""
-        return len(self._choices) // len(self._prompt_lengths)
-
-    async def _take(self, index: int, output: TokenOutput) -> Delta:
-        take = self._choices[index].take
-        return await anyio.to_thread.run_sync(take, output) if self._is_blocking else take(output)
-
-    def _progress(self, index: int, output: TokenOutput) -> Progress:
-        return Progress(
-            index,
-            self._prompt_lengths[index // self._num_answers],
-            output.num_cached_tokens,
-            output.num_read_tokens,
-            self._place.elapsed(),
+        self._request.finish(
+            self._job.completion_id, self._tokens.answers, self.usage, self._outcome()
         )
 
-    def _answer(self, index: int, deltas: Sequence[Delta]) -> Answer:
-        return Answer(
+    async def _next(self) -> Delta | PromptProgress:
+        index, output = await anext(self._tokens)
+        prompt_index, choice_index = divmod(index, self._job.num_choices)
+        if choice_index == 0:
+            self._num_cached_tokens[prompt_index] = output.num_cached_tokens
+        if not output.token_ids:
+            return self._progress(index, output)
+        delta = await self._feed(index, output)
+        if delta.is_first and choice_index == 0:
+            self._request.ticket.release_tokens(len(self._job.prompts[prompt_index]))
+            self._prompt_logprobs[prompt_index] = delta.prompt_logprobs
+        elif delta.is_first:
+            # Those of one prompt come with its first choice, which is the first to come.
+            delta = replace(delta, prompt_logprobs=self._prompt_logprobs[prompt_index])
+        if delta.finish_reason is not None:
+            self._reasons[index] = delta.finish_reason
+            self._tokens.finish(index, delta.finish_reason)
+        return delta
+
+    async def _feed(self, index: int, output: TokenOutput) -> Delta:
+        feed = self._choices[index].feed
+        if self._job.is_parser_blocking:
+            return await anyio.to_thread.run_sync(feed, output)
+        return feed(output)
+
+    def _progress(self, index: int, output: TokenOutput) -> PromptProgress:
+        return PromptProgress(
+            index,
+            len(self._job.prompts[index // self._job.num_choices]),
+            output.num_cached_tokens,
+            output.num_read_tokens,
+            self._request.deadline.elapsed(),
+        )
+
+    def _result(self, index: int, deltas: Sequence[Delta]) -> ChoiceResult:
+        return ChoiceResult(
             index,
             join_pieces([event for delta in deltas for event in delta.events]),
             [token for delta in deltas for token in delta.tokens],
@@ -174,7 +182,7 @@ class Generation:
             self._choices[index].mean_logprob,
         )
 
-    def _ending(self) -> str:
+    def _outcome(self) -> str:
         if self._failure is not None:
             return self._failure
         if len(self._reasons) < len(self._choices):

@@ -1,4 +1,4 @@
-"""One line for each request, without a word of what it said."""
+"""One line for each request, without any text of its prompt or output."""
 
 import logging
 
@@ -9,20 +9,20 @@ logger = logging.getLogger(__name__)
 
 
 def log_request(record: RequestRecord) -> None:
-    """Write what became of a request; times are in seconds."""
+    """Log a finished request; times are in seconds."""
     usage = record.usage
     fields: dict[str, object] = {
         "id": record.completion_id,
         "request_id": record.request_id,
         "client": record.client_name,
-        "prompt": usage.prompt_tokens,
-        "cached": usage.prompt_tokens_details.cached_tokens,
-        "output": usage.completion_tokens,
+        "prompt": usage.num_prompt_tokens,
+        "cached": usage.num_cached_tokens,
+        "output": usage.num_output_tokens,
         "queue": _seconds(record.queue_time),
         "first_token": _seconds(record.first_token_time),
         "total": _seconds(record.elapsed),
         "preemptions": record.num_preemptions,
-        "reason": record.ending,
+        "reason": record.outcome,
     }
     logger.info("%s", logfmt(fields), extra={"fields": fields})
 

@@ -1,44 +1,58 @@
-"""What became of a request, in numbers and names."""
+"""The record of a finished request, for the log and for traces."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from app.api.openai.schemas.usage import Usage
 from batching import SequenceStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
-    """Times are in seconds, `entered` on the engine's clock.
+class TokenUsage:
+    """The tokens of a request, all prompts and choices together.
 
-    ending: finish reasons, or `aborted`, `timeout`, `failed`.
-    trace_headers: where the caller's trace goes on (W3C Trace Context).
+    num_cached_tokens: of the prompts, those found in the prefix cache.
+    num_output_tokens: every generated token, also the one that ended the text.
+    num_reasoning_tokens: of the output.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """A finished request.  Times are in seconds, `arrival` on the engine's clock.
+
+    outcome: finish reasons, or `aborted`, `timeout`, `failed`.
+    trace_headers: W3C Trace Context of the caller.
     """
 
     completion_id: str
     request_id: str
     client_name: str
-    entered: float
+    arrival: float
     elapsed: float
-    answers: Sequence[SequenceStats]
-    usage: Usage
-    ending: str
+    sequences: Sequence[SequenceStats]
+    usage: TokenUsage
+    outcome: str
     trace_headers: Mapping[str, str]
 
     @property
     def queue_time(self) -> float | None:
-        """How long until a step read of it; None if none did."""
-        return self._since([answer.scheduled_time for answer in self.answers])
+        """Seconds until a step of the model served it; None if none did."""
+        return self._since([sequence.scheduled_time for sequence in self.sequences])
 
     @property
     def first_token_time(self) -> float | None:
-        """How long until the first token; None if there was none."""
-        return self._since([answer.first_token_time for answer in self.answers])
+        """Seconds until the first token; None if there was none."""
+        return self._since([sequence.first_token_time for sequence in self.sequences])
 
     @property
     def num_preemptions(self) -> int:
-        return sum(answer.num_preemptions for answer in self.answers)
+        return sum(sequence.num_preemptions for sequence in self.sequences)
 
     def _since(self, times: Sequence[float | None]) -> float | None:
         known = [time for time in times if time is not None]
-        return min(known) - self.entered if known else None
+        return min(known) - self.arrival if known else None

@@ -48,8 +48,8 @@ class Tracer:
         )
         for event, after in _latencies(record).items():
             span.add_event(event, timestamp=_nanoseconds(began + after))
-        if record.ending in _FAILURES:
-            span.set_status(Status(StatusCode.ERROR, record.ending))
+        if record.outcome in _FAILURES:
+            span.set_status(Status(StatusCode.ERROR, record.outcome))
         span.end(end_time=_nanoseconds(began + record.elapsed))
 
     def close(self) -> None:
@@ -62,9 +62,9 @@ class Tracer:
             "gen_ai.request.model": self._model_id,
             "gen_ai.response.model": self._model_id,
             "gen_ai.response.id": record.completion_id,
-            "gen_ai.response.finish_reasons": record.ending.split(","),
-            "gen_ai.usage.input_tokens": record.usage.prompt_tokens,
-            "gen_ai.usage.output_tokens": record.usage.completion_tokens,
+            "gen_ai.response.finish_reasons": record.outcome.split(","),
+            "gen_ai.usage.input_tokens": record.usage.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": record.usage.num_output_tokens,
             "gen_ai.latency.e2e": record.elapsed,
             "http.request.header.x-request-id": record.request_id,
             **{f"gen_ai.latency.{name}": after for name, after in _latencies(record).items()},

@@ -23,9 +23,9 @@ class MessageParser:
         return self._tools is not None and self._tools.has_calls
 
     @property
-    def is_full(self) -> bool:
+    def is_finished(self) -> bool:
         """True once whatever follows is ignored, so the generation may as well end."""
-        return self._tools is not None and self._tools.is_full
+        return self._tools is not None and self._tools.is_finished
 
     def add(self, text: str) -> list[MessageEvent]:
         """Take the next piece; return what is certain now."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from app.api.openai.schemas.tools import NamedTool, Tool, ToolChoice
 from app.parsing.tool_call_buffered import BufferedCallReader, ParseCalls
 from app.parsing.tool_call_json import JsonCallReader
 from app.parsing.tool_grammar import (
@@ -21,6 +20,7 @@ from app.parsing.tool_grammar import (
     tool_grammar,
 )
 from app.parsing.tool_parser import ToolCallParser, new_call_id
+from app.parsing.tool_spec import NamedTool, ToolChoice, ToolSpec
 from batching import GrammarText, InvalidRequest, ModelInfo
 
 _START: Final = "<tool_call>"
@@ -69,7 +69,7 @@ class ToolFormat(Protocol):
         ...
 
     def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, *, is_parallel: bool
+        self, tools: Sequence[ToolSpec], choice: ToolChoice, *, is_parallel: bool
     ) -> GrammarText | None:
         """Return what an answer must follow; None if it is free.
 
@@ -82,7 +82,7 @@ class ToolFormat(Protocol):
 
     def parser(
         self,
-        tools: Sequence[Tool],
+        tools: Sequence[ToolSpec],
         *,
         is_parallel: bool = True,
         new_id: Callable[[], str] = new_call_id,
@@ -104,13 +104,13 @@ class JsonToolFormat:
         return (self.start.text, self.end.text)
 
     def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, *, is_parallel: bool
+        self, tools: Sequence[ToolSpec], choice: ToolChoice, *, is_parallel: bool
     ) -> GrammarText | None:
         return _grammar(_JSON, self.start, self.end, tools, choice, is_parallel)
 
     def parser(
         self,
-        tools: Sequence[Tool],
+        tools: Sequence[ToolSpec],
         *,
         is_parallel: bool = True,
         new_id: Callable[[], str] = new_call_id,
@@ -139,13 +139,13 @@ class ParsedToolFormat:
         return tuple(filter(None, (self.start.text, self.end.text, *self.inner_markers)))
 
     def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, *, is_parallel: bool
+        self, tools: Sequence[ToolSpec], choice: ToolChoice, *, is_parallel: bool
     ) -> GrammarText | None:
         return _grammar(self.syntax, self.start, self.end, tools, choice, is_parallel)
 
     def parser(
         self,
-        tools: Sequence[Tool],
+        tools: Sequence[ToolSpec],
         *,
         is_parallel: bool = True,
         new_id: Callable[[], str] = new_call_id,
@@ -216,19 +216,19 @@ def _grammar(
     syntax: CallSyntax | None,
     start: Marker,
     end: Marker,
-    tools: Sequence[Tool],
+    tools: Sequence[ToolSpec],
     choice: ToolChoice,
     is_parallel: bool,
 ) -> GrammarText | None:
     is_forced = choice not in ("auto", "none")
-    is_strict = choice == "auto" and any(tool.function.strict for tool in tools)
+    is_strict = choice == "auto" and any(tool.strict for tool in tools)
     if not (is_forced or is_strict):
         return None
     if syntax is None:
         param, field = ("tool_choice", "this") if is_forced else ("tools", "strict")
         raise InvalidRequest(param, f"{field} cannot be enforced in this model's format of calls")
     if isinstance(choice, NamedTool):
-        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+        tools = [tool for tool in tools if tool.name == choice.name]
     return tool_grammar(syntax, start, end, tools, is_forced=is_forced, is_parallel=is_parallel)
 
 

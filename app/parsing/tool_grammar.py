@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from app.api.openai.schemas.tools import Function, Tool
+from app.parsing.tool_spec import ToolSpec
 from batching import GrammarText, InvalidRequest, json_rule, lark_grammar
 
 _ANY_OBJECT: Final = {"type": "object"}
@@ -46,10 +46,10 @@ class CallSyntax(Protocol):
     @property
     def separator(self) -> str | None: ...
 
-    def rules(self, name: str, function: Function, *, is_bound: bool) -> list[str]:
-        """Return the rule `name` for a call of the function, and what it needs.
+    def rules(self, name: str, tool: ToolSpec, *, is_bound: bool) -> list[str]:
+        """Return the rule `name` for a call of the tool, and what it needs.
 
-        Where the arguments are not bound to the function's schema, any object will do.
+        Where the arguments are not bound to the tool's schema, any object will do.
         """
         ...
 
@@ -65,9 +65,9 @@ class JsonSyntax:
     closing: str = ""
     separator: str | None = None
 
-    def rules(self, name: str, function: Function, *, is_bound: bool) -> list[str]:
-        schema = function.schema_of_arguments if is_bound else _ANY_OBJECT
-        begin = literal(self.before_name + function.name)
+    def rules(self, name: str, tool: ToolSpec, *, is_bound: bool) -> list[str]:
+        schema = tool.parameters if is_bound else _ANY_OBJECT
+        begin = literal(self.before_name + tool.name)
         return [
             f"{name}: {begin} {self.after_name} {name}_json {self.after_arguments}",
             f"{name}_json: {json_rule(schema)}",
@@ -87,8 +87,8 @@ class ParameterSyntax:
     closing: str = ""
     separator: str | None = None
 
-    def rules(self, name: str, function: Function, *, is_bound: bool) -> list[str]:
-        schema = function.schema_of_arguments
+    def rules(self, name: str, tool: ToolSpec, *, is_bound: bool) -> list[str]:
+        schema = tool.parameters
         properties: Mapping[str, Any] = schema.get("properties", {})
         required = schema.get("required", [])
         rules, parts = [], []
@@ -96,17 +96,15 @@ class ParameterSyntax:
             part = f"{name}_{index}"
             parts.append(part if key in required else f"{part}?")
             rules.append(f"{part}: {literal(f'<parameter={key}>')} {part}_value")
-            rules += self._value(f"{part}_value", function, value, schema)
-        begin, end = literal(f"\n<function={function.name}>\n"), literal("</function>\n")
+            rules += self._value(f"{part}_value", tool, value, schema)
+        begin, end = literal(f"\n<function={tool.name}>\n"), literal("</function>\n")
         return [f"{name}: {begin} {' '.join(parts)} {end}", *rules]
 
-    def _value(
-        self, name: str, function: Function, value: Any, schema: Mapping[str, Any]
-    ) -> list[str]:
+    def _value(self, name: str, tool: ToolSpec, value: Any, schema: Mapping[str, Any]) -> list[str]:
         end = literal("\n</parameter>\n")
         if not isinstance(value, dict) or value.get("type") != "string":
             return [f'{name}: "\\n" {name}_json {end}', f"{name}_json: {_nested(value, schema)}"]
-        if function.strict and (kept := sorted(set(value) - _TEXT_KEYWORDS)):
+        if tool.strict and (kept := sorted(set(value) - _TEXT_KEYWORDS)):
             message = f"{kept[0]!r} of a string cannot be enforced in this model's format"
             raise InvalidRequest("tools", message)
         choices = value.get("enum", [value["const"]] if "const" in value else None)
@@ -120,7 +118,7 @@ def tool_grammar(
     syntax: CallSyntax,
     start: Marker,
     end: Marker,
-    tools: Sequence[Tool],
+    tools: Sequence[ToolSpec],
     *,
     is_forced: bool,
     is_parallel: bool,
@@ -139,8 +137,8 @@ def tool_grammar(
         f"call: {' | '.join(calls)}",
     ]
     for name, tool in zip(calls, tools, strict=True):
-        is_bound = is_forced or tool.function.strict
-        rules += syntax.rules(name, tool.function, is_bound=is_bound)
+        is_bound = is_forced or tool.strict
+        rules += syntax.rules(name, tool, is_bound=is_bound)
     return lark_grammar("\n".join(rules))
 
 

@@ -34,7 +34,7 @@ class ToolCallParser:
     Nothing of the text is lost: what stands outside calls, and what seemed to be a call and
     is none, is content.  Only blanks that set off a call from what is around it are dropped.
 
-    Without `is_parallel` one call is read and what follows it is ignored: once `is_full`, the
+    Without `is_parallel` one call is read and what follows it is ignored: once `is_finished`, the
     generation may as well end.
     """
 
@@ -53,7 +53,7 @@ class ToolCallParser:
         self._reader: CallReader | None = None
         self._blanks: list[str] = []
         self._num_calls = 0
-        self.is_full = False
+        self.is_finished = False
 
     @property
     def has_calls(self) -> bool:
@@ -86,7 +86,7 @@ class ToolCallParser:
 
     def _push(self, text: str) -> list[MessageEvent]:
         """Take a character, or any text that is let through."""
-        if self.is_full:
+        if self.is_finished:
             return []
         if self._reader is None:
             certain, marker = self._search.push(text)
@@ -111,7 +111,7 @@ class ToolCallParser:
         return [numbered for event in events for numbered in self._number(event)]
 
     def _number(self, event: CallEvent) -> list[MessageEvent]:
-        if self.is_full:
+        if self.is_finished:
             return []
         match event:
             case CallBegins(name, call_id):
@@ -123,5 +123,5 @@ class ToolCallParser:
             case NotACall(text):
                 return self._content(text)
             case _:
-                self.is_full = not self._is_parallel
+                self.is_finished = not self._is_parallel
                 return []

@@ -1,12 +1,12 @@
-"""The conversation so far, as a chat template takes it."""
+"""The turns of a conversation, as a chat template takes them."""
 
 import json
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-from app.api.openai.chat.request import ChatMessage
-from app.api.openai.schemas.tools import Tool, ToolCall
 from app.parsing.tool_format import ToolFormat, call_text
+from app.parsing.tool_spec import ToolSpec
+from app.prompts.conversation import ChatMessage, ToolCall
 
 _DESCRIPTION: Final = """\
 # Tools
@@ -22,7 +22,7 @@ What it returns comes back between <tool_response> and </tool_response>."""
 
 
 def template_messages(
-    messages: Sequence[ChatMessage], tool_format: ToolFormat, tools: Sequence[Tool]
+    messages: Sequence[ChatMessage], tool_format: ToolFormat, tools: Sequence[ToolSpec]
 ) -> list[dict[str, Any]]:
     """Return the turns that a chat template gets.
 
@@ -31,7 +31,7 @@ def template_messages(
     message describes the tools.
     """
     if tool_format.is_native:
-        names = {call.id: call.function.name for turn in messages for call in turn.tool_calls}
+        names = {call.id: call.name for turn in messages for call in turn.tool_calls}
         return [_native_turn(turn, names, tool_format.num_id_characters) for turn in messages]
     turns = _merged([_turn_as_text(message) for message in messages], messages)
     return _with_description(turns, tools) if tools else turns
@@ -52,11 +52,11 @@ def _native_turn(
 
 
 def _native_call(call: ToolCall, num_id_characters: int | None) -> dict[str, Any]:
-    arguments = _parsed(call.function.arguments)
+    function = {"name": call.name, "arguments": _parsed(call.arguments)}
     return {
         "id": _short_id(call.id, num_id_characters),
         "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
+        "function": function,
     }
 
 
@@ -81,7 +81,7 @@ def _turn_as_text(message: ChatMessage) -> dict[str, Any]:
     if message.role == "tool":
         text = f"<tool_response>\n{message.content}\n</tool_response>"
         return {"role": "user", "content": text}
-    calls = [call_text(c.function.name, c.function.arguments or "{}") for c in message.tool_calls]
+    calls = [call_text(call.name, call.arguments or "{}") for call in message.tool_calls]
     turn = message.template_fields()
     turn["content"] = "\n".join([*([message.content] if message.content else []), *calls])
     return turn
@@ -105,7 +105,9 @@ def _merged(
     return merged
 
 
-def _with_description(turns: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def _with_description(
+    turns: list[dict[str, Any]], tools: Sequence[ToolSpec]
+) -> list[dict[str, Any]]:
     lines = [json.dumps(tool.template_fields(), ensure_ascii=False) for tool in tools]
     example = call_text("<name>", '{"<parameter>": "<value>"}')
     text = _DESCRIPTION.format(tools="\n".join(lines), example=example)

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from jinja2 import TemplateError
 
-from app.api.openai.chat.request import ChatCompletionRequest
 from app.parsing.tool_format import ToolFormat
 from app.prompts.chat_history import template_messages
+from app.prompts.conversation import Conversation
 from app.prompts.length_bound import token_bytes
 from batching import ContextLengthExceeded, InvalidRequest, ModelInfo
 
@@ -39,15 +39,37 @@ class PromptTooLong(ContextLengthExceeded):
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
-    """A conversation as the model will see it."""
+class Truncation:
+    """How much of a prompt's end is kept.
+
+    num_tokens: None keeps as many as fit the context beside `num_reserved` tokens of output.
+    """
+
+    num_tokens: int | None
+    num_reserved: int
+
+    def max_tokens(self, model: ModelInfo) -> int:
+        """Return how many tokens of a prompt are kept."""
+        if self.num_tokens is not None:
+            return self.num_tokens
+        return max(1, model.max_model_len - self.num_reserved)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as the model reads it; `token_ids` may be the end of `text` only."""
 
     text: str
     token_ids: list[int]
 
 
-def chat_prompt(model: ModelInfo, body: ChatCompletionRequest, tools: ToolFormat) -> Rendered:
-    """Render the conversation with the model's template, up to where the answer begins.
+def chat_prompt(
+    model: ModelInfo,
+    conversation: Conversation,
+    tools: ToolFormat,
+    truncation: Truncation | None = None,
+) -> ChatPrompt:
+    """Render the conversation with the model's template, up to where the completion begins.
 
     Raises:
         InvalidRequest: the model has no template, or its template refuses the conversation.
@@ -57,31 +79,28 @@ def chat_prompt(model: ModelInfo, body: ChatCompletionRequest, tools: ToolFormat
         raise InvalidRequest(
             "model", f"the model '{model.model_id}' has no chat template; use /v1/completions"
         )
-    text = _rendered(model, body, tools)
-    token_ids = _encoded(
-        model, text, add_special_tokens=False, num_kept=body.truncate_prompt_tokens
-    )
-    return Rendered(text, token_ids)
+    text = _rendered(model, conversation, tools)
+    return ChatPrompt(text, _encoded(model, text, add_special_tokens=False, truncation=truncation))
 
 
-def _rendered(model: ModelInfo, body: ChatCompletionRequest, tools: ToolFormat) -> str:
-    described = [] if body.used_tool_choice == "none" else body.tools
-    kwargs = _template_kwargs(body)
-    if described and tools.is_native:
-        kwargs["tools"] = [tool.template_fields() for tool in described]
-    turns = template_messages(body.messages, tools, described)
+def _rendered(model: ModelInfo, conversation: Conversation, tools: ToolFormat) -> str:
+    offered = conversation.offered_tools
+    kwargs = _template_kwargs(conversation)
+    if offered and tools.is_native:
+        kwargs["tools"] = [tool.template_fields() for tool in offered]
+    turns = template_messages(conversation.messages, tools, offered)
     try:
         text: str = model.tokenizer.apply_chat_template(turns, tokenize=False, **kwargs)
-    # A template is a program of the model's authors: with what it does not expect it raises
-    # anything, and that concerns this request only.
+    # A template is a program of the model's authors: on input that it does not expect it may
+    # raise anything, and only this request fails.
     except Exception as error:
-        param = "chat_template_kwargs" if body.chat_template_kwargs else "messages"
-        raise InvalidRequest(param, _why_not_rendered(model, error)) from None
+        param = "chat_template_kwargs" if conversation.template_kwargs else "messages"
+        raise InvalidRequest(param, _template_error_message(model, error)) from None
     return text
 
 
-def _why_not_rendered(model: ModelInfo, error: Exception) -> str:
-    """Return why a template failed, in its own words if nothing of the prompt is among them."""
+def _template_error_message(model: ModelInfo, error: Exception) -> str:
+    """Return why a template failed: its own message if that holds no part of the prompt."""
     reason = str(error)
     template = model.tokenizer.chat_template
     if isinstance(error, TemplateError) and isinstance(template, str) and reason in template:
@@ -90,14 +109,15 @@ def _why_not_rendered(model: ModelInfo, error: Exception) -> str:
     return f"the model's chat template fails with this request ({type(error).__name__})"
 
 
-def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
-    kwargs = dict(body.chat_template_kwargs)
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-        kwargs.setdefault("enable_thinking", body.reasoning_effort not in _NO_REASONING)
+def _template_kwargs(conversation: Conversation) -> dict[str, Any]:
+    kwargs = dict(conversation.template_kwargs)
+    if (effort := conversation.reasoning_effort) is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+        kwargs.setdefault("enable_thinking", effort not in _NO_REASONING)
+    continues = conversation.continue_final_message
     return kwargs | {
-        "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
-        "continue_final_message": body.continue_final_message,
+        "add_generation_prompt": conversation.add_generation_prompt and not continues,
+        "continue_final_message": continues,
     }
 
 
@@ -106,30 +126,32 @@ def completion_prompt(
     prompt: str | Sequence[int],
     *,
     add_special_tokens: bool,
-    num_kept: int | None = None,
+    truncation: Truncation | None = None,
 ) -> list[int]:
-    """Return the tokens of a text; tokens are taken as they are.
-
-    num_kept: how many tokens of its end are wanted; None wants all, and -1 as many as fit.
+    """Return the tokens of a prompt, which is a text or its tokens.
 
     Raises:
         PromptTooLong: it cannot fit the context.
     """
     if isinstance(prompt, str):
-        return _encoded(model, prompt, add_special_tokens=add_special_tokens, num_kept=num_kept)
-    return list(prompt)
+        return _encoded(model, prompt, add_special_tokens=add_special_tokens, truncation=truncation)
+    return _truncated(model, list(prompt), truncation)
 
 
 def _encoded(
-    model: ModelInfo, text: str, *, add_special_tokens: bool, num_kept: int | None
+    model: ModelInfo, text: str, *, add_special_tokens: bool, truncation: Truncation | None
 ) -> list[int]:
-    """Tokenize a text, unless its length alone tells that it is too long: that takes seconds."""
+    """Tokenize a text, unless its length alone shows that it is too long: that takes seconds."""
     limit = model.max_model_len
     # No token is shorter than a byte.
     known = token_bytes(model) if len(text) * _MAX_CHARACTER_BYTES > limit else None
     if known is not None and (num_tokens := known.fewest_tokens(text)) > limit:
-        if num_kept is None or num_kept > limit:
+        if truncation is None or (max_tokens := truncation.max_tokens(model)) > limit:
             raise PromptTooLong(num_tokens, limit)
-        num_wanted = (limit if num_kept < 0 else num_kept) + _NUM_CONTEXT_TOKENS
-        text = text[-num_wanted * known.num_longest :]
-    return model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        text = text[-(max_tokens + _NUM_CONTEXT_TOKENS) * known.num_longest :]
+    token_ids = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return _truncated(model, token_ids, truncation)
+
+
+def _truncated(model: ModelInfo, token_ids: list[int], truncation: Truncation | None) -> list[int]:
+    return token_ids if truncation is None else token_ids[-truncation.max_tokens(model) :]

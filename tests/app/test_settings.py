@@ -215,7 +215,7 @@ def test_every_limit_of_the_door_reaches_it(monkeypatch: pytest.MonkeyPatch) -> 
         max_queued_tokens=10,
         max_requests_per_key=4,
         requests_per_minute=60,
-        drain_time=7.0,
+        shutdown_timeout=7.0,
     )
 
 

@@ -10,7 +10,7 @@ import httpx
 from fastapi import FastAPI
 from jinja2 import TemplateError
 
-from app.admission.controller import AdmissionTicket
+from app.admission.admitted_request import AdmittedRequest, Deadline
 from app.http.client import ANONYMOUS
 from app.main import create_app
 from app.observability.tracing import Tracer
@@ -192,9 +192,14 @@ class Served:
         service: ServerState = self.app.state.service
         return service
 
-    def place(self) -> AdmissionTicket:
-        """Return what a request has that was let in."""
-        return self.service.admission.enter(ANONYMOUS, Priority.NORMAL)
+    def admitted(self) -> AdmittedRequest:
+        """Return a request that was admitted."""
+        admission = self.service.admission
+        return AdmittedRequest(
+            ticket=admission.admit(ANONYMOUS, Priority.NORMAL),
+            deadline=Deadline(admission.clock(), None, admission.clock),
+            on_finish=self.service.on_finish,
+        )
 
     async def num_unfinished(self) -> int:
         """Count the requests in the engine; those aborted before are gone, as jobs are in order."""

@@ -1,4 +1,4 @@
-"""The odds of tokens, in the words of the wire."""
+"""Log probabilities, in the formats of chat and completions."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -14,7 +14,7 @@ from batching import TokenLogprobs
 
 TokenBytes = Callable[[int], bytes]
 
-# JSON has no infinity; OpenAI's number for a token that cannot come.
+# JSON has no infinity; OpenAI's number for an impossible token.
 _FLOOR: Final = -9999.0
 
 
@@ -36,7 +36,7 @@ def chat_logprobs(token_bytes: TokenBytes, tokens: Iterable[TokenWithLogprob]) -
 def completion_logprobs(
     token_bytes: TokenBytes, tokens: Sequence[TokenWithLogprob], offset: int = 0
 ) -> CompletionLogprobs:
-    """`offset` is where the answer begins in the text that is sent."""
+    """`offset` is where the output begins in the text of the response, in characters."""
     return CompletionLogprobs(
         text_offset=[offset + token.offset for token in tokens],
         token_logprobs=[_finite(token.logprobs.logprob) for token in tokens],
@@ -51,7 +51,7 @@ def prompt_logprobs(
     offsets: Sequence[int],
     logprobs: Sequence[TokenLogprobs],
 ) -> CompletionLogprobs:
-    """Nothing comes before the first token, so `logprobs` begins with the second."""
+    """The first token has no log probability, so `logprobs` begins with the second."""
     return CompletionLogprobs(
         text_offset=list(offsets),
         token_logprobs=[None, *(_finite(each.logprob) for each in logprobs)],
@@ -83,7 +83,7 @@ def _named(token_bytes: TokenBytes, token_id: int, logprob: float) -> dict[str, 
 
 
 def _by_name(token_bytes: TokenBytes, logprobs: TokenLogprobs) -> dict[str, float]:
-    """Return the most likely tokens; of two with one name, the likelier one."""
+    """Return the most probable tokens; of two with one name, the more probable one."""
     named = [(token_name(token_bytes(token_id)), lp) for token_id, lp in logprobs.top]
     return {name: _finite(logprob) for name, logprob in reversed(named)}
 

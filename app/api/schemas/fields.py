@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Iterable, Sized
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
-
-FinishReasonText = Literal["stop", "length", "tool_calls"]
 
 # The keys are token ids; the engine knows the vocabulary, so it checks them there.
 _MAX_LOGIT_BIASES: Final = 1024
@@ -22,7 +20,7 @@ MAX_TOKEN_IDS: Final = 1 << 18
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-def fault(message: str, param: str | None = None) -> PydanticCustomError:
+def field_error(message: str, param: str | None = None) -> PydanticCustomError:
     """Return what is wrong with a field; a rule over several of them names one by `param`."""
     told = {"message": message} | ({} if param is None else {"param": param})
     return PydanticCustomError("fault", "{message}", told)
@@ -34,7 +32,7 @@ def check_encodable(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         message = "it contains half of a surrogate pair, which is no text"
-        raise fault(message) from None
+        raise field_error(message) from None
     return text
 
 
@@ -45,7 +43,7 @@ def check_length(value: Sized, limit: int) -> None:
     """Refuse what has too many parts, before anybody looks at each."""
     if len(value) > limit:
         message = f"it has {len(value)} items, and {limit} are the most"
-        raise fault(message)
+        raise field_error(message)
 
 
 def json_text(value: Any, *, max_depth: int, max_characters: int) -> str:
@@ -55,10 +53,10 @@ def json_text(value: Any, *, max_depth: int, max_characters: int) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        raise fault("it contains NaN or Infinity") from None
+        raise field_error("it contains NaN or Infinity") from None
     if len(text) > max_characters:
         message = f"it is longer than {max_characters} characters"
-        raise fault(message)
+        raise field_error(message)
     return check_encodable(text)
 
 
@@ -70,11 +68,11 @@ def check_size(value: Any, *, max_depth: int, max_values: int) -> None:
         num_values += sum(map(len, containers))
         if num_values > max_values:
             message = f"it has more than {max_values} values"
-            raise fault(message)
+            raise field_error(message)
         level = [child for parent in containers for child in _children(parent)]
     if level:
         message = f"it is nested deeper than {max_depth} levels"
-        raise fault(message)
+        raise field_error(message)
 
 
 def _children(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
@@ -92,7 +90,7 @@ def _with_token_ids(value: Any) -> Any:
     check_length(value, _MAX_LOGIT_BIASES)
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) <= _MAX_TOKEN_ID_DIGITS):
-            raise fault("its keys must be token ids")
+            raise field_error("its keys must be token ids")
     return {int(key): bias for key, bias in value.items()}
 
 

@@ -1,11 +1,11 @@
-"""`POST /tokenize`, `/detokenize` and `/v1/chat/completions/render`: what a model sees."""
+"""`POST /tokenize`, `/detokenize` and `/v1/chat/completions/render`: the tokens of a model."""
 
 import anyio
 from fastapi import APIRouter, Request
 
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.logprobs import token_name
-from app.api.serving import counted, engine_for
+from app.api.serving import admit_without_body, engine_for
 from app.api.vllm.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -13,7 +13,7 @@ from app.api.vllm.schemas import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from app.generation.submit import check_token_ids, truncated
+from app.generation.job import check_token_ids
 from app.http.json_body import JsonRoute
 from app.parsing.tool_format import tool_format
 from app.prompts.render import chat_prompt, completion_prompt
@@ -25,7 +25,7 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/tokenize", response_model_exclude_unset=True)
 async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
     """Return the tokens of a text."""
-    with counted(request):
+    with admit_without_body(request):
         engine = await engine_for(request, body.model)
         return await anyio.to_thread.run_sync(_tokenized, engine, body)
 
@@ -33,7 +33,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
     """Return the text of tokens, special ones included."""
-    with counted(request):
+    with admit_without_body(request):
         engine = await engine_for(request, body.model)
         check_token_ids(engine.model, "tokens", body.tokens)
         text = await anyio.to_thread.run_sync(engine.model.tokenizer.decode, body.tokens)
@@ -43,7 +43,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeRes
 @router.post("/v1/chat/completions/render")
 async def render_chat(body: ChatCompletionRequest, request: Request) -> RenderedPrompt:
     """Return the prompt that a chat request becomes, without answering it."""
-    with counted(request):
+    with admit_without_body(request):
         engine = await engine_for(request, body.model)
         return await anyio.to_thread.run_sync(_rendered, engine.model, body)
 
@@ -61,11 +61,10 @@ def _tokenized(engine: EngineThread, body: TokenizeRequest) -> TokenizeResponse:
 
 
 def _rendered(model: ModelInfo, body: ChatCompletionRequest) -> RenderedPrompt:
-    rendered = chat_prompt(model, body, tool_format(model))
-    tokens = truncated(model, rendered.token_ids, body)
+    prompt = chat_prompt(model, body.to_conversation(), tool_format(model), body.truncation())
     return RenderedPrompt(
-        prompt=rendered.text,
-        count=len(tokens),
+        prompt=prompt.text,
+        count=len(prompt.token_ids),
         max_model_len=model.max_model_len,
-        tokens=tokens,
+        tokens=prompt.token_ids,
     )

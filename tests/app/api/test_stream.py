@@ -13,9 +13,10 @@ from starlette.types import Message
 
 from app.api import sse
 from app.api.openai.completions.response_builder import CompletionResponseBuilder
-from app.api.response_builder import head
-from app.generation.choice import Choice, TextOptions
-from app.generation.generation import Generation
+from app.api.openai.response_builder import DONE, chunk_events, common_fields
+from app.api.sse import EventStream
+from app.generation.job import GenerationParams, build_job
+from app.generation.submit import submit
 from tests.support.speaker import (
     MODEL_ID,
     Breaking,
@@ -259,18 +260,22 @@ async def test_a_silent_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyP
         raise AssertionError("nobody sends a second message")
 
     async with served_endlessly() as server:
-        tokens = await server.engine.submit([[72]], max_tokens=2)
-        choice = Choice(0, server.engine.model.tokenizer, TextOptions())
+        params = GenerationParams(max_tokens=2)
+        job = build_job(server.engine, [[72]], params, completion_id="c", max_output_tokens=2)
+        generation = await submit(server.engine, job, server.admitted())
 
         async def send(message: Message) -> None:
             parts.append(message.get("body", b""))
             if parts[-1].startswith(b":"):
                 server.gate.open()
 
-        reply = CompletionResponseBuilder(
-            head=head("cmpl-1", "m"), include_usage=False, num_answers=1, num_compared=1
+        builder = CompletionResponseBuilder(
+            common_fields=common_fields("cmpl-1", "m"),
+            include_usage=False,
+            num_returned=1,
+            num_candidates=1,
         )
-        stream = sse.EventStream(Generation("cmpl-1", tokens, [choice], [1], server.place()), reply)
+        stream = EventStream(generation, chunk_events(generation, builder))
         await stream({"type": "http", "method": "POST"}, receive, send)
     assert any(part.startswith(b":") for part in parts)
-    assert b"".join(parts).endswith(sse.DONE)
+    assert b"".join(parts).endswith(DONE)

@@ -39,14 +39,14 @@ async def test_a_server_is_alive_before_it_is_ready_and_after() -> None:
 async def test_a_server_with_a_full_queue_is_not_ready_and_says_when_to_come_back() -> None:
     async with served(max_queued_requests=0, batch_max_batch_size=1) as server:
         await probe(server, "/health")
-        place = server.place()
+        admitted = server.admitted()
         assert await probe(server, "/ready") == (503, "the queue is full")
         response = await server.chat()
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "queue_full"
         assert response.headers["Retry-After"] == "120"
         assert (await server.post("/tokenize", {"prompt": "Hi"})).status_code == 503
-        place.leave()
+        admitted.ticket.release()
         assert (await server.chat()).status_code == 200
         assert server.service.admission.num_requests == 0
         page = (await server.client.get("/metrics")).text
@@ -190,7 +190,7 @@ async def test_what_one_request_may_ask_for_is_bounded() -> None:
         assert response.status_code == 400
         error = response.json()["error"]
         assert error["param"] == "max_tokens"
-        assert error["message"].startswith("4 answers of 26 tokens are more than the 100 ")
+        assert error["message"].startswith("4 choices of 26 tokens are more than the 100 ")
         assert (await server.chat(n=4, max_tokens=25)).status_code == 200
         assert (await server.complete(["a", "b"], n=2, max_tokens=26)).status_code == 400
 

@@ -1,24 +1,21 @@
 """What a grammar of tool calls lets through, the parser of the same format reads."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from mlx_lm.tool_parsers import glm47, json_tools, mistral, qwen3_coder
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from mlx_lm.tool_parsers import glm47, json_tools
 
-from app.api.openai.schemas.tools import NamedTool, Tool, ToolChoice
 from app.parsing.events import ContentPiece, ToolCallArguments, ToolCallStart
 from app.parsing.reasoning_grammar import after_reasoning
 from app.parsing.tool_format import ToolFormat, call_text, tool_format
 from app.parsing.tool_grammar import Marker
+from app.parsing.tool_spec import NamedTool, ToolChoice, ToolSpec
 from batching import (
-    GrammarCompiler,
     GrammarText,
     InvalidRequest,
     ModelInfo,
@@ -26,74 +23,22 @@ from batching import (
     json_schema_grammar,
 )
 from batching.constraints.grammar import Grammar
+from tests.support.tool_formats import (
+    CODER,
+    COMPILER,
+    END_ID,
+    END_OF_CALL,
+    GENERAL,
+    JSON,
+    MISTRAL,
+    MISTRAL_ARGS,
+    START_OF_CALL,
+    VOCAB_SIZE,
+    VOCABULARY,
+    TemplateTokenizer,
+    format_of,
+)
 
-END: Final = "<|end|>"
-START_OF_CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
-
-
-def vocabulary() -> Tokenizer:
-    """Every byte is a token, and so is every marker."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({c: index for index, c in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [END, "[TOOL_CALLS]", "[ARGS]"]
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
-    plain = [START_OF_CALL, END_OF_CALL]
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain])
-    return tokenizer
-
-
-@dataclass
-class TemplateTokenizer:
-    """What mlx-lm knows of a model's tokenizer; its template is never rendered here."""
-
-    backend_tokenizer: Tokenizer
-    chat_template: str | None = None
-    tool_call_start: str | None = None
-    tool_call_end: str | None = None
-    tool_parser: Any = None
-    has_chat_template = True
-    has_thinking = False
-    think_start = None
-    think_end = None
-    all_special_ids: tuple[int, ...] = ()
-
-    @property
-    def has_tool_calling(self) -> bool:
-        return self.tool_parser is not None
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list(self.backend_tokenizer.encode(text).ids)
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=False))
-
-    def apply_chat_template(self, conversation: Sequence[Mapping[str, Any]], **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-
-VOCABULARY = vocabulary()
-VOCAB_SIZE: Final = VOCABULARY.get_vocab_size()
-END_ID: Final = VOCABULARY.get_vocab()[END]
-COMPILER = GrammarCompiler(TemplateTokenizer(VOCABULARY), VOCAB_SIZE, frozenset({END_ID}))
-
-
-def format_of(module: Any = None, template: str | None = "{{ tools }}") -> ToolFormat:
-    """Return the format of a model for which mlx-lm has this parser."""
-    tokenizer = TemplateTokenizer(VOCABULARY, template)
-    if module is not None:
-        tokenizer.tool_parser = module.parse_tool_call
-        tokenizer.tool_call_start = module.tool_call_start
-        tokenizer.tool_call_end = module.tool_call_end
-    return tool_format(ModelInfo("m", tokenizer, frozenset({END_ID}), VOCAB_SIZE, 1024))
-
-
-GENERAL = format_of(None)
-JSON = format_of(json_tools)
-CODER = format_of(qwen3_coder)
-MISTRAL = format_of(mistral, "{{ tools }} [TOOL_CALLS]")
-MISTRAL_ARGS = format_of(mistral, "{{ tools }} [TOOL_CALLS] [ARGS]")
 ENFORCED = [GENERAL, JSON, CODER, MISTRAL, MISTRAL_ARGS]
 IDS = ["general", "json", "coder", "mistral", "mistral-args"]
 
@@ -109,14 +54,14 @@ PARAMETERS: dict[str, Any] = {
 }
 
 
-def tool(name: str, parameters: dict[str, Any] | None = None, *, strict: bool = False) -> Tool:
-    function = {"name": name, "parameters": parameters or {}, "strict": strict}
-    return Tool.model_validate({"type": "function", "function": function})
+def tool(name: str, parameters: dict[str, Any] | None = None, *, strict: bool = False) -> ToolSpec:
+    no_arguments = {"type": "object", "properties": {}, "additionalProperties": False}
+    return ToolSpec(name, parameters or no_arguments, strict=strict)
 
 
 TOOLS = [tool("weather", PARAMETERS), tool("now")]
 STRICT = [tool("weather", PARAMETERS, strict=True), tool("now")]
-WEATHER = NamedTool.model_validate({"type": "function", "function": {"name": "weather"}})
+WEATHER = NamedTool("weather")
 
 
 def written(format_: ToolFormat, *calls: tuple[str, dict[str, Any]]) -> str:
@@ -175,7 +120,7 @@ def follows(text: str, grammar: GrammarText | None, *, spelt: bool = False) -> b
 
 
 def calls_in(
-    format_: ToolFormat, text: str, tools: Sequence[Tool] = TOOLS
+    format_: ToolFormat, text: str, tools: Sequence[ToolSpec] = TOOLS
 ) -> list[tuple[str, Any]]:
     parser = format_.parser(tools)
     events = [*parser.add(text), *parser.flush()]
@@ -301,7 +246,7 @@ def test_a_format_that_cannot_be_enforced_says_so() -> None:
     text = "<tool_call>now<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>"
     assert calls_in(format_, text) == [("now", {"x": 1})]
     assert format_.grammar(TOOLS, "auto", is_parallel=True) is None
-    refused: list[tuple[list[Tool], ToolChoice, str]] = [
+    refused: list[tuple[list[ToolSpec], ToolChoice, str]] = [
         (TOOLS, "required", "tool_choice"),
         (STRICT, "auto", "tools"),
     ]

@@ -228,9 +228,9 @@ def test_blanks_without_a_call_are_content() -> None:
 def test_one_call_is_enough_if_there_must_not_be_more() -> None:
     parser = json_parser(is_parallel=False)
     parser.add(CALL[: CALL.index("}")])
-    assert not parser.is_full
+    assert not parser.is_finished
     parser.add("}")
-    assert parser.is_full
+    assert parser.is_finished
     assert parser.add(f"}}{END} and {CALL}") == []
     assert parser.flush() == []
 
@@ -349,7 +349,7 @@ def test_a_message_has_reasoning_content_and_calls() -> None:
         ToolCallArguments(0, '{"a": "<think>"}'),
         ReasoningPiece("Done?"),
     ]
-    assert parser.has_calls and not parser.is_full
+    assert parser.has_calls and not parser.is_finished
 
 
 @pytest.mark.parametrize("markers", [("<think>", "</think>"), ("[t]", "[/t]")])
@@ -378,7 +378,7 @@ def test_a_message_may_have_neither() -> None:
     parser = MessageParser(None, None)
     assert parser.add(f"<think>{CALL}") == [ContentPiece(f"<think>{CALL}")]
     assert parser.flush() == []
-    assert not parser.has_calls and not parser.is_full
+    assert not parser.has_calls and not parser.is_finished
 
 
 def test_a_message_may_have_one_of_them() -> None:
@@ -387,7 +387,7 @@ def test_a_message_may_have_one_of_them() -> None:
     assert events == [ReasoningPiece("hm"), ContentPiece(CALL)]
     parser = MessageParser(None, json_parser(is_parallel=False))
     assert content_of(events_of(["<think>", CALL], parser)) == "<think>"
-    assert parser.has_calls and parser.is_full
+    assert parser.has_calls and parser.is_finished
 
 
 def test_what_may_begin_a_marker_belongs_to_the_call_that_begins_before_it() -> None:

@@ -5,28 +5,24 @@ from typing import Any
 
 import pytest
 
-from app.api.openai.chat.request import ChatMessage
-from app.api.openai.schemas.tools import Tool
+from app.api.openai.chat.request import MessageParam
 from app.parsing.tool_format import call_text
+from app.parsing.tool_spec import ToolSpec
 from app.prompts.chat_history import template_messages
-from tests.app.parsing.test_tool_format import GENERAL, JSON, MISTRAL
+from app.prompts.conversation import ChatMessage
+from tests.support.tool_formats import GENERAL, JSON, MISTRAL
 
 CALL_ID = "call_0123456789abcdef"
 
-TOOL = Tool.model_validate(
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "Wie ist es in Köln?",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-        },
-    }
+TOOL = ToolSpec(
+    "weather",
+    {"type": "object", "properties": {"city": {"type": "string"}}},
+    "Wie ist es in Köln?",
 )
 
 
 def turns(*messages: dict[str, Any]) -> list[ChatMessage]:
-    return [ChatMessage.model_validate(message) for message in messages]
+    return [MessageParam.model_validate(message).to_message() for message in messages]
 
 
 def call(arguments: str = '{"city": "Köln"}', call_id: str = CALL_ID) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tokenizers import (
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.parsing.tool_format import tool_format
 from app.prompts.length_bound import MAX_SHRINKING, token_bytes
-from app.prompts.render import PromptTooLong, chat_prompt, completion_prompt
+from app.prompts.render import PromptTooLong, Truncation, chat_prompt, completion_prompt
 from batching import ModelInfo
 from tests.support.speaker import ByteTokenizer
 
@@ -189,9 +189,9 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenized() -> None:
     assert refused.value.limit == 64
     assert refused.value.num_prompt_tokens > 500
     with pytest.raises(PromptTooLong):
-        chat_prompt(model, body, tools)
+        chat_prompt(model, body.to_conversation(), tools)
     with pytest.raises(PromptTooLong):
-        completion_prompt(model, text, add_special_tokens=True, num_kept=65)
+        completion_prompt(model, text, add_special_tokens=True, truncation=Truncation(65, 0))
     assert model.tokenizer.num_characters == []
 
 
@@ -201,7 +201,8 @@ def test_of_a_text_that_is_cut_the_end_is_tokenized(num_kept: int) -> None:
     assert isinstance(model.tokenizer, Wrapped)
     text = "the hat and the cat, " * 10_000
     whole = model.tokenizer.encode(text)
-    token_ids = completion_prompt(model, text, add_special_tokens=True, num_kept=num_kept)
+    truncation = Truncation(None if num_kept < 0 else num_kept, 0)
+    token_ids = completion_prompt(model, text, add_special_tokens=True, truncation=truncation)
     num_wanted = 64 if num_kept < 0 else num_kept
     assert token_ids[-num_wanted:] == whole[-num_wanted:]
     assert model.tokenizer.num_characters[-1] < len(text) // 10

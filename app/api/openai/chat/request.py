@@ -8,13 +8,21 @@ from app.api.openai.schemas import unsupported
 from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs
 from app.api.openai.schemas.sampling import GenerationRequest
 from app.api.openai.schemas.structured_outputs import ResponseFormat
-from app.api.openai.schemas.tools import ToolCall, ToolChoice, ToolList, check_tool_choice
+from app.api.openai.schemas.tools import (
+    ToolCall,
+    ToolChoice,
+    ToolList,
+    check_tool_choice,
+    to_tool_choice,
+)
 from app.api.schemas.base import RequestModel
-from app.api.schemas.fields import Text, check_length, fault
+from app.api.schemas.fields import Text, check_length, field_error
+from app.parsing.output_format import GrammarSpec
+from app.prompts.conversation import ChatMessage, Conversation
 
 _PART_SEPARATOR: Final = "\n"  # vLLM's and llama.cpp's too
-_MIN_ANSWER: Final = 256
-# Reading one takes some five microseconds, in which nobody else is served.
+_MIN_OUTPUT: Final = 256
+# Validating one takes some five microseconds of the event loop.
 _MAX_MESSAGES: Final = 8192
 _MAX_TOOL_CALLS: Final = 8192  # of all turns
 
@@ -37,9 +45,9 @@ def _text_of(part: Any) -> str:
             return text
         case {"type": str(kind)} if kind != "text":
             message = f"a part of type {kind[:40]!r} cannot be read: this model takes text only"
-            raise fault(message)
+            raise field_error(message)
         case _:
-            raise fault("a part must have a type, and text if that is 'text'")
+            raise field_error("a part must have a type, and text if that is 'text'")
 
 
 Content = Annotated[
@@ -47,7 +55,7 @@ Content = Annotated[
 ]
 
 
-class ChatMessage(RequestModel):
+class MessageParam(RequestModel):
     """One turn of the conversation; what an assistant said before may be null, hence empty."""
 
     defaults = unsupported.MESSAGE
@@ -64,7 +72,7 @@ class ChatMessage(RequestModel):
     def _check_turn(cls, data: Any) -> Any:
         match data:
             case {"role": "function"}:
-                raise fault("this role is called 'tool' now")
+                raise field_error("this role is called 'tool' now")
             case {"role": "assistant"}:
                 return _with_one_spelling(data)
             case _:
@@ -73,16 +81,20 @@ class ChatMessage(RequestModel):
     @model_validator(mode="after")
     def _check_tool_fields(self) -> Self:
         if self.tool_calls and self.role != "assistant":
-            raise fault("only an assistant calls tools", "tool_calls")
+            raise field_error("only an assistant calls tools", "tool_calls")
         if self.role == "tool" and self.tool_call_id is None:
-            raise fault("a tool's result needs the id of its call", "tool_call_id")
+            raise field_error("a tool's result needs the id of its call", "tool_call_id")
         return self
 
-    def template_fields(self) -> dict[str, Any]:
-        """Return what a chat template gets; few know OpenAI's newer name of the system role."""
-        role = "system" if self.role == "developer" else self.role
-        optional = {"name": self.name, "reasoning_content": self.reasoning_content}
-        return {"role": role, "content": self.content} | _not_none(optional)
+    def to_message(self) -> ChatMessage:
+        return ChatMessage(
+            role=self.role,
+            content=self.content,
+            name=self.name,
+            reasoning=self.reasoning_content,
+            tool_calls=[call.to_call() for call in self.tool_calls],
+            tool_call_id=self.tool_call_id,
+        )
 
 
 def _with_one_spelling(turn: dict[str, Any]) -> dict[str, Any]:
@@ -105,19 +117,19 @@ def _checked_lengths(messages: Any) -> Any:
     calls = [turn.get("tool_calls") for turn in messages if isinstance(turn, dict)]
     if sum(len(given) for given in calls if isinstance(given, list)) > _MAX_TOOL_CALLS:
         message = f"its turns have more than {_MAX_TOOL_CALLS} tool calls"
-        raise fault(message)
+        raise field_error(message)
     return messages
 
 
-# One fault is told, so looking for more is work for nobody.
+# Only the first error is reported.
 Messages = Annotated[
-    list[ChatMessage],
+    list[MessageParam],
     FailFast(),
     Field(min_length=1),
     BeforeValidator(
         _checked_lengths,
         json_schema_input_type=Annotated[
-            list[ChatMessage], Field(min_length=1, max_length=_MAX_MESSAGES)
+            list[MessageParam], Field(min_length=1, max_length=_MAX_MESSAGES)
         ],
     ),
 ]
@@ -145,12 +157,12 @@ class ChatCompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_chat_fields(self) -> Self:
         if self.top_logprobs and not self.logprobs:
-            raise fault("this needs logprobs: true", "top_logprobs")
+            raise field_error("this needs logprobs: true", "top_logprobs")
         begins_anew = (
             self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
         )
         if self.continue_final_message and begins_anew:
-            raise fault(
+            raise field_error(
                 "it cannot be combined with add_generation_prompt", "continue_final_message"
             )
         return self
@@ -166,10 +178,10 @@ class ChatCompletionRequest(GenerationRequest):
         asked = [
             self.response_format is not None and self.response_format.grammar() is not None,
             self.structured_outputs is not None,
-            self.used_tool_choice not in ("none", "auto"),
+            self.effective_tool_choice not in ("none", "auto"),
         ]
         if sum(asked) > 1:
-            raise fault(
+            raise field_error(
                 "only one of response_format, structured_outputs and a tool_choice that calls "
                 "a tool can say what the answer looks like",
                 "structured_outputs" if asked[1] else "response_format",
@@ -177,23 +189,41 @@ class ChatCompletionRequest(GenerationRequest):
         return self
 
     @property
-    def used_tool_choice(self) -> ToolChoice:
+    def effective_tool_choice(self) -> ToolChoice:
         if self.tool_choice is not None:
             return self.tool_choice
         return "auto" if self.tools else "none"
 
     @property
-    def num_requested_tokens(self) -> int | None:
-        """`max_tokens` is the older name; None asks for as many as fit the context."""
+    def max_output_tokens(self) -> int | None:
+        """`max_tokens` is the older name; None is as many as fit the context."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens
 
     @property
     def num_reserved_tokens(self) -> int:
-        """Nobody said how long the answer may be, so a cut prompt leaves it some room."""
-        return self.num_requested_tokens or max(_MIN_ANSWER, self.min_tokens)
+        """Without a limit of the request a truncated prompt leaves some room."""
+        return self.max_output_tokens or max(_MIN_OUTPUT, self.min_tokens)
 
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def content_grammar(self) -> GrammarSpec | None:
+        grammar = None if self.response_format is None else self.response_format.grammar()
+        if grammar is None:
+            return super().content_grammar()
+        return GrammarSpec(grammar, "response_format")
+
+    def to_conversation(self) -> Conversation:
+        return Conversation(
+            messages=[message.to_message() for message in self.messages],
+            tools=[tool.to_spec() for tool in self.tools],
+            tool_choice=to_tool_choice(self.effective_tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=self.reasoning_effort,
+            template_kwargs=self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )

@@ -1,6 +1,6 @@
-"""`/v1/chat/completions`: the answer, and the chunks of a streamed answer.
+"""`/v1/chat/completions`: the response, and the chunks of a streamed one.
 
-Only what is set is sent, so that an answer has no field that nobody asked about.
+Only the fields that are set are sent.
 """
 
 from typing import Literal
@@ -8,19 +8,19 @@ from typing import Literal
 from pydantic import BaseModel
 
 from app.api.openai.schemas.logprobs import ChoiceLogprobs
-from app.api.openai.schemas.usage import Timings, Usage
-from app.api.schemas.fields import FinishReasonText
+from app.api.openai.schemas.usage import PromptProgressChunk, Timings, Usage
+from app.generation.choice import FinishReasonText
 
 
 class FunctionCall(BaseModel):
-    """Of a chunk, `arguments` is the next piece."""
+    """In a chunk, `arguments` is the next piece."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class ResponseToolCall(BaseModel):
-    """`index` stands in chunks only, where the other fields are in a call's first one."""
+    """`index` is in chunks only; there the other fields are in a call's first chunk."""
 
     index: int | None = None
     id: str | None = None
@@ -29,7 +29,7 @@ class ResponseToolCall(BaseModel):
 
 
 class ResponseMessage(BaseModel):
-    """The reasoning has both names that clients read."""
+    """The reasoning has both names that clients use."""
 
     role: Literal["assistant"]
     content: str | None
@@ -74,15 +74,6 @@ class ChatChunkChoice(BaseModel):
     finish_reason: FinishReasonText | None
 
 
-class PromptProgress(BaseModel):
-    """How far the prompt is read, in tokens; llama.cpp's names."""
-
-    total: int
-    cache: int
-    processed: int
-    time_ms: int
-
-
 class ChatChunk(BaseModel):
     """Without `include_usage` there is no `usage`, not even null."""
 
@@ -94,4 +85,4 @@ class ChatChunk(BaseModel):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     timings: Timings | None = None
-    prompt_progress: PromptProgress | None = None
+    prompt_progress: PromptProgressChunk | None = None

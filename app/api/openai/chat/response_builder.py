@@ -1,4 +1,4 @@
-"""The words of `/v1/chat/completions`."""
+"""The responses of `/v1/chat/completions`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,10 @@ from app.api.openai.chat.response import (
     ResponseToolCall,
 )
 from app.api.openai.logprobs import TokenBytes, chat_logprobs
+from app.api.openai.response_builder import progress_field, summary_fields
 from app.api.openai.schemas.logprobs import ChoiceLogprobs
-from app.api.openai.schemas.usage import Totals
-from app.api.response_builder import prompt_progress
-from app.api.schemas.fields import FinishReasonText
-from app.generation.choice import Delta, TokenWithLogprob
-from app.generation.generation import Answer, Progress
+from app.generation.choice import Delta, FinishReasonText, TokenWithLogprob
+from app.generation.generation import ChoiceResult, GenerationSummary, PromptProgress
 from app.parsing.events import (
     ContentPiece,
     MessageEvent,
@@ -32,28 +30,29 @@ from app.parsing.events import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatResponseBuilder:
-    """Each answer's chunks begin with the role and end with the finish reason, without text.
+    """The chunks of a choice begin with the role and end with the finish reason, without text.
 
-    token_bytes: None tells nobody the odds of tokens.
+    token_bytes: None leaves out log probabilities.
     """
 
-    head: dict[str, Any]
+    common_fields: dict[str, Any]
     include_usage: bool
+    include_timings: bool = False
     include_reasoning: bool
     token_bytes: TokenBytes | None
 
-    def opening(self, num_choices: int) -> Iterator[ChatChunk]:
+    def first_chunks(self, num_choices: int) -> Iterator[ChatChunk]:
         delta = ChatDelta(role="assistant", content="")
         return (self._chunk(index, delta) for index in range(num_choices))
 
-    def progress(self, progress: Progress) -> ChatChunk:
+    def progress_chunk(self, progress: PromptProgress) -> ChatChunk:
         chunk = self._chunk(progress.index, ChatDelta())
-        chunk.prompt_progress = prompt_progress(progress)
+        chunk.prompt_progress = progress_field(progress)
         return chunk
 
-    def pieces(self, delta: Delta) -> Iterator[ChatChunk]:
+    def delta_chunks(self, delta: Delta) -> Iterator[ChatChunk]:
         logprobs = self._logprobs(delta.tokens) if delta.tokens else None
-        deltas = [_delta(event) for event in delta.events if self._is_told(event)]
+        deltas = [_delta(event) for event in delta.events if self._is_visible(event)]
         if logprobs is not None and not deltas:
             deltas = [ChatDelta(content="")]
         for piece in deltas:
@@ -62,35 +61,41 @@ class ChatResponseBuilder:
         if delta.finish_reason is not None:
             yield self._chunk(delta.index, ChatDelta(), finish_reason=delta.finish_reason)
 
-    def closing(self, totals: Totals) -> Iterator[ChatChunk]:
-        told = totals.told(with_usage=self.include_usage)
-        if told:
-            yield ChatChunk(object="chat.completion.chunk", choices=[], **told, **self.head)
+    def final_chunks(self, summary: GenerationSummary) -> Iterator[ChatChunk]:
+        fields = summary_fields(
+            summary, with_usage=self.include_usage, with_timings=self.include_timings
+        )
+        if fields:
+            yield ChatChunk(
+                object="chat.completion.chunk", choices=[], **fields, **self.common_fields
+            )
 
-    def whole(self, answers: Sequence[Answer], totals: Totals) -> ChatCompletion:
+    def full_response(
+        self, results: Sequence[ChoiceResult], summary: GenerationSummary
+    ) -> ChatCompletion:
         return ChatCompletion(
             object="chat.completion",
-            choices=[self._choice(answer) for answer in answers],
-            **totals.told(),
-            **self.head,
+            choices=[self._choice(result) for result in results],
+            **summary_fields(summary, with_timings=self.include_timings),
+            **self.common_fields,
         )
 
-    def _choice(self, answer: Answer) -> ChatChoice:
+    def _choice(self, result: ChoiceResult) -> ChatChoice:
         return ChatChoice(
-            index=answer.index,
-            message=_message([event for event in answer.events if self._is_told(event)]),
-            logprobs=self._logprobs(answer.tokens),
-            finish_reason=answer.finish_reason,
+            index=result.index,
+            message=_message([event for event in result.events if self._is_visible(event)]),
+            logprobs=self._logprobs(result.tokens),
+            finish_reason=result.finish_reason,
         )
 
-    def _is_told(self, event: MessageEvent) -> bool:
+    def _is_visible(self, event: MessageEvent) -> bool:
         return self.include_reasoning or not isinstance(event, ReasoningPiece)
 
     def _logprobs(self, tokens: Iterable[TokenWithLogprob]) -> ChoiceLogprobs | None:
         if self.token_bytes is None:
             return None
-        told = (t for t in tokens if self.include_reasoning or not t.is_reasoning)
-        return chat_logprobs(self.token_bytes, told)
+        visible = (t for t in tokens if self.include_reasoning or not t.is_reasoning)
+        return chat_logprobs(self.token_bytes, visible)
 
     def _chunk(
         self,
@@ -103,7 +108,9 @@ class ChatResponseBuilder:
             index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason
         )
         no_usage: dict[str, Any] = {"usage": None} if self.include_usage else {}
-        return ChatChunk(object="chat.completion.chunk", choices=[choice], **self.head, **no_usage)
+        return ChatChunk(
+            object="chat.completion.chunk", choices=[choice], **self.common_fields, **no_usage
+        )
 
 
 def _delta(event: MessageEvent) -> ChatDelta:

@@ -1,21 +1,25 @@
-"""`/v1/completions`: the request, the answer, and the chunks of a streamed answer."""
+"""`/v1/completions`: the request."""
 
-from typing import Annotated, Any, Final, Literal, Self
+from dataclasses import replace
+from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, Field, PlainValidator, model_validator
+from pydantic import Field, PlainValidator, model_validator
 
-from app.api.openai.chat.response import PromptProgress
 from app.api.openai.schemas import unsupported
-from app.api.openai.schemas.logprobs import CompletionLogprobs
 from app.api.openai.schemas.sampling import MAX_CHOICES, GenerationRequest
-from app.api.openai.schemas.usage import Timings, Usage
-from app.api.schemas.fields import FinishReasonText, TokenId, check_encodable, check_length, fault
+from app.api.schemas.fields import (
+    TokenId,
+    check_encodable,
+    check_length,
+    field_error,
+)
+from app.generation.job import BeamParams, GenerationParams
 
 _MAX_PROMPTS: Final = 1024  # as vLLM
 _MAX_TOKEN_IDS: Final = 1 << 20  # of all prompts together
 _DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's
 
-# Beams are not drawn but searched for, and told when the search is over.
+# Beams are not sampled, and returned only when the search is over.
 _NOT_OF_BEAMS: Final = frozenset(
     {
         "allowed_token_ids",
@@ -45,7 +49,7 @@ def _prompts(value: Any) -> list[str | list[int]]:
     check_length(prompts, _MAX_PROMPTS)
     if sum(len(prompt) for prompt in prompts if isinstance(prompt, list)) > _MAX_TOKEN_IDS:
         message = f"it has more than {_MAX_TOKEN_IDS} tokens"
-        raise fault(message)
+        raise field_error(message)
     return [_prompt(prompt) for prompt in prompts]
 
 
@@ -54,7 +58,7 @@ def _prompt(value: Any) -> str | list[int]:
         return check_encodable(value)
     # A boolean is no integer here.
     if not isinstance(value, list) or not {*map(type, value)} <= {int}:
-        raise fault("it must be a text or a list of token ids")
+        raise field_error("it must be a text or a list of token ids")
     return value
 
 
@@ -78,7 +82,7 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = Field(default=None, ge=1, le=MAX_CHOICES, description="`n` if left out.")
     add_special_tokens: bool = True
     use_beam_search: bool = Field(
-        default=False, description="The likeliest `n` answers, out of `best_of` beams."
+        default=False, description="The most probable `n` outputs of `best_of` beams."
     )
     length_penalty: float = Field(default=1.0, ge=-10, le=10, description="Of beams.")
 
@@ -89,21 +93,21 @@ class CompletionRequest(GenerationRequest):
                 if getattr(self, name) != type(self).model_fields[name].get_default(
                     call_default_factory=True
                 ):
-                    raise fault("this cannot be combined with use_beam_search", name)
+                    raise field_error("this cannot be combined with use_beam_search", name)
             if self.temperature not in (0, 1):
-                raise fault("beams are not drawn; leave it out", "temperature")
+                raise field_error("beams are not sampled; leave it out", "temperature")
         elif self.length_penalty != 1:
-            raise fault("this needs use_beam_search: true", "length_penalty")
+            raise field_error("this needs use_beam_search: true", "length_penalty")
         return self
 
     @model_validator(mode="after")
     def _check_best_of(self) -> Self:
         if self.best_of is not None and self.best_of < self.n:
-            raise fault("it must be at least n", "best_of")
+            raise field_error("it must be at least n", "best_of")
         if self.num_choices > self.n and self.stream:
-            raise fault("the best answers cannot be streamed before they are known", "best_of")
+            raise field_error("with best_of above n the completions cannot be streamed", "best_of")
         if len(self.prompt) * self.num_choices > _MAX_PROMPTS:
-            raise fault(f"{_MAX_PROMPTS} are the most answers to all prompts together", "n")
+            raise field_error(f"at most {_MAX_PROMPTS} completions of all prompts together", "n")
         return self
 
     @property
@@ -112,31 +116,18 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_reserved_tokens(self) -> int:
-        """The default gives way to the context, since nobody asked for it."""
+        """The default, since the request sets no limit; it gives way to the context."""
         return self.max_tokens or max(_DEFAULT_MAX_TOKENS, self.min_tokens)
 
     @property
     def num_logprobs(self) -> int | None:
-        """Answers are compared by the odds of their tokens, so these are needed then, too."""
+        """`best_of` ranks completions by their log probabilities, so it needs them too."""
         return 0 if self.logprobs is None and self.num_choices > self.n else self.logprobs
 
-
-class CompletionChoice(BaseModel):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReasonText | None
-
-
-class Completion(BaseModel):
-    """Or a chunk of one: only what is set is sent."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | None = None
-    timings: Timings | None = None
-    system_fingerprint: str
-    prompt_progress: PromptProgress | None = None
+    def to_generation_params(self) -> GenerationParams:
+        return replace(
+            super().to_generation_params(),
+            default_max_tokens=self.num_reserved_tokens,
+            prompt_logprobs=self.logprobs if self.echo else None,
+            beams=BeamParams(self.n, self.length_penalty) if self.use_beam_search else None,
+        )

@@ -1,24 +1,22 @@
-"""The words of `/v1/completions`."""
+"""The responses of `/v1/completions`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.api.openai.completions.request import Completion, CompletionChoice
+from app.api.openai.completions.response import Completion, CompletionChoice
 from app.api.openai.logprobs import TokenBytes, completion_logprobs, joined, prompt_logprobs
+from app.api.openai.response_builder import progress_field, summary_fields
 from app.api.openai.schemas.logprobs import CompletionLogprobs
-from app.api.openai.schemas.usage import Totals
-from app.api.response_builder import prompt_progress
-from app.api.schemas.fields import FinishReasonText
-from app.generation.choice import Delta, TokenWithLogprob
-from app.generation.generation import Answer, Progress
+from app.generation.choice import Delta, FinishReasonText, TokenWithLogprob
+from app.generation.generation import ChoiceResult, GenerationSummary, PromptProgress
 from app.parsing.events import ContentPiece, MessageEvent
 from batching import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
-    """A prompt as it is said again before its answers; `offsets` is where its tokens begin."""
+    """A prompt to be echoed; `offsets` is where its tokens begin, in characters."""
 
     text: str
     token_ids: Sequence[int]
@@ -27,33 +25,34 @@ class PromptText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionResponseBuilder:
-    """Chunks of text; each answer's last one has none, but the finish reason.
+    """Chunks of text; the last one of a choice has the finish reason and no text.
 
-    num_answers, num_compared: to each prompt, those that are told and those that there are.
-    echoed: the prompts, if they are to be said again.
-    token_bytes: None tells nobody the odds of tokens.
+    num_returned, num_candidates: choices of each prompt, of which the best are returned.
+    echoed: the prompts, if they are echoed.
+    token_bytes: None leaves out log probabilities.
     """
 
-    head: dict[str, Any]
+    common_fields: dict[str, Any]
     include_usage: bool
-    num_answers: int
-    num_compared: int
+    include_timings: bool = False
+    num_returned: int
+    num_candidates: int
     echoed: Sequence[PromptText] = ()
     token_bytes: TokenBytes | None = None
 
-    def opening(self, num_choices: int) -> Iterator[Completion]:
+    def first_chunks(self, num_choices: int) -> Iterator[Completion]:
         return iter(())
 
-    def progress(self, progress: Progress) -> Completion:
+    def progress_chunk(self, progress: PromptProgress) -> Completion:
         chunk = self._chunk(_choice(progress.index, ""))
-        chunk.prompt_progress = prompt_progress(progress)
+        chunk.prompt_progress = progress_field(progress)
         return chunk
 
-    def pieces(self, delta: Delta) -> Iterator[Completion]:
+    def delta_chunks(self, delta: Delta) -> Iterator[Completion]:
         echo = self._echo(delta.index)
         if delta.is_first and echo is not None:
-            told = self._echoed_logprobs(echo, delta.prompt_logprobs)
-            yield self._chunk(_choice(delta.index, echo.text, told))
+            logprobs = self._echoed_logprobs(echo, delta.prompt_logprobs)
+            yield self._chunk(_choice(delta.index, echo.text, logprobs))
         text = _text(delta.events)
         if text or (delta.tokens and self.token_bytes is not None):
             offset = 0 if echo is None else len(echo.text)
@@ -61,41 +60,45 @@ class CompletionResponseBuilder:
         if delta.finish_reason is not None:
             yield self._chunk(_choice(delta.index, "", finish_reason=delta.finish_reason))
 
-    def closing(self, totals: Totals) -> Iterator[Completion]:
-        told = totals.told(with_usage=self.include_usage)
-        if told:
-            yield Completion(object="text_completion", choices=[], **told, **self.head)
+    def final_chunks(self, summary: GenerationSummary) -> Iterator[Completion]:
+        fields = summary_fields(
+            summary, with_usage=self.include_usage, with_timings=self.include_timings
+        )
+        if fields:
+            yield Completion(object="text_completion", choices=[], **fields, **self.common_fields)
 
-    def whole(self, answers: Sequence[Answer], totals: Totals) -> Completion:
-        chosen = [answer for answers in self._by_prompt(answers) for answer in self._best(answers)]
+    def full_response(
+        self, results: Sequence[ChoiceResult], summary: GenerationSummary
+    ) -> Completion:
+        best = [result for group in self._by_prompt(results) for result in self._best(group)]
         return Completion(
             object="text_completion",
-            choices=[self._whole_choice(index, answer) for index, answer in enumerate(chosen)],
-            **totals.told(),
-            **self.head,
+            choices=[self._full_choice(index, result) for index, result in enumerate(best)],
+            **summary_fields(summary, with_timings=self.include_timings),
+            **self.common_fields,
         )
 
-    def _by_prompt(self, answers: Sequence[Answer]) -> Iterator[Sequence[Answer]]:
-        for start in range(0, len(answers), self.num_compared):
-            yield answers[start : start + self.num_compared]
+    def _by_prompt(self, results: Sequence[ChoiceResult]) -> Iterator[Sequence[ChoiceResult]]:
+        for start in range(0, len(results), self.num_candidates):
+            yield results[start : start + self.num_candidates]
 
-    def _best(self, answers: Sequence[Answer]) -> Sequence[Answer]:
-        """Return those whose tokens are the likeliest on average, if there are more than asked."""
-        if len(answers) == self.num_answers:
-            return answers
-        return sorted(answers, key=lambda a: a.mean_logprob, reverse=True)[: self.num_answers]
+    def _best(self, results: Sequence[ChoiceResult]) -> Sequence[ChoiceResult]:
+        """Return those with the highest mean log probability, if there are more than requested."""
+        if len(results) == self.num_returned:
+            return results
+        return sorted(results, key=lambda a: a.mean_logprob, reverse=True)[: self.num_returned]
 
-    def _whole_choice(self, index: int, answer: Answer) -> CompletionChoice:
-        text, echo = _text(answer.events), self._echo(answer.index)
-        logprobs = self._logprobs(answer.tokens, 0 if echo is None else len(echo.text))
+    def _full_choice(self, index: int, result: ChoiceResult) -> CompletionChoice:
+        text, echo = _text(result.events), self._echo(result.index)
+        logprobs = self._logprobs(result.tokens, 0 if echo is None else len(echo.text))
         if echo is not None:
-            told = self._echoed_logprobs(echo, answer.prompt_logprobs)
+            prompt = self._echoed_logprobs(echo, result.prompt_logprobs)
             text = echo.text + text
-            logprobs = told and logprobs and joined(told, logprobs)
-        return _choice(index, text, logprobs, answer.finish_reason)
+            logprobs = prompt and logprobs and joined(prompt, logprobs)
+        return _choice(index, text, logprobs, result.finish_reason)
 
     def _echo(self, index: int) -> PromptText | None:
-        return self.echoed[index // self.num_compared] if self.echoed else None
+        return self.echoed[index // self.num_candidates] if self.echoed else None
 
     def _echoed_logprobs(
         self, echo: PromptText, logprobs: Sequence[TokenLogprobs]
@@ -113,7 +116,9 @@ class CompletionResponseBuilder:
 
     def _chunk(self, choice: CompletionChoice) -> Completion:
         no_usage: dict[str, Any] = {"usage": None} if self.include_usage else {}
-        return Completion(object="text_completion", choices=[choice], **self.head, **no_usage)
+        return Completion(
+            object="text_completion", choices=[choice], **self.common_fields, **no_usage
+        )
 
 
 def _choice(

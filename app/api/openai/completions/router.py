@@ -6,31 +6,18 @@ from itertools import accumulate
 import anyio
 from fastapi import APIRouter, Request, Response
 
-from app.admission.controller import AdmissionTicket
-from app.api.openai.completions.request import Completion, CompletionRequest
+from app.api.openai.completions.request import CompletionRequest
+from app.api.openai.completions.response import Completion
 from app.api.openai.completions.response_builder import CompletionResponseBuilder, PromptText
-from app.api.response_builder import head, new_id
+from app.api.openai.response_builder import common_fields, new_id, respond
+from app.api.openai.schemas.sampling import check_num_choices
 from app.api.schemas.errors import EVENT_RESPONSES
-from app.api.serving import (
-    admitted,
-    check_choices,
-    demands_of,
-    engine_for,
-    num_tokens_of,
-    respond,
-    respond_whole,
-)
-from app.generation.beam_search import BeamSearch
+from app.api.serving import admit, build_job_async, engine_for, json_response
 from app.generation.detokenizer import Detokenizer
-from app.generation.generation import Generation
-from app.generation.submit import (
-    GenerationParams,
-    GrammarSpec,
-    generate,
-    text_options,
-    truncated,
-)
+from app.generation.job import GenerationJob
+from app.generation.submit import search_beams, submit
 from app.http.json_body import JsonRoute
+from app.parsing.output_format import OutputFormat
 from app.prompts.render import completion_prompt
 from app.server_state import server_state
 from batching import EngineThread, InvalidRequest, ModelInfo
@@ -40,83 +27,43 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/completions", response_model=Completion, responses=EVENT_RESPONSES)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
-    """Continue texts; with `stream: true` as server-sent events."""
-    check_choices(request, body)
-    async with admitted(request, body) as place:
+    """Continue prompts; with `stream: true` as server-sent events."""
+    settings = server_state(request).settings
+    check_num_choices(body, settings.max_choices)
+    async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
         engine = await engine_for(request, body.model)
-        max_prompt_tokens = server_state(request).settings.max_queued_tokens
-        prompts = await anyio.to_thread.run_sync(_prompts, engine.model, body, max_prompt_tokens)
-        wanted = await _demands(request, engine, body)
-        room = engine.model.max_model_len - max(map(len, prompts))
-        max_tokens = body.max_tokens or min(body.num_reserved_tokens, max(room, 1))
-        num_tokens_of(request, engine, body, prompts, max_tokens)
-        engine.check(prompts, max_tokens, wanted.sampling)
-        reply = await _reply(engine, prompts, body)
-        answering = await _answering(engine, prompts, body, wanted, max_tokens, reply, place)
-    if isinstance(answering, BeamSearch):
-        return await respond_whole(request, answering, reply)
-    return await respond(request, answering, reply, stream=body.stream)
-
-
-async def _demands(
-    request: Request, engine: EngineThread, body: CompletionRequest
-) -> GenerationParams:
-    return await demands_of(
-        request,
-        engine,
-        body,
-        grammar=_grammar(body),
-        prompt_logprobs=body.logprobs if body.echo else None,
-    )
-
-
-async def _reply(
-    engine: EngineThread, prompts: Sequence[Sequence[int]], body: CompletionRequest
-) -> CompletionResponseBuilder:
-    return CompletionResponseBuilder(
-        head=head(new_id("cmpl"), engine.model.model_id),
-        include_usage=body.include_usage,
-        num_answers=body.n,
-        num_compared=body.n if body.use_beam_search else body.num_choices,
-        echoed=await anyio.to_thread.run_sync(_echoed, engine.model, prompts) if body.echo else (),
-        token_bytes=None if body.logprobs is None else engine.grammars.token_bytes,
-    )
-
-
-async def _answering(
-    engine: EngineThread,
-    prompts: Sequence[Sequence[int]],
-    body: CompletionRequest,
-    wanted: GenerationParams,
-    max_tokens: int,
-    reply: CompletionResponseBuilder,
-    place: AdmissionTicket,
-) -> Generation | BeamSearch:
-    if not body.use_beam_search:
-        return await generate(
+        prompts = await anyio.to_thread.run_sync(
+            _prompts, engine.model, body, settings.max_queued_tokens
+        )
+        job = await build_job_async(
+            request,
             engine,
             prompts,
-            body,
-            wanted,
-            completion_id=reply.head["id"],
-            max_tokens=max_tokens,
-            place=place,
+            body.to_generation_params(),
+            completion_id=new_id("cmpl"),
+            output=OutputFormat(grammar=body.content_grammar()),
         )
-    place.hold(sum(map(len, prompts)))
-    return BeamSearch(
-        engine=engine,
-        prompts=prompts,
-        width=body.num_choices,
-        num_answers=body.n,
-        max_tokens=max_tokens,
-        length_penalty=body.length_penalty,
-        end_token_ids=wanted.stop_token_ids,
-        options=text_options(engine.model, body, wanted),
-        num_logprobs=body.logprobs or 0,
-        priority=body.queue_priority,
-        cache_salt=place.cache_salt(body.cache_salt),
-        completion_id=reply.head["id"],
-        place=place,
+        builder = await anyio.to_thread.run_sync(_builder, engine, job, body)
+        if job.beams is None:
+            generation = await submit(engine, job, admitted)
+        else:
+            search = search_beams(engine, job, admitted)
+    if job.beams is not None:
+        return await json_response(request, search, builder.full_response)
+    return await respond(request, generation, builder, stream=body.stream)
+
+
+def _builder(
+    engine: EngineThread, job: GenerationJob, body: CompletionRequest
+) -> CompletionResponseBuilder:
+    return CompletionResponseBuilder(
+        common_fields=common_fields(job.completion_id, engine.model.model_id),
+        include_usage=body.include_usage,
+        include_timings=body.return_timings,
+        num_returned=body.n,
+        num_candidates=body.n if body.use_beam_search else body.num_choices,
+        echoed=[_prompt_text(engine.model, prompt) for prompt in job.prompts] if body.echo else (),
+        token_bytes=None if body.logprobs is None else engine.grammars.token_bytes,
     )
 
 
@@ -125,29 +72,20 @@ def _prompts(model: ModelInfo, body: CompletionRequest, max_tokens: int) -> list
     prompts: list[list[int]] = []
     num_tokens = 0
     for prompt in body.prompt:
-        tokens = completion_prompt(
-            model,
-            prompt,
-            add_special_tokens=body.add_special_tokens,
-            num_kept=body.truncate_prompt_tokens,
+        prompts.append(
+            completion_prompt(
+                model,
+                prompt,
+                add_special_tokens=body.add_special_tokens,
+                truncation=body.truncation(),
+            )
         )
-        prompts.append(truncated(model, tokens, body))
         num_tokens += len(prompts[-1])
         # Before the next one is tokenized, which is what takes time.
         if len(body.prompt) > 1 and num_tokens > max_tokens:
-            message = f"{max_tokens} are the most tokens of all prompts together"
+            message = f"all prompts together may have at most {max_tokens} tokens"
             raise InvalidRequest("prompt", message)
     return prompts
-
-
-def _grammar(body: CompletionRequest) -> GrammarSpec | None:
-    if body.structured_outputs is None:
-        return None
-    return GrammarSpec(body.structured_outputs.grammar(), "structured_outputs")
-
-
-def _echoed(model: ModelInfo, prompts: Sequence[Sequence[int]]) -> list[PromptText]:
-    return [_prompt_text(model, prompt) for prompt in prompts]
 
 
 def _prompt_text(model: ModelInfo, prompt: Sequence[int]) -> PromptText:

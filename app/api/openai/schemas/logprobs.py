@@ -1,4 +1,4 @@
-"""How likely tokens were, as chat answers and completions say it."""
+"""Log probabilities of tokens, in responses."""
 
 from pydantic import BaseModel
 
@@ -16,7 +16,7 @@ class TokenLogprob(TopLogprob):
 
 
 class ChoiceLogprobs(BaseModel):
-    """Of a chat answer."""
+    """Of a chat completion."""
 
     content: list[TokenLogprob]
     refusal: None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator
 
-from app.api.schemas.fields import fault, json_text
+from app.api.schemas.fields import field_error, json_text
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -65,7 +65,7 @@ def _check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     for name in kwargs:
         if name in RESERVED or name.startswith("_"):
             message = f"{name[:40]!r} is not for requests to set"
-            raise fault(message)
+            raise field_error(message)
     return kwargs
 
 

@@ -1,4 +1,4 @@
-"""What the chat and the completion endpoint take alike."""
+"""The parameters that chat and completions have in common."""
 
 from typing import Annotated, Final, Literal, Self
 
@@ -7,15 +7,25 @@ from pydantic import Field, model_validator
 from app.api.openai.schemas import unsupported
 from app.api.openai.schemas.structured_outputs import StructuredOutputs
 from app.api.schemas.base import RequestModel
-from app.api.schemas.fields import MAX_TOKEN_IDS, LogitBias, StopStringList, Text, TokenId, fault
-from batching import Priority
+from app.api.schemas.fields import (
+    MAX_TOKEN_IDS,
+    LogitBias,
+    StopStringList,
+    Text,
+    TokenId,
+    field_error,
+)
+from app.generation.job import GenerationParams
+from app.parsing.output_format import GrammarSpec
+from app.prompts.render import Truncation
+from batching import InvalidRequest, Priority
 
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 
 _PRIORITIES: Final = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
 
-# What OpenAI's clients can say without a field of ours.
+# OpenAI's field, for clients that cannot send ours.
 _SERVICE_TIERS: Final = {
     "priority": Priority.HIGH,
     "fast": Priority.HIGH,
@@ -25,7 +35,7 @@ _SERVICE_TIERS: Final = {
     "flex": Priority.LOW,
 }
 
-# The engine holds as many at once; the server's setting says how many are served.
+# An upper bound of the setting MLX_SERVER_MAX_CHOICES.
 MAX_CHOICES: Final = 128
 
 _MAX_TIMEOUT: Final = 86_400
@@ -73,15 +83,15 @@ class GenerationRequest(RequestModel):
         default=None,
         ge=-1,
         le=_INT32_MAX,
-        description="Keep the last ones only; -1 keeps as many as fit.",
+        description="Keep the last tokens only; -1 keeps as many as fit.",
     )
     cache_salt: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
     structured_outputs: StructuredOutputs | None = None
     return_progress: bool = Field(
-        default=False, description="Chunks that say how far the prompt is read; llama.cpp's."
+        default=False, description="Chunks with the progress of the prefill; llama.cpp's."
     )
     return_timings: bool = Field(
-        default=False, description="How long the parts of the work took; llama.cpp's `timings`."
+        default=False, description="`timings` of the request; llama.cpp's."
     )
     timeout: float | None = Field(
         default=None,
@@ -101,30 +111,30 @@ class GenerationRequest(RequestModel):
     @model_validator(mode="after")
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise fault("this needs stream: true", "stream_options")
+            raise field_error("this needs stream: true", "stream_options")
         return self
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        wanted = self.num_requested_tokens
+        wanted = self.max_output_tokens
         if wanted is not None and self.min_tokens > wanted:
-            raise fault("it must not be above the most tokens of an answer", "min_tokens")
+            raise field_error("it must not be above max_tokens", "min_tokens")
         if self.truncate_prompt_tokens == 0:
-            raise fault("a prompt of no tokens cannot be answered", "truncate_prompt_tokens")
+            raise field_error("it must not be 0", "truncate_prompt_tokens")
         if self.return_progress and not self.stream:
-            raise fault("this needs stream: true", "return_progress")
+            raise field_error("this needs stream: true", "return_progress")
         if self.allowed_token_ids is not None and self.structured_outputs is not None:
-            raise fault("it cannot be combined with structured_outputs", "allowed_token_ids")
+            raise field_error("it cannot be combined with structured_outputs", "allowed_token_ids")
         return self
 
     @property
-    def num_requested_tokens(self) -> int | None:
-        """The most tokens of an answer; None asks for as many as fit the context."""
+    def max_output_tokens(self) -> int | None:
+        """The most tokens of a choice; None is as many as fit the context."""
         return self.max_tokens
 
     @property
     def num_choices(self) -> int:
-        """How many answers to each prompt are made."""
+        """How many completions of each prompt are made."""
         return self.n
 
     @property
@@ -133,7 +143,63 @@ class GenerationRequest(RequestModel):
 
     @property
     def queue_priority(self) -> Priority:
-        """Our own field if it is given, else what OpenAI's `service_tier` means."""
+        """Our own field if it is set, else the meaning of OpenAI's `service_tier`."""
         if self.priority is not None:
             return _PRIORITIES[self.priority]
         return _SERVICE_TIERS[self.service_tier]
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """The tokens of output that a truncated prompt leaves room for."""
+        raise NotImplementedError
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Log probabilities of so many tokens beside each sampled one; None is without."""
+        raise NotImplementedError
+
+    def truncation(self) -> Truncation | None:
+        if self.truncate_prompt_tokens is None:
+            return None
+        num_tokens = self.truncate_prompt_tokens if self.truncate_prompt_tokens > 0 else None
+        return Truncation(num_tokens, self.num_reserved_tokens)
+
+    def content_grammar(self) -> GrammarSpec | None:
+        """Return the grammar that the request asks of the content."""
+        if self.structured_outputs is None:
+            return None
+        return GrammarSpec(self.structured_outputs.grammar(), "structured_outputs")
+
+    def to_generation_params(self) -> GenerationParams:
+        return GenerationParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            seed=self.seed,
+            max_tokens=self.max_output_tokens,
+            min_tokens=self.min_tokens,
+            num_choices=self.num_choices,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+            bad_words=self.bad_words,
+            allowed_token_ids=self.allowed_token_ids,
+            logprobs=self.num_logprobs,
+            cache_salt=self.cache_salt,
+            priority=self.queue_priority,
+            report_progress=self.return_progress,
+        )
+
+
+def check_num_choices(body: GenerationRequest, limit: int) -> None:
+    """Raise InvalidRequest if a request asks for more choices than the server allows."""
+    if body.num_choices > limit:
+        param = "n" if body.n > limit else "best_of"
+        raise InvalidRequest(param, f"at most {limit} choices of a prompt are allowed")

@@ -6,9 +6,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from app.api.openai.schemas import unsupported
-from app.api.schemas.base import RequestModel
-from app.api.schemas.fields import Text, fault, json_text
+from app.api.schemas.base import Defaults, RequestModel
+from app.api.schemas.fields import Text, field_error, json_text
 from batching import (
     GrammarText,
     choice_grammar,
@@ -28,7 +27,7 @@ _MAX_SCHEMA_DEPTH: Final = 100
 _MAX_SCHEMA_TEXT_LENGTH: Final = 4 * _MAX_SCHEMA_LENGTH
 
 # What vLLM's object can say besides.
-_STRUCTURED_OUTPUTS: Final[unsupported.Defaults] = {
+_STRUCTURED_OUTPUTS: Final[Defaults] = {
     "structural_tag": (),
     "whitespace_pattern": (),
     "disable_any_whitespace": (False,),
@@ -48,11 +47,11 @@ def _parsed(value: Any) -> Any:
         return value
     if len(value) > _MAX_SCHEMA_TEXT_LENGTH:
         message = f"it is longer than {_MAX_SCHEMA_TEXT_LENGTH} characters"
-        raise fault(message)
+        raise field_error(message)
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        raise fault("the text is not valid JSON") from None
+        raise field_error("the text is not valid JSON") from None
 
 
 JsonSchema = Annotated[dict[str, Any], AfterValidator(check_schema)]
@@ -78,9 +77,9 @@ class ResponseFormat(RequestModel):
     @model_validator(mode="after")
     def _check_type(self) -> Self:
         if self.type == "json_schema" and self.json_schema is None:
-            raise fault("the type json_schema needs it", "json_schema")
+            raise field_error("the type json_schema needs it", "json_schema")
         if self.type != "json_schema" and self.json_schema is not None:
-            raise fault("this needs the type json_schema", "json_schema")
+            raise field_error("this needs the type json_schema", "json_schema")
         return self
 
     def grammar(self) -> GrammarText | None:
@@ -105,7 +104,7 @@ class StructuredOutputs(RequestModel):
     def _check_number(self) -> Self:
         if len(self._given()) != 1:
             message = "give exactly one of json, regex, choice, grammar and json_object: true"
-            raise fault(message)
+            raise field_error(message)
         return self
 
     def _given(self) -> list[Callable[[], GrammarText]]:

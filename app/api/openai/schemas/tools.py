@@ -8,7 +8,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from app.api.schemas.base import RequestModel
-from app.api.schemas.fields import Text, check_size, fault, json_text
+from app.api.schemas.fields import Text, check_size, field_error, json_text
+from app.parsing import tool_spec
+from app.parsing.tool_spec import ToolSpec
+from app.prompts import conversation
 
 _MAX_TOOLS: Final = 128
 # Together they become part of the prompt; many models' whole context is shorter.
@@ -26,7 +29,7 @@ _GivenName = Annotated[str, Field(min_length=1, max_length=256)]
 def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     json_text(schema, max_depth=_MAX_DEPTH, max_characters=_MAX_CHARACTERS)
     if schema.get("type", "object") != "object":
-        raise fault("it must be the schema of an object")
+        raise field_error("it must be the schema of an object")
     return schema
 
 
@@ -41,7 +44,7 @@ class Function(RequestModel):
     strict: bool = False
 
     @property
-    def schema_of_arguments(self) -> dict[str, Any]:
+    def full_parameters(self) -> dict[str, Any]:
         """A function without parameters takes an empty object; the type may be left out."""
         if not self.parameters:
             return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -52,13 +55,11 @@ class Tool(RequestModel):
     type: Literal["function"]
     function: Function
 
-    def template_fields(self) -> dict[str, Any]:
-        """Return what a chat template and mlx-lm's parsers get."""
-        fields: dict[str, Any] = {"name": self.function.name}
-        if self.function.description is not None:
-            fields["description"] = self.function.description
-        fields["parameters"] = self.function.schema_of_arguments
-        return {"type": "function", "function": fields}
+    def to_spec(self) -> ToolSpec:
+        function = self.function
+        return ToolSpec(
+            function.name, function.full_parameters, function.description, function.strict
+        )
 
 
 def _check_size(tools: Any) -> Any:
@@ -70,11 +71,11 @@ def _check_size(tools: Any) -> Any:
 def _check_tools(tools: list[Tool]) -> list[Tool]:
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
-        raise fault("two tools have the same name")
-    lengths = accumulate(len(json.dumps(tool.template_fields())) for tool in tools)
+        raise field_error("two tools have the same name")
+    lengths = accumulate(len(json.dumps(tool.to_spec().template_fields())) for tool in tools)
     if any(length > _MAX_CHARACTERS for length in lengths):
         message = f"together they are longer than {_MAX_CHARACTERS} characters"
-        raise fault(message)
+        raise field_error(message)
     return tools
 
 
@@ -90,14 +91,14 @@ class FunctionName(RequestModel):
     name: Name
 
 
-class NamedTool(RequestModel):
+class NamedToolChoice(RequestModel):
     """The one tool that has to be called."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 def check_tool_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
@@ -108,9 +109,15 @@ def check_tool_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
     """
     names = {tool.function.name for tool in tools}
     if choice == "required" and not names:
-        raise fault("'required' needs tools", "tool_choice")
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise fault(f"there is no tool named {choice.function.name!r}", "tool_choice")
+        raise field_error("'required' needs tools", "tool_choice")
+    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+        raise field_error(f"there is no tool named {choice.function.name!r}", "tool_choice")
+
+
+def to_tool_choice(choice: ToolChoice) -> tool_spec.ToolChoice:
+    if isinstance(choice, NamedToolChoice):
+        return tool_spec.NamedTool(choice.function.name)
+    return choice
 
 
 class CalledFunction(RequestModel):
@@ -124,3 +131,6 @@ class ToolCall(RequestModel):
     id: _GivenName
     type: Literal["function"] = "function"
     function: CalledFunction
+
+    def to_call(self) -> conversation.ToolCall:
+        return conversation.ToolCall(self.id, self.function.name, self.function.arguments)

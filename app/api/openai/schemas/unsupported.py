@@ -1,16 +1,13 @@
-"""Fields that clients know and this server does not serve yet.
+"""Fields of OpenAI, vLLM, SGLang and llama.cpp that this server does not support.
 
-A field is listed with the values that ask for nothing.  With any other value it would change
-the answer, so the request is refused and told which field it was.  What cannot change the
-answer (`user`, `metadata`, `prompt_cache_key`, ...) is not listed and has no effect.
+A field is listed with the values that ask for nothing.  Any other value would change the output,
+so the request is refused by an error that names the field.  Fields that cannot change the output
+(`user`, `metadata`, `prompt_cache_key`, ...) are not listed and have no effect.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from pydantic_core import PydanticCustomError
-
-Defaults = Mapping[str, tuple[Any, ...]]
+from app.api.schemas.base import Defaults
 
 # Besides OpenAI's: what vLLM, SGLang and llama.cpp take.
 _BOTH: Final[Defaults] = {
@@ -76,18 +73,3 @@ MESSAGE: Final[Defaults] = {
     "function_call": (),
     "audio": (),
 }
-
-
-def without_nulls(data: Any, defaults: Defaults) -> Any:
-    """Return an object's fields that are not null: null means the default everywhere.
-
-    Raises:
-        PydanticCustomError: a field of `defaults` asks for something.
-    """
-    if not isinstance(data, dict):
-        return data
-    given = {name: value for name, value in data.items() if value is not None}
-    for name, accepted in defaults.items():
-        if name in given and given[name] not in accepted:
-            raise PydanticCustomError("unsupported", "this is not supported yet", {"param": name})
-    return given

@@ -1,11 +1,11 @@
-"""How many tokens a request took."""
+"""Tokens, timings and progress of a request."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel
 
+from app.observability.request_record import TokenUsage
 from batching import SequenceStats
 
 
@@ -18,7 +18,7 @@ class CompletionTokensDetails(BaseModel):
 
 
 class Usage(BaseModel):
-    """`completion_tokens` counts every generated token, the one that ended the text included."""
+    """`completion_tokens` counts every generated token, also the one that ended the text."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -27,30 +27,23 @@ class Usage(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(
-        cls,
-        *,
-        num_prompt_tokens: int,
-        num_cached_tokens: int,
-        num_output_tokens: int,
-        num_reasoning_tokens: int,
-    ) -> Self:
+    def of(cls, usage: TokenUsage) -> Self:
         return cls(
-            prompt_tokens=num_prompt_tokens,
-            completion_tokens=num_output_tokens,
-            total_tokens=num_prompt_tokens + num_output_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=num_cached_tokens),
+            prompt_tokens=usage.num_prompt_tokens,
+            completion_tokens=usage.num_output_tokens,
+            total_tokens=usage.num_prompt_tokens + usage.num_output_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=usage.num_cached_tokens),
             completion_tokens_details=CompletionTokensDetails(
-                reasoning_tokens=num_reasoning_tokens
+                reasoning_tokens=usage.num_reasoning_tokens
             ),
         )
 
 
 class Timings(BaseModel):
-    """How long the parts of the work took; llama.cpp's names, and the time in the queue.
+    """llama.cpp's names, and the time in the queue.
 
-    `prompt_n` is what was computed, `cache_n` what was there already.  The prompt's time ends
-    with the first token, the answer's begins there.
+    `prompt_n` are the prefilled tokens, `cache_n` the cached ones.  The prompt's time ends with
+    the first token, that of the output begins there.
     """
 
     queue_ms: float
@@ -63,23 +56,22 @@ class Timings(BaseModel):
     predicted_per_second: float
 
     @classmethod
-    def of(cls, answers: Sequence[SequenceStats], usage: Usage) -> Self:
-        """Look at all answers of a request as one: from the first event to the last."""
-        started = min(answer.scheduled_time or 0.0 for answer in answers)
-        first = min(answer.first_token_time or 0.0 for answer in answers)
-        last = max(answer.last_token_time or 0.0 for answer in answers)
-        num_cached = usage.prompt_tokens_details.cached_tokens
-        num_read = usage.prompt_tokens - num_cached
+    def of(cls, sequences: Sequence[SequenceStats], usage: TokenUsage) -> Self:
+        """Return the timings of all sequences as of one: from the first event to the last."""
+        started = min(sequence.scheduled_time or 0.0 for sequence in sequences)
+        first = min(sequence.first_token_time or 0.0 for sequence in sequences)
+        last = max(sequence.last_token_time or 0.0 for sequence in sequences)
+        num_prefilled = usage.num_prompt_tokens - usage.num_cached_tokens
         return cls(
-            queue_ms=_ms(started - answers[0].arrival_time),
-            cache_n=num_cached,
-            prompt_n=num_read,
+            queue_ms=_ms(started - sequences[0].arrival_time),
+            cache_n=usage.num_cached_tokens,
+            prompt_n=num_prefilled,
             prompt_ms=_ms(first - started),
-            prompt_per_second=_rate(num_read, first - started),
-            predicted_n=usage.completion_tokens,
+            prompt_per_second=_rate(num_prefilled, first - started),
+            predicted_n=usage.num_output_tokens,
             predicted_ms=_ms(last - first),
             # The first token is the prompt's: it took no time of its own.
-            predicted_per_second=_rate(usage.completion_tokens - len(answers), last - first),
+            predicted_per_second=_rate(usage.num_output_tokens - len(sequences), last - first),
         )
 
 
@@ -91,14 +83,10 @@ def _rate(number: int, seconds: float) -> float:
     return round(number / seconds, 3) if seconds > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """What is told of a request as a whole; timings only if they were asked for."""
+class PromptProgressChunk(BaseModel):
+    """How much of a prompt is prefilled, in tokens; llama.cpp's names."""
 
-    usage: Usage
-    timings: Timings | None = None
-
-    def told(self, *, with_usage: bool = True) -> dict[str, Any]:
-        """Return the fields to send."""
-        told: dict[str, Any] = {"usage": self.usage} if with_usage else {}
-        return told if self.timings is None else told | {"timings": self.timings}
+    total: int
+    cache: int
+    processed: int
+    time_ms: int

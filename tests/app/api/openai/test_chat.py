@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from app.api.openai.chat.request import ChatCompletionRequest, ChatMessage
-from app.generation.choice import Choice, TextOptions
+from app.api.openai.chat.request import MessageParam
 from app.generation.generation import Generation
+from app.generation.job import GenerationParams, build_job
+from app.generation.submit import submit
 from app.parsing.tool_format import tool_format
+from app.prompts.conversation import ChatMessage, Conversation
 from app.prompts.render import chat_prompt
 from tests.support.speaker import (
     MODEL_ID,
@@ -153,7 +155,7 @@ def test_what_the_template_gets() -> None:
         {"role": "user", "content": parts, "name": "Al"},
         {"role": "assistant", "content": None, "tool_calls": [], "reasoning_content": "hm"},
     ]
-    messages = [ChatMessage.model_validate(message) for message in sent]
+    messages = [MessageParam.model_validate(message).to_message() for message in sent]
     assert [message.template_fields() for message in messages] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a\nb", "name": "Al"},
@@ -164,8 +166,8 @@ def test_what_the_template_gets() -> None:
 async def test_the_prompt_is_the_rendered_template() -> None:
     async with served() as server:
         model = server.engine.model
-        body = ChatCompletionRequest(messages=[ChatMessage(role="user", content="Hi")])
-        prompt = chat_prompt(model, body, tool_format(model))
+        conversation = Conversation(messages=[ChatMessage(role="user", content="Hi")])
+        prompt = chat_prompt(model, conversation, tool_format(model))
     assert prompt.text == "user: Hi\nassistant:"
     assert bytes(prompt.token_ids) == prompt.text.encode()
 
@@ -246,10 +248,11 @@ async def test_each_request_is_logged_once_without_its_text(
 
 
 async def generation(server: Served, *stops: str) -> Generation:
-    place = server.place()
-    tokens = await server.engine.submit([[72]])
-    choice = Choice(0, server.engine.model.tokenizer, TextOptions(stops=stops))
-    return Generation("chatcmpl-1", tokens, [choice], [1], place)
+    params = GenerationParams(stop=stops)
+    job = build_job(
+        server.engine, [[72]], params, completion_id="chatcmpl-1", max_output_tokens=10**6
+    )
+    return await submit(server.engine, job, server.admitted())
 
 
 async def test_a_generation_that_is_closed_twice_is_logged_once(

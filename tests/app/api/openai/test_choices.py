@@ -1,12 +1,11 @@
 """Several answers to one prompt, or to several; and the odds of their tokens."""
 
-import json
 from typing import Any
 
-import httpx
 import pytest
 
 from batching.request import BatchRequest
+from tests.support.chunks import chunks
 from tests.support.fakes import odds
 from tests.support.speaker import END, Speaker, served
 
@@ -20,12 +19,6 @@ class Variants(Speaker):
         assert self._answer is not None
         place = len(prefix) - request.num_prompt_tokens + request.request_id % 3
         return self._answer[place] if place < len(self._answer) else END
-
-
-def chunks(response: httpx.Response) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1] if not line.startswith(":")]
 
 
 def text_by_index(parts: list[dict[str, Any]]) -> dict[int, str]:
@@ -75,7 +68,7 @@ async def test_more_answers_than_the_server_gives_are_refused() -> None:
             (await server.complete(n=2, best_of=17)).json(),
         )
     assert chat["error"]["param"] == "n"
-    assert chat["error"]["message"] == "16 are the most answers to one prompt"
+    assert chat["error"]["message"] == "at most 16 choices of a prompt are allowed"
     assert completion["error"]["param"] == "best_of"
 
 

@@ -9,9 +9,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.completions.request import CompletionRequest
 from app.api.openai.logprobs import token_name
-from app.generation.submit import demands, sampling_params, truncated
+from app.generation.job import GenerationJob, build_job
+from app.prompts.render import completion_prompt
 from batching import InvalidRequest
-from tests.app.api.openai.test_choices import chunks
+from tests.support.chunks import chunks
 from tests.support.speaker import END, ByteTokenizer, served
 
 pytestmark = pytest.mark.anyio
@@ -367,14 +368,19 @@ async def test_ends_and_stops() -> None:
 async def test_what_the_engine_is_asked() -> None:
     body = chat_request(min_tokens=2, bad_words=["no", " so"], allowed_token_ids=[1, 2])
     async with served() as server:
-        model = server.engine.model
-        sampling = sampling_params(model, body)
-        wanted = demands(server.engine, body)
-        ends = demands(server.engine, chat_request(ignore_eos=True, stop_token_ids=[7]))
+
+        def job(body: ChatCompletionRequest) -> GenerationJob:
+            params = body.to_generation_params()
+            return build_job(
+                server.engine, [[1]], params, completion_id="c", max_output_tokens=1000
+            )
+
+        wanted = job(body)
+        ends = job(chat_request(ignore_eos=True, stop_token_ids=[7]))
         with pytest.raises(InvalidRequest):
-            demands(server.engine, chat_request(stop_token_ids=[END + 1]))
-    assert sampling.min_tokens == 2
-    assert sampling.bad_words == (tuple(b"no"), tuple(b" no"), tuple(b" so"))
+            job(chat_request(stop_token_ids=[END + 1]))
+    assert wanted.sampling.min_tokens == 2
+    assert wanted.sampling.bad_words == (tuple(b"no"), tuple(b" no"), tuple(b" so"))
     assert wanted.stop_token_ids == {END}
     assert wanted.constraint is not None
     assert ends.stop_token_ids == {7}
@@ -385,10 +391,16 @@ async def test_long_prompts_are_cut_at_their_beginning() -> None:
     prompt = list(range(100))
     async with served(num_blocks=2) as server:
         model = server.engine.model
-        assert truncated(model, prompt, chat_request()) == prompt
-        assert truncated(model, prompt, chat_request(truncate_prompt_tokens=3)) == prompt[-3:]
+
+        def truncated(body: ChatCompletionRequest) -> list[int]:
+            return completion_prompt(
+                model, prompt, add_special_tokens=False, truncation=body.truncation()
+            )
+
+        assert truncated(chat_request()) == prompt
+        assert truncated(chat_request(truncate_prompt_tokens=3)) == prompt[-3:]
         fits = chat_request(truncate_prompt_tokens=-1, max_tokens=10)
-        assert truncated(model, prompt, fits) == prompt[-54:]
+        assert truncated(fits) == prompt[-54:]
         answer = (await server.complete(prompt, truncate_prompt_tokens=5)).json()
         filled = (await server.complete(prompt, truncate_prompt_tokens=-1, max_tokens=4)).json()
         default = (await server.complete(prompt, truncate_prompt_tokens=-1)).json()

@@ -6,7 +6,7 @@ import pytest
 
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.schemas import unsupported
-from app.generation.submit import sampling_params
+from app.generation.job import sampling_params
 from batching import ModelInfo, Priority, SamplingParams
 from tests.support.speaker import END, ByteTokenizer, served
 
@@ -21,7 +21,7 @@ def chat_request(**fields: Any) -> ChatCompletionRequest:
 
 def sampling(request: ChatCompletionRequest) -> SamplingParams:
     model = ModelInfo("m", ByteTokenizer(), frozenset({END}), END + 1, 128)
-    return sampling_params(model, request)
+    return sampling_params(model, request.to_generation_params())
 
 
 async def refusal(path: str = "/v1/chat/completions", **fields: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ async def refusal(path: str = "/v1/chat/completions", **fields: Any) -> dict[str
 def test_nothing_said_is_openais_default() -> None:
     assert sampling(chat_request()) == SamplingParams()
     assert chat_request().queue_priority is Priority.NORMAL
-    assert chat_request().num_requested_tokens is None
+    assert chat_request().max_output_tokens is None
 
 
 def test_all_that_is_said_reaches_the_engine() -> None:

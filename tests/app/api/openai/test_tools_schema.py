@@ -6,8 +6,14 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from app.api.openai.chat.request import ChatMessage
-from app.api.openai.schemas.tools import NamedTool, Tool, ToolChoice, ToolList, check_tool_choice
+from app.api.openai.chat.request import MessageParam
+from app.api.openai.schemas.tools import (
+    NamedToolChoice,
+    Tool,
+    ToolChoice,
+    ToolList,
+    check_tool_choice,
+)
 
 tool_lists: TypeAdapter[list[Tool]] = TypeAdapter(ToolList)
 tool_choices: TypeAdapter[ToolChoice] = TypeAdapter(ToolChoice)
@@ -17,7 +23,7 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f"} | function}
 
 
-def fault(adapter: TypeAdapter[Any] | type[ChatMessage], value: Any) -> tuple[str, str]:
+def fault(adapter: TypeAdapter[Any] | type[MessageParam], value: Any) -> tuple[str, str]:
     """Return where the first fault is, and what is told of it."""
     validate = (
         adapter.validate_python if isinstance(adapter, TypeAdapter) else adapter.model_validate
@@ -49,7 +55,7 @@ def test_a_tool_is_told_to_the_template_as_openai_writes_it() -> None:
     (parsed,) = tool_lists.validate_python([given])
     assert parsed.function.strict
     function = {"name": "f", "description": "Does it.", "parameters": parameters}
-    assert parsed.template_fields() == {"type": "function", "function": function}
+    assert parsed.to_spec().template_fields() == {"type": "function", "function": function}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,7 @@ def test_a_tool_is_told_to_the_template_as_openai_writes_it() -> None:
 )
 def test_what_is_left_out_of_parameters(parameters: Any, schema: dict[str, Any]) -> None:
     (parsed,) = tool_lists.validate_python([tool(parameters=parameters)])
-    assert parsed.template_fields()["function"] == {"name": "f", "parameters": schema}
+    assert parsed.to_spec().template_fields()["function"] == {"name": "f", "parameters": schema}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +121,7 @@ def test_choices() -> None:
     named = {"type": "function", "function": {"name": "f"}}
     for choice in ("none", "auto", "required"):
         assert tool_choices.validate_python(choice) == choice
-    assert tool_choices.validate_python(named) == NamedTool.model_validate(named)
+    assert tool_choices.validate_python(named) == NamedToolChoice.model_validate(named)
     for wrong in ("any", "", 1, {"type": "function"}, {"type": "allowed_tools"}, {"name": "f"}):
         with pytest.raises(ValidationError):
             tool_choices.validate_python(wrong)
@@ -178,7 +184,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
     ],
 )
 def test_turns_that_are_accepted(message: Any, content: str, reasoning: str | None) -> None:
-    turn = ChatMessage.model_validate(message)
+    turn = MessageParam.model_validate(message)
     assert turn.content == content
     assert turn.reasoning_content == reasoning
     assert [call.function.name for call in turn.tool_calls] == ["f"] * len(turn.tool_calls)
@@ -228,5 +234,5 @@ def test_turns_that_are_accepted(message: Any, content: str, reasoning: str | No
     ],
 )
 def test_turns_that_are_refused(message: Any, where: str, told: str) -> None:
-    assert fault(ChatMessage, message)[0] == where
-    assert fault(ChatMessage, message)[1].startswith(told)
+    assert fault(MessageParam, message)[0] == where
+    assert fault(MessageParam, message)[1].startswith(told)

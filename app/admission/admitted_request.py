@@ -1,0 +1,80 @@
+"""What the server knows of an admitted request besides its body."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from app.admission.controller import AdmissionTicket
+from app.observability.request_record import RequestRecord, TokenUsage
+from batching import DeadlineExceeded, SequenceStats
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Seconds since the request arrived, and how many of `timeout` are left.
+
+    arrival: on the engine's clock, `monotonic`.
+    timeout: in seconds; None is no limit.
+    """
+
+    arrival: float
+    timeout: float | None = None
+    clock: Callable[[], float] = monotonic
+
+    def elapsed(self) -> float:
+        return self.clock() - self.arrival
+
+    def time_left(self) -> float | None:
+        """Return the seconds that are left; None is no limit.
+
+        Raises:
+            DeadlineExceeded: none is left.
+        """
+        if self.timeout is None:
+            return None
+        if (left := self.timeout - self.elapsed()) <= 0:
+            raise DeadlineExceeded
+        return left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmittedRequest:
+    """A request from its admission to its end.
+
+    trace_headers: W3C Trace Context of the caller.
+    on_finish: gets the record of every request that reached the engine.
+    """
+
+    ticket: AdmissionTicket
+    deadline: Deadline
+    request_id: str = "-"
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    on_finish: Callable[[RequestRecord], None] = lambda _: None
+
+    def cache_salt(self, salt: str | None) -> str:
+        """Return the salt of the request's cached prefixes: the client's, and its own if any."""
+        client_salt = self.ticket.client.cache_salt
+        return f"{client_salt}:{salt}" if salt else client_salt
+
+    def finish(
+        self,
+        completion_id: str,
+        stats: Sequence[SequenceStats],
+        usage: TokenUsage,
+        outcome: str,
+    ) -> None:
+        """Release the ticket and report the request's record."""
+        self.ticket.release()
+        self.on_finish(
+            RequestRecord(
+                completion_id=completion_id,
+                request_id=self.request_id,
+                client_name=self.ticket.client.name,
+                arrival=self.deadline.arrival,
+                elapsed=self.deadline.elapsed(),
+                sequences=stats,
+                usage=usage,
+                outcome=outcome,
+                trace_headers=self.trace_headers,
+            )
+        )

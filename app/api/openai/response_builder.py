@@ -1,0 +1,125 @@
+"""What the responses of chat and completions have in common, streamed or not."""
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from time import time
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+from fastapi import Request, Response
+from pydantic import BaseModel
+
+from app.api.openai.schemas.usage import PromptProgressChunk, Timings, Usage
+from app.api.serving import json_response
+from app.api.sse import EventStream
+from app.generation.choice import Delta
+from app.generation.generation import (
+    ChoiceResult,
+    Generation,
+    GenerationSummary,
+    PromptProgress,
+)
+from app.http.errors import error_body
+from app.observability.logs import summarize_exception
+from batching import EngineError
+
+logger = logging.getLogger(__name__)
+
+DONE: Final = b"data: [DONE]\n\n"
+
+# A seeded output depends on these, besides the model.
+_PACKAGES: Final = ("mlx", "mlx-lm")
+
+
+class ResponseBuilder(Protocol):
+    """Writes one generation in the format of one endpoint, streamed or whole."""
+
+    def first_chunks(self, num_choices: int) -> Iterable[BaseModel]: ...
+
+    def progress_chunk(self, progress: PromptProgress) -> BaseModel: ...
+
+    def delta_chunks(self, delta: Delta) -> Iterable[BaseModel]: ...
+
+    def final_chunks(self, summary: GenerationSummary) -> Iterable[BaseModel]: ...
+
+    def full_response(
+        self, results: Sequence[ChoiceResult], summary: GenerationSummary
+    ) -> BaseModel: ...
+
+
+async def respond(
+    request: Request, generation: Generation, builder: ResponseBuilder, *, stream: bool
+) -> Response:
+    """Return the response, which closes the generation."""
+    if stream:
+        return EventStream(generation, chunk_events(generation, builder))
+    return await json_response(request, generation, builder.full_response)
+
+
+async def chunk_events(generation: Generation, builder: ResponseBuilder) -> AsyncIterator[bytes]:
+    """Yield the chunks as events, or the error that ended them, and then `[DONE]`."""
+    try:
+        for chunk in builder.first_chunks(generation.num_choices):
+            yield _event(chunk)
+        async for item in generation:
+            if isinstance(item, PromptProgress):
+                yield _event(builder.progress_chunk(item))
+                continue
+            for chunk in builder.delta_chunks(item):
+                yield _event(chunk)
+        for chunk in builder.final_chunks(generation.summary):
+            yield _event(chunk)
+    except Exception as error:
+        # The status 200 is sent already, so the error can only be an event.
+        if not isinstance(error, EngineError):
+            logger.error("a stream failed: %s", summarize_exception(error))
+        yield f"data: {error_body(error)}\n\n".encode()
+    yield DONE
+
+
+def _event(chunk: BaseModel) -> bytes:
+    return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()
+
+
+def new_id(prefix: str) -> str:
+    """Return the id of a completion."""
+    return f"{prefix}-{uuid4().hex}"
+
+
+def common_fields(completion_id: str, model_id: str) -> dict[str, Any]:
+    """Return the fields that a response, or all chunks of one, have in common."""
+    return {
+        "id": completion_id,
+        "created": int(time()),
+        "model": model_id,
+        "system_fingerprint": system_fingerprint(model_id),
+    }
+
+
+def summary_fields(
+    summary: GenerationSummary, *, with_usage: bool = True, with_timings: bool = False
+) -> dict[str, Any]:
+    """Return the requested ones of the fields `usage` and `timings`."""
+    fields: dict[str, Any] = {"usage": Usage.of(summary.usage)} if with_usage else {}
+    if with_timings and summary.sequences:
+        fields["timings"] = Timings.of(summary.sequences, summary.usage)
+    return fields
+
+
+def progress_field(progress: PromptProgress) -> PromptProgressChunk:
+    return PromptProgressChunk(
+        total=progress.num_prompt_tokens,
+        cache=progress.num_cached_tokens,
+        processed=progress.num_prefilled_tokens,
+        time_ms=round(progress.elapsed * 1000),
+    )
+
+
+@cache
+def system_fingerprint(model_id: str) -> str:
+    """Return a name for all that a seeded output depends on: the model and the arithmetic."""
+    versions = [f"{package} {version(package)}" for package in _PACKAGES]
+    return f"fp_{sha256(' '.join([model_id, *versions]).encode()).hexdigest()[:12]}"

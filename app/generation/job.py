@@ -1,0 +1,229 @@
+"""What a request asks of the engine, in the words of no API.
+
+An API maps its request to `GenerationParams` and prompts to tokens; `build_job` makes of these the
+job that one engine can run: defaults of the model, compiled grammars, limits of the server.  All that
+is checked about a request besides its schema is checked here.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from app.generation.choice import TextOptions
+from app.parsing.output_format import GrammarSpec, OutputFormat, Parser
+from batching import (
+    AllowedTokens,
+    EngineThread,
+    InvalidRequest,
+    ModelInfo,
+    Priority,
+    SamplingParams,
+    TokenConstraint,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search instead of sampling; as many beams as the job has choices."""
+
+    num_returned: int
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationParams:
+    """What a request asks of its completions; names and ranges are those of vLLM's SamplingParams.
+
+    max_tokens: of each choice; None is `default_max_tokens`, or fewer where the context has no
+        room for them, or with None there as many as fit the context.
+    num_choices: for each prompt.
+    logprobs: log probabilities of so many tokens beside each sampled one; None is without.
+    prompt_logprobs: the same for the tokens of the prompts.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    min_tokens: int = 0
+    num_choices: int = 1
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    cache_salt: str | None = None
+    priority: Priority = Priority.NORMAL
+    report_progress: bool = False
+    beams: BeamParams | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationJob:
+    """Work for one engine: `num_choices` completions of each prompt.
+
+    prompts: token ids.
+    max_tokens: of each choice; None is as many as fit the context.
+    is_parser_blocking: the parser may take seconds.
+    """
+
+    completion_id: str
+    prompts: Sequence[Sequence[int]]
+    sampling: SamplingParams
+    max_tokens: int | None
+    stop_token_ids: frozenset[int]
+    constraint: TokenConstraint | None
+    text: TextOptions
+    new_parser: Callable[[], Parser]
+    is_parser_blocking: bool
+    num_choices: int
+    cache_salt: str | None
+    priority: Priority
+    report_progress: bool
+    beams: BeamParams | None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+def build_job(
+    engine: EngineThread,
+    prompts: Sequence[Sequence[int]],
+    params: GenerationParams,
+    *,
+    completion_id: str,
+    max_output_tokens: int,
+    output: OutputFormat | None = None,
+) -> GenerationJob:
+    """Compile what a request asks for; blocking, so not for the event loop.
+
+    max_output_tokens: of all choices together that one request may ask for.
+
+    Raises:
+        RequestError: this model or this server can never serve the request as it is.
+    """
+    output = output or OutputFormat()
+    model = engine.model
+    stop_token_ids = _stop_token_ids(model, params)
+    sampling = sampling_params(model, params)
+    max_tokens = _max_tokens(model, [len(p) for p in prompts], params, max_output_tokens)
+    engine.check(prompts, max_tokens, sampling)
+    if params.logprobs is not None:
+        # The first call reads the vocabulary, which takes up to a second.
+        engine.grammars.token_bytes(0)
+    return GenerationJob(
+        completion_id=completion_id,
+        prompts=prompts,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        stop_token_ids=stop_token_ids,
+        constraint=_constraint(engine, params, output.grammar),
+        text=_text_options(model, params, stop_token_ids, output.visible_special_ids),
+        new_parser=output.new_parser,
+        is_parser_blocking=output.is_blocking,
+        num_choices=params.num_choices,
+        cache_salt=params.cache_salt,
+        priority=params.priority,
+        report_progress=params.report_progress,
+        beams=params.beams,
+    )
+
+
+def _stop_token_ids(model: ModelInfo, params: GenerationParams) -> frozenset[int]:
+    check_token_ids(model, "stop_token_ids", params.stop_token_ids)
+    eos_token_ids = frozenset() if params.ignore_eos else model.eos_token_ids
+    return frozenset(i for i in eos_token_ids if i < model.vocab_size) | {*params.stop_token_ids}
+
+
+def sampling_params(model: ModelInfo, params: GenerationParams) -> SamplingParams:
+    """Return the parameters of a request's sampling, in tokens of the model."""
+    return SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=max(params.top_k, 0),
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=tuple(params.logit_bias.items()),
+        min_tokens=params.min_tokens,
+        bad_words=tuple(dict.fromkeys(_bad_words(model, params.bad_words))),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        seed=params.seed,
+    )
+
+
+def _bad_words(model: ModelInfo, words: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """Yield the tokens of each word, as it stands at the beginning and after a space."""
+    encode = model.tokenizer.encode
+    texts = (text for word in words for text in (word, f" {word.lstrip()}"))
+    tokens = (tuple(encode(text, add_special_tokens=False)) for text in texts)
+    # A tokenizer can have more tokens than its model.
+    return (word for word in tokens if word and max(word) < model.vocab_size)
+
+
+def _max_tokens(
+    model: ModelInfo, lengths: Sequence[int], params: GenerationParams, limit: int
+) -> int | None:
+    """Return the most tokens of a choice, so that all choices together keep to the limit."""
+    num_sequences = len(lengths) * params.num_choices
+    max_tokens = params.max_tokens
+    if max_tokens is None and params.default_max_tokens is not None:
+        max_tokens = min(params.default_max_tokens, max(1, model.max_model_len - max(lengths)))
+    if max_tokens is None:
+        longest = max(1, model.max_model_len - min(lengths))
+        return None if num_sequences * longest <= limit else max(1, limit // num_sequences)
+    if num_sequences * max_tokens > limit:
+        message = f"{num_sequences} choices of {max_tokens} tokens are more than the {limit} "
+        raise InvalidRequest("max_tokens", f"{message}that one request may ask for")
+    return max_tokens
+
+
+def _constraint(
+    engine: EngineThread, params: GenerationParams, grammar: GrammarSpec | None
+) -> TokenConstraint | None:
+    if grammar is None:
+        if params.allowed_token_ids is None:
+            return None
+        check_token_ids(engine.model, "allowed_token_ids", params.allowed_token_ids)
+        return AllowedTokens(params.allowed_token_ids)
+    if params.allowed_token_ids is not None:
+        raise InvalidRequest("allowed_token_ids", f"it cannot be combined with {grammar.param}")
+    return engine.grammars.compile(grammar.grammar, param=grammar.param).matcher()
+
+
+def _text_options(
+    model: ModelInfo,
+    params: GenerationParams,
+    stop_token_ids: frozenset[int],
+    visible_ids: frozenset[int],
+) -> TextOptions:
+    hidden = frozenset() if params.include_stop_str_in_output else stop_token_ids
+    if visible_ids and params.skip_special_tokens:
+        hidden |= frozenset(model.tokenizer.all_special_ids) - visible_ids
+    return TextOptions(
+        hidden_token_ids=hidden | stop_token_ids & model.eos_token_ids,
+        stops=params.stop,
+        include_stop=params.include_stop_str_in_output,
+        min_tokens=params.min_tokens,
+        skip_special_tokens=params.skip_special_tokens and not visible_ids,
+    )
+
+
+def check_token_ids(model: ModelInfo, param: str, token_ids: Sequence[int]) -> None:
+    """Raise InvalidRequest if the vocabulary has not all of the tokens."""
+    for token_id in token_ids:
+        if token_id >= model.vocab_size:
+            raise InvalidRequest(param, f"token id {token_id} is not in [0, {model.vocab_size})")

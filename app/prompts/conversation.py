@@ -1,0 +1,67 @@
+"""A conversation, in the words of no API."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from app.parsing.tool_spec import ToolChoice, ToolSpec
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that a model made before; `arguments` should be the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """One turn.
+
+    name: of the participant.
+    tool_calls: those that an assistant made.
+    tool_call_id: the call whose result a turn of the role `tool` is.
+    """
+
+    role: Role
+    content: str
+    name: str | None = None
+    reasoning: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str | None = None
+
+    def template_fields(self) -> dict[str, Any]:
+        """Return what a chat template takes; few know OpenAI's newer name of the system role."""
+        role = "system" if self.role == "developer" else self.role
+        optional = {"name": self.name, "reasoning_content": self.reasoning}
+        present = {name: value for name, value in optional.items() if value is not None}
+        return {"role": role, "content": self.content} | present
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a chat template renders.
+
+    reasoning_effort: in OpenAI's words, `none` to `max`; None leaves it to the template.
+    template_kwargs: further variables of the template, from the request.
+    add_generation_prompt: the prompt ends where the assistant's turn begins.
+    continue_final_message: the completion continues the last turn.
+    """
+
+    messages: Sequence[ChatMessage]
+    tools: Sequence[ToolSpec] = ()
+    tool_choice: ToolChoice = "none"
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def offered_tools(self) -> Sequence[ToolSpec]:
+        """The tools that the model may call."""
+        return () if self.tool_choice == "none" else self.tools
