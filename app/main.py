@@ -29,7 +29,7 @@ def create_app(
 ) -> FastAPI:
     """Return the app over the engines of a manager, which the caller closes, as the tracer.
 
-    Without `settings` each has its default, whatever the environment says.
+    Without `settings` each has its default; the environment is not read.
     """
 
     def finish(record: RequestRecord) -> None:

@@ -33,10 +33,10 @@ async def engine_for(request: Request, model_id: str | None) -> EngineThread:
         ModelLoadError: it cannot be found or read.
     """
     manager = server_state(request).manager
-    wanted = manager.model_ids[0] if model_id is None else model_id
-    if (engine := manager.loaded(wanted)) is not None:
+    name = manager.model_ids[0] if model_id is None else model_id
+    if (engine := manager.loaded(name)) is not None:
         return engine
-    return await anyio.to_thread.run_sync(manager.get, wanted)
+    return await anyio.to_thread.run_sync(manager.get, name)
 
 
 def _admit(request: Request, priority: Priority) -> AdmissionTicket:
@@ -64,7 +64,7 @@ async def admit(
 ) -> AsyncIterator[AdmittedRequest]:
     """Admit a request while it is prepared; its ticket is released if that fails.
 
-    time_limit: in seconds; the header X-Request-Timeout may say less.
+    time_limit: in seconds; the header X-Request-Timeout may set less.
 
     Raises:
         Rejection: see AdmissionController.admit.

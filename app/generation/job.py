@@ -1,4 +1,4 @@
-"""What a request asks of the engine, in the words of no API.
+"""What a request asks of the engine, independent of the API.
 
 An API maps its request to `GenerationParams` and prompts to tokens; `build_job` makes of these the
 job that one engine can run: defaults of the model, compiled grammars, limits of the server.  All that

@@ -1,8 +1,8 @@
 """How a model writes tool calls: the markers, the parser, and the grammar that enforces them.
 
-mlx-lm knows the format of the models whose templates take tools.  Its JSON format is read here
-as it comes, and so is the general form, which is the same and is told to all other models in
-the system message.  Any other format is read by mlx-lm's function, a call as a whole.
+mlx-lm knows the format of the models whose templates take tools.  Its JSON format is parsed here
+as it arrives, and so is the general form, which is the same and is described to all other models
+in the system message.  Any other format is parsed by mlx-lm's function, one whole call at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,11 +32,11 @@ _MISTRAL_LIST: Final = JsonSyntax(
     '{"name": "', _AFTER_NAME, literal("}"), literal("["), literal("]"), literal(", ")
 )
 
-# Mistral's templates refuse ids of any other length.
+# Mistral's templates reject ids of any other length.
 _NUM_MISTRAL_ID_CHARACTERS: Final = 9
 
 
-# Some models have special tokens for them, which are no part of an answer's text otherwise.
+# Some models have special tokens for them, which are otherwise hidden from the text.
 _INNER_MARKERS: Final[dict[str, tuple[str, ...]]] = {
     "function_gemma": ("<escape>",),
     "gemma4": ('<|"|>',),
@@ -71,7 +71,7 @@ class ToolFormat(Protocol):
     def grammar(
         self, tools: Sequence[ToolSpec], choice: ToolChoice, *, is_parallel: bool
     ) -> GrammarText | None:
-        """Return what an answer must follow; None if it is free.
+        """Return the grammar of a completion; None if it is free.
 
         `required` and a named tool are enforced, and under `auto` the arguments of strict tools.
 

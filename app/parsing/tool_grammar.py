@@ -1,4 +1,4 @@
-"""Grammars that an answer with tool calls must follow, as lark text for llguidance."""
+"""Grammars of completions with tool calls, as Lark text for llguidance."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -78,9 +78,9 @@ class JsonSyntax:
 class ParameterSyntax:
     """Each parameter stands between tags of its own, as in Qwen3-Coder's format.
 
-    Strings are plain text there, so of what a schema says of one only `enum` and `const` can be
+    Strings are plain text there, so of a string's schema only `enum` and `const` can be
     enforced; other types are JSON.  The parameters come in the schema's order, and the arguments
-    are always bound to the schema: how any other parameter is to be written, nobody knows.
+    are always bound to the schema: the format of any other parameter is unknown.
     """
 
     opening: str = ""
@@ -152,8 +152,8 @@ def _free_start(start: Marker, is_parallel: bool) -> str:
     """Return rules of text that is free until a start marker, also until a spelt one."""
     has_token = start.token_id is not None
     head = f"TEXT? {start.symbol} | spelt" if has_token else "spelt"
-    answer = "(head section)* TEXT?" if is_parallel else "head section | TEXT?"
-    return f"start: {answer}\nhead: {head}\nspelt[lazy]: TEXT {literal(start.text)}"
+    content = "(head section)* TEXT?" if is_parallel else "head section | TEXT?"
+    return f"start: {content}\nhead: {head}\nspelt[lazy]: TEXT {literal(start.text)}"
 
 
 def _nested(schema: Any, root: Mapping[str, Any]) -> str:

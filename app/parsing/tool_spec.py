@@ -1,4 +1,4 @@
-"""Tools that a model may call, in the words of no API."""
+"""Tools that a model may call, independent of the API."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A conversation becomes a prompt, and says how the completions to it are parsed."""
+"""The prompt of a conversation, and the output format of its completions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

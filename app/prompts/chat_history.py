@@ -90,9 +90,9 @@ def _turn_as_text(message: ChatMessage) -> dict[str, Any]:
 def _merged(
     turns: Sequence[dict[str, Any]], messages: Sequence[ChatMessage]
 ) -> list[dict[str, Any]]:
-    """Return one turn for results in a row and what the user says then.
+    """Return one turn for consecutive results and the user's turn after them.
 
-    Many templates refuse two turns of a user in a row.
+    Many templates reject two turns of a user in a row.
     """
     merged: list[dict[str, Any]] = []
     is_after_result = False

@@ -1,4 +1,4 @@
-"""A conversation, in the words of no API."""
+"""A conversation, independent of the API."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class ChatMessage:
 class Conversation:
     """What a chat template renders.
 
-    reasoning_effort: in OpenAI's words, `none` to `max`; None leaves it to the template.
+    reasoning_effort: OpenAI's, `none` to `max`; None leaves it to the template.
     template_kwargs: further variables of the template, from the request.
     add_generation_prompt: the prompt ends where the assistant's turn begins.
     continue_final_message: the completion continues the last turn.

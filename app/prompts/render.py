@@ -15,17 +15,17 @@ from batching import ContextLengthExceeded, InvalidRequest, ModelInfo
 
 logger = logging.getLogger(__name__)
 
-# Efforts that ask for no reasoning at all; templates know a switch for it, and some the word.
+# Efforts without reasoning; most templates have a switch for it, some know the word.
 _NO_REASONING: Final = ("none", "minimal")
 
 _MAX_CHARACTER_BYTES: Final = 4
 
-# Before the tokens that a long prompt is cut to, as many more decide where words begin.
+# So many tokens before the cut decide where the words after it begin.
 _NUM_CONTEXT_TOKENS: Final = 64
 
 
 class PromptTooLong(ContextLengthExceeded):
-    """A prompt of which the length alone says that it does not fit the context."""
+    """A prompt that is too long for the context by its length alone."""
 
     def __init__(self, num_tokens: int, limit: int) -> None:
         super().__init__(num_tokens, None, limit)
@@ -72,7 +72,7 @@ def chat_prompt(
     """Render the conversation with the model's template, up to where the completion begins.
 
     Raises:
-        InvalidRequest: the model has no template, or its template refuses the conversation.
+        InvalidRequest: the model has no template, or its template rejects the conversation.
         PromptTooLong: it cannot fit the context.
     """
     if not model.tokenizer.has_chat_template:
@@ -104,7 +104,7 @@ def _template_error_message(model: ModelInfo, error: Exception) -> str:
     reason = str(error)
     template = model.tokenizer.chat_template
     if isinstance(error, TemplateError) and isinstance(template, str) and reason in template:
-        return f"the model's chat template refuses the messages: {reason}"
+        return f"the model's chat template rejects the messages: {reason}"
     logger.warning("the chat template raised %s", type(error).__name__)
     return f"the model's chat template fails with this request ({type(error).__name__})"
 

@@ -26,7 +26,7 @@ async def get_model(model_id: str, request: Request) -> ModelCard:
 
 
 def _cards(request: Request) -> list[ModelCard]:
-    # A model that nobody asked for yet is not loaded, so only the server's own start is known.
+    # A model is loaded at its first request, so only the start of the server is known.
     service = server_state(request)
     return [
         ModelCard(id=model_id, created=service.started) for model_id in service.manager.model_ids

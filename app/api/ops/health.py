@@ -11,7 +11,7 @@ router = APIRouter()
 
 @router.get("/health")
 async def check_health(request: Request) -> dict[str, str]:
-    """Say ok while the default model's engine can answer, and 503 when it cannot."""
+    """Return 200 while the default model's engine is healthy, else 503 with the reason."""
     if (trouble := (await engine_for(request, None)).trouble) is not None:
         raise Unavailable(trouble)
     return {"status": "ok"}
@@ -19,7 +19,7 @@ async def check_health(request: Request) -> dict[str, str]:
 
 @router.get("/ready")
 async def check_readiness(request: Request) -> dict[str, str]:
-    """Say ready while new requests are welcome: loaded, not shutting down, the queue not full."""
+    """Return 200 while the model is loaded, the queue not full and no shutdown begun, else 503."""
     if (reason := server_state(request).unreadiness) is not None:
         raise Unavailable(reason)
     return {"status": "ready"}

@@ -1,1 +1,1 @@
-"""Bodies on the wire, as OpenAI defines them."""
+"""Schemas that the APIs share."""

@@ -35,8 +35,8 @@ def without_nulls(data: Any, defaults: Defaults) -> Any:
     """
     if not isinstance(data, dict):
         return data
-    given = {name: value for name, value in data.items() if value is not None}
+    present = {name: value for name, value in data.items() if value is not None}
     for name, accepted in defaults.items():
-        if name in given and given[name] not in accepted:
-            raise PydanticCustomError("unsupported", "this is not supported yet", {"param": name})
-    return given
+        if name in present and present[name] not in accepted:
+            raise PydanticCustomError("unsupported", "this is not supported", {"param": name})
+    return present

@@ -1,4 +1,4 @@
-"""What is documented of answers that are no success, and of answers that come as events."""
+"""What OpenAPI documents of error responses, and of responses that are streams of events."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong; some errors tell numbers besides, such as `n_ctx`."""
+    """Some errors carry further fields, such as `n_ctx`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -22,15 +22,15 @@ class ErrorEnvelope(BaseModel):
 
 _DESCRIPTIONS: Final[dict[int | str, str]] = {
     400: "The request is wrong; `param` names the field.",
-    401: "There is no key, or it is not known.",
+    401: "The API key is missing or unknown.",
     404: "There is no such model or path.",
     405: "The path does not take this method.",
     408: "The request has not come in time.",
     413: "The body is too large.",
-    429: "The client has enough in hand; `Retry-After` says when to come again.",
+    429: "The API key is at its limit; `Retry-After` says when to retry.",
     500: "The server failed while serving this request.",
-    503: "The server is full, shuts down or has lost its model; `Retry-After` says when to come again.",
-    504: "The time that the request gave has run out.",
+    503: "The queue is full, the server shuts down or its model has failed; `Retry-After` says when to retry.",
+    504: "The timeout of the request is over.",
     # With this one, FastAPI does not document a 422, which is never sent.
     "default": "Any other error.",
 }
@@ -46,12 +46,12 @@ _EVENT: Final = {"type": "object", "properties": {"data": {"type": "string"}}}
 # For the endpoints that stream.
 EVENT_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     200: {
-        "description": "The answer; with `stream: true` as server-sent events.",
+        "description": "The response; with `stream: true` as server-sent events.",
         "content": {"text/event-stream": {"itemSchema": _EVENT}},
     }
 }
 
-# For what is no JSON.
+# For responses that are not JSON.
 TEXT_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
 }

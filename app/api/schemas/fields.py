@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 # The keys are token ids; the engine knows the vocabulary, so it checks them there.
 _MAX_LOGIT_BIASES: Final = 1024
 _MAX_TOKEN_ID_DIGITS: Final = 9
-# The table that finds one is made for each answer.
+# The table that finds one is built for each sequence.
 _MAX_STOP_LENGTH: Final = 1024
 
 
@@ -21,13 +21,13 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 def field_error(message: str, param: str | None = None) -> PydanticCustomError:
-    """Return what is wrong with a field; a rule over several of them names one by `param`."""
-    told = {"message": message} | ({} if param is None else {"param": param})
-    return PydanticCustomError("fault", "{message}", told)
+    """Return the error of a field; a rule over several fields names one of them by `param`."""
+    context = {"message": message} | ({} if param is None else {"param": param})
+    return PydanticCustomError("invalid", "{message}", context)
 
 
 def check_encodable(text: str) -> str:
-    """Refuse half of a surrogate pair: JSON can write it, but it has no UTF-8."""
+    """Reject a lone surrogate: JSON can express it, UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -40,14 +40,14 @@ Text = Annotated[str, AfterValidator(check_encodable)]
 
 
 def check_length(value: Sized, limit: int) -> None:
-    """Refuse what has too many parts, before anybody looks at each."""
+    """Reject a value of too many parts before each is looked at."""
     if len(value) > limit:
         message = f"it has {len(value)} items, and {limit} are the most"
         raise field_error(message)
 
 
 def json_text(value: Any, *, max_depth: int, max_characters: int) -> str:
-    """Return what JSON has for a value; refuse one that it cannot say, or not within the limits."""
+    """Return a value as JSON; reject one that JSON cannot express or that exceeds the limits."""
     # Each value in it takes a character and a comma.
     check_size(value, max_depth=max_depth, max_values=max_characters // 2)
     try:
@@ -61,7 +61,7 @@ def json_text(value: Any, *, max_depth: int, max_characters: int) -> str:
 
 
 def check_size(value: Any, *, max_depth: int, max_values: int) -> None:
-    """Refuse a value of too many values, looking at no more of them than there may be."""
+    """Reject a value of too many values, looking at no more of them than allowed."""
     level, num_values = [value], 0
     for _ in range(max_depth + 1):
         containers = [item for item in level if isinstance(item, dict | list)]

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's words, and what a chat request becomes."""
+"""`/tokenize` and `/detokenize` with vLLM's fields, and the rendered prompt of a chat request."""
 
 from typing import Annotated
 

@@ -56,7 +56,7 @@ Content = Annotated[
 
 
 class MessageParam(RequestModel):
-    """One turn of the conversation; what an assistant said before may be null, hence empty."""
+    """One turn of the conversation; the content of an assistant may be null, which is empty."""
 
     defaults = unsupported.MESSAGE
 
@@ -98,11 +98,11 @@ class MessageParam(RequestModel):
 
 
 def _with_one_spelling(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant's turn with what clients write in several ways written in one."""
-    given = {"reasoning_content": turn.get("reasoning")} | _not_none(turn)
-    if "content" in turn or given.get("tool_calls"):
-        given.setdefault("content", "")
-    return given
+    """Return an assistant's turn in one spelling of the several that clients use."""
+    present = {"reasoning_content": turn.get("reasoning")} | _not_none(turn)
+    if "content" in turn or present.get("tool_calls"):
+        present.setdefault("content", "")
+    return present
 
 
 def _not_none(fields: dict[str, Any]) -> dict[str, Any]:
@@ -110,12 +110,12 @@ def _not_none(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked_lengths(messages: Any) -> Any:
-    """Refuse too many turns or tool calls, before any is looked at."""
+    """Reject too many turns or tool calls before each is looked at."""
     if not isinstance(messages, list):
         return messages
     check_length(messages, _MAX_MESSAGES)
     calls = [turn.get("tool_calls") for turn in messages if isinstance(turn, dict)]
-    if sum(len(given) for given in calls if isinstance(given, list)) > _MAX_TOOL_CALLS:
+    if sum(len(each) for each in calls if isinstance(each, list)) > _MAX_TOOL_CALLS:
         message = f"its turns have more than {_MAX_TOOL_CALLS} tool calls"
         raise field_error(message)
     return messages
@@ -182,8 +182,8 @@ class ChatCompletionRequest(GenerationRequest):
         ]
         if sum(asked) > 1:
             raise field_error(
-                "only one of response_format, structured_outputs and a tool_choice that calls "
-                "a tool can say what the answer looks like",
+                "response_format, structured_outputs and a tool_choice that calls a tool cannot be "
+                "combined",
                 "structured_outputs" if asked[1] else "response_format",
             )
         return self

@@ -137,7 +137,7 @@ def _message(events: Sequence[MessageEvent]) -> ResponseMessage:
         optional |= {"reasoning_content": reasoning, "reasoning": reasoning}
     if calls:
         optional["tool_calls"] = calls
-    # Beside calls there need not be any text, and null is how OpenAI says so.
+    # Tool calls need no text beside them; OpenAI's API then has null.
     return ResponseMessage(
         role="assistant", content=content or (None if calls else ""), refusal=None, **optional
     )

@@ -1,4 +1,4 @@
-"""How much a model should think, and what else its chat template is told."""
+"""Reasoning effort, and further variables of the chat template."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -12,8 +12,8 @@ _MAX_CHARACTERS: Final = 64 * 1024
 # Templates walk through what they get recursively.
 _MAX_DEPTH: Final = 32
 
-# What the server itself tells a template, what would change how it is found or rendered, what a
-# template calls, and the texts of tokens, which are the model's.
+# Variables that the server sets, that would change how the template is found or rendered, that
+# templates call, and the texts of special tokens.
 RESERVED: Final = frozenset(
     {
         "messages",
@@ -64,7 +64,7 @@ def _check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     json_text(kwargs, max_depth=_MAX_DEPTH, max_characters=_MAX_CHARACTERS)
     for name in kwargs:
         if name in RESERVED or name.startswith("_"):
-            message = f"{name[:40]!r} is not for requests to set"
+            message = f"{name[:40]!r} cannot be set by a request"
             raise field_error(message)
     return kwargs
 

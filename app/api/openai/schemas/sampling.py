@@ -116,8 +116,8 @@ class GenerationRequest(RequestModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        wanted = self.max_output_tokens
-        if wanted is not None and self.min_tokens > wanted:
+        limit = self.max_output_tokens
+        if limit is not None and self.min_tokens > limit:
             raise field_error("it must not be above max_tokens", "min_tokens")
         if self.truncate_prompt_tokens == 0:
             raise field_error("it must not be 0", "truncate_prompt_tokens")

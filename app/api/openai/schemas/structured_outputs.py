@@ -1,4 +1,4 @@
-"""What an answer's text must follow: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+"""Constraints of the content: OpenAI's `response_format` and vLLM's `structured_outputs`."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _MAX_SCHEMA_DEPTH: Final = 100
 # As text a schema may have line breaks and indentations besides.
 _MAX_SCHEMA_TEXT_LENGTH: Final = 4 * _MAX_SCHEMA_LENGTH
 
-# What vLLM's object can say besides.
+# Further fields of vLLM's object.
 _STRUCTURED_OUTPUTS: Final[Defaults] = {
     "structural_tag": (),
     "whitespace_pattern": (),
@@ -36,7 +36,7 @@ _STRUCTURED_OUTPUTS: Final[Defaults] = {
 
 
 def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a schema that is too long, or nested too deep."""
+    """Reject a schema that is too long or nested too deep."""
     json_text(schema, max_depth=_MAX_SCHEMA_DEPTH, max_characters=_MAX_SCHEMA_LENGTH)
     return schema
 
@@ -83,14 +83,14 @@ class ResponseFormat(RequestModel):
         return self
 
     def grammar(self) -> GrammarText | None:
-        """Return what the answer must follow; None if that is any text."""
+        """Return the grammar of the content; None if any text is allowed."""
         if self.json_schema is not None:
             return json_schema_grammar(self.json_schema.schema_)
         return json_object_grammar() if self.type == "json_object" else None
 
 
 class StructuredOutputs(RequestModel):
-    """Exactly one of its fields is given."""
+    """Exactly one of its fields is set."""
 
     defaults = _STRUCTURED_OUTPUTS
 
@@ -108,7 +108,7 @@ class StructuredOutputs(RequestModel):
         return self
 
     def _given(self) -> list[Callable[[], GrammarText]]:
-        """Return how to make the grammar of each field that asks for one."""
+        """Return how to build the grammar of each field that is set."""
         ways: list[Callable[[], GrammarText]] = []
         if (schema := self.json_) is not None:
             ways.append(lambda: json_schema_grammar(schema))
@@ -123,5 +123,5 @@ class StructuredOutputs(RequestModel):
         return ways
 
     def grammar(self) -> GrammarText:
-        """Return what the answer must follow."""
+        """Return the grammar of the content."""
         return self._given()[0]()

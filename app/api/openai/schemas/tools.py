@@ -1,4 +1,4 @@
-"""Tools that a model may call, and what a client says about calling them."""
+"""Tools, tool choice and tool calls of a chat request."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _MAX_DEPTH: Final = 64
 _ANY_DEPTH: Final = 1000
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-# What other servers call their functions and calls is up to them.
+# Calls may come from other servers, which name them freely.
 _GivenName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -63,7 +63,7 @@ class Tool(RequestModel):
 
 
 def _check_size(tools: Any) -> Any:
-    """Refuse what is too much for one prompt, before any tool is looked at."""
+    """Reject what is too much for one prompt before each tool is looked at."""
     check_size(tools, max_depth=_ANY_DEPTH, max_values=_MAX_CHARACTERS // 2)
     return tools
 
@@ -102,11 +102,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 def check_tool_choice(tools: Sequence[Tool], choice: ToolChoice) -> None:
-    """Refuse a choice that asks for a tool which is not there.
-
-    Raises:
-        PydanticCustomError: it says so of `tool_choice`.
-    """
+    """Raise PydanticCustomError for a choice of a tool that is not in the list."""
     names = {tool.function.name for tool in tools}
     if choice == "required" and not names:
         raise field_error("'required' needs tools", "tool_choice")

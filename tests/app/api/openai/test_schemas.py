@@ -227,7 +227,7 @@ SOMETHING_ELSE: dict[str, Any] = {"n": 2, "logprobs": True, "best_of": 3, "tool_
 async def test_an_unsupported_chat_field_is_named(name: str) -> None:
     error = await refusal(**{name: SOMETHING_ELSE.get(name, {"some": "thing"})})
     assert error["param"] == name
-    assert error["message"] == f"{name}: this is not supported yet"
+    assert error["message"] == f"{name}: this is not supported"
 
 
 @pytest.mark.anyio

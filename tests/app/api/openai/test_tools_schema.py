@@ -206,7 +206,7 @@ def test_turns_that_are_accepted(message: Any, content: str, reasoning: str | No
         (
             {"role": "assistant", "function_call": {"name": "f"}, "content": ""},
             "function_call",
-            "this is not supported yet",
+            "this is not supported",
         ),
         (
             {"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]},
