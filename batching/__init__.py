@@ -29,7 +29,7 @@ from batching.errors import (
     RequestError,
     RequestFailed,
 )
-from batching.model_info import ModelInfo, Tokenizer
+from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
 from batching.observer import EngineObserver, Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
@@ -60,6 +60,7 @@ __all__ = [
     "Priority",
     "RequestError",
     "RequestFailed",
+    "SamplingDefaults",
     "SamplingParams",
     "SchedulerManager",
     "SchedulerStats",

@@ -52,6 +52,20 @@ class Tokenizer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """What a model's authors recommend where a request does not say; None is no recommendation.
+
+    Ranges are those of a request.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """`max_model_len` is in tokens, prompt and output together."""
@@ -61,3 +75,4 @@ class ModelInfo:
     eos_token_ids: frozenset[int]
     vocab_size: int
     max_model_len: int
+    sampling_defaults: SamplingDefaults = SamplingDefaults()

@@ -75,6 +75,7 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         eos_token_ids=loaded.eos_token_ids,
         vocab_size=loaded.vocab_size,
         max_model_len=backend.limits.max_request_tokens,
+        sampling_defaults=loaded.sampling_defaults,
     )
     return LoadedEngine(engine, model, _startup_lines(config, loaded, backend, native))
 

@@ -26,11 +26,13 @@ from mlx_lm.utils import (
 )
 
 from batching.backend.exceptions import one_line
+from batching.backend.generation_config import directory_defaults, gguf_defaults
 from batching.backend.gguf.header import read_header
 from batching.backend.gguf.model import arrays_of, evaluate, load_gguf, num_bytes
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.memory import check_room, memory_in_use
 from batching.errors import ModelLoadError
+from batching.model_info import SamplingDefaults
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class LoadedModel:
     model_type: str
     source: str
     rounds_to_half: bool
+    sampling_defaults: SamplingDefaults
 
 
 def load_model(
@@ -155,7 +158,7 @@ def _load_file(path: Path, dtype: mx.Dtype | None) -> LoadedModel:
     _check_room(num_bytes(header, dtype), dtype, memory_in_use())
     tokenizer = build_tokenizer(header)
     model, config = load_gguf(header, dtype)
-    return _loaded(model, tokenizer, config, path)
+    return _loaded(model, tokenizer, config, path, gguf_defaults(header))
 
 
 def _load_directory(path: Path, dtype: mx.Dtype | None, trust_remote_code: bool) -> LoadedModel:
@@ -173,7 +176,7 @@ def _load_directory(path: Path, dtype: mx.Dtype | None, trust_remote_code: bool)
     tokenizer = load_tokenizer(
         path, {"trust_remote_code": trust_remote_code}, eos_token_ids=config.get("eos_token_id")
     )
-    return _loaded(model, tokenizer, config, path)
+    return _loaded(model, tokenizer, config, path, directory_defaults(path))
 
 
 def _check_room(needed: int, dtype: mx.Dtype | None, used: int) -> None:
@@ -195,7 +198,11 @@ def _check_layers(path: Path) -> None:
 
 
 def _loaded(
-    model: nn.Module, tokenizer: TokenizerWrapper, config: Config, path: Path
+    model: nn.Module,
+    tokenizer: TokenizerWrapper,
+    config: Config,
+    path: Path,
+    sampling_defaults: SamplingDefaults,
 ) -> LoadedModel:
     return LoadedModel(
         model=model,
@@ -206,6 +213,7 @@ def _loaded(
         model_type=str(config["model_type"]),
         source=str(path),
         rounds_to_half=path.is_file(),
+        sampling_defaults=sampling_defaults,
     )
 
 
