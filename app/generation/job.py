@@ -7,6 +7,7 @@ is checked about a request besides its schema is checked here.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from app.generation.choice import TextOptions
 from app.parsing.output_format import GrammarSpec, OutputFormat, Parser
@@ -19,6 +20,8 @@ from batching import (
     SamplingParams,
     TokenConstraint,
 )
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class BeamParams:
 class GenerationParams:
     """What a request asks of its completions; names and ranges are those of vLLM's SamplingParams.
 
+    temperature, top_p, top_k, min_p, repetition_penalty: None is the default of the model
+        (`ModelInfo.sampling_defaults`), or else of vLLM.
     max_tokens: of each choice; None is `default_max_tokens`, or fewer where the context has no
         room for them, or with None there as many as fit the context.
     num_choices: for each prompt.
@@ -40,13 +45,13 @@ class GenerationParams:
     prompt_logprobs: the same for the tokens of the prompts.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     max_tokens: int | None = None
@@ -73,6 +78,8 @@ class GenerationJob:
     """Work for one engine: `num_choices` completions of each prompt.
 
     prompts: token ids.
+    temperature, top_p, top_k, min_p, repetition_penalty: None is the default of the model
+        (`ModelInfo.sampling_defaults`), or else of vLLM.
     max_tokens: of each choice; None is as many as fit the context.
     is_parser_blocking: the parser may take seconds.
     """
@@ -148,14 +155,15 @@ def _stop_token_ids(model: ModelInfo, params: GenerationParams) -> frozenset[int
 
 def sampling_params(model: ModelInfo, params: GenerationParams) -> SamplingParams:
     """Return the parameters of a request's sampling, in tokens of the model."""
+    defaults = model.sampling_defaults
     return SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=max(params.top_k, 0),
-        min_p=params.min_p,
+        temperature=_first(params.temperature, defaults.temperature, 1.0),
+        top_p=_first(params.top_p, defaults.top_p, 1.0),
+        top_k=max(0, _first(params.top_k, defaults.top_k, 0)),
+        min_p=_first(params.min_p, defaults.min_p, 0.0),
+        repetition_penalty=_first(params.repetition_penalty, defaults.repetition_penalty, 1.0),
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
         logit_bias=tuple(params.logit_bias.items()),
         min_tokens=params.min_tokens,
         bad_words=tuple(dict.fromkeys(_bad_words(model, params.bad_words))),
@@ -163,6 +171,12 @@ def sampling_params(model: ModelInfo, params: GenerationParams) -> SamplingParam
         prompt_logprobs=params.prompt_logprobs,
         seed=params.seed,
     )
+
+
+def _first(requested: Number | None, recommended: Number | None, default: Number) -> Number:
+    if requested is not None:
+        return requested
+    return default if recommended is None else recommended
 
 
 def _bad_words(model: ModelInfo, words: Sequence[str]) -> Iterator[tuple[int, ...]]:

@@ -40,6 +40,10 @@ _NOT_OF_BEAMS: Final = frozenset(
 )
 
 
+# What these mean where sampling does not follow the model's defaults.
+_NO_EFFECT: Final = {"min_p": 0, "repetition_penalty": 1, "top_k": 0, "top_p": 1}
+
+
 def _prompts(value: Any) -> list[str | list[int]]:
     """Return a list of prompts, each in text or in tokens, also of a single one."""
     if not isinstance(value, list) or not value or not isinstance(value[0], str | list):
@@ -90,11 +94,10 @@ class CompletionRequest(GenerationRequest):
     def _check_beams(self) -> Self:
         if self.use_beam_search:
             for name in sorted(self.model_fields_set & _NOT_OF_BEAMS):
-                if getattr(self, name) != type(self).model_fields[name].get_default(
-                    call_default_factory=True
-                ):
+                default = type(self).model_fields[name].get_default(call_default_factory=True)
+                if getattr(self, name) not in (default, _NO_EFFECT.get(name, default)):
                     raise field_error("this cannot be combined with use_beam_search", name)
-            if self.temperature not in (0, 1):
+            if self.temperature not in (None, 0, 1):
                 raise field_error("beams are not sampled; leave it out", "temperature")
         elif self.length_penalty != 1:
             raise field_error("this needs use_beam_search: true", "length_penalty")

@@ -56,14 +56,15 @@ class GenerationRequest(RequestModel):
 
     model: Text | None = Field(default=None, description="The default model if left out.")
     max_tokens: int | None = Field(default=None, ge=1, le=_INT32_MAX)
-    temperature: float = Field(default=1.0, ge=0, le=2)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=-1, le=_INT32_MAX, description="0 and -1 are off.")
-    min_p: float = Field(default=0.0, ge=0, le=1)
+    # Without a value these five have the default of the model's generation_config.json.
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=_INT32_MAX, description="0 and -1 are off.")
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    # Beyond these, logits overflow.
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    # Beyond these, logits overflow.
-    repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
     logit_bias: LogitBias = Field(default_factory=dict)
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     min_tokens: int = Field(default=0, ge=0, le=_INT32_MAX)
