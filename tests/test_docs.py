@@ -2,15 +2,37 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.completions.request import CompletionRequest
 from app.api.openai.schemas import unsupported
-from app.settings import Settings
-from scripts.generated_docs import ROOT, fields, filled, main, stale_files
+from app.settings import Settings, env_name
+from scripts.generated_docs import (
+    ARCHITECTURE,
+    ROOT,
+    SETTINGS,
+    fields,
+    filled,
+    flag,
+    main,
+    stale_files,
+)
+
+DOCUMENTS: Final = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+
+CODE_BLOCK: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+CODE: Final = re.compile(r"`([^`\n]+)`")
+# The target of a link or of a picture.
+LINK: Final = re.compile(r"\]\(([^()\s]+)\)")
+HEADING: Final = re.compile(r"^#+ (.+)$", re.MULTILINE)
+PATH: Final = re.compile(r"(?:app|batching|docker|docs|requirements|scripts|tests)/[\w./-]*")
+# A fixed part of a message, between `…`; shorter ones are found anywhere.
+FRAGMENT: Final = re.compile(r"[^…]{8,}")
 
 
 @pytest.fixture(autouse=True)
@@ -20,39 +42,109 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def prose(path: Path) -> str:
+    return CODE_BLOCK.sub("", read(path))
+
+
+def anchors(path: Path) -> set[str]:
+    """Return what a link can name after `#`, as hosting sites and the site's builder make it."""
+    headings = [re.sub(r"[^\w\- ]", "", h).lower() for h in HEADING.findall(prose(path))]
+    return {heading.strip().replace(" ", "-") for heading in headings}
+
+
+def broken_links(path: Path) -> Iterator[str]:
+    for link in LINK.findall(CODE.sub("", prose(path))):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            yield link
+
+
 def test_what_is_generated_is_fresh() -> None:
     assert list(stale_files(ROOT)) == [], "run: python -m scripts.generated_docs"
 
 
-def test_the_example_holds_the_defaults_and_all_of_them() -> None:
-    text = (ROOT / ".env.example").read_text(encoding="utf-8")
-    names = [line.partition("=")[0] for line in text.splitlines() if line and line[0] != "#"]
-    assert names == [name for name, _ in fields()]
+def test_the_example_has_the_defaults_and_all_of_them() -> None:
+    lines = read(ROOT / ".env.example").splitlines()
+    names = [line.partition("=")[0] for line in lines if line and line[0] != "#"]
+    assert names == [env_name(field) for field, _ in fields()]
     assert Settings(_env_file=ROOT / ".env.example") == Settings(_env_file=None)
 
 
-def test_a_stale_file_is_told_and_then_written(
+def test_the_tables_have_every_setting_with_its_flag() -> None:
+    rows = re.findall(r"^\| `(\w+)`<br>`(--[\w-]+)` \|", read(ROOT / SETTINGS), re.MULTILINE)
+    assert rows == [(env_name(field), flag(field)) for field in Settings.model_fields]
+
+
+def test_a_stale_file_is_reported_and_then_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("README.md", "ARCHITECTURE.md"):
+    for name in (SETTINGS, ARCHITECTURE):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    readme_text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (tmp_path / "README.md").write_text(readme_text.replace("_PORT`", "_PROT`"), encoding="utf-8")
+    fresh = read(ROOT / SETTINGS)
+    (tmp_path / SETTINGS).write_text(fresh.replace("_PORT`", "_PROT`"), encoding="utf-8")
     assert main(["--check"], tmp_path) == 1
-    assert capsys.readouterr().out == "README.md is out of date\n.env.example is out of date\n"
+    output = capsys.readouterr().out
+    assert output == "docs/settings.md is out of date\n.env.example is out of date\n"
     assert main([], tmp_path) == 0
-    assert (tmp_path / "README.md").read_text(encoding="utf-8") == readme_text
+    assert read(tmp_path / SETTINGS) == fresh
     assert main(["--check"], tmp_path) == 0
 
 
-def test_a_document_without_markers_is_refused() -> None:
+def test_a_document_without_markers_is_rejected() -> None:
     with pytest.raises(ValueError, match="there is no <!-- settings -->"):
         filled("# Title\n\n<!-- settings -->\n", "settings", "")
 
 
-def test_the_readme_names_every_parameter() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_api_page_names_every_parameter() -> None:
     names = {*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields}
     names |= {*unsupported.CHAT, *unsupported.COMPLETIONS, *unsupported.STREAM_OPTIONS}
-    known = set(re.findall(r"`([a-z_]+)", text)) | {"stream_options", "echo", "store"}
+    known = set(re.findall(r"`([a-z_]+)", read(ROOT / "docs" / "api.md"))) | {"stream_options"}
     assert names <= known, sorted(names - known)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= 8_000
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path: Path) -> None:
+    assert list(broken_links(path)) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# A `title`, here\n", encoding="utf-8")
+    page = tmp_path / "page.md"
+    good = "[a](there.md#a-title-here) [b](https://example.org/x) `[c](no.md)`\n"
+    page.write_text(f"{good}[d](no.md) [e](there.md#no) ![f](no.png) [g](#no)\n", encoding="utf-8")
+    assert list(broken_links(page)) == ["no.md", "there.md#no", "no.png", "#no"]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_is_named_is_there(path: Path) -> None:
+    named = [code for code in CODE.findall(prose(path)) if PATH.fullmatch(code)]
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_site_has_every_page() -> None:
+    pages = re.findall(r"(\S+\.md)$", read(ROOT / "mkdocs.yml"), re.MULTILINE)
+    assert sorted(pages) == sorted(str(path.relative_to(ROOT)) for path in DOCUMENTS)
+
+
+def test_troubleshooting_quotes_the_code() -> None:
+    """What stands between the varying parts of a message is in one of the sources."""
+    rows = re.findall(r"^\| ([^|]+) \|", read(ROOT / "docs" / "troubleshooting.md"), re.MULTILINE)
+    codes = [code for row in rows for code in CODE.findall(row)]
+    quoted = [part.strip(" ;:") for code in codes for part in FRAGMENT.findall(code)]
+    assert len(quoted) > 30
+    files = [path for package in ("app", "batching") for path in (ROOT / package).rglob("*.py")]
+    # A message may stand in several string literals, one on each line.
+    texts = [re.sub(r'"\s*\n\s*f?"', "", read(path)) for path in files]
+    assert [part for part in quoted if not any(part in text for text in texts)] == []

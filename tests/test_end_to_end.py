@@ -62,11 +62,19 @@ def test_the_start_says_what_was_chosen(server: Process) -> None:
         assert word in server.startup
 
 
-def test_the_readmes_example_runs_as_it_stands(
-    server: Process, capsys: pytest.CaptureFixture[str]
+def python_examples(document: str) -> list[str]:
+    """Return its examples, less those of clients that tests/clients runs."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    found: list[str] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return [example for example in found if not re.search("litellm|llama_index", example)]
+
+
+@pytest.mark.parametrize(
+    "example", [*python_examples("README.md"), *python_examples("docs/clients.md")]
+)
+def test_the_documents_examples_run_as_they_stand(
+    server: Process, capsys: pytest.CaptureFixture[str], example: str
 ) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert "http://127.0.0.1:8000/v1" in example
     exec(example.replace("http://127.0.0.1:8000", server.url), {})
     assert capsys.readouterr().out.strip()

@@ -6,6 +6,7 @@ runs in the main one, whose interpreter `SERVER_PYTHON` names.
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from llama_index.core.tools import FunctionTool  # type: ignore[import-not-found
 from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-not-found]
 from pydantic import BaseModel, Field
 
-from tests.support.process import Process, start
+from tests.support.process import ROOT, Process, start
 
 MODEL: Final = "smollm2-135m-instruct"
 QUESTION: Final = "What is the capital of France?"
@@ -118,6 +119,17 @@ def test_litellm_tells_of_a_model_that_is_not_served(server: Process) -> None:
             messages=[{"role": "user", "content": QUESTION}],
             num_retries=0,
         )
+
+
+@pytest.mark.parametrize("package", ["litellm", "llama_index"])
+def test_the_recipe_runs_as_it_stands(
+    server: Process, package: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (recipe,) = [example for example in examples if package in example]
+    exec(recipe.replace("http://127.0.0.1:8000", server.url), {})
+    assert capsys.readouterr().out.strip() == ANSWER
 
 
 @pytest.fixture
