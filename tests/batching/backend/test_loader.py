@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -13,6 +14,8 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from batching import EngineConfig, SamplingDefaults, SamplingParams
+from batching.backend.engine_builder import build_engine
 from batching.backend.loader import (
     BUNDLED_MODEL,
     LoadedModel,
@@ -21,6 +24,7 @@ from batching.backend.loader import (
     resolve,
 )
 from batching.errors import ModelLoadError
+from batching.request import BatchRequest
 from tests.support.arrays import parameters
 from tests.support.model_files import edit_config, refusal
 
@@ -74,6 +78,36 @@ def test_greedy_answers_are_the_golden_ones(bundled: LoadedModel, name: str) -> 
             assert margin < UNDECIDED
             return
         tokens = [token]
+
+
+@needs_bundled
+def test_the_bundled_model_has_measured_defaults(bundled: LoadedModel) -> None:
+    assert bundled.sampling_defaults == SamplingDefaults(temperature=0.0, repetition_penalty=1.05)
+    # The package's file declares none: served by its path, it is a file like any other.
+    assert load_model(bundled.source, dtype=None).sampling_defaults == SamplingDefaults()
+
+
+@needs_bundled
+def test_at_its_defaults_the_bundled_model_knows_the_capital_of_france() -> None:
+    config = EngineConfig(model=BUNDLED_MODEL, model_id=BUNDLED_MODEL, num_blocks=32, device="cpu")
+    loaded = build_engine(config)
+    defaults = asdict(loaded.model.sampling_defaults)
+    sampling = {name: value for name, value in defaults.items() if value is not None}
+    requests = [
+        BatchRequest(
+            seed,
+            CASES["short_capital"]["prompt_token_ids"],
+            max_tokens=32,
+            sampling=SamplingParams(**sampling, seed=seed),
+            stop_token_ids=loaded.model.eos_token_ids,
+        )
+        for seed in range(8)
+    ]
+    loaded.engine.add(*requests)
+    while loaded.engine.has_work:
+        loaded.engine.step()
+    answers = {loaded.model.tokenizer.decode(r.output_token_ids) for r in requests}
+    assert answers == {"The capital of France is Paris.<|im_end|>"}
 
 
 def test_a_missing_bundled_package_is_told_with_its_command(
