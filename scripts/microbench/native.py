@@ -1,4 +1,4 @@
-"""The native kernels, each beside what the machine can do at best."""
+"""The native kernels, each beside the roofline of this machine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +10,7 @@ import numpy as np
 
 from batching.backend.native_loader import NoNative, load_native
 from batching.errors import ModelLoadError
+from scripts.microbench.roofline import Roofline, measure_roofline
 from scripts.microbench.timing import QUICK, Pace, Result, compare
 
 # A layer of the bundled model: inputs, and the outputs of gate and up.
@@ -34,13 +35,13 @@ def run_native(pace: Pace) -> Result:
     """Time products and attention, in the bundled model's shapes.
 
     Raises:
-        ModelLoadError: the kernels are not there.
+        ModelLoadError: the kernels, or a compiler for the roofline, are not there.
     """
     native = load_native("auto")
     if isinstance(native, NoNative):
         raise ModelLoadError(f"no native kernels: {native.reason}")
     kernels = native.module
-    roofs = (kernels.measure_arithmetic(), kernels.measure_reading())
+    roofline = measure_roofline(native.num_threads)
     rows = _NUM_ROWS[:2] if pace == QUICK else _NUM_ROWS
     cases = {
         f"{name}, {num_rows} rows": _product(kernels, num_rows, bits, **options)
@@ -49,7 +50,7 @@ def run_native(pace: Pace) -> Result:
     }
     cases |= {f"attention, {n} rows x {c}": _attention(kernels, n, c) for n, c in _contexts(pace)}
     timings = [
-        replace(timing, note=_rates(timing.seconds, cases[timing.name], roofs))
+        replace(timing, note=_rates(timing.seconds, cases[timing.name], roofline))
         for timing in compare({name: case.run for name, case in cases.items()}, pace)
     ]
     return Result(timings)
@@ -108,7 +109,7 @@ def _attention(kernels: Any, num_rows: int, context: int) -> Case:
     return Case(run, 4.0 * keys * group * dim, 2.0 * keys * dim * mx.float32.size)
 
 
-def _rates(seconds: float, case: Case, roofs: tuple[float, float]) -> str:
+def _rates(seconds: float, case: Case, roofline: Roofline) -> str:
     rates = (case.num_flops / seconds, case.num_bytes / seconds)
-    told = zip(rates, roofs, ("GFLOP/s", "GB/s"), strict=True)
-    return ", ".join(f"{rate / 1e9:.0f} of {roof / 1e9:.0f} {unit}" for rate, roof, unit in told)
+    bounded = zip(rates, roofline, ("GFLOP/s", "GB/s"), strict=True)
+    return ", ".join(f"{rate / 1e9:.0f} of {most / 1e9:.0f} {unit}" for rate, most, unit in bounded)

@@ -53,7 +53,7 @@ def test_the_products_and_the_steps_are_the_bundled_models(
 
 
 @pytest.mark.skipif(isinstance(load_native("auto"), NoNative), reason="no native kernels")
-def test_the_native_kernels_are_held_against_the_machines_roofs(
+def test_the_native_kernels_are_held_against_the_roofline(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["native", "--quick"]) == 0

@@ -184,11 +184,6 @@ struct Kernels {
   void (*linear)(const LinearArgs& args, int panel, float* scratch);
   /// One panel's part in the highest outputs `[rows]`; nothing goes to `y`.
   void (*highest)(const LinearArgs& args, int panel, float* scratch, Highest* rows);
-  // What the machine can do at best, to measure the others against.
-  int lanes;
-  float (*read_all)(const float* x, size_t size);
-  /// 16 sums of `lanes` floats in each round.
-  float (*multiply_add)(int64_t num_rounds, float factor);
   /// Rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into the pool's slots.
   void (*write)(const PoolLayout& pool, void* pool_keys, void* pool_values, const int32_t* slots,
                 int num_rows, const float* keys, const float* values);

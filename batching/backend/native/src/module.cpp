@@ -67,8 +67,6 @@ NB_MODULE(_native, m) {
       std::to_string(MLX_VERSION_PATCH);
   m.def("has_integers", [] { return kernels() && kernels()->max_tile_rows_integers > 0; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
-  m.def("measure_reading", &measure_reading);
-  m.def("measure_arithmetic", &measure_arithmetic);
   m.def("weight_bytes", &PackedWeights::all_bytes);
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
   m.def("num_threads", [] { return threads().num_threads(); });

@@ -1,8 +1,6 @@
 #include "operations.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 
 namespace native {
 
@@ -129,46 +127,6 @@ ThreadPool& threads() { return *the_threads; }
 void set_num_threads(int num_threads) {
   if (num_threads != threads().num_threads())
     the_threads = std::make_unique<ThreadPool>(num_threads);
-}
-
-namespace {
-
-constexpr size_t ROOF_FLOATS = size_t{1} << 26;
-constexpr int64_t ROOF_ROUNDS = 1 << 22;
-
-/// Seconds of the fastest of some runs of all parts.
-template <typename Run>
-double fastest(int num_parts, const Run& run) {
-  double best = 1e9;
-  for (int i = 0; i < 5; i++) {
-    const auto began = std::chrono::steady_clock::now();
-    threads().for_each(num_parts, run);
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - began;
-    best = std::min(best, taken.count());
-  }
-  return best;
-}
-
-}  // namespace
-
-double measure_reading() {
-  const Memory memory(ROOF_FLOATS * sizeof(float));
-  auto* floats = static_cast<float*>(memory.data());
-  std::fill(floats, floats + ROOF_FLOATS, 1.0f);
-  const int num_parts = 16 * threads().num_threads();
-  const size_t size = ROOF_FLOATS / num_parts;
-  std::atomic<float> sink = 0;
-  const double seconds =
-      fastest(num_parts, [&](int part) { sink = kernels()->read_all(floats + part * size, size); });
-  return num_parts * size * sizeof(float) / seconds;
-}
-
-double measure_arithmetic() {
-  std::atomic<float> sink = 0;
-  const int num_parts = threads().num_threads();
-  const double seconds =
-      fastest(num_parts, [&](int) { sink = kernels()->multiply_add(ROOF_ROUNDS, 0.5f); });
-  return 2.0 * 16 * kernels()->lanes * ROOF_ROUNDS * num_parts / seconds;
 }
 
 namespace {

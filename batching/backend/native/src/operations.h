@@ -19,12 +19,6 @@ ThreadPool& threads();
 /// Make them anew if it is another number; then nothing may run meanwhile.
 void set_num_threads(int num_threads);
 
-/// Bytes a second that all threads read, of memory far larger than the caches.
-double measure_reading();
-/// Floating-point operations a second of all threads in registers, a multiplication and an addition
-/// counting as two.
-double measure_arithmetic();
-
 /// Several products of one input.
 void multiply(std::vector<LinearArgs> products);
 

@@ -3,7 +3,6 @@
 #include "kernels/integers.h"
 #include "kernels/linear.h"
 #include "kernels/pointwise.h"
-#include "kernels/roofs.h"
 
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
@@ -22,9 +21,6 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .arrange_int8 = arrange_integers<int8_t>,
     .linear = linear,
     .highest = highest,
-    .lanes = LANES,
-    .read_all = read_all,
-    .multiply_add = multiply_add,
     .write = write,
     .attend = attend,
     .merge_spans = merge_spans,

@@ -1,0 +1,80 @@
+// Prints how many floating-point operations and how many bytes read from memory a number of threads
+// reach per second: the roofline of this machine.  Compiled and run by roofline.py.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+
+#include "kernels/simd.h"
+#include "memory.h"
+#include "thread_pool.h"
+
+namespace {
+
+constexpr int NUM_SUMS = 16;
+constexpr int64_t NUM_ROUNDS = 1 << 22;
+// Far more than the caches hold.
+constexpr size_t NUM_FLOATS = size_t{1} << 26;
+
+/// Multiplies and adds in registers.
+float multiply_add(float factor) {
+  F32 sums[NUM_SUMS];
+  const F32 value = splat(factor);
+  // All different, or the compiler would compute only one of them.
+  for (int i = 0; i < NUM_SUMS; i++) sums[i] = splat(factor + i);
+  for (int64_t i = 0; i < NUM_ROUNDS; i++)
+    for (F32& each : sums) each = each * value + value;
+  F32 total{};
+  for (const F32& each : sums) total += each;
+  return sum(total);
+}
+
+/// Reads memory and does as little with it as possible.
+float read(const float* x, size_t size) {
+  F32 sums[8] = {};
+  for (size_t i = 0; i + 8 * LANES <= size; i += 8 * LANES)
+    for (int v = 0; v < 8; v++) sums[v] += load(x + i + v * LANES);
+  F32 total{};
+  for (const F32& each : sums) total += each;
+  return sum(total);
+}
+
+/// Seconds that the fastest of several runs of all parts takes.
+template <typename Run>
+double fastest(native::ThreadPool& threads, int num_parts, const Run& run) {
+  std::atomic<float> sink = 0;
+  double best = 1e9;
+  for (int i = 0; i < 5; i++) {
+    const auto start = std::chrono::steady_clock::now();
+    threads.for_each(num_parts, [&](int part) { sink = run(part); });
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    best = std::min(best, taken.count());
+  }
+  return best;
+}
+
+double measure_arithmetic(native::ThreadPool& threads) {
+  const int num_parts = threads.num_threads();
+  const double seconds = fastest(threads, num_parts, [](int) { return multiply_add(0.5f); });
+  return 2.0 * NUM_SUMS * LANES * NUM_ROUNDS * num_parts / seconds;
+}
+
+double measure_bandwidth(native::ThreadPool& threads) {
+  const native::Memory memory(NUM_FLOATS * sizeof(float));
+  auto* floats = static_cast<float*>(memory.data());
+  std::fill(floats, floats + NUM_FLOATS, 1.0f);
+  const int num_parts = 16 * threads.num_threads();
+  const size_t size = NUM_FLOATS / num_parts;
+  const double seconds =
+      fastest(threads, num_parts, [&](int part) { return read(floats + part * size, size); });
+  return num_parts * size * sizeof(float) / seconds;
+}
+
+}  // namespace
+
+/// The argument is the number of threads.
+int main(int, char** arguments) {
+  native::ThreadPool threads(std::atoi(arguments[1]));
+  std::printf("%g %g\n", measure_arithmetic(threads), measure_bandwidth(threads));
+}
