@@ -106,7 +106,7 @@ $(VENV)/.runtime: $(VENV)/.python requirements/$(DEVICE).txt requirements/model.
 
 # Where there is a compiler and the CPU computes; otherwise this does nothing, and says so.
 NATIVE := batching/backend/native
-$(VENV)/.native: $(VENV)/.runtime requirements/native.txt $(NATIVE)/CMakeLists.txt $(wildcard $(NATIVE)/src/*.* $(NATIVE)/src/kernels/*.*)
+$(VENV)/.native: $(VENV)/.runtime requirements/native.txt $(NATIVE)/CMakeLists.txt $(wildcard $(NATIVE)/src/*.* $(NATIVE)/src/*/*.*)
 ifeq ($(DEVICE),default)
 	@if command -v "$${CXX:-c++}" >/dev/null && ! $(PIP) install -r requirements/native.txt; then \
 	  echo "no native CPU kernels: what builds them could not be installed"; fi

@@ -6,7 +6,8 @@
 #include <stdexcept>
 
 #include "check.h"
-#include "operations.h"
+#include "operations/attention.h"
+#include "thread_pool.h"
 
 namespace tests {
 

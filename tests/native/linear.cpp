@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "check.h"
-#include "operations.h"
+#include "operations/linear.h"
 
 namespace tests {
 

@@ -2,7 +2,8 @@
 #include <cmath>
 
 #include "check.h"
-#include "operations.h"
+#include "operations/pointwise.h"
+#include "thread_pool.h"
 
 namespace tests {
 

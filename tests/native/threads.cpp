@@ -3,7 +3,6 @@
 #include <thread>
 
 #include "check.h"
-#include "operations.h"
 #include "thread_pool.h"
 
 namespace tests {

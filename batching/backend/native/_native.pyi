@@ -1,4 +1,4 @@
-"""The extension module; src/primitives.h says what each function computes."""
+"""The extension module; src/primitives/primitives.h says what each function computes."""
 
 from collections.abc import Sequence
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 namespace native {
 
@@ -21,5 +22,12 @@ class Memory {
   void* data_;
   size_t size_;
 };
+
+/// A buffer that a thread keeps for its next operation, with room for `size`.
+template <typename T>
+T* room(std::vector<T>& buffer, size_t size) {
+  if (buffer.size() < size) buffer.resize(size);
+  return buffer.data();
+}
 
 }  // namespace native

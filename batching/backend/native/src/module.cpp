@@ -13,7 +13,8 @@
 #include <utility>
 
 #include "mlx/version.h"
-#include "primitives.h"
+#include "primitives/primitives.h"
+#include "thread_pool.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,6 +1,6 @@
 #include "thread_pool.h"
 
-#include <algorithm>
+#include <memory>
 
 namespace native {
 
@@ -18,6 +18,8 @@ void pause() {
 }
 
 uint32_t num_unclaimed(uint64_t claims) { return static_cast<uint32_t>(claims); }
+
+std::unique_ptr<ThreadPool> the_threads = std::make_unique<ThreadPool>(1);
 
 }  // namespace
 
@@ -94,6 +96,13 @@ bool ThreadPool::wait_for_work(uint64_t seen) {
   wake_.wait(lock, [&] { return stopping_ || claims_.load() != seen; });
   num_asleep_--;
   return !stopping_;
+}
+
+ThreadPool& threads() { return *the_threads; }
+
+void set_num_threads(int num_threads) {
+  if (num_threads != threads().num_threads())
+    the_threads = std::make_unique<ThreadPool>(num_threads);
 }
 
 }  // namespace native

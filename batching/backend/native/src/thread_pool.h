@@ -62,4 +62,9 @@ class ThreadPool {
   std::vector<std::thread> threads_;
 };
 
+/// The threads of this process.
+ThreadPool& threads();
+/// Make them anew if it is another number; then nothing may run meanwhile.
+void set_num_threads(int num_threads);
+
 }  // namespace native

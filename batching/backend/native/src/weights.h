@@ -1,6 +1,8 @@
 // Weights of a linear layer, packed for the kernel.
 #pragma once
 
+#include <memory>
+
 #include "kernels.h"
 #include "memory.h"
 
@@ -42,5 +44,7 @@ class PackedWeights {
   Panels panels_;
   Memory memory_;
 };
+
+using Weights = std::shared_ptr<const PackedWeights>;
 
 }  // namespace native

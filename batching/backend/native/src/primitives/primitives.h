@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "mlx/array.h"
-#include "operations.h"
+#include "operations/block.h"
+#include "pool.h"
+#include "weights.h"
 
 namespace native::graph {
 

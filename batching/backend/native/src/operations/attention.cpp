@@ -1,8 +1,9 @@
-#include "attention.h"
+#include "operations/attention.h"
 
 #include <algorithm>
-#include <cstring>
-#include <stdexcept>
+
+#include "memory.h"
+#include "operations/parallel.h"
 
 namespace native {
 
@@ -12,16 +13,6 @@ namespace {
 constexpr int SPAN_KEYS = 256;
 /// Parts for each thread from which on a row's spans are not shared out.
 constexpr int ENOUGH_PARTS = 4;
-
-size_t pool_bytes(const PoolLayout& layout, int num_blocks, size_t floats) {
-  const size_t width = layout.is_bf16 ? sizeof(uint16_t) : sizeof(float);
-  return std::max<size_t>(1, floats * width * layout.num_heads * num_blocks);
-}
-
-void copy_block(void* memory, size_t block_bytes, int source, int target) {
-  auto* bytes = static_cast<uint8_t*>(memory);
-  std::memcpy(bytes + block_bytes * target, bytes + block_bytes * source, block_bytes);
-}
 
 /// Parts, and those of them whose spans are shared out among several.
 struct Plan {
@@ -126,43 +117,41 @@ size_t scratch_floats(const AttentionArgs& args) {
 
 }  // namespace
 
-Pool::Pool(const PoolLayout& layout, int num_blocks)
-    : layout_(layout),
-      num_blocks_(num_blocks),
-      keys_(pool_bytes(layout, num_blocks, layout.key_floats())),
-      values_(pool_bytes(layout, num_blocks, layout.value_floats())) {}
-
-void Pool::write(const int32_t* slots, int num_rows, const float* keys, const float* values) {
-  kernels()->write(layout_, keys_.data(), values_.data(), slots, num_rows, keys, values);
+void write_rows(Pool& pool, const Step& step, int first, int next, const float* keys,
+                const float* values) {
+  const PoolLayout& layout = pool.layout();
+  const size_t at = static_cast<size_t>(first) * layout.num_heads;
+  pool.write(step.slots.data() + first, std::min(next, step.num_rows()) - first,
+             keys + at * layout.key_dim, values + at * layout.value_dim);
 }
 
-void Pool::copy(int source, int target) {
-  if (std::min(source, target) < 0 || std::max(source, target) >= num_blocks_)
-    throw std::invalid_argument("no such block");
-  const size_t width = layout_.num_heads * (layout_.is_bf16 ? sizeof(uint16_t) : sizeof(float));
-  copy_block(keys_.data(), layout_.key_floats() * width, source, target);
-  copy_block(values_.data(), layout_.value_floats() * width, source, target);
-}
-
-void attend_step(ThreadPool& threads, const Kernels& kernels, const AttentionArgs& given,
-                 const Step& step) {
+void attend(const Step& step, const AttentionArgs& given, int num_rows) {
+  const Kernels& k = *kernels();
   AttentionArgs args = given;
   args.span_blocks = std::max(1, SPAN_KEYS / args.pool.block_size);
-  Plan plan = make_plan(args, step, threads.num_threads());
+  Plan plan = make_plan(args, step, threads().num_threads());
   place_partials(plan, args.num_query_heads / args.pool.num_heads, args.pool);
   sort_by_cost(plan.parts, args.span_blocks * args.pool.block_size);
-  link(plan.parts, args, threads.num_threads());
+  link(plan.parts, args, threads().num_threads());
   const size_t size = scratch_floats(args);
-  auto scratch = [size] {
+  const auto scratch = [size] {
     thread_local std::vector<float> memory;
-    if (memory.size() < size) memory.resize(size);
-    return memory.data();
+    return room(memory, size);
   };
-  threads.for_each(static_cast<int>(plan.parts.size()),
-                   [&](int i) { kernels.attend(args, plan.parts[i], scratch()); });
-  threads.for_each(static_cast<int>(plan.splits.size()), [&](int i) {
-    kernels.merge_spans(args, plan.splits[i].part, plan.splits[i].num_spans, scratch());
+  threads().for_each(static_cast<int>(plan.parts.size()),
+                   [&](int i) { k.attend(args, plan.parts[i], scratch()); });
+  threads().for_each(static_cast<int>(plan.splits.size()), [&](int i) {
+    k.merge_spans(args, plan.splits[i].part, plan.splits[i].num_spans, scratch());
   });
+  const size_t row = static_cast<size_t>(args.num_query_heads) * args.pool.value_dim;
+  std::fill(args.y + step.num_rows() * row, args.y + num_rows * row, 0.0f);
+}
+
+void write_and_attend(Pool& pool, const Step& step, const AttentionArgs& args, const float* keys,
+                      const float* values, int num_rows) {
+  for_rows(step.num_rows(), ROWS_PER_PART,
+           [&](int first, int next) { write_rows(pool, step, first, next, keys, values); });
+  attend(step, args, num_rows);
 }
 
 }  // namespace native

@@ -1,12 +1,10 @@
-// The paged pool of one layer, the rows of one step, and attention of these over that.
+// The paged pool of one layer: its keys and values.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "kernels.h"
 #include "memory.h"
-#include "thread_pool.h"
 
 namespace native {
 
@@ -31,25 +29,5 @@ class Pool {
   Memory keys_;
   Memory values_;
 };
-
-/// `num_rows` successive tokens of one request, from a position on.
-struct Slice {
-  int first_row;
-  int num_rows;
-  int first_position;
-  int first_block;  // in the tables
-};
-
-/// The rows of one step; made once and used by every layer.
-struct Step {
-  std::vector<Slice> slices;
-  std::vector<int32_t> tables;  // the blocks of all slices' requests
-  std::vector<int32_t> slots;   // where each row's key and value go
-
-  int num_rows() const { return static_cast<int>(slots.size()); }
-};
-
-void attend_step(ThreadPool& threads, const Kernels& kernels, const AttentionArgs& args,
-                 const Step& step);
 
 }  // namespace native

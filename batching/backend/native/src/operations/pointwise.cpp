@@ -1,0 +1,58 @@
+#include "operations/pointwise.h"
+
+#include "kernels.h"
+#include "operations/parallel.h"
+
+namespace native {
+
+namespace {
+
+// That are worth a part of their own.
+constexpr size_t NUMBERS_PER_PART = 4096;
+
+int rows_of(size_t numbers_per_row) {
+  return std::max(1, static_cast<int>(NUMBERS_PER_PART / numbers_per_row));
+}
+
+}  // namespace
+
+void norm_rows(const float* x, const float* weight, float eps, int first, int next, int size,
+               float* y) {
+  for (size_t m = first; m < static_cast<size_t>(next); m++)
+    kernels()->rms_norm(x + m * size, weight, eps, size, y + m * size);
+}
+
+void rotate_rows(const float* x, const Rotation& rotation, int first, int next, int num_heads,
+                 int dim, float* y) {
+  for (size_t m = first; m < static_cast<size_t>(next); m++)
+    for (int h = 0; h < num_heads; h++) {
+      const size_t at = (m * num_heads + h) * dim;
+      kernels()->rope(x + at, rotation.cosines + m * rotation.half,
+                      rotation.sines + m * rotation.half, rotation.half, dim, rotation.traditional,
+                      y + at);
+    }
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int num_rows, int size, float* y) {
+  for_rows(num_rows, rows_of(size), [&](int first, int next) {
+    norm_rows(x, weight, eps, first, next, size, y);
+  });
+}
+
+void swiglu(const float* gate, const float* up, size_t size, float* y) {
+  const int num_parts = static_cast<int>((size + NUMBERS_PER_PART - 1) / NUMBERS_PER_PART);
+  threads().for_each(num_parts, [&](int part) {
+    const size_t first = part * NUMBERS_PER_PART;
+    kernels()->swiglu(gate + first, up + first, std::min(NUMBERS_PER_PART, size - first),
+                      y + first);
+  });
+}
+
+void rotate(const float* x, const Rotation& rotation, int num_rows, int num_heads, int dim,
+            float* y) {
+  for_rows(num_rows, rows_of(static_cast<size_t>(num_heads) * dim), [&](int first, int next) {
+    rotate_rows(x, rotation, first, next, num_heads, dim, y);
+  });
+}
+
+}  // namespace native

@@ -1,0 +1,81 @@
+// What is done to each row or each number by itself.
+#include "operations/pointwise.h"
+#include "primitives/cpu_primitive.h"
+#include "primitives/primitives.h"
+
+namespace native::graph {
+
+namespace {
+
+class RMSNorm : public CpuPrimitive {
+ public:
+  explicit RMSNorm(float eps) : eps_(eps) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const int size = inputs[0].shape(-1);
+    dispatch([x = rows(inputs[0]), weight = inputs.size() > 1 ? rows(inputs[1]) : nullptr, size,
+              num_rows = static_cast<int>(inputs[0].size() / size), eps = eps_,
+              y = allocate(outputs[0])] {
+      native::rms_norm(x, weight, eps, num_rows, size, y);
+    });
+  }
+
+  DEFINE_NAME(NativeRMSNorm)
+
+ private:
+  float eps_;
+};
+
+class SwiGLU : public CpuPrimitive {
+ public:
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    dispatch([gate = rows(inputs[0]), up = rows(inputs[1]), size = inputs[0].size(),
+              y = allocate(outputs[0])] { native::swiglu(gate, up, size, y); });
+  }
+
+  DEFINE_NAME(NativeSwiGLU)
+};
+
+class RoPE : public CpuPrimitive {
+ public:
+  explicit RoPE(bool traditional) : traditional_(traditional) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const Rotation rotation{rows(inputs[1]), rows(inputs[2]), inputs[1].shape(1), traditional_};
+    dispatch([x = rows(inputs[0]), rotation, num_rows = inputs[0].shape(0),
+              num_heads = inputs[0].shape(1), dim = inputs[0].shape(3), y = allocate(outputs[0])] {
+      rotate(x, rotation, num_rows, num_heads, dim, y);
+    });
+  }
+
+  DEFINE_NAME(NativeRoPE)
+
+ private:
+  bool traditional_;
+};
+
+}  // namespace
+
+mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, float eps) {
+  require(!weight || weight->shape() == mx::Shape{x.shape(-1)}, "a weight for each number");
+  std::vector<mx::array> inputs{as_floats(x)};
+  if (weight) inputs.push_back(as_floats(*weight));
+  return mx::array(x.shape(), mx::float32, std::make_shared<RMSNorm>(eps), std::move(inputs));
+}
+
+mx::array swiglu(const mx::array& gate, const mx::array& up) {
+  require(gate.shape() == up.shape(), "gate and up have one shape");
+  return mx::array(gate.shape(), mx::float32, std::make_shared<SwiGLU>(),
+                   {as_floats(gate), as_floats(up)});
+}
+
+mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& sines,
+               bool traditional) {
+  require(x.ndim() == 4 && x.shape(2) == 1, "x is [rows, heads, 1, dim]");
+  require(cosines.shape() == sines.shape() && cosines.ndim() == 2, "angles are [rows, dims / 2]");
+  require(cosines.shape(0) == x.shape(0) && 2 * cosines.shape(1) <= x.shape(3), "angles fit to x");
+  return mx::array(x.shape(), mx::float32, std::make_shared<RoPE>(traditional),
+                   {as_floats(x), as_floats(cosines), as_floats(sines)});
+}
+
+}  // namespace native::graph
