@@ -100,8 +100,8 @@ def _weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype 
 
 
 def _input_bits(config: EngineConfig, native: Native | NoNative) -> int:
-    has_integers = isinstance(native, Native) and native.has_integers
-    return _INPUT_BITS[config.cpu_precision] if has_integers else 32
+    supports_int_inputs = isinstance(native, Native) and native.supports_int_inputs
+    return _INPUT_BITS[config.cpu_precision] if supports_int_inputs else 32
 
 
 def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel, _Backend]:
@@ -113,7 +113,9 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
     try:
         if isinstance(native, Native):
             bits = _input_bits(config, native)
-            model = use_kernels(loaded.model, native, rounds=loaded.rounds_to_half, input_bits=bits)
+            model = use_kernels(
+                loaded.model, native, rounds_to_fp16=loaded.rounds_to_fp16, input_bits=bits
+            )
             loaded = replace(loaded, model=model)
         return loaded, _backend(config, loaded, native)
     except ModelLoadError:

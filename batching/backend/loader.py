@@ -66,7 +66,7 @@ _CODE: Final = "*.py"
 class LoadedModel:
     """A model in evaluation mode, all its arrays computed in the thread that loaded it.
 
-    rounds_to_half: quantized weights are those that dequantizing in float16 gives.
+    rounds_to_fp16: quantized weights are dequantized as in float16.
     """
 
     model: nn.Module
@@ -76,7 +76,7 @@ class LoadedModel:
     max_model_len: int
     model_type: str
     source: str
-    rounds_to_half: bool
+    rounds_to_fp16: bool
     sampling_defaults: SamplingDefaults
 
 
@@ -220,7 +220,7 @@ def _loaded(
         max_model_len=max_model_len(config),
         model_type=str(config["model_type"]),
         source=str(path),
-        rounds_to_half=path.is_file(),
+        rounds_to_fp16=path.is_file(),
         sampling_defaults=sampling_defaults,
     )
 

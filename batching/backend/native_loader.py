@@ -17,13 +17,13 @@ from batching.errors import ModelLoadError
 class Native:
     """The kernels of this processor's instruction set, and their threads.
 
-    has_integers: there are products of integers, for the fast modes.
+    supports_int_inputs: inputs can be rounded to integers, for the fast modes.
     """
 
     module: Any  # _native, which need not be there
     isa: str
     num_threads: int
-    has_integers: bool
+    supports_int_inputs: bool
 
     def __str__(self) -> str:
         return f"{self.isa}, {self.num_threads} threads"
@@ -71,7 +71,7 @@ def _load() -> Native | NoNative:
         return NoNative(f"it was built for mlx {module.mlx_version}, and mlx {installed} is here")
     if not module.isa():
         return NoNative("this processor has none of the instruction sets that they need")
-    return Native(module, module.isa(), module.num_threads(), module.has_integers())
+    return Native(module, module.isa(), module.num_threads(), module.supports_int_inputs())
 
 
 def weight_bytes() -> int:

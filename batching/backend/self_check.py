@@ -12,7 +12,7 @@ from batching.backend.choose_pool import is_on_host, kv_cache
 from batching.backend.cpu.modules import replace_modules
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.model_hooks import RowSelection, hook_attention, select_rows
-from batching.backend.native.modules import fewest_input_bits
+from batching.backend.native.modules import min_input_bits
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import LayerShape, PagedKVCache
 from batching.backend.sampling.sampler import ArgMax
@@ -90,7 +90,7 @@ def check_model(
         return NotBatchable(f"its attention does not run over a paged cache ({error})")
     difference = max(_difference(a, e) for a, e in zip(actual, expected, strict=True))
     tolerance = _TOLERANCE.get(shapes[0].dtype, _COARSE_TOLERANCE)
-    if not difference <= (_TOLERANCE_OF_8_BITS if fewest_input_bits(model) == 8 else tolerance):
+    if not difference <= (_TOLERANCE_OF_8_BITS if min_input_bits(model) == 8 else tolerance):
         return NotBatchable(f"a batch changes its logits by {difference:.2g} of the largest one")
     return batchable
 

@@ -45,7 +45,7 @@ def run_native(pace: Pace) -> Result:
     rows = _NUM_ROWS[:2] if pace == QUICK else _NUM_ROWS
     cases = {
         f"{name}, {num_rows} rows": _product(kernels, num_rows, bits, **options)
-        for name, bits, options in _formats(native.has_integers)
+        for name, bits, options in _formats(native.supports_int_inputs)
         for num_rows in rows
     }
     cases |= {f"attention, {n} rows x {c}": _attention(kernels, n, c) for n, c in _contexts(pace)}
@@ -56,14 +56,14 @@ def run_native(pace: Pace) -> Result:
     return Result(timings)
 
 
-def _formats(has_integers: bool) -> list[tuple[str, int, dict[str, int]]]:
+def _formats(supports_int_inputs: bool) -> list[tuple[str, int, dict[str, int]]]:
     formats: list[tuple[str, int, dict[str, int]]] = [
         ("float32", 0, {}),
         ("8 bits", 8, {}),
         ("4 bits", 4, {}),
-        ("4 bits as float16", 4, {"rounds": True}),
+        ("4 bits as float16", 4, {"rounds_to_fp16": True}),
     ]
-    if has_integers:
+    if supports_int_inputs:
         formats += [(f"4 bits, inputs of {bits}", 4, {"input_bits": bits}) for bits in (16, 8)]
     return formats
 

@@ -15,7 +15,7 @@ namespace {
 
 using namespace native;
 
-/// Of one request: what it said before the step, and its rows in it.
+/// Tokens of a request before the step, and in it.
 struct Request {
   int num_before;
   int num_rows;
@@ -46,7 +46,7 @@ std::string describe(const Shape& shape) {
   return text.str();
 }
 
-/// What is stored of it, and thus attended.
+/// A value as the pool stores it.
 float stored(float x, const PoolLayout& pool) { return pool.is_bf16 ? from_bf16(to_bf16(x)) : x; }
 
 /// A step, its inputs, and a pool that holds what came before it.
@@ -65,8 +65,8 @@ class Case {
     const std::vector<float> y = run(step_);
     expect_close(y, expected(), describe(shape_));
     set_num_threads(random.one_of({2, 4}));
-    expect_same(run(step_), y, "shared out, " + describe(shape_));
-    // Each request by itself; the others' rows keep what the step before left there.
+    expect_same(run(step_), y, "split, " + describe(shape_));
+    // Each request alone; the other rows keep their outputs.
     y_ = y;
     for (const Slice& slice : step_.slices) run_alone(slice);
     expect_same(y_, y, "alone, " + describe(shape_));
@@ -98,7 +98,7 @@ class Case {
   int num_free() const { return static_cast<int>(free_blocks_.size()); }
   int block_size() const { return shape_.layout.block_size; }
 
-  /// What nobody has written must not be seen.
+  /// Slots that are not written must not be read.
   void fill_with_nan() {
     const std::vector<float> nan(std::max(key_size(), value_size()), NAN);
     for (int slot = 0; slot < num_free() * block_size(); slot++)
@@ -245,7 +245,7 @@ void test_ragged_steps(Random& random) {
   }
 }
 
-/// So few rows that the spans of their contexts are shared out.
+/// So few rows that the spans of their contexts are split among threads.
 void test_long_contexts(Random& random) {
   for (int i = 0; i < 24; i++) {
     Shape shape = random_shape(random);
@@ -268,13 +268,13 @@ void test_copied_block(Random& random) {
     return std::equal(bytes + size, bytes + 2 * size, bytes + 2 * size);
   };
   expect(is_copied(pool.key_memory()) && is_copied(pool.value_memory()), "a block is copied");
-  bool is_refused = false;
+  bool is_rejected = false;
   try {
     pool.copy(0, 3);
   } catch (const std::invalid_argument&) {
-    is_refused = true;
+    is_rejected = true;
   }
-  expect(is_refused, "a block that is not there is refused");
+  expect(is_rejected, "a block that does not exist is rejected");
 }
 
 }  // namespace

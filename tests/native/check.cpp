@@ -10,7 +10,7 @@ namespace tests {
 
 namespace {
 
-// Beyond these nobody reads on.
+// The first failures are enough.
 constexpr int MAX_PRINTED = 20;
 
 std::atomic<int> num_failed = 0;

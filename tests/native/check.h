@@ -1,4 +1,4 @@
-// What the tests share: random numbers, comparisons, and the count of what failed.
+// Helpers of the tests: random numbers, comparisons, and the number of failures.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class Random {
   std::mt19937 engine_;
 };
 
-/// A number in double precision, and by how much float32 may miss it.
+/// A value in double precision, and the tolerance for float32.
 struct Expected {
   double value;
   double tolerance;
@@ -33,7 +33,7 @@ struct Expected {
 void expect(bool is_right, const std::string& what);
 void expect_close(std::span<const float> actual, std::span<const Expected> expected,
                   const std::string& what);
-/// In every bit.
+/// Bit for bit.
 void expect_same(std::span<const float> actual, std::span<const float> expected,
                  const std::string& what);
 

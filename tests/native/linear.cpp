@@ -15,14 +15,14 @@ using namespace native;
 
 constexpr double EPSILON = 1.0 / (1 << 24);
 
-/// A linear layer as MLX keeps it, and the weights that it stands for.
+/// A linear layer as MLX stores it, and its dequantized weights.
 struct Layer {
   PlainWeights plain;
   std::vector<float> floats;
   std::vector<uint16_t> halves;
   std::vector<uint32_t> words;
   std::vector<float> scales, biases;
-  bool are_halves = false;
+  bool are_fp16 = false;
   std::vector<Expected> weights;  // [outputs, inputs]
 
   explicit Layer(const PlainWeights& shape) : plain(shape) {}
@@ -35,27 +35,28 @@ using LayerPointer = std::unique_ptr<Layer>;
 std::string describe(const PlainWeights& plain) {
   const char* const names[] = {"float32", "bfloat16", "8 bits", "4 bits"};
   const char* const inputs[] = {" ", ", inputs of 16, ", ", inputs of 8, "};
-  return std::string(names[static_cast<int>(plain.format)]) + (plain.rounds ? " rounded" : "") +
-         inputs[static_cast<int>(plain.inputs)] +
+  return std::string(names[static_cast<int>(plain.format)]) +
+         (plain.rounds_to_fp16 ? " rounded" : "") +
+         inputs[static_cast<int>(plain.input_type)] +
          std::to_string(plain.num_outputs) + "x" + std::to_string(plain.num_inputs) + "/" +
          std::to_string(plain.group);
 }
 
-/// To the 11 bits of a float16, ties to even, whatever the exponent.
-float rounded(float x) {
+/// Round to the 11 bits of float16, ties to even, for any exponent.
+float round_to_fp16(float x) {
   int exponent;
   const double fraction = std::frexp(static_cast<double>(x), &exponent);
   return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(fraction, 11)), exponent - 11));
 }
 
-/// What scales and biases may be like.
+/// The values of scales and biases.
 enum class Parameters { kFloats, kHalves, kSmallHalves };
 
-/// The small ones are below the normal numbers of float16: few multiples of the smallest.
+/// The small ones are subnormal in float16.
 std::vector<float> parameters(Random& random, Parameters kind, size_t size) {
   std::vector<float> numbers = random.normal(size);
   for (float& x : numbers) {
-    if (kind == Parameters::kHalves) x = std::abs(x) < 0x1p-14f ? 0 : rounded(x);
+    if (kind == Parameters::kHalves) x = std::abs(x) < 0x1p-14f ? 0 : round_to_fp16(x);
     if (kind == Parameters::kSmallHalves) x = std::nearbyint(x * 250) * 0x1p-24f;
   }
   return numbers;
@@ -74,8 +75,9 @@ void fill_floats(Layer& layer, Random& random) {
         {layer.halves.empty() ? layer.floats[i] : from_bf16(layer.halves[i]), 0});
 }
 
-Expected dequantized(int q, float scale, float bias, bool rounds) {
-  if (rounds) return {rounded(rounded(static_cast<float>(q) * scale) + bias), 0};
+Expected dequantized(int q, float scale, float bias, bool rounds_to_fp16) {
+  if (rounds_to_fp16)
+    return {round_to_fp16(round_to_fp16(static_cast<float>(q) * scale) + bias), 0};
   const double product = static_cast<double>(q) * scale;
   return {product + bias, EPSILON * (std::abs(product) + std::abs(product + bias))};
 }
@@ -85,9 +87,9 @@ void fill_quantized(Layer& layer, Random& random) {
   const int bits = plain.format == Format::kBits8 ? 8 : 4;
   const size_t size = static_cast<size_t>(plain.num_outputs) * plain.num_inputs;
   layer.words.resize(size * bits / 32);
-  const auto kind = plain.rounds ? Parameters::kHalves
+  const auto kind = plain.rounds_to_fp16 ? Parameters::kHalves
                                  : static_cast<Parameters>(random.between(0, 2));
-  layer.are_halves = kind != Parameters::kFloats;
+  layer.are_fp16 = kind != Parameters::kFloats;
   layer.scales = parameters(random, kind, size / plain.group);
   layer.biases = parameters(random, kind, size / plain.group);
   for (size_t i = 0; i < size; i++) {
@@ -96,18 +98,18 @@ void fill_quantized(Layer& layer, Random& random) {
     layer.words[bit / 32] |= static_cast<uint32_t>(q) << bit % 32;
     const size_t group = i / plain.group;
     layer.weights.push_back(
-        dequantized(q, layer.scales[group], layer.biases[group], plain.rounds));
+        dequantized(q, layer.scales[group], layer.biases[group], plain.rounds_to_fp16));
   }
   plain.weights = layer.words.data();
   plain.scales = layer.scales.data();
   plain.biases = layer.biases.data();
 }
 
-/// What a layer is like, less its size.
+/// The kind of a layer, without its size.
 struct Kind {
   Format format;
-  bool rounds = false;
-  Inputs inputs = Inputs::kFloats;
+  bool rounds_to_fp16 = false;
+  InputType input_type = InputType::kFloat32;
 
   bool is_quantized() const { return format == Format::kBits8 || format == Format::kBits4; }
 };
@@ -121,13 +123,13 @@ LayerPointer make_layer(Random& random, const Kind& kind, int num_inputs = 0, in
                                                     .num_outputs = num_outputs,
                                                     .num_inputs = num_inputs,
                                                     .group = group,
-                                                    .rounds = kind.rounds,
-                                                    .inputs = kind.inputs});
+                                                    .rounds_to_fp16 = kind.rounds_to_fp16,
+                                                    .input_type = kind.input_type});
   kind.is_quantized() ? fill_quantized(*layer, random) : fill_floats(*layer, random);
   return layer;
 }
 
-/// A layer at work: its packed weights, its inputs, and what is added to its outputs.
+/// A layer with its packed weights, its inputs, and what is added to its outputs.
 struct Product {
   LayerPointer layer;
   PackedWeights packed;
@@ -160,22 +162,22 @@ struct Product {
   }
 };
 
-/// By how much it matters that the inputs are rounded to integers, and that the two parts of a
-/// weight, q * scale and bias, are summed up separately.
+/// The effect of rounding inputs to integers, and of adding up the two parts of a weight, q * scale
+/// and bias, separately.
 double integer_tolerance(const Product& product, int row, int output) {
   const PlainWeights& plain = product.layer->plain;
   const float* x = product.x.data() + static_cast<size_t>(row) * plain.num_inputs;
   const Expected* weights = product.layer->weights.data() + size_t(output) * plain.num_inputs;
   const float* biases = plain.biases + size_t(output) * plain.num_inputs / plain.group;
-  const int top = plain.inputs == Inputs::kInt8 ? 127 : 32767;
+  const int top = plain.input_type == InputType::kInt8 ? 127 : 32767;
   double tolerance = 0;
   for (int first = 0; first < plain.num_inputs; first += plain.group) {
-    double highest = 0;
+    double largest = 0;
     for (int i = first; i < first + plain.group; i++)
-      highest = std::max(highest, std::abs(static_cast<double>(x[i])));
+      largest = std::max(largest, std::abs(static_cast<double>(x[i])));
     for (int i = first; i < first + plain.group; i++) {
       const double size = std::abs(weights[i].value), bias = std::abs(biases[i / plain.group]);
-      tolerance += 0.51 * highest / top * size;
+      tolerance += 0.51 * largest / top * size;
       tolerance += EPSILON * plain.num_inputs * std::abs(x[i]) * (size + 2 * bias);
     }
   }
@@ -193,7 +195,7 @@ Expected expected_output(const Product& product, int row, int output) {
     add(x * weight.value);
     tolerance += std::abs(x) * weight.tolerance;
   }
-  if (product.layer->plain.inputs != Inputs::kFloats)
+  if (product.layer->plain.input_type != InputType::kFloat32)
     tolerance += integer_tolerance(product, row, output);
   if (!product.bias.empty()) add(product.bias[output]);
   if (!product.residual.empty()) add(product.residual[row * num_outputs + output]);
@@ -224,8 +226,8 @@ void check_rows_alone(Product& product) {
   expect_same(product.y, together, "rows alone: " + product.name());
 }
 
-/// The highest of the outputs, had they been written.
-void check_highest(Product& product) {
+/// `arg_max` finds the largest of the outputs that `multiply` writes.
+void check_arg_max(Product& product) {
   const size_t width = product.layer->plain.num_outputs;
   LinearArgs args = product.args();
   args.residual = nullptr;
@@ -239,7 +241,7 @@ void check_highest(Product& product) {
     expected.push_back(*std::max_element(row, row + width));
     if (indices[m] != std::max_element(row, row + width) - row) expected[m] = NAN;
   }
-  expect_same(values, expected, "highest: " + product.name());
+  expect_same(values, expected, "arg_max: " + product.name());
 }
 
 /// `unpack` finds the weights, and so does the product with each unit vector.
@@ -250,8 +252,8 @@ void check_unpack(const Product& product) {
   for (int j = 0; j < panels.num_outputs; j++)
     product.packed.unpack(j, unpacked.data() + j * size);
   expect_close(unpacked, product.layer->weights, "unpack: " + product.name());
-  // There the inputs are rounded.
-  if (panels.inputs != Inputs::kFloats) return;
+  // With integer inputs the identity is rounded.
+  if (panels.input_type != InputType::kFloat32) return;
   std::vector<float> identity(size * size), columns(size * panels.num_outputs), rows(unpacked);
   for (size_t i = 0; i < size; i++) identity[i * size + i] = 1;
   multiply({{.weights = panels,
@@ -266,8 +268,8 @@ void check_unpack(const Product& product) {
       rows[j * size + i] = columns[i * panels.num_outputs + j] + 0.0f;
   for (float& x : unpacked) x += 0.0f;
   const std::string what = "product with the identity: " + product.name();
-  // A scale of more bits is fused with its bias by some builds, and by others rounded before.
-  if (panels.group == 0 || panels.has_half_parameters)
+  // Some builds fuse the product with a float32 scale and the addition of the bias.
+  if (panels.group == 0 || panels.has_fp16_parameters)
     expect_same(rows, unpacked, what);
   else
     expect_close(rows, product.layer->weights, what);
@@ -288,29 +290,29 @@ void check_embed(const Product& product, Random& random) {
 
 void test_kind(Random& random, const Kind& kind) {
   for (int i = 0; i < 16; i++) {
-    // Few rows have a kernel of their own.
+    // Few rows have their own kernels.
     const int num_rows = i < 8 ? i + 1 : random.between(9, 100);
     Product product(random, make_layer(random, kind), num_rows);
     set_num_threads(random.one_of({1, 2, 4}));
     multiply({product.args()});
     if (kind.is_quantized())
-      expect(product.packed.panels().has_half_parameters == product.layer->are_halves,
-             "scales of 16 bits take as many: " + product.name());
+      expect(product.packed.panels().has_fp16_parameters == product.layer->are_fp16,
+             "float16 scales take 16 bits: " + product.name());
     check_product(product);
     check_rows_alone(product);
     check_unpack(product);
     check_embed(product, random);
-    check_highest(product);
+    check_arg_max(product);
   }
 }
 
-void test_several_of_one_input(Random& random, Inputs inputs) {
-  const bool are_integers = inputs != Inputs::kFloats;
+void test_several_of_one_input(Random& random, InputType input_type) {
+  const bool are_integers = input_type != InputType::kFloat32;
   std::list<Product> products;
   std::vector<LinearArgs> args;
   for (int i = 0; i < 3; i++)
     for (Format format : {are_integers ? Format::kBits8 : Format::kFloat32, Format::kBits4}) {
-      const Kind kind{.format = format, .inputs = inputs};
+      const Kind kind{.format = format, .input_type = input_type};
       products.emplace_back(random, make_layer(random, kind, 256, are_integers ? 64 : 0), 30);
       products.back().x = products.front().x;
       args.push_back(products.back().args());
@@ -321,7 +323,7 @@ void test_several_of_one_input(Random& random, Inputs inputs) {
   for (const Product& product : products) check_product(product);
 }
 
-/// The threads belong to one caller at a time, and no result depends on which.
+/// The threads belong to one caller at a time; no result depends on which.
 void test_two_callers(Random& random) {
   std::list<Product> products;
   for (Format format : {Format::kBits8, Format::kBits4})
@@ -343,14 +345,15 @@ void test_linear() {
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4})
     test_kind(random, {format});
   for (Format format : {Format::kBits8, Format::kBits4}) {
-    test_kind(random, {.format = format, .rounds = true});
-    if (kernels()->max_tile_rows_integers == 0) continue;
-    for (Inputs inputs : {Inputs::kInt16, Inputs::kInt8})
-      test_kind(random, {.format = format, .inputs = inputs});
+    test_kind(random, {.format = format, .rounds_to_fp16 = true});
+    if (kernels()->max_tile_rows_int == 0) continue;
+    for (InputType input_type : {InputType::kInt16, InputType::kInt8})
+      test_kind(random, {.format = format, .input_type = input_type});
   }
-  test_several_of_one_input(random, Inputs::kFloats);
-  if (kernels()->max_tile_rows_integers > 0)
-    for (Inputs inputs : {Inputs::kInt16, Inputs::kInt8}) test_several_of_one_input(random, inputs);
+  test_several_of_one_input(random, InputType::kFloat32);
+  if (kernels()->max_tile_rows_int > 0)
+    for (InputType input_type : {InputType::kInt16, InputType::kInt8})
+      test_several_of_one_input(random, input_type);
   test_two_callers(random);
 }
 

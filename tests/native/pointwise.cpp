@@ -1,4 +1,4 @@
-// What is done to each row or each number by itself.
+// Operations on each row or each value by itself.
 #include <cmath>
 
 #include "check.h"

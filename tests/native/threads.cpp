@@ -1,4 +1,4 @@
-// The threads: each part of each operation runs once, and has been seen to when it returns.
+// The threads: each part of an operation runs once, and its effects are visible at the end.
 #include <algorithm>
 #include <thread>
 
@@ -11,8 +11,8 @@ namespace {
 
 using namespace native;
 
-/// An operation whose parts write what only they may: no atomics, so that a missing
-/// synchronisation is a data race to the thread sanitizer.
+/// An operation whose parts write to their own memory without atomics: the thread sanitizer reports
+/// missing synchronisation as a data race.
 class Operation {
  public:
   void run(ThreadPool& pool, int num_parts) {
@@ -26,7 +26,7 @@ class Operation {
   std::vector<int> counts_;
 };
 
-/// Long enough that threads which look for work give up and sleep.
+/// Long enough that spinning threads go to sleep.
 void let_them_sleep() {
   for (int i = 0; i < 3000; i++) std::this_thread::yield();
 }

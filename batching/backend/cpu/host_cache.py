@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from batching.backend.cpu.attention import Floats, HostAttention, HostPool
-from batching.backend.cpu.pages import Region, back_with_memory, untouched
+from batching.backend.cpu.pages import Region, lazy_zeros, prefault
 from batching.backend.cpu.threads import make_numpy_single_threaded
 from batching.backend.paged.kv_cache import LayerCache, LayerShape, PagedKVCache, Slots
 from batching.backend.paged.mlx_attention import SlidingWindow
@@ -20,22 +20,22 @@ def host_cache(shapes: Iterable[LayerShape], num_blocks: int, block_size: int) -
     make_numpy_single_threaded()
     layers = [HostLayerCache(shape, num_blocks * block_size) for shape in shapes]
     arrays = [array for layer in layers for array in layer.pool]
-    back_with_memory([Region.of(head) for array in arrays for head in array], arrays)
+    prefault([Region.of(head) for array in arrays for head in array], arrays)
     return PagedKVCache(layers, block_size, HostAttention, _padded)
 
 
 class HostLayerCache(LayerCache):
     """Evaluates the queries, keys and values of a layer and goes on from there in numpy.
 
-    A write waits for the first read, so that both need one evaluation.
+    A write is deferred until the first read, so that both need one evaluation.
     """
 
     _written: tuple[mx.array, mx.array] | None
 
     def __init__(self, shape: LayerShape, num_slots: int) -> None:
         self.pool = HostPool(
-            untouched((shape.num_heads, num_slots, shape.key_dim)),
-            untouched((shape.num_heads, num_slots, shape.value_dim)),
+            lazy_zeros((shape.num_heads, num_slots, shape.key_dim)),
+            lazy_zeros((shape.num_heads, num_slots, shape.value_dim)),
         )
         super().__init__(shape, num_slots)
 
@@ -77,7 +77,7 @@ class HostLayerCache(LayerCache):
             array[:, targets] = array[:, sources]
 
     def reset(self) -> None:
-        """Forget a write; what is in the pool is read by nobody who has not written it."""
+        """Drop a deferred write; no request reads slots of the pool before it has written them."""
         self._written = None
 
 

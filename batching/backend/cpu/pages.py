@@ -1,4 +1,4 @@
-"""Memory of the system for arrays that are too large to wait for."""
+"""Memory for large arrays, without waiting for its pages."""
 
 import ctypes
 import math
@@ -13,22 +13,22 @@ import numpy as np
 
 from batching.backend.cpu.attention import Floats
 
-# madvise(2), Linux 5.14: back these pages, and leave what is in them.
+# madvise(2), Linux 5.14: fault in these pages without changing their contents.
 _MADV_POPULATE_WRITE: Final = 23
 _PIECE_BYTES: Final = 1 << 18
 
 
-def untouched(shape: tuple[int, ...]) -> Floats:
-    """Return zeros of memory that the system clears as it is touched: starting costs nothing.
+def lazy_zeros(shape: tuple[int, ...]) -> Floats:
+    """Return zeros whose pages the system clears when first touched, so that they cost no start-up.
 
-    `numpy.zeros` clears what the allocator kept, page by page.
+    `numpy.zeros` may reuse memory of the allocator, which it then clears at once.
     """
     memory = mmap.mmap(-1, math.prod(shape) * np.dtype(np.float32).itemsize)
     return np.frombuffer(memory, np.float32).reshape(shape)
 
 
 class Region(NamedTuple):
-    """Memory, of which the beginning is used first."""
+    """Memory whose beginning is used first."""
 
     address: int
     size: int
@@ -38,21 +38,20 @@ class Region(NamedTuple):
         return cls(array.ctypes.data, array.nbytes)
 
 
-def back_with_memory(regions: Sequence[Region], owners: Sequence[object]) -> None:
-    """Have regions of some owners backed by memory soon, the beginnings of all first.
+def prefault(regions: Sequence[Region], owners: Sequence[object]) -> None:
+    """Fault in the pages of regions in a thread of the lowest priority, their beginnings first.
 
-    A thread of the lowest priority does it.  Else the first tokens of every block would wait
-    for it: reading a prompt takes a sixth longer in a virtual machine, where a page costs
-    2 to 13 microseconds.  Where the system has no such call, that is how it stays.
+    Otherwise the first tokens of every block wait for page faults: prefill takes a sixth longer in
+    a virtual machine, where a page costs 2 to 13 microseconds.  Only Linux has such a call.
     """
     if sys.platform == "linux":
-        # The thread holds the owners: what they free could be somebody else's at once.
-        Thread(target=_back, args=(regions, owners), name="kv-pool-pages", daemon=True).start()
+        # The thread keeps the owners alive: memory that they free may be reused at once.
+        Thread(target=_prefault, args=(regions, owners), name="kv-pool-pages", daemon=True).start()
 
 
-def _back(regions: Sequence[Region], _owners: Sequence[object]) -> None:
+def _prefault(regions: Sequence[Region], _owners: Sequence[object]) -> None:
     os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
-    # By ctypes, since `mmap.madvise` keeps the interpreter's lock.
+    # By ctypes, since `mmap.madvise` does not release the interpreter's lock.
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for start, size in _pieces(regions):

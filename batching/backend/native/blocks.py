@@ -1,7 +1,7 @@
-"""Transformer blocks of the llama family, each computed by one kernel.
+"""Transformer blocks of the llama family, each computed by one operation.
 
 The blocks of `llama`, `qwen2` and `qwen3` compute the same: attention with rotary embedding, then a
-gated MLP, each behind an RMSNorm and added to what went in.
+gated MLP, each after an RMSNorm and with a residual connection.
 """
 
 from typing import Any, Final
@@ -23,7 +23,7 @@ _MLP: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 def replace_blocks(model: nn.Module, kernels: Any) -> None:
-    """Let blocks whose modules are all replaced run as one, over the pool of the kernels."""
+    """Make blocks whose modules are all replaced run as one operation on the kernels' pool."""
     for module in model.modules():
         if _is_known(module):
             module.__class__ = _block_class(type(module))
@@ -42,14 +42,14 @@ def _is_known(module: nn.Module) -> bool:
         and all(type(linear) is Linear for linear in linears)
         and all(type(norm) is RMSNorm for norm in norms)
         and type(attention.rope) is RoPE
-        # Else they are not packed alike.
+        # Products of one input must be packed alike.
         and attention.q_proj.product is attention.k_proj.product is attention.v_proj.product
         and mlp.gate_proj.product is mlp.up_proj.product
     )
 
 
 class FusedBlock:
-    """The kernel's own description of a block."""
+    """A block of the kernels."""
 
     def __init__(self, kernels: Any, block: nn.Module) -> None:
         attention, mlp = block.self_attn, block.mlp
@@ -71,8 +71,8 @@ class FusedBlock:
         self, x: mx.array, mask: SlidingWindow | None, cache: NativeLayerCache
     ) -> mx.array:
         angles = self._rope.angles(cache.offset)
-        return cache.transform(
-            lambda pool, step, window: self._kernels.transform(
+        return cache.run_block(
+            lambda pool, step, window: self._kernels.run_block(
                 x, *angles, self._rope.traditional, self._block, pool, step, window
             ),
             mask,
@@ -84,7 +84,7 @@ def _floats(array: mx.array | None) -> list[float]:
 
 
 def _block_class(plain: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass that runs fused where it can."""
+    """Return a subclass that runs fused if the cache and the mask allow."""
 
     def call(self: nn.Module, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         if isinstance(cache, NativeLayerCache) and (

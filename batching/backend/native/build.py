@@ -1,7 +1,7 @@
-"""Builds the extension into this folder, against the MLX that is installed.
+"""Builds the extension into this folder, against the installed MLX.
 
-`python -m batching.backend.native.build` never fails a start: without a compiler, or if the build
-fails, it says so in one line, and the server computes as it does without the extension.
+`python -m batching.backend.native.build` always succeeds: without a compiler, or if the build
+fails, it prints the reason, and the server runs without the extension.
 """
 
 import os
@@ -15,19 +15,19 @@ from typing import Final
 
 FOLDER: Final = Path(__file__).parent
 NAME: Final = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
-# Its last lines say what went wrong.
+# Of the output of a failed build: the last lines have the reason.
 _NUM_LINES: Final = 20
 
 
 def main() -> int:
-    """Return 0 if the extension was built, or could not be and the server does without."""
+    """Return 0, whether the extension was built or not: the server runs without it too."""
     if (reason := why_not()) is not None:
         print(f"no native CPU kernels: {reason}")
         return 0
     with tempfile.TemporaryDirectory() as directory:
         error = build(Path(directory))
         if error is None:
-            # In one step: a server that is starting finds the old one or the new one.
+            # Atomic: a server that is starting finds either the old file or the new one.
             os.replace(shutil.copy(Path(directory) / NAME, FOLDER / f"{NAME}.new"), FOLDER / NAME)
     if error is not None:
         print(error, file=sys.stderr)
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def why_not() -> str | None:
-    """Return why nothing can be built here, or None."""
+    """Return why the extension cannot be built here, or None."""
     if sys.platform != "linux":
         return "they are for Linux; on a Mac MLX computes on the GPU"
     compiler = os.environ.get("CXX", "c++")
@@ -51,7 +51,7 @@ def why_not() -> str | None:
 
 
 def build(directory: Path, *options: str) -> str | None:
-    """Build in a directory, with further options of CMake; return what it said if it failed."""
+    """Build in a directory, with further options of CMake; return the output of a failed build."""
     import mlx.core as mx
     import nanobind
 
@@ -79,7 +79,7 @@ def build(directory: Path, *options: str) -> str | None:
 
 
 def _path() -> str:
-    """The environment's programs come first, also if it is not activated."""
+    """Return PATH with the programs of this environment first, even if it is not activated."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 

@@ -1,4 +1,4 @@
-"""A KV pool that the native kernels own, read through the block tables where it lies."""
+"""The KV pool of the native kernels, read in place through the block tables."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from batching.backend.cpu.pages import Region, back_with_memory
+from batching.backend.cpu.pages import Region, prefault
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import LayerCache, LayerShape, PagedKVCache, Slots
 from batching.backend.paged.mlx_attention import SlidingWindow
@@ -18,7 +18,7 @@ def native_cache(
 ) -> PagedKVCache:
     layers = [NativeLayerCache(native, shape, num_blocks, block_size) for shape in shapes]
     pools = [layer.pool for layer in layers]
-    back_with_memory([Region(*region) for pool in pools for region in pool.regions], pools)
+    prefault([Region(*region) for pool in pools for region in pool.regions], pools)
     return PagedKVCache(
         layers, block_size, lambda slices, size: NativeAttention(native, slices, size)
     )
@@ -44,14 +44,14 @@ class NativeAttention:
         return np.array(rows, np.int32).reshape(-1, 4), np.array(tables, np.int32)
 
     def step(self, slots: Slots) -> object:
-        """Return the kernels' own description; `slots` are where the rows' keys go."""
+        """Return the step of the kernels; the rows' keys and values are written to `slots`."""
         if self._step is None:
             self._step = self._native.module.step(*self._rows(), slots.astype(np.int32))
         return self._step
 
 
 class NativeLayerCache(LayerCache):
-    """Writes and attends in one operation, once the queries are there."""
+    """Defers writes until attention, so that both are one operation."""
 
     def __init__(self, native: Native, shape: LayerShape, num_blocks: int, block_size: int) -> None:
         self._native = native
@@ -70,7 +70,7 @@ class NativeLayerCache(LayerCache):
 
     @property
     def state(self) -> tuple[mx.array, ...]:
-        """What attention returned: evaluating it writes, also where nobody looks at a logit."""
+        """The output of attention: evaluating it writes, even if no logits are needed."""
         return () if self._attended is None else (self._attended,)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -98,10 +98,10 @@ class NativeLayerCache(LayerCache):
         self._written = None
         return self._attended
 
-    def transform(
+    def run_block(
         self, run: Callable[[object, object, int], mx.array], window: SlidingWindow | None
     ) -> mx.array:
-        """Run a block that writes and attends itself, given pool, step and window."""
+        """Run a transformer block, given pool, step and window; it writes and attends."""
         self._attended = run(self.pool, self._native_step(), window.size if window else 0)
         return self._attended
 
@@ -123,5 +123,5 @@ class NativeLayerCache(LayerCache):
             self.pool.copy(source // self._block_size, target // self._block_size)
 
     def reset(self) -> None:
-        """Forget a write; what is in the pool is read by nobody who has not written it."""
+        """Drop a deferred write; no request reads slots of the pool before it has written them."""
         self._written = self._attended = None

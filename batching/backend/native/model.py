@@ -1,4 +1,4 @@
-"""Puts the kernels into a model."""
+"""Replaces modules of a model by the native kernels."""
 
 import mlx.nn as nn
 
@@ -8,12 +8,12 @@ from batching.backend.native_loader import Native
 
 
 def use_kernels(
-    model: nn.Module, native: Native, *, rounds: bool = False, input_bits: int = 32
+    model: nn.Module, native: Native, *, rounds_to_fp16: bool = False, input_bits: int = 32
 ) -> nn.Module:
-    """Return the model with kernels in the place of modules, its activations float32.
+    """Return the model with modules replaced by kernels and with float32 activations.
 
-    `rounds` and `input_bits` are those of `replace_modules`.
+    `rounds_to_fp16` and `input_bits` are those of `replace_modules`.
     """
-    model = replace_modules(model, native, rounds=rounds, input_bits=input_bits)
+    model = replace_modules(model, native, rounds_to_fp16=rounds_to_fp16, input_bits=input_bits)
     replace_blocks(model, native.module)
     return model

@@ -1,8 +1,8 @@
-"""Modules of an mlx-lm model, replaced by ones that call the native kernels.
+"""Replaces modules of an mlx-lm model by ones that call the native kernels.
 
-A replaced module is exactly of a class meant here; the others stay as they are.  Weights are
-packed as they are stored, so a quantized model stays small; what is not replaced becomes float32,
-like all activations.
+Only modules of exactly the known classes are replaced, not of their subclasses.  Weights are packed
+as they are stored, so a quantized model stays small; other modules become float32, as do all
+activations.
 """
 
 import sys
@@ -20,31 +20,30 @@ from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
 from batching.backend.memory import check_room
 from batching.backend.native_loader import Native
 
-# Children with these names read the same input, and are computed together.
+# Children with these names have the same input and are computed together.
 _SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _BITS: Final = (4, 8)
 _GROUP_SIZES: Final = (32, 64, 128)
 
 
 def replace_modules(
-    model: nn.Module, native: Native, *, rounds: bool = False, input_bits: int = 32
+    model: nn.Module, native: Native, *, rounds_to_fp16: bool = False, input_bits: int = 32
 ) -> nn.Module:
-    """Return the model with kernels in the place of modules, its activations float32.
+    """Return the model with modules replaced by kernels and with float32 activations.
 
-    rounds: quantized weights are those that dequantizing in float16 gives; not where inputs are
-        rounded.
-    input_bits: what is multiplied with quantized weights is rounded to 8 or 16 bits before, which
-        the kernels must have integers for; 32 rounds nothing.
+    rounds_to_fp16: dequantize weights as in float16; ignored where inputs are rounded.
+    input_bits: round the inputs of quantized weights to 8 or 16 bits, if the kernels support it; 32
+        rounds nothing.
     """
     kernels = native.module
-    packing = Packing(kernels, rounds, input_bits)
+    packing = Packing(kernels, rounds_to_fp16, input_bits)
     for group in _groups(model):
         product = Product(packing, group)
         for index, module in enumerate(group):
-            _become(module, Linear, product=product, index=index)
+            _replace_class(module, Linear, product=product, index=index)
     for module in model.modules():
         if _is_embedding(module):
-            _become(module, Embedding, product=Product(packing, [module]))
+            _replace_class(module, Embedding, product=Product(packing, [module]))
     _check_room_for_the_rest(model)
     model.set_dtype(mx.float32)
     model = dequantize_model(model)
@@ -61,14 +60,14 @@ def replace_modules(
     return model
 
 
-def fewest_input_bits(model: nn.Module) -> int:
-    """Return how many bits a replaced model multiplies at least; 32 if it rounds nothing."""
+def min_input_bits(model: nn.Module) -> int:
+    """Return the fewest bits that inputs are rounded to in a replaced model; 32 is no rounding."""
     replaced = [m for m in model.modules() if isinstance(m, Linear | Embedding)]
     return min((module.product.input_bits for module in replaced), default=32)
 
 
 def _check_room_for_the_rest(model: nn.Module) -> None:
-    """Raise ModelLoadError if what was not replaced, experts say, is too large in float32."""
+    """Raise ModelLoadError if what is not replaced, as experts, does not fit in float32."""
     more = 0
     for module in model.modules():
         arrays = {name: a for name, a in module.items() if isinstance(a, mx.array)}
@@ -105,8 +104,8 @@ def _is_known(module: nn.Module) -> bool:
     return module.mode == "affine" and module.bits in _BITS and module.group_size in _GROUP_SIZES
 
 
-def _become(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
-    """Make a module one of another class, without its arrays."""
+def _replace_class(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
+    """Make a module an instance of another class, without its arrays."""
     module.clear()
     module.__class__ = kind
     for name, value in attributes.items():
@@ -118,23 +117,28 @@ class Packing:
     """How weights are packed; see `replace_modules`."""
 
     kernels: Any
-    rounds: bool
+    rounds_to_fp16: bool
     input_bits: int
 
     def of(self, module: nn.Module) -> Any:
         if "scales" not in module:
             return self.kernels.pack(module.weight)
         return self.kernels.pack(
-            module.weight, module.scales, module.biases, module.bits, self.rounds, self.input_bits
+            module.weight,
+            module.scales,
+            module.biases,
+            module.bits,
+            self.rounds_to_fp16,
+            self.input_bits,
         )
 
 
 class Product:
-    """The products of some matrices with one input, computed when the first is asked for."""
+    """Products of several matrices with one input, all computed when the first is needed."""
 
     def __init__(self, packing: Packing, modules: Sequence[nn.Module]) -> None:
         self.kernels = packing.kernels
-        # All are quantized, or none is.
+        # Either all are quantized or none is.
         self.input_bits = packing.input_bits if "scales" in modules[0] else 32
         self.packed = [packing.of(module) for module in modules]
         self.biases = [_bias(module) for module in modules]
@@ -184,7 +188,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class RoPE(nn.RoPE):
-    """Rotary embedding (Su et al. 2021), with the angles of a step worked out once."""
+    """Rotary embedding (Su et al. 2021) with the angles of a step computed once."""
 
     kernels: Any
     rotation: Rotation
@@ -204,7 +208,7 @@ class RoPE(nn.RoPE):
 
 
 def _rebind_swiglu(model: nn.Module, kernels: Any) -> None:
-    """The models import the function by name, so it is their names that are rebound."""
+    """Rebind `swiglu` in the models' own modules, which import it by name."""
 
     def swiglu(gate: mx.array, x: mx.array) -> mx.array:
         """Return silu(gate) * x (SwiGLU, Shazeer 2020), also in models without the kernels."""

@@ -59,7 +59,9 @@ def with_kernels(
     native: Native, *, input_bits: int = 32, kv_dtype: mx.Dtype | None = None
 ) -> Bundled:
     plain = load_model(BUNDLED_MODEL, dtype=None)
-    model = use_kernels(plain.model, native, rounds=plain.rounds_to_half, input_bits=input_bits)
+    model = use_kernels(
+        plain.model, native, rounds_to_fp16=plain.rounds_to_fp16, input_bits=input_bits
+    )
     loaded = replace(plain, model=model)
     check = check_model(model, loaded.vocab_size, native, kv_dtype)
     assert isinstance(check, Batchable)
@@ -347,7 +349,7 @@ def test_with_kernels_no_bit_of_an_answer_depends_on_anything_but_its_request(
     native: Native, input_bits: int, kv_dtype: mx.Dtype | None
 ) -> None:
     """A difference, however small, might be rounded to a large one."""
-    if input_bits < 32 and not native.has_integers:
+    if input_bits < 32 and not native.supports_int_inputs:
         pytest.skip("this processor has no fast mode")
     bundled = with_kernels(native, input_bits=input_bits, kv_dtype=kv_dtype)
     cases = SHORT[::2]
@@ -397,7 +399,7 @@ def test_rounded_inputs_and_keys_stay_near_the_golden_odds(
     mean: float,
     most: float,
 ) -> None:
-    if input_bits < 32 and not native.has_integers:
+    if input_bits < 32 and not native.supports_int_inputs:
         pytest.skip("this processor has no fast mode")
     bundled = with_kernels(native, input_bits=input_bits, kv_dtype=kv_dtype)
     num_same, differences = agreement(bundled)

@@ -211,7 +211,7 @@ def test_a_model_whose_batch_differs_is_not_trusted(
     if input_bits is not None:
         native = request.getfixturevalue("native")
         assert native is not None
-        if input_bits < 32 and not native.has_integers:
+        if input_bits < 32 and not native.supports_int_inputs:
             pytest.skip("this processor has no fast mode")
         nn.quantize(
             model,

@@ -17,14 +17,14 @@ extern const Kernels kernels_baseline;
 
 namespace {
 
-/// NATIVE_ISA in the environment asks for less than there is, for tests.
-bool is_wanted(const Kernels& kernels) {
+/// Tests select a lesser instruction set by NATIVE_ISA in the environment.
+bool is_allowed(const Kernels& kernels) {
   const char* name = std::getenv("NATIVE_ISA");
   return !name || !*name || std::strcmp(name, kernels.name) == 0;
 }
 
 #if defined(__x86_64__)
-/// AVX-VNNI, of which not every compiler's own question knows.
+/// AVX-VNNI, which not every compiler's __builtin_cpu_supports knows.
 bool has_avx_vnni() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && eax >> 4 & 1;
@@ -36,13 +36,13 @@ const Kernels* select() {
   __builtin_cpu_init();
   const bool has_avx512 = __builtin_cpu_supports("x86-64-v4");
   const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
-  if (has_vnni && is_wanted(kernels_avx512_vnni)) return &kernels_avx512_vnni;
-  if (has_avx512 && is_wanted(kernels_avx512)) return &kernels_avx512;
+  if (has_vnni && is_allowed(kernels_avx512_vnni)) return &kernels_avx512_vnni;
+  if (has_avx512 && is_allowed(kernels_avx512)) return &kernels_avx512;
   const bool has_avx2 = __builtin_cpu_supports("x86-64-v3");
-  if (has_avx2 && has_avx_vnni() && is_wanted(kernels_avx2_vnni)) return &kernels_avx2_vnni;
-  return has_avx2 && is_wanted(kernels_avx2) ? &kernels_avx2 : nullptr;
+  if (has_avx2 && has_avx_vnni() && is_allowed(kernels_avx2_vnni)) return &kernels_avx2_vnni;
+  return has_avx2 && is_allowed(kernels_avx2) ? &kernels_avx2 : nullptr;
 #else
-  return is_wanted(kernels_baseline) ? &kernels_baseline : nullptr;
+  return is_allowed(kernels_baseline) ? &kernels_baseline : nullptr;
 #endif
 }
 

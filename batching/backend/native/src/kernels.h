@@ -1,4 +1,4 @@
-// What is compiled once for each instruction set; `kernels()` picks.
+// The kernels: compiled once for each instruction set, selected at run time by `kernels()`.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace native {
 
-/// How the weights of a linear layer are kept in memory.
+/// How the weights of a linear layer are stored.
 enum class Format : int32_t {
   kFloat32,
   kBfloat16,
@@ -16,40 +16,40 @@ enum class Format : int32_t {
   kBits4,
 };
 
-/// What inputs are before they are multiplied with quantized weights.
-enum class Inputs : int32_t {
-  kFloats,
-  kInt16,  // a group's largest one is 32767
-  kInt8,   // and here 127
+/// What inputs are rounded to before they are multiplied with quantized weights.
+enum class InputType : int32_t {
+  kFloat32,
+  kInt16,  // the largest input of a group becomes 32767
+  kInt8,   // the largest input of a group becomes 127
 };
 
-/// Weights `[outputs, inputs]` as the kernel reads them, one panel of outputs after the other.
+/// Weights `[outputs, inputs]` as the kernels read them, one panel of outputs after the other.
 ///
-/// A panel holds `columns` outputs side by side, all inputs of them one after the other:
+/// A panel holds `columns` outputs side by side, input by input:
 /// - floats: `[inputs][columns]`
-/// - 8 bits: for each group of inputs, `[group][columns]` bytes, `columns` scales and as many
-///   biases; float16 if that is what they all are, and else float32
+/// - 8 bits: for each group of inputs, `[group][columns]` bytes, then `columns` scales and as many
+///   biases, float16 if all of them are exact in float16, else float32
 /// - 4 bits: the same, a byte holding the values of two successive inputs, the first one low
-/// For inputs that are integers bytes are `[..][columns][4]`: those of four successive inputs of an
-/// output lie side by side; of 4 bits, the high halves are those of the next four inputs.
+/// For integer inputs the bytes are `[..][columns][4]`: those of four successive inputs of a column
+/// are adjacent; with 4 bits, the high halves belong to the four inputs after these.
 struct Panels {
   Format format;
   int num_outputs;
   int num_inputs;
-  int group;    // of the quantized formats; inputs are a multiple of it
+  int group;    // inputs that share a scale and a bias, a divisor of num_inputs; 0 for floats
   int columns;  // of a panel; columns beyond the outputs are zero
-  // Quantized: the product and the sum are each rounded to float16's 11 bits; with inputs that are
-  // integers only of rows that are looked up.
-  bool rounds;
-  Inputs inputs;
-  bool has_half_parameters;  // scales and biases
+  // q * scale and the sum with the bias are each rounded to float16; with integer inputs, only
+  // for embedding lookup.
+  bool rounds_to_fp16;
+  InputType input_type;
+  bool has_fp16_parameters;  // scales and biases
   const uint8_t* data;
 
   ALWAYS_INLINE int num_panels() const { return (num_outputs + columns - 1) / columns; }
 
   /// Scales and biases of a group.
   ALWAYS_INLINE size_t parameter_bytes() const {
-    return 2 * static_cast<size_t>(columns) * (has_half_parameters ? 2 : 4);
+    return 2 * static_cast<size_t>(columns) * (has_fp16_parameters ? 2 : 4);
   }
 
   ALWAYS_INLINE size_t panel_bytes() const {
@@ -81,11 +81,11 @@ struct Tiles {
   }
 };
 
-/// Inputs as the kernels read them, the rows of a tile side by side: floats `[tile][input][row]`;
-/// or integers `[tile][input / 8][row][8]`, and for each group what one step is worth, and the sum
-/// of its steps by that, `[tile][group][row]`.  Of 16 bits the integers of four inputs are in the
-/// order 0, 2, 1, 3.
-struct Arranged {
+/// Inputs as the kernels read them, the rows of a tile interleaved: floats `[tile][input][row]`; or
+/// integers `[tile][input / 8][row][8]` with, for each group, the scale and the scale times the sum
+/// of the integers, `[tile][group][row]`.  16-bit integers of four inputs are in the order 0, 2, 1,
+/// 3.
+struct PackedInputs {
   const float* floats;
   const uint8_t* integers;
   const float* scales;
@@ -100,33 +100,33 @@ struct LinearArgs {
   const float* x;
   float* y;
   int num_rows;
-  Arranged arranged = {};  // x
+  PackedInputs packed = {};  // x
 };
 
-/// The highest output of a row: the first of equal ones; not a number if any is none.
-struct Highest {
+/// The largest output of a row and its index: the first of equal ones; NaN if any output is NaN.
+struct ArgMax {
   float value = -__builtin_inff();
   int32_t index = 0;
 
-  ALWAYS_INLINE void see(float other, int32_t at) {
-    // False also if one of them is not a number; the first such stays.
+  ALWAYS_INLINE void update(float other, int32_t at) {
+    // The first NaN stays.
     if (other <= value || value != value) return;
     value = other;
     index = at;
   }
 };
 
-/// Keys and values of one layer, blocks of `block_size` tokens.
+/// The memory layout of one layer's keys and values, in blocks of `block_size` tokens.
 ///
-/// Of each block and head, keys lie token by token in each of `[key_dim][key_stride]` and values
-/// as `[block_size][value_stride]`: both are then read along vectors of the result.
+/// For each block and head, keys are transposed, `[key_dim][key_stride]`, and values are
+/// `[block_size][value_stride]`: both are then read along vectors of the result.
 struct PoolLayout {
   int num_heads;
   int block_size;
   int key_dim;
   int value_dim;
   bool is_bf16;
-  int columns;  // that the kernels compute at a time, of which the strides are multiples
+  int columns;  // that a kernel computes at a time; strides are multiples of it
 
   ALWAYS_INLINE int key_stride() const { return (block_size + columns - 1) / columns * columns; }
   ALWAYS_INLINE int value_stride() const { return (value_dim + columns - 1) / columns * columns; }
@@ -136,8 +136,8 @@ struct PoolLayout {
   }
 };
 
-/// Query vectors, rows by heads that share a key head, that one call attends: as many rows as make
-/// up to TILE, but at least one, which may have MAX_TILE.
+/// Query vectors (rows times query heads that share a key head) of one call: as many rows as fit in
+/// TILE, and at least one row, which may have up to MAX_TILE.
 constexpr int TILE = 48;
 constexpr int MAX_TILE = 128;
 
@@ -150,44 +150,45 @@ struct AttentionArgs {
   int num_query_heads;
   float scale;
   float soft_cap;      // 0 is none
-  int window;          // a row sees that many last positions; 0 is all
+  int window;          // how many of the last positions a row attends to; 0 is all
   const float* sinks;  // [num_query_heads], or null
-  int span_blocks;     // whose results are merged into those before them
+  int span_blocks;     // blocks of a span; results of successive spans are merged
 };
 
 /// Successive rows of one request, for one key head.
 struct AttentionPart {
-  const int32_t* blocks;  // the request's
+  const int32_t* blocks;  // the request's block table
   int head;
-  int first_row;  // of the step
+  int first_row;  // in the step
   int num_rows;
   int first_position;
-  int span;  // the one to compute, its result left at `partial`; -1 is all
+  int span;  // the span to compute, with its result written to `partial`; -1 is all spans
   float* partial;
-  /// The first block, times heads, plus head, that the same thread will probably read next; -1 if
-  /// nobody knows.
+  /// block * num_heads + head of what the same thread will probably read next; -1 if unknown.
   int64_t next = -1;
 };
 
 struct Kernels {
   const char* name;
-  int columns;                 // of a panel
-  int max_tile_rows;           // of floats
-  int max_tile_rows_integers;  // 0 where they cannot be multiplied
-  /// One row `[size]` of a tile; see Arranged.
-  void (*arrange)(const float* x, int row, int height, int size, float* floats);
-  void (*arrange_int16)(const float* x, int row, int height, int size, int group,
+  int columns;            // of a panel
+  int max_tile_rows;      // with float inputs
+  int max_tile_rows_int;  // with integer inputs; 0 if the processor has no instructions for them
+  /// Pack one row `[size]` of a tile; see PackedInputs.
+  void (*pack_row)(const float* x, int row, int height, int size, float* floats);
+  void (*pack_row_int16)(const float* x, int row, int height, int size, int group,
                         uint8_t* integers, float* scales, float* sums);
-  void (*arrange_int8)(const float* x, int row, int height, int size, int group,
+  void (*pack_row_int8)(const float* x, int row, int height, int size, int group,
                        uint8_t* integers, float* scales, float* sums);
-  /// One panel; `scratch` has room for `columns` floats of each input.
+  /// Compute one panel; `scratch` has space for `columns` floats per input.
   void (*linear)(const LinearArgs& args, int panel, float* scratch);
-  /// One panel's part in the highest outputs `[rows]`; nothing goes to `y`.
-  void (*highest)(const LinearArgs& args, int panel, float* scratch, Highest* rows);
-  /// Rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into the pool's slots.
+  /// Update each row's largest output with one panel; does not write to `y`.
+  void (*argmax)(const LinearArgs& args, int panel, float* scratch, ArgMax* rows);
+  /// Write rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into slots.
   void (*write)(const PoolLayout& pool, void* pool_keys, void* pool_values, const int32_t* slots,
                 int num_rows, const float* keys, const float* values);
+  /// See AttentionPart.
   void (*attend)(const AttentionArgs& args, const AttentionPart& part, float* scratch);
+  /// Merge `num_spans` results at `part.partial` into the outputs.
   void (*merge_spans)(const AttentionArgs& args, const AttentionPart& part, int num_spans,
                       float* scratch);
   /// Rows `[size]`: y = x / sqrt(mean(x^2) + eps) * weight; `weight` may be null.
@@ -199,7 +200,7 @@ struct Kernels {
   void (*swiglu)(const float* gate, const float* up, size_t size, float* y);
 };
 
-/// The best kernels for this processor; null where it has none of the instruction sets.
+/// The best kernels for this processor; null if it supports none of the instruction sets.
 const Kernels* kernels();
 
 }  // namespace native

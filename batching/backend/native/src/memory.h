@@ -1,4 +1,4 @@
-// Memory that the kernels own.
+// Memory of the kernels.
 #pragma once
 
 #include <cstddef>
@@ -6,10 +6,10 @@
 
 namespace native {
 
-/// Zeros from the system, backed as they are touched and in large pages where it has them.
+/// Zeroed memory of the system, backed by pages when first touched, large ones if available.
 class Memory {
  public:
-  /// Throws std::bad_alloc if there is none.
+  /// Throws std::bad_alloc.
   explicit Memory(size_t size);
   ~Memory();
   Memory(const Memory&) = delete;
@@ -23,9 +23,9 @@ class Memory {
   size_t size_;
 };
 
-/// A buffer that a thread keeps for its next operation, with room for `size`.
+/// Enlarge a buffer that a thread keeps between operations; its contents are not preserved.
 template <typename T>
-T* room(std::vector<T>& buffer, size_t size) {
+T* grow(std::vector<T>& buffer, size_t size) {
   if (buffer.size() < size) buffer.resize(size);
   return buffer.data();
 }

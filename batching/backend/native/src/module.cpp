@@ -62,11 +62,11 @@ std::shared_ptr<Block> make_block(const std::vector<Weights>& weights,
 
 NB_MODULE(_native, m) {
   nb::module_::import_("mlx.core");
-  // What it was built against: MLX's C++ interface changes from one version to the next.
+  // Checked at load: the C++ interface of MLX changes between versions.
   m.attr("mlx_version") =
       std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
       std::to_string(MLX_VERSION_PATCH);
-  m.def("has_integers", [] { return kernels() && kernels()->max_tile_rows_integers > 0; });
+  m.def("supports_int_inputs", [] { return kernels() && kernels()->max_tile_rows_int > 0; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("weight_bytes", &PackedWeights::all_bytes);
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
@@ -77,7 +77,7 @@ NB_MODULE(_native, m) {
   m.def("step", &make_step, "slices"_a, "tables"_a, "slots"_a);
   nb::class_<Pool>(m, "Pool")
       .def("copy", &Pool::copy, "source"_a, "target"_a)
-      // Addresses and sizes of its memory, of which the first blocks are used first.
+      // Addresses and sizes of its memory.
       .def_prop_ro("regions", [](const Pool& pool) {
         std::vector<std::pair<uintptr_t, size_t>> regions;
         for (const Memory* memory : {&pool.key_memory(), &pool.value_memory()})
@@ -88,7 +88,7 @@ NB_MODULE(_native, m) {
         "value_dim"_a, "is_bf16"_a = false);
 
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
-        "bits"_a = 0, "rounds"_a = false, "input_bits"_a = 32);
+        "bits"_a = 0, "rounds_to_fp16"_a = false, "input_bits"_a = 32);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   m.def("arg_max", &graph::arg_max, "logits"_a);
   m.def("embed", &graph::embed, "tokens"_a, "weights"_a);
@@ -101,6 +101,6 @@ NB_MODULE(_native, m) {
   nb::class_<Block>(m, "Block");
   m.def("block", &make_block, "weights"_a, "biases"_a, "norms"_a, "epsilons"_a, "num_heads"_a,
         "scale"_a);
-  m.def("transform", &graph::transform, "x"_a, "cosines"_a, "sines"_a, "traditional"_a, "block"_a,
+  m.def("run_block", &graph::run_block, "x"_a, "cosines"_a, "sines"_a, "traditional"_a, "block"_a,
         "pool"_a, "step"_a, "window"_a = 0);
 }

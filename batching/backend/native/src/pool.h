@@ -1,4 +1,4 @@
-// The paged pool of one layer: its keys and values.
+// The paged KV cache of one layer.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ class Pool {
   const Memory& key_memory() const { return keys_; }
   const Memory& value_memory() const { return values_; }
 
-  /// Write keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` of some tokens.
+  /// Write keys `[num_rows, num_heads, key_dim]` and values `[num_rows, num_heads, value_dim]`.
   void write(const int32_t* slots, int num_rows, const float* keys, const float* values);
-  /// Copy a whole block; nothing may run on the pool meanwhile.  Throws std::invalid_argument.
+  /// Copy a block; no operation may use the pool meanwhile.  Throws std::invalid_argument.
   void copy(int source, int target);
 
  private:

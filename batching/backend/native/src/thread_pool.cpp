@@ -6,8 +6,8 @@ namespace native {
 
 namespace {
 
-// Looking takes some 50 microseconds; what comes later is another step of the model.
-constexpr int NUM_LOOKS = 2000;
+// About 50 microseconds; work that comes later belongs to the next step of the model.
+constexpr int NUM_SPINS = 2000;
 
 void pause() {
 #if defined(__x86_64__)
@@ -19,7 +19,7 @@ void pause() {
 
 uint32_t num_unclaimed(uint64_t claims) { return static_cast<uint32_t>(claims); }
 
-std::unique_ptr<ThreadPool> the_threads = std::make_unique<ThreadPool>(1);
+std::unique_ptr<ThreadPool> process_threads = std::make_unique<ThreadPool>(1);
 
 }  // namespace
 
@@ -59,14 +59,14 @@ void ThreadPool::call(int num_parts, const void* run, Call call) {
   while (num_done_.load(std::memory_order_acquire) < num_parts) pause();
 }
 
-/// Run a part if one is left; `seen` becomes what was found.
+/// Run a part if one is unclaimed; `seen` becomes the last value of `claims_`.
 bool ThreadPool::run_one(uint64_t& seen) {
   seen = claims_.load(std::memory_order_acquire);
   while (num_unclaimed(seen) > 0) {
     const void* run = run_.load(std::memory_order_relaxed);
     Call call = call_.load(std::memory_order_relaxed);
     int num_parts = num_parts_.load(std::memory_order_relaxed);
-    // If the operation has changed since, so has its number.
+    // Fails if another operation has begun: its number differs.
     if (claims_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel,
                                       std::memory_order_acquire)) {
       call(run, num_parts - static_cast<int>(num_unclaimed(seen)));
@@ -85,9 +85,9 @@ void ThreadPool::work() {
   } while (wait_for_work(seen));
 }
 
-/// Return true when there is something new to claim, false when the pool goes away.
+/// Return true when there are new parts to claim, false when the pool is destroyed.
 bool ThreadPool::wait_for_work(uint64_t seen) {
-  for (int i = 0; i < NUM_LOOKS; i++) {
+  for (int i = 0; i < NUM_SPINS; i++) {
     if (claims_.load(std::memory_order_relaxed) != seen) return true;
     pause();
   }
@@ -98,11 +98,11 @@ bool ThreadPool::wait_for_work(uint64_t seen) {
   return !stopping_;
 }
 
-ThreadPool& threads() { return *the_threads; }
+ThreadPool& threads() { return *process_threads; }
 
 void set_num_threads(int num_threads) {
   if (num_threads != threads().num_threads())
-    the_threads = std::make_unique<ThreadPool>(num_threads);
+    process_threads = std::make_unique<ThreadPool>(num_threads);
 }
 
 }  // namespace native

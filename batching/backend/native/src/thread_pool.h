@@ -1,4 +1,4 @@
-// The threads that share one operation's work.
+// The threads that compute an operation together.
 #pragma once
 
 #include <atomic>
@@ -10,14 +10,14 @@
 
 namespace native {
 
-/// Runs the parts of one operation at a time, in the calling thread and its own.
+/// Runs the parts of one operation at a time, in the calling thread and its workers.
 ///
-/// Parts are claimed one by one, so a thread that the system takes off its core holds up one part
-/// and not a share of the whole.  A thread that finds no work looks for it a while, since the next
-/// operation of a model begins some microseconds later, and then sleeps.
+/// Threads claim parts one by one, so a thread that the system preempts delays one part and not a
+/// fixed share of the operation.  An idle worker spins, since the next operation of a model begins
+/// some microseconds later, and then sleeps.
 class ThreadPool {
  public:
-  /// With `num_threads` of 1 everything runs in the calling thread.
+  /// With 1 thread everything runs in the calling thread.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -27,8 +27,8 @@ class ThreadPool {
 
   /// Call `run(part)` for each part in [0, num_parts); return when all have returned.
   ///
-  /// They must not throw, nor call this themselves.  While another thread's operation runs, the
-  /// caller does all parts itself.
+  /// Parts must not throw, nor call this.  While the operation of another caller runs, the calling
+  /// thread runs all parts itself.
   template <typename Run>
   void for_each(int num_parts, const Run& run) {
     call(num_parts, &run, [](const void* f, int part) {
@@ -44,13 +44,13 @@ class ThreadPool {
   bool run_one(uint64_t& seen);
   bool wait_for_work(uint64_t seen);
 
-  // The operation: written while no part of it can be claimed, by whoever holds `caller_`.
+  // The operation: written while none of its parts can be claimed, with `caller_` locked.
   std::atomic<const void*> run_{nullptr};
   std::atomic<Call> call_{nullptr};
   std::atomic<int> num_parts_{0};
 
-  // The number of the operation in the upper half, and how many of its parts nobody has claimed
-  // in the lower one: a claim of an earlier operation's part cannot succeed.
+  // The operation's number in the upper half, its unclaimed parts in the lower half: a claim for an
+  // earlier operation cannot succeed.
   alignas(64) std::atomic<uint64_t> claims_{0};
   alignas(64) std::atomic<int> num_done_{0};
 
@@ -64,7 +64,7 @@ class ThreadPool {
 
 /// The threads of this process.
 ThreadPool& threads();
-/// Make them anew if it is another number; then nothing may run meanwhile.
+/// Replace the threads if the number differs; no operation may run meanwhile.
 void set_num_threads(int num_threads);
 
 }  // namespace native

@@ -10,28 +10,28 @@ namespace native {
 
 namespace {
 
-/// A number as float16, if it is one.
-std::optional<uint16_t> to_half(float x) {
+/// The float16 that equals x, if there is one.
+std::optional<uint16_t> to_fp16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x), mantissa = bits & 0x7fffff;
   const uint16_t sign = bits >> 16 & 0x8000;
   const int exponent = static_cast<int>(bits >> 23 & 255) - 127;
   if (x == 0) return sign;
   if (exponent >= -14 && exponent <= 15 && mantissa % (1 << 13) == 0)
     return sign | (exponent + 15) << 10 | mantissa >> 13;
-  // Below the normal ones all are multiples of 2^-24.
+  // Subnormal: a multiple of 2^-24.
   if (exponent < -24 || exponent >= -14) return std::nullopt;
   const uint32_t whole = mantissa | 0x800000, unit = 1u << (-1 - exponent);
   if (whole % unit != 0) return std::nullopt;
   return sign | whole / unit;
 }
 
-float from_half(uint16_t half) {
+float from_fp16(uint16_t half) {
   const float size = std::bit_cast<float>((half & 0x7fffu) << 13) * 0x1p112f;
   return half & 0x8000 ? -size : size;
 }
 
-bool are_halves(const float* numbers, size_t size) {
-  return std::all_of(numbers, numbers + size, [](float x) { return to_half(x).has_value(); });
+bool are_fp16(const float* numbers, size_t size) {
+  return std::all_of(numbers, numbers + size, [](float x) { return to_fp16(x).has_value(); });
 }
 
 Panels layout(const PlainWeights& plain, int columns) {
@@ -42,10 +42,10 @@ Panels layout(const PlainWeights& plain, int columns) {
           .num_inputs = plain.num_inputs,
           .group = plain.group,
           .columns = columns,
-          .rounds = plain.rounds,
-          .inputs = plain.inputs,
-          .has_half_parameters =
-              are_halves(plain.scales, num_groups) && are_halves(plain.biases, num_groups),
+          .rounds_to_fp16 = plain.rounds_to_fp16,
+          .input_type = plain.input_type,
+          .has_fp16_parameters =
+              are_fp16(plain.scales, num_groups) && are_fp16(plain.biases, num_groups),
           .data = nullptr};
 }
 
@@ -69,19 +69,19 @@ uint8_t value(const uint32_t* row, int i) {
   return row[i / PER_WORD] >> (i % PER_WORD * BITS) & ((1u << BITS) - 1);
 }
 
-/// Where, within a group's bytes, the value of an input and a column is.
-struct Place {
+/// Where the value of an input and a column is stored within a group.
+struct ValuePosition {
   size_t byte;
-  int shift;
+  int shift;  // in bits
 
-  Place(const Panels& panels, size_t input, size_t column) {
+  ValuePosition(const Panels& panels, size_t input, size_t column) {
     const size_t bits = panels.format == Format::kBits4 ? 4 : 8, per_byte = 8 / bits;
-    if (panels.inputs == Inputs::kFloats) {
+    if (panels.input_type == InputType::kFloat32) {
       byte = input / per_byte * panels.columns + column;
       shift = static_cast<int>(input % per_byte * bits);
       return;
     }
-    const size_t per_four = 4 * per_byte;  // inputs whose values share four bytes
+    const size_t per_four = 4 * per_byte;  // inputs that share four bytes
     byte = (input / per_four * panels.columns + column) * 4 + input % 4;
     shift = static_cast<int>(input % per_four / 4 * bits);
   }
@@ -96,17 +96,17 @@ size_t group_bytes(const Panels& panels) {
   return group_value_bytes(panels) + panels.parameter_bytes();
 }
 
-/// Scale or bias `at` of a group's parameters.
+/// Set scale or bias `at` of a group.
 void set_parameter(const Panels& panels, uint8_t* parameters, size_t at, float x) {
-  if (panels.has_half_parameters)
-    reinterpret_cast<uint16_t*>(parameters)[at] = *to_half(x);
+  if (panels.has_fp16_parameters)
+    reinterpret_cast<uint16_t*>(parameters)[at] = *to_fp16(x);
   else
     reinterpret_cast<float*>(parameters)[at] = x;
 }
 
 float parameter(const Panels& panels, const uint8_t* parameters, size_t at) {
-  return panels.has_half_parameters
-             ? from_half(reinterpret_cast<const uint16_t*>(parameters)[at])
+  return panels.has_fp16_parameters
+             ? from_fp16(reinterpret_cast<const uint16_t*>(parameters)[at])
              : reinterpret_cast<const float*>(parameters)[at];
 }
 
@@ -121,8 +121,8 @@ void pack_quantized(const PlainWeights& plain, const Panels& panels, int panel, 
     for (int g = 0; g < num_groups; g++) {
       uint8_t* block = target + g * group_bytes(panels);
       for (int i = 0; i < plain.group; i++) {
-        const Place place(panels, i, j);
-        block[place.byte] |= value<BITS>(row, g * plain.group + i) << place.shift;
+        const ValuePosition position(panels, i, j);
+        block[position.byte] |= value<BITS>(row, g * plain.group + i) << position.shift;
       }
       uint8_t* parameters = block + group_value_bytes(panels);
       set_parameter(panels, parameters, j, plain.scales[output * num_groups + g]);
@@ -132,12 +132,11 @@ void pack_quantized(const PlainWeights& plain, const Panels& panels, int panel, 
 }
 
 /// As in kernels/linear.h.
-float rounded(float x) {
+float round_to_fp16(float x) {
   const float shifted = std::fma(x, 8193.0f, 0.0f), rest = shifted - x;
   return shifted - rest;
 }
 
-// What all packed weights take.
 std::atomic<size_t> total_bytes{0};
 
 }  // namespace
@@ -183,10 +182,11 @@ float PackedWeights::quantized(const uint8_t* panel, size_t input, size_t column
   const uint8_t* parameters = block + group_value_bytes(panels_);
   const float scale = parameter(panels_, parameters, column);
   const float bias = parameter(panels_, parameters, panels_.columns + column);
-  const Place place(panels_, input % panels_.group, column);
+  const ValuePosition position(panels_, input % panels_.group, column);
   const int mask = panels_.format == Format::kBits4 ? 15 : 255;
-  const float q = static_cast<float>(block[place.byte] >> place.shift & mask);
-  return panels_.rounds ? rounded(rounded(q * scale) + bias) : std::fma(q, scale, bias);
+  const float q = static_cast<float>(block[position.byte] >> position.shift & mask);
+  if (panels_.rounds_to_fp16) return round_to_fp16(round_to_fp16(q * scale) + bias);
+  return std::fma(q, scale, bias);
 }
 
 }  // namespace native

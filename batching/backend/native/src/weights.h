@@ -1,4 +1,4 @@
-// Weights of a linear layer, packed for the kernel.
+// Weights of a linear layer, packed for the kernels.
 #pragma once
 
 #include <memory>
@@ -8,15 +8,15 @@
 
 namespace native {
 
-/// As MLX keeps them: floats `[outputs, inputs]`, or `bits` bits each in words of 32 with scales
+/// As MLX stores them: floats `[outputs, inputs]`, or integers packed in 32-bit words with scales
 /// and biases `[outputs, inputs / group]`.
 struct PlainWeights {
   Format format;
   int num_outputs;
   int num_inputs;
   int group;
-  bool rounds;    // as in Panels
-  Inputs inputs;  // likewise
+  bool rounds_to_fp16;    // as in Panels
+  InputType input_type;   // as in Panels
   const void* weights;
   const float* scales;
   const float* biases;
@@ -29,11 +29,11 @@ class PackedWeights {
   PackedWeights(const PackedWeights&) = delete;
   PackedWeights& operator=(const PackedWeights&) = delete;
 
-  /// What all packed weights of this process take.
+  /// Bytes of all packed weights of this process.
   static size_t all_bytes();
 
   const Panels& panels() const { return panels_; }
-  /// Unpack the weights of one output, `[num_inputs]`.
+  /// Dequantize the weights of one output, `[num_inputs]`.
   void unpack(int output, float* row) const;
 
   size_t num_bytes() const { return memory_.size(); }

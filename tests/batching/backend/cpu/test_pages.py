@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from batching.backend.cpu.attention import Floats
-from batching.backend.cpu.pages import Region, back_with_memory, untouched
+from batching.backend.cpu.pages import Region, lazy_zeros, prefault
 
 
 def num_resident_pages(array: Floats) -> int:
@@ -23,10 +23,10 @@ def num_resident_pages(array: Floats) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="the call is Linux's")
 def test_all_pages_are_backed_and_nothing_in_them_changes() -> None:
     # A head is no whole number of pieces, nor of pages.
-    arrays = [untouched((2, 1500, 64)), untouched((3, 1500, 33))]
+    arrays = [lazy_zeros((2, 1500, 64)), lazy_zeros((3, 1500, 33))]
     arrays[0][1, 700:800] = 7
     assert num_resident_pages(arrays[1]) == 0
-    back_with_memory([Region.of(head) for array in arrays for head in array], arrays)
+    prefault([Region.of(head) for array in arrays for head in array], arrays)
     for thread in threading.enumerate():
         if thread.name == "kv-pool-pages":
             thread.join()

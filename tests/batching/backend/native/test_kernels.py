@@ -92,7 +92,7 @@ def test_products_with_quantized_weights(
 @EXAMPLES
 @QUANTIZED_PRODUCTS
 @pytest.mark.parametrize("input_bits", [8, 16])
-def test_products_with_inputs_that_are_integers(
+def test_products_with_integer_inputs(
     kernels: Any,
     input_bits: int,
     rows: int,
@@ -102,9 +102,9 @@ def test_products_with_inputs_that_are_integers(
     bits: int,
     seed: int,
 ) -> None:
-    """Off by what rounding the inputs makes, half of a step of each group, and no more."""
-    if not kernels.has_integers():
-        pytest.skip("this processor multiplies no integers")
+    """The error is at most that of rounding the inputs, half a step of each group."""
+    if not kernels.supports_int_inputs():
+        pytest.skip("this processor has no integer dot products")
     rng = np.random.default_rng(seed)
     weight = mx.array(rng.standard_normal((outputs, groups * group)).astype(np.float32))
     parts = mx.quantize(weight, group_size=group, bits=bits)
@@ -127,9 +127,9 @@ def test_products_with_inputs_that_are_integers(
 
 
 @pytest.mark.parametrize("input_bits", [8, 16])
-def test_inputs_that_are_no_numbers_stay_none(kernels: Any, input_bits: int) -> None:
-    if not kernels.has_integers():
-        pytest.skip("this processor multiplies no integers")
+def test_nan_and_infinite_inputs_give_nan(kernels: Any, input_bits: int) -> None:
+    if not kernels.supports_int_inputs():
+        pytest.skip("this processor has no integer dot products")
     parts = mx.quantize(mx.ones((40, 64)), group_size=32)
     packed = kernels.pack(*parts, 4, input_bits=input_bits)
     x = mx.zeros((3, 64))
@@ -168,7 +168,7 @@ def test_products_of_several_matrices_with_one_input(
     has_bias=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_the_highest_output_of_a_product(
+def test_the_argmax_of_a_product(
     kernels: Any, rows: int, outputs: int, bits: int, has_bias: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -178,18 +178,18 @@ def test_the_highest_output_of_a_product(
     bias = mx.array(rng.integers(-2, 3, outputs).astype(np.float32)) if has_bias else None
     x = mx.array(rng.integers(-2, 3, (rows, 1, 32)).astype(np.float32))
     (product,) = kernels.linear(x, [packed], [bias])
-    indices, highest = kernels.arg_max(product.squeeze(1))
+    indices, largest = kernels.arg_max(product.squeeze(1))
     logits = np.array(product)[:, 0]
     assert indices.dtype == mx.uint32
     assert np.array(indices).tolist() == logits.argmax(-1).tolist()
-    assert np.array(highest).tolist() == logits.max(-1).tolist()
-    # The same of logits that are there already.
+    assert np.array(largest).tolist() == logits.max(-1).tolist()
+    # The same for logits that are evaluated already.
     again, same = kernels.arg_max(mx.array(logits))
     assert mx.array_equal(again, indices)
-    assert mx.array_equal(same, highest)
+    assert mx.array_equal(same, largest)
 
 
-def test_the_highest_output_is_found_without_writing_the_others(kernels: Any) -> None:
+def test_argmax_does_not_write_the_product(kernels: Any) -> None:
     packed = kernels.pack(mx.random.normal((50_000, 32)))
     x = mx.random.normal((16, 32))
     mx.eval(x)
@@ -200,12 +200,12 @@ def test_the_highest_output_is_found_without_writing_the_others(kernels: Any) ->
 
 
 @pytest.mark.parametrize("where", [0, 77, 199])
-def test_a_row_with_an_output_that_is_no_number_has_no_highest(kernels: Any, where: int) -> None:
+def test_the_argmax_of_a_row_with_nan_is_nan(kernels: Any, where: int) -> None:
     weight = np.ones((200, 32), np.float32)
     weight[where] = np.nan
     (product,) = kernels.linear(mx.ones((3, 32)), [kernels.pack(mx.array(weight))], [None])
-    _, highest = kernels.arg_max(product)
-    assert np.isnan(np.array(highest)).all()
+    _, largest = kernels.arg_max(product)
+    assert np.isnan(np.array(largest)).all()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -215,7 +215,7 @@ def test_weights_of_float16_are_rounded_as_mlx_rounds_them(kernels: Any, bits: i
     parts = mx.quantize(weight, group_size=32, bits=bits)
     plain = mx.dequantize(*parts, group_size=32, bits=bits)
     assert plain.dtype == mx.float16
-    packed = kernels.pack(*parts, bits, rounds=True)
+    packed = kernels.pack(*parts, bits, rounds_to_fp16=True)
     (y,) = kernels.linear(mx.eye(128), [packed], [None])
     assert mx.array_equal(y.T, plain.astype(mx.float32))
     embedded = kernels.embed(mx.array([[3], [69]]), packed)
@@ -481,7 +481,7 @@ def test_wrong_shapes_are_refused(kernels: Any) -> None:
         kernels.pack(*parts, 4),
         kernels.pack(*mx.quantize(mx.ones((4, 64)), group_size=32), 4),
     ]
-    if kernels.has_integers():
+    if kernels.supports_int_inputs():
         unlike.append(kernels.pack(*parts, 4, input_bits=8))
     pool = kernels.pool(2, 4, 2, 8, 8)
     step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0)], [0], [0])))

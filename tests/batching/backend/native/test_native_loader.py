@@ -60,7 +60,7 @@ def module_for(mlx_version: str, isa: str) -> str:
             f"isa = lambda: {isa!r}",
             "set_num_threads = [].append",
             "num_threads = lambda: 3",
-            "has_integers = lambda: False",
+            "supports_int_inputs = lambda: False",
         ]
     )
 
@@ -203,11 +203,11 @@ def test_the_start_says_what_is_rounded(
         return use_kernels(*args, input_bits=input_bits, **options)
 
     monkeypatch.setattr(engine_builder, "use_kernels", use_kernels_and_tell)
-    if native.has_integers:
+    if native.supports_int_inputs:
         what = f"{precision}: what is multiplied with quantized weights has {num_bits} bits"
         assert f"kernels   {native}; {what}" in build_engine(config).startup_lines
         assert used == [num_bits]
-    without = replace(native, has_integers=False)
+    without = replace(native, supports_int_inputs=False)
     monkeypatch.setattr(engine_builder, "load_native", lambda *_: without)
     why = f"this processor has no {precision} mode, all is exact"
     assert f"kernels   {native}; {why}" in build_engine(config).startup_lines

@@ -1,15 +1,15 @@
-// Attention of one step's rows over the paged pool, without gathering anything.
+// Attention of the rows of one step over the paged pool, without gathering keys and values.
 //
-// The keys are visited block by block with a running maximum and a running total (online softmax,
-// Milakov & Gimelshein 2018), in spans of a fixed number of blocks whose results are then merged
-// (as in flash-decoding, Dao et al. 2023).  What is computed for a row, and in which order, follows
-// from its own position alone: rows that are in the same tile, keys that they alone see, and who
-// computes which span make no difference to a single bit.
+// Keys are read block by block with a running maximum and a running sum (online softmax, Milakov &
+// Gimelshein 2018), in spans of a fixed number of blocks whose results are then merged (as in
+// flash-decoding, Dao et al. 2023).  What is computed for a row, and in which order, depends on its
+// position alone: no bit depends on the other rows of its tile, on keys that only these see, or on
+// which thread computes a span.
 #pragma once
 
 #include "kernels.h"
 #include "kernels/bf16.h"
-#include "kernels/micro.h"
+#include "kernels/microkernel.h"
 
 namespace {
 
@@ -17,12 +17,13 @@ using native::AttentionArgs;
 using native::AttentionPart;
 using native::PoolLayout;
 
-constexpr float INFINITE = __builtin_inff();
+constexpr float INF = __builtin_inff();
 
-/// Unnormalised results of `size` query vectors: `[size]`, `[size]` and `[size][value_stride]`.
+/// Results of `size` query vectors before normalization: maxima and sums of the softmax, `[size]`,
+/// and weighted sums of values, `[size][value_stride]`.
 struct Partial {
-  float* highest;
-  float* totals;
+  float* maxima;
+  float* sums;
   float* values;
 };
 
@@ -39,43 +40,43 @@ ALWAYS_INLINE F32 tanh(F32 x) {
   return splat(1.0f) - splat(2.0f) / (exp(x + x) + splat(1.0f));
 }
 
-/// Columns [first, next) are visible: a score elsewhere becomes -infinity.
-ALWAYS_INLINE void hide(float* scores, int width, int first, int next) {
-  for (int j = 0; j < first && j < width; j++) scores[j] = -INFINITE;
-  for (int j = next > 0 ? next : 0; j < width; j++) scores[j] = -INFINITE;
+/// Set scores outside of columns [first, next) to -infinity.
+ALWAYS_INLINE void mask(float* scores, int width, int first, int next) {
+  for (int j = 0; j < first && j < width; j++) scores[j] = -INF;
+  for (int j = next > 0 ? next : 0; j < width; j++) scores[j] = -INF;
 }
 
-/// Turn scores `[size][stride]` into weights, `width` of each; update maximum and total.
-/// `factors[m]`: by what the results so far are to be multiplied.
-void weigh(float* scores, int size, int stride, int width, float* highest, float* totals,
-           float* factors) {
+/// Replace scores `[size][stride]`, `width` of each, by softmax weights; update maxima and sums.
+/// The results so far must be multiplied by `factors[m]`.
+void update_softmax(float* scores, int size, int stride, int width, float* maxima, float* sums,
+                    float* factors) {
   float before[MAX_TILE];
   for (int m = 0; m < size; m++) {
     const float* row = scores + m * stride;
     F32 top = load(row);
     for (int j = LANES; j < width; j += LANES) top = max(top, load(row + j));
-    before[m] = highest[m];
-    const float found = max(top);
-    highest[m] = found > highest[m] ? found : highest[m];
-    // Nothing was visible so far, nor is now: any finite number will do.
-    factors[m] = highest[m] == -INFINITE ? 0.0f : before[m] - highest[m];
+    before[m] = maxima[m];
+    const float largest = max(top);
+    maxima[m] = largest > maxima[m] ? largest : maxima[m];
+    // All is masked so far: any finite factor is right.
+    factors[m] = maxima[m] == -INF ? 0.0f : before[m] - maxima[m];
   }
   for (int m = size; m % LANES; m++) factors[m] = 0.0f;
   for (int m = 0; m < size; m += LANES) store(factors + m, exp(load(factors + m)));
   for (int m = 0; m < size; m++) {
     float* row = scores + m * stride;
-    const F32 shift = splat(highest[m] == -INFINITE ? 0.0f : highest[m]);
+    const F32 shift = splat(maxima[m] == -INF ? 0.0f : maxima[m]);
     F32 total{};
     for (int j = 0; j < width; j += LANES) {
       F32 weight = exp(load(row + j) - shift);
       store(row + j, weight);
       total += weight;
     }
-    totals[m] = totals[m] * factors[m] + sum(total);
+    sums[m] = sums[m] * factors[m] + sum(total);
   }
 }
 
-/// Keys or values of a block, as the pool keeps them, and those that are read next, or null.
+/// Keys or values of a block in the pool, and those to prefetch, or null.
 template <typename Stored>
 struct StoredBlock {
   const Stored* data;
@@ -83,16 +84,15 @@ struct StoredBlock {
   int stride;
 };
 
-/// y = x times the first `width` columns of `[k][stride]`, or that much more; `floats` has room for
-/// them all.
+/// y (+)= x times the first `width` columns of `[k][stride]`; `floats` has space for all of them.
 template <typename Stored>
 void multiply_block(int size, const float* x, int ldx, const StoredBlock<Stored>& block, int k,
                     int width, float* y, int ldy, bool add, float* floats) {
   if (sizeof(Stored) < sizeof(float) && size > MAX_ROWS) {
-    // They will be read several times.
+    // Converted once, since several tiles read them.
     const Stored* ahead = block.next ? block.next : block.data;
     for (int i = 0; i < k * block.stride; i += LANES) {
-      if (i % 32 == 0) fetch(ahead + i);
+      if (i % 32 == 0) prefetch(ahead + i);
       store(floats + i, load(block.data + i));
     }
     const StoredBlock<float> unpacked{floats, nullptr, block.stride};
@@ -103,11 +103,11 @@ void multiply_block(int size, const float* x, int ldx, const StoredBlock<Stored>
              block.next ? block.next + j : nullptr);
 }
 
-/// Query vectors of a tile, scaled: rows of the step by the heads that share a key head.
+/// Scaled query vectors: rows of the step times query heads that share a key head.
 struct Tile {
   int first_position;
   int num_rows;
-  int group;  // query heads of a key head
+  int group;  // query heads per key head
   const float* queries;
 
   int size() const { return num_rows * group; }
@@ -133,7 +133,7 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
     return StoredBlock<Stored>{blocks + at * size, ahead, width};
   };
   const int last_block = part.span < 0 ? tile.last_position() / pool.block_size + 1 : next_block;
-  for (int m = 0; m < size; m++) result.highest[m] = -INFINITE, result.totals[m] = 0.0f;
+  for (int m = 0; m < size; m++) result.maxima[m] = -INF, result.sums[m] = 0.0f;
   for (int i = 0; i < size * pool.value_stride(); i += LANES) store(result.values + i, F32{});
   for (int b = first_block; b < next_block; b++) {
     const int first_key = b * pool.block_size;
@@ -141,7 +141,7 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
     num_keys = num_keys < pool.block_size ? num_keys : pool.block_size;
     if (num_keys <= 0) return;
     const int64_t block = int64_t{part.blocks[b]} * pool.num_heads + part.head;
-    // Memory is read twice as fast if the next block is asked for little by little meanwhile.
+    // Memory is read twice as fast if the next block is prefetched bit by bit meanwhile.
     int64_t ahead = part.next;
     if (b + 1 < last_block) ahead = int64_t{part.blocks[b + 1]} * pool.num_heads + part.head;
     const auto keys = stored(args.keys, pool.key_floats(), block, ahead, stride);
@@ -157,9 +157,10 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
       const int first = args.window > 0 ? position - args.window + 1 - first_key : 0;
       int next = position + 1 - first_key;
       next = next < num_keys ? next : num_keys;
-      if (first > 0 || next < width) hide(row, width, first, next);
+      if (first > 0 || next < width) mask(row, width, first, next);
     }
-    weigh(scratch.scores, size, stride, width, result.highest, result.totals, scratch.factors);
+    update_softmax(scratch.scores, size, stride, width, result.maxima, result.sums,
+                   scratch.factors);
     for (int m = 0; m < size; m++)
       if (scratch.factors[m] != 1.0f)
         scale(result.values + m * pool.value_stride(), pool.value_stride(), scratch.factors[m]);
@@ -170,15 +171,15 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
   }
 }
 
-/// Add the result of one more span.
+/// Merge the result of one more span.
 void merge(int size, int value_stride, const Partial& more, float* factors, const Partial& result) {
   float others[MAX_TILE];
   for (int m = 0; m < size; m++) {
-    const float before = result.highest[m];
-    const float highest = more.highest[m] > before ? more.highest[m] : before;
-    result.highest[m] = highest;
-    factors[m] = highest == -INFINITE ? 0.0f : before - highest;
-    others[m] = highest == -INFINITE ? 0.0f : more.highest[m] - highest;
+    const float before = result.maxima[m];
+    const float maximum = more.maxima[m] > before ? more.maxima[m] : before;
+    result.maxima[m] = maximum;
+    factors[m] = maximum == -INF ? 0.0f : before - maximum;
+    others[m] = maximum == -INF ? 0.0f : more.maxima[m] - maximum;
   }
   for (int m = size; m % LANES; m++) factors[m] = others[m] = 0.0f;
   for (int m = 0; m < size; m += LANES) {
@@ -186,7 +187,7 @@ void merge(int size, int value_stride, const Partial& more, float* factors, cons
     store(others + m, exp(load(others + m)));
   }
   for (int m = 0; m < size; m++) {
-    result.totals[m] = result.totals[m] * factors[m] + more.totals[m] * others[m];
+    result.sums[m] = result.sums[m] * factors[m] + more.sums[m] * others[m];
     float* y = result.values + m * value_stride;
     const float* x = more.values + m * value_stride;
     for (int i = 0; i < value_stride; i += LANES)
@@ -194,37 +195,37 @@ void merge(int size, int value_stride, const Partial& more, float* factors, cons
   }
 }
 
-/// Begin with the sinks, or with nothing: a sink is a score of a key without a value.
-void begin(const AttentionArgs& args, int head, int size, int group, const Partial& result) {
+/// Start with the sinks, if any: a sink is the score of a key without a value.
+void init_partial(const AttentionArgs& args, int head, int size, int group, const Partial& result) {
   for (int m = 0; m < size; m++) {
-    result.highest[m] = args.sinks ? args.sinks[head * group + m % group] : -INFINITE;
-    result.totals[m] = args.sinks ? 1.0f : 0.0f;
+    result.maxima[m] = args.sinks ? args.sinks[head * group + m % group] : -INF;
+    result.sums[m] = args.sinks ? 1.0f : 0.0f;
   }
   for (int i = 0; i < size * args.pool.value_stride(); i += LANES) store(result.values + i, F32{});
 }
 
-void finish(const AttentionArgs& args, int head, int first_row, int size, int group,
+void normalize(const AttentionArgs& args, int head, int first_row, int size, int group,
             const Partial& result) {
   const int dim = args.pool.value_dim;
   for (int m = 0; m < size; m++) {
     const size_t row = static_cast<size_t>(first_row) + m / group;
     float* y = args.y + (row * args.num_query_heads + head * group + m % group) * dim;
     const float* x = result.values + m * args.pool.value_stride();
-    for (int i = 0; i < dim; i++) y[i] = x[i] / result.totals[m];
+    for (int i = 0; i < dim; i++) y[i] = x[i] / result.sums[m];
   }
 }
 
-/// Hand out pieces of a buffer.
+/// Allocates parts of a buffer.
 struct Arena {
   float* next;
-  float* take(size_t size) {
-    float* piece = next;
+  float* allocate(size_t size) {
+    float* part = next;
     next += (size + 15) / 16 * 16;
-    return piece;
+    return part;
   }
   Partial partial(int size, int value_stride) {
     const size_t padded = (size + 15) / 16 * 16;
-    return {take(padded), take(padded), take(padded * value_stride)};
+    return {allocate(padded), allocate(padded), allocate(padded * value_stride)};
   }
 };
 
@@ -238,18 +239,18 @@ Tile load_tile(const AttentionArgs& args, const AttentionPart& part, int group, 
   return {part.first_position, part.num_rows, group, queries};
 }
 
-/// Attend the rows of a part: all their spans, or one span of a row whose spans are shared out.
+/// Attend the rows of a part: all of their spans, or only `part.span`.
 void attend(const AttentionArgs& args, const AttentionPart& part, float* memory) {
   const PoolLayout& pool = args.pool;
   const int group = args.num_query_heads / pool.num_heads;
   const int size = part.num_rows * group;
   Arena arena{memory};
-  float* queries = arena.take(static_cast<size_t>(size) * pool.key_dim);
+  float* queries = arena.allocate(static_cast<size_t>(size) * pool.key_dim);
   const Tile tile = load_tile(args, part, group, queries);
-  const Scratch scratch{arena.take(static_cast<size_t>(MAX_TILE) * pool.key_stride()),
-                        arena.take(pool.key_floats() > pool.value_floats() ? pool.key_floats()
+  const Scratch scratch{arena.allocate(static_cast<size_t>(MAX_TILE) * pool.key_stride()),
+                        arena.allocate(pool.key_floats() > pool.value_floats() ? pool.key_floats()
                                                                           : pool.value_floats()),
-                        arena.take(MAX_TILE)};
+                        arena.allocate(MAX_TILE)};
   const int num_blocks = tile.last_position() / pool.block_size + 1;
   const auto attend_blocks = pool.is_bf16 ? attend_span<uint16_t> : attend_span<float>;
   if (part.span >= 0) {
@@ -261,7 +262,7 @@ void attend(const AttentionArgs& args, const AttentionPart& part, float* memory)
   }
   const Partial result = arena.partial(size, pool.value_stride());
   const Partial more = arena.partial(size, pool.value_stride());
-  begin(args, part.head, size, group, result);
+  init_partial(args, part.head, size, group, result);
   const int hidden = args.window > 0 ? tile.first_position - args.window + 1 : 0;
   const int first_span = hidden > 0 ? hidden / pool.block_size / args.span_blocks : 0;
   for (int first = first_span * args.span_blocks; first < num_blocks; first += args.span_blocks) {
@@ -269,23 +270,23 @@ void attend(const AttentionArgs& args, const AttentionPart& part, float* memory)
     attend_blocks(args, part, tile, first, next < num_blocks ? next : num_blocks, scratch, more);
     merge(size, pool.value_stride(), more, scratch.factors, result);
   }
-  finish(args, part.head, part.first_row, size, group, result);
+  normalize(args, part.head, part.first_row, size, group, result);
 }
 
-/// Merge the spans of a row that `attend` left at `part.partial`, `num_spans` of them.
+/// Merge `num_spans` results that `attend` wrote to `part.partial`.
 void merge_spans(const AttentionArgs& args, const AttentionPart& part, int num_spans,
                  float* memory) {
   const int group = args.num_query_heads / args.pool.num_heads;
   const int size = part.num_rows * group;
   Arena arena{memory};
-  float* factors = arena.take(MAX_TILE);
+  float* factors = arena.allocate(MAX_TILE);
   const Partial result = arena.partial(size, args.pool.value_stride());
-  begin(args, part.head, size, group, result);
+  init_partial(args, part.head, size, group, result);
   Arena shared{part.partial};
   for (int i = 0; i < num_spans; i++)
     merge(size, args.pool.value_stride(), shared.partial(size, args.pool.value_stride()), factors,
           result);
-  finish(args, part.head, part.first_row, size, group, result);
+  normalize(args, part.head, part.first_row, size, group, result);
 }
 
 ALWAYS_INLINE void store_as(float x, float* stored) { *stored = x; }

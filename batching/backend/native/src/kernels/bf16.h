@@ -4,7 +4,7 @@
 
 namespace {
 
-/// Rounds to the nearest, ties to even; a NaN stays one.
+/// Round to nearest, ties to even; NaN stays NaN.
 inline uint16_t to_bf16(float x) {
   uint32_t bits = __builtin_bit_cast(uint32_t, x);
   if (x != x) return static_cast<uint16_t>(bits >> 16 | 0x40);

@@ -4,46 +4,47 @@
 #include <type_traits>
 
 #include "kernels.h"
-#include "kernels/integers.h"
-#include "kernels/micro.h"
+#include "kernels/linear_int.h"
+#include "kernels/microkernel.h"
 
 namespace {
 
 using native::Format;
-using native::Inputs;
+using native::InputType;
 using native::LinearArgs;
 using native::Panels;
 using native::Tiles;
 
-/// Inputs that are read at a time of those formats that have no groups.
+/// Inputs between two prefetches, for formats without groups.
 constexpr int FLOAT_GROUP = 32;
 
 ALWAYS_INLINE int group_of(const Panels& weights) {
   return weights.group ? weights.group : FLOAT_GROUP;
 }
 
-/// What to ask for, group by group, while a tile of a panel is computed: the first one reads the
-/// panel itself, and the others have time for what comes after it.
-ALWAYS_INLINE Ahead ahead_of(const Panels& weights, const uint8_t* panel, int tile, int num_tiles) {
+/// What to prefetch, group by group, while a tile of a panel is computed: the panel itself for the
+/// first tile, the next panel for the others.
+ALWAYS_INLINE Prefetcher prefetcher_for(const Panels& weights, const uint8_t* panel, int tile,
+                                        int num_tiles) {
   const int group = group_of(weights), num_groups = (weights.num_inputs + group - 1) / group;
   const size_t size = weights.panel_bytes();
-  if (tile == 0) return {panel + BYTES_AHEAD, size / num_groups};
+  if (tile == 0) return {panel + PREFETCH_DISTANCE, size / num_groups};
   const size_t part = (size / num_groups / (num_tiles - 1) + 63) / 64 * 64;
   return {panel + size + (tile - 1) * part * num_groups, part};
 }
 
-/// q * scale rounded to 11 bits, as float16 is: right for every integer of 8 bits and scale of 11.
-ALWAYS_INLINE F32 rounded_product(F32 q, F32 scale) {
-  // The sum has room for 11 bits of the product; taking away the rest leaves these.
+/// q * scale rounded to 11 bits, as in float16: exact for 8-bit integers and float16 scales.
+ALWAYS_INLINE F32 round_product_to_fp16(F32 q, F32 scale) {
+  // The sum has space for 11 bits of the product; the subtraction leaves these.
   const F32 product = q * scale;
   const F32 shifted = product * splat(8192.0f) + product;
   return shifted - product * splat(8192.0f);
 }
 
-/// Any number rounded to 11 bits (Veltkamp's splitting; Dekker 1971).
-ALWAYS_INLINE F32 rounded(F32 x) {
+/// Round to 11 bits (Veltkamp's splitting; Dekker 1971).
+ALWAYS_INLINE F32 round_to_fp16(F32 x) {
   F32 shifted = x * splat(8193.0f);
-  // The product has to be rounded first; fused with the subtraction it would not be.
+  // Prevents fusing with the subtraction: the product must be rounded first.
 #if defined(__x86_64__)
   asm("" : "+v"(shifted));
 #elif defined(__aarch64__)
@@ -52,20 +53,20 @@ ALWAYS_INLINE F32 rounded(F32 x) {
   return shifted - (shifted - x);
 }
 
-/// The weight that an integer stands for.
+/// Dequantize.
 template <bool ROUNDS>
 ALWAYS_INLINE F32 affine(I32 q, F32 scale, F32 bias) {
-  if constexpr (ROUNDS) return rounded(rounded_product(to_float(q), scale) + bias);
+  if constexpr (ROUNDS) return round_to_fp16(round_product_to_fp16(to_float(q), scale) + bias);
   return to_float(q) * scale + bias;
 }
 
 /// Call `use(i, weights)` for the inputs of a group, with the weights of a panel's columns; return
-/// where those of the next group begin.
+/// the start of the next group.
 template <Format FORMAT, bool ROUNDS, typename Use>
 ALWAYS_INLINE const uint8_t* for_group(const Panels& weights, const uint8_t* p, int size,
-                                       Ahead& ahead, Use use) {
+                                       Prefetcher& prefetcher, Use use) {
   F32 w[VECTORS];
-  ahead.ask();
+  prefetcher.advance();
   if constexpr (FORMAT == Format::kFloat32 || FORMAT == Format::kBfloat16) {
     using Float = std::conditional_t<FORMAT == Format::kFloat32, float, uint16_t>;
     const Float* values = reinterpret_cast<const Float*>(p);
@@ -94,10 +95,9 @@ ALWAYS_INLINE const uint8_t* for_group(const Panels& weights, const uint8_t* p, 
   return p + weights.parameter_bytes();
 }
 
-/// What a tile's rows have in the columns of a panel, in registers.
+/// The outputs of a tile in the columns of a panel, in registers.
 ///
-/// A sum is taken in the order of the inputs, whatever ROWS is: a row's result does not depend, in
-/// a single bit, on how many others are computed with it.
+/// Sums are in the order of the inputs for any ROWS: no bit of a row depends on the number of rows.
 template <int ROWS>
 struct Outputs {
   F32 sums[ROWS][VECTORS] = {};
@@ -113,15 +113,15 @@ struct Outputs {
   }
 };
 
-/// One tile, of inputs `x[input][row]`.
+/// Compute one tile of inputs `x[input][row]`.
 template <Format FORMAT, int ROWS>
 void multiply_panel(const Panels& weights, const float* x, const uint8_t* p, float* y, size_t ldy,
-                    Ahead ahead) {
+                    Prefetcher prefetcher) {
   Outputs<ROWS> outputs;
   const int group = group_of(weights);
   for (int first = 0; first < weights.num_inputs; first += group) {
     const int left = weights.num_inputs - first;
-    p = for_group<FORMAT, false>(weights, p, left < group ? left : group, ahead,
+    p = for_group<FORMAT, false>(weights, p, left < group ? left : group, prefetcher,
                                  [&](int i, const F32(&w)[VECTORS])
                                      __attribute__((always_inline)) {
       outputs.add(x + i * ROWS, w);
@@ -131,12 +131,12 @@ void multiply_panel(const Panels& weights, const float* x, const uint8_t* p, flo
   outputs.write(y, ldy);
 }
 
-/// The same, leaving the weights in `unpacked`, for other tiles.
+/// The same, storing the dequantized weights in `unpacked` for other tiles.
 ///
-/// They are unpacked one group ahead of being multiplied: neither waits for the other.
+/// A group is unpacked while the one before it is multiplied, so that neither waits for the other.
 template <Format FORMAT, bool ROUNDS, int ROWS>
 void multiply_unpacking(const Panels& weights, const float* x, const uint8_t* p, float* y,
-                        size_t ldy, Ahead ahead, float* unpacked) {
+                        size_t ldy, Prefetcher prefetcher, float* unpacked) {
   Outputs<ROWS> outputs;
   const int group = weights.group;
   float* target = unpacked;
@@ -148,10 +148,10 @@ void multiply_unpacking(const Panels& weights, const float* x, const uint8_t* p,
     for (int v = 0; v < VECTORS; v++) w[v] = load(unpacked + i * COLUMNS + v * LANES);
     outputs.add(x + i * ROWS, w);
   };
-  p = for_group<FORMAT, ROUNDS>(weights, p, group, ahead, unpack);
+  p = for_group<FORMAT, ROUNDS>(weights, p, group, prefetcher, unpack);
   for (int first = group; first < weights.num_inputs; first += group) {
     target = unpacked + group * COLUMNS;
-    p = for_group<FORMAT, ROUNDS>(weights, p, group, ahead,
+    p = for_group<FORMAT, ROUNDS>(weights, p, group, prefetcher,
                                   [&](int i, const F32(&w)[VECTORS])
                                       __attribute__((always_inline)) {
       unpack(i, w);
@@ -164,52 +164,52 @@ void multiply_unpacking(const Panels& weights, const float* x, const uint8_t* p,
   outputs.write(y, ldy);
 }
 
-/// One tile of a panel; `unpacked` is kept from the first to the last.
+/// Compute one tile of a panel; the first tile fills `unpacked` for the others.
 template <Format FORMAT, bool ROUNDS>
 void linear_tile(const LinearArgs& args, int tile, const uint8_t* p, float* y, size_t ldy,
-                 Ahead ahead, float* unpacked) {
+                 Prefetcher prefetcher, float* unpacked) {
   constexpr bool IS_QUANTIZED = FORMAT == Format::kBits8 || FORMAT == Format::kBits4;
   const Tiles tiles{args.num_rows, MAX_ROWS};
   const Panels& w = args.weights;
-  const float* x = args.arranged.floats + static_cast<size_t>(tiles.first(tile)) * w.num_inputs;
+  const float* x = args.packed.floats + static_cast<size_t>(tiles.first(tile)) * w.num_inputs;
   const auto* again = reinterpret_cast<const uint8_t*>(unpacked);
-#define CASE(ROWS)                                                                         \
-  case ROWS:                                                                               \
-    if constexpr (IS_QUANTIZED) {                                                          \
-      if (tile > 0)                                                                        \
-        return multiply_panel<Format::kFloat32, ROWS>(w, x, again, y, ldy, ahead);         \
-      if (ROUNDS || tiles.count() > 1)                                                     \
-        return multiply_unpacking<FORMAT, ROUNDS, ROWS>(w, x, p, y, ldy, ahead, unpacked); \
-    }                                                                                      \
-    return multiply_panel<FORMAT, ROWS>(w, x, p, y, ldy, ahead);
+#define CASE(ROWS)                                                                              \
+  case ROWS:                                                                                    \
+    if constexpr (IS_QUANTIZED) {                                                               \
+      if (tile > 0)                                                                             \
+        return multiply_panel<Format::kFloat32, ROWS>(w, x, again, y, ldy, prefetcher);         \
+      if (ROUNDS || tiles.count() > 1)                                                          \
+        return multiply_unpacking<FORMAT, ROUNDS, ROWS>(w, x, p, y, ldy, prefetcher, unpacked); \
+    }                                                                                           \
+    return multiply_panel<FORMAT, ROWS>(w, x, p, y, ldy, prefetcher);
   switch (tiles.height(tile)) { FOR_EACH_HEIGHT(CASE) }
 #undef CASE
 }
 
 Tiles tiles_of(const LinearArgs& args) {
-  const bool has_floats = args.weights.inputs == Inputs::kFloats;
-  return {args.num_rows, has_floats ? MAX_ROWS : MAX_ROWS_INTEGERS};
+  const bool has_floats = args.weights.input_type == InputType::kFloat32;
+  return {args.num_rows, has_floats ? MAX_ROWS : MAX_ROWS_INT};
 }
 
 using LinearTile = decltype(&linear_tile<Format::kFloat32, false>);
 
 LinearTile linear_tile_of(const Panels& weights) {
-  if (weights.inputs == Inputs::kInt16) return linear_tile_integers<int16_t>;
-  if (weights.inputs == Inputs::kInt8) return linear_tile_integers<int8_t>;
+  if (weights.input_type == InputType::kInt16) return linear_tile_int<int16_t>;
+  if (weights.input_type == InputType::kInt8) return linear_tile_int<int8_t>;
   switch (weights.format) {
     case Format::kFloat32: return linear_tile<Format::kFloat32, false>;
     case Format::kBfloat16: return linear_tile<Format::kBfloat16, false>;
     case Format::kBits8:
-      return weights.rounds ? linear_tile<Format::kBits8, true>
-                            : linear_tile<Format::kBits8, false>;
+      return weights.rounds_to_fp16 ? linear_tile<Format::kBits8, true>
+                                    : linear_tile<Format::kBits8, false>;
     case Format::kBits4:
-      return weights.rounds ? linear_tile<Format::kBits4, true>
-                            : linear_tile<Format::kBits4, false>;
+      return weights.rounds_to_fp16 ? linear_tile<Format::kBits4, true>
+                                    : linear_tile<Format::kBits4, false>;
   }
   return nullptr;
 }
 
-/// Add bias and residual, and write what the panel has of the outputs where it belongs.
+/// Add bias and residual, and write the outputs of a panel.
 void finish_panel(const LinearArgs& args, int first_column, int first_row, int rows,
                   const float* y, size_t ldy, float* target) {
   const size_t num_outputs = args.weights.num_outputs;
@@ -240,7 +240,7 @@ void linear(const LinearArgs& args, int panel, float* scratch) {
   const Tiles tiles = tiles_of(args);
   const uint8_t* p = weights.data + panel * weights.panel_bytes();
   const int first_column = panel * COLUMNS;
-  // The last panel may be wider than what is left of the outputs.
+  // The last panel may have more columns than remaining outputs.
   const bool is_whole = weights.num_outputs - first_column >= COLUMNS;
   const size_t ldy = is_whole ? weights.num_outputs : COLUMNS;
   float edge[MAX_ROWS * COLUMNS];
@@ -248,14 +248,14 @@ void linear(const LinearArgs& args, int panel, float* scratch) {
     const int first_row = tiles.first(tile);
     float* target = args.y + static_cast<size_t>(first_row) * weights.num_outputs + first_column;
     float* y = is_whole ? target : edge;
-    const Ahead ahead = ahead_of(weights, p, tile, tiles.count());
-    linear_tile(args, tile, p, y, ldy, ahead, scratch);
+    const Prefetcher prefetcher = prefetcher_for(weights, p, tile, tiles.count());
+    linear_tile(args, tile, p, y, ldy, prefetcher, scratch);
     if (is_whole && !args.bias && !args.residual) continue;
     finish_panel(args, first_column, first_row, tiles.height(tile), y, ldy, target);
   }
 }
 
-void highest(const LinearArgs& args, int panel, float* scratch, native::Highest* rows) {
+void argmax(const LinearArgs& args, int panel, float* scratch, native::ArgMax* rows) {
   const Panels& weights = args.weights;
   const LinearTile linear_tile = linear_tile_of(weights);
   const Tiles tiles = tiles_of(args);
@@ -265,22 +265,22 @@ void highest(const LinearArgs& args, int panel, float* scratch, native::Highest*
   const int width = left < COLUMNS ? left : COLUMNS;
   float outputs[MAX_ROWS * COLUMNS];
   for (int tile = 0; tile < tiles.count(); tile++) {
-    const Ahead ahead = ahead_of(weights, p, tile, tiles.count());
-    linear_tile(args, tile, p, outputs, COLUMNS, ahead, scratch);
+    const Prefetcher prefetcher = prefetcher_for(weights, p, tile, tiles.count());
+    linear_tile(args, tile, p, outputs, COLUMNS, prefetcher, scratch);
     for (int m = 0; m < tiles.height(tile); m++) {
       float* y = outputs + m * COLUMNS;
       for (int j = 0; args.bias && j < width; j++) y[j] += args.bias[first_column + j];
-      native::Highest& row = rows[tiles.first(tile) + m];
+      native::ArgMax& row = rows[tiles.first(tile) + m];
       const F32 before = splat(row.value);
       I32 is_not_more{};
       for (int v = 0; v < VECTORS; v++) is_not_more |= ~(I32)(load(y + v * LANES) <= before);
       if (!any(is_not_more)) continue;
-      for (int j = 0; j < width; j++) row.see(y[j], first_column + j);
+      for (int j = 0; j < width; j++) row.update(y[j], first_column + j);
     }
   }
 }
 
-void arrange(const float* x, int row, int height, int size, float* floats) {
+void pack_row(const float* x, int row, int height, int size, float* floats) {
   for (int i = 0; i < size; i++) floats[i * height + row] = x[i];
 }
 

@@ -1,4 +1,4 @@
-// What is done to each row or each number by itself.
+// Operations on each row or each value by itself.
 #pragma once
 
 #include "kernels/simd.h"
@@ -24,7 +24,7 @@ void rope(const float* x, const float* cosines, const float* sines, int half, in
   const int stride = traditional ? 2 : 1, other = traditional ? 1 : half;
   for (int i = 0; i < half; i++) {
     const float a = x[i * stride], b = x[i * stride + other];
-    // Which product is rounded is said, so that it is the same one however the loop is compiled.
+    // Explicit, so that the same product is rounded however the loop is compiled.
     y[i * stride] = __builtin_fmaf(a, cosines[i], -(b * sines[i]));
     y[i * stride + other] = __builtin_fmaf(b, cosines[i], a * sines[i]);
   }
@@ -37,7 +37,7 @@ void swiglu(const float* gate, const float* up, size_t size, float* y) {
   const size_t whole = size / LANES * LANES;
   for (size_t i = 0; i < whole; i += LANES) store(y + i, silu(load(gate + i)) * load(up + i));
   if (whole == size) return;
-  // The rest as one vector, so that a number's result does not depend on where it stands.
+  // The rest as one vector, so that a result does not depend on its position.
   float last[2][LANES] = {};
   for (size_t i = whole; i < size; i++) last[0][i - whole] = gate[i], last[1][i - whole] = up[i];
   F32 result = silu(load(last[0])) * load(last[1]);

@@ -1,10 +1,9 @@
-// Vectors of the instruction set that a file is compiled for, by the compiler's own vector types:
+// Vectors of the instruction set that a file is compiled for, as vector types of the compiler:
 // operators work lane by lane, and `a + b * c` becomes one fused instruction.
 //
-// Files of kernels/ are compiled once per instruction set. All they define is in an anonymous
-// namespace, or always inlined, and they use nothing of the standard library: an inline function
-// that two of them shared would be linked once, perhaps in the version that this processor does
-// not have.
+// Files in kernels/ are compiled once per instruction set.  All they define is in an anonymous
+// namespace or always inlined, and they use nothing of the standard library: the linker keeps one
+// copy of an inline function, perhaps one with instructions that this processor lacks.
 #pragma once
 
 #include "kernels.h"
@@ -40,7 +39,7 @@ ALWAYS_INLINE F32 splat(float x) { return x - F32{}; }
 
 ALWAYS_INLINE F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
 
-/// Bytes to 32 bits each.
+/// Zero-extend bytes to 32 bits.
 ALWAYS_INLINE I32 load_bytes(const uint8_t* p) {
 #if defined(__AVX512F__)
   return (I32)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -53,7 +52,7 @@ ALWAYS_INLINE I32 load_bytes(const uint8_t* p) {
 
 /// bfloat16 is the upper half of a float.
 ALWAYS_INLINE F32 load(const uint16_t* bf16) {
-#if defined(__AVX512F__)  // which the compiler would do in halves
+#if defined(__AVX512F__)  // the compiler would convert in halves
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bf16));
   return (F32)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
 #else
@@ -61,8 +60,8 @@ ALWAYS_INLINE F32 load(const uint16_t* bf16) {
 #endif
 }
 
-/// float16, as is every number of 16 bits here that is not said to be bfloat16.
-ALWAYS_INLINE F32 load_half(const uint16_t* p) {
+/// float16.
+ALWAYS_INLINE F32 load_fp16(const uint16_t* p) {
 #if defined(__AVX512F__)
   return (F32)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__AVX2__)
@@ -78,7 +77,7 @@ ALWAYS_INLINE F32 absolute(F32 v) { return (F32)((I32)v & 0x7fffffff); }
 
 ALWAYS_INLINE F32 max(F32 a, F32 b) { return a > b ? a : b; }
 
-/// Whether any lane of a comparison's result is true.
+/// Whether any lane of a comparison is true.
 ALWAYS_INLINE bool any(I32 lanes) {
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
@@ -91,7 +90,7 @@ ALWAYS_INLINE bool any(I32 lanes) {
 #endif
 }
 
-/// The lanes' sum, and the highest of them: halves onto each other, as with more or fewer lanes.
+/// Sum and maximum of the lanes, halving the vector each time, in the same order for any LANES.
 #if defined(__AVX512F__)
 ALWAYS_INLINE float sum(F32 v) { return _mm512_reduce_add_ps((__m512)v); }
 ALWAYS_INLINE float max(F32 v) { return _mm512_reduce_max_ps((__m512)v); }
@@ -108,15 +107,15 @@ ALWAYS_INLINE float max(F32 v) {
 }
 #endif
 
-/// e^x within 2 units in the last place; exactly 1 at 0, 0 below -87.3, infinite above 88.7; a NaN
-/// stays one.
+/// e^x within 2 units in the last place; exactly 1 at 0, 0 below -87.3, infinite above 88.7; NaN
+/// stays NaN.
 ///
 /// x = n ln 2 + r, and e^r by its Taylor polynomial, |r| < 0.35.
 ALWAYS_INLINE F32 exp(F32 x) {
   const F32 lowest = splat(-87.336544f), highest = splat(88.72283f);
   F32 within = x < lowest ? lowest : x;
   within = within > highest ? highest : within;
-  const F32 round = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no room for a fraction
+  const F32 round = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   F32 shifted = within * splat(1.44269504f) + round;
   F32 n = shifted - round;
   F32 r = within - n * splat(0.693145752f);
@@ -129,7 +128,7 @@ ALWAYS_INLINE F32 exp(F32 x) {
   p = p * r + splat(0.5f);
   p = p * r + splat(1.0f);
   p = p * r + splat(1.0f);
-  // 2^n in two factors: at 128 one would not have an exponent for it.
+  // 2^n in two factors: 2^128 is not a float.
   I32 whole = (I32)shifted - (I32)round;
   I32 half = whole >> 1;
   F32 scale = (F32)((half + 127) << 23), rest = (F32)((whole - half + 127) << 23);
@@ -137,18 +136,17 @@ ALWAYS_INLINE F32 exp(F32 x) {
   return x > highest ? splat(__builtin_inff()) : result;
 }
 
-// Vector neural network instructions, with vectors of 512 bits or, on processors without these, of
-// 256.
+// Vector neural network instructions (VNNI), with 512-bit or else 256-bit vectors.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define HAS_DOT
 
-/// The nearest integers, even ones of two; below 2^22.
-ALWAYS_INLINE I32 rounded_to_integers(F32 x) {
+/// Round to nearest, ties to even; for |x| < 2^22.
+ALWAYS_INLINE I32 round_to_int(F32 x) {
   const F32 round = splat(12582912.0f);  // as in exp
   return (I32)(x + round) - (I32)round;
 }
 
-/// Of each four lanes, the second and the third swapped.
+/// Swap the second and third of every four lanes.
 ALWAYS_INLINE I32 swap_inner(I32 v) {
 #if defined(__AVX512VNNI__)
   return (I32)_mm512_shuffle_epi32((__m512i)v, _MM_PERM_DBCA);
@@ -170,8 +168,8 @@ ALWAYS_INLINE U16Pairs load_pairs(const uint8_t* p) {
   return *reinterpret_cast<const U16Pairs*>(p);
 }
 
-/// Add, in each lane, the products of its weights, four unsigned bytes or two of 16 bits, and the
-/// inputs of one word, signed.
+/// Add to each lane the dot product of its weights, four unsigned bytes or two 16-bit integers, and
+/// the signed inputs of one word.
 template <typename Int>
 ALWAYS_INLINE I32 dot(I32 sums, I32 weights, const uint8_t* word) {
   int32_t inputs;

@@ -1,6 +1,6 @@
-// The kernels of one instruction set, which the build names NATIVE_ISA.
+// The kernels of one instruction set, NATIVE_ISA of the build.
 #include "kernels/attention.h"
-#include "kernels/integers.h"
+#include "kernels/linear_int.h"
 #include "kernels/linear.h"
 #include "kernels/pointwise.h"
 
@@ -15,12 +15,12 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .name = STRING(NATIVE_ISA),
     .columns = COLUMNS,
     .max_tile_rows = MAX_ROWS,
-    .max_tile_rows_integers = MAX_ROWS_INTEGERS,
-    .arrange = arrange,
-    .arrange_int16 = arrange_integers<int16_t>,
-    .arrange_int8 = arrange_integers<int8_t>,
+    .max_tile_rows_int = MAX_ROWS_INT,
+    .pack_row = pack_row,
+    .pack_row_int16 = pack_row_int<int16_t>,
+    .pack_row_int8 = pack_row_int<int8_t>,
     .linear = linear,
-    .highest = highest,
+    .argmax = argmax,
     .write = write,
     .attend = attend,
     .merge_spans = merge_spans,

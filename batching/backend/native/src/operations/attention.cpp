@@ -9,12 +9,12 @@ namespace native {
 
 namespace {
 
-/// Keys of a span: long enough that merging costs little, short enough to share out a long context.
+/// Keys of a span: enough that merging costs little, few enough to split a long context.
 constexpr int SPAN_KEYS = 256;
-/// Parts for each thread from which on a row's spans are not shared out.
-constexpr int ENOUGH_PARTS = 4;
+/// With that many tiles per thread, spans are not split among threads.
+constexpr int ENOUGH_TILES_PER_THREAD = 4;
 
-/// Parts, and those of them whose spans are shared out among several.
+/// All parts, and the tiles whose spans are parts of their own.
 struct Plan {
   std::vector<AttentionPart> parts;
   struct Split {
@@ -38,7 +38,7 @@ Plan make_plan(const AttentionArgs& args, const Step& step, int num_threads) {
   Plan plan;
   int num_tiles = 0;
   for (const Slice& s : step.slices) num_tiles += (s.num_rows + tile_rows - 1) / tile_rows;
-  const bool shares = num_tiles * pool.num_heads < ENOUGH_PARTS * num_threads;
+  const bool splits_spans = num_tiles * pool.num_heads < ENOUGH_TILES_PER_THREAD * num_threads;
   size_t num_floats = 0;
   for (const Slice& s : step.slices) {
     for (int head = 0; head < pool.num_heads; head++) {
@@ -51,7 +51,7 @@ Plan make_plan(const AttentionArgs& args, const Step& step, int num_threads) {
         const int hidden = args.window > 0 ? std::max(0, position - args.window + 1) : 0;
         const int first_span = hidden / span_keys;
         const int num_spans = (position + num_rows - 1) / span_keys + 1 - first_span;
-        if (!shares || num_spans == 1) {
+        if (!splits_spans || num_spans == 1) {
           plan.parts.push_back(part);
           continue;
         }
@@ -68,8 +68,8 @@ Plan make_plan(const AttentionArgs& args, const Step& step, int num_threads) {
   return plan;
 }
 
-/// Give every shared span its place, and each split the place of its first one.
-void place_partials(Plan& plan, int group, const PoolLayout& pool) {
+/// Assign memory to the result of each split span; a split points to that of its first span.
+void assign_partials(Plan& plan, int group, const PoolLayout& pool) {
   float* next = plan.partials.data();
   size_t split = 0;
   int left = 0;
@@ -85,7 +85,7 @@ void place_partials(Plan& plan, int group, const PoolLayout& pool) {
   }
 }
 
-/// The longest first: a thread that began with it last would keep the others waiting.
+/// Longest first: otherwise all threads may wait for a long part that was started last.
 void sort_by_cost(std::vector<AttentionPart>& parts, int span_keys) {
   auto cost = [&](const AttentionPart& part) {
     const int keys = part.span < 0 ? part.first_position + part.num_rows : span_keys;
@@ -96,8 +96,10 @@ void sort_by_cost(std::vector<AttentionPart>& parts, int span_keys) {
   });
 }
 
-/// Tell parts what comes after them: threads take them one by one.
-void link(std::vector<AttentionPart>& parts, const AttentionArgs& args, size_t num_threads) {
+/// Set what each part prefetches: threads claim parts one by one, so probably what follows in this
+/// thread is `num_threads` later.
+void link_prefetches(std::vector<AttentionPart>& parts, const AttentionArgs& args,
+                     size_t num_threads) {
   for (size_t i = 0; i + num_threads < parts.size(); i++) {
     const AttentionPart& after = parts[i + num_threads];
     const int hidden = args.window > 0 ? std::max(0, after.first_position - args.window + 1) : 0;
@@ -130,13 +132,13 @@ void attend(const Step& step, const AttentionArgs& given, int num_rows) {
   AttentionArgs args = given;
   args.span_blocks = std::max(1, SPAN_KEYS / args.pool.block_size);
   Plan plan = make_plan(args, step, threads().num_threads());
-  place_partials(plan, args.num_query_heads / args.pool.num_heads, args.pool);
+  assign_partials(plan, args.num_query_heads / args.pool.num_heads, args.pool);
   sort_by_cost(plan.parts, args.span_blocks * args.pool.block_size);
-  link(plan.parts, args, threads().num_threads());
+  link_prefetches(plan.parts, args, threads().num_threads());
   const size_t size = scratch_floats(args);
   const auto scratch = [size] {
     thread_local std::vector<float> memory;
-    return room(memory, size);
+    return grow(memory, size);
   };
   threads().for_each(static_cast<int>(plan.parts.size()),
                    [&](int i) { k.attend(args, plan.parts[i], scratch()); });

@@ -9,35 +9,33 @@
 
 namespace native {
 
-/// `num_rows` successive tokens of one request, from a position on.
+/// Successive tokens of one request.
 struct Slice {
   int first_row;
   int num_rows;
   int first_position;
-  int first_block;  // in the tables
+  int first_block;  // index into the tables
 };
 
-/// The rows of one step; made once and used by every layer.
+/// The rows of one step, shared by all layers.
 struct Step {
   std::vector<Slice> slices;
-  std::vector<int32_t> tables;  // the blocks of all slices' requests
-  std::vector<int32_t> slots;   // where each row's key and value go
+  std::vector<int32_t> tables;  // the block tables of the slices' requests
+  std::vector<int32_t> slots;   // where each row's key and value are written
 
   int num_rows() const { return static_cast<int>(slots.size()); }
 };
 
-/// Write keys and values `[num_rows, heads, dim]` into the pool, then attend; outputs of rows
-/// beyond those of the step, `num_rows` in all, are zero.
+/// Write keys and values `[num_rows, heads, dim]` into the pool, then attend.  Rows beyond those of
+/// the step are padding; their outputs are zero.
 void write_and_attend(Pool& pool, const Step& step, const AttentionArgs& args, const float* keys,
                       const float* values, int num_rows);
 
-// The two parts of it.
-
-/// Write rows [first, next) into the pool, of those that the step has, in the calling thread.
+/// Write rows [first, next) into the pool, without padding, in the calling thread.
 void write_rows(Pool& pool, const Step& step, int first, int next, const float* keys,
                 const float* values);
 
-/// Attend what has been written; rows beyond those of the step become zero.
+/// Attend to what has been written, by all threads.
 void attend(const Step& step, const AttentionArgs& args, int num_rows);
 
 }  // namespace native

@@ -9,8 +9,8 @@ namespace native {
 
 namespace {
 
-const float* data_or_null(const std::vector<float>& numbers) {
-  return numbers.empty() ? nullptr : numbers.data();
+const float* data_or_null(const std::vector<float>& values) {
+  return values.empty() ? nullptr : values.data();
 }
 
 LinearArgs product(const Weights& weights, const std::vector<float>& bias, const float* residual,
@@ -18,7 +18,7 @@ LinearArgs product(const Weights& weights, const std::vector<float>& bias, const
   return {weights->panels(), data_or_null(bias), residual, x, y, num_rows};
 }
 
-/// What a block computes on the way.
+/// Intermediate results of a block.
 struct Buffers {
   float *normed, *q, *k, *v, *attended, *middle, *gate, *up;
 
@@ -31,7 +31,7 @@ struct Buffers {
     size_t total = 0;
     for (size_t each : sizes) total += each;
     thread_local std::vector<float> memory;
-    float* next = room(memory, total);
+    float* next = grow(memory, total);
     for (size_t i = 0; i < std::size(sizes); next += sizes[i++]) *buffers[i] = next;
   }
 };

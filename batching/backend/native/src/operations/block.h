@@ -1,4 +1,4 @@
-// A transformer block of the llama family.
+// A transformer block as one operation.
 #pragma once
 
 #include <vector>
@@ -12,7 +12,7 @@ namespace native {
 /// A transformer block of the llama family: attention and a gated MLP, each after a norm.
 struct Block {
   Weights q, k, v, o, gate, up, down;
-  // Of the products of the same names; each may be empty.
+  // Each may be empty.
   std::vector<float> q_bias, k_bias, v_bias, o_bias, gate_bias, up_bias, down_bias;
   std::vector<float> attention_norm, mlp_norm;  // [size]
   std::vector<float> q_norm, k_norm;            // [head_dim], or empty

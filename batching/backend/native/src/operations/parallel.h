@@ -1,4 +1,4 @@
-// How rows of an operation are shared out among the threads.
+// Distributes the rows of an operation among the threads.
 #pragma once
 
 #include <algorithm>

@@ -7,11 +7,11 @@ namespace native {
 
 namespace {
 
-// That are worth a part of their own.
-constexpr size_t NUMBERS_PER_PART = 4096;
+// Fewer do not repay claiming a part.
+constexpr size_t VALUES_PER_PART = 4096;
 
-int rows_of(size_t numbers_per_row) {
-  return std::max(1, static_cast<int>(NUMBERS_PER_PART / numbers_per_row));
+int rows_per_part(size_t values_per_row) {
+  return std::max(1, static_cast<int>(VALUES_PER_PART / values_per_row));
 }
 
 }  // namespace
@@ -34,23 +34,23 @@ void rotate_rows(const float* x, const Rotation& rotation, int first, int next, 
 }
 
 void rms_norm(const float* x, const float* weight, float eps, int num_rows, int size, float* y) {
-  for_rows(num_rows, rows_of(size), [&](int first, int next) {
+  for_rows(num_rows, rows_per_part(size), [&](int first, int next) {
     norm_rows(x, weight, eps, first, next, size, y);
   });
 }
 
 void swiglu(const float* gate, const float* up, size_t size, float* y) {
-  const int num_parts = static_cast<int>((size + NUMBERS_PER_PART - 1) / NUMBERS_PER_PART);
+  const int num_parts = static_cast<int>((size + VALUES_PER_PART - 1) / VALUES_PER_PART);
   threads().for_each(num_parts, [&](int part) {
-    const size_t first = part * NUMBERS_PER_PART;
-    kernels()->swiglu(gate + first, up + first, std::min(NUMBERS_PER_PART, size - first),
+    const size_t first = part * VALUES_PER_PART;
+    kernels()->swiglu(gate + first, up + first, std::min(VALUES_PER_PART, size - first),
                       y + first);
   });
 }
 
 void rotate(const float* x, const Rotation& rotation, int num_rows, int num_heads, int dim,
             float* y) {
-  for_rows(num_rows, rows_of(static_cast<size_t>(num_heads) * dim), [&](int first, int next) {
+  for_rows(num_rows, rows_per_part(static_cast<size_t>(num_heads) * dim), [&](int first, int next) {
     rotate_rows(x, rotation, first, next, num_heads, dim, y);
   });
 }

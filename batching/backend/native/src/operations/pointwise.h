@@ -1,4 +1,4 @@
-// What is done to each row or each number by itself.
+// Operations on each row or each value by itself, by all threads.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,14 @@ struct Rotation {
   const float* cosines;
   const float* sines;
   int half;
-  bool traditional;  // a pair is two neighbours, and else `half` apart
+  bool traditional;  // a pair is two adjacent values, else two that are `half` apart
 };
 
 /// Rotate heads `[num_rows, num_heads, dim]`; `y` may be `x`.
 void rotate(const float* x, const Rotation& rotation, int num_rows, int num_heads, int dim,
             float* y);
 
-// The same for rows [first, next), in the calling thread.
+// The same for rows [first, next), in the calling thread:
 
 void norm_rows(const float* x, const float* weight, float eps, int first, int next, int size,
                float* y);

@@ -19,17 +19,17 @@ class PagedAttention : public CpuPrimitive {
         .pool = pool_->layout(),
         .keys = pool_->keys(),
         .values = pool_->values(),
-        .q = rows(inputs[0]),
+        .q = contiguous(inputs[0]),
         .y = allocate(outputs[0]),
         .num_query_heads = inputs[0].shape(1),
         .scale = scale_,
         .soft_cap = soft_cap_,
         .window = window_,
-        .sinks = inputs.size() > 3 ? rows(inputs[3]) : nullptr,
+        .sinks = inputs.size() > 3 ? contiguous(inputs[3]) : nullptr,
         .span_blocks = 0,
     };
-    dispatch([args, k = rows(inputs[1]), v = rows(inputs[2]), pool = pool_, step = step_,
-              num_rows = inputs[0].shape(0)] {
+    dispatch([args, k = contiguous(inputs[1]), v = contiguous(inputs[2]), pool = pool_,
+              step = step_, num_rows = inputs[0].shape(0)] {
       write_and_attend(*pool, *step, args, k, v, num_rows);
     });
   }

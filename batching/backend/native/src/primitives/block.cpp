@@ -1,4 +1,4 @@
-// A whole transformer block.
+// A transformer block as one operation.
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
 
@@ -14,10 +14,11 @@ class TransformerBlock : public CpuPrimitive {
         traditional_(traditional), window_(window) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    const Rotation rotation{rows(inputs[1]), rows(inputs[2]), inputs[1].shape(1), traditional_};
-    dispatch([x = rows(inputs[0]), rotation, num_rows = inputs[0].shape(0), block = block_,
+    const Rotation rotation{contiguous(inputs[1]), contiguous(inputs[2]), inputs[1].shape(1),
+                            traditional_};
+    dispatch([x = contiguous(inputs[0]), rotation, num_rows = inputs[0].shape(0), block = block_,
               pool = pool_, step = step_, window = window_, y = allocate(outputs[0])] {
-      run_block(*block, *pool, *step, rotation, window, x, num_rows, y);
+      native::run_block(*block, *pool, *step, rotation, window, x, num_rows, y);
     });
   }
 
@@ -33,7 +34,7 @@ class TransformerBlock : public CpuPrimitive {
 
 }  // namespace
 
-mx::array transform(const mx::array& x, const mx::array& cosines, const mx::array& sines,
+mx::array run_block(const mx::array& x, const mx::array& cosines, const mx::array& sines,
                     bool traditional, std::shared_ptr<const Block> block,
                     std::shared_ptr<Pool> pool, std::shared_ptr<const Step> step, int window) {
   const PoolLayout& layout = pool->layout();

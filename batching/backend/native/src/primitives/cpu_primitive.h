@@ -1,4 +1,4 @@
-// What all primitives share.
+// The base of all primitives, on the CPU stream of MLX.
 #pragma once
 
 #include <stdexcept>
@@ -23,7 +23,7 @@ inline void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
-/// Numbers of any strides, one after the other.
+/// Copy values of any strides to contiguous memory; return its end.
 template <typename T>
 T* copy_strided(const T* x, const mx::Shape& shape, const mx::Strides& strides, size_t axis, T* y) {
   if (axis == shape.size()) {
@@ -35,13 +35,13 @@ T* copy_strided(const T* x, const mx::Shape& shape, const mx::Strides& strides, 
   return y;
 }
 
-/// Where an output goes; it is allocated now and written when the stream comes to it.
+/// Allocate an output, which the stream will write later.
 inline float* allocate(mx::array& output) {
   output.set_data(mx::allocator::malloc(output.nbytes()));
   return output.data<float>();
 }
 
-/// One that computes in float32 on the CPU stream, and is given what it needs as it is made.
+/// Computes in float32 on the CPU stream.
 class CpuPrimitive : public mx::Primitive {
  public:
   CpuPrimitive() : mx::Primitive(graph::stream()) {}
@@ -56,10 +56,10 @@ class CpuPrimitive : public mx::Primitive {
     mx::cpu::get_command_encoder(stream()).dispatch(std::forward<Run>(run));
   }
 
-  /// Where an input lies row by row: its own memory, or that of a copy which is made when the
-  /// stream comes to it.  An operation of MLX's for each input would cost more than most kernels.
+  /// Return contiguous values of an input: its own memory, or a copy that the stream will make.  An
+  /// operation of MLX for each input would cost more than most kernels.
   template <typename T = float>
-  const T* rows(const mx::array& x) {
+  const T* contiguous(const mx::array& x) {
     if (x.flags().row_contiguous) return x.data<T>();
     mx::array copy(x.shape(), x.dtype(), nullptr, {});
     copy.set_data(mx::allocator::malloc(copy.nbytes()));

@@ -1,4 +1,4 @@
-// Products with packed weights, the largest output of each row, and look-up of rows.
+// Products with packed weights, the argmax of each row of them, and embedding lookup.
 #include <string>
 
 #include "operations/linear.h"
@@ -15,12 +15,12 @@ class Linear : public CpuPrimitive {
       : weights_(std::move(weights)), has_bias_(std::move(has_bias)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    const float* x = rows(inputs[0]);
+    const float* x = contiguous(inputs[0]);
     std::vector<LinearArgs> products;
     size_t next_bias = 1;
     for (size_t i = 0; i < weights_.size(); i++) {
       const Panels& panels = weights_[i]->panels();
-      const float* bias = has_bias_[i] ? rows(inputs[next_bias++]) : nullptr;
+      const float* bias = has_bias_[i] ? contiguous(inputs[next_bias++]) : nullptr;
       const int num_rows = static_cast<int>(inputs[0].size() / panels.num_inputs);
       products.push_back({panels, bias, nullptr, x, allocate(outputs[i]), num_rows});
     }
@@ -36,17 +36,17 @@ class Linear : public CpuPrimitive {
   std::vector<bool> has_bias_;
 };
 
-class ArgMax : public CpuPrimitive {
+class LinearArgMax : public CpuPrimitive {
  public:
-  explicit ArgMax(Weights weights) : weights_(std::move(weights)) {}
+  explicit LinearArgMax(Weights weights) : weights_(std::move(weights)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     allocate(outputs[0]);
     float* values = allocate(outputs[1]);
     const LinearArgs product{.weights = weights_->panels(),
-                             .bias = inputs.size() > 1 ? rows(inputs[1]) : nullptr,
+                             .bias = inputs.size() > 1 ? contiguous(inputs[1]) : nullptr,
                              .residual = nullptr,
-                             .x = rows(inputs[0]),
+                             .x = contiguous(inputs[0]),
                              .y = nullptr,
                              .num_rows = static_cast<int>(outputs[0].size())};
     dispatch([product, weights = weights_, indices = outputs[0].data<uint32_t>(), values] {
@@ -54,7 +54,7 @@ class ArgMax : public CpuPrimitive {
     });
   }
 
-  DEFINE_NAME(NativeArgMax)
+  DEFINE_NAME(NativeLinearArgMax)
 
  private:
   Weights weights_;
@@ -65,8 +65,9 @@ class Embedding : public CpuPrimitive {
   explicit Embedding(Weights weights) : weights_(std::move(weights)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    dispatch([tokens = rows<int32_t>(inputs[0]), num_rows = static_cast<int>(inputs[0].size()),
-              weights = weights_, y = allocate(outputs[0])] {
+    dispatch([tokens = contiguous<int32_t>(inputs[0]),
+              num_rows = static_cast<int>(inputs[0].size()), weights = weights_,
+              y = allocate(outputs[0])] {
       native::embed(*weights, tokens, num_rows, y);
     });
   }
@@ -87,7 +88,7 @@ std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& we
   std::vector<bool> has_bias;
   for (size_t i = 0; i < weights.size(); i++) {
     require(x.shape(-1) == weights[i]->panels().num_inputs, "rows have as many inputs as weights");
-    require(weights[i]->panels().inputs == weights[0]->panels().inputs &&
+    require(weights[i]->panels().input_type == weights[0]->panels().input_type &&
                 weights[i]->panels().group == weights[0]->panels().group,
             "weights of one input have one layout");
     mx::Shape shape = x.shape();
@@ -106,18 +107,18 @@ std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& we
 std::pair<mx::array, mx::array> arg_max(const mx::array& logits) {
   require(logits.ndim() == 2, "logits are [rows, size]");
   mx::array product = logits;
-  // A model's logits are [rows, 1, size].
+  // A model's logits were [rows, 1, size].
   while (product.has_primitive() && product.primitive().name() == std::string("Squeeze"))
     product = mx::array(product.inputs()[0]);
-  const bool is_open =
+  const bool is_unevaluated =
       product.has_primitive() && product.status() == mx::array::Status::unscheduled;
-  const auto* linear = is_open ? dynamic_cast<const Linear*>(&product.primitive()) : nullptr;
+  const auto* linear = is_unevaluated ? dynamic_cast<const Linear*>(&product.primitive()) : nullptr;
   if (!linear || linear->weights().size() != 1)
     return {mx::argmax(logits, -1, false, stream()), mx::max(logits, -1, false, stream())};
   const mx::Shape shape{logits.shape(0)};
   const auto outputs = mx::array::make_arrays(
-      {shape, shape}, {mx::uint32, mx::float32}, std::make_shared<ArgMax>(linear->weights()[0]),
-      product.inputs());
+      {shape, shape}, {mx::uint32, mx::float32},
+      std::make_shared<LinearArgMax>(linear->weights()[0]), product.inputs());
   return {outputs[0], outputs[1]};
 }
 

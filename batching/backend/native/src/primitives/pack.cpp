@@ -1,4 +1,4 @@
-// Packing weights.
+// Packs weights for the kernels.
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
 
@@ -6,24 +6,25 @@ namespace native::graph {
 
 namespace {
 
-/// An array as the kernels read it, its values computed.
+/// An evaluated, contiguous array.
 mx::array evaluated(const mx::array& x, mx::Dtype dtype) {
   mx::array rows = mx::contiguous(mx::astype(x, dtype, stream()), false, stream());
   rows.eval();
   return rows;
 }
 
-Inputs inputs_of(int bits) {
-  if (bits == 32) return Inputs::kFloats;
+InputType input_type_of(int bits) {
+  if (bits == 32) return InputType::kFloat32;
   require(bits == 16 || bits == 8, "inputs have 8, 16 or 32 bits");
-  require(kernels()->max_tile_rows_integers > 0, "this processor has no products of integers");
-  return bits == 16 ? Inputs::kInt16 : Inputs::kInt8;
+  require(kernels()->max_tile_rows_int > 0, "this processor has no integer dot products");
+  return bits == 16 ? InputType::kInt16 : InputType::kInt8;
 }
 
 }  // namespace
 
 Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
-             const std::optional<mx::array>& biases, int bits, bool rounds, int input_bits) {
+             const std::optional<mx::array>& biases, int bits, bool rounds_to_fp16,
+             int input_bits) {
   require(weight.ndim() == 2, "weights are a matrix");
   const int columns = kernels()->columns;
   const int num_outputs = weight.shape(0);
@@ -32,11 +33,11 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
     const mx::array rows = evaluated(weight, is_bf16 ? mx::bfloat16 : mx::float32);
     const Format format = is_bf16 ? Format::kBfloat16 : Format::kFloat32;
     return std::make_shared<PackedWeights>(
-        PlainWeights{format, num_outputs, weight.shape(1), 0, false, Inputs::kFloats,
+        PlainWeights{format, num_outputs, weight.shape(1), 0, false, InputType::kFloat32,
                      rows.data<uint8_t>(), nullptr, nullptr},
         columns);
   }
-  const Inputs inputs = inputs_of(input_bits);
+  const InputType input_type = input_type_of(input_bits);
   require(bits == 4 || bits == 8, "quantized weights have 4 or 8 bits");
   require(biases.has_value() && weight.dtype() == mx::uint32, "quantized weights are affine");
   const int num_inputs = weight.shape(1) * 32 / bits;
@@ -47,7 +48,7 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
   const mx::array bias_rows = evaluated(*biases, mx::float32);
   return std::make_shared<PackedWeights>(
       PlainWeights{bits == 4 ? Format::kBits4 : Format::kBits8, num_outputs, num_inputs, group,
-                   rounds, inputs, rows.data<uint8_t>(), scale_rows.data<float>(),
+                   rounds_to_fp16, input_type, rows.data<uint8_t>(), scale_rows.data<float>(),
                    bias_rows.data<float>()},
       columns);
 }

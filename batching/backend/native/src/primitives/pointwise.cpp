@@ -1,4 +1,4 @@
-// What is done to each row or each number by itself.
+// Operations on each row or each value by itself.
 #include "operations/pointwise.h"
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
@@ -13,7 +13,8 @@ class RMSNorm : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     const int size = inputs[0].shape(-1);
-    dispatch([x = rows(inputs[0]), weight = inputs.size() > 1 ? rows(inputs[1]) : nullptr, size,
+    dispatch([x = contiguous(inputs[0]),
+              weight = inputs.size() > 1 ? contiguous(inputs[1]) : nullptr, size,
               num_rows = static_cast<int>(inputs[0].size() / size), eps = eps_,
               y = allocate(outputs[0])] {
       native::rms_norm(x, weight, eps, num_rows, size, y);
@@ -29,7 +30,7 @@ class RMSNorm : public CpuPrimitive {
 class SwiGLU : public CpuPrimitive {
  public:
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    dispatch([gate = rows(inputs[0]), up = rows(inputs[1]), size = inputs[0].size(),
+    dispatch([gate = contiguous(inputs[0]), up = contiguous(inputs[1]), size = inputs[0].size(),
               y = allocate(outputs[0])] { native::swiglu(gate, up, size, y); });
   }
 
@@ -41,8 +42,9 @@ class RoPE : public CpuPrimitive {
   explicit RoPE(bool traditional) : traditional_(traditional) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    const Rotation rotation{rows(inputs[1]), rows(inputs[2]), inputs[1].shape(1), traditional_};
-    dispatch([x = rows(inputs[0]), rotation, num_rows = inputs[0].shape(0),
+    const Rotation rotation{contiguous(inputs[1]), contiguous(inputs[2]), inputs[1].shape(1),
+                            traditional_};
+    dispatch([x = contiguous(inputs[0]), rotation, num_rows = inputs[0].shape(0),
               num_heads = inputs[0].shape(1), dim = inputs[0].shape(3), y = allocate(outputs[0])] {
       rotate(x, rotation, num_rows, num_heads, dim, y);
     });

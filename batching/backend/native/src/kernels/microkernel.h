@@ -1,12 +1,11 @@
-// The size of what is multiplied in registers, and the products of attention.
+// Sizes of register tiles, prefetching, and the matrix products of attention.
 #pragma once
 
 #include "kernels/simd.h"
 
 namespace {
 
-// Rows and vectors of columns that one call keeps in registers: ROWS * VECTORS sums, VECTORS
-// weights and one broadcast value.
+// The register tile of one call: ROWS * VECTORS sums, VECTORS weights and one broadcast input.
 #if defined(__AVX512F__)
 constexpr int MAX_ROWS = 12;
 #define FOR_EACH_HEIGHT(CASE) \
@@ -23,20 +22,19 @@ constexpr int VECTORS = 2;
 /// Columns of one call.
 constexpr int COLUMNS = VECTORS * LANES;
 
-/// How far ahead memory is asked for: the processor's own prefetching loses the track while rows
-/// are multiplied.
-constexpr size_t BYTES_AHEAD = 4096;
+/// In bytes.  The hardware prefetcher does not keep up with weights while rows are multiplied.
+constexpr size_t PREFETCH_DISTANCE = 4096;
 
-/// Ask for a cache line that is needed soon.
-ALWAYS_INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+/// Prefetch a cache line.
+ALWAYS_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-/// Memory that is needed soon, to be asked for part by part.
-struct Ahead {
+/// Prefetches memory, `part` bytes at each call.
+struct Prefetcher {
   const uint8_t* next;
   size_t part;
 
-  ALWAYS_INLINE void ask() {
-    for (size_t i = 0; i < part; i += 64) fetch(next + i);
+  ALWAYS_INLINE void advance() {
+    for (size_t i = 0; i < part; i += 64) prefetch(next + i);
     next += part;
   }
 };
@@ -50,8 +48,8 @@ struct Parameters {
     const auto* floats = reinterpret_cast<const float*>(p);
     for (int v = 0; v < VECTORS; v++) {
       const int at = v * LANES;
-      scales[v] = weights.has_half_parameters ? load_half(halves + at) : load(floats + at);
-      biases[v] = weights.has_half_parameters ? load_half(halves + COLUMNS + at)
+      scales[v] = weights.has_fp16_parameters ? load_fp16(halves + at) : load(floats + at);
+      biases[v] = weights.has_fp16_parameters ? load_fp16(halves + COLUMNS + at)
                                               : load(floats + COLUMNS + at);
     }
   }
@@ -59,9 +57,8 @@ struct Parameters {
 
 /// y[m, j] (+)= sum over k of x[m, k] * w[k, j], for ROWS rows and COLUMNS columns.
 ///
-/// A sum is taken in the order of k, whatever ROWS is: a row's result does not depend, in a
-/// single bit, on how many others are computed with it.  `next` is laid out as w is, and will be
-/// needed soon; it may be null.
+/// Sums are in the order of k for any ROWS: no bit of a row depends on the number of rows.  `next`
+/// has the layout of w and is prefetched; it may be null.
 template <int ROWS, bool HAS_NEXT, typename Weight>
 ALWAYS_INLINE void multiply_rows(const float* x, size_t ldx, const Weight* w, size_t ldw, int k,
                                  float* y, size_t ldy, bool add, const Weight* next) {
@@ -73,7 +70,7 @@ ALWAYS_INLINE void multiply_rows(const float* x, size_t ldx, const Weight* w, si
     F32 weights[VECTORS];
     for (int v = 0; v < VECTORS; v++) weights[v] = load(w + v * LANES);
     if constexpr (HAS_NEXT)
-      for (int j = 0; j < COLUMNS; j += PER_LINE) fetch(next + i * ldw + j);
+      for (int j = 0; j < COLUMNS; j += PER_LINE) prefetch(next + i * ldw + j);
     for (int m = 0; m < ROWS; m++) {
       F32 value = splat(x[m * ldx + i]);
       for (int v = 0; v < VECTORS; v++) sums[m][v] += value * weights[v];

@@ -1,36 +1,36 @@
-// Products of quantized weights with inputs that are rounded to integers: the fast modes.
+// Products of quantized weights and inputs that are rounded to integers: the fast modes.
 //
 // A group's integers are multiplied and added exactly; the sum is then scaled once.  With inputs
 // x = s_x q_x and weights w = s_w q_w + b_w, a group contributes
 //     s_w s_x sum(q_w q_x) + b_w s_x sum(q_x)
-// (as llama.cpp does with inputs of 8 bits).  One instruction multiplies two inputs of 16 bits or
-// four of 8 where it multiplies one float.  Of normal numbers in groups of 32, 16 bits lose an
-// eightieth of what bfloat16 loses, and 8 bits three times as much as it.
+// (as llama.cpp does with 8-bit inputs).  A lane of an instruction multiplies two 16-bit or four
+// 8-bit inputs instead of one float.  For normally distributed inputs in groups of 32, the rounding
+// error of 16 bits is an eightieth of bfloat16's, and that of 8 bits three times bfloat16's.
 #pragma once
 
 #include "kernels.h"
-#include "kernels/micro.h"
+#include "kernels/microkernel.h"
 
 namespace {
 
 #if defined(HAS_DOT)
 
-// Rows of one call: as many as leave all of its sums in registers.
+// Rows of one call: as many as fit in registers with all of their sums.
 #if defined(__AVX512F__)
-constexpr int MAX_ROWS_INTEGERS = 6;
-#define FOR_EACH_HEIGHT_INTEGERS(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+constexpr int MAX_ROWS_INT = 6;
+#define FOR_EACH_HEIGHT_INT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #else
-constexpr int MAX_ROWS_INTEGERS = 3;
-#define FOR_EACH_HEIGHT_INTEGERS(CASE) CASE(1) CASE(2) CASE(3)
+constexpr int MAX_ROWS_INT = 3;
+#define FOR_EACH_HEIGHT_INT(CASE) CASE(1) CASE(2) CASE(3)
 #endif
 
-/// Inputs of a row that lie side by side.
+/// Adjacent inputs of a row.
 constexpr int EIGHT = 8;
 
-/// Integers of one vector, as rows of eight that are `stride` bytes apart.
+/// Store the integers of one vector, eight at a time, `stride` bytes apart.
 template <typename Int>
 ALWAYS_INLINE void store_eights(uint8_t* to, size_t stride, I32 q) {
-  // Of four bytes of weights, the even and the odd ones are unpacked together.
+  // Even and odd bytes of four weights are unpacked separately.
   if constexpr (sizeof(Int) == 2) q = swap_inner(q);
   const auto integers = narrow<Int>(q);
   constexpr size_t SIZE = EIGHT * sizeof(Int);
@@ -38,44 +38,44 @@ ALWAYS_INLINE void store_eights(uint8_t* to, size_t stride, I32 q) {
     __builtin_memcpy(to + i * stride, reinterpret_cast<const uint8_t*>(&integers) + i * SIZE, SIZE);
 }
 
-/// A row's numbers `[size]`.  A number that is none makes the scale of its group none.
+/// Pack a row `[size]`.  A NaN makes the scale of its group NaN.
 template <typename Int>
-void arrange_integers(const float* x, int row, int height, int size, int group, uint8_t* integers,
-                      float* scales, float* sums) {
+void pack_row_int(const float* x, int row, int height, int size, int group, uint8_t* integers,
+                  float* scales, float* sums) {
   constexpr float TOP = sizeof(Int) == 1 ? 127 : 32767;
   const size_t stride = EIGHT * sizeof(Int) * height;
   integers += EIGHT * sizeof(Int) * row;
   for (int at = row; at < size / group * height + row; at += height, x += group) {
     F32 top{};
-    I32 is_none{};
+    I32 is_nan{};
     for (int i = 0; i < group; i += LANES) {
       const F32 value = load(x + i);
       top = max(top, absolute(value));
-      is_none |= value != value;
+      is_nan |= value != value;
     }
-    const float highest = any(is_none) ? __builtin_nanf("") : max(top);
-    // Numbers as small as that are nothing beside any other; by 0 they could not be divided.
-    const F32 factor = splat(highest > 1e-30f ? TOP / highest : 0);
+    const float largest = any(is_nan) ? __builtin_nanf("") : max(top);
+    // Avoids a division by 0; inputs that small are negligible.
+    const F32 factor = splat(largest > 1e-30f ? TOP / largest : 0);
     F32 total{};
     for (int i = 0; i < group; i += LANES, integers += LANES / EIGHT * stride) {
-      const I32 q = rounded_to_integers(load(x + i) * factor);
+      const I32 q = round_to_int(load(x + i) * factor);
       total += to_float(q);
       store_eights<Int>(integers, stride, q);
     }
-    scales[at] = highest / TOP;
+    scales[at] = largest / TOP;
     sums[at] = scales[at] * sum(total);
   }
 }
 
-/// One tile of a panel; weights of BITS bits.
+/// Compute one tile of a panel, with weights of BITS bits.
 template <typename Int, int BITS, int ROWS>
-void multiply_integers(const native::Panels& weights, const native::Arranged& x, const uint8_t* p,
-                       float* y, size_t ldy, Ahead ahead) {
-  constexpr int PER_BYTE = 8 / BITS, WORDS = sizeof(Int);  // words that hold four inputs
+void multiply_int(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
+                  float* y, size_t ldy, Prefetcher prefetcher) {
+  constexpr int PER_BYTE = 8 / BITS, WORDS = sizeof(Int);  // of four inputs
   const uint8_t* inputs = x.integers;
   F32 results[ROWS][VECTORS] = {};
   for (int g = 0; g < weights.num_inputs / weights.group; g++) {
-    ahead.ask();
+    prefetcher.advance();
     I32 sums[ROWS][VECTORS] = {};
     for (int i = 0; i < weights.group; i += EIGHT, inputs += EIGHT * sizeof(Int) * ROWS) {
       U16Pairs loaded[VECTORS];
@@ -115,31 +115,31 @@ void multiply_integers(const native::Panels& weights, const native::Arranged& x,
 }
 
 template <typename Int>
-void linear_tile_integers(const native::LinearArgs& args, int tile, const uint8_t* p, float* y,
-                          size_t ldy, Ahead ahead, float*) {
+void linear_tile_int(const native::LinearArgs& args, int tile, const uint8_t* p, float* y,
+                     size_t ldy, Prefetcher prefetcher, float*) {
   const native::Panels& w = args.weights;
-  const native::Tiles tiles{args.num_rows, MAX_ROWS_INTEGERS};
+  const native::Tiles tiles{args.num_rows, MAX_ROWS_INT};
   const size_t first = tiles.first(tile), groups = first * (w.num_inputs / w.group);
-  const native::Arranged& all = args.arranged;
-  const native::Arranged x = {nullptr, all.integers + first * w.num_inputs * sizeof(Int),
-                              all.scales + groups, all.sums + groups};
+  const native::PackedInputs& all = args.packed;
+  const native::PackedInputs x = {nullptr, all.integers + first * w.num_inputs * sizeof(Int),
+                                  all.scales + groups, all.sums + groups};
 #define CASE(ROWS)                                                       \
   case ROWS:                                                             \
     return w.format == native::Format::kBits4                            \
-               ? multiply_integers<Int, 4, ROWS>(w, x, p, y, ldy, ahead) \
-               : multiply_integers<Int, 8, ROWS>(w, x, p, y, ldy, ahead);
-  switch (tiles.height(tile)) { FOR_EACH_HEIGHT_INTEGERS(CASE) }
+               ? multiply_int<Int, 4, ROWS>(w, x, p, y, ldy, prefetcher) \
+               : multiply_int<Int, 8, ROWS>(w, x, p, y, ldy, prefetcher);
+  switch (tiles.height(tile)) { FOR_EACH_HEIGHT_INT(CASE) }
 #undef CASE
 }
 
 #else
 
-constexpr int MAX_ROWS_INTEGERS = 0;
+constexpr int MAX_ROWS_INT = 0;
 template <typename Int>
-void arrange_integers(const float*, int, int, int, int, uint8_t*, float*, float*) {}
+void pack_row_int(const float*, int, int, int, int, uint8_t*, float*, float*) {}
 template <typename Int>
-void linear_tile_integers(const native::LinearArgs&, int, const uint8_t*, float*, size_t, Ahead,
-                          float*) {}
+void linear_tile_int(const native::LinearArgs&, int, const uint8_t*, float*, size_t, Prefetcher,
+                     float*) {}
 
 #endif
 
