@@ -41,18 +41,18 @@ class ServerState:
         self.activity.tell(now)
 
     @property
-    def trouble(self) -> str | None:
+    def unhealthy_reason(self) -> str | None:
         """Why the default model cannot be relied on; None while it can."""
         engine = self.manager.loaded(self.manager.model_ids[0])
-        return "the model is not loaded" if engine is None else engine.trouble
+        return "the model is not loaded" if engine is None else engine.unhealthy_reason
 
     @property
     def unreadiness(self) -> str | None:
         """Why a new request would better be sent elsewhere; None if it is welcome."""
         if self.admission.is_draining:
             return "the server is shutting down"
-        if (trouble := self.trouble) is not None:
-            return trouble
+        if (reason := self.unhealthy_reason) is not None:
+            return reason
         return "the queue is full" if self.admission.is_full else None
 
 

@@ -33,8 +33,8 @@ from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
 from batching.observer import EngineObserver, Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
-from batching.scheduler import SchedulerStats
 from batching.scheduler_manager import SchedulerManager
+from batching.scheduling.stats import SchedulerStats
 
 __all__ = [
     "AllowedTokens",

@@ -7,14 +7,11 @@ from time import monotonic
 from batching.errors import RequestFailed
 from batching.observer import StepRecord
 from batching.request import BatchRequest, RequestStatus
-from batching.scheduler import (
-    ContinuousBatchingScheduler,
-    RequestFailure,
-    RequestOutput,
-    SchedulerStats,
-)
+from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner, SlicesFailed
+from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.stall_budget import StallBudget
+from batching.scheduling.stats import SchedulerStats
 from batching.scheduling.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -51,13 +48,7 @@ class BatchInferenceEngine:
         return self._scheduler.stats()
 
     def add(self, *requests: BatchRequest) -> None:
-        """Queue requests, some of which may be forks of others among them.
-
-        Raises:
-            RequestError: one of them can never be served; then none of them is.
-        """
-        for request in requests:
-            self._scheduler.check(request)
+        """Queue checked requests, some of which may be forks of others among them."""
         for request in requests:
             self._requests[request.request_id] = request
             if request.fork_of is None:
@@ -117,9 +108,9 @@ class BatchInferenceEngine:
         return self._scheduler.update(plan, outputs)
 
     def _recover(
-        self, plan: StepPlan, to_blame: Container[int] | None = None
+        self, plan: StepPlan, failed_ids: Container[int] | None = None
     ) -> list[RequestOutput | RequestFailure]:
-        self._scheduler.discard(plan, to_blame)
+        self._scheduler.discard(plan, failed_ids)
         self._runner.reset()
         # Also who got its last token in a step that raised after that: nobody has been told.
         ended = [r for r in self._requests.values() if r.has_ended]

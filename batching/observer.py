@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 from batching.blocks.block_ages import NO_AGES, BlockAges
 from batching.priority_queue import Priority
-from batching.request import TokenOutput
-from batching.scheduler import SchedulerStats
+from batching.request import FinishReason, TokenOutput
+from batching.scheduling.stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,7 @@ class SequenceStats:
     scheduled_time: of the first step that read its prompt; None before, and for an answer that
         another one's prompt was read for, the same as that one's.
     first_token_time, last_token_time: when the steps ended that gave them.
-    finish_reason: `stop`, `length`, `abort` (the client left or had enough), `timeout`, `error`;
-        None until it has ended.
+    finish_reason: None until it has ended.
     """
 
     num_prompt_tokens: int
@@ -53,9 +52,9 @@ class SequenceStats:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_preemptions: int = 0
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
 
-    def take(self, output: TokenOutput, now: float) -> float | None:
+    def record(self, output: TokenOutput, now: float) -> float | None:
         """Record what a step gave at `now`; return how long after the tokens before."""
         self.scheduled_time = output.scheduled_time
         self.num_cached_tokens = output.num_cached_tokens
@@ -68,18 +67,6 @@ class SequenceStats:
         self.last_token_time = now
         self.num_output_tokens += len(output.token_ids)
         return gap
-
-    @property
-    def queue_time(self) -> float | None:
-        """Seconds from the arrival to the first step; None while it waits."""
-        return None if self.scheduled_time is None else self.scheduled_time - self.arrival_time
-
-    @property
-    def first_token_latency(self) -> float | None:
-        """Seconds from the arrival to the first token; None before."""
-        if self.first_token_time is None:
-            return None
-        return self.first_token_time - self.arrival_time
 
 
 class EngineObserver(Protocol):
@@ -105,20 +92,20 @@ class Observers:
         self._observers = observers
 
     def observe_step(self, step: StepRecord) -> None:
-        self._tell(lambda observer: observer.observe_step(step))
+        self._notify(lambda observer: observer.observe_step(step))
 
     def observe_stats(self, stats: SchedulerStats) -> None:
-        self._tell(lambda observer: observer.observe_stats(stats))
+        self._notify(lambda observer: observer.observe_stats(stats))
 
     def observe_tokens(self, answer: SequenceStats, num_tokens: int, gap: float | None) -> None:
-        self._tell(lambda observer: observer.observe_tokens(answer, num_tokens, gap))
+        self._notify(lambda observer: observer.observe_tokens(answer, num_tokens, gap))
 
     def observe_end(self, answer: SequenceStats) -> None:
-        self._tell(lambda observer: observer.observe_end(answer))
+        self._notify(lambda observer: observer.observe_end(answer))
 
-    def _tell(self, what: Callable[[EngineObserver], None]) -> None:
+    def _notify(self, call: Callable[[EngineObserver], None]) -> None:
         for observer in self._observers:
             try:
-                what(observer)
+                call(observer)
             except Exception:
                 logger.exception("what the engine does could not be counted")

@@ -41,7 +41,7 @@ class PrefixCache:
 
     def __init__(self, block_manager: PagedBlockManager) -> None:
         self._block_manager = block_manager
-        self._claims: dict[BlockHash, QueueKey] = {}
+        self._in_flight: dict[BlockHash, QueueKey] = {}
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
@@ -58,28 +58,28 @@ class PrefixCache:
         """Let the blocks `[start, stop)` of a table be found: their tensors are written."""
         for index in range(start, stop):
             self._block_manager.publish(table.block_ids[index], hashes[index])
-            self._claims.pop(hashes[index], None)
+            self._in_flight.pop(hashes[index], None)
 
-    def claim(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
+    def mark_in_flight(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
         """Say that the request with this key computes these blocks from now on.
 
         Of several that do, the one that is due first will be there first.
         """
         for block_hash in hashes:
-            self._claims[block_hash] = min(key, self._claims.get(block_hash, key))
+            self._in_flight[block_hash] = min(key, self._in_flight.get(block_hash, key))
 
-    def is_claimed(self, block_hash: BlockHash, key: QueueKey) -> bool:
+    def is_in_flight(self, block_hash: BlockHash, key: QueueKey) -> bool:
         """True while a request that is due before `key` computes this very block.
 
         To wait for one that is due later would be to let it go first.
         """
-        return self._claims.get(block_hash, key) < key
+        return self._in_flight.get(block_hash, key) < key
 
-    def drop_claims(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
+    def clear_in_flight(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
         """Take back what a request has not computed when it stops."""
         for block_hash in hashes:
-            if self._claims.get(block_hash) == key:
-                del self._claims[block_hash]
+            if self._in_flight.get(block_hash) == key:
+                del self._in_flight[block_hash]
 
     def record(self, num_tokens: int, num_hit_tokens: int) -> None:
         self.num_queried_tokens += num_tokens

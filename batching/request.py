@@ -41,10 +41,20 @@ class InvalidTransition(Exception):
 
 
 class FinishReason(StrEnum):
-    """Why a completed request ended, in the wire's words."""
+    """Why a completion ended, in OpenAI's and vLLM's words.
+
+    The scheduler sets STOP and LENGTH; the layers above it, the others.
+    """
 
     STOP = "stop"
     LENGTH = "length"
+    # Set by the layer that parses text.
+    TOOL_CALLS = "tool_calls"
+    # The client disconnected, or the layer above needs no more of it.
+    ABORT = "abort"
+    # The request's deadline has passed.
+    TIMEOUT = "timeout"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +177,7 @@ class BatchRequest:
         self.block_table = BlockTable()
         self.cache_salt = cache_salt
         self.hashes = HashChain(cache_salt.encode())
-        self.lookup = PromptLookup()
+        self.drafter = PromptLookup()
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.fork_of: BatchRequest | None = None
         self.forks: list[BatchRequest] = []

@@ -11,7 +11,14 @@ from app.generation.choice import Choice, Delta, FinishReasonText, TokenWithLogp
 from app.generation.job import GenerationJob
 from app.observability.request_record import TokenUsage
 from app.parsing.events import MessageEvent, join_pieces
-from batching import DeadlineExceeded, SequenceStats, TokenLogprobs, TokenOutput, TokenStream
+from batching import (
+    DeadlineExceeded,
+    FinishReason,
+    SequenceStats,
+    TokenLogprobs,
+    TokenOutput,
+    TokenStream,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ class Generation:
 
     @property
     def summary(self) -> GenerationSummary:
-        return GenerationSummary(self.usage, self._tokens.answers)
+        return GenerationSummary(self.usage, self._tokens.sequences)
 
     def __aiter__(self) -> Self:
         return self
@@ -135,7 +142,7 @@ class Generation:
             return
         self._is_closed = True
         self._request.finish(
-            self._job.completion_id, self._tokens.answers, self.usage, self._outcome()
+            self._job.completion_id, self._tokens.sequences, self.usage, self._outcome()
         )
 
     async def _next(self) -> Delta | PromptProgress:
@@ -154,7 +161,7 @@ class Generation:
             delta = replace(delta, prompt_logprobs=self._prompt_logprobs[prompt_index])
         if delta.finish_reason is not None:
             self._reasons[index] = delta.finish_reason
-            self._tokens.finish(index, delta.finish_reason)
+            self._tokens.finish(index, FinishReason(delta.finish_reason))
         return delta
 
     async def _feed(self, index: int, output: TokenOutput) -> Delta:

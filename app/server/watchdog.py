@@ -31,7 +31,7 @@ class Watchdog:
         self._service = service
         self._on_failure = on_failure
         self._on_tick = on_tick
-        self._trouble: str | None = None
+        self._unhealthy_reason: str | None = None
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -44,8 +44,8 @@ class Watchdog:
 
     def look(self) -> None:
         """Compare with the last look, and act on what is new."""
-        before, self._trouble = self._trouble, self._service.trouble
-        if self._trouble is None:
+        before, self._unhealthy_reason = self._unhealthy_reason, self._service.unhealthy_reason
+        if self._unhealthy_reason is None:
             if before is not None:
                 logger.warning("the engine works again")
             return
@@ -53,5 +53,5 @@ class Watchdog:
             if engine.is_stalled:
                 engine.fail_streams(EngineStalled())
         if before is None:
-            logger.error("%s; /health answers 503", self._trouble)
+            logger.error("%s; /health answers 503", self._unhealthy_reason)
             self._on_failure()

@@ -10,7 +10,7 @@ from batching.backend.exceptions import forget_locals
 from batching.backend.model_hooks import RowSelection
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.sampling.sampler import ArgMax
-from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, served
+from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
 from batching.scheduling.step_plan import SliceOutput, StepPlan
 
 
@@ -39,13 +39,13 @@ class MLXRunner:
 
     def logits(self, step: StepInputs) -> mx.array:
         """Return the logits of the rows that are wanted, `[L, vocab_size]`."""
-        self._selection.rows = step.wanted.rows
+        self._selection.rows = step.logit_rows.rows
         try:
             logits: mx.array = self._model(step.tokens, cache=self._cache.layers)
         finally:
             self._selection.rows = None
-        if len(logits) != len(step.wanted.rows):
-            logits = logits[step.wanted.rows]
+        if len(logits) != len(step.logit_rows.rows):
+            logits = logits[step.logit_rows.rows]
         return logits.squeeze(1)
 
     def reset(self) -> None:
@@ -55,15 +55,17 @@ class MLXRunner:
     def _run(self, plan: StepPlan) -> list[SliceOutput]:
         self._cache.copy_blocks(plan.copies)
         step = self._cache.begin(plan.slices)
-        with self._sampler.masks(step.wanted) as masks:
+        with self._sampler.masks(step.logit_rows) as masks:
             logits = self.logits(step)
             self._cache.flush()
             # The pool is evaluated in any case: unread writes would pile up from step to step.
             written = self._cache.arrays
             if self._selection.are_finite is not None:
                 written.append(self._selection.are_finite)
-            with self._sampler.blaming(step.attention.slices, logits, written):
-                outputs = self._sampler.outputs(plan.slices, step.wanted, logits, masks, written)
+            with self._sampler.isolate_failures(step.attention.slices, logits, written):
+                outputs = self._sampler.outputs(
+                    plan.slices, step.logit_rows, logits, masks, written
+                )
         self._check_rows(step)
         return outputs
 
@@ -82,4 +84,4 @@ class MLXRunner:
         ends = np.cumsum([len(s) for s in slices])
         parts = zip(slices, np.split(are_finite, ends), strict=False)
         if failing := [s for s, part in parts if not part.all()]:
-            raise not_finite(served(failing))
+            raise not_finite(request_ids(failing))

@@ -143,7 +143,7 @@ def _ragged_logits(
         logits = runner.logits(step)
         mx.eval(logits, cache.arrays)
     return [
-        logits[i] for r in requests for i, s in enumerate(step.wanted.samples) if s.request is r
+        logits[i] for r in requests for i, s in enumerate(step.logit_rows.samples) if s.request is r
     ]
 
 

@@ -39,12 +39,12 @@ class SequentialRunner:
         mx.clear_cache()
 
     def _output(self, s: Slice) -> SliceOutput:
-        wanted = LogitRows.of([s])
-        with self._sampler.masks(wanted) as masks:
-            logits = self._read(s)[wanted.rows]
+        logit_rows = LogitRows.of([s])
+        with self._sampler.masks(logit_rows) as masks:
+            logits = self._read(s)[logit_rows.rows]
             states = [layer.state for layer in self._cache]
-            with self._sampler.blaming([s], logits, states):
-                (output,) = self._sampler.outputs([s], wanted, logits, masks, states)
+            with self._sampler.isolate_failures([s], logits, states):
+                (output,) = self._sampler.outputs([s], logit_rows, logits, masks, states)
         return output
 
     def _read(self, s: Slice) -> mx.array:

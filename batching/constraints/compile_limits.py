@@ -44,11 +44,11 @@ class SpecialTokens(NamedTuple):
     texts: Mapping[int, str]
 
 
-def work_of(grammar: str, tokens: SpecialTokens) -> bytes:
+def encode_input(grammar: str, tokens: SpecialTokens) -> bytes:
     return json.dumps([grammar, tokens.num_tokens, list(tokens.texts.items())]).encode()
 
 
-def is_affordable(
+def compiles_within_limits(
     grammar: str, tokens: SpecialTokens, *, wall_seconds: float = _WALL_SECONDS
 ) -> bool:
     """True if a grammar compiles, or turns out to be wrong, within the limits."""
@@ -57,7 +57,7 @@ def is_affordable(
     try:
         done = subprocess.run(
             command,
-            input=work_of(grammar, tokens),
+            input=encode_input(grammar, tokens),
             timeout=wall_seconds,
             capture_output=True,
             check=False,

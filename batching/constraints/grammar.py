@@ -19,7 +19,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from batching.constraints.compile_limits import LIMITS, SpecialTokens, is_affordable
+from batching.constraints.compile_limits import LIMITS, SpecialTokens, compiles_within_limits
 from batching.constraints.matcher import (
     GrammarMatcher,
     GrammarPanic,
@@ -37,7 +37,7 @@ MAX_GRAMMAR_LENGTH: Final = 512 * 1024
 # llguidance reads 127 levels, its own included.
 MAX_SCHEMA_DEPTH: Final = 100
 # A grammar is checked once, as long as it is among the latest.
-_MAX_KNOWN_COSTS: Final = 64
+_MAX_CACHED_CHECKS: Final = 64
 
 # Between two JSON tokens: nothing, a space, or a line break and an indentation.  Unbounded, a
 # small model can write blanks until its tokens are used up.
@@ -133,7 +133,7 @@ class GrammarCompiler:
         self._eos_token_ids = [i for i in sorted(eos_token_ids) if i < vocab_size]
         self._lock = Lock()
         self._loaded: Vocabulary | None = None
-        self._is_affordable = lru_cache(_MAX_KNOWN_COSTS)(self._find_out_cost)
+        self._is_within_limits = lru_cache(_MAX_CACHED_CHECKS)(self._compiles_within_limits)
 
     def compile(self, grammar: GrammarText, *, param: str) -> Grammar:
         """Compile a grammar: a new one takes a tenth of a second, the worst take seconds.
@@ -149,7 +149,7 @@ class GrammarCompiler:
         except ValueError as error:
             message = f"this model cannot follow a grammar: {reason_of(str(error))}"
             raise InvalidGrammar(param, message) from error
-        if not self._is_affordable(grammar):
+        if not self._is_within_limits(grammar):
             raise InvalidGrammar(param, "the grammar takes too much time or memory to compile")
         try:
             with panics_as_exceptions():
@@ -214,8 +214,8 @@ class GrammarCompiler:
             return self._tokenizer.decode([token_id]).encode()
         return tokenizer.decode_bytes([token_id])
 
-    def _find_out_cost(self, grammar: GrammarText) -> bool:
-        return is_affordable(grammar, _special_tokens(self._vocabulary().tokenizer))
+    def _compiles_within_limits(self, grammar: GrammarText) -> bool:
+        return compiles_within_limits(grammar, _special_tokens(self._vocabulary().tokenizer))
 
 
 def _as_written(tokenizer: str) -> str:

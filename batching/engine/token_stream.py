@@ -1,4 +1,4 @@
-"""The tokens of one call, on their way to whoever asked."""
+"""The tokens of one call, on their way to the caller."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,31 +6,31 @@ from typing import Self
 
 from batching.errors import DeadlineExceeded, EngineError
 from batching.observer import SequenceStats
-from batching.request import TokenOutput
+from batching.request import FinishReason, TokenOutput
 
 
 class TokenStream:
-    """The tokens of one or more answers, as they come; an async iterator of (index, TokenOutput).
+    """The tokens of one or more sequences, as they come; yields (index, TokenOutput).
 
-    It ends after the last answer's output that carries a finish reason, or raises what ended
-    one of them.  `close()` never waits and may be called at any time, any number of times:
-    unfinished answers are aborted.
+    The async iteration ends after the last sequence's output that carries a finish reason, or
+    raises the error that ended one of them.  `close()` never waits and may be called at any
+    time, any number of times: unfinished sequences are aborted.
 
-    answers: what became of each one so far.
-    deadline: when the event loop's clock shows that, DeadlineExceeded ends all that is left.
+    sequences: the statistics of each one so far.
+    deadline: on the event loop's clock; at that time DeadlineExceeded ends all that is unfinished.
     """
 
     def __init__(
         self,
-        answers: Sequence[SequenceStats],
-        release: Callable[[int, str], None],
+        sequences: Sequence[SequenceStats],
+        release: Callable[[int, FinishReason], None],
         deadline: float | None = None,
     ) -> None:
-        """`release` stops an answer, given its index and why it ends."""
-        self.answers = answers
+        """`release` stops a sequence, given its index and why it ends."""
+        self.sequences = sequences
         self._release = release
         self._deadline = deadline
-        self._unfinished = set(range(len(answers)))
+        self._unfinished = set(range(len(sequences)))
         self._queue: asyncio.Queue[tuple[int, TokenOutput | EngineError]] = asyncio.Queue()
 
     def __aiter__(self) -> Self:
@@ -49,13 +49,13 @@ class TokenStream:
             return index, item
         raise StopAsyncIteration
 
-    def finish(self, index: int, reason: str = "abort") -> None:
-        """Take no more of one answer, and abort it if it has not ended."""
+    def finish(self, index: int, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Take no more of one sequence, and abort it if it has not ended."""
         self._unfinished.discard(index)
         self._release(index, reason)
 
-    def close(self, reason: str = "abort") -> None:
-        for index in range(len(self.answers)):
+    def close(self, reason: FinishReason = FinishReason.ABORT) -> None:
+        for index in range(len(self.sequences)):
             self.finish(index, reason)
 
     def put(self, index: int, item: TokenOutput | EngineError) -> None:
@@ -69,5 +69,5 @@ class TokenStream:
                     await asyncio.sleep(0)
                 return await self._queue.get()
         except TimeoutError:
-            self.close("timeout")
+            self.close(FinishReason.TIMEOUT)
             raise DeadlineExceeded from None

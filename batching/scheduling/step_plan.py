@@ -36,7 +36,7 @@ class Slice:
         return 1 + len(self.drafts) if self.samples else 0
 
     @property
-    def scored(self) -> range:
+    def prompt_logprob_positions(self) -> range:
         """The positions of the prompt whose tokens the rows of this slice say the odds of."""
         if not self.request.wants_prompt_logprobs:
             return range(0)
@@ -58,7 +58,7 @@ class SliceOutput(NamedTuple):
 
     token_ids: `num_samples` for the request, then one for each fork.
     logprobs: one for each of them, if the request asks for them.
-    prompt_logprobs: one for each position of `scored`.
+    prompt_logprobs: one for each position of `prompt_logprob_positions`.
     """
 
     token_ids: Sequence[int] = ()

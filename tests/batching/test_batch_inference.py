@@ -5,10 +5,11 @@ import pytest
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
-from batching.errors import ContextLengthExceeded, RequestFailed
+from batching.errors import RequestFailed
 from batching.request import BatchRequest
-from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
+from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import SlicesFailed
+from batching.scheduling.outputs import RequestFailure
 from batching.scheduling.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import FakeClock, TokenRunner, expected_output, make_engine
 
@@ -128,14 +129,6 @@ def test_an_aborted_request_gets_nothing_more() -> None:
     assert not engine.has_work
     engine.abort(0)
     assert engine.stats().num_free_blocks == CONFIG.num_blocks
-
-
-def test_a_refused_request_leaves_nothing_behind() -> None:
-    _, engine = make_engine(CONFIG)
-    with pytest.raises(ContextLengthExceeded):
-        engine.add(request(0, max_tokens=500))
-    assert not engine.has_work
-    engine.abort(0)
 
 
 def test_the_stall_of_running_streams_is_bounded_by_time() -> None:

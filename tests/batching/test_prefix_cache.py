@@ -54,18 +54,18 @@ def test_a_claim_lasts_until_the_block_is_there_or_its_owner_gives_up() -> None:
     cache = PrefixCache(manager)
     hashes = HashChain().extended([1, 2, 3, 4], 2)
     first, second, third = (QueueKey(due_time=10.0, request_id=i) for i in (7, 8, 9))
-    cache.claim(hashes, second)
-    cache.claim(hashes, first)
-    cache.drop_claims(hashes, second)
-    assert [cache.is_claimed(h, third) for h in hashes] == [True, True]
+    cache.mark_in_flight(hashes, second)
+    cache.mark_in_flight(hashes, first)
+    cache.clear_in_flight(hashes, second)
+    assert [cache.is_in_flight(h, third) for h in hashes] == [True, True]
     cache.insert(hashes, BlockTable(manager.allocate(2) or ()), 0, 1)
-    assert [cache.is_claimed(h, third) for h in hashes] == [False, True]
-    cache.drop_claims(hashes, first)
-    assert not any(cache.is_claimed(h, third) for h in hashes)
+    assert [cache.is_in_flight(h, third) for h in hashes] == [False, True]
+    cache.clear_in_flight(hashes, first)
+    assert not any(cache.is_in_flight(h, third) for h in hashes)
 
 
 def test_nobody_waits_for_one_that_is_due_later() -> None:
     cache = PrefixCache(PagedBlockManager(4, 2))
     hashes = HashChain().extended([1, 2], 2)
-    cache.claim(hashes, QueueKey(due_time=20.0, request_id=0))
-    assert not cache.is_claimed(hashes[0], QueueKey(due_time=1.0, request_id=1))
+    cache.mark_in_flight(hashes, QueueKey(due_time=20.0, request_id=0))
+    assert not cache.is_in_flight(hashes[0], QueueKey(due_time=1.0, request_id=1))

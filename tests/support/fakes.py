@@ -67,7 +67,7 @@ class TokenRunner:
         prefixes = [self._prefix(s.request, s.stop - i) for i in reversed(range(s.num_samples))]
         answered = [(s.request, prefix) for prefix in prefixes]
         answered += [(fork, prefixes[-1]) for fork in s.forks]
-        scored = [self._prefix(s.request, position) for position in s.scored]
+        scored = [self._prefix(s.request, position) for position in s.prompt_logprob_positions]
         return SliceOutput(
             [self._choose(request, prefix) for request, prefix in answered],
             []

@@ -97,7 +97,7 @@ class FaultyRunner(MLXRunner):
             if fault in _STEP_FAULTS:
                 mx.eval(logits)
                 _STEP_FAULTS[fault]()
-        for sample, row in zip(step.wanted.samples, step.wanted.sample_rows, strict=True):
+        for sample, row in zip(step.logit_rows.samples, step.logit_rows.sample_rows, strict=True):
             if fault_of(sample.request) is Fault.NOT_A_NUMBER:
                 logits[row] = mx.nan
         return logits

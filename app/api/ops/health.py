@@ -12,8 +12,8 @@ router = APIRouter()
 @router.get("/health")
 async def check_health(request: Request) -> dict[str, str]:
     """Return 200 while the default model's engine is healthy, else 503 with the reason."""
-    if (trouble := (await engine_for(request, None)).trouble) is not None:
-        raise Unavailable(trouble)
+    if (reason := (await engine_for(request, None)).unhealthy_reason) is not None:
+        raise Unavailable(reason)
     return {"status": "ok"}
 
 

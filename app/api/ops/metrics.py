@@ -15,7 +15,7 @@ async def read_metrics(request: Request) -> Response:
     service, engine = server_state(request), await engine_for(request, None)
     stats = engine.latest_stats
     service.metrics.observe_stats(stats)
-    service.metrics.set_health(engine.trouble is None, engine.seconds_since_step)
+    service.metrics.set_health(engine.unhealthy_reason is None, engine.seconds_since_step)
     service.metrics.set_cache_config(
         block_size=stats.block_size,
         num_blocks=stats.num_blocks,

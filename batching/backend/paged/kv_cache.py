@@ -53,13 +53,13 @@ class StepInputs:
     The P - T last rows are padding: they compute what nobody keeps.
 
     tokens: int32 `[P, 1]`.  positions: int32 `[P]`.  slots: int64 `[T]`, on the host.
-    wanted: the rows whose logits somebody looks at.
+    logit_rows: the rows whose logits somebody looks at.
     """
 
     tokens: mx.array
     positions: mx.array
     slots: npt.NDArray[np.int64]
-    wanted: LogitRows
+    logit_rows: LogitRows
     attention: RowAttention
 
     @classmethod
@@ -84,7 +84,7 @@ class StepInputs:
             tokens=mx.array(tokens + padding, dtype=mx.int32)[:, None],
             positions=mx.array(positions + padding, dtype=mx.int32),
             slots=np.array(slots, np.int64),
-            wanted=LogitRows.of(attention.slices),
+            logit_rows=LogitRows.of(attention.slices),
             attention=attention,
         )
 

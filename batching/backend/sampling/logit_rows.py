@@ -41,7 +41,7 @@ class LogitRows:
         sample_rows: list[int] = []
         scores: list[PromptLogprobRow] = []
         for first, s in zip(accumulate(map(len, slices), initial=0), slices, strict=False):
-            for position in s.scored:
+            for position in s.prompt_logprob_positions:
                 scores.append(PromptLogprobRow(s.request, position, len(rows)))
                 rows.append(first + position - 1 - s.start)
             for i in range(s.num_samples):
@@ -55,7 +55,7 @@ class LogitRows:
         )
 
     @property
-    def are_told(self) -> bool:
+    def needs_logprobs(self) -> bool:
         """Whether somebody asks for odds."""
         return bool(self.scores) or any(
             request.sampling.logprobs is not None for request, _ in self.samples

@@ -12,16 +12,16 @@ from batching.scheduling.step_plan import Slice, SliceOutput
 
 
 def slice_outputs(
-    slices: Sequence[Slice], wanted: LogitRows, logits: mx.array, token_ids: Sequence[int]
+    slices: Sequence[Slice], logit_rows: LogitRows, logits: mx.array, token_ids: Sequence[int]
 ) -> list[SliceOutput]:
     """Put the sampled tokens into the order of the slices; the rows may have had another.
 
     Logits `[L, vocab_size]`; only rows that somebody asks about are looked at.
     """
     sampled: dict[BatchRequest, list[int]] = {}
-    for sample, token_id in zip(wanted.samples, token_ids, strict=True):
+    for sample, token_id in zip(logit_rows.samples, token_ids, strict=True):
         sampled.setdefault(sample.request, []).append(token_id)
-    chosen, scored = _logprobs(wanted, logits, token_ids)
+    chosen, scored = _logprobs(logit_rows, logits, token_ids)
     return [
         SliceOutput(
             [token_id for r in _answered(s) for token_id in sampled[r]],
@@ -40,18 +40,18 @@ ByRequest = dict[BatchRequest, list[TokenLogprobs]]
 
 
 def _logprobs(
-    wanted: LogitRows, logits: mx.array, token_ids: Sequence[int]
+    logit_rows: LogitRows, logits: mx.array, token_ids: Sequence[int]
 ) -> tuple[ByRequest, ByRequest]:
     """Return what is asked of the sampled tokens, and of those of the prompt."""
     asked = [
-        (request, wanted.sample_rows[i], token_ids[i], request.sampling.logprobs)
-        for i, (request, _) in enumerate(wanted.samples)
+        (request, logit_rows.sample_rows[i], token_ids[i], request.sampling.logprobs)
+        for i, (request, _) in enumerate(logit_rows.samples)
         if request.sampling.logprobs is not None
     ]
     num_sampled = len(asked)
     asked += [
         (request, row, request.token_ids[position], request.sampling.prompt_logprobs or 0)
-        for request, position, row in wanted.scores
+        for request, position, row in logit_rows.scores
     ]
     chosen: ByRequest = {}
     scored: ByRequest = {}

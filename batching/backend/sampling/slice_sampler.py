@@ -22,14 +22,14 @@ class SliceSampler:
         self._sampler = Sampler(arg_max=arg_max)
         self._mask_filler = MaskFiller(vocab_size)
 
-    def masks(self, wanted: LogitRows) -> AbstractContextManager[TokenMasks | None]:
+    def masks(self, logit_rows: LogitRows) -> AbstractContextManager[TokenMasks | None]:
         """Work out what constraints allow while the model runs."""
-        return self._mask_filler.filling(wanted.samples)
+        return self._mask_filler.filling(logit_rows.samples)
 
     def outputs(
         self,
         slices: Sequence[Slice],
-        wanted: LogitRows,
+        logit_rows: LogitRows,
         logits: mx.array,
         masks: TokenMasks | None,
         also: Sequence[mx.array] = (),
@@ -40,26 +40,26 @@ class SliceSampler:
             SlicesFailed: the model's logits are no numbers.
         """
         token_ids: list[int] = []
-        if wanted.samples:
-            sampled = wanted.sampled(logits)
-            if wanted.are_told:
+        if logit_rows.samples:
+            sampled = logit_rows.sampled(logits)
+            if logit_rows.needs_logprobs:
                 # Now, so that the arg-max is theirs and not the product's, computed once more.
                 mx.async_eval(logits)
-            tokens, chosen = self._sampler.sample(sampled, wanted.samples, masks)
+            tokens, chosen = self._sampler.sample(sampled, logit_rows.samples, masks)
             are_finite = mx.isfinite(chosen)
             mx.eval(tokens, are_finite, also)
             if not all(flags := np.array(are_finite).tolist()):
-                pairs = zip(wanted.samples, flags, strict=True)
+                pairs = zip(logit_rows.samples, flags, strict=True)
                 raise not_finite(
                     sample.request.request_id for sample, is_finite in pairs if not is_finite
                 )
             token_ids = np.array(tokens).tolist()
         else:
             mx.eval(also)
-        return slice_outputs(slices, wanted, logits, token_ids)
+        return slice_outputs(slices, logit_rows, logits, token_ids)
 
     @contextmanager
-    def blaming(
+    def isolate_failures(
         self, slices: Sequence[Slice], logits: mx.array, written: Sequence[mx.array]
     ) -> Iterator[None]:
         """Raise SlicesFailed for what raises inside, if it raises for some slices alone as well.
@@ -72,8 +72,8 @@ class SliceSampler:
         except SlicesFailed:
             raise
         except Exception as error:
-            if to_blame := self._failing(slices, logits, written):
-                raise SlicesFailed(to_blame) from error
+            if failed_ids := self._failing(slices, logits, written):
+                raise SlicesFailed(failed_ids) from error
             raise
 
     def _failing(
@@ -83,30 +83,30 @@ class SliceSampler:
             mx.eval(logits, written)
         except Exception:
             return set()
-        wanted = [LogitRows.of([s]) for s in slices]
-        starts = accumulate((len(w.rows) for w in wanted), initial=0)
-        return served(
+        logit_rows = [LogitRows.of([s]) for s in slices]
+        starts = accumulate((len(w.rows) for w in logit_rows), initial=0)
+        return request_ids(
             s
-            for s, w, start in zip(slices, wanted, starts, strict=False)
+            for s, w, start in zip(slices, logit_rows, starts, strict=False)
             if not self._succeeds(s, w, logits[start : start + len(w.rows)])
         )
 
-    def _succeeds(self, s: Slice, wanted: LogitRows, logits: mx.array) -> bool:
+    def _succeeds(self, s: Slice, logit_rows: LogitRows, logits: mx.array) -> bool:
         try:
-            with self.masks(wanted) as masks:
-                self.outputs([s], wanted, logits, masks)
+            with self.masks(logit_rows) as masks:
+                self.outputs([s], logit_rows, logits, masks)
         except Exception:
             return False
         return True
 
 
-def served(slices: Iterable[Slice]) -> set[int]:
+def request_ids(slices: Iterable[Slice]) -> set[int]:
     """Return the ids of the requests that slices belong to."""
     return {request.request_id for s in slices for request in (s.request, *s.forks)}
 
 
-def not_finite(to_blame: Iterable[int]) -> SlicesFailed:
+def not_finite(failed_ids: Iterable[int]) -> SlicesFailed:
     """Return what to raise for requests whose logits overflowed, or met a damaged weight."""
-    failure = SlicesFailed(to_blame)
+    failure = SlicesFailed(failed_ids)
     failure.__cause__ = FloatingPointError("the model's logits are not finite")
     return failure

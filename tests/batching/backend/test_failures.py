@@ -24,8 +24,9 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens, MaskRow
 from batching.request import BatchRequest, SamplingParams
-from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
+from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner, SlicesFailed
+from batching.scheduling.outputs import RequestFailure
 from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 from tests.batching.backend.conftest import Check
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
@@ -421,7 +422,7 @@ class Step:
         wanted = LogitRows.of(self.slices)
         with (
             self.sampler.masks(wanted) as masks,
-            self.sampler.blaming(self.slices, self.logits, written or []),
+            self.sampler.isolate_failures(self.slices, self.logits, written or []),
         ):
             return self.sampler.outputs(self.slices, wanted, self.logits, masks)
 

@@ -20,8 +20,9 @@ from batching.block_manager import BlockTable
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
 from batching.request import BatchRequest, SamplingParams, TokenOutput
-from batching.scheduler import ContinuousBatchingScheduler, RequestFailure
+from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner
+from batching.scheduling.outputs import RequestFailure
 from batching.scheduling.step_plan import Slice
 from tests.batching.backend.conftest import Check
 from tests.support.tiny_models import FAMILIES, UNBATCHABLE, VOCAB_SIZE, tiny_model

@@ -18,9 +18,9 @@ from batching.constraints import grammar
 from batching.constraints.compile_limits import (
     SpecialTokens,
     compile_with_little_stack,
-    is_affordable,
+    compiles_within_limits,
+    encode_input,
     limit,
-    work_of,
 )
 from batching.constraints.grammar import (
     MAX_GRAMMAR_LENGTH,
@@ -695,29 +695,29 @@ TOKENS: Final = SpecialTokens(NUM_KNOWN, {END: "<|end|>", IM_END: "<|im_end|>"})
 
 
 def test_a_process_that_takes_too_long_is_given_up() -> None:
-    assert is_affordable(json_object_grammar(), TOKENS)
-    assert not is_affordable(json_object_grammar(), TOKENS, wall_seconds=1e-6)
+    assert compiles_within_limits(json_object_grammar(), TOKENS)
+    assert not compiles_within_limits(json_object_grammar(), TOKENS, wall_seconds=1e-6)
 
 
 def test_a_process_that_computes_too_long_dies_by_itself() -> None:
     grammar = json_schema_grammar(many_patterns(900))
-    assert not is_affordable(grammar, TOKENS, wall_seconds=1e6)
+    assert not compiles_within_limits(grammar, TOKENS, wall_seconds=1e6)
 
 
 def test_an_error_costs_little() -> None:
-    assert is_affordable(lark_grammar("start: foo"), TOKENS)
+    assert compiles_within_limits(lark_grammar("start: foo"), TOKENS)
 
 
 def test_the_work_is_compiling() -> None:
     before = threading.stack_size()
-    assert compile_with_little_stack(work_of(json_object_grammar(), TOKENS))
+    assert compile_with_little_stack(encode_input(json_object_grammar(), TOKENS))
     assert threading.stack_size() == before
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_work_that_raises_is_not_done() -> None:
-    assert not compile_with_little_stack(work_of(json_object_grammar(), SpecialTokens(1, {})))
-    assert not is_affordable(json_object_grammar(), SpecialTokens(1, {}))
+    assert not compile_with_little_stack(encode_input(json_object_grammar(), SpecialTokens(1, {})))
+    assert not compiles_within_limits(json_object_grammar(), SpecialTokens(1, {}))
 
 
 def test_a_limit_that_the_system_does_not_know_is_left_out() -> None:

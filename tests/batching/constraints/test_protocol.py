@@ -4,7 +4,8 @@ import numpy as np
 
 from batching.constraints.protocol import AllowedTokens, MaskRow
 from batching.request import BatchRequest, FinishReason
-from batching.scheduler import ContinuousBatchingScheduler, RequestFailure, RequestOutput
+from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.outputs import RequestFailure, RequestOutput
 from tests.batching.test_scheduler import config
 from tests.support.fakes import TokenRunner, expected_output
 

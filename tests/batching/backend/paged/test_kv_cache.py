@@ -151,7 +151,7 @@ def test_rows_are_padded_to_what_is_computed_soonest(num_tokens: int, num_rows: 
     assert step.tokens[:, 0].tolist() == [*range(num_tokens), *padding]
     assert step.positions.tolist() == [*range(num_tokens), *padding]
     assert len(step.slots) == num_tokens
-    assert step.wanted.rows.tolist() == [num_tokens - 1]
+    assert step.logit_rows.rows.tolist() == [num_tokens - 1]
 
 
 @pytest.mark.parametrize("num_tokens", [100, 600])

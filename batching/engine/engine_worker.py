@@ -1,0 +1,156 @@
+"""The engine's own thread, and the inbox through which the others reach it."""
+
+import gc
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from batching.batch_inference import BatchInferenceEngine
+from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.stream_router import StreamRouter
+from batching.errors import EngineStopped
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Job(Generic[T]):
+    """A call on the engine; `future` gets its result."""
+
+    def __init__(self, func: Callable[[BatchInferenceEngine], T]) -> None:
+        self._func = func
+        self.future: Future[T] = Future()
+
+    def run(self, engine: BatchInferenceEngine) -> None:
+        # False if the caller has cancelled it.
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self._func(engine))
+        except Exception as error:
+            self.future.set_exception(error)
+
+    def fail(self) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(EngineStopped())
+
+
+class EngineWorker:
+    """Builds an engine and steps it, in a thread of its own.
+
+    Only this thread touches the engine, and with it every array.  Jobs come in through
+    `_inbox` and run between two steps; the outputs of a step go to the router in one call of
+    the event loop, however many requests have one.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], LoadedEngine],
+        router: StreamRouter,
+        clock: Callable[[], float],
+    ) -> None:
+        """`build` runs in the thread; `clock` is in seconds."""
+        self._build = build
+        self._router = router
+        self._clock = clock
+        # None asks the thread to end.
+        self._inbox: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_stopped = False  # written under _lock, so that no job is left behind
+        self._step_began: float | None = None  # written by the thread only
+        self._loaded: Future[LoadedEngine] = Future()
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mlx-engine", daemon=True)
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped
+
+    @property
+    def step_time(self) -> float:
+        """For how many seconds the current step has run; 0 between two steps."""
+        began = self._step_began
+        return 0.0 if began is None else self._clock() - began
+
+    def start(self) -> LoadedEngine:
+        """Start the thread and wait until the engine is built; raise what `build` raises."""
+        self._thread.start()
+        return self._loaded.result()
+
+    def post(self, func: Callable[[BatchInferenceEngine], T]) -> Job[T]:
+        """Have `func` called on the engine.
+
+        Raises:
+            EngineStopped: the thread takes no more jobs.
+        """
+        job = Job(func)
+        with self._lock:
+            if self._is_stopped:
+                raise EngineStopped
+            self._inbox.put(job)
+        return job
+
+    def stop(self, timeout: float | None) -> None:
+        """Ask the thread to end after its current step; wait up to `timeout` seconds for it."""
+        self._inbox.put(None)
+        if self._thread.ident is not None:
+            self._has_ended.wait(timeout)
+
+    def _run(self) -> None:
+        self._main()
+        self._has_ended.set()
+        # A thread that used MLX must not return: its thread-local destructors take the GIL, and
+        # if the interpreter is about to finalize by then, that aborts the whole process.
+        threading.Event().wait()
+
+    def _main(self) -> None:
+        try:
+            loaded = self._build()
+        except BaseException as error:
+            self._end()
+            self._loaded.set_exception(error)
+            return
+        # No event loop is bound yet, so the router is this thread's.
+        self._router.latest_stats = loaded.engine.stats()
+        # What is loaded stays: without this every full collection would traverse all of it.
+        gc.freeze()
+        self._loaded.set_result(loaded)
+        try:
+            self._serve(loaded.engine)
+        except BaseException:
+            logger.exception("the engine cannot go on")
+        finally:
+            self._end()
+
+    def _serve(self, engine: BatchInferenceEngine) -> None:
+        while self._do_jobs(engine):
+            self._step_began = self._clock()
+            outputs = engine.step()
+            self._step_began = None
+            self._router.call_in_loop(self._router.deliver, outputs, engine.last_step)
+
+    def _do_jobs(self, engine: BatchInferenceEngine) -> bool:
+        """Empty the inbox, and wait for a job while there is nothing to step; False to end."""
+        while True:
+            try:
+                job = self._inbox.get_nowait()
+            except Empty:
+                if engine.has_work:
+                    return True
+                self._router.call_in_loop(self._router.deliver_stats, engine.stats())
+                job = self._inbox.get()
+            if job is None:
+                return False
+            job.run(engine)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._is_stopped = True
+        while not self._inbox.empty():
+            if (job := self._inbox.get()) is not None:
+                job.fail()
+        self._router.call_in_loop(self._router.fail_all, EngineStopped(), self._clock())

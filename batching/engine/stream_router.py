@@ -1,0 +1,107 @@
+"""The event loop's side of an engine: which stream gets which output."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from batching.engine.token_stream import TokenStream
+from batching.errors import EngineError
+from batching.observer import EngineObserver, Observers, SequenceStats, StepRecord
+from batching.request import FinishReason, TokenOutput
+from batching.scheduling.outputs import RequestFailure, RequestOutput
+from batching.scheduling.stats import SchedulerStats
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHandle:
+    """One sequence of a stream, which gets the outputs of one request in the engine."""
+
+    stream: TokenStream
+    index: int
+
+    @property
+    def sequence(self) -> SequenceStats:
+        return self.stream.sequences[self.index]
+
+    def put(self, item: TokenOutput | EngineError) -> None:
+        self.stream.put(self.index, item)
+
+
+class StreamRouter:
+    """Delivers the outputs of a step to the streams they belong to, and to the observer.
+
+    Only the event loop touches it, but for `call_in_loop`, which any thread may call.
+
+    observer: notified of every step and of every sequence.
+    latest_stats: as they were after the last step, or when the engine last became idle.
+    last_step_ended: in seconds on the engine's clock.
+    num_failed_steps: since a sequence last ended by itself.
+    """
+
+    latest_stats: SchedulerStats
+
+    def __init__(self, now: float) -> None:
+        self.observer: EngineObserver = Observers()
+        self.last_step_ended = now
+        self.num_failed_steps = 0
+        self._handles: dict[int, StreamHandle] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        assert not self._handles or self._loop is loop, "one event loop at a time"
+        self._loop = loop
+
+    def call_in_loop(self, func: Callable[..., object], *args: object) -> None:
+        """Have the event loop call `func`; does nothing if no loop is bound, or it is closed."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(func, *args)
+
+    def open(self, stream: TokenStream, request_ids: Sequence[int]) -> None:
+        """Route the outputs of these requests to a stream, in the order of its sequences."""
+        self._handles |= {i: StreamHandle(stream, index) for index, i in enumerate(request_ids)}
+
+    def end(self, request_id: int, reason: FinishReason, now: float) -> bool:
+        """Stop routing to a request, whose sequence ends here; False if it has ended before."""
+        if (handle := self._handles.pop(request_id, None)) is None:
+            return False
+        handle.sequence.finish_reason, handle.sequence.end_time = reason, now
+        self.observer.observe_end(handle.sequence)
+        return True
+
+    def fail_all(self, error: EngineError, now: float) -> list[int]:
+        """End all open sequences with an error; return the ids of their requests."""
+        request_ids = list(self._handles)
+        for request_id in request_ids:
+            self._handles[request_id].put(error)
+            self.end(request_id, FinishReason.ERROR, now)
+        return request_ids
+
+    def deliver(self, items: Sequence[RequestOutput | RequestFailure], step: StepRecord) -> None:
+        self.num_failed_steps += step.has_failed
+        self.last_step_ended, self.latest_stats = step.ended, step.stats
+        self.observer.observe_step(step)
+        for item in items:
+            if (handle := self._handles.get(item.request_id)) is None:
+                continue
+            if isinstance(item, RequestFailure):
+                handle.put(item.error)
+                self.end(item.request_id, FinishReason.ERROR, step.ended)
+            else:
+                self._deliver_output(item.request_id, handle, item.output, step.ended)
+
+    def deliver_stats(self, stats: SchedulerStats) -> None:
+        self.latest_stats = stats
+        self.observer.observe_stats(stats)
+
+    def _deliver_output(
+        self, request_id: int, handle: StreamHandle, output: TokenOutput, now: float
+    ) -> None:
+        gap = handle.sequence.record(output, now)
+        if output.token_ids:
+            self.observer.observe_tokens(handle.sequence, len(output.token_ids), gap)
+        handle.put(output)
+        if output.finish_reason is not None:
+            self.num_failed_steps = 0
+            self.end(request_id, output.finish_reason, now)

@@ -1,0 +1,36 @@
+"""What a request is checked for: once, before it is queued."""
+
+from collections.abc import Sequence
+
+from batching.errors import ContextLengthExceeded, EmptyPrompt, InvalidRequest
+from batching.model_info import ModelInfo
+from batching.request import SamplingParams
+
+
+def check_request(
+    model: ModelInfo,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int | None,
+    sampling: SamplingParams,
+) -> None:
+    """Check that the model can serve each of the prompts.
+
+    Raises:
+        EmptyPrompt: a prompt has no tokens.
+        ContextLengthExceeded: a prompt and its `max_tokens` do not fit the context.
+        InvalidRequest: a token id is not in the vocabulary.
+    """
+    limit = model.max_model_len
+    for token_ids in prompts:
+        if not token_ids:
+            raise EmptyPrompt
+        if len(token_ids) + (max_tokens or 1) > limit:
+            raise ContextLengthExceeded(len(token_ids), max_tokens, limit)
+        _check_token_ids(model, "prompt", (min(token_ids), max(token_ids)))
+    _check_token_ids(model, "logit_bias", [token_id for token_id, _ in sampling.logit_bias])
+
+
+def _check_token_ids(model: ModelInfo, param: str, token_ids: Sequence[int]) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < model.vocab_size:
+            raise InvalidRequest(param, f"token id {token_id} is not in [0, {model.vocab_size})")

@@ -1,0 +1,58 @@
+"""From sampled tokens to what each request gets of a step."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from batching.errors import EngineError
+from batching.request import BatchRequest, TokenLogprobs, TokenOutput
+
+
+class RequestOutput(NamedTuple):
+    request_id: int
+    output: TokenOutput
+
+
+class RequestFailure(NamedTuple):
+    request_id: int
+    error: EngineError
+
+
+def append_sampled(
+    request: BatchRequest, sampled: Sequence[int], drafts: Sequence[int]
+) -> tuple[int, ...]:
+    """Append sampled tokens up to the first that differs from its draft; return those appended.
+
+    sampled: one token for each draft, and one that follows them all.
+    """
+    appended: list[int] = []
+    for token_id, draft in zip(sampled, (*drafts, None), strict=True):
+        request.append(token_id)
+        appended.append(token_id)
+        if token_id != draft or request.finish_reason is not None:
+            break
+    return tuple(appended)
+
+
+def token_output(
+    request: BatchRequest, token_ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs]
+) -> TokenOutput:
+    """Return the output of a step that appended these tokens to a request."""
+    is_first = request.num_output_tokens == len(token_ids)
+    return TokenOutput(
+        token_ids,
+        request.finish_reason,
+        request.num_cached_tokens,
+        tuple(logprobs),
+        tuple(request.prompt_logprobs) if is_first else (),
+        scheduled_time=request.scheduled_time or 0.0,
+        num_preemptions=request.num_preemptions,
+    )
+
+
+def progress_outputs(request: BatchRequest) -> Iterator[RequestOutput]:
+    """Yield how far the prefill is, if the request asks for that."""
+    if request.reports_progress:
+        output = TokenOutput(
+            (), None, request.num_cached_tokens, num_read_tokens=request.num_computed_tokens
+        )
+        yield RequestOutput(request.request_id, output)
