@@ -52,7 +52,7 @@ def run(engine: BatchInferenceEngine) -> tuple[dict[int, list[int]], dict[int, E
     return outputs, failures
 
 
-def test_a_failed_step_ends_its_own_requests_and_the_others_get_their_answers() -> None:
+def test_a_failed_step_fails_its_own_requests_and_the_others_complete() -> None:
     engine = failing_engine(lambda plan: any(s.request.request_id == 1 for s in plan.slices))
     requests = [request(i) for i in range(4)]
     for r in requests:
@@ -76,7 +76,7 @@ class Poisoned(FailingRunner):
 
 
 @pytest.mark.parametrize("num_forks", [0, 1])
-def test_a_request_that_is_to_blame_ends_alone_and_the_others_start_over(num_forks: int) -> None:
+def test_a_request_at_fault_fails_alone_and_the_others_start_over(num_forks: int) -> None:
     scheduler = ContinuousBatchingScheduler(CONFIG)
     runner = Poisoned(CONFIG, lambda plan: any(s.request.request_id == 1 for s in plan.slices))
     engine = BatchInferenceEngine(scheduler, runner, clock=FakeClock())
@@ -91,7 +91,7 @@ def test_a_request_that_is_to_blame_ends_alone_and_the_others_start_over(num_for
     assert engine.stats().num_free_blocks == CONFIG.num_blocks
 
 
-def test_who_ended_in_a_step_that_raised_after_that_is_told_of_the_failure() -> None:
+def test_a_request_that_ended_in_a_step_that_raised_afterwards_fails() -> None:
     class Raising(AllowedTokens):
         def accept(self, token_id: int) -> None:
             raise RuntimeError("injected")
@@ -106,7 +106,7 @@ def test_who_ended_in_a_step_that_raised_after_that_is_told_of_the_failure() -> 
     assert engine.last_step.has_failed
 
 
-def test_a_pool_that_cannot_be_rebuilt_is_the_callers_to_know() -> None:
+def test_a_pool_that_cannot_be_rebuilt_raises() -> None:
     class BrokenRunner(FailingRunner):
         def reset(self) -> None:
             if hasattr(self, "_pool"):

@@ -306,7 +306,7 @@ def test_a_shared_block_is_copied_before_it_is_written() -> None:
         manager.make_writable(twin, 0)
 
 
-def test_what_nobody_holds_cannot_be_released_or_shared() -> None:
+def test_a_block_without_references_cannot_be_released_or_shared() -> None:
     manager = PagedBlockManager(2, 4)
     with pytest.raises(AssertionError, match="block 0 is not held"):
         manager.release([0])
@@ -336,7 +336,7 @@ def test_contents_age_from_when_they_can_be_found_and_idle_from_when_they_are_le
     assert manager.take_ages() is NO_AGES
 
 
-def test_ages_that_nobody_takes_do_not_pile_up() -> None:
+def test_ages_that_are_never_taken_do_not_pile_up() -> None:
     log = BlockAgeRecorder()
     for age in range(10_000):
         log.evicted(age, age)

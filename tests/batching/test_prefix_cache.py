@@ -49,7 +49,7 @@ def test_lookup_gives_the_longest_run_from_the_beginning() -> None:
     assert cache.lookup(hashes) == table.block_ids
 
 
-def test_a_claim_lasts_until_the_block_is_there_or_its_owner_gives_up() -> None:
+def test_a_block_is_in_flight_until_it_is_inserted_or_its_request_stops() -> None:
     manager = PagedBlockManager(4, 2)
     cache = PrefixCache(manager)
     hashes = HashChain().extended([1, 2, 3, 4], 2)
@@ -64,7 +64,7 @@ def test_a_claim_lasts_until_the_block_is_there_or_its_owner_gives_up() -> None:
     assert not any(cache.is_in_flight(h, third) for h in hashes)
 
 
-def test_nobody_waits_for_one_that_is_due_later() -> None:
+def test_no_request_waits_for_one_that_is_due_later() -> None:
     cache = PrefixCache(PagedBlockManager(4, 2))
     hashes = HashChain().extended([1, 2], 2)
     cache.mark_in_flight(hashes, QueueKey(due_time=20.0, request_id=0))

@@ -66,7 +66,7 @@ def test_the_constant_key_orders_as_the_effective_priority_at_any_time(
 
 
 @given(arrivals())
-def test_nobody_is_overtaken_by_one_that_arrives_more_than_p_over_rate_later(
+def test_no_request_is_overtaken_by_one_that_arrives_more_than_p_over_rate_later(
     items: list[Item],
 ) -> None:
     queue = queue_of(*items)
@@ -78,7 +78,9 @@ def test_nobody_is_overtaken_by_one_that_arrives_more_than_p_over_rate_later(
 
 
 @given(arrivals(), st.data())
-def test_who_comes_back_keeps_its_place(items: list[Item], data: st.DataObject) -> None:
+def test_a_preempted_request_returns_to_its_position(
+    items: list[Item], data: st.DataObject
+) -> None:
     expected = drain(queue_of(*items))
     queue = queue_of(*items)
     for _ in range(data.draw(st.integers(0, len(items)))):
@@ -87,7 +89,7 @@ def test_who_comes_back_keeps_its_place(items: list[Item], data: st.DataObject) 
 
 
 @given(arrivals(), st.data())
-def test_who_is_removed_is_gone_and_the_rest_stays_in_order(
+def test_a_removed_request_is_gone_and_the_rest_stays_in_order(
     items: list[Item], data: st.DataObject
 ) -> None:
     queue = queue_of(*items)
@@ -98,19 +100,19 @@ def test_who_is_removed_is_gone_and_the_rest_stays_in_order(
     assert drain(queue) == [i for i in drain(queue_of(*items)) if i not in gone]
 
 
-def test_an_empty_queue_has_nobody_to_give() -> None:
+def test_an_empty_queue_has_nothing_to_pop() -> None:
     queue = queue_of(Item(0, Priority.LOW, 0.0))
     queue.remove(next(iter(queue)))
     with pytest.raises(IndexError):
         queue.pop()
 
 
-def test_a_rate_of_zero_would_starve_and_is_refused() -> None:
+def test_a_rate_of_zero_would_starve_and_is_rejected() -> None:
     with pytest.raises(ValueError, match="aging_rate must be above 0, not 0"):
         PriorityQueueWithAging[Item](0)
 
 
-def test_it_knows_whether_somebody_more_urgent_waits() -> None:
+def test_it_knows_whether_a_more_urgent_request_waits() -> None:
     high, low = Item(0, Priority.HIGH, 0.0), Item(1, Priority.LOW, 0.0)
     queue = queue_of(high, low)
     assert queue.has_more_urgent(Priority.NORMAL)

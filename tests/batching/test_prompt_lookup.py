@@ -13,14 +13,14 @@ def test_of_several_places_the_last_one_counts() -> None:
     assert PromptLookup().draft([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 1) == (5,)
 
 
-def test_nothing_is_drafted_where_nothing_was_said_before() -> None:
+def test_nothing_is_drafted_without_earlier_output() -> None:
     lookup = PromptLookup()
     assert lookup.draft(PROMPT, 4) == ()
     assert lookup.draft([1, 2], 4) == ()
     assert lookup.draft([*PROMPT, 1, 2, 3], 0) == ()
 
 
-def test_it_learns_what_is_said_as_it_is_said() -> None:
+def test_it_indexes_the_output_as_it_grows() -> None:
     lookup = PromptLookup()
     token_ids = [*PROMPT]
     drafts = []

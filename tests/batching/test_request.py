@@ -3,7 +3,6 @@ from itertools import product
 import pytest
 
 from batching.request import (
-    TRANSITIONS,
     BatchRequest,
     FinishReason,
     InvalidTransition,
@@ -11,20 +10,36 @@ from batching.request import (
     SamplingParams,
 )
 
+LEGAL_MOVES = {
+    "waiting -> prefilling",  # admitted
+    "prefilling -> running",  # the whole prompt is computed
+    "running -> completed",
+    "prefilling -> waiting",  # preempted
+    "running -> waiting",
+    "waiting -> cancelled",  # aborted or failed
+    "prefilling -> cancelled",
+    "running -> cancelled",
+}
+
 
 @pytest.mark.parametrize(("old", "new"), list(product(RequestStatus, RequestStatus)))
-def test_a_move_is_legal_exactly_if_the_table_says_so(
-    old: RequestStatus, new: RequestStatus
-) -> None:
+def test_only_legal_moves_change_the_state(old: RequestStatus, new: RequestStatus) -> None:
     request = BatchRequest(0, [1], max_tokens=1)
     request.status = old
-    if new in TRANSITIONS[old]:
+    if f"{old} -> {new}" in LEGAL_MOVES:
         request.move_to(new)
         assert request.status is new
     else:
         with pytest.raises(InvalidTransition, match=f"request 0: {old} -> {new}"):
             request.move_to(new)
         assert request.status is old
+
+
+@pytest.mark.parametrize("status", RequestStatus)
+def test_a_request_has_ended_once_it_is_completed_or_cancelled(status: RequestStatus) -> None:
+    request = BatchRequest(0, [1], max_tokens=1)
+    request.status = status
+    assert request.has_ended == (status in (RequestStatus.COMPLETED, RequestStatus.CANCELLED))
 
 
 def test_the_last_allowed_token_ends_a_request() -> None:
@@ -46,7 +61,7 @@ def test_a_stop_token_in_the_prompt_ends_nothing() -> None:
     assert BatchRequest(0, [9], max_tokens=1, stop_token_ids={9}).finish_reason is None
 
 
-def test_requests_without_a_seed_draw_differently_and_with_one_alike() -> None:
+def test_only_requests_without_a_seed_sample_differently() -> None:
     unseeded = {BatchRequest(i, [1], max_tokens=1).seed for i in range(8)}
     assert len(unseeded) == 8
     seeded = SamplingParams(seed=0)

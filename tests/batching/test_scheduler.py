@@ -14,18 +14,13 @@ from batching.prompt_lookup import PromptLookup
 from batching.request import BatchRequest, RequestStatus, SamplingParams, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure, RequestOutput
-from tests.support.fakes import TokenRunner, expected_output, make_engine, odds
+from tests.support.fakes import TokenRunner, expected_output, make_engine, odds, small_config
 
 
 def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:
     """A request whose prompt no other request begins with."""
     prompt = [request_id, *range(num_tokens - 1)]
     return BatchRequest(request_id, prompt, max_tokens=max_tokens, **kwargs)
-
-
-def config(**kwargs: Any) -> SchedulerConfig:
-    defaults = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_batched_tokens": 8}
-    return SchedulerConfig(**{**defaults, **kwargs})
 
 
 def trace(
@@ -49,7 +44,7 @@ def trace(
 
 
 def test_prompts_are_read_in_chunks_beside_decodes() -> None:
-    scheduler = ContinuousBatchingScheduler(config(prefill_chunk=6))
+    scheduler = ContinuousBatchingScheduler(small_config(prefill_chunk=6))
     assert trace(scheduler, [request(0, 3, 3), request(1, 12, 2)]) == [
         "0[0:3] 1[0:5]",
         "0[3:4] 1[5:11]",
@@ -59,7 +54,7 @@ def test_prompts_are_read_in_chunks_beside_decodes() -> None:
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_ones_whole_prefill() -> None:
-    scheduler = ContinuousBatchingScheduler(config(max_model_len=64))
+    scheduler = ContinuousBatchingScheduler(small_config(max_model_len=64))
     assert trace(scheduler, [request(0, 30, 1), request(1, 4, 1)]) == [
         "0[0:4] 1[0:4]",
         "0[4:12]",
@@ -71,7 +66,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_ones_whole_prefill() -> None:
 
 def test_the_prompt_that_is_due_first_keeps_half_of_the_budget() -> None:
     """Short prompts that keep coming cannot starve a long one."""
-    scheduler = ContinuousBatchingScheduler(config())
+    scheduler = ContinuousBatchingScheduler(small_config())
     requests = [request(0, 24, 1), *(request(i, 6, 1) for i in range(1, 4))]
     assert trace(scheduler, requests, num_steps=3) == [
         "0[0:4] 1[0:4]",
@@ -81,7 +76,7 @@ def test_the_prompt_that_is_due_first_keeps_half_of_the_budget() -> None:
 
 
 def test_beside_running_streams_a_prompt_gets_what_it_is_allowed() -> None:
-    scheduler = ContinuousBatchingScheduler(config())
+    scheduler = ContinuousBatchingScheduler(small_config())
     assert trace(scheduler, [request(0, 2, 4), request(1, 12, 1)], max_prefill_tokens=3) == [
         "0[0:2] 1[0:6]",
         "0[2:3] 1[6:9]",
@@ -90,15 +85,15 @@ def test_beside_running_streams_a_prompt_gets_what_it_is_allowed() -> None:
     ]
 
 
-def test_the_more_urgent_is_admitted_first() -> None:
-    scheduler = ContinuousBatchingScheduler(config(max_num_seqs=1))
+def test_the_more_urgent_request_is_admitted_first() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(max_num_seqs=1))
     low = request(0, 2, 1, priority=Priority.LOW)
     high = request(1, 2, 1, priority=Priority.HIGH, arrival_time=5.0)
     assert trace(scheduler, [low, high]) == ["1[0:2]", "0[0:2]"]
 
 
-def test_nobody_overtakes_one_that_waits_for_blocks() -> None:
-    scheduler = ContinuousBatchingScheduler(config(num_blocks=4))
+def test_no_request_overtakes_one_that_waits_for_blocks() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=4))
     requests = [request(0, 8, 3), request(1, 12, 1), request(2, 2, 1)]
     assert trace(scheduler, requests) == [
         "0[0:8]",
@@ -109,8 +104,8 @@ def test_nobody_overtakes_one_that_waits_for_blocks() -> None:
     ]
 
 
-def test_who_is_due_last_is_preempted_and_comes_back_on_its_cached_prefix() -> None:
-    scheduler = ContinuousBatchingScheduler(config(num_blocks=4, max_num_seqs=2))
+def test_the_request_due_last_is_preempted_and_resumes_on_its_cached_prefix() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=4, max_num_seqs=2))
     assert trace(scheduler, [request(0, 7, 6), request(1, 5, 5)]) == [
         "0[0:4] 1[0:4]",
         "0[4:7] 1[4:5]",
@@ -127,21 +122,21 @@ def test_who_is_due_last_is_preempted_and_comes_back_on_its_cached_prefix() -> N
 
 
 def test_a_request_preempts_itself_when_it_is_due_last() -> None:
-    scheduler = ContinuousBatchingScheduler(config(num_blocks=4, max_num_seqs=2))
+    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=4, max_num_seqs=2))
     lines = trace(scheduler, [request(0, 7, 5), request(1, 8, 2)])
     assert lines[:4] == ["0[0:7] 1[0:1]", "0[7:8] 1[1:8]", "0[8:9] -1", "0[9:10]"]
 
 
-def test_a_prefix_that_is_being_computed_is_waited_for() -> None:
-    scheduler = ContinuousBatchingScheduler(config())
+def test_a_request_waits_for_a_prefix_that_is_being_computed() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config())
     prompt = list(range(9))
     same = [BatchRequest(i, prompt, max_tokens=1) for i in range(3)]
     assert trace(scheduler, same) == ["0[0:8]", "0[8:9] 1[8:9] 2[8:9]"]
     assert [r.num_cached_tokens for r in same] == [0, 8, 8]
 
 
-def test_while_one_waits_for_a_prefix_another_prompt_is_read() -> None:
-    scheduler = ContinuousBatchingScheduler(config(prefill_chunk=4))
+def test_while_one_waits_for_a_prefix_another_prompt_is_prefilled() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(prefill_chunk=4))
     prompt = list(range(9))
     requests = [BatchRequest(i, prompt, max_tokens=1) for i in range(2)]
     assert trace(scheduler, [*requests, request(2, 4, 1)]) == [
@@ -151,8 +146,8 @@ def test_while_one_waits_for_a_prefix_another_prompt_is_read() -> None:
     ]
 
 
-def test_a_seat_is_kept_for_one_that_waits_for_a_prefix() -> None:
-    scheduler = ContinuousBatchingScheduler(config(max_num_seqs=2))
+def test_a_sequence_slot_is_reserved_for_a_request_that_waits_for_a_prefix() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(max_num_seqs=2))
     prompt = list(range(13))
     requests = [BatchRequest(i, prompt, max_tokens=1) for i in range(2)]
     assert trace(scheduler, [*requests, request(2, 2, 1)]) == [
@@ -162,17 +157,17 @@ def test_a_seat_is_kept_for_one_that_waits_for_a_prefix() -> None:
     ]
 
 
-def test_the_blocks_that_a_waiter_will_need_are_kept_for_it() -> None:
+def test_the_blocks_for_a_request_that_waits_for_a_prefix_are_reserved() -> None:
     """Else the third would take them, and the second be overtaken."""
-    scheduler = ContinuousBatchingScheduler(config(num_blocks=8, max_num_seqs=3))
+    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=8, max_num_seqs=3))
     prompt = list(range(12))
     first, second = (BatchRequest(i, [*prompt, *[i] * 4], max_tokens=1) for i in range(2))
     lines = trace(scheduler, [first, second, request(2, 16, 1)])
     assert lines == ["0[0:8]", "0[8:16]", "1[12:16] 2[0:4]", "2[4:12]", "2[12:16]"]
 
 
-def test_nobody_waits_for_a_prefix_that_a_less_urgent_one_computes() -> None:
-    scheduler = ContinuousBatchingScheduler(config())
+def test_no_request_waits_for_a_prefix_that_a_less_urgent_one_computes() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config())
     prompt = list(range(17))
     low = BatchRequest(0, prompt, max_tokens=1, priority=Priority.LOW)
     high = BatchRequest(1, prompt, max_tokens=1, priority=Priority.HIGH, arrival_time=1.0)
@@ -181,7 +176,7 @@ def test_nobody_waits_for_a_prefix_that_a_less_urgent_one_computes() -> None:
 
 
 def test_what_a_request_computed_itself_does_not_count_as_cached() -> None:
-    scheduler = ContinuousBatchingScheduler(config(num_blocks=5, max_num_seqs=2))
+    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=5, max_num_seqs=2))
     first, second = request(0, 7, 9), request(1, 12, 1)
     lines = trace(scheduler, [first, second])
     assert lines[2] == "0[8:9] -1"
@@ -190,30 +185,30 @@ def test_what_a_request_computed_itself_does_not_count_as_cached() -> None:
     assert scheduler.stats().num_queried_tokens == 19
 
 
-def test_if_the_one_that_computes_a_prefix_gives_up_the_next_one_computes_it() -> None:
-    scheduler = ContinuousBatchingScheduler(config())
+def test_if_the_request_that_computes_a_prefix_is_aborted_the_next_one_computes_it() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config())
     first, second = (BatchRequest(i, list(range(20)), max_tokens=1) for i in range(2))
     assert trace(scheduler, [first, second], num_steps=1) == ["0[0:8]"]
     scheduler.abort(first)
     assert trace(scheduler) == ["1[8:16]", "1[16:20]"]
 
 
-def test_without_a_prefix_cache_everybody_computes_everything() -> None:
-    scheduler = ContinuousBatchingScheduler(config(enable_prefix_cache=False))
+def test_without_a_prefix_cache_every_request_computes_its_whole_prompt() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(enable_prefix_cache=False))
     same = [BatchRequest(i, list(range(5)), max_tokens=1) for i in range(2)]
     assert trace(scheduler, same) == ["0[0:5] 1[0:3]", "1[3:5]"]
     assert scheduler.stats().num_hit_tokens == 0
 
 
-def test_the_last_token_of_a_prompt_is_always_read() -> None:
-    scheduler = ContinuousBatchingScheduler(config())
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config())
     trace(scheduler, [BatchRequest(0, list(range(8)), max_tokens=1)])
     assert trace(scheduler, [BatchRequest(1, list(range(8)), max_tokens=1)]) == ["1[4:8]"]
 
 
 def test_a_shared_block_is_copied_before_a_decode_writes_into_it() -> None:
     """Two tables over one half-full block, as parallel choices will have."""
-    scheduler = ContinuousBatchingScheduler(config())
+    scheduler = ContinuousBatchingScheduler(small_config())
     parent = request(0, 6, 4)
     trace(scheduler, [parent], num_steps=1)
     twin = BlockTable(scheduler.block_manager.fork(parent.block_table).block_ids)
@@ -224,8 +219,8 @@ def test_a_shared_block_is_copied_before_a_decode_writes_into_it() -> None:
     assert twin.block_ids == [0, 1]
 
 
-def test_a_copy_that_finds_no_block_preempts_who_is_due_last() -> None:
-    scheduler = ContinuousBatchingScheduler(config(num_blocks=4))
+def test_a_copy_that_finds_no_block_preempts_the_request_due_last() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=4))
     first, last = request(0, 6, 4), request(1, 6, 4)
     trace(scheduler, [first, last], num_steps=2)
     twin = scheduler.block_manager.fork(first.block_table)
@@ -234,7 +229,7 @@ def test_a_copy_that_finds_no_block_preempts_who_is_due_last() -> None:
 
 
 def test_a_request_that_cannot_run_alone_is_our_bug() -> None:
-    scheduler = ContinuousBatchingScheduler(config(num_blocks=4))
+    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=4))
     with pytest.raises(AssertionError, match="could not run alone"):
         scheduler.add(request(0, 10, 7))
     assert not scheduler.has_work
@@ -243,7 +238,7 @@ def test_a_request_that_cannot_run_alone_is_our_bug() -> None:
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
 def test_an_abort_frees_the_blocks_at_once(num_steps: int) -> None:
     """Waiting, in the middle of its prefill, decoding."""
-    scheduler = ContinuousBatchingScheduler(config())
+    scheduler = ContinuousBatchingScheduler(small_config())
     aborted = request(0, 12, 4)
     trace(scheduler, [aborted], num_steps=num_steps)
     scheduler.abort(aborted)
@@ -253,8 +248,8 @@ def test_an_abort_frees_the_blocks_at_once(num_steps: int) -> None:
     scheduler.abort(aborted)
 
 
-def test_a_step_that_raised_costs_its_own_requests_and_the_cache() -> None:
-    scheduler = ContinuousBatchingScheduler(config(max_batched_tokens=4, max_num_seqs=3))
+def test_a_step_that_raised_cancels_its_requests_and_clears_the_cache() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(max_batched_tokens=4, max_num_seqs=3))
     cached = BatchRequest(9, list(range(5)), max_tokens=1)
     trace(scheduler, [cached])
     decoding, reading, idle = request(0, 2, 9), request(1, 9, 1), request(2, 9, 1)
@@ -278,7 +273,7 @@ def forked(num_tokens: int, max_tokens: int, num_forks: int, **kwargs: Any) -> B
 
 
 def test_forks_begin_where_the_prompt_ends_and_copy_the_block_they_write_into() -> None:
-    scheduler = ContinuousBatchingScheduler(config(num_blocks=8))
+    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=8))
     assert trace(scheduler, [forked(6, 3, 2)]) == [
         "0[0:6]&1&2",
         "0[6:7] 1[6:7] 2[6:7] 1>2 1>3",
@@ -286,8 +281,8 @@ def test_forks_begin_where_the_prompt_ends_and_copy_the_block_they_write_into() 
     ]
 
 
-def test_a_fork_without_a_seat_waits_with_its_first_token() -> None:
-    scheduler = ContinuousBatchingScheduler(config(max_num_seqs=2))
+def test_a_fork_without_a_sequence_slot_waits_with_its_first_token() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(max_num_seqs=2))
     made = forked(6, 2, 2)
     forks = list(made.forks)
     assert trace(scheduler, [made]) == ["0[0:6]&1&2", "0[6:7] 1[6:7] 1>9", "2[4:7]"]
@@ -296,8 +291,8 @@ def test_a_fork_without_a_seat_waits_with_its_first_token() -> None:
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
-def test_if_the_one_that_reads_a_prompt_goes_its_first_fork_reads_it(num_steps: int) -> None:
-    scheduler = ContinuousBatchingScheduler(config(max_batched_tokens=4))
+def test_if_a_request_is_aborted_its_first_fork_prefills_the_prompt(num_steps: int) -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(max_batched_tokens=4))
     made = forked(6, 1, 2)
     forks = list(made.forks)
     trace(scheduler, [made], num_steps=num_steps)
@@ -307,8 +302,8 @@ def test_if_the_one_that_reads_a_prompt_goes_its_first_fork_reads_it(num_steps: 
     assert [fork.status for fork in forks] == [RequestStatus.CANCELLED, RequestStatus.COMPLETED]
 
 
-def test_a_step_that_raised_costs_the_forks_of_its_requests_too() -> None:
-    scheduler = ContinuousBatchingScheduler(config(max_batched_tokens=4))
+def test_a_step_that_raised_cancels_the_forks_of_its_requests_too() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(max_batched_tokens=4))
     made = forked(6, 1, 1)
     (fork,) = made.forks
     scheduler.add(made)
@@ -317,16 +312,16 @@ def test_a_step_that_raised_costs_the_forks_of_its_requests_too() -> None:
     assert not scheduler.has_work
 
 
-def test_a_prompt_whose_odds_are_asked_for_is_read_whole_once() -> None:
-    scheduler = ContinuousBatchingScheduler(config(num_blocks=4, max_num_seqs=2))
+def test_a_prompt_with_logprobs_is_prefilled_whole_once() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(num_blocks=4, max_num_seqs=2))
     trace(scheduler, [request(0, 9, 1)])
     asking = request(0, 9, 1, sampling=SamplingParams(prompt_logprobs=0))
     assert trace(scheduler, [asking]) == ["0[0:8]", "0[8:9]"]
     assert asking.prompt_logprobs == [odds(asking.token_ids[:i]) for i in range(1, 9)]
 
 
-def test_progress_is_told_to_who_asks() -> None:
-    scheduler = ContinuousBatchingScheduler(config())
+def test_progress_is_reported_to_requests_that_ask_for_it() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config())
     runner = TokenRunner(scheduler.config)
     for r in (request(0, 14, 1, reports_progress=True), request(1, 14, 1)):
         scheduler.add(r)
@@ -362,14 +357,14 @@ def drafting(request_id: int = 0, **kwargs: Any) -> BatchRequest:
 
 def test_right_drafts_save_steps() -> None:
     """As many as fit into the last block, and one less than are still wanted."""
-    scheduler = ContinuousBatchingScheduler(config(max_draft_tokens=7))
+    scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
     made = drafting()
     assert trace(scheduler, [made]) == ["0[0:3]", "0[3:4]", "0[4:5]+3", "0[8:9]+1"]
     assert made.output_token_ids == SAID
 
 
-def test_after_a_wrong_draft_the_right_token_is_said() -> None:
-    scheduler = ContinuousBatchingScheduler(config(max_draft_tokens=7))
+def test_after_a_wrong_draft_the_right_token_is_output() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
     made = drafting()
     made.drafter = Guesses(lambda guess: guess == SAID[3])
     lines = trace(scheduler, [made])
@@ -377,22 +372,22 @@ def test_after_a_wrong_draft_the_right_token_is_said() -> None:
     assert made.output_token_ids == SAID
 
 
-def test_a_stop_token_among_the_drafts_ends_the_answer() -> None:
-    scheduler = ContinuousBatchingScheduler(config(max_draft_tokens=7))
+def test_a_stop_token_among_the_drafts_ends_the_request() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
     made = drafting(stop_token_ids={SAID[3]})
     assert len(trace(scheduler, [made])) == 3
     assert made.output_token_ids == SAID[:4]
 
 
-def test_nothing_is_drafted_for_one_with_penalties() -> None:
+def test_nothing_is_drafted_for_a_request_with_penalties() -> None:
     """Its logits are those of the tokens that were said and not of those that were guessed."""
-    scheduler = ContinuousBatchingScheduler(config(max_draft_tokens=7))
+    scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
     sampling = SamplingParams(frequency_penalty=1.0)
     assert "+" not in "".join(trace(scheduler, [drafting(sampling=sampling)]))
 
 
-def test_drafts_are_shared_out_until_the_batch_is_large() -> None:
-    limits = config(max_draft_tokens=7, max_drafting_rows=5, enable_prefix_cache=False)
+def test_requests_share_the_drafting_rows_until_the_batch_is_large() -> None:
+    limits = small_config(max_draft_tokens=7, max_drafting_rows=5, enable_prefix_cache=False)
     scheduler = ContinuousBatchingScheduler(limits)
     assert trace(scheduler, [drafting(0), drafting(1)], num_steps=3)[-1] == "0[4:5]+1 1[4:5]+1"
     scheduler.add(drafting(2))
@@ -468,7 +463,7 @@ def serve(
 
 @settings(max_examples=300, deadline=None)
 @given(loads(), st.data())
-def test_batching_never_changes_the_answer(
+def test_batching_never_changes_the_output(
     load: tuple[SchedulerConfig, list[BatchRequest]], data: st.DataObject
 ) -> None:
     limits, requests = load
@@ -496,7 +491,7 @@ def test_batching_never_changes_the_answer(
 
 @settings(max_examples=100, deadline=None)
 @given(loads())
-def test_a_plan_stays_within_its_limits_and_always_moves_on(
+def test_a_plan_stays_within_its_limits_and_always_advances(
     load: tuple[SchedulerConfig, list[BatchRequest]],
 ) -> None:
     limits, requests = load

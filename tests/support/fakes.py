@@ -132,6 +132,12 @@ class FakeClock:
         return self.now
 
 
+def small_config(**changes: Any) -> SchedulerConfig:
+    """Return limits that a few requests of a few tokens reach."""
+    limits = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_batched_tokens": 8}
+    return SchedulerConfig(**{**limits, **changes})
+
+
 def make_engine(
     config: SchedulerConfig, wrap: Callable[[TokenRunner], ModelRunner] = lambda runner: runner
 ) -> tuple[ContinuousBatchingScheduler, BatchInferenceEngine]:

@@ -1,10 +1,16 @@
 """Models of mlx-lm with a few random weights, one of each family."""
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
+
+from batching.backend.self_check import Batchable, NotBatchable
+
+# Takes a model, the size of its vocabulary, and perhaps the dtype of its keys and values.
+Check = Callable[..., Batchable | NotBatchable]
 
 VOCAB_SIZE: Final = 101
 

@@ -1,5 +1,4 @@
 import platform
-from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,8 +9,9 @@ from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.native.build import why_not
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
-from batching.backend.self_check import Batchable, NotBatchable, check_model
+from batching.backend.self_check import check_model
 from tests.support.model_files import write_model
+from tests.support.tiny_models import Check
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +30,6 @@ def native() -> Native:
             pytest.fail(str(found))
         pytest.skip(str(found))
     return found
-
-
-Check = Callable[..., Batchable | NotBatchable]
 
 
 @pytest.fixture(params=["on any device", "on an x86 CPU", "with native kernels"])

@@ -17,8 +17,8 @@ from batching.constraints.grammar import Grammar, GrammarCompiler, json_schema_g
 from batching.request import GREEDY, BatchRequest, FinishReason, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.step_plan import SliceOutput, StepPlan
-from tests.batching.constraints.test_grammar import SCHEMAS
 from tests.support.golden import GOLDEN
+from tests.support.schemas import SCHEMAS
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -127,7 +127,7 @@ def check_answer(server: Server, request: BatchRequest, schema: Any, grammar: Gr
 # No shrinking: it would run the model for as long as it likes.
 @given(st.lists(st.tuples(SCHEMAS, st.integers(0, 2**32)), min_size=3, max_size=3))
 @settings(max_examples=4, phases=set(Phase) - {Phase.shrink, Phase.explain})
-def test_an_answer_keeps_to_its_grammar_and_its_neighbours_hear_nothing_of_it(
+def test_a_completion_follows_its_grammar_and_the_batch_is_not_affected(
     server: Server, undisturbed: list[list[int]], asked: list[tuple[Any, int]]
 ) -> None:
     around = neighbours(server)

@@ -17,14 +17,14 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from batching.backend.gguf.header import GgufHeader, read_header
 from batching.errors import ModelLoadError
-from tests.batching.backend.gguf.test_model import (
+from tests.support.damaged_files import outcome
+from tests.support.gguf_models import (
     BPE,
     blocks,
     metadata_of,
     random_model,
     tensors_of,
 )
-from tests.support.damaged_files import outcome
 from tests.support.gguf_writer import Q8_0, write_gguf
 from tests.support.model_files import refusal, write_model
 

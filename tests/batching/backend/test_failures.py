@@ -28,8 +28,7 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner, SlicesFailed
 from batching.scheduling.outputs import RequestFailure
 from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
-from tests.batching.backend.conftest import Check
-from tests.support.tiny_models import VOCAB_SIZE, tiny_model
+from tests.support.tiny_models import VOCAB_SIZE, Check, tiny_model
 
 NUM_TOKENS: Final = 10
 # A token that no healthy prompt has, and that the model does not say: see `poisoned_model`.
@@ -288,9 +287,7 @@ class Chaos:
 @on_both_pools
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_fails_at_random_steps_the_others_are_answered_the_same(
-    kit: Kit, seed: int
-) -> None:
+def test_whatever_fails_at_random_steps_the_others_get_the_same_tokens(kit: Kit, seed: int) -> None:
     expected = serve(kit.runner(), healthy()).answers
     kit.before_step = Chaos(seed, 0.02)
     kit.in_model = Chaos(seed + 1, 0.04)
@@ -332,7 +329,7 @@ def test_failures_leave_no_memory_behind(kit: Kit, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("on_any_device")
-def test_the_pool_is_made_anew_without_the_old_one_beside_it(kit: Kit) -> None:
+def test_the_pool_is_made_again_without_the_old_one_beside_it(kit: Kit) -> None:
     """Else an allocation that failed would fail again, and the engine with it."""
     config = SchedulerConfig(num_blocks=4096, block_size=32)
     runner = kit.runner(config)
@@ -353,7 +350,7 @@ def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "poison", ["a constraint that panics later", "a bias beyond the vocabulary"]
 )
-def test_who_is_served_alone_fails_alone(poison: str) -> None:
+def test_a_request_served_alone_fails_alone(poison: str) -> None:
     model = tiny_model("mamba")
     expected = serve(SequentialRunner(model, VOCAB_SIZE), healthy(), ALONE)
     requests = healthy()
@@ -363,14 +360,14 @@ def test_who_is_served_alone_fails_alone(poison: str) -> None:
     assert served.answers == expected.answers
 
 
-def test_who_is_served_alone_is_to_blame_and_not_the_model() -> None:
+def test_a_request_served_alone_is_at_fault_and_not_the_model() -> None:
     runner = SequentialRunner(tiny_model("mamba"), VOCAB_SIZE)
     request = poisoned(PROMPTS[1], constraint=Broken(Panic()))
     with pytest.raises(SlicesFailed):
         runner.run(StepPlan((Slice(request, 0, request.num_tokens),)))
 
 
-def test_nothing_is_kept_of_who_failed_alone() -> None:
+def test_nothing_is_kept_of_a_request_that_failed_alone() -> None:
     runner = SequentialRunner(tiny_model("mamba"), VOCAB_SIZE)
     request = healthy()[2]
     before = memory_in_use()
@@ -397,7 +394,7 @@ def test_a_model_served_alone_recovers_from_what_raises_in_it() -> None:
     assert served.answers.items() <= expected.answers.items()
 
 
-def test_logits_of_a_model_served_alone_that_are_no_numbers_are_no_answer() -> None:
+def test_logits_that_are_not_finite_fail_a_request_served_alone() -> None:
     model = tiny_model("mamba")
     norm = model.backbone.norm_f.weight
     model.backbone.norm_f.weight = norm * mx.nan
@@ -427,7 +424,7 @@ class Step:
             return self.sampler.outputs(self.slices, wanted, self.logits, masks)
 
 
-def test_rows_that_are_no_numbers_are_to_blame_and_no_others() -> None:
+def test_only_requests_whose_rows_are_not_finite_fail() -> None:
     step = Step(healthy())
     step.logits[2] = mx.nan
     step.logits[4] = mx.inf
@@ -437,7 +434,7 @@ def test_rows_that_are_no_numbers_are_to_blame_and_no_others() -> None:
     assert isinstance(caught.value.__cause__, FloatingPointError)
 
 
-def test_several_can_be_to_blame() -> None:
+def test_several_requests_can_be_at_fault() -> None:
     requests = healthy()
     requests[1].constraint = Broken(Panic("x"))
     requests[3].sampling = OUT_OF_RANGE
@@ -447,7 +444,7 @@ def test_several_can_be_to_blame() -> None:
     assert caught.value.__cause__ is not None
 
 
-def test_odds_that_are_no_numbers_are_the_fault_of_who_asks_for_them() -> None:
+def test_logprobs_that_are_not_finite_fail_the_request_for_them() -> None:
     """The head overflowed at a token of a prompt, and not where an answer goes on."""
     sampling = SamplingParams(temperature=0.0, prompt_logprobs=1)
     requests = [BatchRequest(i, [1, 2, 3], max_tokens=2, sampling=sampling) for i in range(3)]
@@ -463,7 +460,7 @@ def test_odds_that_are_no_numbers_are_the_fault_of_who_asks_for_them() -> None:
     assert caught.value.request_ids == {1}
 
 
-def test_the_answers_to_one_prompt_are_to_blame_together() -> None:
+def test_the_choices_of_one_prompt_fail_together() -> None:
     requests = healthy()[:3]
     requests[1].fork(7)
     fork = requests[1].fork(8)
@@ -475,7 +472,7 @@ def test_the_answers_to_one_prompt_are_to_blame_together() -> None:
     assert caught.value.request_ids == {1, 7, 8}
 
 
-def test_if_nobody_fails_alone_the_error_is_told_as_it_is(
+def test_if_no_request_fails_alone_the_error_is_raised_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sample = Sampler.sample
@@ -490,7 +487,7 @@ def test_if_nobody_fails_alone_the_error_is_told_as_it_is(
         Step(healthy()).run()
 
 
-def test_if_the_forward_pass_failed_nobody_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_the_forward_pass_failed_no_request_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device it runs when it is evaluated, which is as the first row is sampled."""
     step = Step(healthy())
     evaluate = mx.eval

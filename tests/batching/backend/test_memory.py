@@ -18,7 +18,7 @@ from batching.backend.native.modules import replace_modules
 from batching.backend.native_loader import Native
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
-from tests.batching.backend.gguf.test_model import (
+from tests.support.gguf_models import (
     BPE,
     blocks,
     metadata_of,
@@ -110,7 +110,7 @@ def config(directory: Path, num_blocks: int | None) -> EngineConfig:
     )
 
 
-def test_a_pool_beside_the_weights_fits_or_is_refused(
+def test_a_pool_beside_the_weights_fits_or_is_rejected(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 32 tokens of two layers, keys and values of 2 heads of 16 numbers.

@@ -24,8 +24,7 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner
 from batching.scheduling.outputs import RequestFailure
 from batching.scheduling.step_plan import Slice
-from tests.batching.backend.conftest import Check
-from tests.support.tiny_models import FAMILIES, UNBATCHABLE, VOCAB_SIZE, tiny_model
+from tests.support.tiny_models import FAMILIES, UNBATCHABLE, VOCAB_SIZE, Check, tiny_model
 
 NUM_TOKENS = 12
 RNG = np.random.default_rng(3)
@@ -59,7 +58,9 @@ def serve(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_ragged_batch_answers_as_the_model_alone(device_kind: Check, family: str) -> None:
+def test_a_ragged_batch_gives_the_tokens_of_the_model_alone(
+    device_kind: Check, family: str
+) -> None:
     model = tiny_model(family)
     expected = [generate(model, p) for p in PROMPTS]
     assert len({tuple(e) for e in expected}) > 4, "the model must tell its prompts apart"
@@ -83,7 +84,7 @@ def pool_bytes(cache: PagedKVCache) -> int:
     return sum(regions) or sum(array.nbytes for pool in pools for array in pool)
 
 
-def test_keys_and_values_of_16_bits_take_half_the_room_and_answers_do_not_mix(
+def test_keys_and_values_of_16_bits_take_half_the_room_and_requests_do_not_mix(
     device_kind: Check,
 ) -> None:
     plain = device_kind(tiny_model("llama"), VOCAB_SIZE)
@@ -138,7 +139,7 @@ def test_what_cannot_be_batched_is_found_out_and_served_alone(family: str) -> No
     assert serve(SequentialRunner(model, VOCAB_SIZE), config) == expected
 
 
-def test_who_is_served_alone_has_choices_odds_and_constraints_too() -> None:
+def test_a_model_served_alone_has_choices_logprobs_and_constraints_too() -> None:
     model = tiny_model(next(iter(UNBATCHABLE)))
     config = SchedulerConfig(
         num_blocks=30, block_size=4, max_num_seqs=1, prefill_chunk=7, enable_prefix_cache=False

@@ -13,7 +13,7 @@ from batching.backend import loader
 from batching.backend.gguf.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import load_model
-from tests.batching.backend.gguf.test_model import BPE
+from tests.support.gguf_models import BPE
 from tests.support.gguf_writer import write_gguf
 from tests.support.model_files import edit_config, refusal
 

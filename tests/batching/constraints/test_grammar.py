@@ -38,6 +38,7 @@ from batching.constraints.grammar import (
 from batching.constraints.matcher import GrammarMatcher
 from batching.errors import InvalidRequest
 from tests.support.fakes import ByteTokenizer
+from tests.support.schemas import SCHEMAS
 
 WORDS: Final = (b'{"', b'":', b'": ', b'",', b", ", b"}]", b"true", b"null", b"  ", b"\n  ", b"ab")
 SPECIAL: Final = ("<|end|>", "<|im_end|>", "<think>")
@@ -205,68 +206,6 @@ def test_a_lark_grammar() -> None:
     assert not accepts(grammar, "a")
 
 
-SCALARS: Final = st.none() | st.booleans() | st.integers(-99, 99) | st.text('abé"\n', max_size=3)
-
-
-def arrays(items: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.builds(
-        lambda item, low, more: {
-            "type": "array",
-            "items": item,
-            "minItems": low,
-            "maxItems": low + more,
-        },
-        items,
-        st.integers(0, 2),
-        st.integers(0, 2),
-    )
-
-
-def objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.dictionaries(st.text("abc é", min_size=1, max_size=3), values, max_size=3).flatmap(
-        lambda properties: st.builds(
-            lambda required, others: {
-                "type": "object",
-                "properties": properties,
-                "required": required,
-                "additionalProperties": others,
-            },
-            st.lists(st.sampled_from(sorted(properties)), unique=True)
-            if properties
-            else st.just([]),
-            st.booleans() | values,
-        )
-    )
-
-
-SCHEMAS: Final = st.recursive(
-    st.sampled_from(
-        [
-            {"type": "null"},
-            {"type": ["boolean", "null"]},
-            {"type": "integer"},
-            {"type": "number", "exclusiveMinimum": -1.5, "maximum": 12},
-            {"type": "string", "format": "date"},
-            {"type": "string", "pattern": "^[a-z]+-[0-9]{2}$"},
-            {"type": "integer", "multipleOf": 3, "minimum": 7},
-        ]
-    )
-    | st.builds(lambda low: {"type": "string", "minLength": low, "maxLength": 6}, st.integers(0, 6))
-    | st.builds(
-        lambda low: {"type": "integer", "minimum": low, "maximum": low + 9},
-        st.integers(-(2**31), 2**31),
-    )
-    | st.builds(lambda value: {"const": value}, SCALARS)
-    | st.builds(lambda values: {"enum": values}, st.lists(SCALARS, min_size=1, max_size=4)),
-    lambda below: (
-        arrays(below)
-        | objects(below)
-        | st.builds(lambda options: {"anyOf": options}, st.lists(below, min_size=1, max_size=3))
-    ),
-    max_leaves=6,
-)
-
-
 @given(SCHEMAS, st.integers(0, 2**32))
 @settings(max_examples=25)
 def test_whatever_is_chosen_of_what_is_allowed_follows_the_schema(schema: Any, seed: int) -> None:
@@ -298,7 +237,7 @@ def random_walk(
 # Masks and matchers
 
 
-def test_any_token_that_ends_an_answer_ends_it() -> None:
+def test_any_end_token_ends_the_completion() -> None:
     for end in ENDS:
         matcher = compiled(choice_grammar(["a"])).matcher()
         assert not ENDS & allowed(matcher)
@@ -317,7 +256,7 @@ def test_a_text_that_could_go_on_may_also_end() -> None:
     assert allowed(matcher) == ENDS | {ord("a")}
 
 
-def test_a_word_that_ends_answers_is_never_text() -> None:
+def test_a_word_that_is_an_end_token_is_never_text() -> None:
     word = 256 + WORDS.index(b"ab")
     compiler = GrammarCompiler(FastTokenizer(byte_level()), VOCAB_SIZE, frozenset({word}))
     matcher = compiled(regex_grammar(r"(.|\n)*x"), compiler).matcher()
@@ -412,7 +351,7 @@ def broken(call: str, error: BaseException) -> GrammarMatcher:
         ("deep_copy", lambda matcher: matcher.fork()),
     ],
 )
-def test_what_llguidance_does_not_survive_is_the_error_of_one_answer(
+def test_what_llguidance_does_not_survive_fails_one_request(
     call: str, use: Callable[[GrammarMatcher], Any], error: BaseException
 ) -> None:
     matcher = broken(call, error)
@@ -425,7 +364,7 @@ def test_what_llguidance_does_not_survive_is_the_error_of_one_answer(
     assert allowed(compiled(regex_grammar("a+")).matcher()) == {ord("a")}
 
 
-def test_an_interruption_is_no_error_of_an_answer() -> None:
+def test_an_interruption_is_no_error_of_a_request() -> None:
     with pytest.raises(KeyboardInterrupt):
         broken("consume_token", KeyboardInterrupt()).accept(ord("a"))
 
@@ -436,7 +375,7 @@ def test_a_token_that_is_none_is_an_error() -> None:
     assert matcher.error is not None
 
 
-def test_a_failed_mask_lets_the_answer_end_and_fail(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_mask_lets_the_request_end_and_fail(caplog: pytest.LogCaptureFixture) -> None:
     matcher = broken("unsafe_compute_mask_ptr", Panic("text of the prompt"))
     assert allowed(matcher) == ENDS
     assert "Panic" in caplog.text
@@ -467,7 +406,7 @@ def test_a_tokenizer_that_llguidance_does_not_survive_follows_no_grammar(
     assert compiler.token_bytes(1)
 
 
-def test_an_answer_can_run_out_of_its_limits() -> None:
+def test_a_completion_can_exceed_its_limits() -> None:
     matcher = compiled(regex_grammar("(a{1,1000}){1,1000}")).matcher()
     for _ in range(1000):
         assert allowed(matcher)
@@ -488,7 +427,7 @@ class Counted(FastTokenizer):
         return super().__getattribute__(name)
 
 
-def test_an_answer_can_run_out_of_memory_for_its_states() -> None:
+def test_a_completion_can_exceed_the_memory_for_its_states() -> None:
     matcher = compiled(json_schema_grammar({"type": "string", "maxLength": 10**9})).matcher()
     matcher.accept(ord('"'))
     row = np.zeros(-(-VOCAB_SIZE // 32), np.int32)
@@ -694,7 +633,7 @@ def test_a_vocabulary_that_is_not_made_of_bytes_is_refused() -> None:
 TOKENS: Final = SpecialTokens(NUM_KNOWN, {END: "<|end|>", IM_END: "<|im_end|>"})
 
 
-def test_a_process_that_takes_too_long_is_given_up() -> None:
+def test_a_process_that_takes_too_long_is_ended() -> None:
     assert compiles_within_limits(json_object_grammar(), TOKENS)
     assert not compiles_within_limits(json_object_grammar(), TOKENS, wall_seconds=1e-6)
 

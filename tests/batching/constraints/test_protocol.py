@@ -6,8 +6,7 @@ from batching.constraints.protocol import AllowedTokens, MaskRow
 from batching.request import BatchRequest, FinishReason
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure, RequestOutput
-from tests.batching.test_scheduler import config
-from tests.support.fakes import TokenRunner, expected_output
+from tests.support.fakes import TokenRunner, expected_output, small_config
 
 
 def test_a_mask_has_a_bit_for_each_allowed_token() -> None:
@@ -49,7 +48,7 @@ class Script:
 
 
 def serve(request: BatchRequest) -> list[RequestOutput | RequestFailure]:
-    scheduler = ContinuousBatchingScheduler(config(max_draft_tokens=7))
+    scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
     runner = TokenRunner(scheduler.config)
     scheduler.add(request)
     told: list[RequestOutput | RequestFailure] = []
@@ -61,7 +60,7 @@ def serve(request: BatchRequest) -> list[RequestOutput | RequestFailure]:
     return told
 
 
-def test_an_answer_ends_where_nothing_may_follow() -> None:
+def test_a_completion_ends_where_nothing_may_follow() -> None:
     request = BatchRequest(0, [1, 2, 3], max_tokens=9, constraint=Script(2))
     fork = request.fork(1)
     serve(request)

@@ -98,7 +98,7 @@ async def is_idle(thread: EngineThread) -> bool:
     return stats.num_running == 0 and stats.num_free_blocks == CONFIG.num_blocks
 
 
-async def test_many_requests_at_once_get_each_its_own_answer() -> None:
+async def test_concurrent_requests_get_each_their_own_completion() -> None:
     async with running() as (thread, _):
         prompts = [[i, *range(i % 5)] for i in range(20)]
         streams = await asyncio.gather(*(thread.submit([p], max_tokens=9) for p in prompts))
@@ -118,7 +118,7 @@ async def test_the_last_output_says_why_it_is_the_last() -> None:
         assert [o.finish_reason async for _, o in stream] == [FinishReason.LENGTH]
 
 
-async def test_an_answer_that_is_finished_early_is_not_heard_of_again() -> None:
+async def test_a_sequence_that_is_finished_early_yields_nothing_more() -> None:
     async with running() as (thread, _):
         stream = await thread.submit([[1, 2]], max_tokens=3, num_choices=2)
         while not await is_idle(thread):
@@ -130,7 +130,7 @@ async def test_an_answer_that_is_finished_early_is_not_heard_of_again() -> None:
         assert set(rest) == {1 - index}
 
 
-async def test_without_max_tokens_an_answer_fills_the_context() -> None:
+async def test_without_max_tokens_a_completion_fills_the_context() -> None:
     async with running() as (thread, _):
         # The prompt takes two steps, of which the first one gives no token.
         assert len(await collect(await thread.submit([[1] * 20]))) == LIMIT - 20
@@ -172,7 +172,7 @@ async def test_a_submit_that_is_cancelled_leaves_nothing_behind() -> None:
         ([1, -1], 1, InvalidRequest, "token id -1 is not in"),
     ],
 )
-async def test_what_can_never_be_served_is_refused_before_it_is_queued(
+async def test_what_can_never_be_served_is_rejected_before_it_is_queued(
     prompt: list[int], max_tokens: int | None, error: type[Exception], message: str
 ) -> None:
     async with running() as (thread, _):
@@ -181,14 +181,14 @@ async def test_what_can_never_be_served_is_refused_before_it_is_queued(
         assert await is_idle(thread)
 
 
-async def test_a_bias_for_a_token_that_does_not_exist_is_refused() -> None:
+async def test_a_bias_for_an_unknown_token_is_rejected() -> None:
     async with running() as (thread, _):
         with pytest.raises(InvalidRequest, match="token id 99 is not in") as caught:
             await thread.submit([[1]], sampling=SamplingParams(logit_bias=((1, 2.0), (99, 1.0))))
         assert caught.value.param == "logit_bias"
 
 
-async def test_a_failing_step_is_heard_by_its_streams_and_the_engine_goes_on() -> None:
+async def test_a_failed_step_raises_in_its_streams_and_the_engine_continues() -> None:
     async with running(gate_is_open=False) as (thread, runner):
         stream = await thread.submit([[1]], max_tokens=3)
         runner.fail = RuntimeError("injected")
@@ -201,7 +201,7 @@ async def test_a_failing_step_is_heard_by_its_streams_and_the_engine_goes_on() -
         assert await collect(await thread.submit([[1]], max_tokens=3)) == expected_output([1], 3)
 
 
-async def test_three_failed_steps_are_the_engines_trouble_until_an_answer_is_complete() -> None:
+async def test_three_failed_steps_are_unhealthy_until_a_completion_is_finished() -> None:
     async with running() as (thread, runner):
         runner.fail = RuntimeError("injected")
         for _ in range(3):
@@ -216,7 +216,7 @@ async def test_three_failed_steps_are_the_engines_trouble_until_an_answer_is_com
         assert thread.unhealthy_reason == "the engine has stopped"
 
 
-async def test_a_request_whose_time_is_over_ends_wherever_it_stands() -> None:
+async def test_a_request_past_its_deadline_ends_in_any_state() -> None:
     async with running(gate_is_open=False) as (thread, runner):
         # In the step, and in the inbox behind it.
         running_one = await thread.submit([[1]], time_limit=0.05)
@@ -231,7 +231,7 @@ async def test_a_request_whose_time_is_over_ends_wherever_it_stands() -> None:
         assert await is_idle(thread)
 
 
-async def test_an_answer_whose_tokens_are_always_there_ends_in_time_too() -> None:
+async def test_a_stream_with_tokens_always_ready_ends_at_its_deadline_too() -> None:
     released: list[tuple[int, FinishReason]] = []
     answer = SequenceStats(
         num_prompt_tokens=1, max_tokens=9, num_choices=1, priority=Priority.LOW, arrival_time=0.0
@@ -244,7 +244,7 @@ async def test_an_answer_whose_tokens_are_always_there_ends_in_time_too() -> Non
     assert released == [(0, FinishReason.TIMEOUT)]
 
 
-async def test_a_step_that_does_not_end_is_noticed_and_nobody_waits_for_it() -> None:
+async def test_a_stalled_step_is_detected_and_no_request_waits_for_it() -> None:
     async with running(gate_is_open=False, step_timeout=0.02) as (thread, runner):
         assert thread.step_time == 0
         stream = await thread.submit([[1]])
@@ -287,7 +287,7 @@ class Watcher:
         self.ended.append(answer)
 
 
-async def test_an_observer_hears_of_every_step_and_of_every_answers_life() -> None:
+async def test_an_observer_is_notified_of_every_step_and_every_sequence() -> None:
     async with running() as (thread, _):
         thread.observer = watcher = Watcher()
         # Two chunks of a prompt, then two tokens.
@@ -316,7 +316,7 @@ async def test_an_observer_hears_of_every_step_and_of_every_answers_life() -> No
             await is_idle(thread)
 
 
-async def test_an_observer_hears_how_answers_end_that_do_not_end_by_themselves() -> None:
+async def test_an_observer_is_notified_of_aborted_and_failed_sequences() -> None:
     async with running(gate_is_open=False) as (thread, runner):
         thread.observer = watcher = Watcher()
         left = await thread.submit([[1]])
@@ -335,7 +335,7 @@ async def test_an_observer_hears_how_answers_end_that_do_not_end_by_themselves()
         assert watcher.steps[-1].has_failed
 
 
-async def test_an_observer_that_raises_costs_nobody_a_token(
+async def test_an_observer_that_raises_costs_no_stream_a_token(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken(Watcher):
@@ -352,7 +352,7 @@ async def test_an_observer_that_raises_costs_nobody_a_token(
     assert "could not be counted" in caplog.text
 
 
-async def test_if_the_engine_dies_everybody_hears() -> None:
+async def test_if_the_engine_dies_every_stream_and_call_fails() -> None:
     async with running(gate_is_open=False) as (thread, runner):
         streams = [await thread.submit([[1]])]
         await asyncio.to_thread(runner.is_running.wait)
@@ -389,7 +389,7 @@ async def test_stopping_ends_open_streams() -> None:
         assert not thread.is_alive
 
 
-async def test_a_stream_closed_after_its_last_token_was_sent_hears_nothing() -> None:
+async def test_a_stream_closed_while_its_last_token_is_delivered_gets_nothing() -> None:
     """Tokens of a step may be on their way to the loop while the client leaves."""
     async with running(gate_is_open=False) as (thread, runner):
         stream = await thread.submit([[1]], max_tokens=1)
@@ -399,14 +399,14 @@ async def test_a_stream_closed_after_its_last_token_was_sent_hears_nothing() -> 
         assert await is_idle(thread)
 
 
-async def test_a_job_that_raises_does_so_where_it_was_asked() -> None:
+async def test_a_call_that_raises_does_so_in_its_caller() -> None:
     async with running() as (thread, _):
         with pytest.raises(ZeroDivisionError):
             await thread.call(lambda _: 1 // 0)
         assert thread.is_alive
 
 
-def test_a_model_that_cannot_be_loaded_is_heard_by_who_starts_the_thread() -> None:
+def test_a_model_that_cannot_be_loaded_raises_in_start() -> None:
     def build() -> LoadedEngine:
         raise ModelLoadError("no such file")
 
@@ -416,7 +416,7 @@ def test_a_model_that_cannot_be_loaded_is_heard_by_who_starts_the_thread() -> No
     assert not thread.is_alive
 
 
-def test_an_event_loop_that_is_gone_is_not_told() -> None:
+def test_a_closed_event_loop_gets_nothing() -> None:
     """A benchmark may end its loop while the engine is in a step."""
     runners: list[GatedRunner] = []
     thread = EngineThread(lambda: load(runners.append))

@@ -1,7 +1,7 @@
 from batching.scheduling.stall_budget import StallBudget
 
 
-def test_nothing_is_known_before_a_prompt_was_read() -> None:
+def test_without_a_measured_prefill_there_is_no_limit() -> None:
     budget = StallBudget(0.1)
     assert budget.max_prefill_tokens(1, 1) is None
     budget.record(0, 4, 0.05)

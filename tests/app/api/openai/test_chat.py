@@ -92,7 +92,7 @@ async def test_the_newer_name_of_max_tokens_wins() -> None:
     assert answer["usage"]["completion_tokens"] == 2
 
 
-async def test_without_max_tokens_an_answer_fills_the_context() -> None:
+async def test_without_max_tokens_a_completion_fills_the_context() -> None:
     async with served(None, num_blocks=4) as server:
         answer = (await server.chat()).json()
     assert answer["usage"]["total_tokens"] == 4 * 32

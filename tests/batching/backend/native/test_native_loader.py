@@ -88,7 +88,7 @@ def test_a_module_for_another_mlx_is_refused(install: Install) -> None:
     assert reason() == f"it was built for mlx 0.1.2, and mlx {here} is here"
 
 
-def test_a_processor_without_the_instruction_sets_is_told(install: Install) -> None:
+def test_a_processor_without_the_instruction_sets_is_reported(install: Install) -> None:
     install("_native.py", module_for(importlib.metadata.version("mlx"), ""))
     assert reason() == "this processor has none of the instruction sets that they need"
 

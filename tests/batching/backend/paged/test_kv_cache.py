@@ -195,7 +195,7 @@ def test_a_copied_block_has_its_sources_contents(make_cache: MakeCache) -> None:
 
 
 @both_kinds
-def test_a_write_that_nobody_read_is_forgotten(make_cache: MakeCache) -> None:
+def test_a_write_that_was_never_read_is_dropped(make_cache: MakeCache) -> None:
     cache = make_cache([LayerShape(1, DIM, DIM, mx.float32)], 4, BLOCK_SIZE)
     request = BatchRequest(0, [0] * 3, max_tokens=1)
     request.block_table = BlockTable([1])
