@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class BatchInferenceEngine:
-    """Serves requests in steps; whoever owns it calls it from one thread.
+    """Serves requests in steps; its owner calls it from one thread.
 
-    `clock` is in seconds, and the one that the arrival of requests is read from.
-    `last_step` tells of the latest step.
+    clock: in seconds; the arrival times of requests are on the same one.
+    last_step: what the latest step did.
     """
 
     last_step: StepRecord
@@ -55,14 +55,14 @@ class BatchInferenceEngine:
                 self._scheduler.add(request)
 
     def abort(self, request_id: int) -> None:
-        """End a request before the next step; nothing happens if it has ended."""
+        """End a request before the next step; does nothing if it has ended."""
         if (request := self._requests.pop(request_id, None)) is not None:
             self._scheduler.abort(request)
 
     def step(self) -> list[RequestOutput | RequestFailure]:
-        """Advance every request that the plan reaches.
+        """Run one step; return the outputs of the requests that it advanced.
 
-        A step that raises ends its own requests and loses the pool; the others start over.
+        A step that raises fails its own requests and loses the pool; the others start over.
 
         Raises:
             Exception: the pool could not be made usable again.
@@ -112,7 +112,7 @@ class BatchInferenceEngine:
     ) -> list[RequestOutput | RequestFailure]:
         self._scheduler.discard(plan, failed_ids)
         self._runner.reset()
-        # Also who got its last token in a step that raised after that: nobody has been told.
+        # Also a request that ended in a step that raised afterwards: its output was not returned.
         ended = [r for r in self._requests.values() if r.has_ended]
         return [RequestFailure(r.request_id, RequestFailed()) for r in ended]
 

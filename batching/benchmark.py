@@ -1,6 +1,6 @@
 """Sequential against batched on the same engine: `python -m batching.benchmark --model M`.
 
-Both runs serve the same requests through the same code; the sequential one has a single seat.
+Both runs serve the same requests through the same code; the sequential one has a single sequence slot.
 Every prompt begins differently, so that no run finds another's prefix in the cache.
 """
 
@@ -76,7 +76,7 @@ def prompts(engine: EngineThread, num_requests: int, seed: int) -> list[list[int
 async def measure(
     engine: EngineThread, token_ids: Sequence[Sequence[int]], max_tokens: int, title: str
 ) -> Report:
-    """Serve all requests at once; each answer has exactly `max_tokens` tokens."""
+    """Serve all requests at once; each completion has exactly `max_tokens` tokens."""
     with tqdm(total=len(token_ids) * max_tokens, desc=title, unit="tok", file=sys.stderr) as bar:
 
         async def serve(prompt: Sequence[int]) -> tuple[int, float]:
@@ -178,7 +178,7 @@ def main(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m batching.benchmark", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name, file or directory")
-    parser.add_argument("--max-tokens", type=_count, default=100, help="tokens of each answer")
+    parser.add_argument("--max-tokens", type=_count, default=100, help="tokens of each completion")
     parser.add_argument("--requests", type=_count, default=16)
     parser.add_argument("--batch-size", type=_count, default=16)
     parser.add_argument("--json", action="store_true", help="print numbers and no table")

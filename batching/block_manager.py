@@ -1,4 +1,4 @@
-"""Blocks of KV slots: who holds which, which are free, and where the next one goes."""
+"""Blocks of KV slots: which are referenced, which are free, and where the next one goes."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -29,8 +29,8 @@ class BlockCopy(NamedTuple):
 class KVBlock:
     """`block_size` KV slots.  A block with a hash is full and can be found by it.
 
-    published: when its contents could be found first.
-    last_used: when nobody held it any more; of a cached block.
+    published: when its contents became findable.
+    last_used: when the last reference to it was dropped; of a cached block.
     """
 
     block_id: int
@@ -80,12 +80,12 @@ class BlockTable:
 
 
 class PagedBlockManager:
-    """Reference-counted blocks; those that nobody holds keep their contents while they can.
+    """Reference-counted blocks; unreferenced ones keep their contents until they are evicted.
 
-    A block is in exactly one of three places, checked after every step of the state machine
+    A block is in exactly one of three states, checked after every step of the state machine
     in tests/batching/test_block_manager.py:
 
-    - held: ref_count > 0, in that many block tables
+    - in use: ref_count > 0, in that many block tables
     - cached: ref_count 0 and a hash, least recently released first in `_cached`
     - empty: ref_count 0 and no hash, in `_empty`, which knows the contiguous runs
 
@@ -97,8 +97,7 @@ class PagedBlockManager:
     request are released together, so evicting them together gives runs and not single holes.
     Every operation is O(1) for each block concerned, whatever the size of the pool.
 
-    `now` is the time, in seconds, which whoever has a clock sets; nothing depends on it but the
-    ages of `take_ages`.
+    `now` is in seconds and set by the scheduler; only the ages of `take_ages` depend on it.
     """
 
     _EVICTION_SHARE = 1 / 64
@@ -120,16 +119,16 @@ class PagedBlockManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that nobody holds; the cached ones among them can be evicted."""
+        """Blocks without a reference; the cached ones among them can be evicted."""
         return len(self._empty) + len(self._cached)
 
     @property
     def num_cached_blocks(self) -> int:
-        """Blocks that nobody holds and that a later request may still find."""
+        """Blocks without a reference that a later request may still find."""
         return len(self._cached)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens` tokens."""
+        """Return how many blocks `num_tokens` tokens take."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, num_blocks: int, after: int | None = None) -> list[int] | None:
@@ -150,7 +149,7 @@ class PagedBlockManager:
         return block_ids
 
     def increment_ref(self, block_id: int) -> None:
-        """Hold a block that holds contents: one that is held already, or a cached one."""
+        """Add a reference to a block with contents: one in use, or a cached one."""
         block = self.blocks[block_id]
         assert block.ref_count or block.block_hash, f"block {block_id} is empty"
         if block.ref_count == 0:
@@ -159,30 +158,30 @@ class PagedBlockManager:
         block.ref_count += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Give back one reference each.
+        """Drop one reference each.
 
         The last block goes first: the tail of a prefix is worth nothing without its head,
         so the tail is the first to be evicted.
         """
         for block_id in reversed(block_ids):
             block = self.blocks[block_id]
-            assert block.ref_count > 0, f"block {block_id} is not held"
+            assert block.ref_count > 0, f"block {block_id} is not in use"
             block.ref_count -= 1
             if block.ref_count == 0:
                 self._free(block)
 
     def find(self, block_hash: BlockHash) -> int | None:
-        """Return the block with these contents, held or cached."""
+        """Return the block with these contents, in use or cached."""
         return self._by_hash.get(block_hash)
 
     def publish(self, block_id: int, block_hash: BlockHash) -> None:
-        """Let a held, full block be found by its hash.
+        """Make a full block in use findable by its hash.
 
-        When another block has the same contents already, that one stays the one to find
-        and this one stays private: it is emptied when it is released.
+        If another block has the same contents already, that one stays findable and this one
+        stays private: it is emptied when it is released.
         """
         block = self.blocks[block_id]
-        assert block.ref_count > 0, f"block {block_id} is not held"
+        assert block.ref_count > 0, f"block {block_id} is not in use"
         if block.block_hash is None and block_hash not in self._by_hash:
             block.block_hash = block_hash
             block.published = self.now
@@ -212,7 +211,7 @@ class PagedBlockManager:
         return BlockCopy(source, taken[0])
 
     def forget_cached(self) -> None:
-        """Drop all contents that a later request could find, as after a failed step."""
+        """Drop all findable contents, as after a failed step."""
         self._evict(len(self._cached))
         for block in self.blocks:
             block.block_hash = None

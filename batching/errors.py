@@ -1,14 +1,14 @@
-"""Everything the engine raises on purpose.
+"""The errors of the engine.
 
 EngineError
-├── RequestError            the caller can fix it
+├── RequestError            the client can fix it
 │   ├── EmptyPrompt
 │   ├── ContextLengthExceeded
 │   └── InvalidRequest      a parameter that this model cannot serve
 ├── RequestFailed           the step that served the request raised
-├── DeadlineExceeded        the time that the request had is over
-├── EngineStalled           the step that should serve the request does not end
-├── EngineStopped           nobody will answer any more
+├── DeadlineExceeded        the deadline of the request has passed
+├── EngineStalled           a step takes longer than the step timeout
+├── EngineStopped           it serves no more requests
 ├── ModelNotFound           no such model is served here
 └── ModelLoadError          the model cannot be found or read
 """
@@ -58,7 +58,7 @@ class InvalidRequest(RequestError):
 
 
 class RequestFailed(EngineError):
-    """The step that served this request raised; other requests go on."""
+    """The step that served this request raised; other requests continue."""
 
     def __init__(self, message: str = "the model failed while serving this request") -> None:
         super().__init__(message)
@@ -66,17 +66,17 @@ class RequestFailed(EngineError):
 
 class DeadlineExceeded(EngineError):
     def __init__(self) -> None:
-        super().__init__("the request's time was over before its answer was complete")
+        super().__init__("the request's deadline passed before its completion was finished")
 
 
 class EngineStalled(EngineError):
     def __init__(self) -> None:
-        super().__init__("the model does not answer: its step has taken too long")
+        super().__init__("the model does not respond: its step has taken too long")
 
 
 class EngineStopped(EngineError):
     def __init__(self) -> None:
-        super().__init__("the engine has stopped and answers no requests")
+        super().__init__("the engine has stopped and serves no requests")
 
 
 class ModelNotFound(EngineError):
@@ -86,4 +86,4 @@ class ModelNotFound(EngineError):
 
 
 class ModelLoadError(EngineError):
-    """One line for the person who started the server."""
+    """Its message is one line for the operator."""

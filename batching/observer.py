@@ -1,4 +1,4 @@
-"""What an engine tells those who count: each step, and the life of each answer."""
+"""What an engine reports to its observers: each step, and each sequence."""
 
 import logging
 from collections.abc import Callable
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 class StepRecord(NamedTuple):
     """What one step did; times are in seconds, `ended` on the engine's clock.
 
-    num_tokens: read by the model, of prompts and of answers, guesses included.
-    stats: as they stand after the step.
-    has_failed: the step raised, and its requests ended with it.
-    block_ages: how old the cached contents were that were evicted, or used again.
+    num_tokens: processed by the model, of prompts and of outputs, drafts included.
+    stats: as they are after the step.
+    has_failed: the step raised, and its requests failed with it.
+    block_ages: how old the cached contents were that were evicted or reused.
     """
 
     ended: float
@@ -32,11 +32,11 @@ class StepRecord(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class SequenceStats:
-    """The life of one answer; times are in seconds on the engine's clock.
+    """The progress of one choice; times are in seconds on the engine's clock.
 
-    scheduled_time: of the first step that read its prompt; None before, and for an answer that
-        another one's prompt was read for, the same as that one's.
-    first_token_time, last_token_time: when the steps ended that gave them.
+    scheduled_time: of the first step that prefilled its prompt; None before.  Choices that share
+        a prefill have the same.
+    first_token_time, last_token_time: when the steps ended that sampled them.
     finish_reason: None until it has ended.
     """
 
@@ -55,7 +55,7 @@ class SequenceStats:
     finish_reason: FinishReason | None = None
 
     def record(self, output: TokenOutput, now: float) -> float | None:
-        """Record what a step gave at `now`; return how long after the tokens before."""
+        """Record the output of a step at `now`; return the seconds since the tokens before."""
         self.scheduled_time = output.scheduled_time
         self.num_cached_tokens = output.num_cached_tokens
         self.num_preemptions = output.num_preemptions
@@ -70,23 +70,23 @@ class SequenceStats:
 
 
 class EngineObserver(Protocol):
-    """Counts what an engine does; called in the event loop, so that it never waits."""
+    """Counts what an engine does; called in the event loop, so it must never block."""
 
     def observe_step(self, step: StepRecord) -> None: ...
 
     def observe_stats(self, stats: SchedulerStats) -> None:
-        """Take how things stand when the engine goes idle without a step."""
+        """Called when the engine becomes idle without a step."""
         ...
 
-    def observe_tokens(self, answer: SequenceStats, num_tokens: int, gap: float | None) -> None:
-        """Take that an answer got tokens, `gap` seconds after those before; None for its first."""
+    def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
+        """A sequence got tokens, `gap` seconds after those before; None for its first."""
         ...
 
-    def observe_end(self, answer: SequenceStats) -> None: ...
+    def observe_end(self, sequence: SequenceStats) -> None: ...
 
 
 class Observers:
-    """Tells several of them; without any, nobody.  One that raises holds up nobody's tokens."""
+    """Notifies any number of observers; one that raises stops neither the others nor the tokens."""
 
     def __init__(self, *observers: EngineObserver) -> None:
         self._observers = observers
@@ -97,15 +97,15 @@ class Observers:
     def observe_stats(self, stats: SchedulerStats) -> None:
         self._notify(lambda observer: observer.observe_stats(stats))
 
-    def observe_tokens(self, answer: SequenceStats, num_tokens: int, gap: float | None) -> None:
-        self._notify(lambda observer: observer.observe_tokens(answer, num_tokens, gap))
+    def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
+        self._notify(lambda observer: observer.observe_tokens(sequence, num_tokens, gap))
 
-    def observe_end(self, answer: SequenceStats) -> None:
-        self._notify(lambda observer: observer.observe_end(answer))
+    def observe_end(self, sequence: SequenceStats) -> None:
+        self._notify(lambda observer: observer.observe_end(sequence))
 
     def _notify(self, call: Callable[[EngineObserver], None]) -> None:
         for observer in self._observers:
             try:
                 call(observer)
             except Exception:
-                logger.exception("what the engine does could not be counted")
+                logger.exception("an observer of the engine failed")

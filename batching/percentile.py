@@ -1,4 +1,4 @@
-"""The one rule of percentiles that every figure here follows."""
+"""The definition of percentiles that every figure here uses."""
 
 from collections.abc import Sequence
 

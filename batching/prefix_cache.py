@@ -1,4 +1,4 @@
-"""Finds the blocks that hold the beginning of a prompt already."""
+"""Finds the blocks that already contain the beginning of a prompt."""
 
 from array import array
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ class HashChain:
 
     Hash i is sha256 over hash i-1 and the tokens of block i, so it stands for the whole
     prefix up to there.  The first link is `extra_key`: what else makes the cached tensors
-    differ (a cache salt, an adapter).  Never Python's `hash()`, which collides at will.
+    differ (a cache salt, an adapter).  Never Python's `hash()`, whose collisions can be provoked.
     """
 
     def __init__(self, extra_key: bytes = b"") -> None:
@@ -32,8 +32,8 @@ class HashChain:
 class PrefixCache:
     """Shares full blocks between requests that begin with the same tokens.
 
-    The blocks live in the block manager, which also evicts them; this is the way from
-    tokens to blocks.  It also knows which blocks are being computed right now, so that a
+    The blocks are the block manager's, which also evicts them; this class maps tokens to
+    blocks.  It also knows which blocks are in flight (being computed right now), so that a
     second request with the same prefix can wait for them and not compute them again.
 
     `num_queried_tokens` and `num_hit_tokens` count prompt tokens of admitted requests.
@@ -46,7 +46,7 @@ class PrefixCache:
         self.num_hit_tokens = 0
 
     def lookup(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """Return the longest run of blocks from the beginning that the pool holds."""
+        """Return the longest run of blocks from the beginning that is in the pool."""
         block_ids: list[int] = []
         for block_hash in hashes:
             if (block_id := self._block_manager.find(block_hash)) is None:
@@ -55,15 +55,15 @@ class PrefixCache:
         return block_ids
 
     def insert(self, hashes: Sequence[BlockHash], table: BlockTable, start: int, stop: int) -> None:
-        """Let the blocks `[start, stop)` of a table be found: their tensors are written."""
+        """Make blocks `[start, stop)` of a table findable: their tensors are written."""
         for index in range(start, stop):
             self._block_manager.publish(table.block_ids[index], hashes[index])
             self._in_flight.pop(hashes[index], None)
 
     def mark_in_flight(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
-        """Say that the request with this key computes these blocks from now on.
+        """Record that the request with this key computes these blocks from now on.
 
-        Of several that do, the one that is due first will be there first.
+        Of several requests, the one that is due first counts: it computes them first.
         """
         for block_hash in hashes:
             self._in_flight[block_hash] = min(key, self._in_flight.get(block_hash, key))
@@ -71,12 +71,12 @@ class PrefixCache:
     def is_in_flight(self, block_hash: BlockHash, key: QueueKey) -> bool:
         """True while a request that is due before `key` computes this very block.
 
-        To wait for one that is due later would be to let it go first.
+        Waiting for one that is due later would let it overtake.
         """
         return self._in_flight.get(block_hash, key) < key
 
     def clear_in_flight(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
-        """Take back what a request has not computed when it stops."""
+        """Drop the blocks that a request has not computed when it stops."""
         for block_hash in hashes:
             if self._in_flight.get(block_hash) == key:
                 del self._in_flight[block_hash]

@@ -1,4 +1,4 @@
-"""The waiting line: priorities that age, on a heap that is never sorted again."""
+"""The queue of waiting requests: priorities that age, on a heap that is never re-sorted."""
 
 import heapq
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
 class Priority(IntEnum):
-    """How urgent a request is; the smaller the sooner."""
+    """How urgent a request is; smaller is more urgent."""
 
     HIGH = 0
     NORMAL = 1
@@ -15,7 +15,7 @@ class Priority(IntEnum):
 
 
 class Waiting(Protocol):
-    """What the queue needs to know of an item; none of it may change while it waits."""
+    """What the queue reads of an item; none of it may change while the item waits."""
 
     @property
     def request_id(self) -> int: ...
@@ -38,16 +38,16 @@ T = TypeVar("T", bound=Waiting)
 class PriorityQueueWithAging(Generic[T]):
     """Serves by effective priority = base - age * rate, smallest first.
 
-    All waiters age alike, so the order of two of them never changes: at any time `t`
+    All waiting items age alike, so the order of two of them never changes: at any time `t`
 
         priority - (t - arrival) * rate   orders as   arrival + priority / rate
 
-    and that *due time* is a constant, so a heap holds and nothing is re-sorted.  It gives
+    and that *due time* is a constant, so a heap is enough and nothing is re-sorted.  It gives
     the bound tests/batching/test_priority_queue.py checks: a request of priority p is never
     overtaken by one that arrives more than p / rate seconds after it.
 
-    An item that comes back (preempted) keeps its arrival, hence its place.  Removal is lazy:
-    the heap may hold keys of items that have left; `_items` says who is here.
+    A preempted item keeps its arrival time, hence its position.  Removal is lazy: the heap may
+    contain keys of items that have left; `_items` has the ones that wait.
     """
 
     def __init__(self, aging_rate: float = 0.1) -> None:
@@ -62,18 +62,18 @@ class PriorityQueueWithAging(Generic[T]):
         return len(self._items)
 
     def __iter__(self) -> Iterator[T]:
-        """Yield the waiters in order of service; for tests and statistics, O(n log n)."""
+        """Yield the items in order of service; for tests and statistics, O(n log n)."""
         return iter(sorted(self._items.values(), key=self.key))
 
     def key(self, item: T) -> QueueKey:
         return QueueKey(item.arrival_time + item.priority / self.aging_rate, item.request_id)
 
     def effective_priority(self, item: T, now: float) -> float:
-        """Return base - age * rate; what the order means, for people and for tests."""
+        """Return base - age * rate; what the order means, for readers and for tests."""
         return item.priority - (now - item.arrival_time) * self.aging_rate
 
     def has_more_urgent(self, priority: Priority) -> bool:
-        """True if somebody of a more urgent class waits."""
+        """True if an item of a more urgent class waits."""
         return any(self._num_of_class[other] for other in Priority if other < priority)
 
     def push(self, item: T) -> None:
@@ -84,7 +84,7 @@ class PriorityQueueWithAging(Generic[T]):
         heapq.heappush(self._heap, self.key(item))
 
     def pop(self) -> T:
-        """Take the most urgent item; IndexError when nobody waits."""
+        """Remove and return the most urgent item; IndexError if the queue is empty."""
         item = self.peek()
         heapq.heappop(self._heap)
         del self._items[item.request_id]
@@ -92,13 +92,13 @@ class PriorityQueueWithAging(Generic[T]):
         return item
 
     def peek(self) -> T:
-        """Look at the most urgent item; IndexError when nobody waits."""
+        """Return the most urgent item; IndexError if the queue is empty."""
         while self._heap[0].request_id not in self._items:
             heapq.heappop(self._heap)
         return self._items[self._heap[0].request_id]
 
     def remove(self, item: T) -> None:
-        """Take an item out of the middle; its key is dropped when it comes to the top."""
+        """Remove any item; its key is dropped when it comes to the top of the heap."""
         del self._items[item.request_id]
         self._num_of_class[item.priority] -= 1
         if not self._items:

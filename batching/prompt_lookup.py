@@ -1,4 +1,4 @@
-"""Guesses the next tokens of a request from what it has said before."""
+"""Proposes the next tokens of a request from its earlier ones."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,18 +10,18 @@ _MAX_PAUSE: Final = 64
 class PromptLookup:
     """Drafts of one request (prompt lookup decoding, Saxena 2023).
 
-    If the last three tokens stood in the prompt or the answer before, what followed them then
-    is the draft.  The model reads a draft in the step it would have made anyway and each
-    token of it is checked against the one that is sampled there, so an answer is the same
-    with and without drafts, greedy or drawn.
+    If the last three tokens occurred before in the prompt or the output, the draft is what
+    followed them there.  The model processes a draft in the step it would have made anyway and
+    each token of it is compared with the one sampled there, so the output is the same with
+    and without drafts, greedy or not.
 
-    How long a draft may be follows how the last ones fared: twice as long after one that was
-    right to its end, as long as what was right of it otherwise; after drafts that were all
-    wrong none for a while, twice as long each time.
+    The length of a draft follows how many tokens of the last ones were accepted: twice as long
+    after one accepted whole, one more than was accepted otherwise; after drafts without an
+    accepted token there are none for a while, twice as long each time.
     """
 
     def __init__(self) -> None:
-        # Where the token after each n-gram stands, as it stood last.
+        # The position after the latest occurrence of each n-gram.
         self._next_position: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
         self._max_length = 2
@@ -29,7 +29,7 @@ class PromptLookup:
         self._resume_at = 0
 
     def draft(self, token_ids: Sequence[int], max_length: int) -> tuple[int, ...]:
-        """Return up to `max_length` tokens that may follow; none if nothing suggests any."""
+        """Return up to `max_length` tokens that may follow, or none."""
         max_length = min(max_length, self._max_length)
         if max_length < 1 or len(token_ids) < max(_NGRAM, self._resume_at):
             return ()
@@ -38,7 +38,7 @@ class PromptLookup:
         return () if position is None else tuple(token_ids[position : position + max_length])
 
     def record(self, num_tokens: int, num_drafted: int, num_accepted: int) -> None:
-        """Learn how a draft fared; the request has `num_tokens` tokens now."""
+        """Record how many draft tokens were accepted; the request has `num_tokens` tokens now."""
         if num_accepted == num_drafted:
             self._max_length *= 2
         else:
@@ -50,7 +50,7 @@ class PromptLookup:
             self._resume_at = num_tokens + self._pause
 
     def _index(self, token_ids: Sequence[int]) -> None:
-        """Index what came since; the last n-gram is left out, nothing follows it yet."""
+        """Index the new tokens, but for the last n-gram: nothing follows it yet."""
         for stop in range(max(self._num_indexed, _NGRAM), len(token_ids)):
             self._next_position[tuple(token_ids[stop - _NGRAM : stop])] = stop
         self._num_indexed = len(token_ids)

@@ -1,4 +1,4 @@
-"""A request inside the engine: its tokens, where it stands, and how it may move."""
+"""A request inside the engine: its tokens, its state, and how that may change."""
 
 import secrets
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ TRANSITIONS: Final[dict[RequestStatus, frozenset[RequestStatus]]] = {
 
 
 class InvalidTransition(Exception):
-    """A request was asked to move where its state does not lead: our bug."""
+    """A request was moved to a state that its own does not lead to: our bug."""
 
 
 class FinishReason(StrEnum):
@@ -59,18 +59,18 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request's next token is drawn from its logits.
+    """How one request's next token is sampled from its logits.
 
-    temperature: 0 takes the most likely token.
+    temperature: 0 takes the most probable token.
     top_p, min_p: probabilities in [0, 1]; top_k: 0 is off.
     presence_penalty, frequency_penalty: logits, over the generated tokens (OpenAI).
     repetition_penalty: factor, over prompt and generated tokens (CTRL, Keskar et al. 2019).
-    logit_bias: (token id, logits to add).
+    logit_bias: pairs of token id and logits to add.
     min_tokens: how many tokens come before a stop token may.
     bad_words: token sequences that are never completed.
-    logprobs, prompt_logprobs: how many of the most likely tokens are told at each position of
-        the output and of the prompt, beside the one that stands there; None tells nothing.
-    seed: the same request with the same seed draws the same tokens.
+    logprobs, prompt_logprobs: how many of the most probable tokens are returned at each position
+        of the output and of the prompt, beside the token there; None is no log probabilities.
+    seed: the same request with the same seed samples the same tokens.
     """
 
     temperature: float = 1.0
@@ -89,12 +89,12 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """True if a token's logit depends on how often it stands before."""
+        """True if a token's logit depends on how often it occurs before."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     @property
     def depends_on_output(self) -> bool:
-        """True if the output so far changes a token's logit by more than the model says."""
+        """True if a parameter changes a token's logit depending on the output so far."""
         return self.has_penalties or bool(self.min_tokens or self.bad_words)
 
 
@@ -102,10 +102,10 @@ GREEDY: Final = SamplingParams(temperature=0.0)
 
 
 class TokenLogprobs(NamedTuple):
-    """How likely the model found a token, before any parameter changed it.
+    """The log probability of a token, from the unmodified logits.
 
-    logprob: the natural logarithm of its probability.
-    top: the most likely tokens and theirs, falling.
+    logprob: natural logarithm.
+    top: pairs of token id and log probability of the most probable tokens, descending.
     """
 
     logprob: float
@@ -114,14 +114,14 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """What one step gave one request.
+    """The output of one step for one request.
 
     token_ids: ends with the stop token when that ended the request.
     logprobs: one for each token, if the request asks for them.
     prompt_logprobs: one for each prompt token but the first, with the first output, likewise.
-    num_read_tokens: of the prompt, in an output without tokens that tells of the progress.
-    scheduled_time: of the first step that read the prompt, on the engine's clock.
-    num_preemptions: how often the request gave up its blocks so far.
+    num_read_tokens: prefilled so far, in an output without tokens that reports progress.
+    scheduled_time: of the first step that prefilled the prompt, on the engine's clock.
+    num_preemptions: how often the request was preempted so far.
     """
 
     token_ids: tuple[int, ...]
@@ -135,10 +135,10 @@ class TokenOutput:
 
 
 class BatchRequest:
-    """Tokens that the model has read chase tokens that there are.
+    """Computed tokens catch up with all tokens.
 
-    `token_ids` is the prompt followed by the output; the model has read the first
-    `num_computed_tokens` of them, and their keys and values lie in `block_table`.  There is
+    `token_ids` is the prompt followed by the output; the model has computed the first
+    `num_computed_tokens` of them, and their keys and values are in the blocks of `block_table`.  There is
     no prefill phase and no decode phase: a request with one pending token decodes, one with
     more of them prefills, and after a preemption all of them are pending again.
     """
@@ -157,10 +157,10 @@ class BatchRequest:
         cache_salt: str = "",
         reports_progress: bool = False,
     ) -> None:
-        assert prompt_token_ids, "a model cannot answer without reading a token"
+        assert prompt_token_ids, "a prompt has at least one token"
         self.request_id = request_id
         self.sampling = sampling
-        # Drawn once, so that a request without a seed also resumes as it began.
+        # Chosen once, so that a request without a seed also resumes as it began.
         self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         self.max_tokens = max_tokens
         self.stop_token_ids = frozenset(stop_token_ids)
@@ -212,14 +212,14 @@ class BatchRequest:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """True while the prompt has tokens of which the logits are still to be looked at."""
+        """True while log probabilities of prompt tokens are still to be computed."""
         asks = self.sampling.prompt_logprobs is not None and not self.num_output_tokens
         return asks and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     def fork(self, request_id: int) -> "BatchRequest":
-        """Add another answer to the same prompt, with draws of its own.
+        """Add another choice of the same prompt, with a seed of its own.
 
-        It waits until this request has read the prompt, and shares what was computed.
+        It waits until this request has prefilled the prompt, and shares its blocks.
         """
         seed = f"{self.seed} {len(self.forks)}".encode()
         request = BatchRequest(
@@ -245,7 +245,7 @@ class BatchRequest:
         self.status = status
 
     def append(self, token_id: int) -> None:
-        """Take a sampled token, and say in `finish_reason` if it is the last one."""
+        """Append a sampled token; `finish_reason` is set if it is the last one."""
         assert self.finish_reason is None, "nothing follows the last token"
         self.token_ids.append(token_id)
         if self.constraint is not None:

@@ -1,4 +1,4 @@
-"""The engines by model id: created when first asked for, closed together."""
+"""The engines by model id: created on first use, closed together."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ class SchedulerManager:
         self._configs = {config.model_id: config for config in configs}
         self._build = build
         self._threads: dict[str, EngineThread] = {}
-        # Held while a model loads, so that nobody loads it twice.
+        # Held while a model loads, so that it is loaded once.
         self._lock = threading.Lock()
         self._observer_of: Callable[[str], EngineObserver] = lambda _: Observers()
 
@@ -52,7 +52,7 @@ class SchedulerManager:
             return self._threads[model_id]
 
     def loaded(self, model_id: str) -> EngineThread | None:
-        """Return the engine of a model if there is one already."""
+        """Return the engine of a model if it is loaded."""
         return self._threads.get(model_id)
 
     @property
@@ -61,13 +61,13 @@ class SchedulerManager:
         return tuple(self._threads.values())
 
     def observe(self, observer_of: Callable[[str], EngineObserver]) -> None:
-        """Have every engine, by its model id, tell an observer what it does."""
+        """Give every engine, loaded or not, the observer for its model id."""
         self._observer_of = observer_of
         for model_id, thread in self._threads.items():
             thread.observer = observer_of(model_id)
 
     def close(self, timeout: float | None = None) -> None:
-        """End all engines; requests that still run hear EngineStopped."""
+        """End all engines within `timeout` seconds; open streams get EngineStopped."""
         deadline = None if timeout is None else monotonic() + timeout
         for thread in self.engines:
             left = None if deadline is None else max(0.0, deadline - monotonic())

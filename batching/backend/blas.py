@@ -1,7 +1,7 @@
 """A fast BLAS under MLX on a Linux CPU.
 
 MLX's CPU wheel carries the reference BLAS and calls `cblas_sgemm` through the dynamic linker:
-whichever library is in the global scope first answers. So an OpenBLAS loaded with RTLD_GLOBAL
+whichever library is first in the global scope provides it. So an OpenBLAS loaded with RTLD_GLOBAL
 before the first `import mlx.core` replaces it, and float32 products run some 80 times faster.
 """
 
@@ -25,7 +25,7 @@ _M_MMAP_THRESHOLD: Final = -3
 
 @dataclass(frozen=True, slots=True)
 class Blas:
-    """The OpenBLAS that answers MLX's calls."""
+    """The OpenBLAS that MLX calls."""
 
     source: str
     version: str
@@ -38,7 +38,7 @@ class Blas:
 
 @dataclass(frozen=True, slots=True)
 class NoBlas:
-    """Nothing was loaded; `is_slow` says whether float32 products suffer from it."""
+    """Nothing was loaded; `is_slow` if float32 products suffer from it."""
 
     reason: str
     is_slow: bool
@@ -142,7 +142,7 @@ def _bundled(pattern: str) -> Path:
 def _package_directories(package: str) -> list[Path]:
     """Find a package without importing it."""
     spec = importlib.util.find_spec(package)
-    return [Path(place) for place in (spec and spec.submodule_search_locations) or ()]
+    return [Path(location) for location in (spec and spec.submodule_search_locations) or ()]
 
 
 def _first(directories: list[Path], pattern: str) -> Path:

@@ -1,4 +1,4 @@
-"""Exceptions, told briefly and let go of."""
+"""Exceptions as one line, and without the arrays that they keep alive."""
 
 import traceback
 from typing import Final
@@ -12,16 +12,16 @@ def one_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Return one line, not too long, that does nothing to a terminal, of what others wrote."""
+    """Return foreign text as one bounded line without control characters."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() else "?" for c in line[:_MAX_MESSAGE])
 
 
 def forget_locals(error: BaseException) -> None:
-    """Let go of the arrays that an exception's frames hold.
+    """Drop the arrays that an exception's frames reference.
 
-    Whoever logs it keeps it while the pool is made anew, and beside the old one and the
-    graph of the failed step there may be no room for that.
+    A handler keeps the exception while the pool is allocated again, and beside the old pool
+    and the graph of the failed step there may be no room for that.
     """
     while True:
         traceback.clear_frames(error.__traceback__)

@@ -38,7 +38,7 @@ class MLXRunner:
             raise
 
     def logits(self, step: StepInputs) -> mx.array:
-        """Return the logits of the rows that are wanted, `[L, vocab_size]`."""
+        """Return the logits of the selected rows, `[L, vocab_size]`."""
         self._selection.rows = step.logit_rows.rows
         try:
             logits: mx.array = self._model(step.tokens, cache=self._cache.layers)
@@ -58,7 +58,7 @@ class MLXRunner:
         with self._sampler.masks(step.logit_rows) as masks:
             logits = self.logits(step)
             self._cache.flush()
-            # The pool is evaluated in any case: unread writes would pile up from step to step.
+            # The pool is evaluated in any case: lazy writes would pile up from step to step.
             written = self._cache.arrays
             if self._selection.are_finite is not None:
                 written.append(self._selection.are_finite)
@@ -70,10 +70,10 @@ class MLXRunner:
         return outputs
 
     def _check_rows(self, step: StepInputs) -> None:
-        """Raise SlicesFailed for those whose rows are no numbers, also where nobody samples yet.
+        """Raise SlicesFailed for requests with rows that are not finite, sampled or not.
 
-        Such keys and values must not stay: a weight of 0 does not hide them from who gets
-        the block next.
+        Such keys and values must not stay: an attention weight of 0 does not hide them from
+        the request that gets the block next.
         """
         if self._selection.are_finite is None:
             return

@@ -42,9 +42,9 @@ def hook_attention(model: nn.Module) -> None:
 
 
 class RowSelection:
-    """The rows whose logits are wanted; None is all of them.
+    """The rows whose logits are computed; None is all of them.
 
-    are_finite: for each row of the latest forward pass, whether its hidden state is numbers.
+    are_finite: for each row of the latest forward pass, whether its hidden state is finite.
     """
 
     def __init__(self) -> None:

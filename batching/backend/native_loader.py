@@ -1,4 +1,4 @@
-"""Finds the extension, or says why it is not used."""
+"""Finds the extension, or the reason why it is not used."""
 
 import importlib
 import importlib.metadata
@@ -40,8 +40,7 @@ class NoNative:
 def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
     """Return the kernels if `mode` ("auto", "off", "require") and the machine allow.
 
-    All engines of a process share their threads, of which the last one to be loaded says the
-    number; None is one for each core that this process may use.
+    All engines of a process share their threads; the last one loaded sets how many.  None is one for each core that this process may use.
 
     Raises:
         ModelLoadError: they are required and not there.

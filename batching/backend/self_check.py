@@ -1,4 +1,4 @@
-"""Finds out at load whether a model can be served from the paged pool, and proves it."""
+"""Checks at load whether a model can be served from the paged pool."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from batching.scheduling.step_plan import Slice
 
 _BLOCK_SIZE: Final = 4
 _PROBE_LENGTHS: Final = (11, 6)
-# Of the largest logit: rounding differs with the shape of a product, answers do not.
+# Of the largest logit: rounding differs with the shape of a product, outputs do not.
 _TOLERANCE: Final[dict[mx.Dtype, float]] = {mx.float32: 1e-3}
 _COARSE_TOLERANCE: Final = 6e-2
-# What lies in the middle between two steps of 8 bits goes either way, and grows in later layers.
+# A value midway between two steps of 8 bits rounds either way, and that grows in later layers.
 _TOLERANCE_OF_8_BITS: Final = 0.3
 
 
@@ -52,7 +52,7 @@ class Batchable:
 
 @dataclass(frozen=True)
 class NotBatchable:
-    """Why the model is served one request at a time, for a person to read."""
+    """Why the model is served one request at a time, for the operator to read."""
 
     reason: str
 
@@ -65,7 +65,7 @@ def check_model(
 ) -> Batchable | NotBatchable:
     """Compare a ragged batch over the pool with mlx-lm's own single requests.
 
-    Two unlike prompts are read in chunks, mixed with a decode, over scattered blocks; the
+    Two unlike prompts are prefilled in chunks, mixed with a decode, over scattered blocks; the
     logits of their last tokens must be those of a plain forward pass.  Keys and values are
     kept in `kv_dtype`; None is the type in which the model makes them.
     """
@@ -86,7 +86,7 @@ def check_model(
     try:
         actual = _ragged_logits(model, vocab_size, batchable, prompts)
     except Exception as error:
-        # A model file can do anything with a cache; what it raises says only that it did.
+        # A model's code can do anything with a cache, so it can raise anything.
         return NotBatchable(f"its attention does not run over a paged cache ({error})")
     difference = max(_difference(a, e) for a, e in zip(actual, expected, strict=True))
     tolerance = _TOLERANCE.get(shapes[0].dtype, _COARSE_TOLERANCE)

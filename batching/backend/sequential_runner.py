@@ -17,7 +17,7 @@ from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 class SequentialRunner:
     """Recurrent layers and unusual attention keep their state in a cache of the model's own.
 
-    It holds one request's state, so the scheduler must plan one request at a time and share
+    It keeps one request's state, so the scheduler must plan one request at a time and share
     no prefixes.  A slice that begins at 0 begins a request.
     """
 
@@ -41,14 +41,14 @@ class SequentialRunner:
     def _output(self, s: Slice) -> SliceOutput:
         logit_rows = LogitRows.of([s])
         with self._sampler.masks(logit_rows) as masks:
-            logits = self._read(s)[logit_rows.rows]
+            logits = self._forward(s)[logit_rows.rows]
             states = [layer.state for layer in self._cache]
             with self._sampler.isolate_failures([s], logits, states):
                 (output,) = self._sampler.outputs([s], logit_rows, logits, masks, states)
         return output
 
-    def _read(self, s: Slice) -> mx.array:
-        """Read a slice; return its logits, `[len(s), vocab_size]`."""
+    def _forward(self, s: Slice) -> mx.array:
+        """Process a slice; return its logits, `[len(s), vocab_size]`."""
         if s.start == 0:
             self._owner, self._cache = s.request, make_prompt_cache(self._model)
         assert s.request is self._owner, "one request at a time"

@@ -1,4 +1,4 @@
-"""How long the contents of blocks live and lie unused: the measure of how well the pool fits."""
+"""How long the contents of blocks live and stay unused: whether the pool is large enough."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 class BlockAges(NamedTuple):
     """What happened to cached contents, in seconds.
 
-    lifetimes: of evicted contents, from when they could be found first.
-    idle_times: of the same, from when the last request let go of them.
-    reuse_gaps: from when the last request let go of contents to when another one took them.
+    lifetimes: of evicted contents, since they became findable.
+    idle_times: of the same, since the last request released them.
+    reuse_gaps: from the release of contents by the last request to their reuse by another.
     """
 
     lifetimes: Sequence[float]
@@ -21,9 +21,9 @@ NO_AGES: Final = BlockAges((), (), ())
 
 
 class BlockAgeRecorder:
-    """Collects ages until somebody takes them, the first `_CAPACITY` of each kind.
+    """Collects ages until they are taken, the first `_CAPACITY` of each kind.
 
-    Where nobody does, it is full for good and costs a comparison a block.
+    If they never are, it stays full and costs a comparison a block.
     """
 
     _CAPACITY = 4096
@@ -43,7 +43,7 @@ class BlockAgeRecorder:
             gaps.append(gap)
 
     def take(self) -> BlockAges:
-        """Return what was collected since the last time; whoever takes it owns it."""
+        """Return what was collected since the last time; the caller owns it."""
         if not any(self._ages):
             return NO_AGES
         ages, self._ages = self._ages, ([], [], [])

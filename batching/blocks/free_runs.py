@@ -40,12 +40,12 @@ class FreeRuns:
     def take(self, num_blocks: int, after: int | None = None) -> range:
         """Take up to `num_blocks` consecutive ids, at least one.
 
-        They begin right after `after` if that block is empty, else at a place of their own.
+        They begin right after `after` if that block is empty, else at a position of their own.
         """
         assert self._num_blocks > 0, "the caller counts"
         start = after + 1 if after is not None else -1
         if start not in self._stop_of:
-            start = self._place(num_blocks)
+            start = self._choose_start(num_blocks)
         stop = self._stop_of[start]
         taken = range(start, min(start + num_blocks, stop))
         self._remove(start, stop)
@@ -53,7 +53,7 @@ class FreeRuns:
         return taken
 
     def put(self, block_id: int) -> None:
-        """Give one id back; it joins the runs it touches."""
+        """Add one id; it joins the runs it touches."""
         start, stop = block_id, block_id + 1
         if (left := self._start_of.get(block_id)) is not None:
             self._remove(left, block_id)
@@ -63,8 +63,8 @@ class FreeRuns:
             stop = right
         self._add(start, stop)
 
-    def _place(self, num_blocks: int) -> int:
-        """Choose where a new table begins, and make a run begin there.
+    def _choose_start(self, num_blocks: int) -> int:
+        """Choose where a new table begins, and split a run there.
 
         Behind the start of a large run, the table in front of it has room to grow; a run without
         several times what is asked for is used from its start.  More room than some blocks would

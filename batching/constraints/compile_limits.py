@@ -1,4 +1,4 @@
-"""What compiling a grammar costs at most, found out in a process that may die of it.
+"""Limits on compiling a grammar, tested in a process that may die of it.
 
 llguidance counts fuel for most of what it does, but not for all: a few kilobytes of
 `patternProperties` take minutes, and a long chain of rules overflows the stack, which would
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-# Speeds below are of one core; the defaults allow masks that hold every other answer up.
+# Speeds below are of one core; the defaults allow masks that delay every other request.
 LIMITS: Final = LLParserLimits(
     max_items_in_row=1000,  # an object of some 250 optional properties
     step_max_items=20_000,
@@ -29,7 +29,7 @@ LIMITS: Final = LLParserLimits(
 )
 
 _CPU_SECONDS: Final = 2
-# A machine that computes for others as well gives less than a core.
+# On a loaded machine the process gets less than a core.
 _WALL_SECONDS: Final = 20.0
 _MEMORY_BYTES: Final = 1 << 30
 # A thread has eight times as much on Linux, and more on a Mac.
@@ -38,7 +38,7 @@ _NUM_BYTES: Final = 256
 
 
 class SpecialTokens(NamedTuple):
-    """What grammars can name of a vocabulary: the text of its special tokens, and every id."""
+    """What grammars can name of a vocabulary: its special tokens by text, every token by id."""
 
     num_tokens: int
     texts: Mapping[int, str]
@@ -51,7 +51,7 @@ def encode_input(grammar: str, tokens: SpecialTokens) -> bytes:
 def compiles_within_limits(
     grammar: str, tokens: SpecialTokens, *, wall_seconds: float = _WALL_SECONDS
 ) -> bool:
-    """True if a grammar compiles, or turns out to be wrong, within the limits."""
+    """True if a grammar compiles, or is found to be invalid, within the limits."""
     # -P: the modules beside this file must not hide the standard library's.
     command = [sys.executable, "-P", __file__]
     try:
@@ -87,9 +87,9 @@ class _Bytes:
         return [self._ids[byte] for byte in text]
 
 
-def compile_with_little_stack(work: bytes) -> bool:
-    """Do the work that may be too much; False if it raises, which it never should."""
-    grammar, num_tokens, texts = json.loads(work)
+def compile_with_little_stack(encoded: bytes) -> bool:
+    """Compile the grammar of `encode_input`; False if that raises, which it never should."""
+    grammar, num_tokens, texts = json.loads(encoded)
     tokens = SpecialTokens(num_tokens, dict(texts))
     is_done = threading.Event()
 

@@ -1,7 +1,7 @@
-"""Grammars that an answer must follow, compiled by llguidance for one model's vocabulary.
+"""Grammars that a completion must follow, compiled by llguidance for one model's vocabulary.
 
 What clients ask for becomes a `GrammarText` without the model; a `GrammarCompiler` makes a
-`Grammar` of it, and each answer walks through it with a `GrammarMatcher`.
+`Grammar` of it, and each completion has a `GrammarMatcher` over it.
 
 JSON departs from JSON Schema where llguidance does: properties come in the order of the schema,
 numbers and literals have one spelling, and what `additionalProperties` or `patternProperties`
@@ -32,7 +32,7 @@ from batching.model_info import Tokenizer
 
 GrammarText = NewType("GrammarText", str)
 
-# All that the tools of a request may say fits.
+# The grammar of all tools of a request fits.
 MAX_GRAMMAR_LENGTH: Final = 512 * 1024
 # llguidance reads 127 levels, its own included.
 MAX_SCHEMA_DEPTH: Final = 100
@@ -49,7 +49,7 @@ class InvalidGrammar(InvalidRequest):
 
 
 def json_rule(schema: Mapping[str, Any] | bool, *, param: str = "schema") -> str:
-    """Return what stands for JSON of a schema inside a lark grammar."""
+    """Return the rule for JSON of a schema inside a lark grammar."""
     return "%json " + json.dumps(_with_options(schema, param))
 
 
@@ -111,7 +111,7 @@ class Grammar:
     """A compiled grammar.
 
     Its matchers share the states that the lexer has met, and their limit: compile one for each
-    request, and let only the answers of that request share it.
+    request, and let only the choices of that request share it.
     """
 
     def __init__(self, start: GrammarMatcher) -> None:
@@ -159,13 +159,13 @@ class GrammarCompiler:
             raise InvalidGrammar(param, "the grammar cannot be compiled") from error
         start = GrammarMatcher(matcher, vocabulary)
         problem = start.error or self._first_error(start)
-        # What llguidance only warns of, it does not enforce.
+        # llguidance does not enforce what it only warns of.
         for warning in [problem] if problem else warnings:
             raise InvalidGrammar(param, reason_of(warning))
         return Grammar(start)
 
     def _first_error(self, start: GrammarMatcher) -> str | None:
-        """Return why an answer fails at its first or second token.
+        """Return why a completion fails at its first or second token.
 
         A grammar that is too wide, an object of many optional properties, fails there.
         """
@@ -188,14 +188,18 @@ class GrammarCompiler:
             return self._loaded
 
     def _load(self) -> Vocabulary:
-        """Read the tokenizer, which takes up to a second; raise ValueError if that is no use."""
-        # Hugging Face's fast tokenizers have one, and mlx-lm's wrapper shows it.
+        """Read the tokenizer, which takes up to a second.
+
+        Raises:
+            ValueError: grammars are impossible with it.
+        """
+        # Hugging Face's fast tokenizers have one, and mlx-lm's wrapper exposes it.
         backend: Any = copy(getattr(self._tokenizer, "backend_tokenizer", None))
         if backend is None:
-            raise ValueError("its tokenizer does not tell the bytes of its tokens")
+            raise ValueError("its tokenizer does not expose the bytes of its tokens")
         if not self._eos_token_ids:
-            raise ValueError("it has no token that ends an answer")
-        # Else their text would be allowed as text, and the answer would end in the middle.
+            raise ValueError("it has no end token")
+        # Else their text would be allowed as text, and the completion would end in the middle.
         ends = map(backend.id_to_token, self._eos_token_ids)
         backend.add_special_tokens([end for end in ends if end is not None])
         num_known = 1 + max(backend.get_vocab(with_added_tokens=True).values())
@@ -207,7 +211,7 @@ class GrammarCompiler:
         return Vocabulary(tokenizer, self._vocab_size, self._eos_token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token stands for; it may be a part of a character only."""
+        """Return the bytes of a token; it may be a part of a character only."""
         try:
             tokenizer = self._vocabulary().tokenizer
         except ValueError:

@@ -1,4 +1,4 @@
-"""Where an answer stands in its grammar, and what llguidance says of it."""
+"""The position of a completion in its grammar, and llguidance's errors."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 _MAX_MESSAGE: Final = 300
 # llguidance's state, and options that clients cannot set.
-_BEHIND_THE_REASON: Final = ("<state>", "<non-verbose/>", " Enable '")
+_AFTER_THE_REASON: Final = ("<state>", "<non-verbose/>", " Enable '")
 _WORDS: Final = {"NoExtensionBias": "no text follows the grammar"}
 
 
 class GrammarPanic(Exception):
-    """llguidance, or the tokenizer behind it, came upon a fault of its own."""
+    """llguidance, or the tokenizer behind it, panicked."""
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def panics_as_exceptions() -> Iterator[None]:
 class Vocabulary:
     """A tokenizer as llguidance sees it, with the size of the model's vocabulary in tokens.
 
-    ends: the tokens that end an answer, all of them the model's.
+    ends: the end tokens, all of them in the model's vocabulary.
     """
 
     tokenizer: LLTokenizer
@@ -50,16 +50,16 @@ class Vocabulary:
         return np.zeros(-(-self.num_tokens // 32), np.int32)
 
     def only_ends(self) -> NDArray[np.int32]:
-        """Return a row of which nothing is allowed but the end."""
+        """Return a row that allows the end tokens only."""
         bits = np.zeros(32 * len(self.empty_row()), np.uint8)
         bits[list(self.ends)] = 1
         return np.packbits(bits, bitorder="little").view("<i4")
 
 
 class GrammarMatcher:
-    """Where one answer stands in its grammar.
+    """The position of one completion in its grammar.
 
-    Nothing here raises: what llguidance does not survive is the error of this answer alone.
+    Nothing here raises: what llguidance does not survive is the error of this request alone.
     """
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
@@ -72,44 +72,44 @@ class GrammarMatcher:
 
         `row` has a bit for each token of the model's vocabulary, rounded up to words.
         """
-        mask = self._ask(self._mask, None)
+        mask = self._call(self._mask, None)
         row[:] = self._vocabulary.only_ends() if mask is None else mask[: len(row)]
         num_unused = len(row) * 32 - self._vocabulary.num_tokens
         row[-1:].view(np.uint32)[:] &= np.uint32(0xFFFFFFFF >> num_unused)
 
     def accept(self, token_id: int) -> None:
-        """Go on behind a token that was generated, the one that ends the answer included."""
-        self._ask(lambda: self._matcher.consume_token(token_id), False)
+        """Advance by a generated token, the end token included."""
+        self._call(lambda: self._matcher.consume_token(token_id), False)
 
     @property
     def is_complete(self) -> bool:
         """True when nothing but the end may follow."""
-        return self._ask(self._matcher.is_stopped, False) and self.error is None
+        return self._call(self._matcher.is_stopped, False) and self.error is None
 
     @property
     def error(self) -> str | None:
         """Why the grammar cannot be followed any further; the mask is then only the end."""
-        problem = self._ask(self._problem, None)
+        problem = self._call(self._problem, None)
         return problem if self._failure is None else self._failure
 
     def fork(self) -> "GrammarMatcher":
-        """Return a matcher that stands where this one does and goes on by itself."""
-        # One that has failed asks its matcher nothing more, so that may be anybody's.
-        matcher = self._ask(self._matcher.deep_copy, self._matcher)
+        """Return an independent matcher at the same position."""
+        # One that has failed never uses its matcher again, so that may be shared.
+        matcher = self._call(self._matcher.deep_copy, self._matcher)
         fork = GrammarMatcher(matcher, self._vocabulary)
         fork._failure = self._failure
         return fork
 
-    def _ask(self, question: Callable[[], T], otherwise: T) -> T:
-        """Ask llguidance, unless it has failed; what it raises is an error that stays."""
+    def _call(self, func: Callable[[], T], otherwise: T) -> T:
+        """Call llguidance, unless it has failed; what it raises is an error that stays."""
         if self._failure is not None:
             return otherwise
         try:
             with panics_as_exceptions():
-                return question()
+                return func()
         except Exception as error:
-            # Not its text, which may tell of the prompt.
-            logger.error("llguidance cannot go on: %s", type(error).__name__)
+            # Not its text, which may contain the prompt.
+            logger.error("llguidance failed: %s", type(error).__name__)
             self._failure = "the grammar cannot be followed any further"
             return otherwise
 
@@ -125,7 +125,7 @@ class GrammarMatcher:
 
 def reason_of(message: str) -> str:
     """Return one line of llguidance's message, without the grammar's source."""
-    for mark in _BEHIND_THE_REASON:
+    for mark in _AFTER_THE_REASON:
         message = message.partition(mark)[0]
     lines: list[str] = []
     for line in message.splitlines():

@@ -1,4 +1,4 @@
-"""What may follow, token by token: a grammar, or a list of tokens."""
+"""Which tokens may follow: a grammar, or a list of tokens."""
 
 from collections.abc import Iterable
 from typing import Protocol, Self
@@ -13,7 +13,7 @@ MaskRow = npt.NDArray[np.int32]
 class TokenConstraint(Protocol):
     """Follows one request's output; only one thread at a time uses it.
 
-    Nothing of it raises: what goes wrong is an `error`, and ends that request only.
+    Nothing of it raises: a failure is an `error`, and ends that request only.
     """
 
     @property
@@ -23,19 +23,22 @@ class TokenConstraint(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why nothing more can be said about what may follow, for a person to read."""
+        """Why the constraint cannot be followed any further, for a person to read."""
         ...
 
     def fill_mask(self, row: MaskRow) -> None:
-        """Set the bits of the tokens that may follow, and clear all others."""
+        """Set the bits of the tokens that may follow, and clear all others.
+
+        row: `[ceil(vocab_size / 32)]`.
+        """
         ...
 
     def accept(self, token_id: int) -> None:
-        """Take the token that did follow."""
+        """Advance by the token that was sampled."""
         ...
 
     def fork(self) -> Self:
-        """Return one that goes on from here by itself."""
+        """Return an independent copy in the same state."""
         ...
 
 

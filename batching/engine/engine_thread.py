@@ -113,7 +113,7 @@ class EngineThread:
         if self.is_stalled:
             return f"a step of the model has not ended for {self.step_time:.0f} s"
         if (num_failed := self._router.num_failed_steps) >= _MAX_FAILED_STEPS:
-            return f"{num_failed} steps failed since an answer was complete"
+            return f"{num_failed} steps failed since a completion was finished"
         return None
 
     def check(

@@ -1,4 +1,4 @@
-"""An engine with what the layers above need to know of it."""
+"""An engine with what the layers above need of it."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from batching.model_info import ModelInfo
 class LoadedEngine:
     """What an engine thread builds when it starts.
 
-    `startup_lines` say for people what was chosen: device, dtype, BLAS, blocks, memory.
+    startup_lines: what was chosen, for the operator: device, dtype, BLAS, blocks, memory.
     """
 
     engine: BatchInferenceEngine

@@ -1,4 +1,4 @@
-"""Which KV blocks a request holds, shares and publishes."""
+"""Which KV blocks a request uses, shares and publishes."""
 
 from batching.block_manager import BlockCopy, BlockHash, NoFreeBlocks, PagedBlockManager
 from batching.config import SchedulerConfig
@@ -19,7 +19,7 @@ class KVCacheManager:
         self._is_sharing = config.enable_prefix_cache
 
     def cached_blocks(self, request: BatchRequest) -> list[int]:
-        """Return the blocks that hold the beginning of a waiting request already."""
+        """Return the blocks that already contain the beginning of a waiting request."""
         return self.prefix_cache.lookup(self._shareable(request))
 
     def num_blocks_to_start(self, request: BatchRequest, cached: list[int]) -> int:

@@ -7,7 +7,7 @@ from batching.scheduling.step_plan import SliceOutput, StepPlan
 
 
 class SlicesFailed(Exception):
-    """Only these requests of a plan are to blame; the others can start over on a new pool."""
+    """Only these requests of a plan are at fault; the others can start over on a new pool."""
 
     def __init__(self, request_ids: Iterable[int]) -> None:
         self.request_ids = frozenset(request_ids)
@@ -15,9 +15,9 @@ class SlicesFailed(Exception):
 
 
 class ModelRunner(Protocol):
-    """Reads a plan's tokens into the KV pool and samples where a slice asks for it.
+    """Processes a plan's tokens, writes their KV into the pool, and samples.
 
-    The tests' stand-in is tests/support/fakes.py, whose pool holds token ids.
+    The tests' fake is in tests/support/fakes.py; its pool contains token ids.
     """
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
@@ -27,8 +27,8 @@ class ModelRunner(Protocol):
         one the first draft, and so on; each fork's one follows the tokens of the request.
 
         Raises:
-            SlicesFailed: these requests fail whoever is beside them.
-            Exception: the step failed, and nobody in it is to blame more than another.
+            SlicesFailed: these requests fail, whatever is batched with them.
+            Exception: the step failed, and no request of it can be singled out.
         """
         ...
 

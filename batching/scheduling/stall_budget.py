@@ -1,36 +1,36 @@
-"""How many prompt tokens a step may read without stalling the running streams."""
+"""How many prompt tokens a step may prefill without stalling the running streams."""
 
 
 class StallBudget:
-    """Learns what a step costs here, and turns time into prompt tokens.
+    """Measures the cost of steps, and turns time into prompt tokens.
 
     A step of n decodes takes a time of its own, and each prompt token beside them adds to it.
-    Prompts may add to a step what its decodes take alone, so that a stream's gap between two
-    tokens doubles while they are read.  Where more prompts wait than streams run, it is as
-    many times that as there are prompts for a stream: else one early stream would keep all
-    the others waiting.  Nor is it less than `_MIN_CHUNK` tokens, because short chunks read a
-    long context over and over.  `max_stall` bounds it in any case.
+    Prompts may add to a step what its decodes take alone, so that the inter-token latency of
+    a stream doubles during a prefill.  Where more prompts wait than streams run, they may add
+    that time once for each prompt per stream: else one early stream would keep all the others
+    waiting.  They may always add `_MIN_CHUNK` tokens, because short chunks attend to a long
+    context over and over.  `max_stall` bounds it in any case.
     """
 
-    # The weight of what is known already against the newest step.
+    # The weight of earlier steps against the newest one.
     _MEMORY = 0.8
     _MIN_CHUNK = 64
-    # A prompt must move on, however slow the machine.
+    # A prompt must advance, however slow the machine.
     _MIN_TOKENS = 16
 
     def __init__(self, max_stall: float) -> None:
         """`max_stall` is in seconds."""
         self._max_stall = max_stall
-        # Of the recent steps without prompts; 0 is unknown, like the sums below.
+        # Of the recent steps without prompts; 0 is unknown, as in the sums below.
         self._decode_duration = 0.0
-        # Of what prompts added to the recent steps that read some.
+        # What prompts added to the recent steps that had some.
         self._prefill_duration = 0.0
         self._num_tokens = 0.0
 
     def max_prefill_tokens(self, num_prompts: int, num_streams: int) -> int | None:
-        """Return how many tokens of the prompts a step may read beside the streams.
+        """Return how many prompt tokens a step may prefill beside the streams.
 
-        None until a step has read a prompt; every stream began with one.
+        None until a prefill was measured; every stream begins with one.
         """
         if self._prefill_duration == 0:
             return None
@@ -47,7 +47,7 @@ class StallBudget:
             self._decode_duration = self._MEMORY * known + (1 - self._MEMORY) * duration
             return
         if duration < self._decode_duration:
-            # There were more streams when that was learnt.
+            # There were more streams when that was measured.
             self._decode_duration = (
                 duration * num_decode_tokens / (num_prefill_tokens + num_decode_tokens)
             )

@@ -1,4 +1,4 @@
-"""What one step of the engine is going to do, as a value."""
+"""What one step of the engine will do, as a value."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from batching.request import BatchRequest, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Tokens `[start, stop)` of one request, to be read in one step.
+    """Tokens `[start, stop)` of one request, to be processed in one step.
 
-    drafts: the last ones, guesses that follow the tokens of the request.
-    forks: other answers to the same prompt, whose first tokens the last row gives, too.
+    drafts: the last of them, proposed to follow the tokens of the request.
+    forks: other choices of the same prompt, whose first tokens are sampled from the last row too.
     """
 
     request: BatchRequest
@@ -27,7 +27,7 @@ class Slice:
 
     @property
     def samples(self) -> bool:
-        """True if reading the slice leaves nothing pending, so that a token follows."""
+        """True if the slice leaves nothing pending, so that the next token is sampled."""
         return self.stop - len(self.drafts) == self.request.num_tokens
 
     @property
@@ -37,7 +37,7 @@ class Slice:
 
     @property
     def prompt_logprob_positions(self) -> range:
-        """The positions of the prompt whose tokens the rows of this slice say the odds of."""
+        """The prompt positions whose log probabilities come from the rows of this slice."""
         if not self.request.wants_prompt_logprobs:
             return range(0)
         return range(self.start + 1, min(self.stop + 1, self.request.num_prompt_tokens))
@@ -54,7 +54,7 @@ class Slice:
 
 
 class SliceOutput(NamedTuple):
-    """What reading a slice gave.
+    """The result of processing a slice.
 
     token_ids: `num_samples` for the request, then one for each fork.
     logprobs: one for each of them, if the request asks for them.

@@ -17,7 +17,7 @@ CONFIG = SchedulerConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_batche
 
 
 class FailingRunner(TokenRunner):
-    """Raises in the steps it is told to, after it has overwritten the pool."""
+    """Raises in chosen steps, after it has overwritten the pool."""
 
     def __init__(self, config: SchedulerConfig, should_fail: Callable[[StepPlan], bool]) -> None:
         super().__init__(config)
@@ -58,7 +58,7 @@ def test_a_failed_step_fails_its_own_requests_and_the_others_complete() -> None:
     for r in requests:
         engine.add(r)
     outputs, failures = run(engine)
-    # Request 0 was in the failing step; 2 and 3 waited for a seat.
+    # Request 0 was in the failing step; 2 and 3 waited for a sequence slot.
     assert set(failures) == {0, 1}
     assert all(isinstance(error, RequestFailed) for error in failures.values())
     assert outputs == {r.request_id: expected_output([r.request_id] * 5, 4) for r in requests[2:]}
@@ -66,7 +66,7 @@ def test_a_failed_step_fails_its_own_requests_and_the_others_complete() -> None:
 
 
 class Poisoned(FailingRunner):
-    """Says that request 1 is to blame for the steps that fail."""
+    """Reports request 1 as the one at fault for the steps that fail."""
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
         try:

@@ -32,7 +32,7 @@ class Holder:
 
 
 class ExpectedAges:
-    """The ages of a pool, from what can be seen of it: who is found, and who is held.
+    """The ages of a pool, from what can be seen of it: what is found, and what is in use.
 
     `evicted` is (lifetime, idle time) of what was lost, `reuse_gaps` of what was taken again.
     """
@@ -66,7 +66,7 @@ class ExpectedAges:
                 self.evicted.append((now - published, now - released))
 
     def take(self, block_ids: Sequence[int]) -> None:
-        """Expect the gaps of those blocks that nobody holds."""
+        """Expect the gaps of those blocks that have no reference."""
         self.note()
         for block_id in block_ids:
             block = self._manager.blocks[block_id]
@@ -176,14 +176,14 @@ class BlockMachine(RuleBasedStateMachine):
         assert self.manager.num_cached_blocks == 0
 
     @invariant()
-    def each_block_is_in_one_place(self) -> None:
-        held: dict[int, int] = {}
+    def each_block_is_in_one_state(self) -> None:
+        in_use: dict[int, int] = {}
         for holder in self.holders:
             for block_id in holder.table.block_ids:
-                held[block_id] = held.get(block_id, 0) + 1
+                in_use[block_id] = in_use.get(block_id, 0) + 1
         blocks = self.manager.blocks
-        assert {b.block_id: b.ref_count for b in blocks if b.ref_count} == held
-        assert self.manager.num_free_blocks == NUM_BLOCKS - len(held)
+        assert {b.block_id: b.ref_count for b in blocks if b.ref_count} == in_use
+        assert self.manager.num_free_blocks == NUM_BLOCKS - len(in_use)
         cached = [b for b in blocks if not b.ref_count and b.block_hash]
         assert self.manager.num_cached_blocks == len(cached)
 
@@ -204,7 +204,7 @@ class BlockMachine(RuleBasedStateMachine):
                 assert self.manager.find(block.block_hash) == block.block_id
 
     @invariant()
-    def everybody_reads_its_own_tokens(self) -> None:
+    def every_request_reads_its_own_tokens(self) -> None:
         for holder in self.holders:
             tokens = [t for b in holder.table.block_ids for t in self.written[b]]
             assert tokens == holder.token_ids
@@ -308,11 +308,11 @@ def test_a_shared_block_is_copied_before_it_is_written() -> None:
 
 def test_a_block_without_references_cannot_be_released_or_shared() -> None:
     manager = PagedBlockManager(2, 4)
-    with pytest.raises(AssertionError, match="block 0 is not held"):
+    with pytest.raises(AssertionError, match="block 0 is not in use"):
         manager.release([0])
     with pytest.raises(AssertionError, match="block 0 is empty"):
         manager.increment_ref(0)
-    with pytest.raises(AssertionError, match="block 0 is not held"):
+    with pytest.raises(AssertionError, match="block 0 is not in use"):
         manager.publish(0, hashes("a")[0])
 
 

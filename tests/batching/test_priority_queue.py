@@ -70,7 +70,7 @@ def test_no_request_is_overtaken_by_one_that_arrives_more_than_p_over_rate_later
     items: list[Item],
 ) -> None:
     queue = queue_of(*items)
-    order = {request_id: place for place, request_id in enumerate(drain(queue))}
+    order = {request_id: position for position, request_id in enumerate(drain(queue))}
     for early in items:
         for late in items:
             if late.arrival_time > early.arrival_time + early.priority / queue.aging_rate:

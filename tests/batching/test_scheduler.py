@@ -14,7 +14,7 @@ from batching.prompt_lookup import PromptLookup
 from batching.request import BatchRequest, RequestStatus, SamplingParams, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure, RequestOutput
-from tests.support.fakes import TokenRunner, expected_output, make_engine, odds, small_config
+from tests.support.fakes import TokenRunner, expected_output, logprobs, make_engine, small_config
 
 
 def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:
@@ -317,7 +317,7 @@ def test_a_prompt_with_logprobs_is_prefilled_whole_once() -> None:
     trace(scheduler, [request(0, 9, 1)])
     asking = request(0, 9, 1, sampling=SamplingParams(prompt_logprobs=0))
     assert trace(scheduler, [asking]) == ["0[0:8]", "0[8:9]"]
-    assert asking.prompt_logprobs == [odds(asking.token_ids[:i]) for i in range(1, 9)]
+    assert asking.prompt_logprobs == [logprobs(asking.token_ids[:i]) for i in range(1, 9)]
 
 
 def test_progress_is_reported_to_requests_that_ask_for_it() -> None:
@@ -325,33 +325,33 @@ def test_progress_is_reported_to_requests_that_ask_for_it() -> None:
     runner = TokenRunner(scheduler.config)
     for r in (request(0, 14, 1, reports_progress=True), request(1, 14, 1)):
         scheduler.add(r)
-    told: list[RequestOutput | RequestFailure] = []
+    items: list[RequestOutput | RequestFailure] = []
     while scheduler.has_work:
         plan = scheduler.schedule()
-        told += scheduler.update(plan, runner.run(plan))
+        items += scheduler.update(plan, runner.run(plan))
     assert [
-        o.num_read_tokens for i, o in told if isinstance(o, TokenOutput) and not o.token_ids
+        o.num_read_tokens for i, o in items if isinstance(o, TokenOutput) and not o.token_ids
     ] == [8]
 
 
-class Guesses(PromptLookup):
-    """Guesses what will be said, but for the tokens that `is_wrong` names."""
+class OracleDrafter(PromptLookup):
+    """Proposes what will be sampled, but for the tokens that `is_wrong` names."""
 
     def __init__(self, is_wrong: Callable[[int], bool] = lambda _: False) -> None:
         super().__init__()
         self._is_wrong = is_wrong
 
     def draft(self, token_ids: Sequence[int], max_length: int) -> tuple[int, ...]:
-        guessed = expected_output(token_ids, max_length)
-        return tuple(guess ^ self._is_wrong(guess) for guess in guessed)
+        drafts = expected_output(token_ids, max_length)
+        return tuple(token ^ self._is_wrong(token) for token in drafts)
 
 
-SAID = expected_output([7, 8, 9], 8)
+OUTPUT = expected_output([7, 8, 9], 8)
 
 
 def drafting(request_id: int = 0, **kwargs: Any) -> BatchRequest:
-    made = BatchRequest(request_id, [7, 8, 9], max_tokens=len(SAID), **kwargs)
-    made.drafter = Guesses()
+    made = BatchRequest(request_id, [7, 8, 9], max_tokens=len(OUTPUT), **kwargs)
+    made.drafter = OracleDrafter()
     return made
 
 
@@ -360,27 +360,27 @@ def test_right_drafts_save_steps() -> None:
     scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
     made = drafting()
     assert trace(scheduler, [made]) == ["0[0:3]", "0[3:4]", "0[4:5]+3", "0[8:9]+1"]
-    assert made.output_token_ids == SAID
+    assert made.output_token_ids == OUTPUT
 
 
 def test_after_a_wrong_draft_the_right_token_is_output() -> None:
     scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
     made = drafting()
-    made.drafter = Guesses(lambda guess: guess == SAID[3])
+    made.drafter = OracleDrafter(lambda token: token == OUTPUT[3])
     lines = trace(scheduler, [made])
     assert lines == ["0[0:3]", "0[3:4]", "0[4:5]+3", "0[6:7]+1", "0[8:9]+1"]
-    assert made.output_token_ids == SAID
+    assert made.output_token_ids == OUTPUT
 
 
 def test_a_stop_token_among_the_drafts_ends_the_request() -> None:
     scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
-    made = drafting(stop_token_ids={SAID[3]})
+    made = drafting(stop_token_ids={OUTPUT[3]})
     assert len(trace(scheduler, [made])) == 3
-    assert made.output_token_ids == SAID[:4]
+    assert made.output_token_ids == OUTPUT[:4]
 
 
 def test_nothing_is_drafted_for_a_request_with_penalties() -> None:
-    """Its logits are those of the tokens that were said and not of those that were guessed."""
+    """Its logits depend on the tokens that were sampled and not on those that were drafted."""
     scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
     sampling = SamplingParams(frequency_penalty=1.0)
     assert "+" not in "".join(trace(scheduler, [drafting(sampling=sampling)]))
@@ -397,12 +397,12 @@ def test_requests_share_the_drafting_rows_until_the_batch_is_large() -> None:
 @st.composite
 def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
     """A small engine, and requests of which many share their beginning."""
-    seats = draw(st.integers(1, 5))
+    num_slots = draw(st.integers(1, 5))
     limits = SchedulerConfig(
         num_blocks=draw(st.integers(3, 14)),
         block_size=draw(st.sampled_from([1, 2, 4, 8])),
-        max_num_seqs=seats,
-        max_batched_tokens=seats + draw(st.integers(0, 12)),
+        max_num_seqs=num_slots,
+        max_batched_tokens=num_slots + draw(st.integers(0, 12)),
         prefill_chunk=draw(st.integers(1, 9)),
         enable_prefix_cache=draw(st.booleans()),
         max_draft_tokens=draw(st.sampled_from([0, 1, 7])),
@@ -430,7 +430,7 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
         for fork_id in range(draw(st.integers(0, 2))):
             requests[-1].fork(100 + 10 * request_id + fork_id)
         for each in (requests[-1], *requests[-1].forks):
-            each.drafter = Guesses(lambda guess: guess % 5 == 0)
+            each.drafter = OracleDrafter(lambda token: token % 5 == 0)
     return limits, requests
 
 
@@ -441,24 +441,24 @@ def with_forks(requests: Iterable[BatchRequest]) -> list[BatchRequest]:
 def serve(
     engine: BatchInferenceEngine, requests: list[BatchRequest], data: st.DataObject
 ) -> tuple[dict[int, list[TokenOutput]], set[int]]:
-    """Serve requests that come and go between the steps; return outputs and who went."""
-    everybody = with_forks(requests)
-    outputs: dict[int, list[TokenOutput]] = {r.request_id: [] for r in everybody}
-    gone: set[int] = set()
+    """Serve requests that come and go between the steps; return outputs and the aborted ids."""
+    all_requests = with_forks(requests)
+    outputs: dict[int, list[TokenOutput]] = {r.request_id: [] for r in all_requests}
+    aborted: set[int] = set()
     arriving = list(requests)
     while arriving or engine.has_work:
         if arriving and (not engine.has_work or data.draw(st.booleans())):
             engine.add(*with_forks([arriving.pop(0)]))
         if data.draw(st.integers(0, 15)) == 15:
-            gone.add(data.draw(st.sampled_from(everybody)).request_id)
-            gone -= {r.request_id for r in with_forks(arriving)}
-        for request_id in gone:
+            aborted.add(data.draw(st.sampled_from(all_requests)).request_id)
+            aborted -= {r.request_id for r in with_forks(arriving)}
+        for request_id in aborted:
             engine.abort(request_id)
         if engine.has_work:
             for request_id, output in engine.step():
                 assert isinstance(output, TokenOutput)
                 outputs[request_id].append(output)
-    return outputs, gone
+    return outputs, aborted
 
 
 @settings(max_examples=300, deadline=None)
@@ -467,23 +467,23 @@ def test_batching_never_changes_the_output(
     load: tuple[SchedulerConfig, list[BatchRequest]], data: st.DataObject
 ) -> None:
     limits, requests = load
-    everybody = with_forks(requests)
+    all_requests = with_forks(requests)
     leaders = {r.request_id for r in requests}
     scheduler, engine = make_engine(limits)
-    outputs, gone = serve(engine, requests, data)
-    for r in everybody:
+    outputs, aborted = serve(engine, requests, data)
+    for r in all_requests:
         prompt = r.token_ids[: r.num_prompt_tokens]
         expected = expected_output(prompt, r.max_tokens)
         got = [token_id for output in outputs[r.request_id] for token_id in output.token_ids]
-        assert got == (expected[: len(got)] if r.request_id in gone else expected)
-        told = [each for output in outputs[r.request_id] for each in output.logprobs]
+        assert got == (expected[: len(got)] if r.request_id in aborted else expected)
+        got_logprobs = [each for output in outputs[r.request_id] for each in output.logprobs]
         asks = r.sampling.logprobs is not None
-        assert told == [odds([*prompt, *got[:i]]) for i in range(len(got)) if asks]
-        told = [each for output in outputs[r.request_id] for each in output.prompt_logprobs]
+        assert got_logprobs == [logprobs([*prompt, *got[:i]]) for i in range(len(got)) if asks]
+        got_logprobs = [each for output in outputs[r.request_id] for each in output.prompt_logprobs]
         asks = r.sampling.prompt_logprobs is not None and bool(got)
-        # Whoever reads the prompt is told, which is a fork if the one before it went.
-        assert told == [odds(prompt[:i]) for i in range(1, len(prompt)) if asks] or (
-            told == [] and r.request_id not in leaders
+        # The request that prefills the prompt gets them: a fork, if the one before it was aborted.
+        assert got_logprobs == [logprobs(prompt[:i]) for i in range(1, len(prompt)) if asks] or (
+            got_logprobs == [] and r.request_id not in leaders
         )
     assert scheduler.stats().num_free_blocks == limits.num_blocks
     assert scheduler.stats().num_running == scheduler.stats().num_waiting == 0
@@ -495,7 +495,7 @@ def test_a_plan_stays_within_its_limits_and_always_advances(
     load: tuple[SchedulerConfig, list[BatchRequest]],
 ) -> None:
     limits, requests = load
-    everybody = with_forks(requests)
+    all_requests = with_forks(requests)
     scheduler = ContinuousBatchingScheduler(limits)
     runner = TokenRunner(limits)
     for r in requests:
@@ -509,9 +509,9 @@ def test_a_plan_stays_within_its_limits_and_always_advances(
         num_drafts = sum(len(s.drafts) for s in plan.slices)
         assert not num_drafts or num_drafts < limits.max_drafting_rows
         idle = [
-            r for r in everybody if r.status in (RequestStatus.WAITING, RequestStatus.COMPLETED)
+            r for r in all_requests if r.status in (RequestStatus.WAITING, RequestStatus.COMPLETED)
         ]
         assert not any(len(r.block_table) for r in idle)
-        waiting = [r for r in everybody if r.status is RequestStatus.WAITING]
+        waiting = [r for r in all_requests if r.status is RequestStatus.WAITING]
         assert not any(r.num_computed_tokens for r in waiting)
         scheduler.update(plan, runner.run(plan))

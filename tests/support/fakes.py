@@ -1,4 +1,4 @@
-"""Stand-ins at the lowest edge; each refuses what the real thing cannot do."""
+"""Fakes at the lowest edge; each rejects what the real thing cannot do."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,8 +30,8 @@ def expected_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
     return token_ids[len(prompt) :]
 
 
-def odds(prefix: Sequence[int], num_top: int = 0) -> TokenLogprobs:
-    """How likely this model finds what follows; it depends on the prefix, too."""
+def logprobs(prefix: Sequence[int], num_top: int = 0) -> TokenLogprobs:
+    """The log probability of what follows in this model; it depends on the prefix too."""
     logprob = -crc32(bytes([*prefix, 0])) / (1 << 32)
     return TokenLogprobs(logprob, ((33, -0.25), (34, logprob - 1))[:num_top])
 
@@ -57,7 +57,7 @@ class TokenRunner:
             source, target = (self._block(b) for b in (copy.source, copy.target))
             self._pool[target] = self._pool[source]
         for s in plan.slices:
-            assert s.start < s.stop, "a model cannot answer without reading a token"
+            assert s.start < s.stop, "a slice has at least one token"
             for position, token_id in zip(range(s.start, s.stop), s.token_ids, strict=True):
                 self._pool[self._slot(s.request.block_table, position)] = token_id
         return [self._output(s) for s in plan.slices]
@@ -65,22 +65,22 @@ class TokenRunner:
     def _output(self, s: Slice) -> SliceOutput:
         params = s.request.sampling
         prefixes = [self._prefix(s.request, s.stop - i) for i in reversed(range(s.num_samples))]
-        answered = [(s.request, prefix) for prefix in prefixes]
-        answered += [(fork, prefixes[-1]) for fork in s.forks]
+        sampled = [(s.request, prefix) for prefix in prefixes]
+        sampled += [(fork, prefixes[-1]) for fork in s.forks]
         scored = [self._prefix(s.request, position) for position in s.prompt_logprob_positions]
         return SliceOutput(
-            [self._choose(request, prefix) for request, prefix in answered],
+            [self._choose(request, prefix) for request, prefix in sampled],
             []
             if params.logprobs is None
-            else [self._odds(p, params.logprobs) for _, p in answered],
-            [self._odds(prefix, params.prompt_logprobs or 0) for prefix in scored],
+            else [self._logprobs(p, params.logprobs) for _, p in sampled],
+            [self._logprobs(prefix, params.prompt_logprobs or 0) for prefix in scored],
         )
 
     def _choose(self, request: BatchRequest, prefix: list[int]) -> int:
         return next_token(prefix)
 
-    def _odds(self, prefix: list[int], num_top: int) -> TokenLogprobs:
-        return odds(prefix, num_top)
+    def _logprobs(self, prefix: list[int], num_top: int) -> TokenLogprobs:
+        return logprobs(prefix, num_top)
 
     def _prefix(self, request: BatchRequest, stop: int) -> list[int]:
         return [self._pool[self._slot(request.block_table, p)] for p in range(stop)]
@@ -123,7 +123,7 @@ class ByteTokenizer:
 
 
 class FakeClock:
-    """Time that passes only when a test says so."""
+    """Time that passes only when a test sets it."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

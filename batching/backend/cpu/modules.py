@@ -1,4 +1,4 @@
-"""Modules of an mlx-lm model, replaced by ones that do the same sooner on a CPU.
+"""Modules of an mlx-lm model, replaced by ones that do the same faster on a CPU.
 
 A replaced module keeps its class's name and parameters: its class becomes a subclass, as in
 `batching.backend.model_hooks`.  What is not exactly the class meant here stays as it is.
@@ -74,9 +74,9 @@ def _num_parts(num_rows: int) -> int:
 
 
 class RoPE(nn.RoPE):
-    """Rotary embedding (Su et al. 2021), with the angles of a step worked out once.
+    """Rotary embedding (Su et al. 2021), with the angles of a step computed once.
 
-    mlx's own works out the angles of every head of every layer anew.
+    MLX's own computes the angles for every head of every layer again.
     """
 
     rotation: "Rotation"
@@ -95,9 +95,9 @@ class RoPE(nn.RoPE):
 
 
 class Rotation:
-    """The angles of the positions last asked for.
+    """The angles of the latest positions.
 
-    All layers of a step ask with one and the same array of positions.
+    All layers of a step use one and the same array of positions.
     """
 
     def __init__(self) -> None:

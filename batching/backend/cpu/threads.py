@@ -1,4 +1,4 @@
-"""Who computes on which core."""
+"""Which library computes on which core."""
 
 from functools import cache
 

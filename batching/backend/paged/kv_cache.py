@@ -1,8 +1,8 @@
-"""The KV pool, and the cache object that a model of mlx-lm is handed for each layer.
+"""The KV pool, and the cache object of each layer that a model of mlx-lm gets.
 
-There are three kinds: `device_cache`, whose arrays are MLX's, on an x86 CPU
-`batching.backend.cpu.host_cache`, whose arrays are numpy's, and `batching.backend.native.cache`, the
-native kernels' own.
+There are three kinds: `batching.backend.paged.mlx_pool`, of MLX arrays; on an x86 CPU
+`batching.backend.cpu.host_cache`, of numpy arrays; and `batching.backend.native.cache`, of the
+native kernels.
 """
 
 from abc import ABC, abstractmethod
@@ -50,10 +50,10 @@ class LayerShape(NamedTuple):
 class StepInputs:
     """One step as arrays: its T tokens are a batch of P rows of length 1.
 
-    The P - T last rows are padding: they compute what nobody keeps.
+    The P - T last rows are padding; their results are dropped.
 
     tokens: int32 `[P, 1]`.  positions: int32 `[P]`.  slots: int64 `[T]`, on the host.
-    logit_rows: the rows whose logits somebody looks at.
+    logit_rows: the rows whose logits are used.
     """
 
     tokens: mx.array
@@ -66,7 +66,7 @@ class StepInputs:
     def of(
         cls, attention: RowAttention, block_size: int, padded: Callable[[int], int]
     ) -> "StepInputs":
-        """`padded` says how many rows a step of T tokens takes."""
+        """`padded` returns how many rows a step of T tokens takes."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -131,14 +131,14 @@ class LayerCache(ABC):
 
     @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write `[T, num_heads, 1, dim]`; attention reads the pool and not what is returned."""
+        """Write `[T, num_heads, 1, dim]`; attention reads the pool and not the return value."""
 
     def attend(
         self, queries: mx.array, *, scale: float, mask: object, sinks: mx.array | None
     ) -> mx.array:
         """Attend all rows, `[T, num_query_heads, 1, head_dim]` in and out."""
         if mask is not None and not isinstance(mask, SlidingWindow):
-            raise TypeError(f"attention over the paged pool has no use for a mask of {type(mask)}")
+            raise TypeError(f"attention over the paged pool takes no mask of {type(mask)}")
         return self.attend_within(queries, scale, mask, sinks)
 
     @abstractmethod
@@ -154,7 +154,7 @@ class LayerCache(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Finish the writes of a step that nobody has read."""
+        """Finish the writes of a step that are still pending."""
 
     @abstractmethod
     def copy(self, sources: Slots, targets: Slots) -> None: ...
@@ -210,6 +210,6 @@ class PagedKVCache:
         """Start over with empty arrays, as after a step that raised."""
         for layer in self.layers:
             layer.reset()
-        # What the step held goes back first; it may have failed for want of memory.
+        # The step's buffers are freed first; it may have failed for want of memory.
         mx.clear_cache()
         mx.eval(self.arrays)

@@ -1,4 +1,4 @@
-"""Draws tokens on the host: a sort of 16 rows of logits takes MLX 64 ms on a CPU."""
+"""Samples tokens on the host: a sort of 16 rows of logits takes MLX 64 ms on a CPU."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 
 def draw(logits: Array, params: Sequence[SamplingParams], seeds: Sequence[int]) -> list[int]:
-    """Return a token for each row of `[R, vocab_size]`, as likely as its softmax says."""
+    """Return a token for each row of `[R, vocab_size]`, sampled from its softmax."""
     return [_draw(*row) for row in zip(logits, params, seeds, strict=True)]
 
 
@@ -32,7 +32,7 @@ def _draw(logits: Array, params: SamplingParams, seed: int) -> int:
     if params.min_p > 0:
         tokens = np.arange(len(logits)) if kept is None else kept
         kept = tokens[weights[tokens] >= params.min_p]
-    # Of exponential times with these rates, the shortest is a token's with its probability.
+    # Of exponential times with these rates, a token has the shortest with its probability.
     times = np.random.Generator(np.random.PCG64(seed)).standard_exponential(
         len(logits), dtype=np.float32
     )
@@ -63,7 +63,7 @@ def _top(logits: Array, weights: Array, params: SamplingParams) -> Array | None:
 
 
 def largest(logits: Array, num: int) -> Array:
-    """Return the ids of the `num` largest logits, falling; of equal ones the first come first."""
+    """Return the ids of the `num` largest logits, descending; of equal ones the first come first."""
     num = min(num, len(logits))
     if num < len(logits):
         threshold = np.partition(logits, len(logits) - num)[len(logits) - num]

@@ -1,4 +1,4 @@
-"""Which rows of a forward pass somebody wants logits of, and what for."""
+"""Which rows of a forward pass need logits, and what for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from batching.scheduling.step_plan import Slice
 
 
 class PromptLogprobRow(NamedTuple):
-    """A prompt token at `position` whose odds are asked for, and the L row that tells them."""
+    """The prompt token at `position` whose log probability comes from this one of the L rows."""
 
     request: BatchRequest
     position: int
@@ -22,10 +22,11 @@ class PromptLogprobRow(NamedTuple):
 
 @dataclass(frozen=True)
 class LogitRows:
-    """Of the T rows of a step, L are wanted.
+    """Of the T rows of a step, L need logits.
 
     rows: int32 `[L]`.
-    samples: whom tokens are sampled for, and `sample_rows` from which of the L.
+    samples: the tokens to sample, and `sample_rows` from which of the L rows.
+    scores: the prompt tokens with log probabilities.
     """
 
     rows: mx.array
@@ -56,7 +57,7 @@ class LogitRows:
 
     @property
     def needs_logprobs(self) -> bool:
-        """Whether somebody asks for odds."""
+        """True if a request asks for log probabilities."""
         return bool(self.scores) or any(
             request.sampling.logprobs is not None for request, _ in self.samples
         )

@@ -1,4 +1,4 @@
-"""How likely the model finds tokens."""
+"""Log probabilities of tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +15,11 @@ def token_logprobs(
 ) -> list[TokenLogprobs]:
     """Return the log probability of a token in each row of `[R, vocab_size]`, float32.
 
-    `nums_top` says how many of a row's most likely tokens come with it; of equal ones the
-    smaller ids.
+    nums_top: how many of a row's most probable tokens come with it; of equal ones the
+        smaller ids.
+
+    Raises:
+        FloatingPointError: the logits are not finite.
     """
     return [_of(*row) for row in zip(logits, token_ids, nums_top, strict=True)]
 

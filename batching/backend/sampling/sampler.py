@@ -1,4 +1,4 @@
-"""Draws one token for each row of logits, whatever mixture of parameters the rows have."""
+"""Samples one token for each row of logits, whatever mixture of parameters the rows have."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -13,15 +13,15 @@ from batching.request import BatchRequest, SamplingParams
 
 _MASK_64: Final = (1 << 64) - 1
 
-# Below it, dividing by the temperature overflows and the most likely token has all the mass.
+# Below it, dividing by the temperature overflows and the most probable token has all the mass.
 _MIN_TEMPERATURE: Final = 1e-5
 
 
 def draw_seed(seed: int, position: int) -> int:
-    """Return the 64 bits from which one position of one request draws.
+    """Return the 64-bit seed with which one position of one request is sampled.
 
     splitmix64 (Steele, Lea, Flood 2014) over seed and position.  No state: neighbours,
-    preemption and batching cannot change a draw.
+    preemption and batching cannot change a sampled token.
     """
     return _splitmix(_splitmix(seed & _MASK_64) ^ position)
 
@@ -33,8 +33,8 @@ def _splitmix(state: int) -> int:
     return state ^ (state >> 31)
 
 
-# What a logit falls by when its token must not come.  Finite, so that where a mask leaves
-# nothing else, the mask counts.
+# Added to the logit of a token that must not follow.  Finite, so that a mask that leaves only
+# such tokens decides.
 _NEVER: Final = -1e9
 
 
@@ -45,14 +45,14 @@ class Masks(Protocol):
 
 
 class Sample(NamedTuple):
-    """A token to be drawn for a request; `position` is where it will stand."""
+    """A token to be sampled for a request, at this position of its tokens."""
 
     request: BatchRequest
     position: int
 
 
 class TokenCounts:
-    """How often each token stands in a request, kept up as the request grows."""
+    """How often each token occurs in a request, updated as the request grows."""
 
     def __init__(self, request: BatchRequest) -> None:
         self._num_seen = request.num_prompt_tokens
@@ -65,19 +65,19 @@ class TokenCounts:
 
 
 class Sampler:
-    """One vectorised sampler; a row pays only for what it asks.
+    """One vectorised sampler; a row costs only what its parameters need.
 
-    Order: penalties and bias, masks, temperature, top-k, top-p, min-p, then one draw.  Greedy
+    Order: penalties and bias, masks, temperature, top-k, top-p, min-p, then sampling.  Greedy
     rows take the arg-max of their penalised logits.
 
-    A draw is a race: every token has a random number of its own, and the best product of that
-    with its probability wins (the Gumbel-max trick, Yellott 1977).  Rounding differs with the
-    batch, and decides a race only where two tokens are as good as equal.  Against a cumulative
-    distribution it would shift all the tokens behind it, which the unlikely ones never survive.
+    Every token has a random number of its own, and the largest product of that with its
+    probability wins (the Gumbel-max trick, Yellott 1977).  Rounding differs with the batch, and
+    decides only where two products are nearly equal.  In inverse-CDF sampling it would shift all
+    later tokens, which changes the improbable ones.
     """
 
     def __init__(self, draw: "Draw | None" = None, arg_max: "ArgMax | None" = None) -> None:
-        """Without `draw`, tokens are drawn where the logits are."""
+        """Without `draw`, tokens are sampled on the device of the logits."""
         self._draw = draw or (draw_on_host if mx.default_device() == mx.cpu else draw_on_device)
         self._arg_max = arg_max or plain_arg_max
         self._counts: WeakKeyDictionary[BatchRequest, TokenCounts] = WeakKeyDictionary()
@@ -87,23 +87,23 @@ class Sampler:
     ) -> tuple[mx.array, mx.array]:
         """Return token ids, uint32 `[S]`, for logits `[S, vocab_size]`, and the logits of these.
 
-        Logits that are no numbers give a token all the same: the runner looks at its logit.
+        Logits that are not finite give a token all the same: the runner checks its logit.
         """
         requests = [request for request, _ in samples]
         edits = [(row, *edit) for row, sample in enumerate(samples) for edit in self._edits(sample)]
-        drawn = [
+        sampled = [
             row for row, r in enumerate(requests) if r.sampling.temperature >= _MIN_TEMPERATURE
         ]
-        if not edits and not drawn and masks is None:
+        if not edits and not sampled and masks is None:
             return self._arg_max(logits.astype(mx.float32))
         given, logits = logits, _edited(logits.astype(mx.float32), edits)
         if masks is not None:
             logits = masks.apply(logits)
         tokens = mx.argmax(logits, axis=-1)
-        if drawn:
-            rows = mx.array(drawn)
-            params = [requests[row].sampling for row in drawn]
-            seeds = [draw_seed(requests[row].seed, samples[row].position) for row in drawn]
+        if sampled:
+            rows = mx.array(sampled)
+            params = [requests[row].sampling for row in sampled]
+            seeds = [draw_seed(requests[row].seed, samples[row].position) for row in sampled]
             tokens[rows] = self._draw(logits[rows], params, seeds)
         return tokens, _chosen(given, tokens)
 
@@ -156,7 +156,7 @@ def _chosen(logits: mx.array, tokens: mx.array) -> mx.array:
 
 
 def _banned(sample: Sample) -> Iterable[int]:
-    """Yield the tokens that would end the output too soon, or complete a bad word."""
+    """Yield the tokens that would end the output too early, or complete a bad word."""
     request, params = sample.request, sample.request.sampling
     if sample.position - request.num_prompt_tokens < params.min_tokens:
         yield from request.stop_token_ids

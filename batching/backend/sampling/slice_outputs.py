@@ -1,4 +1,4 @@
-"""What one forward pass gave each slice."""
+"""The output of one forward pass for each slice."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def slice_outputs(
 ) -> list[SliceOutput]:
     """Put the sampled tokens into the order of the slices; the rows may have had another.
 
-    Logits `[L, vocab_size]`; only rows that somebody asks about are looked at.
+    Logits `[L, vocab_size]`; only rows with log probabilities are read.
     """
     sampled: dict[BatchRequest, list[int]] = {}
     for sample, token_id in zip(logit_rows.samples, token_ids, strict=True):
@@ -24,15 +24,15 @@ def slice_outputs(
     chosen, scored = _logprobs(logit_rows, logits, token_ids)
     return [
         SliceOutput(
-            [token_id for r in _answered(s) for token_id in sampled[r]],
-            [logprobs for r in _answered(s) for logprobs in chosen.get(r, ())],
+            [token_id for r in _sampled_requests(s) for token_id in sampled[r]],
+            [logprobs for r in _sampled_requests(s) for logprobs in chosen.get(r, ())],
             scored.get(s.request, ()),
         )
         for s in slices
     ]
 
 
-def _answered(s: Slice) -> tuple[BatchRequest, ...]:
+def _sampled_requests(s: Slice) -> tuple[BatchRequest, ...]:
     return (s.request, *s.forks) if s.samples else ()
 
 
@@ -42,7 +42,7 @@ ByRequest = dict[BatchRequest, list[TokenLogprobs]]
 def _logprobs(
     logit_rows: LogitRows, logits: mx.array, token_ids: Sequence[int]
 ) -> tuple[ByRequest, ByRequest]:
-    """Return what is asked of the sampled tokens, and of those of the prompt."""
+    """Return the log probabilities of the sampled tokens, and of those of the prompt."""
     asked = [
         (request, logit_rows.sample_rows[i], token_ids[i], request.sampling.logprobs)
         for i, (request, _) in enumerate(logit_rows.samples)
@@ -57,7 +57,7 @@ def _logprobs(
     scored: ByRequest = {}
     if asked:
         requests, rows, tokens, nums_top = zip(*asked, strict=True)
-        told = np.array(logits[mx.array(rows)].astype(mx.float32))
-        for i, logprobs in enumerate(token_logprobs(told, tokens, nums_top)):
+        rows_on_host = np.array(logits[mx.array(rows)].astype(mx.float32))
+        for i, logprobs in enumerate(token_logprobs(rows_on_host, tokens, nums_top)):
             (chosen if i < num_sampled else scored).setdefault(requests[i], []).append(logprobs)
     return chosen, scored

@@ -1,4 +1,4 @@
-"""From logits to what each slice of a step gets, and who is to blame if that fails."""
+"""From logits to the output of each slice, and to the requests at fault if that fails."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,14 +16,14 @@ from batching.scheduling.step_plan import Slice, SliceOutput
 
 
 class SliceSampler:
-    """Samples for all slices at once; a slice at a time only to find out which one fails."""
+    """Samples for all slices at once; one at a time only to find the ones that fail."""
 
     def __init__(self, vocab_size: int, arg_max: ArgMax | None = None) -> None:
         self._sampler = Sampler(arg_max=arg_max)
         self._mask_filler = MaskFiller(vocab_size)
 
     def masks(self, logit_rows: LogitRows) -> AbstractContextManager[TokenMasks | None]:
-        """Work out what constraints allow while the model runs."""
+        """Fill the masks of constraints while the model runs."""
         return self._mask_filler.filling(logit_rows.samples)
 
     def outputs(
@@ -37,13 +37,13 @@ class SliceSampler:
         """Return an output for each slice, from logits `[L, vocab_size]`; evaluate `also`.
 
         Raises:
-            SlicesFailed: the model's logits are no numbers.
+            SlicesFailed: the model's logits are not finite.
         """
         token_ids: list[int] = []
         if logit_rows.samples:
             sampled = logit_rows.sampled(logits)
             if logit_rows.needs_logprobs:
-                # Now, so that the arg-max is theirs and not the product's, computed once more.
+                # Now, so that the arg-max reads them and does not compute the product again.
                 mx.async_eval(logits)
             tokens, chosen = self._sampler.sample(sampled, logit_rows.samples, masks)
             are_finite = mx.isfinite(chosen)
@@ -62,21 +62,21 @@ class SliceSampler:
     def isolate_failures(
         self, slices: Sequence[Slice], logits: mx.array, written: Sequence[mx.array]
     ) -> Iterator[None]:
-        """Raise SlicesFailed for what raises inside, if it raises for some slices alone as well.
+        """Turn an error inside into SlicesFailed, if some slices raise it alone as well.
 
         slices: in the order of the rows of the logits `[L, vocab_size]`.
-        written: what the forward pass leaves behind; if that fails, nobody can be told apart.
+        written: what the forward pass writes; if that fails, no request can be singled out.
         """
         try:
             yield
         except SlicesFailed:
             raise
         except Exception as error:
-            if failed_ids := self._failing(slices, logits, written):
+            if failed_ids := self._failing_ids(slices, logits, written):
                 raise SlicesFailed(failed_ids) from error
             raise
 
-    def _failing(
+    def _failing_ids(
         self, slices: Sequence[Slice], logits: mx.array, written: Sequence[mx.array]
     ) -> set[int]:
         try:
@@ -106,7 +106,7 @@ def request_ids(slices: Iterable[Slice]) -> set[int]:
 
 
 def not_finite(failed_ids: Iterable[int]) -> SlicesFailed:
-    """Return what to raise for requests whose logits overflowed, or met a damaged weight."""
+    """Return the error for requests whose logits overflowed, or came from a damaged weight."""
     failure = SlicesFailed(failed_ids)
     failure.__cause__ = FloatingPointError("the model's logits are not finite")
     return failure

@@ -1,4 +1,4 @@
-"""Masks of the tokens that constraints allow, worked out while the model runs."""
+"""Masks of the tokens that constraints allow, filled while the model runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -36,7 +36,7 @@ class TokenMasks:
         return logits
 
     def wait(self) -> None:
-        """Return when no constraint is at work any more."""
+        """Return when all masks are filled."""
         wait([self._masks])
 
 
@@ -49,10 +49,10 @@ class MaskFiller:
 
     @contextmanager
     def filling(self, samples: Sequence[Sample]) -> Iterator[TokenMasks | None]:
-        """Fill the masks of the constrained samples meanwhile; None if there is none.
+        """Fill the masks of the constrained samples inside; None if there is none.
 
-        When this ends the thread is done with them, also if the model failed: whoever starts
-        over, or is copied, must not be followed by two threads at once.
+        At the end the thread is done with them, also if the model failed: a constraint of a
+        request that starts over, or is forked, must not be used by two threads at once.
         """
         masks = self.start(samples)
         try:
@@ -83,5 +83,5 @@ def _fill(constraint: TokenConstraint, row: MaskRow) -> None:
     try:
         constraint.fill_mask(row)
     except BaseException as error:
-        # A panic of Rust is no Exception: nothing would stop it in the thread that asks for it.
-        raise RuntimeError("a constraint cannot tell what may follow") from error
+        # A panic of Rust is no Exception: no handler would stop it in the waiting thread.
+        raise RuntimeError("a constraint failed to fill its mask") from error

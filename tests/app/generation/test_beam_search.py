@@ -23,9 +23,9 @@ ODDS: dict[int, dict[int, float]] = {
 
 
 class Chain(Speaker):
-    """Knows the odds of three tokens after each other one."""
+    """Knows the log probabilities of three tokens after each other one."""
 
-    def _odds(self, prefix: list[int], num_top: int) -> TokenLogprobs:
+    def _logprobs(self, prefix: list[int], num_top: int) -> TokenLogprobs:
         falling = sorted(ODDS[prefix[-1]].items(), key=lambda item: -item[1])
         top = tuple((token, math.log(chance)) for token, chance in falling)
         return TokenLogprobs(top[0][1], top[:num_top])

@@ -111,7 +111,7 @@ async def test_an_engine_that_fails_again_and_again_is_not_healthy() -> None:
     async with served(b"ok", runner=Breaking) as server:
         for _ in range(3):
             assert (await server.chat()).status_code == 500
-        message = "3 steps failed since an answer was complete"
+        message = "3 steps failed since a completion was finished"
         assert await probe(server, "/health") == (503, message)
         assert await probe(server, "/ready") == (503, message)
         page = (await server.client.get("/metrics")).text

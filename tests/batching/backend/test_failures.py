@@ -56,7 +56,7 @@ class Panic(BaseException):
 
 
 class Broken(AllowedTokens):
-    """A constraint that cannot tell what may follow, from some token on."""
+    """A constraint that fails to fill its mask, from some token on."""
 
     def __init__(self, error: BaseException, num_good: int = 0) -> None:
         super().__init__(range(VOCAB_SIZE))

@@ -48,7 +48,7 @@ def test_the_bundled_model_knows_itself(bundled: LoadedModel) -> None:
     assert bundled.model_type == "llama"
     assert bundled.vocab_size == 49152
     assert bundled.max_model_len == 8192
-    # <|endoftext|> ends an answer too, as in llama.cpp, though the file names only <|im_end|>.
+    # <|endoftext|> is an end token too, as in llama.cpp, though the file names only <|im_end|>.
     assert bundled.eos_token_ids == {0, 2}
     assert bundled.tokenizer.has_chat_template
     assert {array.dtype for array in parameters(bundled.model).values()} == {mx.float32}

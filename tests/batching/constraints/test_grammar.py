@@ -91,7 +91,7 @@ class FastTokenizer(ByteTokenizer):
 
     def __init__(self, backend: Tokenizer) -> None:
         backend.add_tokens([AddedToken(text, special=True) for text in SPECIAL])
-        # Lengths that suit somebody else are no matter of grammars.
+        # Lengths for other uses do not matter to grammars.
         backend.enable_truncation(4)
         backend.enable_padding(direction="left", length=8, pad_id=ord("?"), pad_token="?")
         self.backend_tokenizer = backend
@@ -141,7 +141,7 @@ def follow(matcher: GrammarMatcher, text: bytes) -> None:
         matcher.accept(byte)
 
 
-# What grammars say
+# The texts of grammars
 
 
 @pytest.mark.parametrize("text", ["{}", '{"a":1}', '{"a": [1, null], "b": {"c": "é\\n"}}', "{ }"])
@@ -612,13 +612,13 @@ def test_large_is_not_yet_too_much(schema: dict[str, Any]) -> None:
 
 def test_a_model_whose_tokens_are_unknown_follows_no_grammar() -> None:
     compiler = GrammarCompiler(ByteTokenizer(), VOCAB_SIZE, ENDS)
-    assert "does not tell the bytes" in refusal(json_object_grammar(), compiler)
+    assert "does not expose the bytes" in refusal(json_object_grammar(), compiler)
 
 
 @pytest.mark.parametrize("ends", [frozenset[int](), frozenset({VOCAB_SIZE})])
 def test_a_model_that_cannot_end_follows_no_grammar(ends: frozenset[int]) -> None:
     compiler = GrammarCompiler(FastTokenizer(byte_level()), VOCAB_SIZE, ends)
-    assert "no token that ends an answer" in refusal(json_object_grammar(), compiler)
+    assert "it has no end token" in refusal(json_object_grammar(), compiler)
 
 
 def test_a_vocabulary_that_is_not_made_of_bytes_is_refused() -> None:

@@ -51,30 +51,30 @@ def serve(request: BatchRequest) -> list[RequestOutput | RequestFailure]:
     scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
     runner = TokenRunner(scheduler.config)
     scheduler.add(request)
-    told: list[RequestOutput | RequestFailure] = []
+    items: list[RequestOutput | RequestFailure] = []
     while scheduler.has_work:
         plan = scheduler.schedule()
         assert not any(s.drafts for s in plan.slices)
-        told += scheduler.update(plan, runner.run(plan))
+        items += scheduler.update(plan, runner.run(plan))
     assert scheduler.stats().num_free_blocks == scheduler.config.num_blocks
-    return told
+    return items
 
 
 def test_a_completion_ends_where_nothing_may_follow() -> None:
     request = BatchRequest(0, [1, 2, 3], max_tokens=9, constraint=Script(2))
     fork = request.fork(1)
     serve(request)
-    said = expected_output([1, 2, 3], 2)
+    expected = expected_output([1, 2, 3], 2)
     for each in (request, fork):
-        assert each.output_token_ids == said
+        assert each.output_token_ids == expected
         assert each.finish_reason is FinishReason.STOP
         assert isinstance(each.constraint, Script)
-        assert each.constraint.taken == said
+        assert each.constraint.taken == expected
 
 
 def test_a_constraint_that_fails_ends_its_request_only() -> None:
-    told = serve(BatchRequest(0, [1, 2, 3], max_tokens=9, constraint=Script(2, "too complex")))
-    first, last = told
+    items = serve(BatchRequest(0, [1, 2, 3], max_tokens=9, constraint=Script(2, "too complex")))
+    first, last = items
     assert isinstance(first, RequestOutput)
     assert isinstance(last, RequestFailure)
     assert str(last.error) == "too complex"

@@ -1,4 +1,4 @@
-"""The door between two threads: rendezvous, never sleep."""
+"""The bridge between two threads: rendezvous, never sleep."""
 
 import asyncio
 import threading
@@ -102,8 +102,8 @@ async def test_concurrent_requests_get_each_their_own_completion() -> None:
     async with running() as (thread, _):
         prompts = [[i, *range(i % 5)] for i in range(20)]
         streams = await asyncio.gather(*(thread.submit([p], max_tokens=9) for p in prompts))
-        answers = await asyncio.gather(*map(collect, streams))
-        assert answers == [expected_output(p, 9) for p in prompts]
+        outputs = await asyncio.gather(*map(collect, streams))
+        assert outputs == [expected_output(p, 9) for p in prompts]
         assert await is_idle(thread)
 
 
@@ -123,7 +123,7 @@ async def test_a_sequence_that_is_finished_early_yields_nothing_more() -> None:
         stream = await thread.submit([[1, 2]], max_tokens=3, num_choices=2)
         while not await is_idle(thread):
             pass
-        # All was told before that call returned, so the stream has both answers whole.
+        # All was delivered before that call returned, so the stream has both sequences whole.
         index, _ = await anext(stream)
         stream.finish(index)
         rest = [other async for other, _ in stream]
@@ -208,7 +208,7 @@ async def test_three_failed_steps_are_unhealthy_until_a_completion_is_finished()
             assert thread.unhealthy_reason is None
             with pytest.raises(RequestFailed):
                 await collect(await thread.submit([[1]]))
-        assert thread.unhealthy_reason == "3 steps failed since an answer was complete"
+        assert thread.unhealthy_reason == "3 steps failed since a completion was finished"
         runner.fail = None
         await collect(await thread.submit([[1]], max_tokens=1))
         assert thread.unhealthy_reason is None
@@ -225,19 +225,19 @@ async def test_a_request_past_its_deadline_ends_in_any_state() -> None:
             await thread.submit([[2]], time_limit=0.01)
         with pytest.raises(DeadlineExceeded):
             await collect(running_one)
-        (answer,) = running_one.sequences
-        assert answer.finish_reason is FinishReason.TIMEOUT
+        (sequence,) = running_one.sequences
+        assert sequence.finish_reason is FinishReason.TIMEOUT
         runner.gate.set()
         assert await is_idle(thread)
 
 
 async def test_a_stream_with_tokens_always_ready_ends_at_its_deadline_too() -> None:
     released: list[tuple[int, FinishReason]] = []
-    answer = SequenceStats(
+    sequence = SequenceStats(
         num_prompt_tokens=1, max_tokens=9, num_choices=1, priority=Priority.LOW, arrival_time=0.0
     )
     over = asyncio.get_running_loop().time()
-    stream = TokenStream([answer], lambda *ended: released.append(ended), deadline=over)
+    stream = TokenStream([sequence], lambda *ended: released.append(ended), deadline=over)
     stream.put(0, TokenOutput((1,), None, 0))
     with pytest.raises(DeadlineExceeded):
         await anext(stream)
@@ -254,7 +254,7 @@ async def test_a_stalled_step_is_detected_and_no_request_waits_for_it() -> None:
         assert thread.is_stalled
         assert thread.unhealthy_reason is not None
         assert thread.unhealthy_reason.startswith("a step of the model has not ended for ")
-        # At the door now, without waiting.
+        # Rejected at once now, without waiting.
         with pytest.raises(EngineStalled):
             await thread.submit([[3]])
         thread.fail_streams(EngineStalled())
@@ -266,7 +266,7 @@ async def test_a_stalled_step_is_detected_and_no_request_waits_for_it() -> None:
 
 
 class Watcher:
-    """An observer that keeps what it is told."""
+    """An observer that keeps what it is notified of."""
 
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
@@ -280,11 +280,11 @@ class Watcher:
     def observe_stats(self, stats: SchedulerStats) -> None:
         self.stats.append(stats)
 
-    def observe_tokens(self, answer: SequenceStats, num_tokens: int, gap: float | None) -> None:
+    def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
         self.tokens.append((num_tokens, gap))
 
-    def observe_end(self, answer: SequenceStats) -> None:
-        self.ended.append(answer)
+    def observe_end(self, sequence: SequenceStats) -> None:
+        self.ended.append(sequence)
 
 
 async def test_an_observer_is_notified_of_every_step_and_every_sequence() -> None:
@@ -297,18 +297,18 @@ async def test_an_observer_is_notified_of_every_step_and_every_sequence() -> Non
         assert [step.num_tokens for step in watcher.steps] == [16, 4, 1]
         assert [num for num, _ in watcher.tokens] == [1, 1]
         first_gap, second_gap = (gap for _, gap in watcher.tokens)
-        (answer,) = watcher.ended
-        assert answer is stream.sequences[0]
-        assert answer.finish_reason is FinishReason.LENGTH
-        assert (answer.num_prompt_tokens, answer.num_output_tokens) == (20, 2)
+        (sequence,) = watcher.ended
+        assert sequence is stream.sequences[0]
+        assert sequence.finish_reason is FinishReason.LENGTH
+        assert (sequence.num_prompt_tokens, sequence.num_output_tokens) == (20, 2)
         times = [
-            answer.arrival_time,
-            answer.scheduled_time,
-            answer.first_token_time,
-            answer.last_token_time,
+            sequence.arrival_time,
+            sequence.scheduled_time,
+            sequence.first_token_time,
+            sequence.last_token_time,
         ]
         assert times == sorted(time for time in times if time is not None), "none is missing"
-        assert answer.end_time == answer.last_token_time == watcher.steps[-1].ended
+        assert sequence.end_time == sequence.last_token_time == watcher.steps[-1].ended
         assert first_gap is None
         assert second_gap == watcher.steps[-1].ended - watcher.steps[-2].ended
         # They come after what they count; pytest's time-out ends a wait for what never comes.
@@ -323,15 +323,18 @@ async def test_an_observer_is_notified_of_aborted_and_failed_sequences() -> None
         await asyncio.to_thread(runner.is_running.wait)
         left.close()
         left.finish(0, FinishReason.STOP)
-        (answer,) = watcher.ended
-        assert answer.finish_reason is FinishReason.ABORT
-        assert answer.scheduled_time is answer.first_token_time is None
+        (sequence,) = watcher.ended
+        assert sequence.finish_reason is FinishReason.ABORT
+        assert sequence.scheduled_time is sequence.first_token_time is None
         runner.gate.set()
         assert await is_idle(thread)
         runner.fail = RuntimeError("injected")
         with pytest.raises(RequestFailed):
             await collect(await thread.submit([[1]]))
-        assert [answer.finish_reason for answer in watcher.ended] == ["abort", "error"]
+        assert [sequence.finish_reason for sequence in watcher.ended] == [
+            FinishReason.ABORT,
+            FinishReason.ERROR,
+        ]
         assert watcher.steps[-1].has_failed
 
 
@@ -345,11 +348,11 @@ async def test_an_observer_that_raises_costs_no_stream_a_token(
     async with running() as (thread, _):
         watcher = Watcher()
         thread.observer = Observers(Broken(), watcher)
-        answer = await collect(await thread.submit([[1]], max_tokens=3))
-        assert answer == expected_output([1], 3)
+        output = await collect(await thread.submit([[1]], max_tokens=3))
+        assert output == expected_output([1], 3)
         assert await is_idle(thread)
         assert len(watcher.steps) == 3
-    assert "could not be counted" in caplog.text
+    assert "an observer of the engine failed" in caplog.text
 
 
 async def test_if_the_engine_dies_every_stream_and_call_fails() -> None:
