@@ -24,11 +24,13 @@ def append_sampled(
 
     sampled: one token for each draft, and one that follows them all.
     """
+    pairs = zip(sampled, (*drafts, None), strict=True)
+    num_accepted = next(i for i, (token_id, draft) in enumerate(pairs) if token_id != draft)
     appended: list[int] = []
-    for token_id, draft in zip(sampled, (*drafts, None), strict=True):
+    for token_id in sampled[: num_accepted + 1]:
         request.append(token_id)
         appended.append(token_id)
-        if token_id != draft or request.finish_reason is not None:
+        if request.finish_reason is not None:
             break
     return tuple(appended)
 

@@ -1,4 +1,4 @@
-"""The bundled model under grammars: answers keep to theirs, and their neighbours hear nothing."""
+"""The bundled model under grammars: completions follow theirs, and the rest of the batch is not affected."""
 
 import json
 from collections.abc import Sequence
@@ -105,14 +105,14 @@ def neighbours(server: Server) -> list[BatchRequest]:
 
 @pytest.fixture(scope="module")
 def undisturbed(server: Server) -> list[list[int]]:
-    """What the neighbours are answered while nobody is constrained."""
+    """The outputs of the neighbours while no request is constrained."""
     requests = neighbours(server)
     server.serve(requests)
     return [r.output_token_ids for r in requests]
 
 
 def check_answer(server: Server, request: BatchRequest, schema: Any, grammar: Grammar) -> None:
-    """Fail unless each token was allowed, and the answer valid if it was brought to its end."""
+    """Fail unless each token was allowed, and the completion valid if it ended by itself."""
     matcher = grammar.matcher()
     for token_id in request.output_token_ids:
         matcher.accept(token_id)

@@ -91,8 +91,8 @@ HOSTILE: Final[dict[str, bytes]] = {
         for kind in (0, 4, 7, 8, 11)
     },
     "arrays in an array": gguf(value("a", 9, struct.pack("<IQIQ", 9, 1, 0, 1))),
-    "a type that nobody knows": gguf(value("a", 13, bytes(8))),
-    "items of a type that nobody knows": gguf(value("a", 9, struct.pack("<IQ", 99, 1))),
+    "an unknown type": gguf(value("a", 13, bytes(8))),
+    "items of an unknown type": gguf(value("a", 9, struct.pack("<IQ", 99, 1))),
     "one key twice": gguf(A_NUMBER, A_NUMBER),
     **{
         f"an alignment of {n}": gguf(value("general.alignment", 4, struct.pack("<I", n)))
@@ -148,9 +148,9 @@ def test_what_mlx_reads_differently_is_refused(tmp_path: Path, content: bytes) -
 def test_what_a_file_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf(tensors=(tensor("a\nb\x1b[2J" + "c" * 999, (4,), kind=99),)))
-    told = refusal(path)
-    assert "tensor a b?[2Jccc" in told
-    assert len(told) < 400
+    message = refusal(path)
+    assert "tensor a b?[2Jccc" in message
+    assert len(message) < 400
 
 
 def test_an_alignment_moves_the_data(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def read(path: Path, content: bytes) -> GgufHeader | None:
     try:
         return read_header(path)
     except ModelLoadError as error:
-        told = str(error)
-    assert "\n" not in told
-    assert str(path) in told
+        message = str(error)
+    assert "\n" not in message
+    assert str(path) in message
     return None
 
 

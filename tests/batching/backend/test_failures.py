@@ -1,4 +1,4 @@
-"""A fault ends the requests that it concerns; everybody else is answered as if it had not been."""
+"""A fault ends the requests that it concerns; all others get the same tokens as without it."""
 
 import gc
 import random
@@ -75,8 +75,8 @@ class Broken(AllowedTokens):
 def healthy(constraint: AllowedTokens | None = None) -> list[BatchRequest]:
     """Unlike requests; all their answers depend on nothing but themselves."""
     seeded = SamplingParams(temperature=0.8, top_p=0.9, seed=5, frequency_penalty=0.5)
-    odds = SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=1)
-    kinds = [SamplingParams(temperature=0.0), seeded, odds] * 2
+    logprobs = SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=1)
+    kinds = [SamplingParams(temperature=0.0), seeded, logprobs] * 2
     return [
         BatchRequest(i, p, max_tokens=NUM_TOKENS, sampling=sampling, constraint=constraint)
         for i, (p, sampling) in enumerate(zip(PROMPTS, kinds, strict=True))
@@ -215,7 +215,7 @@ def test_the_forks_of_a_poisoned_request_fail_with_it(kit: Kit) -> None:
 
 @on_both_pools
 def test_a_damaged_token_fails_its_request_before_the_prompt_is_read(kit: Kit) -> None:
-    """Else who goes away meanwhile would leave it to those who get the blocks next."""
+    """Else a request that is aborted meanwhile would leave it in blocks that are used again."""
     request = poisoned(DAMAGED)
     scheduler = ContinuousBatchingScheduler(CONFIG)
     engine = BatchInferenceEngine(scheduler, kit.runner())
@@ -324,7 +324,7 @@ def test_failures_leave_no_memory_behind(kit: Kit, kind: str) -> None:
     for _ in range(200):
         failing_once(runner)
         used = mx.get_active_memory() + mx.get_cache_memory()
-    # What other tests' garbage took may be given back meanwhile; little of this one's is new.
+    # What other tests' garbage took may be freed meanwhile; little of this one's is new.
     assert used <= before + 16384
 
 
@@ -401,7 +401,7 @@ def test_logits_that_are_not_finite_fail_a_request_served_alone() -> None:
     assert serve(SequentialRunner(model, VOCAB_SIZE), healthy()[:1], ALONE).failed == {0}
 
 
-# Who is to blame
+# Which requests are at fault
 
 
 @dataclass
@@ -504,7 +504,7 @@ def test_if_the_forward_pass_failed_no_request_is_at_fault(monkeypatch: pytest.M
 
 
 def test_no_constraint_is_at_work_when_a_step_has_failed() -> None:
-    """It would go on beside whoever asks it next."""
+    """It would run beside the next use of the constraint."""
     has_failed = threading.Event()
     done: list[int] = []
 

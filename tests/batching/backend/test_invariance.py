@@ -1,6 +1,6 @@
 """The bundled model: an answer depends on nothing but its request.
 
-Every way of serving is held against the golden file, hence against every other way.
+Every way of serving is compared with the golden file, hence against every other way.
 """
 
 import random
@@ -197,7 +197,7 @@ def test_on_scattered_blocks(bundled: Bundled) -> None:
         engine.step()
     for r, case in zip(requests, GOLDEN, strict=True):
         case.check(r.output_token_ids)
-    # Half of the blocks are held by what scattered the rest.
+    # Half of the blocks are in use, to scatter the rest.
     assert scheduler.stats().num_free_blocks == config.num_blocks // 2
     assert max(num_runs) == max(-(-r.num_tokens // 32) for r in requests)
 
@@ -256,7 +256,7 @@ def test_forks_sample_as_if_each_had_prefilled_the_prompt(bundled: Bundled) -> N
         assert single.output_token_ids == fork.output_token_ids
 
 
-class Tellers:
+class Collector:
     """Collects the outputs of an engine."""
 
     def __init__(self, engine: BatchInferenceEngine) -> None:
@@ -279,9 +279,9 @@ def test_log_probabilities_are_the_golden_ones(bundled: Bundled, max_draft_token
         made = request(i, case)
         made.sampling = SamplingParams(temperature=0.0, logprobs=2)
         engine.add(made)
-    told = Tellers(engine)
+    collector = Collector(engine)
     for i, case in enumerate(SHORT):
-        logprobs = told.logprobs(i)
+        logprobs = collector.logprobs(i)
         assert [each.logprob for each in logprobs] == pytest.approx(case.logprobs, abs=1e-3)
         assert [each.top[0][0] for each in logprobs] == case.completion_token_ids
 
@@ -299,9 +299,9 @@ def test_log_probabilities_of_a_prompt_are_those_of_its_tokens_as_output(
     sampling = SamplingParams(prompt_logprobs=1, repetition_penalty=1.5, logit_bias=((5, 50.0),))
     for request_id in (0, 1):
         engine.add(BatchRequest(request_id, prompt, max_tokens=1, sampling=sampling))
-    told = Tellers(engine)
+    collector = Collector(engine)
     for request_id in (0, 1):
-        (output,) = told.outputs[request_id]
+        (output,) = collector.outputs[request_id]
         assert len(output.prompt_logprobs) == len(prompt) - 1
         answer = output.prompt_logprobs[len(case.prompt_token_ids) - 1 :]
         assert [each.logprob for each in answer] == pytest.approx(case.logprobs, abs=1e-3)
@@ -324,7 +324,7 @@ def test_a_constraint_is_kept_to_in_a_mixed_batch(bundled: Bundled) -> None:
 
 
 def agreement(bundled: Bundled) -> tuple[int, list[float]]:
-    """Return how many golden texts come out, and by how much the golden odds are missed."""
+    """Return how many golden texts come out, and by how much the golden logprobs are missed."""
     answers = [request(i, case) for i, case in enumerate(GOLDEN)]
     serve(*bundled.engine(SchedulerConfig(num_blocks=256)), answers)
     pairs = zip(answers, GOLDEN, strict=True)
@@ -334,13 +334,13 @@ def agreement(bundled: Bundled) -> tuple[int, list[float]]:
     for i, case in enumerate(GOLDEN):
         prompt = [*case.prompt_token_ids, *case.completion_token_ids]
         engine.add(BatchRequest(i, prompt, max_tokens=1, sampling=sampling))
-    told = Tellers(engine)
+    collector = Collector(engine)
     differences: list[float] = []
     for i, case in enumerate(GOLDEN):
-        (output,) = told.outputs[i]
+        (output,) = collector.outputs[i]
         answer = output.prompt_logprobs[len(case.prompt_token_ids) - 1 :]
-        odds = zip(answer, case.logprobs, strict=True)
-        differences += [abs(each.logprob - logprob) for each, logprob in odds]
+        by_token = zip(answer, case.logprobs, strict=True)
+        differences += [abs(each.logprob - logprob) for each, logprob in by_token]
     return num_same, differences
 
 
@@ -354,7 +354,7 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
     bundled = with_kernels(native, input_bits=input_bits, kv_dtype=kv_dtype)
     cases = SHORT[::2]
 
-    def odds(
+    def logprobs(
         config: SchedulerConfig, neighbours: Sequence[BatchRequest] = ()
     ) -> list[list[TokenLogprobs]]:
         """Of the cases; twice, the second time on a cached prefix."""
@@ -367,17 +367,17 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
                 made = request(i, case)
                 made.sampling = SamplingParams(temperature=0.0, logprobs=2)
                 engine.add(made)
-            told = Tellers(engine)
-            found.append([told.logprobs(i) for i in range(len(cases))])
+            collector = Collector(engine)
+            found.append([collector.logprobs(i) for i in range(len(cases))])
         assert found[0] == found[1]
         assert (scheduler.stats().num_preemptions > 0) == (config.num_blocks < 100)
         return found[0]
 
-    alone = odds(SchedulerConfig(num_blocks=256, max_num_seqs=1))
+    alone = logprobs(SchedulerConfig(num_blocks=256, max_num_seqs=1))
     chunked = SchedulerConfig(num_blocks=256, max_num_seqs=16, prefill_chunk=7)
-    assert odds(chunked, unlike_neighbours(5)) == alone
+    assert logprobs(chunked, unlike_neighbours(5)) == alone
     small = SchedulerConfig(num_blocks=12, max_num_seqs=6, max_draft_tokens=7)
-    assert odds(small) == alone
+    assert logprobs(small) == alone
 
 
 @pytest.mark.parametrize(

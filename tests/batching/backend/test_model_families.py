@@ -149,26 +149,26 @@ def test_a_model_served_alone_has_choices_logprobs_and_constraints_too() -> None
     sampling = SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=0)
     made = BatchRequest(0, PROMPTS[2], max_tokens=NUM_TOKENS, sampling=sampling)
     fork = made.fork(1)
-    held = BatchRequest(2, PROMPTS[2], max_tokens=4, constraint=AllowedTokens({5}))
+    constrained = BatchRequest(2, PROMPTS[2], max_tokens=4, constraint=AllowedTokens({5}))
     engine.add(made, fork)
-    engine.add(held)
+    engine.add(constrained)
     outputs = {0: list[TokenOutput](), 1: list[TokenOutput](), 2: list[TokenOutput]()}
     while engine.has_work:
         for request_id, output in engine.step():
             assert isinstance(output, TokenOutput)
             outputs[request_id].append(output)
     assert made.output_token_ids == fork.output_token_ids == generate(model, PROMPTS[2])
-    assert held.output_token_ids == [5] * 4
+    assert constrained.output_token_ids == [5] * 4
     for request_id in (0, 1):
-        told = [each for output in outputs[request_id] for each in output.logprobs]
-        assert [each.top[0] for each in told] == list(
-            zip(made.output_token_ids, [each.logprob for each in told], strict=True)
+        returned = [each for output in outputs[request_id] for each in output.logprobs]
+        assert [each.top[0] for each in returned] == list(
+            zip(made.output_token_ids, [each.logprob for each in returned], strict=True)
         )
     expected = np.array(model(mx.array([PROMPTS[2]]))[0].astype(mx.float32), np.float64)
     expected -= np.log(np.exp(expected).sum(axis=-1, keepdims=True))
     of_prompt = [expected[i, token] for i, token in enumerate(PROMPTS[2][1:])]
-    told = list(outputs[0][0].prompt_logprobs)
-    assert [each.logprob for each in told] == pytest.approx(of_prompt, abs=1e-4)
+    returned = list(outputs[0][0].prompt_logprobs)
+    assert [each.logprob for each in returned] == pytest.approx(of_prompt, abs=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -270,6 +270,6 @@ def test_a_template_in_a_config_is_rendered_in_the_same_sandbox(directory: Path)
 
 
 def test_a_template_of_mlx_lm_is_taken_by_name(directory: Path) -> None:
-    """Its templates in Python are part of mlx-lm, and nobody else's are."""
+    """Its templates in Python are part of mlx-lm, and no other model's are."""
     edit_config(directory, "tokenizer_config.json", chat_template_type="deepseek_v32")
     assert load_model(str(directory), dtype=None).tokenizer.has_chat_template

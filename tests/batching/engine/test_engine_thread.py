@@ -29,6 +29,7 @@ from batching.scheduling.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import (
     VOCAB_SIZE,
     ByteTokenizer,
+    FakeClock,
     TokenRunner,
     expected_output,
     loaded_engine,
@@ -134,6 +135,13 @@ async def test_without_max_tokens_a_completion_fills_the_context() -> None:
     async with running() as (thread, _):
         # The prompt takes two steps, of which the first one gives no token.
         assert len(await collect(await thread.submit([[1] * 20]))) == LIMIT - 20
+
+
+async def test_the_progress_of_a_prefill_is_reported_on_request() -> None:
+    async with running() as (thread, _):
+        stream = await thread.submit([[1] * 20], max_tokens=1, reports_progress=True)
+        outputs = [(o.num_read_tokens, len(o.token_ids)) async for _, o in stream]
+        assert outputs == [(16, 0), (0, 1)]
 
 
 @pytest.mark.parametrize("num_outputs", [0, 1, 3])
@@ -314,6 +322,7 @@ async def test_an_observer_is_notified_of_every_step_and_every_sequence() -> Non
         # They come after what they count; pytest's time-out ends a wait for what never comes.
         while not watcher.stats or watcher.stats[-1].num_running:
             await is_idle(thread)
+        assert thread.latest_stats is watcher.stats[-1]
 
 
 async def test_an_observer_is_notified_of_aborted_and_failed_sequences() -> None:
@@ -433,6 +442,13 @@ def test_a_closed_event_loop_gets_nothing() -> None:
     runners[0].gate.set()
     thread.stop()
     assert not thread.is_alive
+
+
+def test_the_time_since_a_step_counts_from_the_start() -> None:
+    clock = FakeClock(5.0)
+    thread = EngineThread(load, clock=clock)
+    clock.now = 8.0
+    assert thread.seconds_since_step == 3.0
 
 
 def test_stopping_what_was_never_started_does_not_wait() -> None:

@@ -135,7 +135,7 @@ def test_it_is_attention_whatever_the_rows_the_blocks_and_the_window(
 
 
 def as_rows(parts: list[np.ndarray[Any, Any]], num_rows: int) -> mx.array:
-    """`[L, H, D]` each as `[num_rows, H, 1, D]`; nobody may look at the padding."""
+    """`[L, H, D]` each as `[num_rows, H, 1, D]`; the padding is not read."""
     rows = np.concatenate(parts)
     padding = np.full((num_rows - len(rows), *rows.shape[1:]), np.nan, np.float32)
     return mx.array(np.concatenate([rows, padding]))[:, :, None]

@@ -96,28 +96,28 @@ def test_top_p_leaves_the_smallest_set_that_reaches_p(top_p: float) -> None:
     order = np.argsort(-LOGITS)
     chances = probabilities(LOGITS)[order]
     num_kept = int((np.cumsum(chances) < top_p).sum()) + 1
-    drawn = set(draws(top_p=top_p))
-    assert drawn <= set(order[:num_kept].tolist())
+    sampled = set(draws(top_p=top_p))
+    assert sampled <= set(order[:num_kept].tolist())
     # What is kept with some probability also comes up.
-    assert drawn >= set(order[:num_kept][chances[:num_kept] > 0.01].tolist())
+    assert sampled >= set(order[:num_kept][chances[:num_kept] > 0.01].tolist())
 
 
 @pytest.mark.parametrize("params", [{"top_k": 40}, {"top_k": 1}, {"top_k": 40, "top_p": 0.9}])
 def test_top_k_holds_at_the_size_of_a_real_vocabulary(params: dict[str, Any]) -> None:
     """Sums of 49152 probabilities round, and ties are common in half precision."""
     logits = RNG.normal(size=49152).astype(np.float16).astype(np.float32)
-    drawn = draws(60, temperature=2.0, **params, logits=logits)
-    assert min(logits[token] for token in drawn) >= np.sort(logits)[-params["top_k"]]
-    assert len(drawn) <= params["top_k"]
+    sampled = draws(60, temperature=2.0, **params, logits=logits)
+    assert min(logits[token] for token in sampled) >= np.sort(logits)[-params["top_k"]]
+    assert len(sampled) <= params["top_k"]
 
 
 @pytest.mark.parametrize("top_p", [0.5, 0.95])
 def test_top_p_reaches_as_far_as_it_must_in_a_flat_distribution(top_p: float) -> None:
-    """Further than a look at the likeliest thousand of a real vocabulary shows."""
+    """Further than the most probable thousand tokens of a real vocabulary."""
     logits = np.linspace(0.1, 0.0, 49152).astype(np.float32)
     num_kept = int((np.cumsum(probabilities(logits.astype(np.float64))) < top_p).sum()) + 1
-    drawn = draws(60, top_p=top_p, logits=logits)
-    assert 0.8 * num_kept < max(drawn) < 1.01 * num_kept
+    sampled = draws(60, top_p=top_p, logits=logits)
+    assert 0.8 * num_kept < max(sampled) < 1.01 * num_kept
 
 
 def test_of_equal_logits_only_as_many_stay_as_there_is_room_for() -> None:
@@ -249,10 +249,10 @@ def test_a_constraint_leaves_what_it_allows_and_no_neighbour_notices(temperature
     ]
     logits = mx.array(np.tile(LOGITS, (len(rows), 1)))
     masks = MaskFiller(VOCAB_SIZE).start(samples(rows))
-    drawn = np.array(new_sampler().sample(logits, samples(rows), masks)[0]).tolist()
-    assert drawn[0] == sample(request(seed=9))[0]
+    sampled = np.array(new_sampler().sample(logits, samples(rows), masks)[0]).tolist()
+    assert sampled[0] == sample(request(seed=9))[0]
     best = max(allowed, key=lambda token: LOGITS[token])
-    assert set(drawn[1:]) == ({best} if temperature == 0 else allowed)
+    assert set(sampled[1:]) == ({best} if temperature == 0 else allowed)
 
 
 def test_without_constraints_there_are_no_masks() -> None:
@@ -280,7 +280,7 @@ def test_a_bad_word_is_never_completed() -> None:
     params: dict[str, Any] = {"temperature": 0.0, "bad_words": ((7, 8, best), (9,))}
     begun = request(output=[1, 7, 8], **params)
     other = request(output=[7, 8, 1], **params)
-    # What stands in the prompt is not said by the model.
+    # Tokens of the prompt are not output.
     asked = request(prompt=[7, 8], **params)
     short = request(temperature=0.0, bad_words=((best,),), logit_bias=((best, 100.0),))
     assert sample(begun, other, asked, short) == [second, best, best, second]
@@ -299,7 +299,7 @@ def test_log_probabilities_are_those_of_the_model() -> None:
 
 
 def test_rounding_does_not_change_a_draw() -> None:
-    """Logits of another batch differ in the last digits; so must not what is drawn from them."""
+    """Logits of another batch differ in the last digits; what is sampled from them must not."""
     logits = (3 * RNG.normal(size=49152)).astype(np.float32)
     rounded = logits * (1 + RNG.normal(size=49152).astype(np.float32) * np.float32(1e-6))
     rows = [request(seed=seed, temperature=1.0) for seed in range(300)]
