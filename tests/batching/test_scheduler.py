@@ -14,7 +14,13 @@ from batching.prompt_lookup import PromptLookup
 from batching.request import BatchRequest, RequestStatus, SamplingParams, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure, RequestOutput
-from tests.support.fakes import TokenRunner, expected_output, logprobs, make_engine, small_config
+from tests.support.fakes import (
+    TokenRunner,
+    expected_logprobs,
+    expected_output,
+    make_engine,
+    small_config,
+)
 
 
 def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:
@@ -317,7 +323,7 @@ def test_a_prompt_with_logprobs_is_prefilled_whole_once() -> None:
     trace(scheduler, [request(0, 9, 1)])
     asking = request(0, 9, 1, sampling=SamplingParams(prompt_logprobs=0))
     assert trace(scheduler, [asking]) == ["0[0:8]", "0[8:9]"]
-    assert asking.prompt_logprobs == [logprobs(asking.token_ids[:i]) for i in range(1, 9)]
+    assert asking.prompt_logprobs == [expected_logprobs(asking.token_ids[:i]) for i in range(1, 9)]
 
 
 def test_progress_is_reported_to_requests_that_ask_for_it() -> None:
@@ -478,13 +484,15 @@ def test_batching_never_changes_the_output(
         assert got == (expected[: len(got)] if r.request_id in aborted else expected)
         got_logprobs = [each for output in outputs[r.request_id] for each in output.logprobs]
         asks = r.sampling.logprobs is not None
-        assert got_logprobs == [logprobs([*prompt, *got[:i]]) for i in range(len(got)) if asks]
+        assert got_logprobs == [
+            expected_logprobs([*prompt, *got[:i]]) for i in range(len(got)) if asks
+        ]
         got_logprobs = [each for output in outputs[r.request_id] for each in output.prompt_logprobs]
         asks = r.sampling.prompt_logprobs is not None and bool(got)
         # The request that prefills the prompt gets them: a fork, if the one before it was aborted.
-        assert got_logprobs == [logprobs(prompt[:i]) for i in range(1, len(prompt)) if asks] or (
-            got_logprobs == [] and r.request_id not in leaders
-        )
+        assert got_logprobs == [
+            expected_logprobs(prompt[:i]) for i in range(1, len(prompt)) if asks
+        ] or (got_logprobs == [] and r.request_id not in leaders)
     assert scheduler.stats().num_free_blocks == limits.num_blocks
     assert scheduler.stats().num_running == scheduler.stats().num_waiting == 0
 

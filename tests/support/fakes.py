@@ -30,7 +30,7 @@ def expected_output(prompt: Sequence[int], num_tokens: int) -> list[int]:
     return token_ids[len(prompt) :]
 
 
-def logprobs(prefix: Sequence[int], num_top: int = 0) -> TokenLogprobs:
+def expected_logprobs(prefix: Sequence[int], num_top: int = 0) -> TokenLogprobs:
     """The log probability of what follows in this model; it depends on the prefix too."""
     logprob = -crc32(bytes([*prefix, 0])) / (1 << 32)
     return TokenLogprobs(logprob, ((33, -0.25), (34, logprob - 1))[:num_top])
@@ -80,7 +80,7 @@ class TokenRunner:
         return next_token(prefix)
 
     def _logprobs(self, prefix: list[int], num_top: int) -> TokenLogprobs:
-        return logprobs(prefix, num_top)
+        return expected_logprobs(prefix, num_top)
 
     def _prefix(self, request: BatchRequest, stop: int) -> list[int]:
         return [self._pool[self._slot(request.block_table, p)] for p in range(stop)]

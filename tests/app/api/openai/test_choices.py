@@ -6,7 +6,7 @@ import pytest
 
 from batching.request import BatchRequest
 from tests.support.chunks import chunks
-from tests.support.fakes import logprobs as logprobs_of
+from tests.support.fakes import expected_logprobs
 from tests.support.speaker import END, Speaker, served
 
 pytestmark = pytest.mark.anyio
@@ -93,7 +93,7 @@ async def test_the_best_of_several_answers_has_the_likeliest_tokens() -> None:
     prompt = list(b"Hi")
     means = {}
     for text in (b"abc", b"bc", b"c"):
-        each = [logprobs_of([*prompt, *text[:i]]).logprob for i in range(len(text) + 1)]
+        each = [expected_logprobs([*prompt, *text[:i]]).logprob for i in range(len(text) + 1)]
         means[text.decode()] = sum(each) / len(each)
     ranked = sorted(means, key=lambda text: -means[text])
     assert [c["text"] for c in one["choices"]] == ranked[:1]
@@ -126,7 +126,7 @@ async def test_chat_tells_the_odds_of_each_token() -> None:
     assert told["refusal"] is None
     assert [each["token"] for each in told["content"]] == ["a", "b"]
     for i, each in enumerate(told["content"]):
-        expected = logprobs_of([*prompt, *b"ab"[:i]], 2)
+        expected = expected_logprobs([*prompt, *b"ab"[:i]], 2)
         assert each["bytes"] == [b"ab"[i]]
         assert each["logprob"] == expected.logprob
         assert [top["logprob"] for top in each["top_logprobs"]] == [lp for _, lp in expected.top]
@@ -169,10 +169,13 @@ async def test_a_completion_tells_the_odds_and_where_its_tokens_begin(stream: bo
     said = list(b"Hiab")
     assert told["tokens"] == ["H", "i", "a", "b"]
     assert told["text_offset"] == [0, 1, 2, 3]
-    assert told["token_logprobs"] == [None, *(logprobs_of(said[:i]).logprob for i in (1, 2, 3))]
+    assert told["token_logprobs"] == [
+        None,
+        *(expected_logprobs(said[:i]).logprob for i in (1, 2, 3)),
+    ]
     assert told["top_logprobs"][0] is None
     assert told["top_logprobs"][3] == {
-        chr(token): logprob for token, logprob in logprobs_of(said[:3], 1).top
+        chr(token): logprob for token, logprob in expected_logprobs(said[:3], 1).top
     }
 
 
@@ -189,7 +192,7 @@ async def test_the_odds_of_an_echoed_prompt_come_with_each_of_its_answers() -> N
     async with served(b"abc", runner=Variants) as server:
         answer = (await server.complete("xy", echo=True, n=2, logprobs=0)).json()
     first, second = (c["logprobs"]["token_logprobs"][:2] for c in answer["choices"])
-    assert first == second == [None, logprobs_of(list(b"x")).logprob]
+    assert first == second == [None, expected_logprobs(list(b"x")).logprob]
 
 
 async def test_progress_is_told_while_a_long_prompt_is_read() -> None:
