@@ -2,9 +2,7 @@
 
 from batching.config import EngineConfig
 from batching.constraints.grammar import (
-    GrammarCompiler,
     GrammarText,
-    InvalidGrammar,
     choice_grammar,
     json_object_grammar,
     json_rule,
@@ -14,12 +12,10 @@ from batching.constraints.grammar import (
 )
 from batching.constraints.protocol import AllowedTokens, TokenConstraint
 from batching.engine.engine_thread import EngineThread
-from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.token_stream import TokenStream
 from batching.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
-    EmptyPrompt,
     EngineError,
     EngineStalled,
     EngineStopped,
@@ -30,9 +26,10 @@ from batching.errors import (
     RequestFailed,
 )
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
-from batching.observer import EngineObserver, Observers, SequenceStats, StepRecord
+from batching.observer import Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
+from batching.request_checks import check_token_ids
 from batching.scheduler_manager import SchedulerManager
 from batching.scheduling.stats import SchedulerStats
 
@@ -40,19 +37,14 @@ __all__ = [
     "AllowedTokens",
     "ContextLengthExceeded",
     "DeadlineExceeded",
-    "EmptyPrompt",
     "EngineConfig",
     "EngineError",
-    "EngineObserver",
     "EngineStalled",
     "EngineStopped",
     "EngineThread",
     "FinishReason",
-    "GrammarCompiler",
     "GrammarText",
-    "InvalidGrammar",
     "InvalidRequest",
-    "LoadedEngine",
     "ModelInfo",
     "ModelLoadError",
     "ModelNotFound",
@@ -71,6 +63,7 @@ __all__ = [
     "TokenOutput",
     "TokenStream",
     "Tokenizer",
+    "check_token_ids",
     "choice_grammar",
     "json_object_grammar",
     "json_rule",

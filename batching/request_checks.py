@@ -26,11 +26,12 @@ def check_request(
             raise EmptyPrompt
         if len(token_ids) + (max_tokens or 1) > limit:
             raise ContextLengthExceeded(len(token_ids), max_tokens, limit)
-        _check_token_ids(model, "prompt", (min(token_ids), max(token_ids)))
-    _check_token_ids(model, "logit_bias", [token_id for token_id, _ in sampling.logit_bias])
+        check_token_ids(model, "prompt", (min(token_ids), max(token_ids)))
+    check_token_ids(model, "logit_bias", [token_id for token_id, _ in sampling.logit_bias])
 
 
-def _check_token_ids(model: ModelInfo, param: str, token_ids: Sequence[int]) -> None:
+def check_token_ids(model: ModelInfo, param: str, token_ids: Sequence[int]) -> None:
+    """Raise InvalidRequest, with the name of the parameter, if a token is not in the vocabulary."""
     for token_id in token_ids:
         if not 0 <= token_id < model.vocab_size:
             raise InvalidRequest(param, f"token id {token_id} is not in [0, {model.vocab_size})")

@@ -19,6 +19,7 @@ from batching import (
     Priority,
     SamplingParams,
     TokenConstraint,
+    check_token_ids,
 )
 
 Number = TypeVar("Number", int, float)
@@ -234,10 +235,3 @@ def _text_options(
         min_tokens=params.min_tokens,
         skip_special_tokens=params.skip_special_tokens and not visible_ids,
     )
-
-
-def check_token_ids(model: ModelInfo, param: str, token_ids: Sequence[int]) -> None:
-    """Raise InvalidRequest if the vocabulary has not all of the tokens."""
-    for token_id in token_ids:
-        if token_id >= model.vocab_size:
-            raise InvalidRequest(param, f"token id {token_id} is not in [0, {model.vocab_size})")

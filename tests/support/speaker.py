@@ -19,13 +19,13 @@ from app.settings import Settings
 from batching import (
     EngineConfig,
     EngineThread,
-    LoadedEngine,
     ModelInfo,
     Priority,
     SchedulerManager,
 )
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
+from batching.engine.loaded_engine import LoadedEngine
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.step_plan import SliceOutput, StepPlan

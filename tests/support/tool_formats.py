@@ -8,7 +8,8 @@ from mlx_lm.tool_parsers import json_tools, mistral, qwen3_coder
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from app.parsing.tool_format import ToolFormat, tool_format
-from batching import GrammarCompiler, ModelInfo
+from batching import ModelInfo
+from batching.constraints.grammar import GrammarCompiler
 
 END: Final = "<|end|>"
 START_OF_CALL, END_OF_CALL = "<tool_call>", "</tool_call>"

@@ -13,11 +13,10 @@ from app.api.vllm.schemas import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from app.generation.job import check_token_ids
 from app.http.json_body import JsonRoute
 from app.parsing.tool_format import tool_format
 from app.prompts.render import chat_prompt, completion_prompt
-from batching import EngineThread, ModelInfo
+from batching import EngineThread, ModelInfo, check_token_ids
 
 router = APIRouter(route_class=JsonRoute)
 

@@ -6,14 +6,14 @@ import pytest
 
 from app.http.errors import ANSWERS, answer_for, error_body
 from batching import (
-    EmptyPrompt,
     EngineConfig,
     EngineStopped,
-    LoadedEngine,
     ModelLoadError,
     ModelNotFound,
     SchedulerManager,
 )
+from batching.engine.loaded_engine import LoadedEngine
+from batching.errors import EmptyPrompt
 from tests.support.speaker import served
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,6 @@ from prometheus_client.samples import Sample
 
 from app.observability.metrics.registry import Metrics
 from batching import (
-    EngineObserver,
     EngineThread,
     Priority,
     SchedulerStats,
@@ -24,6 +23,7 @@ from batching import (
 )
 from batching.blocks.block_ages import NO_AGES, BlockAges
 from batching.config import SchedulerConfig
+from batching.observer import EngineObserver
 from tests.support.fakes import ByteTokenizer, loaded_engine
 
 MODEL: Final = "fake/model"
