@@ -134,6 +134,6 @@ def reason_of(message: str) -> str:
         lines += line.split()
     text = " ".join(lines)
     if len(text) > _MAX_MESSAGE:
-        # The reason stands at the end, behind a pattern as long as the client made it.
+        # The reason is at the end, after a pattern as long as the client made it.
         text = f"{text[: _MAX_MESSAGE // 3]} ... {text[-_MAX_MESSAGE // 2 :]}"
     return _WORDS.get(text, text)

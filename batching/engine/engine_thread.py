@@ -34,7 +34,7 @@ class EngineThread:
 
     The worker owns the thread, and the thread the engine; the event loop owns the router and
     calls everything here but `start()`, `stop()` and the properties of health, which any thread
-    may use.  When the engine cannot go on, every open stream and every call gets EngineStopped.
+    may use.  When the engine stops, every open stream and every call gets EngineStopped.
     """
 
     model: ModelInfo

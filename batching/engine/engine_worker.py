@@ -122,7 +122,7 @@ class EngineWorker:
         try:
             self._serve(loaded.engine)
         except BaseException:
-            logger.exception("the engine cannot go on")
+            logger.exception("the engine failed and stops")
         finally:
             self._end()
 

@@ -141,7 +141,7 @@ def _edited(logits: mx.array, edits: Sequence[tuple[int, int, float, float, floa
         return logits
     columns = [np.array(c) for c in zip(*edits, strict=True)]
     if columns[1].min() < 0 or columns[1].max() >= logits.shape[-1]:
-        # MLX does not look whether an index is within an array.
+        # MLX does not check whether an index is within an array.
         raise IndexError("a token id is not in the vocabulary")
     rows, tokens, up, down, term = map(mx.array, columns)
     rows, tokens = rows.astype(mx.int32), tokens.astype(mx.int32)
