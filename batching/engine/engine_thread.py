@@ -33,8 +33,8 @@ class EngineThread:
     """Runs an engine in its own thread and hands its tokens to the event loop.
 
     The worker owns the thread, and the thread the engine; the event loop owns the router and
-    calls everything here but `start()`, `stop()` and the properties of health, which any thread
-    may use.  When the engine stops, every open stream and every call gets EngineStopped.
+    calls everything here but `start()`, `stop()`, `check()` and the properties of health, which
+    any thread may use.  When the engine stops, every open stream and call gets EngineStopped.
     """
 
     model: ModelInfo
@@ -93,12 +93,7 @@ class EngineThread:
     @property
     def is_stalled(self) -> bool:
         """True while a step takes longer than the step timeout."""
-        return self.step_time > self._step_timeout
-
-    @property
-    def step_time(self) -> float:
-        """For how many seconds the current step has run; 0 between two steps."""
-        return self._worker.step_time
+        return self._worker.step_time > self._step_timeout
 
     @property
     def seconds_since_step(self) -> float:
@@ -111,7 +106,7 @@ class EngineThread:
         if not self.is_alive:
             return "the engine has stopped"
         if self.is_stalled:
-            return f"a step of the model has not ended for {self.step_time:.0f} s"
+            return f"a step of the model has not ended for {self._worker.step_time:.0f} s"
         if (num_failed := self._router.num_failed_steps) >= _MAX_FAILED_STEPS:
             return f"{num_failed} steps failed since a completion was finished"
         return None

@@ -25,18 +25,17 @@ class Job(Generic[T]):
         self._func = func
         self.future: Future[T] = Future()
 
-    def run(self, engine: BatchInferenceEngine) -> None:
+    def run(self, engine: BatchInferenceEngine | None) -> None:
+        """Call the function; without an engine the future gets EngineStopped."""
         # False if the caller has cancelled it.
         if not self.future.set_running_or_notify_cancel():
             return
         try:
+            if engine is None:
+                raise EngineStopped
             self.future.set_result(self._func(engine))
         except Exception as error:
             self.future.set_exception(error)
-
-    def fail(self) -> None:
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(EngineStopped())
 
 
 class EngineWorker:
@@ -152,5 +151,5 @@ class EngineWorker:
             self._is_stopped = True
         while not self._inbox.empty():
             if (job := self._inbox.get()) is not None:
-                job.fail()
+                job.run(None)
         self._router.call_in_loop(self._router.fail_all, EngineStopped(), self._clock())
