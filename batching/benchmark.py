@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Final
 
+import numpy as np
 from tqdm import tqdm
 
 from batching.backend.engine_builder import build_engine
@@ -21,7 +22,6 @@ from batching.config import EngineConfig
 from batching.engine.engine_thread import EngineThread
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import EngineError
-from batching.percentile import percentile
 from batching.request import GREEDY
 from batching.scheduler_manager import SchedulerManager
 
@@ -51,15 +51,15 @@ class Report:
 
     @classmethod
     def of(cls, num_tokens: Sequence[int], latencies: Sequence[float], duration: float) -> "Report":
-        ordered = sorted(latencies)
+        p50, p99 = np.percentile(latencies, (50, 99), method="inverted_cdf").tolist()
         return cls(
-            num_requests=len(ordered),
+            num_requests=len(latencies),
             num_output_tokens=sum(num_tokens),
             duration=duration,
             throughput=sum(num_tokens) / duration,
-            latency_avg=sum(ordered) / len(ordered),
-            latency_p50=percentile(ordered, 50),
-            latency_p99=percentile(ordered, 99),
+            latency_avg=sum(latencies) / len(latencies),
+            latency_p50=p50,
+            latency_p99=p99,
         )
 
 

@@ -17,7 +17,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel, Field, TypeAdapter
 
-from tests.support.process import Process, start
+from scripts.server_process import Server
+from scripts.sse import chunks_in
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -53,15 +54,15 @@ CITY: Final[dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Process]:
-    started = start()
-    yield started
-    assert started.stop() == 0
+def server() -> Iterator[Server]:
+    with Server() as started:
+        yield started
+        assert started.stop() == 0
 
 
 @pytest.fixture(scope="module")
-def client(server: Process) -> Iterator[openai.OpenAI]:
-    with server.client() as made:
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
@@ -82,15 +83,13 @@ def check_shape(raw: Any, kind: type[BaseModel]) -> Any:
     return answer
 
 
-def post(server: Process, path: str, **body: Any) -> httpx.Response:
+def post(server: Server, path: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json={"model": MODEL, **body}, timeout=120)
 
 
-def chat_chunks(server: Process, **body: Any) -> list[ChatCompletionChunk]:
+def chat_chunks(server: Server, **body: Any) -> list[ChatCompletionChunk]:
     response = post(server, "/v1/chat/completions", stream=True, **body)
-    lines = [line for line in response.text.splitlines() if line.startswith("data: ")]
-    assert lines.pop() == "data: [DONE]"
-    return [check_shape(json.loads(line[6:]), ChatCompletionChunk) for line in lines]
+    return [check_shape(chunk, ChatCompletionChunk) for chunk in chunks_in(response.content)]
 
 
 CHAT_FIELDS: Final[list[dict[str, Any]]] = [
@@ -108,7 +107,7 @@ CHAT_FIELDS: Final[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("fields", CHAT_FIELDS, ids=lambda fields: ",".join(fields) or "none")
-def test_chat_answers_have_openais_shape(server: Process, fields: dict[str, Any]) -> None:
+def test_chat_answers_have_openais_shape(server: Server, fields: dict[str, Any]) -> None:
     body = {"messages": QUESTION, "max_completion_tokens": 12, **fields}
     response = post(server, "/v1/chat/completions", **body)
     assert response.status_code == 200, response.text
@@ -132,7 +131,7 @@ COMPLETION_FIELDS: Final[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("fields", COMPLETION_FIELDS, ids=lambda f: ",".join(f) or "none")
-def test_completions_have_openais_shape(server: Process, fields: dict[str, Any]) -> None:
+def test_completions_have_openais_shape(server: Server, fields: dict[str, Any]) -> None:
     body = {"prompt": "The capital of France is", "max_tokens": 8, **fields}
     raw = post(server, "/v1/completions", **body).json()
     for choice in raw["choices"] if fields.get("echo") else []:
@@ -323,7 +322,7 @@ def test_streamed_calls_join_to_whole_ones_and_their_results_are_read(
     assert answer.usage.prompt_tokens > 100
 
 
-def test_the_asynchronous_client_streams_many_at_once(server: Process) -> None:
+def test_the_asynchronous_client_streams_many_at_once(server: Server) -> None:
     async def ask(client: openai.AsyncOpenAI, seed: int) -> str:
         stream = await client.chat.completions.create(
             model=MODEL, messages=QUESTION, seed=seed, max_tokens=8, stream=True
@@ -361,7 +360,7 @@ def test_the_asynchronous_client_streams_many_at_once(server: Process) -> None:
     ],
 )
 def test_what_is_refused_names_its_field(
-    server: Process, fields: dict[str, Any], param: str
+    server: Server, fields: dict[str, Any], param: str
 ) -> None:
     response = post(server, "/v1/chat/completions", messages=QUESTION, **fields)
     assert response.status_code == 400, response.text
@@ -369,7 +368,7 @@ def test_what_is_refused_names_its_field(
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio"])
-def test_parts_that_are_no_text_are_refused(server: Process, kind: str) -> None:
+def test_parts_that_are_no_text_are_refused(server: Server, kind: str) -> None:
     content = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {}}]
     messages = [{"role": "user", "content": content}]
     response = post(server, "/v1/chat/completions", messages=messages)
@@ -377,12 +376,12 @@ def test_parts_that_are_no_text_are_refused(server: Process, kind: str) -> None:
     assert "this model takes text only" in response.json()["error"]["message"]
 
 
-def test_a_suffix_is_refused(server: Process) -> None:
+def test_a_suffix_is_refused(server: Server) -> None:
     response = post(server, "/v1/completions", prompt="a", suffix="b")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix")
 
 
-def test_what_is_cached_under_a_salt_serves_nobody_else(server: Process) -> None:
+def test_what_is_cached_under_a_salt_serves_nobody_else(server: Server) -> None:
     def num_cached(**fields: Any) -> int:
         body = {"prompt": [7] * 200, "max_tokens": 1, **fields}
         usage = post(server, "/v1/completions", **body).json()["usage"]
@@ -400,13 +399,13 @@ def get_weather(city: str) -> str:
     return f"It rains in {city}."
 
 
-def langchain(server: Process, **fields: Any) -> ChatOpenAI:
+def langchain(server: Server, **fields: Any) -> ChatOpenAI:
     return ChatOpenAI(
         model=MODEL, base_url=f"{server.url}/v1", api_key=cast(Any, "none"), max_retries=0, **fields
     )
 
 
-def test_langchain_streams_calls_tools_and_reads_its_types(server: Process) -> None:
+def test_langchain_streams_calls_tools_and_reads_its_types(server: Server) -> None:
     model = langchain(server, temperature=0, max_completion_tokens=60)
     parts = list(model.stream("What is the capital of France?"))
     assert "".join(str(part.content) for part in parts) == "The capital of France is Paris."

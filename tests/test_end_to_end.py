@@ -20,8 +20,8 @@ from app.main import create_app
 from app.server.uvicorn_server import bind, serve
 from batching import EngineConfig, EngineThread, SchedulerManager, SchedulerStats
 from batching.backend import BLAS
+from scripts.server_process import ROOT, Server
 from tests.support.golden import GOLDEN, GoldenCase
-from tests.support.process import ROOT, Process, start
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -30,10 +30,14 @@ SHORT = [case for case in GOLDEN if len(case.prompt_token_ids) < 200]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Process]:
-    started = start()
-    yield started
-    assert started.stop() == 0
+def server() -> Iterator[Server]:
+    with Server() as started:
+        yield started
+        assert started.stop() == 0
+
+
+def client_of(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 def messages(case: GoldenCase) -> list[ChatCompletionMessageParam]:
@@ -56,10 +60,11 @@ def stream_text(client: openai.OpenAI, case: GoldenCase) -> tuple[str, str | Non
     return text, reason
 
 
-def test_the_start_says_what_was_chosen(server: Process) -> None:
-    assert f"BLAS: {BLAS}" in server.startup
+def test_the_start_says_what_was_chosen(server: Server) -> None:
+    server.wait_for_line("^serving ")
+    assert f"BLAS: {BLAS}" in server.log
     for word in ("device    cpu", "kernels   ", "1024 blocks", "MiB", "curl"):
-        assert word in server.startup
+        assert word in server.log
 
 
 def python_examples(document: str) -> list[str]:
@@ -73,21 +78,21 @@ def python_examples(document: str) -> list[str]:
     "example", [*python_examples("README.md"), *python_examples("docs/clients.md")]
 )
 def test_the_documents_examples_run_as_they_stand(
-    server: Process, capsys: pytest.CaptureFixture[str], example: str
+    server: Server, capsys: pytest.CaptureFixture[str], example: str
 ) -> None:
     assert "http://127.0.0.1:8000/v1" in example
     exec(example.replace("http://127.0.0.1:8000", server.url), {})
     assert capsys.readouterr().out.strip()
 
 
-def test_many_clients_at_once_get_the_golden_answers(server: Process) -> None:
-    with server.client() as client, ThreadPoolExecutor(len(SHORT)) as pool:
+def test_many_clients_at_once_get_the_golden_answers(server: Server) -> None:
+    with client_of(server) as client, ThreadPoolExecutor(len(SHORT)) as pool:
         answers = pool.map(lambda case: stream_text(client, case), SHORT)
     assert list(answers) == [(case.text, case.finish_reason) for case in SHORT]
 
 
-def test_a_whole_answer_reports_what_the_cache_gave(server: Process) -> None:
-    with server.client() as client:
+def test_a_whole_answer_reports_what_the_cache_gave(server: Server) -> None:
+    with client_of(server) as client:
         for _ in range(2):
             answer = client.chat.completions.create(
                 model=MODEL,
@@ -102,9 +107,9 @@ def test_a_whole_answer_reports_what_the_cache_gave(server: Process) -> None:
     assert answer.usage.prompt_tokens_details.cached_tokens == 32
 
 
-def test_a_stop_string_is_not_part_of_the_answer(server: Process) -> None:
+def test_a_stop_string_is_not_part_of_the_answer(server: Server) -> None:
     assert SHORT[0].text == "The capital of France is Paris."
-    with server.client() as client:
+    with client_of(server) as client:
         answer = client.chat.completions.create(
             model=MODEL,
             messages=messages(SHORT[0]),
@@ -115,8 +120,8 @@ def test_a_stop_string_is_not_part_of_the_answer(server: Process) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_a_seeded_completion_is_the_same_again(server: Process) -> None:
-    with server.client() as client:
+def test_a_seeded_completion_is_the_same_again(server: Server) -> None:
+    with client_of(server) as client:
         texts = {
             client.completions.create(
                 model=MODEL, prompt="Once upon a time", max_tokens=24, seed=seed, top_p=0.9
@@ -129,9 +134,8 @@ def test_a_seeded_completion_is_the_same_again(server: Process) -> None:
 
 
 def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
-    started = start()
     case = SHORT[2]
-    with started.client() as client, ThreadPoolExecutor() as pool:
+    with Server() as started, client_of(started) as client, ThreadPoolExecutor() as pool:
         first = client.chat.completions.create(
             model=MODEL,
             messages=messages(case),

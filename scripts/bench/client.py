@@ -3,31 +3,104 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from time import perf_counter
-from types import TracebackType
 from typing import Any, Final, Self
 
 import httpx
 
-from scripts.bench.records import RequestRecord
+from scripts.sse import BadChunk, Chunk, SSEReader
 
 Messages = Sequence[dict[str, str]]
 
 _MAX_ERROR: Final = 300
-# Seconds.  Servers close idle connections, uvicorn after 5: by then we no longer use them.
+# Seconds.  Servers close idle connections, uvicorn after 5: by then they are no longer used.
 _KEEPALIVE: Final = 2.0
 # Where servers put text: vLLM's and llama.cpp's, then mlx-lm's and vLLM's newer reasoning.
 _TEXT_FIELDS: Final = ("content", "reasoning_content", "reasoning")
 
 
+@dataclass(slots=True)
+class RequestRecord:
+    """What a client saw of one request; times are a clock's seconds.
+
+    `chunk_times` has a time for each chunk with text.  The first of them is the first token: a
+    server may send a chunk earlier that only names the role.
+    """
+
+    sent: float
+    ended: float = 0.0
+    chunk_times: list[float] = field(default_factory=list)
+    text: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    priority: str | None = None
+    status: int | None = None
+    error: str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int | None:
+        return self.usage.get("prompt_tokens")
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        return (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+    @property
+    def num_output_tokens(self) -> int:
+        """The server's count; of a server without usage, the number of chunks."""
+        return int(self.usage.get("completion_tokens", len(self.chunk_times)))
+
+    @property
+    def ttft(self) -> float | None:
+        """The time to the first token."""
+        return self.chunk_times[0] - self.sent if self.chunk_times else None
+
+    @property
+    def e2e(self) -> float:
+        """The time to the end of the completion."""
+        return self.ended - self.sent
+
+    @property
+    def tpot(self) -> float | None:
+        """The time per output token after the first; a single token has none."""
+        if self.ttft is None or self.num_output_tokens < 2:
+            return None
+        return (self.e2e - self.ttft) / (self.num_output_tokens - 1)
+
+    @property
+    def gaps(self) -> list[float]:
+        """The times between one chunk and the next."""
+        return [later - earlier for earlier, later in pairwise(self.chunk_times)]
+
+    def add(self, chunk: Chunk, now: float) -> None:
+        """Take a chunk of the stream.
+
+        Raises:
+            StreamFault: it is an error, or no chunk of a chat completion.
+        """
+        if chunk.get("error"):
+            raise StreamFault(_message_in(json.dumps(chunk)))
+        try:
+            self.usage = chunk.get("usage") or self.usage
+            for choice in chunk.get("choices") or ():
+                delta = choice.get("delta") or {}
+                if any(delta.get(name) for name in _TEXT_FIELDS):
+                    self.chunk_times.append(now)
+                self.text += delta.get("content") or ""
+        except (AttributeError, TypeError):
+            raise StreamFault(f"not a chunk: {json.dumps(chunk)[:_MAX_ERROR]}") from None
+        self.ended = now
+
+
 class StreamFault(Exception):
-    """The server refused the request or broke its stream; the text is for the report."""
+    """The server rejected the request or broke its stream; the text is for the report."""
 
 
 class ChatClient:
-    """Asks one server; any number of requests may be under way at once.
+    """Sends chat completions to one server; any number may be in flight at once.
 
-    `ask` raises nothing that a server can cause: trouble is the record's `error`.
+    `ask` raises nothing that a server can cause: that is the record's `error`.
     """
 
     def __init__(
@@ -44,21 +117,15 @@ class ChatClient:
         )
 
     async def __aenter__(self) -> Self:
-        await self._http.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._http.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
 
     async def ask(
         self, messages: Messages, max_tokens: int, priority: str | None = None
     ) -> RequestRecord:
-        """Send a conversation and read the answer to its end."""
+        """Send a conversation and read the completion to its end."""
         body: dict[str, Any] = {
             "model": self._model,
             "messages": messages,
@@ -69,105 +136,36 @@ class ChatClient:
         }
         if priority is not None:
             body["priority"] = priority
-        answer = Answer(self._clock)
-        error = None
+        record = RequestRecord(self._clock(), priority=priority)
         try:
             async with asyncio.timeout(self._timeout):
-                await self._read(body, answer)
-            answer.check_whole()
+                await self._stream(body, record)
         except TimeoutError:
-            error = f"no end of the answer within {self._timeout:g} s"
-        except httpx.HTTPError as fault:
+            record.error = f"not complete within {self._timeout:g} s"
+        except httpx.HTTPError as error:
             # Some have no text; a connection that the server reset is a bare ReadError.
-            error = ": ".join(filter(None, [type(fault).__name__, str(fault)]))
-        except StreamFault as fault:
-            error = str(fault)
-        return answer.record(error, priority)
+            record.error = ": ".join(filter(None, [type(error).__name__, str(error)]))
+        except (StreamFault, BadChunk) as error:
+            record.error = str(error)
+        if record.error is not None:
+            record.ended = self._clock()
+        return record
 
-    async def _read(self, body: dict[str, Any], answer: "Answer") -> None:
+    async def _stream(self, body: dict[str, Any], record: RequestRecord) -> None:
         async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-            answer.status = response.status_code
+            record.status = response.status_code
             if response.status_code != httpx.codes.OK:
                 text = (await response.aread()).decode(errors="replace")
                 raise StreamFault(f"HTTP {response.status_code}: {_message_in(text)}")
-            async for line in response.aiter_lines():
-                answer.take(line)
-
-
-class Answer:
-    """A stream as it comes, line by line."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._sent = clock()
-        self._ended = self._sent
-        self._chunk_times: list[float] = []
-        self._pieces: list[str] = []
-        self._usage: dict[str, Any] = {}
-        self._finish_reason: str | None = None
-        self._is_done = False
-        self.status: int | None = None
-
-    def take(self, line: str) -> None:
-        """Read a line; comments, which keep a connection alive, say nothing.
-
-        Raises:
-            StreamFault: the server says that it failed, or what is no JSON.
-        """
-        now = self._clock()
-        field, _, value = line.partition(":")
-        value = value.strip()
-        if field == "error":  # llama.cpp's, without an event around it
-            raise StreamFault(_message_in(value))
-        if field != "data":
-            return
-        if value == "[DONE]":
-            self._is_done = True
-            return
-        try:
-            chunk = json.loads(value)
-        except ValueError:
-            raise StreamFault(f"a chunk is no JSON: {value[:_MAX_ERROR]}") from None
-        if not isinstance(chunk, dict) or chunk.get("error"):
-            raise StreamFault(_message_in(value))
-        try:
-            self._take_chunk(chunk, now)
-        except (AttributeError, TypeError):
-            raise StreamFault(f"a chunk has another shape: {value[:_MAX_ERROR]}") from None
-
-    def check_whole(self) -> None:
-        """Raise StreamFault unless the stream came to its end and said something."""
-        if not self._is_done:
+            reader = SSEReader()
+            async for piece in response.aiter_bytes():
+                now = self._clock()
+                for chunk in reader.feed(piece):
+                    record.add(chunk, now)
+        if not reader.is_done:
             raise StreamFault("the stream ended without [DONE]")
-        if not self._chunk_times:
-            raise StreamFault("the answer has no text")
-
-    def record(self, error: str | None, priority: str | None) -> RequestRecord:
-        """Return what came; a server that tells no usage has its chunks counted as tokens."""
-        details = self._usage.get("prompt_tokens_details") or {}
-        return RequestRecord(
-            sent=self._sent,
-            ended=self._ended if error is None else self._clock(),
-            chunk_times=tuple(self._chunk_times),
-            text="".join(self._pieces),
-            num_prompt_tokens=self._usage.get("prompt_tokens"),
-            num_cached_tokens=details.get("cached_tokens"),
-            num_output_tokens=self._usage.get("completion_tokens", len(self._chunk_times)),
-            finish_reason=self._finish_reason,
-            priority=priority,
-            status=self.status,
-            error=error,
-        )
-
-    def _take_chunk(self, chunk: dict[str, Any], now: float) -> None:
-        self._ended = now
-        self._usage = chunk.get("usage") or self._usage
-        for choice in chunk.get("choices") or ():
-            delta = choice.get("delta") or {}
-            if any(delta.get(field) for field in _TEXT_FIELDS):
-                self._chunk_times.append(now)
-            self._pieces.append(delta.get("content") or "")
-            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        if not record.chunk_times:
+            raise StreamFault("the completion has no text")
 
 
 def _message_in(text: str) -> str:
@@ -178,8 +176,6 @@ def _message_in(text: str) -> str:
         body = text
     match body:
         case {"error": {"message": message}} | {"error": message} | {"detail": message}:
-            pass
-        case {"message": message}:
             pass
         case _:
             message = body

@@ -7,49 +7,17 @@ with text, of all requests together; failed requests count in no latency and no 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Final, Literal
+from typing import Final
 
-from batching.percentile import percentile
-from scripts.bench.records import RequestRecord
+import numpy as np
+
+from scripts.bench.client import RequestRecord
 
 Values = Mapping[str, float]
 
-LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES: Final = (50, 90, 99)
-
 # What a limit of `--goodput` can be about: what each request has one of.
 LIMITED: Final = ("ttft", "tpot", "e2e")
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A number of a summary, and how reports write it."""
-
-    name: str
-    label: str
-    digits: int = 0
-    better: Literal["higher", "lower"] | None = None
-
-
-def latency_name(latency: str, percent: int) -> str:
-    return f"{latency}_p{percent}_ms"
-
-
-METRICS: Final = (
-    Metric("prompt_tokens", "prompt tokens"),
-    Metric("cached_tokens", "cached tokens"),
-    Metric("output_tokens", "output tokens"),
-    Metric("duration_s", "time, s", 2),
-    Metric("output_throughput", "output, tok/s", 1, "higher"),
-    Metric("total_throughput", "prompt + output, tok/s", 1, "higher"),
-    Metric("request_throughput", "requests/s", 2, "higher"),
-    Metric("goodput", "goodput, requests/s", 2, "higher"),
-    *(
-        Metric(latency_name(latency, percent), f"{latency.upper()} p{percent}, ms", 1, "lower")
-        for latency in LATENCIES
-        for percent in PERCENTILES
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +41,30 @@ def summarise(records: Sequence[RequestRecord], limits: Values | None = None) ->
         num_failed=len(errors),
         first_error=next(iter(errors), None),
         values=_values(good, _duration(records), limits),
-        by_priority={
-            priority: latencies([r for r in good if r.priority == priority])
-            for priority in priorities
-        },
+        by_priority={p: latencies(r for r in good if r.priority == p) for p in priorities},
     )
 
 
 def latencies(records: Iterable[RequestRecord]) -> dict[str, float]:
     """Return the percentiles of all latencies that the requests have, in milliseconds."""
     records = list(records)
-    samples: dict[str, list[float | None]] = {
-        "ttft": [r.ttft for r in records],
-        "tpot": [r.tpot for r in records],
+    samples = {
+        "ttft": [r.ttft for r in records if r.ttft is not None],
+        "tpot": [r.tpot for r in records if r.tpot is not None],
         "itl": [gap for r in records for gap in r.gaps],
         "e2e": [r.e2e for r in records],
     }
-    values = {}
-    for latency in LATENCIES:
-        ordered = sorted(sample for sample in samples[latency] if sample is not None)
-        for percent in PERCENTILES if ordered else ():
-            values[latency_name(latency, percent)] = percentile(ordered, percent) * 1000
-    return values
+    return {
+        f"{latency}_p{percent}_ms": float(value) * 1000
+        for latency, seconds in samples.items()
+        if seconds
+        for percent, value in zip(PERCENTILES, _percentiles(seconds), strict=True)
+    }
+
+
+def _percentiles(samples: Sequence[float]) -> Iterable[float]:
+    """Return values that were measured, and none between two."""
+    return np.percentile(samples, PERCENTILES, method="inverted_cdf")
 
 
 def medians(summaries: Sequence[Summary]) -> Summary:
@@ -111,13 +81,6 @@ def medians(summaries: Sequence[Summary]) -> Summary:
             for name in priorities
         },
     )
-
-
-def ratio(ours: Values, theirs: Values, name: str) -> float | None:
-    """Return how many times the peer's value ours is; None if there is nothing to compare."""
-    if name not in ours or not theirs.get(name):
-        return None
-    return ours[name] / theirs[name]
 
 
 def _medians(columns: Sequence[Values]) -> dict[str, float]:
@@ -148,7 +111,7 @@ def _values(good: Sequence[RequestRecord], duration: float, limits: Values | Non
 
 
 def _token_counts(records: Sequence[RequestRecord]) -> dict[str, float]:
-    """Sum up the tokens; a count that the server never told is left out, which is not 0."""
+    """Sum up the tokens; a count that the server does not send is left out, which is not 0."""
     prompt = [r.num_prompt_tokens for r in records if r.num_prompt_tokens is not None]
     cached = [r.num_cached_tokens for r in records if r.num_cached_tokens is not None]
     counts: dict[str, float] = {"output_tokens": sum(r.num_output_tokens for r in records)}

@@ -1,143 +1,100 @@
-"""A page of its own: the machine, the command, the tables, the charts; or the charts as a PNG."""
+"""The results: all of them as JSON, the medians as a table."""
 
-from collections.abc import Iterable, Sequence
-from html import escape
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
 
-from scripts.bench.export import Circumstances
-from scripts.bench.machine import in_words
-from scripts.bench.panels import GRID, INK, MUTED, PAPER, SERIES
-from scripts.bench.pictures import Chart, svg, write_png
-from scripts.bench.plots import charts
+from scripts.bench.metrics import Summary, Values, medians
+from scripts.bench.plan import Plan, Point
+from scripts.bench.scenarios import PRIORITIES
+from scripts.bench.servers import Target
 from scripts.bench.session import Outcome
-from scripts.bench.steps import StepTime
-from scripts.bench.table import Cell, Table
 
-_DARK_SERIES: Final = ("#56b4e9", "#f28e4b", "#35c79b", "#e0a0c4", "#f0c043", "#c4d7e6")
-_TONES: Final = {None: "", True: ' class="better"', False: ' class="worse"'}
-
-# What the charts' colours are called on the page, so that they follow the reader's theme.
-_VARIABLES: Final = {
-    INK: "--ink",
-    MUTED: "--muted",
-    GRID: "--grid",
-    PAPER: "--paper",
-    **{color: f"--series-{number}" for number, color in enumerate(SERIES)},
-}
-_LIGHT: Final = {name: color for color, name in _VARIABLES.items()} | {
-    "--better": "#00684b",
-    "--worse": "#a33c00",
-}
-_DARK: Final = {
-    "--ink": "#e8e8e8",
-    "--muted": "#a5a5a5",
-    "--grid": "#3a3a3a",
-    "--paper": "#161618",
-    "--better": "#35c79b",
-    "--worse": "#f28e4b",
-    **{f"--series-{number}": color for number, color in enumerate(_DARK_SERIES)},
-}
-
-_STYLE: Final = """
-body { background: var(--paper); color: var(--ink); margin: 2rem auto; max-width: 62rem;
-  padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin-bottom: .2rem; }
-h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; }
-h3 { font-size: 1rem; margin: 2rem 0 .2rem; }
-code { display: block; overflow-x: auto; border-left: 3px solid var(--grid); padding: .3rem .8rem; }
-.muted, figcaption, small { color: var(--muted); font-size: .85rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .85rem; }
-th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--grid); }
-th { color: var(--muted); font-weight: 600; vertical-align: bottom; }
-.label { text-align: left; white-space: nowrap; }
-.better { color: var(--better); } .worse { color: var(--worse); }
-figure { margin: 2rem 0; } figure h3 { margin: 0; }
-svg { width: 100%; height: auto; }
-svg text { font-family: system-ui, sans-serif !important; }
-"""
+# The table's columns: a value's name, its title, and its digits.
+_COLUMNS: Final = (
+    ("output_throughput", "output tok/s", 1),
+    ("request_throughput", "requests/s", 2),
+    ("goodput", "goodput/s", 2),
+    ("ttft_p50_ms", "TTFT p50", 0),
+    ("ttft_p99_ms", "TTFT p99", 0),
+    ("tpot_p50_ms", "TPOT p50", 1),
+    ("itl_p99_ms", "ITL p99", 1),
+    ("e2e_p50_ms", "E2E p50", 0),
+)
+_UNKNOWN: Final = "-"
 
 
-def write_report(
-    path: Path,
-    outcome: Outcome,
-    steps: Sequence[StepTime],
-    overview: Table,
-    details: Iterable[Table],
-    lines: Iterable[str],
-    circumstances: Circumstances,
-) -> None:
-    """Write the file that its suffix asks for; without any number there is no PNG."""
-    shown = charts(outcome, steps)
-    if path.suffix == ".png":
-        write_png(shown, path)
-        return
-    parts = [
-        _head(circumstances),
-        _list(lines),
-        _table(overview),
-        "<h2>Charts</h2>",
-        *map(_figure, shown),
-        "<h2>All numbers</h2>",
-        *map(_table, details),
-    ]
-    path.write_text(_page("\n".join(parts)), encoding="utf-8")
+def as_json(
+    outcome: Outcome, plan: Plan, targets: Sequence[Target], circumstances: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return all of a run in types that JSON has."""
+    common = ("rounds", "num_warmup_requests", "seed", "timeout", "time_limit", "limits")
+    return {
+        **circumstances,
+        "is_complete": outcome.is_complete,
+        "num_failed": outcome.num_failed,
+        "notes": outcome.notes,
+        "plan": {name: getattr(plan, name) for name in common},
+        "servers": [{"name": t.name, "url": t.url, "model": t.model} for t in targets],
+        "results": [
+            {
+                "scenario": point.scenario.name,
+                "description": point.scenario.description,
+                "load": {"label": point.arrivals.label, **asdict(point.arrivals)},
+                "max_tokens": point.max_tokens,
+                "server": server,
+                "median": asdict(medians(rounds)),
+                "rounds": [asdict(summary) for summary in rounds],
+            }
+            for point, by_server in outcome.rounds.items()
+            for server, rounds in by_server.items()
+        ],
+    }
 
 
-def _page(body: str) -> str:
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Serving benchmark</title>\n<style>\n:root {{ color-scheme: light dark; "
-        f"{_declared(_LIGHT)} }}\n@media (prefers-color-scheme: dark) {{ :root {{ "
-        f"{_declared(_DARK)} }} }}{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+def table(outcome: Outcome) -> str:
+    """Return the medians, a line for each load and server; latencies are in milliseconds."""
+    rows = [row for point in outcome.rounds for row in _rows(outcome, point)]
+    known = {name for _, _, values in rows for name in values}
+    columns = [column for column in _COLUMNS if column[0] in known]
+    lines = [["load", "server", *(title for _, title, _ in columns)]]
+    for load, server, values in rows:
+        lines.append([load, server, *(_number(values, name, n) for name, _, n in columns)])
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return "\n".join(_line(cells, widths) for cells in lines)
 
 
-def _declared(colors: dict[str, str]) -> str:
-    return " ".join(f"{name}: {color};" for name, color in colors.items())
+def _rows(outcome: Outcome, point: Point) -> Iterator[tuple[str, str, Values]]:
+    for server, rounds in outcome.rounds[point].items():
+        summary = medians(rounds)
+        yield point.title, server, summary.values
+        for priority in PRIORITIES:
+            if priority in summary.by_priority:
+                yield f"  {priority}", server, summary.by_priority[priority]
 
 
-def _head(circumstances: Circumstances) -> str:
-    note = f"<p>{escape(circumstances.note)}</p>" if circumstances.note else ""
-    return (
-        "<h1>Serving benchmark</h1>\n"
-        f'<p class="muted">{escape(circumstances.started)}<br>'
-        f"{escape(in_words(circumstances.machine))}</p>\n{note}\n"
-        f"<code>{escape(circumstances.command)}</code>"
-    )
+def _number(values: Values, name: str, digits: int) -> str:
+    return f"{values[name]:.{digits}f}" if name in values else _UNKNOWN
 
 
-def _list(lines: Iterable[str]) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<ul>{items}</ul>" if items else ""
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Align the two columns of words to the left, the numbers to the right."""
+    words = (cell.ljust(width) for cell, width in zip(cells[:2], widths, strict=False))
+    numbers = (cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True))
+    return "  ".join([*words, *numbers])
 
 
-def _figure(chart: Chart) -> str:
-    picture = svg(chart)
-    for color, name in _VARIABLES.items():
-        picture = picture.replace(color, f"var({name})")
-    picture = picture.replace("<svg ", f'<svg role="img" aria-label="{escape(chart.title)}" ', 1)
-    return (
-        f"<figure><h3>{escape(chart.title)}</h3>\n"
-        f"<figcaption>{escape(chart.subtitle)}</figcaption>\n{picture}</figure>"
-    )
-
-
-def _table(table: Table) -> str:
-    head = "".join(_cell("th", Cell(text), n, table) for n, text in enumerate(table.header))
-    rows = "\n".join(
-        f"<tr>{''.join(_cell('td', cell, n, table) for n, cell in enumerate(row))}</tr>"
-        for row in table.rows
-    )
-    notes = "<br>\n".join(map(escape, table.footnotes))
-    return (
-        f'<h3>{escape(table.title)}</h3>\n<div class="wide"><table>\n<thead><tr>{head}</tr></thead>'
-        f"\n<tbody>\n{rows}\n</tbody>\n</table></div>\n<small>{notes}</small>"
-    )
-
-
-def _cell(tag: str, cell: Cell, number: int, table: Table) -> str:
-    tone = ' class="label"' if number < table.num_labels else _TONES[cell.is_better]
-    return f"<{tag}{tone}>{escape(cell.text)}</{tag}>"
+def remarks(outcome: Outcome) -> Iterator[str]:
+    """Yield what a reader should know: output by round, failed requests, notes."""
+    for point, by_server in outcome.rounds.items():
+        for server, rounds in by_server.items():
+            if len(rounds) > 1:
+                rates = ", ".join(_number(s.values, "output_throughput", 1) for s in rounds)
+                yield f"{point.title}, {server}: output tok/s by round: {rates}"
+            summary: Summary = medians(rounds)
+            if summary.num_failed:
+                yield (
+                    f"{point.title}: {summary.num_failed} of {summary.num_requests} requests "
+                    f"to {server} failed; the first: {summary.first_error}"
+                )
+    yield from (f"note: {note}" for note in outcome.notes)

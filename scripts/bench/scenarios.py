@@ -17,8 +17,8 @@ PRIORITIES: Final = ("high", "normal", "low")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a conversation stands: in which run, of which client, and how many came before."""
+class Position:
+    """Of a conversation: in which run, of which client, and how many came before."""
 
     run: str
     client: int
@@ -39,7 +39,7 @@ class Scenario:
 
     name: str
     description: str
-    conversation: Callable[[Place], Conversation]
+    conversation: Callable[[Position], Conversation]
     num_clients: int
     max_tokens: int
     requests_per_client: int = 2
@@ -54,37 +54,37 @@ class Scenario:
         """
         conversations = []
         for number, start in enumerate(range(0, num_requests, self.num_turns)):
-            whole = self.conversation(Place(run, client, number))
+            whole = self.conversation(Position(run, client, number))
             questions = whole.questions[: num_requests - start]
             conversations.append(Conversation(questions, whole.system, whole.priority))
         return conversations
 
 
-def _short(place: Place) -> Conversation:
-    return Conversation((place.writer().question(_SHORT),))
+def _short(position: Position) -> Conversation:
+    return Conversation((position.writer().question(_SHORT),))
 
 
-def _long(place: Place) -> Conversation:
-    return Conversation((place.writer().question(_LONG),))
+def _long(position: Position) -> Conversation:
+    return Conversation((position.writer().question(_LONG),))
 
 
-def _mixed(place: Place) -> Conversation:
-    return _long(place) if place.step % 4 == 0 else _short(place)
+def _mixed(position: Position) -> Conversation:
+    return _long(position) if position.step % 4 == 0 else _short(position)
 
 
-def _shared_prefix(place: Place) -> Conversation:
-    system = Writer(f"{place.run}/system").text(_SYSTEM)
-    return Conversation(_short(place).questions, system=system)
+def _shared_prefix(position: Position) -> Conversation:
+    system = Writer(f"{position.run}/system").text(_SYSTEM)
+    return Conversation(_short(position).questions, system=system)
 
 
-def _multi_turn(place: Place) -> Conversation:
-    writer = place.writer()
+def _multi_turn(position: Position) -> Conversation:
+    writer = position.writer()
     return Conversation(tuple(writer.question(_SHORT) for _ in range(_TURNS)))
 
 
-def _priority_mix(place: Place) -> Conversation:
-    priority = PRIORITIES[place.step % len(PRIORITIES)]
-    return Conversation(_short(place).questions, priority=priority)
+def _priority_mix(position: Position) -> Conversation:
+    priority = PRIORITIES[position.step % len(PRIORITIES)]
+    return Conversation(_short(position).questions, priority=priority)
 
 
 SCENARIOS: Final = {

@@ -1,5 +1,6 @@
 """The servers under measurement: ours and its peers, running already or started for the run."""
 
+import os
 import re
 import shlex
 import socket
@@ -14,12 +15,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from scripts.bench.server_process import ServerFailed, ServerProcess
-
-ROOT: Final = Path(__file__).parent.parent.parent
+from scripts.server_process import ServerFailed, ServerProcess
 
 _POLL_INTERVAL: Final = 0.1
-_ANSWER_TIMEOUT: Final = 5.0
+_RESPONSE_TIMEOUT: Final = 5.0
+# Seconds.  Its requests are over or given up by then, so there is nothing to wait for.
+_STOP_TIMEOUT: Final = 15.0
+_LOG_TAIL: Final = 2000
 _NAMED: Final = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
 _WITH_MODEL: Final = re.compile(r"(.*?)\s*#([^\s#]+)", re.DOTALL)
 
@@ -33,12 +35,11 @@ class ServerSpec:
     url: str | None = None
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    directory: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """A server that answers; one that we started sleeps until it is its turn."""
+class Target:
+    """A server that is ready; one that was started for the run is paused until its turn."""
 
     name: str
     url: str
@@ -56,12 +57,11 @@ class Server:
         finally:
             self.process.pause()
 
-    def obituary(self) -> str | None:
-        """Say how a server of ours ended, if it did."""
+    def premature_end(self) -> str | None:
+        """Say how a server that was started ended, if it did."""
         if self.process is None or self.process.exit_status is None:
             return None
-        status, log = self.process.exit_status, self.process.log_tail()
-        return f"{self.name} ended with status {status}: {log}"
+        return f"{self.name} ended with status {self.process.exit_status}: {_tail(self.process)}"
 
 
 def our_server(model: str | None = None) -> ServerSpec:
@@ -71,7 +71,6 @@ def our_server(model: str | None = None) -> ServerSpec:
         model,
         command=(sys.executable, "-m", "app"),
         environment={"MLX_SERVER_HOST": "127.0.0.1", "MLX_SERVER_PORT": "{port}"},
-        directory=ROOT,
     )
 
 
@@ -111,31 +110,33 @@ def _parts(text: str) -> tuple[str | None, str, str | None]:
 
 
 @contextmanager
-def fleet(specs: Sequence[ServerSpec], start_timeout: float) -> Iterator[list[Server]]:
-    """Have the servers ready, each paused that we started; end those in any case.
+def fleet(specs: Sequence[ServerSpec], start_timeout: float) -> Iterator[list[Target]]:
+    """Have the servers ready, those paused that are started here; end these in any case.
 
     Raises:
-        ServerFailed: one of them does not start or does not answer.
+        ServerFailed: one of them does not start or does not respond.
     """
     with ExitStack() as stack:
         yield [_open(spec, stack, start_timeout) for spec in specs]
 
 
-def _open(spec: ServerSpec, stack: ExitStack, start_timeout: float) -> Server:
+def _open(spec: ServerSpec, stack: ExitStack, start_timeout: float) -> Target:
     if spec.url is not None:
-        return Server(spec.name, spec.url, spec.model or _first_model(spec.name, spec.url))
+        return Target(spec.name, spec.url, spec.model or _first_model(spec.name, spec.url))
     port = str(_free_port())
-    process = ServerProcess(
-        [word.replace("{port}", port) for word in spec.command],
-        {name: value.replace("{port}", port) for name, value in spec.environment.items()},
-        spec.directory,
-    )
-    stack.callback(process.close)
+    command = [word.replace("{port}", port) for word in spec.command]
+    named = {name: value.replace("{port}", port) for name, value in spec.environment.items()}
+    process = ServerProcess(command, os.environ | named)
+    stack.callback(process.stop, _STOP_TIMEOUT)
     url = f"http://127.0.0.1:{port}"
     _wait_until_ready(spec.name, url, process, start_timeout)
-    server = Server(spec.name, url, spec.model or _first_model(spec.name, url), process)
+    target = Target(spec.name, url, spec.model or _first_model(spec.name, url), process)
     process.pause()
-    return server
+    return target
+
+
+def _tail(process: ServerProcess) -> str:
+    return process.log[-_LOG_TAIL:].strip()
 
 
 def _free_port() -> int:
@@ -155,11 +156,11 @@ def _wait_until_ready(name: str, url: str, process: ServerProcess, timeout: floa
             else:
                 time.sleep(_POLL_INTERVAL)
                 continue
-            raise ServerFailed(f"{name} {reason}; it said:\n{process.log_tail()}")
+            raise ServerFailed(f"{name} {reason}; it said:\n{_tail(process)}")
 
 
 def _is_ready(http: httpx.Client) -> bool:
-    """True if it says that it is well or, where it has no `/health`, lists its models."""
+    """True if it is healthy or, where it has no `/health`, lists its models."""
     try:
         response = http.get("/health")
         if response.status_code == httpx.codes.NOT_FOUND:
@@ -181,4 +182,4 @@ def _first_model(name: str, url: str) -> str:
 
 
 def _http(url: str) -> httpx.Client:
-    return httpx.Client(base_url=url, timeout=_ANSWER_TIMEOUT, trust_env=False)
+    return httpx.Client(base_url=url, timeout=_RESPONSE_TIMEOUT, trust_env=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from batching.backend import BLAS
 from batching.backend.loader import BUNDLED_MODEL
 from batching.errors import ModelLoadError
-from scripts.bench.machine import describe, in_words
+from scripts.machine import describe, in_words
 from scripts.microbench.constraints import run_constraints
 from scripts.microbench.kernels import run_attention, run_sampler
 from scripts.microbench.native import run_native

@@ -1,4 +1,4 @@
-"""Requests and what became of them: whole answers and streams told in the same words."""
+"""Requests and their outcomes: whole responses and streams in the same terms."""
 
 import asyncio
 import json
@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from scripts.soak.wire import Address, Broken, Exchange, Head, request_bytes
+from scripts.server_process import Address
+from scripts.soak.wire import Broken, Exchange, Head, request_bytes
+from scripts.sse import BadChunk, Chunk, SSEReader
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -15,12 +17,12 @@ COMPLETIONS = "/v1/completions"
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request; times are those of `monotonic`.
+    """The outcome of one request; times are those of `monotonic`.
 
     status: None if no head came.
-    taken: when the head came; a stream's comes when the engine has taken the request.
-    first_token: when the first event with text came; of a whole answer, nothing.
-    error: what the server said went wrong, in the body or in the stream.
+    taken: when the head came; a stream's comes when the engine has admitted the request.
+    first_token: when the first text came.
+    error: the server's error, in the body or in the stream.
     broken: what is wrong with the connection.
     """
 
@@ -40,7 +42,7 @@ class Outcome:
 
     @property
     def is_complete(self) -> bool:
-        """True if all of an answer came, as the server meant it."""
+        """True if all of a response came, without an error."""
         return (
             self.status == 200
             and self.broken is None
@@ -69,7 +71,7 @@ async def ask(
     *,
     on_head: Callable[[Outcome], None] = _ignore,
 ) -> Outcome:
-    """Send a request and read the answer to its end; trouble is told by the outcome."""
+    """Send a request and read the response to its end; the outcome has whatever goes wrong."""
     return await _exchange(address, request_bytes(path, body), on_head)
 
 
@@ -90,7 +92,7 @@ async def _exchange(
             await _read(exchange, outcome, on_head)
     except OSError as error:
         outcome.broken = f"{type(error).__name__}: {error.strerror}"
-    except Broken as error:
+    except (Broken, BadChunk) as error:
         outcome.broken = str(error)
     outcome.ended = monotonic()
     return outcome
@@ -107,30 +109,26 @@ async def _read(exchange: Exchange, outcome: Outcome, on_head: Callable[[Outcome
     outcome.body = content
     if "json" in head.headers.get("content-type", ""):
         outcome.body = json.loads(content)
-        _take(outcome, outcome.body)
+        if isinstance(outcome.body, dict):
+            _take(outcome, outcome.body)
         outcome.is_done = True
 
 
 async def _read_events(exchange: Exchange, head: Head, outcome: Outcome) -> None:
-    left = b""
+    reader = SSEReader()
     async for piece in exchange.pieces(head):
-        *events, left = (left + piece).split(b"\n\n")
-        for event in events:
-            if event == b"data: [DONE]":
-                outcome.is_done = True
-            elif event.startswith(b"data: "):
-                _take(outcome, json.loads(event[6:]))
+        for chunk in reader.feed(piece):
+            _take(outcome, chunk)
+    outcome.is_done = reader.is_done
 
 
-def _take(outcome: Outcome, told: Any) -> None:
-    """Read a chunk of a stream, or the body of a whole answer or of an error."""
-    if not isinstance(told, dict):
-        return
-    outcome.error = told.get("error") or outcome.error
-    outcome.num_output_tokens = (told.get("usage") or {}).get(
+def _take(outcome: Outcome, body: Chunk) -> None:
+    """Read a chunk of a stream, or a whole response or error."""
+    outcome.error = body.get("error") or outcome.error
+    outcome.num_output_tokens = (body.get("usage") or {}).get(
         "completion_tokens", outcome.num_output_tokens
     )
-    for choice in told.get("choices") or ():
+    for choice in body.get("choices") or ():
         if (reason := choice.get("finish_reason")) is not None:
             outcome.finish_reasons[choice["index"]] = reason
         message = choice.get("delta") or choice.get("message") or {}

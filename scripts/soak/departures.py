@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from scripts.server_process import Address
 from scripts.soak.client import CHAT, COMPLETIONS
-from scripts.soak.wire import Address, Broken, Exchange, request_bytes
+from scripts.soak.wire import Broken, Exchange, request_bytes
 
 Leaving = Callable[[Address, random.Random], Awaitable[None]]
 

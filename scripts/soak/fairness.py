@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from scripts.server_process import Address
 from scripts.soak.client import CHAT, Outcome, ask
-from scripts.soak.wire import Address
 
 # Classes between HIGH and LOW.
 _DISTANCE: Final = 2

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
+from scripts.server_process import Address
 from scripts.soak.client import CHAT, COMPLETIONS, Outcome, ask, get
 from scripts.soak.departures import LEAVINGS
-from scripts.soak.wire import Address
 
 Visit = Callable[[Address, int], Awaitable[str | None]]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, Final
 
+from scripts.server_process import Address
 from scripts.soak.client import CHAT, Outcome, ask
-from scripts.soak.wire import Address
 
 _PRIORITIES: Final = ("high", "normal", "low")
 _MAX_TOKENS: Final = 8

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Final, Self
 
-from scripts.soak.wire import Address, request_bytes
+from scripts.server_process import Address
+from scripts.soak.wire import request_bytes
 
 _INTERVAL: Final = 0.1
 _TIMEOUT: Final = 30.0

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import NamedTuple
+
+import numpy as np
 
 
 class Trend(NamedTuple):
@@ -19,14 +20,5 @@ class Trend(NamedTuple):
 
 def trend(times: Sequence[float], values: Sequence[float]) -> Trend:
     """Return the slope of values over times, of which there are three at least."""
-    assert len(times) == len(values) >= 3, "two points are always on a line"
-    mean_time, mean_value = fmean(times), fmean(values)
-    spread = sum((t - mean_time) ** 2 for t in times)
-    slope = (
-        sum((t - mean_time) * (v - mean_value) for t, v in zip(times, values, strict=True)) / spread
-    )
-    residuals = (
-        v - mean_value - slope * (t - mean_time) for t, v in zip(times, values, strict=True)
-    )
-    variance = sum(r * r for r in residuals) / (len(times) - 2)
-    return Trend(slope, math.sqrt(variance / spread))
+    (slope, _), covariance = np.polyfit(times, values, 1, cov=True)
+    return Trend(float(slope), math.sqrt(covariance[0][0]))

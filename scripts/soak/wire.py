@@ -7,13 +7,10 @@ import struct
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, NamedTuple, Self
 
+from scripts.server_process import Address
+
 # Closing with this sends a reset instead of the end of the stream.
 _RESET: Final = struct.pack("ii", 1, 0)
-
-
-class Address(NamedTuple):
-    host: str
-    port: int
 
 
 class Head(NamedTuple):
@@ -41,7 +38,7 @@ def request_bytes(path: str, body: Mapping[str, Any] | None = None) -> bytes:
 
 
 class Exchange:
-    """A connection for one request; whoever opens it closes or resets it."""
+    """A connection for one request; its opener closes or resets it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -1,13 +1,11 @@
 import json
 
 import pytest
-from hypothesis import given, strategies as st
 
 from batching.benchmark import main
 from batching.config import EngineConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError
-from batching.percentile import percentile
 from tests.support.fakes import ByteTokenizer, loaded_engine
 
 ARGUMENTS = ["--model", "m", "--max-tokens", "5", "--requests", "6", "--batch-size", "3"]
@@ -51,14 +49,3 @@ def test_a_count_below_one_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["--requests", "0"])
     assert "0 is not a count" in capsys.readouterr().err
-
-
-@given(st.lists(st.integers(), min_size=1), st.integers(0, 100))
-def test_a_percentile_is_the_smallest_value_that_enough_do_not_exceed(
-    values: list[int], percent: int
-) -> None:
-    found = percentile(sorted(values), percent)
-    assert found in values
-    assert sum(v <= found for v in values) * 100 >= percent * len(values)
-    below = [v for v in values if v < found]
-    assert not below or sum(v <= max(below) for v in values) * 100 < percent * len(values)

@@ -17,7 +17,7 @@ from llama_index.core.tools import FunctionTool  # type: ignore[import-not-found
 from llama_index.llms.openai_like import OpenAILike  # type: ignore[import-not-found]
 from pydantic import BaseModel, Field
 
-from tests.support.process import ROOT, Process, start
+from scripts.server_process import ROOT, Server
 
 MODEL: Final = "smollm2-135m-instruct"
 QUESTION: Final = "What is the capital of France?"
@@ -43,13 +43,13 @@ class City(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Process]:
-    started = start(os.environ["SERVER_PYTHON"])
-    yield started
-    assert started.stop() == 0
+def server() -> Iterator[Server]:
+    with Server(python=os.environ["SERVER_PYTHON"]) as started:
+        yield started
+        assert started.stop() == 0
 
 
-def complete(server: Process, question: str = QUESTION, **fields: Any) -> Any:
+def complete(server: Server, question: str = QUESTION, **fields: Any) -> Any:
     """Ask by LiteLLM, which calls a server like ours `hosted_vllm` or `openai`."""
     return litellm.completion(
         model=f"openai/{MODEL}",
@@ -63,7 +63,7 @@ def complete(server: Process, question: str = QUESTION, **fields: Any) -> Any:
     )
 
 
-def test_litellm_is_answered(server: Process) -> None:
+def test_litellm_is_answered(server: Server) -> None:
     answer = complete(server)
     (choice,) = answer.choices
     assert choice.message.content == ANSWER
@@ -72,7 +72,7 @@ def test_litellm_is_answered(server: Process) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
 
 
-def test_litellm_streams(server: Process) -> None:
+def test_litellm_streams(server: Server) -> None:
     chunks = list(complete(server, stream=True, stream_options={"include_usage": True}))
     choices = [choice for chunk in chunks for choice in chunk.choices]
     assert "".join(choice.delta.content or "" for choice in choices) == ANSWER
@@ -80,7 +80,7 @@ def test_litellm_streams(server: Process) -> None:
     assert [c.usage.completion_tokens for c in chunks if getattr(c, "usage", None)] == [8]
 
 
-def test_litellm_calls_a_tool(server: Process) -> None:
+def test_litellm_calls_a_tool(server: Server) -> None:
     fields = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
     question = "How is the weather in Paris?"
     (choice,) = complete(server, question, **fields).choices
@@ -93,7 +93,7 @@ def test_litellm_calls_a_tool(server: Process) -> None:
     assert same.function == call.function
 
 
-def test_litellm_gets_json_of_a_schema(server: Process) -> None:
+def test_litellm_gets_json_of_a_schema(server: Server) -> None:
     schema = City.model_json_schema() | {"additionalProperties": False}
     form = {"name": "city", "schema": schema, "strict": True}
     answer = complete(
@@ -104,13 +104,13 @@ def test_litellm_gets_json_of_a_schema(server: Process) -> None:
     City.model_validate_json(answer.choices[0].message.content)
 
 
-def test_litellm_tells_what_is_refused(server: Process) -> None:
+def test_litellm_tells_what_is_refused(server: Server) -> None:
     with pytest.raises(litellm.BadRequestError, match="max_tokens") as refused:
         complete(server, max_tokens=0)
     assert refused.value.status_code == 400
 
 
-def test_litellm_tells_of_a_model_that_is_not_served(server: Process) -> None:
+def test_litellm_tells_of_a_model_that_is_not_served(server: Server) -> None:
     with pytest.raises(litellm.NotFoundError):
         litellm.completion(
             model="openai/nothing",
@@ -123,7 +123,7 @@ def test_litellm_tells_of_a_model_that_is_not_served(server: Process) -> None:
 
 @pytest.mark.parametrize("package", ["litellm", "llama_index"])
 def test_the_recipe_runs_as_it_stands(
-    server: Process, package: str, capsys: pytest.CaptureFixture[str]
+    server: Server, package: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -133,7 +133,7 @@ def test_the_recipe_runs_as_it_stands(
 
 
 @pytest.fixture
-def llm(server: Process) -> Any:
+def llm(server: Server) -> Any:
     """Return LlamaIndex's client of servers like OpenAI's."""
     return OpenAILike(
         model=MODEL,

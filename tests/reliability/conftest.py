@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from scripts.soak.server import Server
+from scripts.server_process import Server
 from tests.support.live import warm_up
 
 # What the tests rely on: a short line, quick aging, and a short wait for who takes nothing.

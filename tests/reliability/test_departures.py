@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
+from scripts.server_process import Address, Server, num_open_files, wait_until
 from scripts.soak import overload
 from scripts.soak.client import CHAT, ask_all
 from scripts.soak.departures import LEAVINGS, storm
 from scripts.soak.gauges import held
-from scripts.soak.server import Server, num_open_files, wait_until
-from scripts.soak.wire import Address, Exchange, request_bytes
+from scripts.soak.wire import Exchange, request_bytes
 from tests.reliability.conftest import MAX_QUEUED
 from tests.support.live import ask_golden, check_all_is_well
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from scripts.server_process import Server
 from scripts.soak import fairness
-from scripts.soak.server import Server
 from tests.reliability.conftest import AGING_RATE
 
 pytestmark = pytest.mark.timeout(240)

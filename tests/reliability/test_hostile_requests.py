@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from scripts.soak.server import Server, num_open_files
+from scripts.server_process import Server, num_open_files
 from tests.support.hostile import (
     CHAT,
     CHAT_NUMBERS,

@@ -8,10 +8,9 @@ from typing import Any, Final
 
 import pytest
 
+from scripts.server_process import Address, Server, num_open_files, wait_until
 from scripts.soak.client import CHAT, Outcome, ask, ask_all
 from scripts.soak.departures import reset_in_the_stream
-from scripts.soak.server import Server, num_open_files, wait_until
-from scripts.soak.wire import Address
 from tests.support.faulty_server import POISON_TOKEN, Fault, seed_for
 from tests.support.golden import GoldenCase
 from tests.support.live import (

@@ -13,7 +13,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.schemas import APIOperation
 
-from scripts.soak.server import Server
+from scripts.server_process import Server
 from tests.support.hostile import CHAT, COMPLETIONS, RENDER
 
 pytestmark = pytest.mark.timeout(240)

@@ -5,10 +5,10 @@ from http import HTTPStatus
 
 import pytest
 
+from scripts.server_process import Server, num_open_files
 from scripts.soak import overload
 from scripts.soak.client import CHAT, Outcome, ask, get
 from scripts.soak.prober import Prober
-from scripts.soak.server import Server, num_open_files
 from tests.reliability.conftest import MAX_QUEUED
 from tests.support.live import check_all_is_well
 

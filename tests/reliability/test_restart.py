@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from scripts.server_process import Address, Server, wait_until
 from scripts.soak.client import CHAT, Outcome, ask
 from scripts.soak.prober import probe
-from scripts.soak.server import Server, wait_until
-from scripts.soak.wire import Address
 from tests.support.live import BRIEF, ask_golden, golden_request
 
 pytestmark = pytest.mark.timeout(240)

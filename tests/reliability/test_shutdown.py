@@ -8,9 +8,8 @@ from time import monotonic
 
 import pytest
 
+from scripts.server_process import Address, Server, wait_until
 from scripts.soak.client import CHAT, Outcome, ask, get
-from scripts.soak.server import Server, wait_until
-from scripts.soak.wire import Address
 from tests.support.live import brief_cases, golden_request, status_of, strange
 
 pytestmark = pytest.mark.timeout(240)

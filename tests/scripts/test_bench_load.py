@@ -3,9 +3,8 @@ from itertools import islice, pairwise
 
 import pytest
 
-from scripts.bench.client import Messages
-from scripts.bench.load import closed_loop, converse, open_loop, poisson_gaps
-from scripts.bench.records import RequestRecord
+from scripts.bench.client import Messages, RequestRecord
+from scripts.bench.plan import closed_loop, converse, open_loop, poisson_gaps
 from scripts.bench.workload import Conversation
 
 pytestmark = pytest.mark.anyio
@@ -78,13 +77,13 @@ class FakeTime:
         await asyncio.sleep(0)
 
 
-async def test_an_open_loop_starts_at_points_in_time_whoever_waits() -> None:
+async def test_an_open_loop_starts_at_points_in_time_whichever_wait() -> None:
     time = FakeTime()
-    everybody = asyncio.Barrier(3)
+    all_in_flight = asyncio.Barrier(3)
 
     async def ask(messages: Messages, priority: str | None) -> RequestRecord:
-        # Nobody ends before the last has begun.
-        async with everybody:
+        # None ends before the last has begun.
+        async with all_in_flight:
             return record(messages[0]["content"])
 
     conversations = [Conversation((text,)) for text in "abc"]

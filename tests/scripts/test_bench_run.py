@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from scripts.bench import cli
-from scripts.bench.main import main
+from scripts.bench import cli, plot
+from scripts.bench.__main__ import main
 from scripts.bench.servers import server_by_command
 from tests.support.fake_server import (
     DONE,
@@ -25,17 +25,9 @@ from tests.support.fake_server import (
     fake_server,
     text_chunk,
 )
-from tests.support.page import check_page
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_server.py"
 SMALL = ["--rounds", "2", "--clients", "2", "--max-tokens", "3", "--warmup", "1"]
-STEPS = {
-    "steps": [
-        {"rows": rows, "context": context, "seconds": 0.01 * rows}
-        for rows in (1, 8)
-        for context in (64, 512)
-    ]
-}
 
 
 @pytest.fixture(scope="module")
@@ -52,36 +44,31 @@ def peer() -> Iterator[FakeServer]:
 
 def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
     status = main([*words, "--json", "-"])
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return status, told
+    written: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return status, written
 
 
 def test_two_servers_side_by_side(
     ours: FakeServer, peer: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps, page, numbers = tmp_path / "s.json", tmp_path / "r.html", tmp_path / "r.json"
-    steps.write_text(json.dumps(STEPS))
+    numbers = tmp_path / "r.json"
     urls = ["--url", f"ours={ours.url}", "--vs", f"peer={peer.url}#other"]
-    reports = ["--report", str(page), "--json", str(numbers), "--steps", str(steps)]
-    limits = ["--goodput", "ttft:60000", "--note", "a <test>"]
-    assert main([*urls, *SMALL, *reports, *limits, "--json-requests"]) == 0
+    limits = ["--goodput", "ttft:60000", "--note", "a test"]
+    assert main([*urls, *SMALL, *limits, "--json", str(numbers)]) == 0
     out = capsys.readouterr().out
-    assert "short, 2 clients, 3 output tokens at most" in out
-    assert re.search(r"ours +peer +ours / peer", out)
-    for label in ("requests/s", "goodput", "TTFT p50, ms", "ITL p99, ms", "E2E p90, ms"):
-        assert label in out
-    assert re.search(r"prompt tokens +76 +76", out)
-    told = json.loads(numbers.read_text())
-    assert told["note"] == "a <test>"
-    assert told["machine"]["python"]
-    assert [server["model"] for server in told["servers"]] == ["fake-model", "other"]
-    first = told["results"][0]
+    for title in ("output tok/s", "requests/s", "goodput/s", "TTFT p50", "ITL p99"):
+        assert title in out
+    for server in ("ours", "peer"):
+        assert re.search(rf"^short, 2 clients  {server}( +[\d.]+){{8}}$", out, re.MULTILINE)
+    written = json.loads(numbers.read_text())
+    assert written["note"] == "a test"
+    assert written["machine"]["python"]
+    assert [server["model"] for server in written["servers"]] == ["fake-model", "other"]
+    first = written["results"][0]
     assert first["load"] == {"label": "2 clients", "num_clients": 2, "requests_per_client": 2}
-    assert first["median"]["num_requests"] == 8
+    assert (first["median"]["num_requests"], len(first["rounds"])) == (8, 2)
     assert first["median"]["values"]["output_tokens"] == 12
-    assert [len(records) for records in first["requests"]] == [4, 4]
-    check_page(page.read_text(), num_figures=3)
-    assert "a &lt;test&gt;" in page.read_text()
+    assert first["median"]["values"]["prompt_tokens"] == 76
 
 
 def test_our_server_and_a_peer_are_started_and_ended(
@@ -89,41 +76,50 @@ def test_our_server_and_a_peer_are_started_and_ended(
 ) -> None:
     command = f"{sys.executable} {FAKE} {{port}}"
     monkeypatch.setattr(cli, "our_server", lambda model: server_by_command(f"ours={command}"))
-    status, told = run_json(capsys, "--vs-command", f"peer={command} #other", *SMALL)
+    status, written = run_json(capsys, "--vs-command", f"peer={command} #other", *SMALL)
     assert status == 0
-    assert [(server["name"], server["model"]) for server in told["servers"]] == [
+    assert [(server["name"], server["model"]) for server in written["servers"]] == [
         ("ours", "fake-model"),
         ("peer", "other"),
     ]
-    assert [result["median"]["num_requests"] for result in told["results"]] == [8, 8]
-    assert "output_throughput" in told["results"][1]["first_to_this"]
-    for server in told["servers"]:
+    assert [result["median"]["num_requests"] for result in written["results"]] == [8, 8]
+    for server in written["servers"]:
         with pytest.raises(httpx.ConnectError):
             httpx.get(server["url"], trust_env=False)
 
 
-def test_all_scenarios_and_a_picture(
-    ours: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_all_scenarios_have_a_line_and_priorities_one_each(
+    ours: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = tmp_path / "r.png"
     words = ["--url", f"ours={ours.url}", "--scenario", "all", *SMALL, "--rounds", "1"]
-    assert main([*words, "--report", str(picture)]) == 0
-    out = capsys.readouterr().out
-    for title in ("Overview", "multi-turn, 2 clients", "priority-mix, 2 clients, by priority"):
-        assert title in out
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    assert main(words) == 0
+    loads = [line.partition(" ours ")[0].strip() for line in capsys.readouterr().out.splitlines()]
+    kinds = ("short", "shared-prefix", "long", "mixed", "multi-turn", "priority-mix")
+    titles = [f"{kind}, 2 clients" for kind in kinds]
+    assert loads[3:] == [*titles, "high", "normal", "low", ""]
 
 
-def test_a_sweep_shows_the_overview_and_leaves_the_rest_to_the_report(
-    ours: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("clients", ["2", "1,2"])
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_run_is_drawn(
+    clients: str,
+    suffix: str,
+    ours: FakeServer,
+    peer: FakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    page = tmp_path / "r.html"
-    words = ["--url", f"ours={ours.url}", *SMALL, "--clients", "1"]
-    assert main([*words, "--report", str(page)]) == 0
-    out = capsys.readouterr().out
-    assert "short, 1 client " in out
-    assert "output tokens at most" not in out
-    check_page(page.read_text(), num_figures=3)
+    numbers, picture = tmp_path / "r.json", tmp_path / f"r{suffix}"
+    urls = ["--url", f"ours={ours.url}", "--vs", f"peer={peer.url}"]
+    assert main([*urls, *SMALL, "--clients", clients, "--json", str(numbers)]) == 0
+    assert plot.main([str(numbers), str(picture)]) == 0
+    drawn = picture.read_bytes()
+    if suffix == ".png":
+        assert drawn.startswith(b"\x89PNG\r\n")
+    else:
+        shown = ["ours", "peer", "Output, tokens/s", "medians of 2 rounds"]
+        shown += ["Time to first token, ms"] if "," in clients else ["short, 2 clients"]
+        assert [text for text in shown if text not in drawn.decode()] == []
 
 
 def test_servers_get_the_same_prompts_in_turns_and_never_one_twice(
@@ -148,7 +144,7 @@ def test_servers_get_the_same_prompts_in_turns_and_never_one_twice(
     assert len(set(asked[0])) == len(asked[0])
 
 
-def test_a_conversation_carries_its_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_conversation_carries_its_completions(capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server() as server:
         words = ["--url", server.url, "--scenario", "multi-turn", "--clients", "1"]
         run_json(capsys, *words, "--rounds", "1", "--warmup", "0", "--max-tokens", "2")
@@ -157,46 +153,46 @@ def test_a_conversation_carries_its_answers(capsys: pytest.CaptureFixture[str]) 
     assert server.bodies[3]["messages"][1]["content"] == "word0 word1 "
 
 
-def test_a_field_that_is_refused_is_dropped_with_a_note(
+def test_a_field_that_is_rejected_is_dropped_with_a_note(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def refuse(body: Body) -> Reply:
+    def reject(body: Body) -> Reply:
         if "priority" in body:
             return Reply(('{"error": {"message": "priority: not a number"}}',), status=400)
         return canned(body)
 
-    with fake_server(refuse) as server:
+    with fake_server(reject) as server:
         words = ["--url", f"x={server.url}", "--scenario", "priority-mix", *SMALL]
-        status, told = run_json(capsys, *words)
-    assert (status, told["num_failed"]) == (0, 0)
-    assert told["notes"] == ["x refuses the field priority: sent without it"]
+        status, written = run_json(capsys, *words)
+    assert (status, written["num_failed"]) == (0, 0)
+    assert written["notes"] == ["x rejects the field priority: sent without it"]
     assert sum("priority" in body for body in server.bodies) == 1
-    assert set(told["results"][0]["median"]["by_priority"]) == {"high", "normal", "low"}
+    assert set(written["results"][0]["median"]["by_priority"]) == {"high", "normal", "low"}
 
 
-def test_failed_requests_are_counted_and_the_first_is_told(
+def test_failed_requests_are_counted_and_the_first_is_shown(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    picture = tmp_path / "r.png"
+    numbers = tmp_path / "r.json"
     with fake_server(lambda body: Reply(('{"error": "no such model"}',), status=404)) as server:
-        words = ["--url", f"x={server.url}", *SMALL, "--report", str(picture)]
-        assert main(words) == 1
+        assert main(["--url", f"x={server.url}", *SMALL, "--json", str(numbers)]) == 1
     out = capsys.readouterr().out
     first = "the first: HTTP 404: no such model"
     assert f"short, 2 clients: 8 of 8 requests to x failed; {first}" in out
-    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    with pytest.raises(SystemExit, match="no request succeeded"):
+        plot.main([str(numbers), "r.png"])
 
 
 def test_oddities_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server(lambda body: Reply((text_chunk("word"), DONE))) as mute:
-        told = run_json(capsys, "--url", f"x={mute.url}", *SMALL)[1]
-    assert told["notes"] == ["x sends no usage: its chunks are counted as tokens"]
+        written = run_json(capsys, "--url", f"x={mute.url}", *SMALL)[1]
+    assert written["notes"] == ["x sends no usage: its chunks are counted as tokens"]
     usage = {"prompt_tokens": 10, "completion_tokens": 1}
     hit = {"usage": {**usage, "prompt_tokens_details": {"cached_tokens": 9}}}
     lines = (text_chunk("word"), f"data: {json.dumps(hit)}\n", DONE)
     with fake_server(lambda body: Reply(lines)) as warm:
-        told = run_json(capsys, "--url", f"x={warm.url}", *SMALL)[1]
-    assert [note.partition(":")[0] for note in told["notes"]] == [
+        written = run_json(capsys, "--url", f"x={warm.url}", *SMALL)[1]
+    assert [note.partition(":")[0] for note in written["notes"]] == [
         "x had more than 25% of the prompt tokens of short in its cache"
     ]
 
@@ -214,22 +210,22 @@ def test_the_time_limit_ends_a_run_and_keeps_what_is_complete(
     with fake_server(hang_in_the_long_ones) as server:
         scenarios = ["--scenario", "short", "--scenario", "long"]
         words = ["--url", f"x={server.url}", *scenarios, *SMALL, "--time-limit", "2"]
-        status, told = run_json(capsys, *words)
+        status, written = run_json(capsys, *words)
         gate.set()
-    assert (status, told["is_complete"]) == (1, False)
-    assert [result["scenario"] for result in told["results"]] == ["short"]
-    assert told["notes"] == ["the time limit of 2 s ended the run early"]
+    assert (status, written["is_complete"]) == (1, False)
+    assert [result["scenario"] for result in written["results"]] == ["short"]
+    assert written["notes"] == ["the time limit of 2 s ended the run early"]
 
 
 def test_an_open_loop_reports_its_rate(
     ours: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--url", ours.url, "--rate", "500", "--num-requests", "5", "--rounds", "1"]
-    status, told = run_json(capsys, *words)
+    words = ["--url", ours.url, "--rate", "500", "--requests", "5", "--rounds", "1"]
+    status, written = run_json(capsys, *words)
     assert status == 0
     load = {"label": "500 arrivals/s", "rate": 500.0, "num_requests": 5}
-    assert told["results"][0]["load"] == load
-    assert told["results"][0]["median"]["num_requests"] == 5
+    assert written["results"][0]["load"] == load
+    assert written["results"][0]["median"]["num_requests"] == 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -247,20 +243,6 @@ def test_a_signal_ends_a_run(number: signal.Signals, capsys: pytest.CaptureFixtu
         gate.set()
     assert "interrupted" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [(None, "No such file or directory"), ("{}", "holds no step times"), ("[", "holds no step")],
-)
-def test_bad_step_times_are_told_before_anything_starts(
-    text: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    steps = tmp_path / "s.json"
-    if text is not None:
-        steps.write_text(text)
-    assert main(["--report", str(tmp_path / "r.png"), "--steps", str(steps)]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_server_that_cannot_be_reached_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from batching.backend.native_loader import NoNative, load_native
-from scripts.bench.steps import StepTime, load_steps
 from scripts.microbench.__main__ import main
-from scripts.microbench.steps import Point
 from scripts.microbench.timing import Pace, Result, Timing, compare
 
 ENTRY_KEYS = {"name", "seconds", "p10", "p90"}
@@ -61,14 +59,6 @@ def test_the_native_kernels_are_held_against_the_roofline(
     for name in ("float32, 1 rows", "4 bits, 4 rows", "attention, 1 rows x 128"):
         assert name in printed
     assert re.search(r"\d+ of \d+ GFLOP/s, \d+ of \d+ GB/s", printed)
-
-
-def test_the_report_of_the_server_benchmark_reads_the_steps(tmp_path: Path) -> None:
-    point = Point(rows=8, context=512)
-    timing = Timing.of(str(point), [0.03, 0.01, 0.02], **point._asdict())
-    path = tmp_path / "steps.json"
-    path.write_text(json.dumps({"steps": [timing.as_json()]}), encoding="utf-8")
-    assert load_steps(path) == [StepTime(rows=8, context=512, seconds=0.02)]
 
 
 def test_cases_take_turns_and_the_first_call_of_a_turn_does_not_count() -> None:

@@ -11,6 +11,7 @@ from threading import Event, Thread
 from time import perf_counter
 from typing import Final
 
+from scripts.server_process import Server
 from tests.support.hostile import (
     CHAT,
     CHEAP,
@@ -26,7 +27,6 @@ from tests.support.hostile import (
     head,
     post,
 )
-from tests.support.process import start
 
 _GROUPS: Final[dict[str, Bodies]] = {
     "too much": TOO_MUCH,
@@ -73,19 +73,17 @@ def watching(address: tuple[str, int]) -> Iterator[list[float]]:
 
 
 def main() -> None:
-    server = start()
-    host, port = server.url.removeprefix("http://").split(":")
-    address = host, int(port)
-    exchange(address, post(CHAT, chat()))
-    rows = []
-    for name, make in all_requests():
-        request = make()
-        with watching(address) as longest:
-            began = perf_counter()
-            answer = exchange(address, request)
-            seconds = perf_counter() - began
-        rows.append((seconds, longest[0], f"{answer.status} {name}"))
-    server.stop()
+    with Server() as server:
+        address = server.address()
+        exchange(address, post(CHAT, chat()))
+        rows = []
+        for name, make in all_requests():
+            request = make()
+            with watching(address) as longest:
+                began = perf_counter()
+                answer = exchange(address, request)
+                seconds = perf_counter() - began
+            rows.append((seconds, longest[0], f"{answer.status} {name}"))
     for title, column in (("took longest", 0), ("held up others longest", 1)):
         sys.stdout.write(f"of {len(rows)} requests these {title}, in ms:\n")
         for row in sorted(rows, key=lambda row: -float(row[column]))[:_NUM_SHOWN]:

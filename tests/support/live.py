@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
+from scripts.server_process import Address, Server, num_open_files, wait_until
 from scripts.soak.client import CHAT, Outcome, ask_all, get
 from scripts.soak.gauges import held
-from scripts.soak.server import Server, num_open_files, wait_until
-from scripts.soak.wire import Address
 from tests.support.golden import GOLDEN, GoldenCase
 
 # Those whose answers are short.

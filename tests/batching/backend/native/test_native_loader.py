@@ -22,7 +22,7 @@ from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
 from batching.config import CpuPrecision, EngineConfig
 from batching.errors import ModelLoadError
-from tests.support.process import ROOT, start
+from scripts.server_process import ROOT, Server
 
 MODULE: Final = "batching.backend.native._native"
 
@@ -246,9 +246,10 @@ def test_what_is_built_can_be_loaded_and_names_no_place_of_this_machine(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("mode", ["off", "auto"])
 def test_the_start_says_which_kernels_compute(mode: str) -> None:
-    server = start(NATIVE=mode)
-    assert server.stop() == 0
-    assert f"kernels   {load_native(mode)}\n" in server.startup
+    with Server(native=mode) as server:
+        server.wait_for_line("^serving ")
+        assert server.stop() == 0
+    assert f"kernels   {load_native(mode)}\n" in server.log
 
 
 def test_a_server_that_requires_missing_kernels_says_so_and_ends() -> None:

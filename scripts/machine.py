@@ -1,8 +1,10 @@
-"""What the numbers were measured on."""
+"""The machine and the versions that figures were measured with."""
 
 import os
 import platform
+import re
 import subprocess
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -10,11 +12,10 @@ from typing import Final
 Machine = dict[str, str | int | float]
 
 _PACKAGES: Final = ("mlx", "mlx-lm", "httpx")
-_UNKNOWN: Final = "unknown"
 
 
 def describe() -> Machine:
-    """Return the machine and the versions; the servers may be elsewhere, which a note can say."""
+    """Return what this machine is; a server that is measured may run on another one."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count() or 0,
@@ -33,21 +34,16 @@ def in_words(machine: Machine) -> str:
 
 
 def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(names, platform.machine())
-    return _sysctl("machdep.cpu.brand_string") or platform.processor() or _UNKNOWN
-
-
-def _sysctl(name: str) -> str:
-    """Return what a Mac says of itself; nothing elsewhere."""
-    try:
-        told = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return told.stdout.strip()
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"^model name\s*: (.+)$", text, re.MULTILINE):
+            return found[1]
+    with suppress(OSError):  # a Mac
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.stdout.strip():
+            return done.stdout.strip()
+    return platform.processor() or platform.machine()
 
 
 def _memory() -> int:
