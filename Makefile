@@ -8,6 +8,7 @@
 # make all      check and test
 # make wheel    a wheel in dist/, with the CPU kernels if they are built
 # make bench    measure the server over HTTP; BENCHFLAGS=--help lists the options
+# make bench-guidellm   measure it with GuideLLM, in an environment of its own, .venv-guidellm
 # make docs     build the site in build/site, in an environment of its own, .venv-docs
 # make lock     write requirements/*.txt again; LOCKFLAGS=--upgrade moves the pins
 #
@@ -26,6 +27,7 @@ VENV := .venv$(if $(filter cuda,$(DEVICE)),-cuda)
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
 DOCS := .venv-docs
+GUIDELLM := .venv-guidellm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # It finds ninja in the path.
 CMAKE := PATH="$(abspath $(BIN)):$$PATH" $(abspath $(BIN))/cmake
@@ -35,8 +37,8 @@ unexport VIRTUAL_ENV PYTHONHOME
 
 NATIVE_TESTS := plain memory threads
 
-.PHONY: serve test test-slow test-clients soak check fmt all install wheel bench docs lock clean \
-  test-native $(NATIVE_TESTS:%=test-native-%)
+.PHONY: serve test test-slow test-clients soak check fmt all install wheel bench bench-guidellm docs \
+  lock clean test-native $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
 	@exec $(BIN)/python -m app
@@ -85,6 +87,10 @@ wheel: $(VENV)/.native
 bench: $(VENV)/.dev
 	$(BIN)/python -m scripts.bench $(BENCHFLAGS)
 
+bench-guidellm: $(VENV)/.native $(GUIDELLM)/.installed
+	@mkdir -p build/guidellm
+	$(BIN)/python -m scripts.guidellm $(GUIDELLM)/bin/guidellm build/guidellm $(GUIDELLMFLAGS)
+
 # With their places kept, so that relative links hold.
 PAGES := README.md SECURITY.md CONTRIBUTING.md CHANGELOG.md LICENSE docs
 docs: $(DOCS)/.installed
@@ -118,18 +124,13 @@ $(VENV)/.dev: $(VENV)/.native requirements/dev.txt
 	$(PIP) install -r requirements/dev.txt
 	@touch $@
 
-$(CLIENTS)/.installed: $(VENV)/.python requirements/clients.txt
-	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip --disable-pip-version-check install -r requirements/clients.txt
-	@touch $@
-
-$(DOCS)/.installed: $(VENV)/.python requirements/docs.txt
-	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip --disable-pip-version-check install -r requirements/docs.txt
+$(CLIENTS)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -r requirements/$*.txt
 	@touch $@
 
 # The default lock constrains two others, so that every environment agrees on what they share;
-# the environments of the clients and of the site share nothing with them.
+# the environments of the clients, of the site and of GuideLLM share nothing with them.
 UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 \
 	--no-header --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
@@ -141,6 +142,7 @@ lock:
 	$(COMPILE) --group native -c requirements/default.txt -o requirements/native.txt
 	$(COMPILE) --group clients -o requirements/clients.txt
 	$(COMPILE) --group docs -o requirements/docs.txt
+	$(COMPILE) --group guidellm -o requirements/guidellm.txt
 
 clean:
-	rm -rf .venv .venv-cuda .venv-clients .venv-docs build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cuda .venv-clients .venv-docs .venv-guidellm build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -42,7 +42,7 @@ APP_LAYERS: Final = (
 )
 BENCHMARK: Final = "batching.benchmark"
 MICROBENCH: Final = "scripts.microbench"
-BACKEND_USERS: Final = {"batching.scheduler_manager", BENCHMARK, MICROBENCH}
+BACKEND_USERS: Final = {"batching.scheduler_manager", BENCHMARK, MICROBENCH, "scripts.guidellm"}
 
 
 def module_name(path: Path) -> str:
