@@ -13,7 +13,7 @@ from scripts.microbench.timing import QUICK, Pace, Result, Timing
 
 _NUM_ROWS: Final = 16
 _NUM_TOKENS: Final = 40
-# So wide that no answer ends before the last step.
+# So wide that no completion ends before the last step.
 _SCHEMA: Final = {
     "type": "array",
     "minItems": 40,

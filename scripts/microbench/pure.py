@@ -42,7 +42,7 @@ def _decodes(num_blocks: int, num_finished: int = 0) -> Callable[[], None]:
     _step(scheduler)
 
     def step() -> None:
-        assert _step(scheduler) == _NUM_ROWS, "nobody has ended"
+        assert _step(scheduler) == _NUM_ROWS, "no request has ended"
 
     return step
 

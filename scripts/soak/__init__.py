@@ -1,1 +1,1 @@
-"""What the server bears: departures, overload, unfair loads and long runs, with their bounds."""
+"""Endurance tests of a live server: departures, overload, unfair loads, long runs; with bounds."""

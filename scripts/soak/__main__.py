@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     size = Size(
         num_leaving=args.clients,
         flood_time=args.seconds,
-        num_low=args.patient,
+        num_low=args.low,
         long_time=60 * args.minutes,
         warm_up=60 * args.warm_up,
         seed=args.seed,
@@ -49,14 +49,14 @@ def _report(name: str, size: Size) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.soak",
-        description="Starts the server anew for each part, loads it, and tells what it bore. "
+        description="Starts a server for each part, loads it, and reports how it held up. "
         "Exits with 1 if a bound is missed. Linux only: it reads /proc.",
     )
     parser.add_argument("part", nargs="*", type=_part, help=f"{', '.join(PARTS)}; default: all")
     parser.add_argument("--clients", type=int, default=_DEFAULT.num_leaving, help="that leave")
     parser.add_argument("--seconds", type=float, default=_DEFAULT.flood_time, help="of overload")
     parser.add_argument(
-        "--patient", type=int, default=_DEFAULT.num_low, help="requests beside others"
+        "--low", type=int, default=_DEFAULT.num_low, help="low-priority requests beside others"
     )
     parser.add_argument(
         "--minutes", type=float, default=_DEFAULT.long_time / 60, help="of mixed load"

@@ -1,4 +1,4 @@
-"""What a run has to show: values, the bounds that they are held to, and the table of both."""
+"""What a run reports: values, their bounds, and the table of both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class Check:
 
 
 def at_most(name: str, value: float, bound: float, unit: str, digits: int = 0) -> Check:
-    told, limit = f"{value:.{digits}f} {unit}", f"at most {bound:g} {unit}"
-    return Check(name, told.strip(), limit.strip(), value <= bound)
+    shown, limit = f"{value:.{digits}f} {unit}", f"at most {bound:g} {unit}"
+    return Check(name, shown.strip(), limit.strip(), value <= bound)
 
 
 def none_of(name: str, faults: Sequence[str]) -> Check:
@@ -32,9 +32,9 @@ def equal(name: str, value: object, wanted: object) -> Check:
 def lines(checks: Sequence[Check]) -> list[str]:
     """Return the table, with a mark at each bound that is missed."""
     width = max(len(check.name) for check in checks)
-    return [f"  {check.name:<{width}}  {_told(check)}" for check in checks]
+    return [f"  {check.name:<{width}}  {_cell(check)}" for check in checks]
 
 
-def _told(check: Check) -> str:
+def _cell(check: Check) -> str:
     bound = f"  [{check.bound}]" if check.bound else ""
     return f"{check.value}{bound}{'' if check.is_met else '  MISSED'}"

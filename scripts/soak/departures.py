@@ -13,7 +13,7 @@ from scripts.soak.wire import Broken, Exchange, request_bytes
 
 Leaving = Callable[[Address, random.Random], Awaitable[None]]
 
-# So many that nobody who is forgotten ends by itself while we look.
+# So many that no leaked request ends by itself while the test looks.
 _MAX_TOKENS: Final = 3000
 # The least that Linux grants: the server's own buffers are full after a few events.
 _SMALL_BUFFER: Final = 2048
@@ -61,7 +61,7 @@ async def leave_in_the_stream(address: Address, rng: random.Random) -> None:
         await _read_some(exchange, rng)
 
 
-async def leave_before_a_whole_answer(address: Address, rng: random.Random) -> None:
+async def leave_before_a_whole_response(address: Address, rng: random.Random) -> None:
     async with await Exchange.open(address) as exchange:
         await exchange.send(_request(rng, stream=False))
         with suppress(Broken, TimeoutError):
@@ -112,7 +112,7 @@ LEAVINGS: Final[tuple[Leaving, ...]] = (
     leave_in_the_body,
     leave_before_the_first_event,
     leave_in_the_stream,
-    leave_before_a_whole_answer,
+    leave_before_a_whole_response,
     reset_in_the_stream,
     reset_at_once,
     half_close,
@@ -129,10 +129,10 @@ async def storm(address: Address, num_clients: int, seed: int, at_once: int = 64
     rng = random.Random(seed)
     leavings = [LEAVINGS[i % len(LEAVINGS)] for i in range(num_clients)]
     rng.shuffle(leavings)
-    seats = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
 
     async def client(leave: Leaving, own: random.Random) -> None:
-        async with seats:
+        async with slots:
             # The server may end a connection first; then there is nothing left to leave.
             with suppress(ConnectionResetError, BrokenPipeError):
                 await leave(address, own)
@@ -144,7 +144,7 @@ async def storm(address: Address, num_clients: int, seed: int, at_once: int = 64
 
 
 def _request(rng: random.Random, *, stream: bool = True) -> bytes:
-    """Return a request that would go on for long: short or long, for one answer or several."""
+    """Return a request that would run for long: a short or a long prompt, one completion or several."""
     words = f"{rng.random()} " * rng.choice(_REPEATS)
     common = {"max_tokens": _MAX_TOKENS, "temperature": 0, "ignore_eos": True, "stream": stream}
     if rng.random() < 0.3:
@@ -159,7 +159,7 @@ async def _send_a_part(address: Address, request: bytes, stop: int) -> None:
 
 
 async def _read_some(exchange: Exchange, rng: random.Random) -> None:
-    """Read the head and a few events; a refused request has none."""
+    """Read the head and a few events; a rejected request has none."""
     num_events = rng.randrange(_MAX_EVENTS)
     with suppress(Broken):
         head = await exchange.head()

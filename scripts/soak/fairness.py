@@ -1,4 +1,4 @@
-"""Urgent requests that fill the server, patient ones beside them, and who was served first.
+"""High-priority requests that fill the server, low-priority ones beside them, and their order.
 
 The queue's promise: with an aging rate of r classes a second, a request of class LOW (2) is never
 overtaken by one of class HIGH (0) that arrives more than 2 / r seconds after it.
@@ -20,14 +20,14 @@ _SAME_STEP: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """What was sent; every request was answered."""
+    """The outcomes by priority; every request has a complete response."""
 
     high: Sequence[Outcome]
     low: Sequence[Outcome]
 
 
 def request(number: int, priority: str, max_tokens: int) -> dict[str, Any]:
-    """Return a stream; all prompts are alike in length, so that none is read sooner for that."""
+    """Return a stream; all prompts are alike in length, so that prefill takes each as long."""
     return {
         "messages": [{"role": "user", "content": f"{number:06}: count from there."}],
         "max_tokens": max_tokens,
@@ -39,27 +39,27 @@ def request(number: int, priority: str, max_tokens: int) -> dict[str, Any]:
 
 
 async def race(
-    address: Address, *, num_low: int, num_clients: int, seats: int, max_tokens: int = 8
+    address: Address, *, num_low: int, num_clients: int, num_slots: int, max_tokens: int = 8
 ) -> Race:
-    """Send patient requests, one after another, while more clients than seats send urgent ones.
+    """Send low requests, one after another, while more clients than slots send high ones.
 
-    A patient one is sent once the urgent ones queue up, and the next when it has begun; the
-    urgent clients go on until the last patient one has ended.
+    The first low one is sent once high ones queue up, and the next when it has begun; the clients
+    of high priority go on until the last low one has ended.
     """
     high: list[Outcome] = []
     is_over = False
     is_busy = asyncio.Event()
     numbers = iter(range(1_000_000))
 
-    async def urgent() -> None:
+    async def send_high() -> None:
         while not is_over:
             high.append(await ask(address, CHAT, request(next(numbers), "high", max_tokens)))
-            if len(high) >= seats:
+            if len(high) >= num_slots:
                 is_busy.set()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(num_clients):
-            group.create_task(urgent())
+            group.create_task(send_high())
         await is_busy.wait()
         low = [
             await ask(address, CHAT, request(next(numbers), "low", max_tokens))
@@ -70,7 +70,7 @@ async def race(
 
 
 def overtakers(race: Race, low: Outcome) -> list[Outcome]:
-    """Return the urgent requests that were sent after a patient one was taken, and began before."""
+    """Return the high requests that were sent after a low one was admitted, and began before."""
     assert low.taken is not None
     assert low.first_token is not None
     return [
@@ -83,7 +83,7 @@ def overtakers(race: Race, low: Outcome) -> list[Outcome]:
 
 
 def violations(race: Race, aging_rate: float) -> list[str]:
-    """Return the urgent requests that overtook a patient one and came too late for that.
+    """Return the high requests that overtook a low one though they came too late for that.
 
     No error of measurement counts: a stream's head comes after its request was queued, and a
     request is queued after it was sent.

@@ -1,4 +1,4 @@
-"""The numbers that a server tells of itself at `/metrics`."""
+"""The gauges that a server reports at `/metrics`."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from scripts.soak.client import get
 
 _SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", re.MULTILINE)
 
-# What is 0 when nobody is served.
+# What is 0 when no request is in flight.
 HELD: Final = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
@@ -32,17 +32,17 @@ def num_above(text: str, histogram: str, bound: float) -> int:
     return round(counts[float("inf")] - counts[bound])
 
 
-async def told(address: Address) -> str:
+async def metrics_text(address: Address) -> str:
     outcome = await get(address, "/metrics")
     assert outcome.status == 200, outcome
     return str(outcome.body, "utf-8")
 
 
 async def gauges(address: Address) -> Mapping[str, float]:
-    return parse(await told(address))
+    return parse(await metrics_text(address))
 
 
 async def held(address: Address) -> dict[str, float]:
-    """Return what requests hold; a name that is not told is an error."""
+    """Return what requests hold; a name that is not reported is an error."""
     values = await gauges(address)
     return {name: values[name] for name in HELD}

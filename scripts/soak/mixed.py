@@ -26,9 +26,9 @@ _PERSON: Final = {
 
 @dataclass(slots=True)
 class Tally:
-    """What the visits came to; `faults` are those that did not end as they should."""
+    """How the requests ended; `faults` are those that did not end as they should."""
 
-    num_visits: int = 0
+    num_requests: int = 0
     faults: list[str] = field(default_factory=list)
 
 
@@ -39,7 +39,7 @@ def chat(question: str, *, system: str | None = None, **fields: Any) -> dict[str
 
 
 def _person_schema(number: int) -> dict[str, Any]:
-    """Return a schema that no other request has, so that its grammar is compiled anew."""
+    """Return a schema that no other request has, so that its grammar is compiled again."""
     schema = {**_PERSON, "title": f"Person {number}"}
     return {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
 
@@ -48,17 +48,17 @@ def _tool(number: int) -> dict[str, Any]:
     return {"type": "function", "function": {"name": f"tool_{number % 5}", "parameters": _PERSON}}
 
 
-def _answered(path: str, body_of: Callable[[int], dict[str, Any]]) -> Visit:
-    """Return a visit that wants a complete answer."""
+def _completed(path: str, body_of: Callable[[int], dict[str, Any]]) -> Visit:
+    """Return a visit that expects a complete response."""
 
     async def visit(address: Address, number: int) -> str | None:
         outcome = await ask(address, path, body_of(number))
-        return None if outcome.is_complete else f"not answered: {outcome}"
+        return None if outcome.is_complete else f"not complete: {outcome}"
 
     return visit
 
 
-def _refused(path: str, body: dict[str, Any], status: int) -> Visit:
+def _rejected(path: str, body: dict[str, Any], status: int) -> Visit:
     async def visit(address: Address, number: int) -> str | None:
         outcome = await ask(address, path, body)
         is_right = outcome.status == status and outcome.error is not None
@@ -67,7 +67,7 @@ def _refused(path: str, body: dict[str, Any], status: int) -> Visit:
     return visit
 
 
-def _looked_at(path: str) -> Visit:
+def _got(path: str) -> Visit:
     async def visit(address: Address, number: int) -> str | None:
         outcome = await get(address, path)
         return None if outcome.status == 200 else f"{path}: {outcome}"
@@ -87,40 +87,40 @@ def _streamed(question: str, **fields: Any) -> Callable[[int], dict[str, Any]]:
 
 # One round; its order is the order of arrival.
 ROUND: Final[tuple[Visit, ...]] = (
-    _answered(CHAT, _streamed("what is next?")),
-    _answered(CHAT, lambda n: chat(f"{n}. {_LONG} How was the weather?", max_tokens=8)),
+    _completed(CHAT, _streamed("what is next?")),
+    _completed(CHAT, lambda n: chat(f"{n}. {_LONG} How was the weather?", max_tokens=8)),
     _leave,
-    _answered(CHAT, _streamed("why?", system=_SYSTEM)),
-    _answered(CHAT, _streamed("tell me a story.", max_tokens=48, priority="low")),
-    _refused(CHAT, {"messages": [], "max_tokens": 1}, 400),
-    _answered(CHAT, lambda n: chat(f"{n}?", n=3, temperature=0.9, seed=n)),
-    _answered(CHAT, _streamed("who?", system=_SYSTEM, priority="high")),
-    _answered(CHAT, lambda n: chat(f"Who is number {n}?", response_format=_person_schema(n))),
+    _completed(CHAT, _streamed("why?", system=_SYSTEM)),
+    _completed(CHAT, _streamed("tell me a story.", max_tokens=48, priority="low")),
+    _rejected(CHAT, {"messages": [], "max_tokens": 1}, 400),
+    _completed(CHAT, lambda n: chat(f"{n}?", n=3, temperature=0.9, seed=n)),
+    _completed(CHAT, _streamed("who?", system=_SYSTEM, priority="high")),
+    _completed(CHAT, lambda n: chat(f"Who is number {n}?", response_format=_person_schema(n))),
     _leave,
-    _answered(CHAT, _streamed("what is it?", logprobs=True, top_logprobs=5)),
-    _answered(CHAT, lambda n: chat(f"Look {n} up.", tools=[_tool(n)], tool_choice="required")),
-    _looked_at("/metrics"),
-    _refused(CHAT, chat("Hi", model="no-such-model"), 404),
-    _answered(COMPLETIONS, lambda n: {"prompt": [f"{n} is", f"{n} was"], "max_tokens": 8}),
-    _answered(CHAT, _streamed("say it again.", stop=["."], max_tokens=32)),
+    _completed(CHAT, _streamed("what is it?", logprobs=True, top_logprobs=5)),
+    _completed(CHAT, lambda n: chat(f"Look {n} up.", tools=[_tool(n)], tool_choice="required")),
+    _got("/metrics"),
+    _rejected(CHAT, chat("Hi", model="no-such-model"), 404),
+    _completed(COMPLETIONS, lambda n: {"prompt": [f"{n} is", f"{n} was"], "max_tokens": 8}),
+    _completed(CHAT, _streamed("say it again.", stop=["."], max_tokens=32)),
     _leave,
-    _refused(COMPLETIONS, {"prompt": "Hi", "max_tokens": 10**6}, 400),
-    _answered(COMPLETIONS, lambda n: {"prompt": f"{n}", "echo": True, "logprobs": 2}),
-    _looked_at("/ready"),
+    _rejected(COMPLETIONS, {"prompt": "Hi", "max_tokens": 10**6}, 400),
+    _completed(COMPLETIONS, lambda n: {"prompt": f"{n}", "echo": True, "logprobs": 2}),
+    _got("/ready"),
 )
 
 
 async def wander(
     address: Address, tally: Tally, numbers: Iterator[int], is_over: Callable[[], bool]
 ) -> None:
-    """Make one visit after another, as the rounds have them."""
+    """Make one visit after another, in the order of the rounds."""
     for number in numbers:
         if is_over():
             return
         fault = await ROUND[number % len(ROUND)](address, number)
-        tally.num_visits += 1
+        tally.num_requests += 1
         if fault is not None:
-            tally.faults.append(f"visit {number}: {fault}")
+            tally.faults.append(f"request {number}: {fault}")
 
 
 async def crowd(address: Address, num_clients: int, is_over: Callable[[], bool]) -> Tally:
@@ -133,12 +133,12 @@ async def crowd(address: Address, num_clients: int, is_over: Callable[[], bool])
 
 
 def reference(number: int) -> dict[str, Any]:
-    """Return a request whose answer is the same whenever it is sent."""
+    """Return a request whose completion is the same whenever it is sent."""
     return chat(f"Tell me about the number {number}.", max_tokens=24)
 
 
 async def reference_texts(address: Address, num_requests: int = 4) -> list[str]:
-    """Ask what always has the same answer, all at once."""
+    """Send the requests whose completions are always the same, all at once."""
     outcomes: list[Outcome] = await asyncio.gather(
         *(ask(address, CHAT, reference(number)) for number in range(num_requests))
     )

@@ -15,7 +15,7 @@ _MAX_RETRY_AFTER: Final = 120
 
 
 def request(number: int, *, max_tokens: int = _MAX_TOKENS) -> dict[str, Any]:
-    """Return a short request of its own; classes, streams and whole answers take turns."""
+    """Return a short request of its own; classes, streams and whole responses take turns."""
     return {
         "messages": [{"role": "user", "content": f"{number}: say something about this number."}],
         "max_tokens": max_tokens,
@@ -35,7 +35,7 @@ async def measure_capacity(
     async def client() -> None:
         for number in numbers:
             outcome = await ask(address, CHAT, request(-1 - number, max_tokens=max_tokens))
-            assert outcome.is_complete, f"a server that is not overloaded answers, not: {outcome}"
+            assert outcome.is_complete, f"a server that is not overloaded completes, not: {outcome}"
 
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
@@ -65,7 +65,7 @@ def counts(outcomes: Sequence[Outcome]) -> Mapping[str, int]:
 
 
 def faults(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return what was not as it should be: an end in silence, or a refusal without a time."""
+    """Return what was not as it should be: an end in silence, or a rejection without a time."""
     return [f"{fault}: {o}" for o in outcomes if (fault := _fault(o)) is not None]
 
 
@@ -73,11 +73,11 @@ def _fault(outcome: Outcome) -> str | None:
     if outcome.broken is not None:
         return "the connection broke"
     if outcome.status == 200:
-        return None if outcome.is_complete else "an accepted request was not answered"
+        return None if outcome.is_complete else "an admitted request was not completed"
     if outcome.status not in (429, 503):
         return "another status than 200, 429 and 503"
     if outcome.error is None or not outcome.error.get("code"):
-        return "a refusal without an error's envelope"
+        return "a rejection without an error's envelope"
     retry_after = outcome.headers.get("retry-after", "")
     if not retry_after.isdecimal() or not 1 <= int(retry_after) <= _MAX_RETRY_AFTER:
         return f"Retry-After is {retry_after!r}"

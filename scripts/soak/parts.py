@@ -20,11 +20,11 @@ from scripts.server_process import (
 from scripts.soak import departures, fairness, mixed, overload
 from scripts.soak.checks import Check, at_most, equal, none_of
 from scripts.soak.client import CHAT, ask_all
-from scripts.soak.gauges import gauges, held, num_above, told
+from scripts.soak.gauges import gauges, held, metrics_text, num_above
 from scripts.soak.prober import Prober
 from scripts.soak.trend import Trend, trend
 
-_SEATS: Final = 8
+_NUM_SLOTS: Final = 8
 _MIB: Final = float(1 << 20)
 _HOUR: Final = 3600.0
 _MINUTE: Final = 60.0
@@ -36,7 +36,7 @@ _OVERLOAD: Final = 10
 _SMALL_POOL: Final = "192"
 _LONG_CLIENTS: Final = 16
 _MIN_THROUGHPUT_RATIO: Final = 0.95
-# MiB an hour; one kilobyte that each visit leaves behind is about 10.
+# MiB an hour; one kilobyte that each request leaves behind is about 10.
 _MAX_GROWTH: Final = 20.0
 _GENERATED: Final = "vllm:generation_tokens_total"
 _LOOP_LAG: Final = "mlx_server:event_loop_lag_seconds"
@@ -64,14 +64,16 @@ def departing_clients(size: Size) -> Iterator[Check]:
         left = asyncio.run(departures.storm(address, size.num_leaving, size.seed))
         yield Check("clients that left", f"{left.total()} in {monotonic() - began:.0f} s")
         yield from _what_is_left(server, num_files)
-        yield none_of("places not given back", asyncio.run(_refusals(address)))
-        yield _same_answers(address, texts)
+        yield none_of("admission tickets not released", asyncio.run(_rejections(address)))
+        yield _same_completions(address, texts)
         yield from _end(server)
 
 
-async def _refusals(address: Address) -> list[str]:
-    """Send as many requests at once as there are places for; return what was not answered."""
-    bodies = [overload.request(i, max_tokens=1) | {"priority": "high"} for i in range(_SEATS + 64)]
+async def _rejections(address: Address) -> list[str]:
+    """Send as many requests at once as admission control allows; return those not completed."""
+    bodies = [
+        overload.request(i, max_tokens=1) | {"priority": "high"} for i in range(_NUM_SLOTS + 64)
+    ]
     return [str(o) for o in await ask_all(address, CHAT, bodies) if not o.is_complete]
 
 
@@ -81,7 +83,9 @@ def overloaded(size: Size) -> Iterator[Check]:
         address = server.address()
         asyncio.run(mixed.reference_texts(address))
         num_files = num_open_files(server.pid)
-        capacity = asyncio.run(overload.measure_capacity(address, num_requests=64, at_once=_SEATS))
+        capacity = asyncio.run(
+            overload.measure_capacity(address, num_requests=64, at_once=_NUM_SLOTS)
+        )
         rate = _OVERLOAD * capacity
         yield Check("capacity", f"{capacity:.1f} requests/s, sent {rate:.0f}/s")
         num_requests = round(rate * size.flood_time)
@@ -90,16 +94,16 @@ def overloaded(size: Size) -> Iterator[Check]:
             latencies = prober.latencies()
         for ending, count in sorted(overload.counts(outcomes).items()):
             yield Check(f"ended with {ending}", str(count))
-        yield none_of("neither served nor refused well", overload.faults(outcomes))
+        yield none_of("neither completed nor rejected well", overload.faults(outcomes))
         yield from _health(latencies)
-        num_late = num_above(asyncio.run(told(address)), _LOOP_LAG, _MAX_DELAY)
+        num_late = num_above(asyncio.run(metrics_text(address)), _LOOP_LAG, _MAX_DELAY)
         yield equal("looks at an event loop over 100 ms late", num_late, 0)
         yield from _what_is_left(server, num_files)
         yield from _end(server)
 
 
 def _what_is_left(server: Server, num_files: int) -> Iterator[Check]:
-    """Yield what the server holds once nobody wants anything of it."""
+    """Yield what the server holds once no request is in flight."""
     address = server.address()
 
     def is_idle() -> bool:
@@ -114,9 +118,9 @@ def _what_is_left(server: Server, num_files: int) -> Iterator[Check]:
         yield equal(name, value, 0.0)
 
 
-def _same_answers(address: Address, texts: Sequence[str]) -> Check:
+def _same_completions(address: Address, texts: Sequence[str]) -> Check:
     are_same = asyncio.run(mixed.reference_texts(address)) == texts
-    return Check("later answers are the same", "yes" if are_same else "no", "yes", are_same)
+    return Check("later completions are the same", "yes" if are_same else "no", "yes", are_same)
 
 
 def _end(server: Server) -> Iterator[Check]:
@@ -138,25 +142,32 @@ def _percentile(samples: Sequence[float], percent: int) -> float:
 
 
 def fair(size: Size) -> Iterator[Check]:
-    """Yield whether patient requests are served while urgent ones fill the server."""
+    """Yield whether low-priority requests are served while others fill the server."""
     aging_rate = 1.0
     with Server(aging_rate=str(aging_rate)) as server:
         race = asyncio.run(
             fairness.race(
-                server.address(), num_low=size.num_low, num_clients=4 * _SEATS, seats=_SEATS
+                server.address(),
+                num_low=size.num_low,
+                num_clients=4 * _NUM_SLOTS,
+                num_slots=_NUM_SLOTS,
             )
         )
         low, high = (sorted(fairness.waits(outcomes)) for outcomes in (race.low, race.high))
         overtaken = [len(fairness.overtakers(race, outcome)) for outcome in race.low]
-        yield Check("urgent requests", f"{len(high)}, waited {_percentile(high, 50):.2f} s (p50)")
-        yield Check("patient requests", f"{len(low)}, waited {_percentile(low, 50):.2f} s (p50)")
-        yield Check("longest wait of a patient one", f"{low[-1]:.2f} s")
+        yield Check(
+            "requests of high priority", f"{len(high)}, waited {_percentile(high, 50):.2f} s (p50)"
+        )
+        yield Check(
+            "requests of low priority", f"{len(low)}, waited {_percentile(low, 50):.2f} s (p50)"
+        )
+        yield Check("longest wait of a low one", f"{low[-1]:.2f} s")
         yield Check("overtaken by, on average", f"{sum(overtaken) / len(overtaken):.1f}")
         yield none_of(
             f"overtaken by one sent over {2 / aging_rate:g} s later",
             fairness.violations(race, aging_rate),
         )
-        yield equal("not answered", sum(not o.is_complete for o in (*race.low, *race.high)), 0)
+        yield equal("not completed", sum(not o.is_complete for o in (*race.low, *race.high)), 0)
         yield from _end(server)
 
 
@@ -177,12 +188,12 @@ def long_run(size: Size) -> Iterator[Check]:
         texts = asyncio.run(mixed.reference_texts(address))
         num_files = num_open_files(server.pid)
         tally, samples = asyncio.run(_observe(server, address, size))
-        yield Check("visits", f"{tally.num_visits} in {size.warm_up + size.long_time:.0f} s")
-        yield none_of("visits that did not end well", tally.faults)
+        yield Check("requests", f"{tally.num_requests} in {size.warm_up + size.long_time:.0f} s")
+        yield none_of("requests that did not end well", tally.faults)
         yield from _flatness(samples)
         yield from _throughput(samples)
         yield from _what_is_left(server, num_files)
-        yield _same_answers(address, texts)
+        yield _same_completions(address, texts)
         yield from _end(server)
 
 

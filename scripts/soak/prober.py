@@ -1,6 +1,6 @@
 """Asks a server ten times a second how it is, in a process of its own.
 
-`python -m scripts.soak.prober HOST PORT PATH` prints the seconds that each answer took, as JSON,
+`python -m scripts.soak.prober HOST PORT PATH` prints the seconds that each response took, as JSON,
 when its standard input ends; null stands for one that was not 200.
 """
 
@@ -40,23 +40,23 @@ class Prober:
 
     def latencies(self) -> list[float | None]:
         """End it; return the seconds of each probe, None for one that found no good health."""
-        told, _ = self._process.communicate()
-        found: list[float | None] = json.loads(told)
+        output, _ = self._process.communicate()
+        found: list[float | None] = json.loads(output)
         return found
 
 
 def probe(address: Address, path: str) -> float | None:
-    """Return how long an answer took on a new connection; None if it is not 200."""
+    """Return how long a response took on a new connection; None if it is not 200."""
     began = monotonic()
     try:
         with socket.create_connection(address, timeout=_TIMEOUT) as sock:
             sock.sendall(request_bytes(path))
-            answer = b""
+            response = b""
             while piece := sock.recv(4096):
-                answer += piece
+                response += piece
     except OSError:
         return None
-    return monotonic() - began if answer.startswith(b"HTTP/1.1 200 ") else None
+    return monotonic() - began if response.startswith(b"HTTP/1.1 200 ") else None
 
 
 def main(words: Sequence[str]) -> None:
@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> None:
     latencies = []
     while not select.select([sys.stdin], [], [], max(0.0, due - monotonic()))[0]:
         latencies.append(probe(address, path))
-        # No burst after an answer that took long.
+        # No burst after a response that took long.
         due = max(due + _INTERVAL, monotonic())
     print(json.dumps(latencies))
 

@@ -28,7 +28,7 @@ def test_a_mixed_load_ends_well_in_every_part(server: Server) -> None:
 
     tally = asyncio.run(mixed.crowd(address, num_clients=8, is_over=is_over))
     assert tally.faults == []
-    assert tally.num_visits == len(mixed.ROUND)
+    assert tally.num_requests == len(mixed.ROUND)
     check_all_is_well(server, num_files)
     assert asyncio.run(mixed.reference_texts(address, 2)) == before
 

@@ -9,7 +9,6 @@ import pytest
 from scripts.bench.servers import (
     ServerSpec,
     fleet,
-    our_server,
     server_at,
     server_by_command,
 )
@@ -129,9 +128,3 @@ def test_commands_may_have_a_name_and_a_model(
 def test_a_command_without_a_port_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"has no \{port\}"):
         server_by_command("srv --port 80")
-
-
-def test_our_server_is_this_project_on_a_port_of_its_own() -> None:
-    spec = our_server("m")
-    assert spec.command == (sys.executable, "-m", "app")
-    assert spec.environment["MLX_SERVER_PORT"] == "{port}"

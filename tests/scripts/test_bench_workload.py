@@ -2,7 +2,6 @@ from itertools import product
 
 import pytest
 
-from scripts.bench.plan import ClosedLoop, OpenLoop, Point
 from scripts.bench.scenarios import PRIORITIES, SCENARIOS
 from scripts.bench.workload import Conversation
 
@@ -79,12 +78,3 @@ def test_priorities_are_mixed_in_equal_parts() -> None:
 def test_turns_of_a_conversation_are_requests() -> None:
     asked = SCENARIOS["multi-turn"].conversations("r", 0, 6)
     assert [len(conversation.questions) for conversation in asked] == [4, 2]
-
-
-def test_a_point_names_each_round_apart() -> None:
-    point = Point(SCENARIOS["short"], ClosedLoop(1, 2), 8)
-    assert point.title == "short, 1 client"
-    assert point.run_name(7, 0) == "7/short, 1 client/0"
-    assert Point(SCENARIOS["long"], OpenLoop(2.5, 9), 8).title == "long, 2.5 arrivals/s"
-    assert ClosedLoop(3, 2).label == "3 clients"
-    assert ClosedLoop(3, 2).num_requests == 6
