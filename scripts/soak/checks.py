@@ -1,7 +1,11 @@
-"""What a run reports: values, their bounds, and the table of both."""
+"""What a run reports: values and trends, their bounds, and the table of both."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +42,20 @@ def lines(checks: Sequence[Check]) -> list[str]:
 def _cell(check: Check) -> str:
     bound = f"  [{check.bound}]" if check.bound else ""
     return f"{check.value}{bound}{'' if check.is_met else '  MISSED'}"
+
+
+class Trend(NamedTuple):
+    """A slope by least squares, and its standard error, which takes the samples as independent."""
+
+    slope: float
+    standard_error: float
+
+    def times(self, factor: float) -> "Trend":
+        """Return it in other units."""
+        return Trend(self.slope * factor, self.standard_error * factor)
+
+
+def trend(times: Sequence[float], values: Sequence[float]) -> Trend:
+    """Return the slope of values over times, of which there are three at least."""
+    (slope, _), covariance = np.polyfit(times, values, 1, cov=True)
+    return Trend(float(slope), math.sqrt(covariance[0][0]))

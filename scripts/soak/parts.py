@@ -18,11 +18,10 @@ from scripts.server_process import (
     wait_until,
 )
 from scripts.soak import departures, fairness, mixed, overload
-from scripts.soak.checks import Check, at_most, equal, none_of
+from scripts.soak.checks import Check, Trend, at_most, equal, none_of, trend
 from scripts.soak.client import CHAT, ask_all
 from scripts.soak.gauges import gauges, held, metrics_text, num_above
 from scripts.soak.prober import Prober
-from scripts.soak.trend import Trend, trend
 
 _NUM_SLOTS: Final = 8
 _MIB: Final = float(1 << 20)

@@ -11,7 +11,6 @@ from scripts.soak import checks, gauges, mixed, overload
 from scripts.soak.__main__ import main
 from scripts.soak.client import Outcome
 from scripts.soak.fairness import Race, violations
-from scripts.soak.trend import trend
 from tests.support.live import check_all_is_well
 
 pytestmark = pytest.mark.timeout(240)
@@ -40,9 +39,9 @@ def test_all_bounds_are_kept() -> None:
 
 
 def test_a_line_through_samples_has_a_slope_and_an_error() -> None:
-    assert trend([0, 1, 2, 3], [5, 7, 9, 11]) == pytest.approx((2, 0))
-    assert trend([0, 1, 2, 3], [0, 1, 1, 0]) == pytest.approx((0, sqrt(1 / 2 / 5)))
-    assert trend([0, 1, 2], [0, 1, 2]).times(60) == pytest.approx((60, 0))
+    assert checks.trend([0, 1, 2, 3], [5, 7, 9, 11]) == pytest.approx((2, 0))
+    assert checks.trend([0, 1, 2, 3], [0, 1, 1, 0]) == pytest.approx((0, sqrt(1 / 2 / 5)))
+    assert checks.trend([0, 1, 2], [0, 1, 2]).times(60) == pytest.approx((60, 0))
 
 
 def test_gauges_are_summed_over_their_labels() -> None:
