@@ -4,9 +4,9 @@ A sweep over numbers of clients becomes lines, throughput and latency against cl
 becomes bars, the output of each server under each load.  The suffix decides the format: .png, .svg.
 
     make bench BENCHFLAGS="--clients 1,2,4,8,16,32 --json clients.json"
-    python -m scripts.bench.plot clients.json docs/clients.png
+    python -m scripts.bench.plot clients.json docs/assets/clients.png
     make bench BENCHFLAGS="--scenario short --scenario mixed --vs URL --json servers.json"
-    python -m scripts.bench.plot servers.json docs/servers.png
+    python -m scripts.bench.plot servers.json docs/assets/servers.png
 """
 
 import json
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Final
 
 from matplotlib import rc_context
@@ -27,12 +28,13 @@ _COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e
 # Bars: this server, in one mode or several, and others.
 _OURS, _OTHERS = ("#0072b2", "#3f97cb", "#86c0e4"), ("#8c8c8c", "#adadad", "#cccccc")
 _MUTED: Final = "#666666"
+_TITLE_WIDTH: Final = 38
 # `Any` because matplotlib has settings of many types.
 _STYLE: Final[dict[Any, Any]] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 11,
+    "axes.titlesize": 10,
     "axes.titlelocation": "left",
     "axes.axisbelow": True,
     "grid.color": "#e4e4e4",
@@ -99,7 +101,7 @@ def _bars(results: Results) -> Figure:
     servers, loads = _servers(results), list(dict.fromkeys(map(_load, results)))
     ours, others = cycle(_OURS), cycle(_OTHERS)
     colors = {s: next(ours if s.startswith("ours") else others) for s in servers}
-    size = (max(6.0, 3.6 * len(loads)), 1.3 + 0.36 * len(servers))
+    size = (max(6.0, 3.6 * len(loads)), 1.9 + 0.36 * len(servers))
     figure = Figure(figsize=size, layout="constrained")
     figure.suptitle("Output, tokens/s: more is better", x=0.01, ha="left", weight="bold")
     for axes, load in zip(figure.subplots(1, len(loads), squeeze=False)[0], loads, strict=True):
@@ -107,7 +109,8 @@ def _bars(results: Results) -> Figure:
         values = [found[s]["values"]["output_throughput"] if s in found else 0 for s in servers]
         bars = axes.barh(servers, values, color=list(colors.values()), height=0.7)
         axes.bar_label(bars, [_label(found.get(s)) for s in servers], padding=4)
-        axes.set(title=load, xlim=(0, 1.25 * max(values)))
+        blank_lines = "\n" * (max(other.count("\n") for other in loads) - load.count("\n"))
+        axes.set(title=load + blank_lines, xlim=(0, 1.25 * max(values)))
         axes.invert_yaxis()
         axes.xaxis.set_visible(False)
         axes.spines[["bottom", "left"]].set_visible(False)
@@ -129,7 +132,7 @@ def _servers(results: Results) -> list[str]:
 
 
 def _load(result: dict[str, Any]) -> str:
-    return f"{result['scenario']}, {result['load']['label']}"
+    return f"{result['load']['label']}\n{fill(result['description'], _TITLE_WIDTH)}"
 
 
 if __name__ == "__main__":
