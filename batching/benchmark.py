@@ -77,6 +77,7 @@ async def measure(
     engine: EngineThread, token_ids: Sequence[Sequence[int]], max_tokens: int, title: str
 ) -> Report:
     """Serve all requests at once; each completion has exactly `max_tokens` tokens."""
+    engine.check(token_ids, max_tokens, GREEDY)
     with tqdm(total=len(token_ids) * max_tokens, desc=title, unit="tok", file=sys.stderr) as bar:
 
         async def serve(prompt: Sequence[int]) -> tuple[int, float]:

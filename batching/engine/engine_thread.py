@@ -114,7 +114,7 @@ class EngineThread:
     def check(
         self, prompts: Sequence[Sequence[int]], max_tokens: int | None, sampling: SamplingParams
     ) -> None:
-        """Raise RequestError if prompts can never be served, as `submit` does."""
+        """Raise RequestError if prompts can never be served; `submit` relies on it."""
         check_request(self.model, prompts, max_tokens, sampling)
 
     async def submit(
@@ -133,16 +133,15 @@ class EngineThread:
     ) -> TokenStream:
         """Queue `num_choices` completions of each prompt; one prompt's have consecutive indices.
 
+        `check` comes first: a request that can never be served fails here by an assertion.
         Without `max_tokens` a completion may fill the context.  What was cached with one
         `cache_salt` serves only requests with the same one.  After `time_limit` seconds
         the stream ends with DeadlineExceeded.
 
         Raises:
-            RequestError: one can never be served as it is.
             DeadlineExceeded: the time was over before it could be queued.
             EngineStopped, EngineStalled: the engine cannot serve it.
         """
-        self.check(prompts, max_tokens, sampling)
         if self.is_stalled:
             raise EngineStalled
         requests: list[BatchRequest] = []

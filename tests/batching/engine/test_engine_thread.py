@@ -23,7 +23,7 @@ from batching.errors import (
 )
 from batching.observer import Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
-from batching.request import FinishReason, SamplingParams, TokenOutput
+from batching.request import GREEDY, FinishReason, SamplingParams, TokenOutput
 from batching.scheduling.stats import SchedulerStats
 from batching.scheduling.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import (
@@ -180,19 +180,19 @@ async def test_a_submit_that_is_cancelled_leaves_nothing_behind() -> None:
         ([1, -1], 1, InvalidRequest, "token id -1 is not in"),
     ],
 )
-async def test_what_can_never_be_served_is_rejected_before_it_is_queued(
+async def test_what_can_never_be_served_is_rejected_by_the_check(
     prompt: list[int], max_tokens: int | None, error: type[Exception], message: str
 ) -> None:
     async with running() as (thread, _):
         with pytest.raises(error, match=message):
-            await thread.submit([prompt], max_tokens=max_tokens)
-        assert await is_idle(thread)
+            thread.check([[1], prompt], max_tokens, GREEDY)
 
 
 async def test_a_bias_for_an_unknown_token_is_rejected() -> None:
     async with running() as (thread, _):
+        sampling = SamplingParams(logit_bias=((1, 2.0), (99, 1.0)))
         with pytest.raises(InvalidRequest, match="token id 99 is not in") as caught:
-            await thread.submit([[1]], sampling=SamplingParams(logit_bias=((1, 2.0), (99, 1.0))))
+            thread.check([[1]], 1, sampling)
         assert caught.value.param == "logit_bias"
 
 
