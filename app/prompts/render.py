@@ -10,15 +10,13 @@ from jinja2 import TemplateError
 from app.parsing.tool_format import ToolFormat
 from app.prompts.chat_history import template_messages
 from app.prompts.conversation import Conversation
-from app.prompts.length_bound import token_bytes
+from app.prompts.length_bound import longest_token
 from batching import ContextLengthExceeded, InvalidRequest, ModelInfo
 
 logger = logging.getLogger(__name__)
 
 # Efforts without reasoning; most templates have a switch for it, some know the word.
 _NO_REASONING: Final = ("none", "minimal")
-
-_MAX_CHARACTER_BYTES: Final = 4
 
 # So many tokens before the cut decide where the words after it begin.
 _NUM_CONTEXT_TOKENS: Final = 64
@@ -143,12 +141,12 @@ def _encoded(
 ) -> list[int]:
     """Tokenize a text, unless its length alone shows that it is too long: that takes seconds."""
     limit = model.max_model_len
-    # No token is shorter than a byte.
-    known = token_bytes(model) if len(text) * _MAX_CHARACTER_BYTES > limit else None
-    if known is not None and (num_tokens := known.fewest_tokens(text)) > limit:
+    # A short text does not need the vocabulary, which takes a moment to read.
+    longest = longest_token(model) if len(text) > limit else None
+    if longest is not None and (num_tokens := len(text) // longest) > limit:
         if truncation is None or (max_tokens := truncation.max_tokens(model)) > limit:
             raise PromptTooLong(num_tokens, limit)
-        text = text[-(max_tokens + _NUM_CONTEXT_TOKENS) * known.num_longest :]
+        text = text[-(max_tokens + _NUM_CONTEXT_TOKENS) * longest :]
     token_ids = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return _truncated(model, token_ids, truncation)
 
