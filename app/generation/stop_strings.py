@@ -1,16 +1,16 @@
-"""Stop strings, found while the text is still coming."""
+"""Stop strings in streamed text."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 
 
 class StopStrings:
-    """Lets text through up to the first stop string.
+    """Passes text on up to the first stop string.
 
-    The first one is the one that is complete first, and of several that end together the
-    longest.  That depends on the text alone, not on the pieces it comes in.  A tail that may
-    yet turn out to be the beginning of a stop string is held back.  With `include_stop` the text
-    ends with the stop string, else before it.
+    The first is the one that is complete first, and of several that end together the longest.
+    That depends on the text alone, not on how it is split into pieces.  A tail that may be the
+    beginning of a stop string is held back.  With `include_stop` the text ends with the stop
+    string, else before it.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
@@ -20,7 +20,7 @@ class StopStrings:
         self.is_matched = False
 
     def add(self, text: str) -> str:
-        """Take the next piece; return what is certain to belong to the output."""
+        """Add the next piece; return the text that certainly belongs to the output."""
         if self.is_matched:
             return ""
         seen = self._held + text
@@ -36,15 +36,15 @@ class StopStrings:
         return seen[:certain]
 
     def flush(self) -> str:
-        """Return what was held back; no more text will come."""
+        """Return the text held back; no more follows."""
         held, self._held = self._held, ""
         return held
 
 
 class _Matcher:
-    """Knows how much of one stop string the text ends with (Knuth, Morris, Pratt).
+    """Tracks how much of one stop string the text ends with (Knuth, Morris, Pratt).
 
-    It looks at each character once, however long the stop string is.
+    It compares each character once, amortized, however long the stop string is.
     """
 
     def __init__(self, stop: str) -> None:
@@ -61,10 +61,10 @@ class _Matcher:
         self.num_matched = _extend(self._stop, self._borders, self.num_matched, character)
 
 
-# A request may ask for a thousand answers, and all of them have the same stop strings.
+# All choices of a request have the same stop strings.
 @lru_cache(maxsize=64)
 def _borders(text: str) -> tuple[int, ...]:
-    """Return for each prefix the length of its longest proper prefix that also ends it."""
+    """Return for each prefix the length of its longest proper prefix that is also its suffix."""
     borders = [0]
     for character in text[1:]:
         borders.append(_extend(text, borders, borders[-1], character))

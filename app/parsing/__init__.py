@@ -1,4 +1,4 @@
-"""What a model's text says: an answer, reasoning, and tool calls; and how a conversation is told to it.
+"""Parses the text of a model into content, reasoning and tool calls.
 
-Text in, events out: nothing here knows tokens, the engine or HTTP.
+Text in, events out: nothing here depends on tokens, the engine or HTTP.
 """

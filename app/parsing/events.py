@@ -1,4 +1,4 @@
-"""What an answer consists of, in the order in which it comes."""
+"""The parts of a message, in the order in which they are generated."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ class ReasoningPiece:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins; `index` counts the calls of the answer from 0."""
+    """A call begins; `index` counts the calls of the message from 0."""
 
     index: int
     call_id: str
@@ -25,7 +25,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """The next part of a call's arguments; together they are the text of one JSON object."""
+    """The next part of the arguments of a call; joined, they are the text of a JSON object."""
 
     index: int
     text: str
@@ -35,7 +35,7 @@ MessageEvent = ContentPiece | ReasoningPiece | ToolCallStart | ToolCallArguments
 
 
 def join_pieces(events: Iterable[MessageEvent]) -> list[MessageEvent]:
-    """Return the same events, with neighbouring pieces of one text as one and none empty."""
+    """Return the events with adjacent pieces of one text merged and empty ones removed."""
     runs: list[list[MessageEvent]] = []
     for event in events:
         if runs and _continues(runs[-1][0], event):
@@ -46,7 +46,7 @@ def join_pieces(events: Iterable[MessageEvent]) -> list[MessageEvent]:
 
 
 def _continues(first: MessageEvent, event: MessageEvent) -> bool:
-    """True of two pieces of one text; between those of two calls the second one begins."""
+    """True for two pieces of one text; the arguments of two calls are never adjacent."""
     return type(first) is type(event) and not isinstance(event, ToolCallStart)
 
 

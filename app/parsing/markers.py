@@ -1,13 +1,13 @@
-"""Markers, such as `<think>`, found while the text is still coming."""
+"""Markers such as `<think>` in streamed text."""
 
 from typing import Final
 
 
 class MarkerSearch:
-    """Lets text through, except the markers; holds back what may be the beginning of one.
+    """Separates text from markers; holds back what may be the beginning of one.
 
-    It looks at a character at a time, so what it finds does not depend on the pieces that the
-    text comes in.  The work for a character is bounded by the length of a marker.
+    It processes a character at a time, so the result does not depend on how the text is split
+    into pieces.  The work for a character is bounded by the length of a marker.
     """
 
     def __init__(self, *markers: str) -> None:
@@ -17,16 +17,16 @@ class MarkerSearch:
         self._first_characters: Final = frozenset(marker[0] for marker in markers)
         self._held = ""
 
-    def lets_through(self, text: str) -> bool:
-        """True if the whole text is certain, so that nobody has to look at each character."""
+    def is_plain_text(self, text: str) -> bool:
+        """True if no marker begins in the text or before it, so it need not be searched."""
         return not self._held and self._first_characters.isdisjoint(text)
 
     def push(self, text: str) -> tuple[str, str]:
-        """Take a character, or any text that is let through.
+        """Add a character, or any plain text.
 
-        Return the text that is certain now, and the marker behind it or "".
+        Return the text that is now certain, and the marker after it or "".
         """
-        if self.lets_through(text):
+        if self.is_plain_text(text):
             return text, ""
         seen = self._held + text
         certain = 0
@@ -36,7 +36,7 @@ class MarkerSearch:
         return seen[:certain], self._take_marker()
 
     def flush(self) -> str:
-        """Return what was held back; no more text will come."""
+        """Return the text held back; no more follows."""
         held, self._held = self._held, ""
         return held
 

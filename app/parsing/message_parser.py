@@ -1,4 +1,4 @@
-"""A model's text, cut into reasoning, content and tool calls."""
+"""Splits the text of a model into reasoning, content and tool calls."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,10 @@ from app.parsing.tool_parser import ToolCallParser
 
 
 class MessageParser:
-    """Finds reasoning, and tool calls in what is not reasoning.
+    """Finds reasoning, and tool calls outside of it.
 
-    In reasoning no call begins, and in a call no reasoning: what a model says there may well
-    contain the markers.
+    No call begins in reasoning and no reasoning in a call, since their text may contain the
+    markers.
     """
 
     def __init__(self, reasoning: ReasoningParser | None, tools: ToolCallParser | None) -> None:
@@ -24,16 +24,16 @@ class MessageParser:
 
     @property
     def is_finished(self) -> bool:
-        """True once whatever follows is ignored, so the generation may as well end."""
+        """True once all further text is ignored, so the generation can end."""
         return self._tools is not None and self._tools.is_finished
 
     def add(self, text: str) -> list[MessageEvent]:
-        """Take the next piece; return what is certain now."""
+        """Add the next piece; return the events that are now certain."""
         pieces = text if self._may_change_reader(text) else [text]
         return join_pieces(event for piece in pieces for event in self._push(piece))
 
     def flush(self) -> list[MessageEvent]:
-        """Return what was held back; no more text will come."""
+        """Return the events held back; no more text follows."""
         events: list[MessageEvent] = []
         if self._reasoning is not None:
             events += self._with_calls(self._reasoning.flush())
@@ -42,17 +42,17 @@ class MessageParser:
         return join_pieces(events)
 
     def _may_change_reader(self, text: str) -> bool:
-        """True if each character may decide who reads the next one."""
+        """True if each character may determine which parser gets the next one."""
         if self._reasoning is None or self._tools is None:
             return False
-        return not (self._reasoning.lets_through(text) or self._tools.lets_through(text))
+        return not (self._reasoning.is_plain_text(text) or self._tools.is_plain_text(text))
 
     def _push(self, text: str) -> list[MessageEvent]:
         if self._reasoning is None or (self._tools is not None and self._tools.is_in_call):
             return self._with_calls([ContentPiece(text)])
         events = self._with_calls(self._reasoning.add(text))
         if self._tools is not None and self._tools.is_in_call:
-            # What may be the beginning of a marker outside a call is none inside.
+            # What may begin a marker outside a call does not inside.
             events += self._with_calls(self._reasoning.flush())
         return events
 

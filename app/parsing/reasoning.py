@@ -1,4 +1,4 @@
-"""Reasoning, told from the answer by the markers around it."""
+"""Separates reasoning from content by its markers."""
 
 from typing import Final
 
@@ -7,21 +7,21 @@ from app.parsing.markers import MarkerSearch
 
 
 def ends_in_thinking(prompt: str, start: str) -> bool:
-    """True if a rendered prompt leaves the model inside its reasoning, as some templates do.
+    """True if a rendered prompt ends inside the reasoning, as some templates do.
 
-    `prompt` may be the end of the prompt only.
+    The end of the prompt is enough.
     """
     return prompt.rstrip().endswith(start)
 
 
 class ReasoningParser:
-    """Cuts a model's text into reasoning and content.
+    """Splits the text of a model into reasoning and content.
 
-    The start marker begins reasoning and the end marker begins content, wherever they stand,
-    so neither is ever part of a text.  `is_open`: the prompt ended inside the reasoning.
+    The start marker begins reasoning and the end marker begins content wherever they occur, so
+    neither is part of a text.  `is_open`: the prompt ended inside the reasoning.
 
     Line breaks at the beginning of the reasoning or of the content and at the end of the
-    reasoning set off the markers, and are dropped; other space is kept.
+    reasoning belong to the markers and are dropped; other whitespace is kept.
     """
 
     def __init__(self, start: str, end: str, *, is_open: bool) -> None:
@@ -31,14 +31,14 @@ class ReasoningParser:
         self._is_at_beginning = True
         self._num_held_newlines = 0
 
-    def lets_through(self, text: str) -> bool:
-        """True if no marker begins in the text, or before it."""
-        return self._search.lets_through(text)
+    def is_plain_text(self, text: str) -> bool:
+        """True if no marker begins in the text or before it."""
+        return self._search.is_plain_text(text)
 
     def add(self, text: str) -> list[MessageEvent]:
-        """Take the next piece; return what is certain now."""
+        """Add the next piece; return the events that are now certain."""
         pieces: list[MessageEvent] = []
-        for part in [text] if self.lets_through(text) else text:
+        for part in [text] if self.is_plain_text(text) else text:
             certain, marker = self._search.push(part)
             pieces.append(self._piece(certain))
             if marker:
@@ -47,7 +47,7 @@ class ReasoningParser:
         return join_pieces(pieces)
 
     def flush(self) -> list[MessageEvent]:
-        """Return what was held back; no more text will come."""
+        """Return the events held back; no more text follows."""
         pieces: list[MessageEvent] = [self._piece(self._search.flush())]
         if self._num_held_newlines:
             pieces.append(ReasoningPiece("\n" * self._num_held_newlines))

@@ -1,4 +1,4 @@
-"""A grammar that lets a model reason before it answers."""
+"""A grammar that allows reasoning before the constrained content."""
 
 import json
 from typing import Any
@@ -10,16 +10,16 @@ from batching import GrammarText
 def after_reasoning(
     grammar: GrammarText, start: Marker, end: Marker, *, is_open: bool
 ) -> GrammarText:
-    """Return a grammar of reasoning, then line breaks, then what `grammar` asks for.
+    """Return a grammar of reasoning, then line breaks, then `grammar`.
 
-    With `is_open` the prompt ended inside the reasoning; without, it begins with the start
-    marker, if at all.
+    With `is_open` the prompt ended inside the reasoning; without, reasoning is optional and begins
+    with the start marker.
     """
     grammars: list[dict[str, Any]] = json.loads(grammar)["grammars"]
-    answer, *others = grammars
+    content, *others = grammars
     reasoning = "thought" if is_open else f"({start.symbol} thought)?"
     rules = [
-        f"start: {reasoning} @answer",
+        f"start: {reasoning} @content",
         f"thought: TEXT {end.symbol} BREAKS"
         if end.token_id is not None
         else "thought: spelt BREAKS",
@@ -28,4 +28,4 @@ def after_reasoning(
         "BREAKS: /\\n*/",
     ]
     first = {"lark_grammar": "\n".join(rules)}
-    return GrammarText(json.dumps({"grammars": [first, answer | {"name": "answer"}, *others]}))
+    return GrammarText(json.dumps({"grammars": [first, content | {"name": "content"}, *others]}))

@@ -1,4 +1,4 @@
-"""Tool calls of any format that has a function to parse them, such as mlx-lm's."""
+"""Tool calls in any format for which there is a parse function, such as those of mlx-lm."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +9,10 @@ from typing import Any, Final, TypeVar
 from app.parsing.markers import MarkerSearch
 from app.parsing.tool_call_reader import CallArguments, CallBegins, CallEnds, CallEvent, NotACall
 
-# The text between the markers, the tools as a template gets them; one call or several.
+# Takes the text between the markers and the tools as a template gets them; returns one call or several.
 ParseCalls = Callable[[str, Sequence[Mapping[str, Any]]], Any]
 
-# In characters.  The patterns that parsers use may take a time that grows with the square.
+# In characters.  The regular expressions of parsers may take quadratic time.
 _MAX_LENGTH: Final = 64 * 1024
 _MAX_PARSERS: Final = 4
 _PARSE_TIMEOUT: Final = 1.0  # seconds
@@ -21,10 +21,10 @@ _T = TypeVar("_T")
 
 
 class BoundedCalls:
-    """Calls functions whose running time nobody has bounded, each in a thread of its own.
+    """Calls functions of unbounded running time, each in its own thread.
 
-    A thread cannot be stopped, but nobody waits for it longer than the timeout, and no more
-    than `max_running` run at once.
+    A thread cannot be stopped, but callers wait no longer than the timeout, and at most
+    `max_running` threads run at once.
     """
 
     def __init__(self, max_running: int) -> None:
@@ -34,7 +34,7 @@ class BoundedCalls:
         """Return what the function returns; `timeout` is in seconds.
 
         Raises:
-            TimeoutError: it is not done yet, or too many others are not.
+            TimeoutError: it takes longer, or too many others are still running.
         """
         if not self._free.acquire(timeout=timeout):
             raise TimeoutError
@@ -56,9 +56,10 @@ _parsers = BoundedCalls(_MAX_PARSERS)
 
 
 class BufferedCallReader:
-    """Waits for the end marker, or for the end of the text without one, then parses all.
+    """Buffers the text up to the end marker, or all of it if there is none, then parses it.
 
-    What is cut before its end marker, too long, takes too long or cannot be parsed is no call.
+    Text that ends before its end marker, is too long, takes too long or cannot be parsed is not a
+    call.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class BufferedCallReader:
         try:
             parsed = self._calls.call(lambda: self._parse(text, self._tools), self._timeout)
             events = _call_events(parsed)
-        # A parser raises anything at what it does not expect.
+        # A parser may raise any exception on unexpected text.
         except Exception:
             return self._give_up(marker)
         self.is_done = True
@@ -112,10 +113,10 @@ class BufferedCallReader:
 
 
 def _call_events(parsed: Any) -> list[CallEvent]:
-    """Return the events of what mlx-lm's parsers return; raise if it is no call.
+    """Return the events for the result of one of mlx-lm's parsers.
 
     Raises:
-        ValueError, TypeError, KeyError: it is something else, or its arguments are no JSON.
+        ValueError, TypeError, KeyError: it is not a call, or its arguments are not JSON.
     """
     events: list[CallEvent] = []
     for call in parsed if isinstance(parsed, list) else [parsed]:

@@ -7,25 +7,25 @@ from typing import Final
 from app.parsing.markers import MarkerSearch
 from app.parsing.tool_call_reader import CallArguments, CallBegins, CallEnds, CallEvent, NotACall
 
-_BLANKS: Final = " \t\r\n"
+_WHITESPACE: Final = " \t\r\n"
 _CLOSERS: Final = {"{": "}", "[": "]"}
 _ARGUMENT_KEYS: Final = frozenset({"arguments", "parameters"})
 
 
 class JsonCallReader:
-    """Reads one or more calls up to the end marker; their arguments come out as they come.
+    """Reads one or more calls up to the end marker, and streams their arguments.
 
-    It follows the JSON, so an end marker inside a string is part of the string.  What
-    models get wrong is mended where it is certain what was meant: line breaks inside strings,
-    a brace too many or too few at the end, arguments that are null, missing or the text
-    of an object.  Once arguments have begun they cannot be taken back: if their brackets do
-    not match, the rest up to the end marker comes out as it is.
+    It follows the JSON, so an end marker inside a string is part of the string.  Frequent errors
+    of models are corrected where the intention is clear: line breaks inside strings, a brace too
+    many or too few at the end, arguments that are null, missing or the text of an object.
+    Arguments that have been returned cannot be revoked: if their brackets do not match, the rest
+    up to the end marker is returned unchanged.
     """
 
     def __init__(self, start: str, end: str) -> None:
         self._end: Final = end
         self._num_matched = 0
-        # What becomes content if it is no call after all.
+        # This becomes content if it is not a call.
         self._unread = [start]
         self._step: Callable[[str], list[CallEvent]] = self._between_calls
         self._has_call = False
@@ -42,7 +42,7 @@ class JsonCallReader:
         return self._step(character)
 
     def flush(self) -> list[CallEvent]:
-        """A call whose arguments have begun stays as it is; anything less is no call."""
+        """End a call whose arguments have begun as it is; anything less is not a call."""
         return [CallArguments(self._search.flush())] if self._has_call else self._give_up()
 
     def _between_calls(self, character: str) -> list[CallEvent]:
@@ -54,8 +54,8 @@ class JsonCallReader:
             if character == "{":
                 self._begin_object()
                 return []
-            # Calls may stand in a list, and a model may close more than it opened.
-            if character in _BLANKS or character in (",]}" if self._has_call else "["):
+            # Calls may be in a list, and a model may close more than it opened.
+            if character in _WHITESPACE or character in (",]}" if self._has_call else "["):
                 return []
         return self._give_up()
 
@@ -68,7 +68,7 @@ class JsonCallReader:
             self._begin_value(character, self._in_key)
         elif character == "}":
             return self._end_object()
-        elif character != "," and character not in _BLANKS:
+        elif character != "," and character not in _WHITESPACE:
             return self._leave_object(character)
         return []
 
@@ -80,7 +80,7 @@ class JsonCallReader:
         return []
 
     def _before_value(self, character: str) -> list[CallEvent]:
-        if character == ":" or character in _BLANKS:
+        if character == ":" or character in _WHITESPACE:
             return []
         if character in ",}]":
             return self._leave_object(character)
@@ -104,7 +104,7 @@ class JsonCallReader:
         return self._end_value() if self._scanner.is_complete else []
 
     def _in_scalar(self, character: str) -> list[CallEvent]:
-        if character not in ",}]" and character not in _BLANKS:
+        if character not in ",}]" and character not in _WHITESPACE:
             self._value.append(character)
             return []
         return [*self._end_value(), *self._step(character)]
@@ -146,7 +146,7 @@ class JsonCallReader:
         return self._give_up() if self._name is None else self._whole_call(self._name, "{}")
 
     def _leave_object(self, character: str) -> list[CallEvent]:
-        """Go on behind the object, or where it ceases to be JSON."""
+        """Continue after the object, or where it ceases to be JSON."""
         if not self._has_call:
             return self._give_up()
         self._step = self._between_calls
@@ -182,7 +182,7 @@ class _Scanner:
         return not self._closers and not self._is_in_string
 
     def push(self, character: str) -> str:
-        """Take a character; return what JSON has for it."""
+        """Add a character; return its JSON form."""
         if self._is_in_string:
             return self._push_in_string(character)
         if character == '"':
@@ -196,12 +196,12 @@ class _Scanner:
     def _push_in_string(self, character: str) -> str:
         self._is_in_string = character != '"' or self._is_escaped
         self._is_escaped = character == "\\" and not self._is_escaped
-        # JSON has line breaks inside strings escaped only.
+        # In JSON, control characters inside strings must be escaped.
         return character if character >= " " else json.dumps(character)[1:-1]
 
 
 def _string(text: str) -> str | None:
-    """Return what a JSON string says; None if it is none or empty."""
+    """Return the value of a JSON string; None if it is not one or is empty."""
     try:
         value = json.loads(text) if text.startswith('"') else None
     except ValueError:
@@ -210,5 +210,5 @@ def _string(text: str) -> str | None:
 
 
 def _object_text(text: str) -> str:
-    """Return arguments as the text of an object, if they are null or the text of one."""
+    """Return arguments as the text of an object if they are null or a string with that text."""
     return "{}" if text == "null" else _string(text) or text

@@ -1,10 +1,10 @@
-"""What a reader of tool calls makes of the text between a start marker and its end."""
+"""The interface of readers of tool calls, and the events that they return."""
 
 from typing import NamedTuple, Protocol
 
 
 class CallBegins(NamedTuple):
-    """`call_id` is what the model itself calls it; most do not."""
+    """`call_id` is the id that the model has generated; most models generate none."""
 
     name: str
     call_id: str | None = None
@@ -15,11 +15,11 @@ class CallArguments(NamedTuple):
 
 
 class CallEnds(NamedTuple):
-    """The arguments are complete; the end marker may still be to come."""
+    """The arguments are complete; the end marker may still follow."""
 
 
 class NotACall(NamedTuple):
-    """What seemed to be a call and is none, with its marker."""
+    """Text after a start marker that is not a call, including the marker."""
 
     text: str
 
@@ -28,15 +28,15 @@ CallEvent = CallBegins | CallArguments | CallEnds | NotACall
 
 
 class CallReader(Protocol):
-    """Takes a character at a time, so what it reads does not depend on any pieces."""
+    """Reads a character at a time, so the result does not depend on how the text is split."""
 
     @property
     def is_done(self) -> bool:
-        """True behind the end; what comes next is not part of a call."""
+        """True after the end marker; further text is not part of the call."""
         ...
 
     def push(self, character: str) -> list[CallEvent]: ...
 
     def flush(self) -> list[CallEvent]:
-        """Return what was held back; no more text will come."""
+        """Return the events held back; no more text follows."""
         ...

@@ -1,4 +1,4 @@
-"""Tool calls, found in a model's text while it is still coming."""
+"""Tool calls in streamed text."""
 
 import secrets
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ from app.parsing.tool_call_reader import (
     NotACall,
 )
 
-# OpenAI's ids look like this.
+# As in OpenAI's ids.
 _NUM_ID_BYTES: Final = 12
 
 
@@ -29,13 +29,13 @@ def new_call_id() -> str:
 
 
 class ToolCallParser:
-    """Cuts a model's text into content and tool calls.
+    """Splits the text of a model into content and tool calls.
 
-    Nothing of the text is lost: what stands outside calls, and what seemed to be a call and
-    is none, is content.  Only blanks that set off a call from what is around it are dropped.
+    No text is lost: text outside calls, and text after a start marker that is not a call, is
+    content.  Only whitespace between calls and content is dropped.
 
-    Without `is_parallel` one call is read and what follows it is ignored: once `is_finished`, the
-    generation may as well end.
+    Without `is_parallel` one call is read and the text after it is ignored: once `is_finished`, the
+    generation can end.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ToolCallParser:
         self._is_parallel = is_parallel
         self._new_id = new_id
         self._reader: CallReader | None = None
-        self._blanks: list[str] = []
+        self._whitespace: list[str] = []
         self._num_calls = 0
         self.is_finished = False
 
@@ -64,28 +64,28 @@ class ToolCallParser:
         """True between a start marker and the end of what it begins."""
         return self._reader is not None
 
-    def lets_through(self, text: str) -> bool:
-        """True if the text is content, and no marker begins in it."""
-        return self._reader is None and self._search.lets_through(text)
+    def is_plain_text(self, text: str) -> bool:
+        """True if the text is content and no marker begins in it."""
+        return self._reader is None and self._search.is_plain_text(text)
 
     def add(self, text: str) -> list[MessageEvent]:
-        """Take the next piece; return what is certain now."""
-        pieces = [text] if self.lets_through(text) else text
+        """Add the next piece; return the events that are now certain."""
+        pieces = [text] if self.is_plain_text(text) else text
         return join_pieces(event for piece in pieces for event in self._push(piece))
 
     def flush(self) -> list[MessageEvent]:
-        """Return what was held back; no more text will come."""
+        """Return the events held back; no more text follows."""
         events = self._content(self._search.flush())
         if self._reader is not None:
             events += self._numbered(self._reader.flush())
             self._reader = None
         if not self.has_calls:
-            events.append(ContentPiece("".join(self._blanks)))
-        self._blanks.clear()
+            events.append(ContentPiece("".join(self._whitespace)))
+        self._whitespace.clear()
         return join_pieces(events)
 
     def _push(self, text: str) -> list[MessageEvent]:
-        """Take a character, or any text that is let through."""
+        """Add a character, or any plain text."""
         if self.is_finished:
             return []
         if self._reader is None:
@@ -98,13 +98,13 @@ class ToolCallParser:
         return events
 
     def _content(self, text: str) -> list[MessageEvent]:
-        """Return text outside calls; blanks wait for what follows them."""
+        """Return text outside calls; trailing whitespace waits for what follows it."""
         body = text.rstrip()
         if not body:
-            self._blanks.append(text)
+            self._whitespace.append(text)
             return []
-        before = "".join(self._blanks)
-        self._blanks = [text[len(body) :]]
+        before = "".join(self._whitespace)
+        self._whitespace = [text[len(body) :]]
         return [ContentPiece(before + body)]
 
     def _numbered(self, events: Iterable[CallEvent]) -> list[MessageEvent]:
@@ -115,7 +115,7 @@ class ToolCallParser:
             return []
         match event:
             case CallBegins(name, call_id):
-                self._blanks.clear()
+                self._whitespace.clear()
                 self._num_calls += 1
                 return [ToolCallStart(self._num_calls - 1, call_id or self._new_id(), name)]
             case CallArguments(text):

@@ -1,4 +1,4 @@
-"""Pieces of text join to the text of the whole, whatever the tokens are."""
+"""The pieces of text join to the text of all tokens."""
 
 from collections.abc import Sequence
 
@@ -80,7 +80,7 @@ def pieces(tokenizer: HubTokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def byte_ids(data: bytes) -> list[int]:
-    """Return the single-byte tokens, as a model in trouble would produce them."""
+    """Return the single-byte tokens, as a confused model would generate them."""
     # GPT-2's alphabet: printable bytes are themselves, the others follow from U+0100 on.
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
@@ -101,7 +101,7 @@ def test_the_pieces_join_to_the_whole(ids: list[int]) -> None:
 
 
 @given(st.text(max_size=20))
-def test_a_text_comes_back(text: str) -> None:
+def test_a_text_round_trips(text: str) -> None:
     assert "".join(pieces(BYTE_LEVEL, BYTE_LEVEL.encode(text))) == text
 
 
@@ -123,7 +123,7 @@ def test_spaces_and_bytes_of_sentencepiece(tokens: list[str]) -> None:
     assert "".join(pieces(SENTENCEPIECE, ids)) == whole
 
 
-def test_a_character_comes_out_with_its_last_byte() -> None:
+def test_a_character_is_returned_with_its_last_byte() -> None:
     assert pieces(BYTE_LEVEL, byte_ids(b"a\xc3\xa9b")) == ["a", "", "é", "b", ""]
 
 
@@ -140,7 +140,7 @@ def test_the_work_for_a_token_does_not_grow(data: bytes) -> None:
     assert tokenizer.num_decoded < 20 * len(ids)
 
 
-def test_special_tokens_do_not_make_it_grow_either() -> None:
+def test_the_work_does_not_grow_with_special_tokens_either() -> None:
     tokenizer = byte_level()
     pieces(tokenizer, [tokenizer.vocab_size - 1] * 1000)
     assert tokenizer.num_decoded < 20 * 1000

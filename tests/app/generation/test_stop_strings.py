@@ -1,4 +1,4 @@
-"""Stop strings: whatever pieces the text comes in, what comes out is the same."""
+"""Stop strings: the output does not depend on how the text is split into pieces."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -11,7 +11,7 @@ stop_lists = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 
 
 def expected(text: str, stops: list[str]) -> str:
-    """The rule read aloud: cut before the longest stop string that the shortest prefix ends in."""
+    """The specification: cut before the longest stop string that the shortest prefix ends in."""
     for end in range(len(text) + 1):
         if found := [stop for stop in stops if text[:end].endswith(stop)]:
             return text[: end - max(map(len, found))]
@@ -46,5 +46,7 @@ def test_no_more_is_held_back_than_may_become_a_stop_string(text: str, stops: li
         (["abcd", "c"], ["abcd"], ["ab"]),
     ],
 )
-def test_what_comes_out_when(stops: list[str], pieces: list[str], outputs: list[str]) -> None:
+def test_text_is_returned_as_soon_as_it_is_certain(
+    stops: list[str], pieces: list[str], outputs: list[str]
+) -> None:
     assert list(map(StopStrings(stops).add, pieces)) == outputs

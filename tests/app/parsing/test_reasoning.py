@@ -1,4 +1,4 @@
-"""Reasoning is told from the answer, whatever pieces the text comes in."""
+"""Reasoning is separated from content, however the text is split into pieces."""
 
 import re
 from itertools import pairwise
@@ -22,7 +22,7 @@ def parse(pieces: list[str], *, is_open: bool = False) -> list[MessageEvent]:
 
 
 def expected(text: str, *, is_open: bool) -> list[MessageEvent]:
-    """The rule read aloud: cut at the markers, then drop the line breaks that set them off."""
+    """The specification: cut at the markers, then drop the line breaks that set them off."""
     sections: list[MessageEvent] = []
     parts = [END if not is_open else START, *re.split(f"({START}|{END})", text)]
     for marker, part, closes in zip(parts[::2], parts[1::2], [*parts[2::2], None], strict=True):
@@ -53,14 +53,14 @@ def test_the_pieces_do_not_matter(text: str, cuts: list[int], is_open: bool) -> 
         (False, ["1 < 2"], [[ContentPiece("1 < 2")]]),
     ],
 )
-def test_what_comes_out_when(
+def test_events_are_returned_as_soon_as_they_are_certain(
     is_open: bool, pieces: list[str], events: list[list[MessageEvent]]
 ) -> None:
     parser = ReasoningParser(START, END, is_open=is_open)
     assert [parser.add(piece) for piece in pieces] == events
 
 
-def test_what_was_held_back_comes_out_at_the_end() -> None:
+def test_text_held_back_is_returned_at_the_end() -> None:
     assert parse(["hm\n</"], is_open=True) == [ReasoningPiece("hm\n</")]
     assert parse(["hm\n"], is_open=True) == [ReasoningPiece("hm\n")]
     assert parse(["x<"]) == [ContentPiece("x<")]

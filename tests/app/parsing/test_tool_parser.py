@@ -1,4 +1,4 @@
-"""Tool calls in a model's text: found, told apart, and nothing of the text lost."""
+"""Tool calls in the text of a model: found, separated, and no text lost."""
 
 import json
 import threading
@@ -101,7 +101,7 @@ def test_the_pieces_do_not_matter(text: str, places: list[int], is_parallel: boo
 
 
 @given(texts)
-def test_a_text_without_calls_is_content_as_it_stands(text: str) -> None:
+def test_a_text_without_calls_is_content_unchanged(text: str) -> None:
     events = events_of([text])
     if not calls_of(events):
         assert content_of(events) == text
@@ -110,9 +110,7 @@ def test_a_text_without_calls_is_content_as_it_stands(text: str) -> None:
 @given(
     st.lists(st.tuples(st.text("ab <\n"), names, objects), min_size=1, max_size=3), st.booleans()
 )
-def test_what_a_model_writes_is_read(
-    parts: list[tuple[str, str, dict[str, Any]]], is_ascii: bool
-) -> None:
+def test_calls_are_parsed(parts: list[tuple[str, str, dict[str, Any]]], is_ascii: bool) -> None:
     dumped = [json.dumps(arguments, ensure_ascii=is_ascii) for _, _, arguments in parts]
     text = "".join(
         f"{before}{call_text(name, arguments)}"
@@ -123,7 +121,7 @@ def test_what_a_model_writes_is_read(
     assert content_of(events) == "".join(before.rstrip() for before, _, _ in parts)
 
 
-def test_arguments_come_out_as_they_come() -> None:
+def test_arguments_are_streamed() -> None:
     parser = json_parser()
     assert parser.add(f'Wait.\n\n{START}\n{{"name": "f", "arguments": ') == [ContentPiece("Wait.")]
     assert parser.add('{"a": [1') == [
@@ -166,7 +164,7 @@ def test_arguments_come_out_as_they_come() -> None:
         ('{"name": "f"}{"name": 5}', [("f", "{}")], f'{{"name": 5}}{END}'),
     ],
 )
-def test_what_models_make_of_the_format(
+def test_frequent_errors_of_models_are_corrected(
     text: str, calls: list[tuple[str, str]], content: str
 ) -> None:
     events = events_of([START, text, END])
@@ -197,35 +195,35 @@ def test_what_models_make_of_the_format(
         "</tool_coll>",
     ],
 )
-def test_what_is_no_call_is_content(text: str) -> None:
+def test_what_is_not_a_call_is_content(text: str) -> None:
     events = events_of(["a ", START, text, END, " b"])
     assert events == [ContentPiece(f"a {START}{text}{END} b")]
 
 
 @given(st.integers(0, len(CALL)))
-def test_a_call_that_is_cut_keeps_what_came(length: int) -> None:
+def test_a_truncated_call_keeps_its_arguments(length: int) -> None:
     events = events_of([CALL[:length]])
     begins = CALL.index('{"a"') < length
     assert ('{"a": 1}'.startswith(calls_of(events)[0][1])) if begins else not calls_of(events)
     assert content_of(events) == ("" if begins else CALL[:length])
 
 
-def test_broken_arguments_that_are_cut_keep_what_came() -> None:
+def test_truncated_broken_arguments_are_kept() -> None:
     events = events_of([f'{START}{{"name": "f", "arguments": {{"a": ]</tool'])
     assert calls_of(events) == [("f", '{"a": ]</tool')]
 
 
-def test_a_second_call_that_is_cut_is_content() -> None:
+def test_a_truncated_second_call_is_content() -> None:
     events = events_of([f'{CALL}\n{START}{{"na'])
     assert calls_of(events) == [("f", '{"a": 1}')]
     assert content_of(events) == f'\n{START}{{"na'
 
 
-def test_blanks_without_a_call_are_content() -> None:
+def test_whitespace_without_a_call_is_content() -> None:
     assert events_of(["a\n", "\n"]) == [ContentPiece("a\n\n")]
 
 
-def test_one_call_is_enough_if_there_must_not_be_more() -> None:
+def test_without_parallel_calls_one_call_ends_the_generation() -> None:
     parser = json_parser(is_parallel=False)
     parser.add(CALL[: CALL.index("}")])
     assert not parser.is_finished
@@ -256,14 +254,14 @@ def whole_parser(
 
 
 @given(texts, st.lists(st.integers(0, 10**6)))
-def test_the_pieces_do_not_matter_to_whole_calls_either(text: str, places: list[int]) -> None:
+def test_the_pieces_do_not_matter_to_buffered_calls_either(text: str, places: list[int]) -> None:
     events = events_of(list(cut(text, places)), whole_parser())
     assert events == events_of([text], whole_parser())
     if not calls_of(events):
         assert content_of(events) == text
 
 
-def test_a_whole_call_comes_out_at_its_end_marker() -> None:
+def test_a_buffered_call_is_returned_at_its_end_marker() -> None:
     parser = whole_parser()
     assert parser.add(CALL[:-1]) == []
     assert parser.add(CALL[-1]) == [ToolCallStart(0, "id0", "f"), ToolCallArguments(0, '{"a": 1}')]
@@ -299,13 +297,13 @@ def test_what_cannot_be_parsed_is_content(text: str) -> None:
     assert events_of([START, text, END], whole_parser()) == [ContentPiece(START + text + END)]
 
 
-def test_a_whole_call_that_is_cut_or_too_long_is_content() -> None:
+def test_a_buffered_call_that_is_truncated_or_too_long_is_content() -> None:
     assert events_of([CALL[:-2]], whole_parser()) == [ContentPiece(CALL[:-2])]
     long = call_text("f", json.dumps({"a": "x" * 2**16}))
     assert events_of([long], whole_parser()) == [ContentPiece(long)]
 
 
-def test_nobody_waits_for_a_parser_that_does_not_end() -> None:
+def test_a_parser_that_does_not_end_is_not_waited_for() -> None:
     calls = BoundedCalls(max_running=1)
     may_end, has_ended = threading.Event(), threading.Event()
 
@@ -364,7 +362,7 @@ def test_the_pieces_of_a_message_do_not_matter(
 
 
 @pytest.mark.parametrize("markers", [("<think>", "</think>"), ("[t]", "[/t]")])
-def test_neither_hides_what_begins_the_other(markers: tuple[str, str]) -> None:
+def test_neither_hides_the_marker_of_the_other(markers: tuple[str, str]) -> None:
     start, end = markers
     events = events_of([f"a {start}b{end}c {CALL}"], message_parser(markers=markers))
     assert [type(event) for event in events[:3]] == [ContentPiece, ReasoningPiece, ContentPiece]
