@@ -1,4 +1,4 @@
-"""Where the parts of the HTTP side meet."""
+"""The application: connects its parts."""
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -27,9 +27,9 @@ from batching import Observers, SchedulerManager
 def create_app(
     manager: SchedulerManager, settings: Settings | None = None, tracer: Tracer | None = None
 ) -> FastAPI:
-    """Return the app over the engines of a manager, which the caller closes, as the tracer.
+    """Return the app for the engines of a manager; the caller closes manager and tracer.
 
-    Without `settings` each has its default; the environment is not read.
+    Without `settings` all settings have their defaults; the environment is not read.
     """
 
     def finish(record: RequestRecord) -> None:
@@ -39,13 +39,13 @@ def create_app(
 
     settings = settings or Settings.model_construct()
     app = FastAPI(title="mlx-batch-server", redirect_slashes=False)
-    metrics = Metrics(manager.model_ids[0], rejection_reasons=REJECTION_REASONS)
+    metrics = Metrics(manager.model_ids, rejection_reasons=REJECTION_REASONS)
     service = ServerState(
         manager, settings, AdmissionController(settings.limits()), metrics, finish
     )
-    manager.observe(lambda _: Observers(metrics, service.activity))
+    manager.observe(lambda model_id: Observers(metrics.engines[model_id], service.throughput_log))
     app.state.service = service
-    errors.install(app)
+    errors.register_handlers(app, metrics.count_rejection)
     for endpoint in (chat, completions, tokenize, models, health, metrics_endpoint):
         app.include_router(endpoint.router, responses=ERROR_RESPONSES)
     _add_middleware(app, service)
@@ -53,17 +53,25 @@ def create_app(
 
 
 def _add_middleware(app: FastAPI, service: ServerState) -> None:
-    """Put what holds for every request around the app, the innermost first."""
-    settings = service.settings
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout=settings.read_timeout)
+    """Add the middleware, the innermost first."""
+    settings, count_rejection = service.settings, service.metrics.count_rejection
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        timeout=settings.read_timeout,
+        count_rejection=count_rejection,
+    )
     app.add_middleware(
         Authentication,
         keys=settings.client_keys(),
         share_prefix_cache=settings.share_prefix_cache,
+        count_rejection=count_rejection,
     )
-    app.add_middleware(RequestContextMiddleware, in_flight=service.in_flight)
+    app.add_middleware(
+        RequestContextMiddleware, in_flight=service.in_flight, count_rejection=count_rejection
+    )
     if settings.allowed_origins:
-        # Around it all: a browser asks first, without a key, and reads errors only so.
+        # Outermost: browsers send preflight requests without a key, and need CORS headers on errors.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,

@@ -1,4 +1,4 @@
-"""What the requests of one server share."""
+"""The state that all requests of a server share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from app.observability.throughput_log import ThroughputLogger
 from app.settings import Settings
 from batching import SchedulerManager
 
-_MAX_COMPILED_AT_ONCE: Final = 2
+_MAX_CONCURRENT_COMPILATIONS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """`compiling` limits grammars: they take a core each, and nobody else waits for that."""
+    """`grammar_limiter` bounds the cores that compiling grammars takes from other requests."""
 
     manager: SchedulerManager
     settings: Settings
@@ -29,26 +29,26 @@ class ServerState:
     metrics: Metrics
     on_finish: Callable[[RequestRecord], None]
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
-    activity: ThroughputLogger = field(default_factory=ThroughputLogger)
+    throughput_log: ThroughputLogger = field(default_factory=ThroughputLogger)
     started: int = field(default_factory=lambda: int(time()))
-    compiling: anyio.CapacityLimiter = field(
-        default_factory=lambda: anyio.CapacityLimiter(_MAX_COMPILED_AT_ONCE)
+    grammar_limiter: anyio.CapacityLimiter = field(
+        default_factory=lambda: anyio.CapacityLimiter(_MAX_CONCURRENT_COMPILATIONS)
     )
 
     def tick(self, now: float, lag: float) -> None:
-        """Do what is done every second; `lag` is how many seconds the event loop is late."""
+        """Run the periodic tasks; `lag` is the delay of the event loop in seconds."""
         self.metrics.observe_loop_lag(max(0.0, lag))
-        self.activity.tell(now)
+        self.throughput_log.log_if_due(now)
 
     @property
     def unhealthy_reason(self) -> str | None:
-        """Why the default model cannot be relied on; None while it can."""
+        """Why the default model cannot serve requests; None while it can."""
         engine = self.manager.loaded(self.manager.model_ids[0])
         return "the model is not loaded" if engine is None else engine.unhealthy_reason
 
     @property
-    def unreadiness(self) -> str | None:
-        """Why a new request would better be sent elsewhere; None if it is welcome."""
+    def not_ready_reason(self) -> str | None:
+        """Why a new request should go to another server; None if this one accepts it."""
         if self.admission.is_draining:
             return "the server is shutting down"
         if (reason := self.unhealthy_reason) is not None:

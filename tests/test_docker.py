@@ -13,14 +13,14 @@ from app.api.ops.metrics import router
 from app.observability.metrics.registry import Metrics
 from app.settings import Settings
 from batching.backend.native import build
-from tests.app.observability.test_metrics import PROCESS, Page
+from tests.support.metrics_page import PROCESS, MetricsPage
 
 ROOT: Final = Path(__file__).parent.parent
 DOCKER: Final = ROOT / "docker"
 DASHBOARD: Final = DOCKER / "grafana" / "dashboards" / "mlx-batch-server.json"
 
-# What the server exports once it knows its cache and has refused somebody.
-EXPORTED: Final = Metrics("fake/model", rejection_reasons=("queue_full",))
+# What the server exports, rejections included.
+EXPORTED: Final = Metrics(["fake/model"], rejection_reasons=("queue_full",))
 
 METRIC: Final = re.compile(r"\b(?:vllm:|mlx_server:|process_)\w+")
 SELECTOR: Final = re.compile(r"([\w:]+)\{([^}]*)\}")
@@ -66,13 +66,13 @@ def expressions() -> Iterator[str]:
 
 
 def grouped(expression: str) -> set[str]:
-    """Return the labels that are left of its series."""
+    """Return the labels that an expression groups by."""
     return {word.strip() for words in GROUPED.findall(expression) for word in words.split(",")}
 
 
 def labels_by_name() -> dict[str, set[str]]:
     """Return the labels that Prometheus knows each exported sample by."""
-    known = {s.name: {*s.labels, "instance", "job"} for s in Page(EXPORTED).samples}
+    known = {s.name: {*s.labels, "instance", "job"} for s in MetricsPage(EXPORTED).samples}
     return {name: {"instance", "job"} for name in PROCESS} | known
 
 
@@ -88,7 +88,7 @@ def test_every_image_is_pinned() -> None:
     assert all(re.fullmatch(r"[\w/-]+:v?\d+\.\d+\.\d+", image) for image in images)
 
 
-def test_monitoring_comes_only_when_asked_for() -> None:
+def test_monitoring_is_optional() -> None:
     profiles = {name: service.get("profiles") for name, service in services().items()}
     assert profiles == {"server": None, "prometheus": ["monitoring"], "grafana": ["monitoring"]}
 
@@ -103,7 +103,7 @@ def test_what_is_mounted_is_there(service: str) -> None:
             assert source in volumes or source.startswith("${"), source
 
 
-def test_the_image_is_built_from_what_there_is() -> None:
+def test_the_image_is_built_from_existing_files() -> None:
     copied = [line.split()[1:-1] for line in dockerfile_lines() if line.startswith("COPY ")]
     ours = [sources for sources in copied if not sources[0].startswith("--from=")]
     assert len(ours) == 4
@@ -111,22 +111,6 @@ def test_the_image_is_built_from_what_there_is() -> None:
     # All of it passes the ignore file, which begins by leaving everything outside.
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert {f"!{source}" for sources in ours for source in sources} <= set(ignored)
-
-
-def test_the_kernels_are_built_in_a_stage_of_their_own() -> None:
-    """Neither the compiler nor an extension that was built elsewhere reaches the image."""
-    text = "\n".join(dockerfile_lines())
-    [packages, native, image] = text.split("\nFROM ")[1:]
-    assert [stage.splitlines()[0] for stage in (native, image)] == [
-        "packages AS native",
-        "packages",
-    ]
-    assert "g++" in native
-    assert "g++" not in packages + image
-    assert f"-m {build.__name__}" in native
-    assert "\nCOPY --from=native /srv/mlx-batch-server/batching batching\n" in image
-    assert "\nWORKDIR /srv/mlx-batch-server\n" in packages
-    assert "\n**/*.so\n" in (ROOT / ".dockerignore").read_text(encoding="utf-8")
 
 
 def test_what_the_kernels_are_built_from_is_there() -> None:
@@ -178,7 +162,7 @@ def test_grafana_finds_the_dashboard() -> None:
     assert DOCKER / mounts("grafana")[folder] == DASHBOARD.parent
 
 
-def test_nobody_signs_in_to_grafana() -> None:
+def test_grafana_needs_no_login() -> None:
     environment = services()["grafana"]["environment"]
     assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
     assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
@@ -196,7 +180,7 @@ def test_the_dashboard_uses_only_metrics_that_are_exported() -> None:
         assert names <= labels_by_name().keys(), expression
 
 
-def test_the_dashboard_uses_only_labels_that_there_are() -> None:
+def test_the_dashboard_uses_only_labels_of_its_metrics() -> None:
     known = labels_by_name()
     for expression in expressions():
         for name, matchers in SELECTOR.findall(expression):

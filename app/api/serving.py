@@ -129,7 +129,7 @@ async def build_job_async(
         output=output,
         max_output_tokens=state.settings.max_output_tokens,
     )
-    limiter = None if output.grammar is None else state.compiling
+    limiter = None if output.grammar is None else state.grammar_limiter
     return await anyio.to_thread.run_sync(build, limiter=limiter)
 
 

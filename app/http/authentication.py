@@ -1,4 +1,4 @@
-"""Who may ask this server: keys, and the clients that hold them."""
+"""API keys: which requests may pass, and which client sends them."""
 
 import hmac
 import re
@@ -10,50 +10,60 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.body_limit import RequestBody, send_rejection
 from app.http.client import ANONYMOUS, Client
+from app.http.errors import CountRejection, error_response, ignore_rejection
 from app.http.rejections import Unauthorized
-
-# Whoever watches over the server has no key.
-_OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+from app.http.request_context import PROBE_PATHS
 
 _KEY: Final = re.compile(r"[!-~]+")
 _BEARER: Final = re.compile(rb"bearer +(.*)", re.IGNORECASE)
-# RFC 6455: a policy of the server.
+# RFC 6455: the connection violates a policy of the server.
 _POLICY_VIOLATION: Final = 1008
 
 
 def read_keys(text: str) -> list[str]:
-    """Return the keys of a file, one a line; lines that are blank or begin with `#` have none.
+    """Return the keys of a file, one per line; blank lines and lines that begin with `#` are skipped.
 
     Raises:
-        ValueError: a key has characters that no header carries unchanged.
+        ValueError: a key has characters that an HTTP header cannot carry unchanged.
     """
     keys = []
-    # Not splitlines, which would make two keys of one around a control character.
+    # Not splitlines, which also splits at control characters.
     for number, line in enumerate(text.split("\n"), 1):
         key = line.strip(" \t\r")
         if not key or key.startswith("#"):
             continue
         if not _KEY.fullmatch(key):
-            raise ValueError(f"line {number}: a key is of visible ASCII characters, without spaces")
+            raise ValueError(
+                f"line {number}: a key must be visible ASCII characters without spaces"
+            )
         keys.append(key)
     return keys
 
 
-def client_of(key: str, *, share_prefix_cache: bool) -> Client:
-    """Return who holds a key; neither name nor salt tells the key or the other."""
+def client_for_key(key: str, *, share_prefix_cache: bool) -> Client:
+    """Return the client of a key; neither its name nor its salt reveals the key or the other."""
     digest = sha256(key.encode())
     salt = "" if share_prefix_cache else sha256(b"prefix cache\n" + digest.digest()).hexdigest()
     return Client(digest.hexdigest()[:8], salt)
 
 
 class Authentication:
-    """Lets those pass who show a key, and says who they are in the scope's state."""
+    """Passes requests with a valid key, and puts their client into the scope's state."""
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str], share_prefix_cache: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Iterable[str],
+        share_prefix_cache: bool,
+        count_rejection: CountRejection = ignore_rejection,
+    ) -> None:
         self._app = app
-        # By digest, so that what is compared has the same length for all keys.
+        self._count_rejection = count_rejection
+        # By digest, so that all compared values have the same length.
         self._clients = {
-            sha256(key.encode()).digest(): client_of(key, share_prefix_cache=share_prefix_cache)
+            sha256(key.encode()).digest(): client_for_key(
+                key, share_prefix_cache=share_prefix_cache
+            )
             for key in keys
         }
 
@@ -63,27 +73,28 @@ class Authentication:
         elif scope["type"] != "http":
             await self._app(scope, receive, send)
         elif (client := self._client(scope)) is None:
-            await send_rejection(Unauthorized(), RequestBody(scope, receive), send)
+            response = error_response(Unauthorized(), self._count_rejection)
+            await send_rejection(response, RequestBody(scope, receive), send)
         else:
             scope.setdefault("state", {})["client"] = client
             await self._app(scope, receive, send)
 
     def _client(self, scope: Scope) -> Client | None:
-        """Return who asks, or None if they may not."""
-        if not self._clients or scope["path"] in _OPEN_PATHS:
+        """Return the client that sends the request, or None if it has no valid key."""
+        if not self._clients or scope["path"] in PROBE_PATHS:
             return ANONYMOUS
         found = None
-        for key in _shown_keys(scope["headers"]):
-            shown = sha256(key).digest()
-            # To the last one in any case: the time tells nothing of which it was.
+        for key in _presented_keys(scope["headers"]):
+            presented = sha256(key).digest()
+            # No early exit: the time must not reveal which key matched.
             for digest, client in self._clients.items():
-                if hmac.compare_digest(digest, shown):
+                if hmac.compare_digest(digest, presented):
                     found = client
         return found
 
 
-def _shown_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Return what is shown as a key; a client that knows no better shows it in two headers."""
+def _presented_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Return the keys that a request presents; some clients send one in each of two headers."""
     keys = []
     for name, value in headers:
         if name == b"x-api-key":

@@ -1,34 +1,35 @@
-"""Request bodies: how large, how slow and how many at once they may be."""
+"""Limits of request bodies: size, time, and bytes of all requests together."""
 
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
+from fastapi import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.errors import error_response
+from app.http.errors import CountRejection, error_response, ignore_rejection
 from app.http.rejections import BodyTooLarge, BodyTooSlow, QueueFull, Rejection
 
-# The bodies of all requests together, in bodies of the largest size.
+# The limit for all bodies together, in bodies of the maximum size.
 _MAX_BODIES: Final = 64
 
-# A connection that is closed over unread bytes is reset, and the reset can overtake the answer.
-# So what a refused client still sends is read and dropped, for so many seconds and bytes.
+# Closing a connection with unread bytes resets it, and the reset can overtake the response.
+# So the rest of a rejected body is read and dropped, up to these limits.
 LINGER_SECONDS: float = 2.0
 LINGER_BYTES: int = 64 << 20
 
-# h11 refuses longer numbers, and Python does not convert those of some thousands of digits.
+# h11 rejects longer numbers, and Python does not convert numbers of thousands of digits.
 _MAX_DIGITS: Final = 20
 
 
 class RequestBody:
-    """The body of one request, on its way.
+    """The body of one request while it is received.
 
-    num_declared: bytes that the head says will come; 1 where that is no number.
-    num_read: bytes that have come.
-    is_open: whether there may be more.
-    is_lost: whether the client left before the end.
+    num_declared: bytes that the headers announce; 1 if the length is not a number.
+    num_read: bytes received so far.
+    is_open: whether more may come.
+    client_disconnected: whether the client disconnected before the end.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -38,13 +39,13 @@ class RequestBody:
         self.num_read = 0
         is_chunked = bool(_values(scope["headers"], b"transfer-encoding"))
         self.is_open = is_chunked or self.num_declared > 0
-        self.is_lost = False
+        self.client_disconnected = False
 
     async def next_chunk(self) -> bytes:
-        """Wait for more; nothing comes with the end and from a client that left."""
+        """Wait for the next chunk; it is empty at the end and if the client disconnected."""
         message = await self._receive()
         self.is_open = message.get("more_body", False)
-        self.is_lost = message["type"] == "http.disconnect"
+        self.client_disconnected = message["type"] == "http.disconnect"
         chunk: bytes = message.get("body", b"")
         self.num_read += len(chunk)
         return chunk
@@ -58,10 +59,9 @@ def _number(value: bytes) -> int:
     return int(value) if value.isdigit() and len(value) <= _MAX_DIGITS else 1
 
 
-async def send_rejection(refusal: Rejection, upload: RequestBody, send: Send) -> None:
-    """Answer without the app; if the body has not come whole, close the connection."""
-    response = error_response(refusal)
-    if upload.is_open:
+async def send_rejection(response: Response, body: RequestBody, send: Send) -> None:
+    """Send a response without calling the app; close the connection if the body is incomplete."""
+    if body.is_open:
         response.headers["Connection"] = "close"
     start: Message = {
         "type": "http.response.start",
@@ -69,79 +69,86 @@ async def send_rejection(refusal: Rejection, upload: RequestBody, send: Send) ->
         "headers": response.raw_headers,
     }
     await send(start)
-    # That is the whole answer for the client, which knows its length; for the server the end
-    # is to come, and closes.
+    # The client knows the length, so this completes the response for it; the server waits for
+    # the last message before it closes the connection.
     await send({"type": "http.response.body", "body": response.body, "more_body": True})
-    await _drop_rest(upload)
+    await _drop_rest(body)
     await send({"type": "http.response.body"})
 
 
-async def _drop_rest(upload: RequestBody) -> None:
-    limit = upload.num_read + LINGER_BYTES
+async def _drop_rest(body: RequestBody) -> None:
+    limit = body.num_read + LINGER_BYTES
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_SECONDS):
-            while upload.is_open and upload.num_read < limit:
-                await upload.next_chunk()
+            while body.is_open and body.num_read < limit:
+                await body.next_chunk()
 
 
 class BodyLimit:
-    """Reads each body before the app sees the request, and refuses what is too much.
+    """Reads each body before it calls the app, and rejects requests beyond the limits.
 
-    The app gets the body in one piece; what it receives after that is that the client has gone.
+    The app receives the body as one message; the next one that it receives is the disconnect.
 
-    num_held: bytes of all bodies that are on their way or being answered.
+    buffered_bytes: bytes of all bodies that are being read or whose requests are in flight.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout: float) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        timeout: float,
+        count_rejection: CountRejection = ignore_rejection,
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._timeout = timeout
-        self.num_held = 0
+        self._count_rejection = count_rejection
+        self.buffered_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not (upload := RequestBody(scope, receive)).is_open:
+        if scope["type"] != "http" or not (body := RequestBody(scope, receive)).is_open:
             await self._app(scope, receive, send)
             return
-        refusal: Rejection | None = BodyTooLarge(self._max_bytes)
-        if upload.num_declared <= self._max_bytes:
-            refusal = await self._serve(upload, scope, receive, send)
-        if refusal is not None:
-            await send_rejection(refusal, upload, send)
+        rejection: Rejection | None = BodyTooLarge(self._max_bytes)
+        if body.num_declared <= self._max_bytes:
+            rejection = await self._serve(body, scope, receive, send)
+        if rejection is not None:
+            await send_rejection(error_response(rejection, self._count_rejection), body, send)
 
     async def _serve(
-        self, upload: RequestBody, scope: Scope, receive: Receive, send: Send
+        self, body: RequestBody, scope: Scope, receive: Receive, send: Send
     ) -> Rejection | None:
-        """Call the app; return why it is not called, once the bytes are given back."""
+        """Call the app; return why it was not called, after the buffered bytes are released."""
         try:
-            body = await self._read(upload)
-            if isinstance(body, Rejection):
-                return body
-            if body is not None:
-                await self._app(scope, _replayed(body, receive), send)
+            content = await self._read(body)
+            if isinstance(content, Rejection):
+                return content
+            if content is not None:
+                await self._app(scope, _replayed(content, receive), send)
             return None
         finally:
-            self.num_held -= upload.num_read
+            self.buffered_bytes -= body.num_read
 
-    async def _read(self, upload: RequestBody) -> bytes | Rejection | None:
-        """Return the body, or why it is not taken, or None if the client has gone."""
-        body = bytearray()
+    async def _read(self, body: RequestBody) -> bytes | Rejection | None:
+        """Return the content, or why it is rejected, or None if the client disconnected."""
+        content = bytearray()
         try:
             async with asyncio.timeout(self._timeout):
-                while upload.is_open:
-                    chunk = await upload.next_chunk()
-                    self.num_held += len(chunk)
-                    if upload.num_read > self._max_bytes:
+                while body.is_open:
+                    chunk = await body.next_chunk()
+                    self.buffered_bytes += len(chunk)
+                    if body.num_read > self._max_bytes:
                         return BodyTooLarge(self._max_bytes)
-                    if self.num_held > _MAX_BODIES * self._max_bytes:
+                    if self.buffered_bytes > _MAX_BODIES * self._max_bytes:
                         return QueueFull("too many request bodies are being read", retry_after=1)
-                    body += chunk
+                    content += chunk
         except TimeoutError:
             return BodyTooSlow(self._timeout)
-        return None if upload.is_lost else bytes(body)
+        return None if body.client_disconnected else bytes(content)
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+def _replayed(content: bytes, receive: Receive) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
 
     async def replay() -> Message:
         return messages.pop() if messages else await receive()

@@ -1,4 +1,4 @@
-"""Who sends a request, as far as the server knows."""
+"""The client that sends a request, as its key identifies it."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,10 +6,10 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A holder of a key, or everybody where there are no keys.
+    """The holder of a key; without keys all requests come from the same client.
 
-    name: for logs and metrics; the key cannot be worked out from it.
-    cache_salt: what is cached for one client serves no other; empty is shared by all.
+    name: for logs and metrics; the key cannot be derived from it.
+    cache_salt: separates cached prefixes of clients; an empty salt is shared.
     """
 
     name: str

@@ -1,18 +1,18 @@
-"""Why a request is turned away at the door, before anybody looks into it.
+"""Why a request is rejected before it is processed.
 
-Refusal
-├── Unauthorized        no key, or none that is known          → 401
-├── BodyTooLarge        more bytes than the server takes       → 413
-├── BodyTooSlow         the body does not come                 → 408
-├── QuotaExceeded       this client has enough in hand         → 429
-├── QueueFull           the server has enough in hand          → 503
-├── ShuttingDown        the server takes nothing new           → 503
-└── Unavailable         what a probe is told                   → 503
+Rejection
+├── Unauthorized        no valid key                           → 401
+├── BodyTooLarge        the body exceeds the size limit        → 413
+├── BodyTooSlow         the body does not arrive in time       → 408
+├── QuotaExceeded       the client reached its limit           → 429
+├── QueueFull           the server reached its limit           → 503
+├── ShuttingDown        the server accepts no new requests     → 503
+└── Unavailable         the response to a failing probe        → 503
 """
 
 
 class Rejection(Exception):
-    """A request that is not served now; `retry_after` is in seconds."""
+    """A request that is not served; `retry_after` is in seconds."""
 
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -21,19 +21,17 @@ class Rejection(Exception):
 
 class Unauthorized(Rejection):
     def __init__(self) -> None:
-        super().__init__(
-            "a key of this server is needed: send the header Authorization: Bearer <key>"
-        )
+        super().__init__("a valid API key is required: send the header Authorization: Bearer <key>")
 
 
 class BodyTooLarge(Rejection):
     def __init__(self, limit: int) -> None:
-        super().__init__(f"the request body is larger than {limit} bytes, the most that is taken")
+        super().__init__(f"the request body is larger than the limit of {limit} bytes")
 
 
 class BodyTooSlow(Rejection):
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the request body has not come within {seconds:g} seconds")
+        super().__init__(f"the request body was not received within {seconds:g} seconds")
 
 
 class QuotaExceeded(Rejection):
@@ -55,4 +53,4 @@ class ShuttingDown(Rejection):
 
 
 class Unavailable(Rejection):
-    """`/health` and `/ready` say why."""
+    """The message of `/health` and `/ready` says why."""

@@ -1,4 +1,4 @@
-"""What holds for every request: it has an id, it is counted, and it ends with an answer."""
+"""Middleware for every request: a request id, the number in flight, a response to exceptions."""
 
 import logging
 import re
@@ -9,28 +9,35 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.errors import CLIENT_CLOSED_REQUEST, error_response
+from app.http.errors import (
+    CLIENT_CLOSED_REQUEST,
+    CountRejection,
+    error_response,
+    ignore_rejection,
+)
 from app.observability.logs import logfmt, summarize_exception
 
 logger = logging.getLogger(__name__)
 
-# Whoever watches over the server asks these, also while it shuts down.
-_UNCOUNTED: Final = frozenset({"/health", "/ready", "/metrics"})
+# Probes need no key.
+PROBE_PATHS: Final = frozenset({"/health", "/ready"})
+# Monitoring goes on during a shutdown, and does not delay it.
+_MONITORING_PATHS: Final = PROBE_PATHS | {"/metrics"}
 
-# Nothing that ends a header or a line of a log.
+# No characters that end a header or a log line.
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 
 
 class InFlightRequests:
-    """Counts the requests that a shutdown waits for."""
+    """Counts the requests in flight, for which a shutdown waits."""
 
     def __init__(self) -> None:
         self.num_open = 0
 
     @contextmanager
     def counting(self, path: str) -> Iterator[None]:
-        """Count a request while the body runs, unless it asks how the server is."""
-        counts = path not in _UNCOUNTED
+        """Count a request while the block runs, unless it is for monitoring."""
+        counts = path not in _MONITORING_PATHS
         self.num_open += counts
         try:
             yield
@@ -39,11 +46,17 @@ class InFlightRequests:
 
 
 class RequestContextMiddleware:
-    """The outermost middleware."""
+    """The outermost middleware apart from CORS."""
 
-    def __init__(self, app: ASGIApp, in_flight: InFlightRequests) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        in_flight: InFlightRequests,
+        count_rejection: CountRejection = ignore_rejection,
+    ) -> None:
         self._app = app
-        self._open_requests = in_flight
+        self._in_flight = in_flight
+        self._count_rejection = count_rejection
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,40 +64,42 @@ class RequestContextMiddleware:
             return
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
-        with self._open_requests.counting(scope["path"]):
-            await self._answer(request_id, scope, receive, send)
+        with self._in_flight.counting(scope["path"]):
+            await self._respond(request_id, scope, receive, send)
 
-    async def _answer(self, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
-        has_started = has_gone = False
+    async def _respond(self, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = is_disconnected = False
 
-        async def send_named(message: Message) -> None:
-            nonlocal has_started, has_gone
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_started, is_disconnected
             if message["type"] == "http.response.start":
                 has_started = True
-                _log_refusal(request_id, scope, message["status"])
+                _log_rejection(request_id, scope, message["status"])
                 headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 message = {**message, "headers": headers}
             try:
                 await send(message)
             except OSError:
-                has_gone = True
+                is_disconnected = True
                 raise
 
         try:
-            await self._app(scope, receive, send_named)
+            await self._app(scope, receive, send_with_id)
         except Exception as error:
-            if has_gone:
+            if is_disconnected:
                 return
             logger.error("request %s failed: %s", request_id, summarize_exception(error))
-            # A response without its end is one that the server closes the connection over.
+            # The server closes the connection of a response that has started and does not end.
             if not has_started:
-                await error_response(error)(scope, receive, send_named)
+                response = error_response(error, self._count_rejection)
+                await response(scope, receive, send_with_id)
 
 
-def _log_refusal(request_id: str, scope: Scope, status: int) -> None:
-    """Log a request that was turned away; what was taken on has a line of its own at its end."""
-    is_refusal = 400 <= status < 500 or status == 503
-    if is_refusal and status != CLIENT_CLOSED_REQUEST and scope["path"] not in _UNCOUNTED:
+def _log_rejection(request_id: str, scope: Scope, status: int) -> None:
+    """Log a rejected request; an accepted one is logged when it ends."""
+    is_rejection = 400 <= status < 500 or status == 503
+    is_monitoring = scope["path"] in _MONITORING_PATHS
+    if is_rejection and status != CLIENT_CLOSED_REQUEST and not is_monitoring:
         fields = {"request_id": request_id, "method": scope["method"], "status": status}
         logger.info("%s", logfmt(fields), extra={"fields": fields})
 

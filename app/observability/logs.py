@@ -1,4 +1,4 @@
-"""What is logged and how: lines for people, or JSON for machines; to standard error."""
+"""Logging to standard error, as text or as JSON lines."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from pathlib import Path
 from traceback import StackSummary, walk_tb
 from typing import Final
 
-# How much of an exception is told: frames, the innermost ones, and exceptions behind it.
+# Limits of the summary of an exception: innermost frames, and exceptions in its chain.
 _MAX_FRAMES: Final = 12
 _MAX_DEPTH: Final = 3
 
@@ -17,52 +17,51 @@ TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def configure(level: str, log_format: str) -> None:
-    """Have everything from `level` up logged as `text` or as `json`."""
+    """Log everything from `level` up as `text` or as `json`."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # A line that cannot be written (the disk is full, the reader has gone) is dropped, and
-    # nobody is told about that on the same closed way.
+    # A line that cannot be written (full disk, closed pipe) is dropped; reporting that would use
+    # the same stream.
     logging.raiseExceptions = False
-    # uvicorn tells of each start and stop what we say ourselves; sse-starlette's debug
-    # lines would log the text of answers.
+    # The server logs its start and stop itself; debug lines of sse-starlette contain responses.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("sse_starlette").setLevel(logging.INFO)
 
 
 def print_stderr(line: str) -> None:
-    """Write a line for the person who started the server; one that cannot be written is dropped."""
+    """Write a line to standard error; a line that cannot be written is dropped."""
     try:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
-        # There is no standard error, its disk is full, or it was closed.
+        # There is no standard error, the disk is full, or the stream is closed.
         return
 
 
 def logfmt(fields: Mapping[str, object]) -> str:
-    """Return `name=value` pairs; no value has a space."""
+    """Return `name=value` pairs; the values contain no spaces."""
     return " ".join(f"{name}={'-' if value is None else value}" for name, value in fields.items())
 
 
 def summarize_exception(error: BaseException, depth: int = _MAX_DEPTH) -> str:
-    """Return the type of an exception and where it came from, innermost first, in one line.
+    """Return the type and the traceback of an exception in one line, innermost frame first.
 
-    Not its message, which may hold what a client sent.
+    The message is left out: it may contain input of a client.
     """
     frames = StackSummary.extract(
         walk_tb(error.__traceback__), limit=-_MAX_FRAMES, lookup_lines=False
     )
-    places = " < ".join(
+    locations = " < ".join(
         f"{'/'.join(Path(frame.filename).parts[-2:])}:{frame.lineno} {frame.name}"
         for frame in reversed(frames)
     )
-    behind = [summarize_exception(e, depth - 1) for e in _behind(error)] if depth > 1 else []
-    return "; from ".join([f"{type(error).__qualname__} at {places}", *behind])
+    causes = [summarize_exception(e, depth - 1) for e in _causes(error)] if depth > 1 else []
+    return "; from ".join([f"{type(error).__qualname__} at {locations}", *causes])
 
 
-def _behind(error: BaseException) -> list[BaseException]:
-    """Return the exceptions that led to one."""
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return the exceptions that an exception was raised from, or that a group consists of."""
     if isinstance(error, BaseExceptionGroup):
         return list(error.exceptions[:_MAX_DEPTH])
     cause = error.__cause__
@@ -72,7 +71,7 @@ def _behind(error: BaseException) -> list[BaseException]:
 
 
 class JsonLines(logging.Formatter):
-    """One object a line; a record's `fields` stand beside the message."""
+    """One JSON object per line; the `fields` of a record become keys beside the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

@@ -26,7 +26,7 @@ class RequestRecord:
     """A finished request.  Times are in seconds, `arrival` on the engine's clock.
 
     outcome: finish reasons, or `aborted`, `timeout`, `failed`.
-    trace_headers: W3C Trace Context of the caller.
+    trace_headers: W3C Trace Context of the client.
     """
 
     completion_id: str

@@ -1,4 +1,4 @@
-"""A line every ten seconds while there is something to do."""
+"""A log line with the throughput, every ten seconds in which the engine made steps."""
 
 import logging
 from typing import Final
@@ -12,14 +12,14 @@ INTERVAL: Final = 10.0
 
 
 class ThroughputLogger:
-    """Adds up what an engine does; an observer of it."""
+    """Accumulates tokens and steps of the engines; an EngineObserver."""
 
     def __init__(self) -> None:
         self._stats: SchedulerStats | None = None
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._num_steps = 0
-        self._told_at: float | None = None
+        self._logged_at: float | None = None
 
     def observe_step(self, step: StepRecord) -> None:
         self._num_steps += 1
@@ -28,32 +28,32 @@ class ThroughputLogger:
     def observe_stats(self, stats: SchedulerStats) -> None:
         self._stats = stats
 
-    def observe_tokens(self, answer: SequenceStats, num_tokens: int, gap: float | None) -> None:
+    def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
         if gap is None:
-            self._num_prompt_tokens += answer.num_prompt_tokens
+            self._num_prompt_tokens += sequence.num_prompt_tokens
         self._num_output_tokens += num_tokens
 
-    def observe_end(self, answer: SequenceStats) -> None:
-        """Count nothing: the answer's own line tells of it."""
+    def observe_end(self, sequence: SequenceStats) -> None:
+        """Ignore it: the request has a log line of its own."""
 
-    def tell(self, now: float) -> None:
-        """Log what was done since the last line, if ten seconds are over and it was something."""
-        if self._told_at is None:
-            self._told_at = now
-        elapsed = now - self._told_at
+    def log_if_due(self, now: float) -> None:
+        """Log the throughput since the last line if ten seconds have passed and there were steps."""
+        if self._logged_at is None:
+            self._logged_at = now
+        elapsed = now - self._logged_at
         if elapsed < INTERVAL:
             return
         if self._num_steps and self._stats is not None:
             logger.info("%s", self._line(self._stats, elapsed))
         self._num_prompt_tokens = self._num_output_tokens = self._num_steps = 0
-        self._told_at = now
+        self._logged_at = now
 
     def _line(self, stats: SchedulerStats, elapsed: float) -> str:
-        held = 1 - stats.num_free_blocks / stats.num_blocks
+        used = 1 - stats.num_free_blocks / stats.num_blocks
         hits = stats.num_hit_tokens / max(1, stats.num_queried_tokens)
         return (
             f"running={stats.num_running} waiting={stats.num_waiting} "
             f"prompt={self._num_prompt_tokens / elapsed:.1f}/s "
             f"output={self._num_output_tokens / elapsed:.1f}/s "
-            f"kv_cache={held:.0%} prefix_hits={hits:.0%} preemptions={stats.num_preemptions}"
+            f"kv_cache={used:.0%} prefix_hits={hits:.0%} preemptions={stats.num_preemptions}"
         )

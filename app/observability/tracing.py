@@ -1,8 +1,8 @@
-"""OpenTelemetry traces, if the environment names a collector: one span for each request.
+"""OpenTelemetry traces: one span per request, if the environment names a collector.
 
-A span is made when its request is over, out of the times that are known by then, so that
-nothing is traced on the way.  Attributes are those of the semantic conventions for generative AI,
-and vLLM's `gen_ai.latency.*`; like the log, they hold no text.
+A span is created when its request has ended, from the recorded times, so that tracing costs nothing
+before.  Attributes are those of the semantic conventions for generative AI and vLLM's
+`gen_ai.latency.*`; like the log, they contain no text.
 """
 
 import time
@@ -19,25 +19,25 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 class TracingUnavailable(Exception):
-    """A collector is named, and what talks to it is not installed."""
+    """A collector is configured, but the packages for it are not installed."""
 
 
 class Tracer:
     """Writes spans with OpenTelemetry's SDK."""
 
     def __init__(self, provider: Any, model_id: str) -> None:
-        """`provider` is the SDK's; where that is not installed there is no type to name."""
+        """`provider` is a TracerProvider of the SDK, which is an optional dependency."""
         self._provider = provider
         self._tracer = provider.get_tracer(_SERVICE_NAME)
         self._model_id = model_id
 
     def record(self, record: RequestRecord) -> None:
-        """Write the span of a request that has just ended."""
+        """Record the span of a request that has just ended."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         operation = "chat" if record.completion_id.startswith("chat") else "text_completion"
-        # The engine's clock has no date.
+        # The engine's clock is monotonic, not the time of day.
         began = time.time() - record.elapsed
         span = self._tracer.start_span(
             f"{operation} {self._model_id}",
@@ -53,7 +53,7 @@ class Tracer:
         span.end(end_time=_nanoseconds(began + record.elapsed))
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Export the remaining spans."""
         self._provider.shutdown()
 
     def _attributes(self, operation: str, record: RequestRecord) -> Mapping[str, Any]:
@@ -72,10 +72,10 @@ class Tracer:
 
 
 def make_tracer(environ: Mapping[str, str], model_id: str) -> Tracer | None:
-    """Return what sends spans to the collector that the environment names; None if it names none.
+    """Return a tracer for the collector that the environment names; None if it names none.
 
     Raises:
-        TracingUnavailable: the packages for it are not installed.
+        TracingUnavailable: the packages are not installed.
     """
     if not environ.get(ENDPOINT):
         return None
@@ -96,7 +96,7 @@ def make_tracer(environ: Mapping[str, str], model_id: str) -> Tracer | None:
 
 
 def _latencies(record: RequestRecord) -> dict[str, float]:
-    """Return the seconds from the arrival to what there was of these."""
+    """Return the latencies that are known, in seconds since the arrival."""
     times = {
         "time_in_queue": record.queue_time,
         "time_to_first_token": record.first_token_time,

@@ -1,7 +1,7 @@
-"""HTTP on the wire: uvicorn's protocol over h11, with an end to each wait for a client.
+"""uvicorn's HTTP protocol over h11, with a timeout for each wait for a client.
 
-uvicorn waits without limit for a request's head, for the rest of a body that nobody reads, and
-for a client to take its answer.  Each such connection costs memory and keeps a shutdown waiting.
+uvicorn waits without limit for the head of a request, for the rest of an unread body, and for a client
+to read its response.  Each such connection takes memory and delays a shutdown.
 """
 
 import asyncio
@@ -22,36 +22,36 @@ from app.http.errors import envelope
 
 logger = logging.getLogger(__name__)
 
-# What uvicorn logs as a warning is what a client did wrong, once a request.  Errors are ours.
+# uvicorn logs a warning for each faulty request of a client; errors are faults of the server.
 _uvicorn_logger: Final = logging.getLogger("uvicorn.error.protocol")
 _uvicorn_logger.setLevel(logging.ERROR)
 
 # For uvicorn's setting h11_max_incomplete_event_size; a head may exceed it by one read.
 MAX_HEAD_BYTES: Final = 32 * 1024
 
-# asyncio reads 256 KiB at once; in chunks of one byte each, that holds up everybody else for a
-# quarter of a second.
+# asyncio reads 256 KiB at once; as chunks of one byte each, they block the event loop for a quarter
+# of a second.
 _READ_BYTES: Final = 16 * 1024
 
-# Seconds.  A peer that says nothing is asked whether it is there, and gone after three failures.
+# Seconds.  An idle peer is probed, and its connection ends after three failed probes.
 _KEEPALIVE_IDLE: Final = 30
 _KEEPALIVE_INTERVAL: Final = 10
 _KEEPALIVE_FAILURES: Final = 3
-# In less, a few lost packets make a living peer a dead one.
+# With less, a few lost packets end the connection of a live peer.
 _MIN_USER_TIMEOUT: Final = 10.0
-# The kernel would take megabytes for one slow reader, and its progress would show late.
+# The kernel would buffer megabytes for a slow reader, which would hide its progress.
 _MAX_UNSENT_BYTES: Final = 64 * 1024
 
 _MESSAGES: Final = {
-    408: "the head of the request has not come in time",
-    431: "the head of the request is larger than what the server takes",
-    501: "the server does not know this Transfer-Encoding",
+    408: "the head of the request was not received in time",
+    431: "the head of the request is larger than the limit",
+    501: "the server does not support this Transfer-Encoding",
 }
 _CODES: Final = {408: "request_timeout"}
 
 
 class _Timer:
-    """Calls a function once after some seconds, unless it is stopped before."""
+    """Calls a function once after some seconds unless it is stopped before."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]
@@ -62,22 +62,22 @@ class _Timer:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to wait; the wait that is under way goes on."""
+        """Start the timer; a running one continues."""
         if self._handle is None:
-            self._handle = self._loop.call_later(self._seconds, self._ring)
+            self._handle = self._loop.call_later(self._seconds, self._fire)
 
     def stop(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         self._handle = None
         self._callback()
 
 
 class Protocol(H11Protocol, asyncio.BufferedProtocol):
-    """One connection; being a BufferedProtocol, it says itself how much is read at once.
+    """One connection; as a BufferedProtocol it determines how much is read at once.
 
     Beside asyncio's methods it overrides uvicorn's `on_response_complete`, `send_400_response` and
     `shutdown`, sets `logger` and `ws_protocol_class`, and reads `conn`, `cycle`, `loop`,
@@ -96,17 +96,17 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.logger = _uvicorn_logger
-        # Requests to upgrade are answered as if they did not ask for it, which HTTP allows.
+        # Requests to upgrade are served as if they did not ask for it, which HTTP allows.
         self.ws_protocol_class = None
         self._incoming = bytearray()
         self._read_timer = _Timer(self.loop, self.read_timeout, self._give_up_reading)
-        self._write_timer = _Timer(self.loop, self.write_timeout, self._look_at_writing)
+        self._write_timer = _Timer(self.loop, self.write_timeout, self._check_writing)
         self._num_unsent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         _notice_dead_peers(transport.get_extra_info("socket"), self.write_timeout)
-        # Writing is paused while anything waits here, so that the timer sees all of it.
+        # Writing is paused while anything is buffered here, so that the timer covers all of it.
         transport.set_write_buffer_limits(high=0)
         self._watch_reading()
 
@@ -132,13 +132,13 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self._watch_reading()
 
     def shutdown(self) -> None:
-        """Close when idle; uvicorn would raise here for a connection that broke and is closing."""
+        """Close when idle; uvicorn would raise for a broken connection that is closing."""
         if not self.transport.is_closing():
             super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP; uvicorn calls this while it handles h11's exception."""
-        self._refuse(getattr(sys.exception(), "error_status_hint", 400))
+        """Respond to invalid HTTP; uvicorn calls this while it handles h11's exception."""
+        self._reject(getattr(sys.exception(), "error_status_hint", 400))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -149,16 +149,16 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self._write_timer.stop()
 
     def _watch_reading(self) -> None:
-        if self._owes_bytes() and not self.transport.is_closing():
+        if self._waits_for_client() and not self.transport.is_closing():
             self._read_timer.start()
         else:
             self._read_timer.stop()
 
-    def _owes_bytes(self) -> bool:
-        """Tell whether the client has begun what only it can end, and nobody else looks after it.
+    def _waits_for_client(self) -> bool:
+        """Return True if the client has to send more and no other timer is running.
 
-        That is a head, or the rest of a body that was answered without being read.  Between two
-        requests a client may rest: uvicorn's keep-alive timer runs then, but not after such a rest.
+        That is a head, or the rest of a body whose request has its response already.  Between two
+        requests uvicorn's keep-alive timer runs, but not once a part of a head has arrived.
         """
         if self.conn.their_state is h11.IDLE:
             return self.timeout_keep_alive_task is None or self._has_part_of_head()
@@ -169,12 +169,12 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
 
     def _give_up_reading(self) -> None:
         if self._has_part_of_head():
-            self._refuse(HTTPStatus.REQUEST_TIMEOUT)
+            self._reject(HTTPStatus.REQUEST_TIMEOUT)
         else:
             self.transport.close()
 
-    def _refuse(self, status: int) -> None:
-        """Answer in place of the app, and close."""
+    def _reject(self, status: int) -> None:
+        """Respond in place of the app, and close."""
         logger.debug("a connection ends with status %d", status)
         message = _MESSAGES.get(status, "the request is not valid HTTP")
         body = envelope(message, "invalid_request_error", code=_CODES.get(status)).encode()
@@ -185,12 +185,12 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         ]
         reason = HTTPStatus(status).phrase
         head = h11.Response(status_code=status, headers=headers, reason=reason)
-        # It raises where an answer is out already, and where one to HEAD has no body.
+        # It raises if a response has started, and for the body of a response to HEAD.
         with suppress(h11.LocalProtocolError):
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         if self.cycle is not None:
-            # uvicorn would tell the app only once the client has taken the answer.
+            # uvicorn would notify the app only after the client has read the response.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()
@@ -199,29 +199,29 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self._num_unsent = self.transport.get_write_buffer_size()
         self._write_timer.start()
 
-    def _look_at_writing(self) -> None:
-        """Cut a client off that has taken nothing meanwhile; a slow one gets as long again."""
+    def _check_writing(self) -> None:
+        """Abort if the client has read nothing since; a slow client gets as long again."""
         if self.transport.get_write_buffer_size() < self._num_unsent:
             self._watch_writing()
         else:
-            logger.debug("a connection ends: its client takes nothing")
+            logger.debug("a connection is aborted: its client reads nothing")
             self.transport.abort()
 
 
 def protocol_class(*, read_timeout: float, write_timeout: float) -> type[Protocol]:
     """Return the class for `uvicorn.Config(http=...)`.
 
-    read_timeout: seconds from a connection, or the first byte of a later request, to its whole head.
-    write_timeout: seconds in which a client takes something of what waits for it.
+    read_timeout: seconds from the connection, or the first byte of a later request, to the whole head.
+    write_timeout: seconds within which a client must read some of the buffered data.
     """
     timeouts = {"read_timeout": read_timeout, "write_timeout": write_timeout}
     return type("Protocol", (Protocol,), timeouts)
 
 
 def _notice_dead_peers(sock: socket.socket, write_timeout: float) -> None:
-    """Have the kernel end connections whose peer is gone without a word.
+    """Have the kernel end connections whose peer has vanished.
 
-    The names differ between systems.
+    The names of the options differ between systems.
     """
     options = {
         "TCP_KEEPIDLE": _KEEPALIVE_IDLE,
@@ -231,7 +231,7 @@ def _notice_dead_peers(sock: socket.socket, write_timeout: float) -> None:
         "TCP_USER_TIMEOUT": int(1000 * max(write_timeout, _MIN_USER_TIMEOUT)),
         "TCP_NOTSENT_LOWAT": _MAX_UNSENT_BYTES,
     }
-    # macOS refuses options on a connection that its peer has reset already.
+    # macOS rejects options on a connection that its peer has reset.
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in options.items():

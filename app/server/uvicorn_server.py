@@ -1,4 +1,4 @@
-"""The process: listening, and an end that lets open requests finish."""
+"""Serving with uvicorn, and a shutdown that lets requests in flight finish."""
 
 import asyncio
 import logging
@@ -18,26 +18,26 @@ from app.server_state import ServerState
 
 logger = logging.getLogger(__name__)
 
-# Seconds for the last step of the model and for the error events.
-_LAST_WORDS: Final = 10
+# Seconds for the last step of the model and for sending the error events.
+_CLOSE_TIMEOUT: Final = 10
 
-# Seconds for which an idle connection is kept: longer than clients and balancers keep theirs, so
-# that no request comes just when it is closed.
+# Seconds for which an idle connection is kept: longer than clients and load balancers keep theirs,
+# so that no request arrives while it is being closed.
 _KEEP_ALIVE: Final = 75
 
-# Seconds within which two signals are one.
-_SAME_WISH: Final = 1.0
+# Seconds within which two signals count as one.
+_SIGNAL_DEBOUNCE: Final = 1.0
 
 
 class BindError(Exception):
-    """The address cannot be listened on; one line for the person who started the server."""
+    """The server cannot listen on the address; the message is one line for the operator."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the address without listening yet: connections are refused until `serve`.
+    """Bind the address without listening: connections are refused until `serve`.
 
     Raises:
-        BindError: it is in use, not ours, or no address.
+        BindError: it is in use, belongs to another machine, or is not an address.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -56,20 +56,20 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _bind_error(host: str, port: int, error: OSError | UnicodeError) -> BindError:
-    reason = error.strerror if isinstance(error, OSError) else "no name of a host"
+    reason = error.strerror if isinstance(error, OSError) else "not a host name"
     return BindError(f"cannot listen on {host} port {port}: {reason}")
 
 
 def serve(
     app: FastAPI, sock: socket.socket, on_listening: Callable[[], None] = lambda: None
 ) -> int:
-    """Answer requests until a signal, and let the open ones finish; return the exit status.
+    """Serve until a signal, let the requests in flight finish, and return the exit status.
 
     Raises:
-        BindError: somebody else listens on the address since it was taken.
+        BindError: another process has begun to listen on the address.
     """
     server = Server(app, app.state.service)
-    # uvicorn does this, too, but a signal may come before; afterwards it changes nothing.
+    # uvicorn installs the same handlers later; a signal may arrive before.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
     try:
@@ -83,11 +83,11 @@ def serve(
 
 
 class Server(uvicorn.Server):
-    """Ends in good order.
+    """Shuts down gracefully.
 
-    Told to stop, it goes on listening, so that whoever comes is told where things stand:
-    `/ready` and new requests get a 503 from that moment on.  Open requests finish, or hear an
-    error once their time is over or a second signal comes.  Then the process ends.
+    After the first signal it goes on listening, but `/ready` and new requests get a 503.  Requests in
+    flight finish; after the shutdown timeout or a second signal they end with an error.  Then the
+    process exits.
     """
 
     def __init__(self, app: FastAPI, service: ServerState) -> None:
@@ -105,47 +105,51 @@ class Server(uvicorn.Server):
                 server_header=False,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=_LAST_WORDS,
+                timeout_graceful_shutdown=_CLOSE_TIMEOUT,
             )
         )
         self.exit_status = 0
         self._service = service
-        self._watchdog = Watchdog(service, on_failure=self._end_if_failed, on_tick=service.tick)
-        self._told_at: float | None = None
-        self._is_urgent = False
+        self._watchdog = Watchdog(
+            service, on_failure=self._exit_if_configured, on_tick=service.tick
+        )
+        self._shutdown_requested_at: float | None = None
+        self._force_exit = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the end; a second signal cuts it short.  Runs between two operations of Python."""
+        """Request the shutdown; a second signal forces it.  Runs between two Python operations."""
         now = monotonic()
         self._service.admission.is_draining = True
-        if self._told_at is None:
-            self._told_at = now
-        # A supervisor and a terminal may both send one at once: that is one wish.
-        elif now - self._told_at > _SAME_WISH:
-            self._is_urgent = True
+        if self._shutdown_requested_at is None:
+            self._shutdown_requested_at = now
+        # A supervisor and a terminal may both send one at the same time.
+        elif now - self._shutdown_requested_at > _SIGNAL_DEBOUNCE:
+            self._force_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._watchdog.run())
 
     async def on_tick(self, counter: int) -> bool:
-        """Return True when nothing keeps the server from ending; uvicorn asks ten times a second."""
+        """Return True when the server can exit; uvicorn calls it ten times a second."""
         await super().on_tick(counter)
-        if self._told_at is None:
+        if self._shutdown_requested_at is None:
             return False
-        is_over = monotonic() > self._told_at + self._service.settings.shutdown_timeout
-        return self._is_urgent or is_over or not self._service.in_flight.num_open
+        is_timeout = (
+            monotonic() > self._shutdown_requested_at + self._service.settings.shutdown_timeout
+        )
+        return self._force_exit or is_timeout or not self._service.in_flight.num_open
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close; what is still open hears that the engine has stopped, and ends."""
+        """Close; requests still in flight end with the error that the engine has stopped."""
         self._watching.cancel()
         if num_open := self._service.in_flight.num_open:
             logger.warning("%d requests are ended before they are complete", num_open)
-        # It asks the engines to end and does not wait for it.
+        # This does not wait for the engines to end.
         self._service.manager.close(0)
         await super().shutdown(sockets)
 
-    def _end_if_failed(self) -> None:
+    def _exit_if_configured(self) -> None:
         if self._service.settings.exit_on_engine_failure:
             self._service.admission.is_draining = True
-            self._told_at, self._is_urgent, self.exit_status = monotonic(), True, 1
+            self._shutdown_requested_at, self._force_exit, self.exit_status = monotonic(), True, 1

@@ -1,4 +1,4 @@
-"""Looks after the engine and the event loop, once a second."""
+"""Checks the engines and the event loop every second."""
 
 import asyncio
 import logging
@@ -15,10 +15,10 @@ _INTERVAL: Final = 1.0
 
 
 class Watchdog:
-    """Notices an engine that has failed, and ends what would wait for it in vain.
+    """Detects an unhealthy engine, and fails the streams that wait for a stalled one.
 
-    on_failure: called once, when the engine has failed.
-    on_tick: called every second with the clock and how late that was.
+    on_failure: called once when the default engine becomes unhealthy.
+    on_tick: called every second with the time and the delay of the event loop.
     """
 
     def __init__(
@@ -31,27 +31,27 @@ class Watchdog:
         self._service = service
         self._on_failure = on_failure
         self._on_tick = on_tick
-        self._unhealthy_reason: str | None = None
+        self._reason: str | None = None
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _INTERVAL
             await asyncio.sleep(_INTERVAL)
             self._on_tick(loop.time(), loop.time() - due)
-            self.look()
+            self.check()
 
-    def look(self) -> None:
-        """Compare with the last look, and act on what is new."""
-        before, self._unhealthy_reason = self._unhealthy_reason, self._service.unhealthy_reason
-        if self._unhealthy_reason is None:
+    def check(self) -> None:
+        """Act on a change since the last check."""
+        before, self._reason = self._reason, self._service.unhealthy_reason
+        if self._reason is None:
             if before is not None:
-                logger.warning("the engine works again")
+                logger.warning("the engine is healthy again")
             return
         for engine in self._service.manager.engines:
             if engine.is_stalled:
                 engine.fail_streams(EngineStalled())
         if before is None:
-            logger.error("%s; /health answers 503", self._unhealthy_reason)
+            logger.error("%s; /health responds with 503", self._reason)
             self._on_failure()

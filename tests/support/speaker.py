@@ -139,8 +139,9 @@ def speaking_manager(
     tokenizer: ByteTokenizer | None = None,
     num_blocks: int = 64,
     gate: Gate | None = None,
+    model_ids: Sequence[str] = (MODEL_ID,),
 ) -> SchedulerManager:
-    """Return a manager of one model that has not been asked yet."""
+    """Return a manager whose models are not loaded yet."""
 
     def build(config: EngineConfig) -> LoadedEngine:
         limits = config.scheduler_config(config.num_blocks or 1, 1 << 20)
@@ -155,8 +156,8 @@ def speaking_manager(
         )
         return LoadedEngine(engine, model, ("a speaker",))
 
-    config = EngineConfig(model="speaker", model_id=MODEL_ID, num_blocks=num_blocks)
-    return SchedulerManager([config], build)
+    configs = [EngineConfig(model="speaker", model_id=m, num_blocks=num_blocks) for m in model_ids]
+    return SchedulerManager(configs, build)
 
 
 class Served:
@@ -217,12 +218,18 @@ async def served(
     num_blocks: int = 64,
     is_gated: bool = False,
     tracer: Tracer | None = None,
+    model_ids: Sequence[str] = (MODEL_ID,),
     **settings: Any,
 ) -> AsyncIterator[Served]:
     """Serve a speaker without a network; bodies of streams arrive whole."""
     gate = Gate(is_open=not is_gated)
     manager = speaking_manager(
-        answer, runner=runner, tokenizer=tokenizer, num_blocks=num_blocks, gate=gate
+        answer,
+        runner=runner,
+        tokenizer=tokenizer,
+        num_blocks=num_blocks,
+        gate=gate,
+        model_ids=model_ids,
     )
     app = create_app(manager, Settings.model_construct(**settings), tracer)
     # An exception that nobody expected is answered, as it is behind a real server.

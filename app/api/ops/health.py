@@ -20,6 +20,6 @@ async def check_health(request: Request) -> dict[str, str]:
 @router.get("/ready")
 async def check_readiness(request: Request) -> dict[str, str]:
     """Return 200 while the model is loaded, the queue not full and no shutdown begun, else 503."""
-    if (reason := server_state(request).unreadiness) is not None:
+    if (reason := server_state(request).not_ready_reason) is not None:
         raise Unavailable(reason)
     return {"status": "ready"}

@@ -4,7 +4,9 @@ from fastapi import APIRouter, Request, Response
 
 from app.api.schemas.errors import TEXT_RESPONSES
 from app.api.serving import engine_for
+from app.observability.metrics.engine_gauges import EngineState
 from app.server_state import server_state
+from batching import EngineThread
 
 router = APIRouter()
 
@@ -12,14 +14,21 @@ router = APIRouter()
 @router.get("/metrics", response_class=Response, responses=TEXT_RESPONSES)
 async def read_metrics(request: Request) -> Response:
     """Return the counts as they stand, as text or as OpenMetrics."""
-    service, engine = server_state(request), await engine_for(request, None)
-    stats = engine.latest_stats
-    service.metrics.observe_stats(stats)
-    service.metrics.set_health(engine.unhealthy_reason is None, engine.seconds_since_step)
-    service.metrics.set_cache_config(
-        block_size=stats.block_size,
-        num_blocks=stats.num_blocks,
-        enable_prefix_cache=service.settings.enable_prefix_cache,
-    )
+    service = server_state(request)
+    await engine_for(request, None)
+    for model_id, metrics in service.metrics.engines.items():
+        if (engine := service.manager.loaded(model_id)) is not None:
+            _read(engine, metrics.state, service.settings.enable_prefix_cache)
     body, content_type = service.metrics.render(request.headers.get("Accept"))
     return Response(body, headers={"Content-Type": content_type})
+
+
+def _read(engine: EngineThread, state: EngineState, enable_prefix_cache: bool) -> None:
+    state.stats = engine.latest_stats
+    state.is_healthy = engine.unhealthy_reason is None
+    state.seconds_since_step = engine.seconds_since_step
+    state.set_cache_config(
+        block_size=state.stats.block_size,
+        num_blocks=state.stats.num_blocks,
+        enable_prefix_cache=enable_prefix_cache,
+    )

@@ -1,5 +1,5 @@
-"""What an operator can watch: counts, gauges and distributions, for Prometheus to collect.
+"""Counters, gauges and histograms for Prometheus.
 
-Names that begin with `vllm:` mean what they mean at vLLM, so that dashboards and balancers made for
-it work here; `mlx_server:` is what only this server has.
+Metrics named `vllm:` mean the same as in vLLM, so that dashboards and load balancers made for it work
+here; metrics named `mlx_server:` exist in this server only.
 """

@@ -1,4 +1,4 @@
-"""The upper bounds of the histograms' buckets: vLLM's where it has the histogram."""
+"""The upper bounds of histogram buckets: those of vLLM where it has the histogram."""
 
 from typing import Final
 
@@ -22,7 +22,7 @@ BLOCK_AGE: Final = (
 QUEUE_WAIT: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 DELAY: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
 
-# Tokens.  vLLM's series ends at the model's context; one that all models share can be added up.
+# Tokens.  vLLM's end at the model's context; the same ones for all models can be aggregated.
 REQUEST_TOKENS: Final = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 STEP_TOKENS: Final = (1, *(2**e for e in range(3, 15)))
 

@@ -1,7 +1,8 @@
-"""What is not counted but read off, at the moment when somebody asks."""
+"""Metrics that are read from the engines and the process when the page is requested."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import repeat
 from resource import RUSAGE_SELF, getrusage
@@ -13,12 +14,15 @@ from prometheus_client.registry import Collector
 from batching import SchedulerStats
 
 _VERSIONS: Final = ("mlx", "mlx-lm")
-# What getrusage counts memory in.
+# The unit in which getrusage reports memory, in bytes.
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 
 
+_NO_STATS: Final = SchedulerStats._make(repeat(0, len(SchedulerStats._fields)))
+
+
 class Reading(NamedTuple):
-    """A number that the engine's statistics hold."""
+    """A metric whose value is in the statistics of the scheduler."""
 
     name: str
     what: str
@@ -34,25 +38,23 @@ _GAUGES: Final = (
     Reading("vllm:num_requests_waiting", "Requests in the queue.", lambda s: s.num_waiting),
     Reading(
         "vllm:kv_cache_usage_perc",
-        "Share of the KV cache's blocks that requests hold, 0 to 1; what is only cached is free.",
+        "Fraction of the KV cache blocks in use by requests, 0 to 1; cached blocks in no use are free.",
         _share_in_use,
     ),
     Reading(
         "mlx_server:num_requests_prefilling",
-        "Requests in the batch whose prompt is being read.",
+        "Requests in the batch whose prompt is being prefilled.",
         lambda s: s.num_prefilling,
     ),
     Reading(
         "mlx_server:cached_blocks",
-        "Blocks that nobody holds and that a later request may still find.",
+        "Blocks in no use by requests whose contents a later request may reuse.",
         lambda s: s.num_cached_blocks,
     ),
 )
 
 _COUNTERS: Final = (
-    Reading(
-        "vllm:num_preemptions", "Requests that gave up their blocks.", lambda s: s.num_preemptions
-    ),
+    Reading("vllm:num_preemptions", "Preemptions of requests.", lambda s: s.num_preemptions),
     Reading(
         "vllm:prefix_cache_queries",
         "Prompt tokens looked up in the prefix cache.",
@@ -63,86 +65,112 @@ _COUNTERS: Final = (
         "Prompt tokens found in the prefix cache.",
         lambda s: s.num_hit_tokens,
     ),
-    Reading("vllm:spec_decode_num_drafts", "Drafts checked.", lambda s: s.num_drafts),
+    Reading("vllm:spec_decode_num_drafts", "Drafts verified.", lambda s: s.num_drafts),
     Reading(
-        "vllm:spec_decode_num_draft_tokens", "Drafted tokens checked.", lambda s: s.num_draft_tokens
+        "vllm:spec_decode_num_draft_tokens", "Draft tokens verified.", lambda s: s.num_draft_tokens
     ),
     Reading(
         "vllm:spec_decode_num_accepted_tokens",
-        "Drafted tokens that were right.",
+        "Draft tokens accepted.",
         lambda s: s.num_accepted_tokens,
     ),
-    Reading(
-        "mlx_server:block_evictions", "Cached blocks given to others.", lambda s: s.num_evictions
-    ),
+    Reading("mlx_server:block_evictions", "Cached blocks evicted.", lambda s: s.num_evictions),
     Reading(
         "mlx_server:aged_admissions",
-        "Requests that went before a waiting one of a more urgent class.",
+        "Requests admitted before a waiting request of a higher priority, due to aging.",
         lambda s: s.num_aged_admissions,
     ),
     Reading(
         "mlx_server:prefix_waits",
-        "Requests that waited for another one to compute their prefix.",
+        "Requests that waited for another request to compute their prefix.",
         lambda s: s.num_prefix_waits,
     ),
 )
 
 
-class Snapshot(Collector):
-    """The engine's last statistics and the state of the process, as metrics."""
+@dataclass(slots=True)
+class EngineState:
+    """What is known of an engine; `cache_config` is empty until it is known."""
 
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
-        # Nothing has happened yet.
-        self.stats = SchedulerStats._make(repeat(0, len(SchedulerStats._fields)))
-        self.is_healthy = True
-        self.seconds_since_step = 0.0
-        self.cache_config: Mapping[str, object] = {}  # empty until it is known
+    stats: SchedulerStats = _NO_STATS
+    is_healthy: bool = True
+    seconds_since_step: float = 0.0
+    cache_config: Mapping[str, object] = field(default_factory=dict)
+
+    def set_cache_config(
+        self, *, block_size: int, num_blocks: int, enable_prefix_cache: bool
+    ) -> None:
+        """Set the facts of the KV cache under vLLM's names, which has GPU blocks only."""
+        self.cache_config = {
+            "block_size": block_size,
+            "num_gpu_blocks": num_blocks,
+            "enable_prefix_caching": enable_prefix_cache,
+        }
+
+
+class EngineGauges(Collector):
+    """The last statistics of the engines and the state of the process, as metrics."""
+
+    def __init__(self, server_name: str, states: Mapping[str, EngineState]) -> None:
+        """`states` are by the name of the model; `server_name` is the label of the process."""
+        self._server_name = server_name
+        self._states = states
         self._versions = {name.replace("-", "_"): version(name) for name in _VERSIONS}
 
     def collect(self) -> Iterator[Metric]:
+        states = self._states
         for name, what, read in _GAUGES:
-            yield self._gauge(name, what, read(self.stats))
+            yield _gauge(name, what, {model: read(s.stats) for model, s in states.items()})
         for name, what, read in _COUNTERS:
             counter = CounterMetricFamily(name, what, labels=["model_name"])
-            counter.add_metric([self._model_name], read(self.stats))
+            for model, state in states.items():
+                counter.add_metric([model], read(state.stats))
             yield counter
         yield self._waiting_by_reason()
-        if self.cache_config:
-            yield self._info("vllm:cache_config_info", "The KV cache.", self.cache_config)
-        yield self._info("mlx_server:build_info", "Versions.", self._versions)
-        yield self._gauge(
-            "mlx_server:engine_healthy", "1 while the engine can answer.", self.is_healthy
+        if configs := {model: s.cache_config for model, s in states.items() if s.cache_config}:
+            yield _info("vllm:cache_config_info", "The KV cache.", configs)
+        yield _info("mlx_server:build_info", "Versions.", {self._server_name: self._versions})
+        yield _gauge(
+            "mlx_server:engine_healthy",
+            "1 while the engine is healthy.",
+            {model: s.is_healthy for model, s in states.items()},
         )
-        yield self._gauge(
+        yield _gauge(
             "mlx_server:seconds_since_step",
-            "Seconds since the engine last finished a step; an idle one makes none.",
-            self.seconds_since_step,
+            "Seconds since the engine last finished a step; an idle engine makes no steps.",
+            {model: s.seconds_since_step for model, s in states.items()},
         )
-        yield self._gauge(
+        yield _gauge(
             "mlx_server:peak_resident_memory_bytes",
-            "Most memory that the process has had.",
-            getrusage(RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
+            "Peak resident memory of the process.",
+            {self._server_name: getrusage(RUSAGE_SELF).ru_maxrss * _RSS_UNIT},
         )
-
-    def _gauge(self, name: str, what: str, value: float) -> GaugeMetricFamily:
-        gauge = GaugeMetricFamily(name, what, labels=["model_name"])
-        gauge.add_metric([self._model_name], value)
-        return gauge
-
-    def _info(self, name: str, what: str, facts: Mapping[str, object]) -> GaugeMetricFamily:
-        """Return facts as vLLM tells them: the labels of a gauge that is always 1."""
-        info = GaugeMetricFamily(name, what, labels=["model_name", *facts])
-        info.add_metric([self._model_name, *map(str, facts.values())], 1)
-        return info
 
     def _waiting_by_reason(self) -> GaugeMetricFamily:
-        num_deferred = self.stats.num_awaiting_prefix
         gauge = GaugeMetricFamily(
             "vllm:num_requests_waiting_by_reason",
-            "Requests in the queue: for a seat or blocks, or for another one's prefix.",
+            "Requests in the queue: for capacity (a slot or blocks), or deferred until another "
+            "request has computed their prefix.",
             labels=["model_name", "reason"],
         )
-        gauge.add_metric([self._model_name, "capacity"], self.stats.num_waiting - num_deferred)
-        gauge.add_metric([self._model_name, "deferred"], num_deferred)
+        for model, state in self._states.items():
+            num_deferred = state.stats.num_awaiting_prefix
+            gauge.add_metric([model, "capacity"], state.stats.num_waiting - num_deferred)
+            gauge.add_metric([model, "deferred"], num_deferred)
         return gauge
+
+
+def _gauge(name: str, what: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(name, what, labels=["model_name"])
+    for model, value in values.items():
+        gauge.add_metric([model], value)
+    return gauge
+
+
+def _info(name: str, what: str, facts: Mapping[str, Mapping[str, object]]) -> GaugeMetricFamily:
+    """Return facts by model name as vLLM does: as the labels of a gauge that is always 1."""
+    labels = next(iter(facts.values()))
+    info = GaugeMetricFamily(name, what, labels=["model_name", *labels])
+    for model, values in facts.items():
+        info.add_metric([model, *map(str, values.values())], 1)
+    return info

@@ -1,4 +1,4 @@
-"""Makes the counters and histograms of one model."""
+"""Creates counters and histograms, each with a series per model."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,12 +6,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 
 from app.observability.metrics.buckets import REQUEST
 
-# When a series began doubles the number of series, and nobody asks.
+# Creation times would double the number of series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class LabelledCounter:
-    """A counter for each word; the words known beforehand begin at 0 and not out of nowhere."""
+    """A counter with a series per word; the words known beforehand start at 0."""
 
     def __init__(self, counter: Counter, model_name: str, words: Iterable[str]) -> None:
         self._counter = counter
@@ -23,25 +23,48 @@ class LabelledCounter:
         self._counter.labels(self._model_name, word).inc()
 
 
-class Series:
-    """Registers metrics that carry a model's name, with that label filled in once and for all.
+class Families:
+    """The metrics of a registry by name; each is registered once, whatever the number of models."""
 
-    Some of them are met at every token, and looking up a label costs more than counting.
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+
+    def counter(self, name: str, what: str, labels: Sequence[str]) -> Counter:
+        if name not in self._counters:
+            self._counters[name] = Counter(name, what, labels, registry=self._registry)
+        return self._counters[name]
+
+    def histogram(
+        self, name: str, what: str, labels: Sequence[str], buckets: Sequence[float]
+    ) -> Histogram:
+        if name not in self._histograms:
+            self._histograms[name] = Histogram(
+                name, what, labels, registry=self._registry, buckets=buckets
+            )
+        return self._histograms[name]
+
+
+class Series:
+    """The series of one model, with the label of its name bound in advance.
+
+    Some of them are updated for each token, and looking up a label costs more than counting.
     """
 
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        self._registry = registry
+    def __init__(self, families: Families, model_name: str) -> None:
+        self._families = families
         self._model_name = model_name
 
     def counter(self, name: str, what: str) -> Counter:
-        return Counter(name, what, ["model_name"], registry=self._registry).labels(self._model_name)
+        return self._families.counter(name, what, ["model_name"]).labels(self._model_name)
 
     def counter_by(self, label: str, words: Iterable[str], name: str, what: str) -> LabelledCounter:
-        counter = Counter(name, what, ["model_name", label], registry=self._registry)
+        counter = self._families.counter(name, what, ["model_name", label])
         return LabelledCounter(counter, self._model_name, words)
 
     def counts(self, name: str, what: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(name, what, ["model_name"], registry=self._registry, buckets=buckets)
+        histogram = self._families.histogram(name, what, ["model_name"], buckets)
         return histogram.labels(self._model_name)
 
     def seconds(self, name: str, what: str, buckets: Sequence[float] = REQUEST) -> Histogram:
@@ -51,11 +74,7 @@ class Series:
         self, label: str, words: Iterable[str], name: str, what: str, buckets: Sequence[float]
     ) -> list[Histogram]:
         """Return a histogram for each word, in their order."""
-        histogram = Histogram(
-            f"{name}_seconds",
-            f"Seconds {what}.",
-            ["model_name", label],
-            registry=self._registry,
-            buckets=buckets,
+        histogram = self._families.histogram(
+            f"{name}_seconds", f"Seconds {what}.", ["model_name", label], buckets
         )
         return [histogram.labels(self._model_name, word) for word in words]

@@ -1,37 +1,37 @@
-"""What is counted of steps."""
+"""Metrics of steps, and of the cached blocks that they evict or reuse."""
 
-from app.observability.metrics import buckets as bounds
+from app.observability.metrics import buckets
 from app.observability.metrics.series import Series
 from batching import StepRecord
 
 
 class StepMetrics:
-    """Counts steps, and what became of cached blocks in them."""
+    """Counts steps and observes the ages of cached blocks."""
 
     def __init__(self, series: Series) -> None:
         self._tokens = series.counts(
-            "vllm:iteration_tokens_total", "Tokens that a step reads.", bounds.STEP_TOKENS
+            "vllm:iteration_tokens_total", "Tokens processed in a step.", buckets.STEP_TOKENS
         )
-        self._duration = series.seconds(
-            "mlx_server:step_duration", "that a step takes", bounds.DELAY
-        )
-        self._failed = series.counter("mlx_server:failed_steps", "Steps that raised.")
+        self._duration = series.seconds("mlx_server:step_duration", "per step", buckets.DELAY)
+        self._failed = series.counter("mlx_server:failed_steps", "Steps that raised an exception.")
         self._lifetime = series.seconds(
-            "vllm:kv_block_lifetime", "that evicted contents could be found", bounds.BLOCK_AGE
+            "vllm:kv_block_lifetime",
+            "from the caching of a block to its eviction",
+            buckets.BLOCK_AGE,
         )
         self._idle_time = series.seconds(
             "vllm:kv_block_idle_before_evict",
-            "that nobody held contents before they were evicted",
-            bounds.BLOCK_AGE,
+            "from the last use of a cached block to its eviction",
+            buckets.BLOCK_AGE,
         )
         self._reuse_gap = series.seconds(
             "vllm:kv_block_reuse_gap",
-            "that nobody held contents before they were reused",
-            bounds.BLOCK_AGE,
+            "from the last use of a cached block to its reuse",
+            buckets.BLOCK_AGE,
         )
 
     def observe(self, step: StepRecord) -> None:
-        """Count a step; one that failed has read nothing."""
+        """Count a step; a failed one has processed nothing."""
         self._duration.observe(step.duration)
         if step.has_failed:
             self._failed.inc()

@@ -1,4 +1,4 @@
-"""Who shows no key gets no further than the door."""
+"""A request without a valid key is rejected."""
 
 import logging
 from hashlib import sha256
@@ -7,9 +7,9 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from app.http.authentication import Authentication, client_of, read_keys
+from app.http.authentication import Authentication, client_for_key, read_keys
 from app.http.client import ANONYMOUS, Client
-from tests.app.server.test_http_protocol import running, split
+from tests.support.raw_http import running, split
 
 pytestmark = pytest.mark.anyio
 
@@ -17,7 +17,7 @@ KEYS = ("sk-one", "sk-two")
 
 
 class App:
-    """Says OK, and remembers who asked."""
+    """Responds with OK, and records the clients."""
 
     def __init__(self) -> None:
         self.clients: list[Client] = []
@@ -31,23 +31,23 @@ class App:
             await send({"type": "http.response.body", "body": b"OK"})
 
 
-class Door:
-    """An app behind keys, and a client that knocks."""
+class Guarded:
+    """An app behind keys, and a client of it."""
 
     def __init__(self, *keys: str, share_prefix_cache: bool = False) -> None:
         self.app = App()
         guarded = Authentication(self.app, keys, share_prefix_cache)
         self._transport = httpx.ASGITransport(guarded)
 
-    async def knock(self, path: str = "/v1/models", **headers: str) -> httpx.Response:
+    async def get(self, path: str = "/v1/models", **headers: str) -> httpx.Response:
         named = [
             (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
         ]
         async with httpx.AsyncClient(transport=self._transport) as client:
             return await client.get(f"http://test{path}", headers=named)
 
-    async def who(self, **headers: str) -> Client:
-        assert (await self.knock(**headers)).status_code == 200
+    async def client_with(self, **headers: str) -> Client:
+        assert (await self.get(**headers)).status_code == 200
         return self.app.clients[-1]
 
 
@@ -62,10 +62,10 @@ class Door:
         {"x_api_key": "none", "authorization": "Bearer sk-one"},
     ],
 )
-async def test_a_key_opens(headers: dict[str, str]) -> None:
-    door = Door(*KEYS)
-    client = await door.who(**headers)
-    assert client == client_of("sk-one", share_prefix_cache=False)
+async def test_a_valid_key_is_accepted(headers: dict[str, str]) -> None:
+    server = Guarded(*KEYS)
+    client = await server.client_with(**headers)
+    assert client == client_for_key("sk-one", share_prefix_cache=False)
 
 
 @pytest.mark.parametrize(
@@ -87,37 +87,37 @@ async def test_a_key_opens(headers: dict[str, str]) -> None:
         {"cookie": "sk-one"},
     ],
 )
-async def test_nothing_else_opens(headers: dict[str, str]) -> None:
-    door = Door(*KEYS)
-    response = await door.knock(**headers)
+async def test_anything_else_is_rejected(headers: dict[str, str]) -> None:
+    server = Guarded(*KEYS)
+    response = await server.get(**headers)
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
     assert response.json()["error"]["code"] == "invalid_api_key"
-    assert door.app.scopes == []
+    assert server.app.scopes == []
 
 
-async def test_each_key_is_somebody_else_and_none_can_be_told_from_it() -> None:
-    door = Door(*KEYS)
-    one, two = [await door.who(x_api_key=key) for key in KEYS]
+async def test_each_key_is_another_client_that_does_not_reveal_it() -> None:
+    server = Guarded(*KEYS)
+    one, two = [await server.client_with(x_api_key=key) for key in KEYS]
     assert len({one.name, two.name, one.cache_salt, two.cache_salt, ""}) == 5
     digest = sha256(b"sk-one").hexdigest()
     assert one.name == digest[:8]
-    # The salt is of its own: who sees names in a log cannot go on from there.
+    # The salt is independent of the name, which is in the log.
     assert one.name not in one.cache_salt
     assert len(one.cache_salt) == 64
 
 
-async def test_the_cached_prefixes_are_shared_if_the_operator_says_so() -> None:
-    door = Door(*KEYS, share_prefix_cache=True)
-    one, two = [await door.who(x_api_key=key) for key in KEYS]
+async def test_cached_prefixes_are_shared_if_configured() -> None:
+    server = Guarded(*KEYS, share_prefix_cache=True)
+    one, two = [await server.client_with(x_api_key=key) for key in KEYS]
     assert one.cache_salt == two.cache_salt == ""
     assert one.name != two.name
 
 
-async def test_without_keys_everybody_is_anonymous() -> None:
-    door = Door()
-    assert await door.who() is ANONYMOUS
-    assert await door.who(authorization="Bearer sk-one") is ANONYMOUS
+async def test_without_keys_all_clients_are_anonymous() -> None:
+    server = Guarded()
+    assert await server.client_with() is ANONYMOUS
+    assert await server.client_with(authorization="Bearer sk-one") is ANONYMOUS
 
 
 @pytest.mark.parametrize(
@@ -136,53 +136,53 @@ async def test_without_keys_everybody_is_anonymous() -> None:
     ],
 )
 async def test_only_probes_need_no_key(path: str, status: int) -> None:
-    door = Door(*KEYS)
-    assert (await door.knock(path)).status_code == status
-    assert set(door.app.clients) <= {ANONYMOUS}
+    server = Guarded(*KEYS)
+    assert (await server.get(path)).status_code == status
+    assert set(server.app.clients) <= {ANONYMOUS}
 
 
-async def test_every_key_is_compared_whichever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_key_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
 
-    def compare(known: bytes, shown: bytes) -> bool:
+    def compare(known: bytes, presented: bytes) -> bool:
         compared.append(len(known))
-        return known == shown
+        return known == presented
 
     monkeypatch.setattr("app.http.authentication.hmac.compare_digest", compare)
-    door = Door("a", "b" * 100, "c")
+    server = Guarded("a", "b" * 100, "c")
     for key in ("a", "b" * 100, "c", "d"):
-        await door.knock(x_api_key=key)
+        await server.get(x_api_key=key)
     assert compared == [32] * 12
 
 
-async def test_a_socket_for_the_web_is_closed_and_other_scopes_pass() -> None:
+async def test_web_sockets_are_closed_and_other_scopes_passed_on() -> None:
     app = App()
-    told: list[Message] = []
+    sent: list[Message] = []
 
     async def receive() -> Message:
         raise AssertionError("nothing is read")
 
     async def send(message: Message) -> None:
-        told.append(message)
+        sent.append(message)
 
     for kind in ("websocket", "lifespan"):
         scope: Scope = {"type": kind, "path": "/health", "headers": []}
         await Authentication(app, KEYS, False)(scope, receive, send)
-    assert told == [{"type": "websocket.close", "code": 1008}]
+    assert sent == [{"type": "websocket.close", "code": 1008}]
     assert app.scopes == ["lifespan"]
 
 
 async def test_no_key_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        door = Door(*KEYS)
-        await door.knock(x_api_key="sk-one")
-        response = await door.knock(x_api_key="sk-wrong")
+        server = Guarded(*KEYS)
+        await server.get(x_api_key="sk-one")
+        response = await server.get(x_api_key="sk-wrong")
     assert "sk-" not in caplog.text
     assert "sk-" not in response.text
 
 
 class TestOnTheWire:
-    """A refused body is neither asked for nor waited for."""
+    """The body of a rejected request is neither requested nor waited for."""
 
     def test_the_connection_ends_without_the_body(self) -> None:
         head = b"POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
@@ -191,7 +191,7 @@ class TestOnTheWire:
             status, fields, _ = split(connection.read(b"}}"))
         assert (status, fields["connection"]) == (401, "close")
 
-    def test_a_body_that_has_come_is_dropped_at_once(self) -> None:
+    def test_a_body_that_was_received_is_dropped(self) -> None:
         head = b"POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
         with running(Authentication(App(), KEYS, False)) as site:
             status, fields, _ = split(site.ask(head + b"a" * 9))
@@ -205,15 +205,15 @@ class TestOnTheWire:
             connection.send(head + b"X-Api-Key: sk-one\r\nConnection: close\r\n\r\n")
             assert split(connection.read_all())[0] == 200
 
-    def test_head_is_refused_without_a_body(self) -> None:
+    def test_the_rejection_of_head_has_no_body(self) -> None:
         with running(Authentication(App(), KEYS, False)) as site:
-            answer = site.ask(b"HEAD /v1/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        status, fields, body = split(answer)
+            response = site.ask(b"HEAD /v1/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        status, fields, body = split(response)
         assert (status, fields["www-authenticate"], body) == (401, "bearer", b"")
 
 
 class TestKeysFile:
-    def test_a_key_a_line(self) -> None:
+    def test_there_is_a_key_per_line(self) -> None:
         text = "# ours\n\n  sk-one  \nsk-two # not a comment\r\n"
         with pytest.raises(ValueError, match=r"^line 4: "):
             read_keys(text)
@@ -225,8 +225,8 @@ class TestKeysFile:
     @pytest.mark.parametrize(
         "key", ["sk one", "sk\tone", "sk-é", "sk\x00one", "sk\x0cone", "sk\x7fone", "\xa0sk-one"]
     )
-    def test_what_no_header_carries_is_refused_without_showing_it(self, key: str) -> None:
-        with pytest.raises(ValueError, match=r"^line 2: ") as refused:
+    def test_a_key_that_no_header_can_carry_is_rejected_without_showing_it(self, key: str) -> None:
+        with pytest.raises(ValueError, match=r"^line 2: ") as rejected:
             read_keys(f"sk-zero\n{key}\n")
-        assert "sk" not in str(refused.value)
-        assert "one" not in str(refused.value)
+        assert "sk" not in str(rejected.value)
+        assert "one" not in str(rejected.value)

@@ -1,4 +1,4 @@
-"""Bodies: too large, too slow, too many, and cut short."""
+"""Limits of bodies: too large, too slow, too many at once, and incomplete."""
 
 import asyncio
 import json
@@ -8,20 +8,20 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http import body_limit
 from app.http.body_limit import BodyLimit
-from tests.app.server.test_http_protocol import (
-    ENOUGH,
+from tests.support.raw_http import (
     LONG,
     SHORT,
     Connection,
     Site,
-    later,
     running,
     split,
+    timers_have_fired,
 )
+from tests.support.speaker import served
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ CHUNKED: Final = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def sized(length: int, *fields: bytes) -> bytes:
-    """Return a head that announces a body."""
+    """Return a head that declares a body."""
     lines = [f"Content-Length: {length}".encode(), *fields]
     return HEAD + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
 
@@ -41,13 +41,13 @@ def chunk(data: bytes) -> bytes:
 
 
 class App:
-    """Answers with what it received; then with what else it receives, if it should wait."""
+    """Responds with the body; if it waits, after the next message."""
 
     def __init__(self, *, waits: bool = False) -> None:
         self._waits = waits
         self.bodies: list[bytes] = []
         self.reached = threading.Event()
-        self.told: list[str] = []
+        self.received: list[str] = []
         self.done = threading.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,7 +57,7 @@ class App:
         self.bodies.append(body)
         self.reached.set()
         if self._waits:
-            self.told.append((await receive())["type"])
+            self.received.append((await receive())["type"])
             self.done.set()
         length = str(len(body)).encode()
         headers = [(b"content-length", length)]
@@ -71,13 +71,13 @@ def limited(app: App | None = None, *, timeout: float = LONG) -> Iterator[Site]:
         yield site
 
 
-def told(answer: bytes) -> tuple[int, str, dict[str, Any]]:
-    """Return status, what becomes of the connection, and the error."""
-    status, fields, body = split(answer)
+def rejected(response: bytes) -> tuple[int, str, dict[str, Any]]:
+    """Return the status, the Connection header, and the error."""
+    status, fields, body = split(response)
     return status, fields.get("connection", ""), json.loads(body)["error"]
 
 
-class TestWhatIsTaken:
+class TestAccepted:
     @pytest.mark.parametrize(
         "data",
         [
@@ -89,7 +89,7 @@ class TestWhatIsTaken:
             + b"0\r\n\r\n",
         ],
     )
-    def test_a_body_of_the_largest_size_comes_in_one_piece(self, data: bytes) -> None:
+    def test_a_body_of_the_largest_size_is_one_message(self, data: bytes) -> None:
         app = App()
         with limited(app) as site:
             assert split(site.ask(data))[2] == b"a" * MAX
@@ -119,91 +119,83 @@ class TestWhatIsTaken:
             site.ask(sized(2) + b"ab" + CHUNKED + chunk(b"cde") + b"0\r\n\r\n" + last + b"f")
         assert app.bodies == [b"ab", b"cde", b"f"]
 
-    def test_a_client_that_asks_whether_to_send_is_told_so(self) -> None:
+    def test_a_client_that_expects_100_continue_gets_it(self) -> None:
         with limited() as site, site.connection() as connection:
             connection.send(sized(3, b"Expect: 100-continue"))
             assert connection.read(b"\r\n\r\n").startswith(b"HTTP/1.1 100 ")
             connection.send(b"abc")
             assert split(connection.read(b"abc"))[0] == 200
 
-    def test_the_app_hears_of_a_client_that_leaves(self) -> None:
+    def test_the_app_gets_the_disconnect(self) -> None:
         app = App(waits=True)
         with limited(app) as site:
             with site.connection() as connection:
                 connection.send(sized(3) + b"abc")
                 assert app.reached.wait(LONG)
             assert app.done.wait(LONG)
-        assert app.told == ["http.disconnect"]
+        assert app.received == ["http.disconnect"]
 
 
 class TestTooLarge:
-    def test_one_that_says_so_is_not_asked_for(self) -> None:
+    def test_one_that_declares_it_is_not_read(self) -> None:
         app = App()
         with limited(app) as site, site.connection() as connection:
             connection.send(sized(MAX + 1, b"Expect: 100-continue"))
-            status, after, error = told(connection.read(b"}}"))
+            status, after, error = rejected(connection.read(b"}}"))
         assert (status, after, error["code"]) == (413, "close", "request_too_large")
         assert app.bodies == []
 
-    def test_one_that_does_not_say_so_is_stopped(self) -> None:
+    def test_one_that_does_not_declare_it_is_stopped(self) -> None:
         app = App()
         with limited(app) as site, site.connection() as connection:
             connection.send(CHUNKED + chunk(b"a" * MAX))
             connection.send(chunk(b"a"))
-            status, after, error = told(connection.read(b"}}"))
+            status, after, error = rejected(connection.read(b"}}"))
         assert (status, after, error["code"]) == (413, "close", "request_too_large")
         assert app.bodies == []
 
-    def test_one_that_has_come_whole_costs_nothing_more_than_its_answer(self) -> None:
+    def test_after_a_complete_one_the_connection_stays_open(self) -> None:
         with limited() as site, site.connection() as connection:
             connection.send(CHUNKED + chunk(b"a" * (MAX + 1)) + b"0\r\n\r\n")
-            assert told(connection.read(b"}}"))[:2] == (413, "")
+            assert rejected(connection.read(b"}}"))[:2] == (413, "")
             connection.send(sized(3) + b"abc")
             assert split(connection.read(b"abc"))[0] == 200
 
-    def test_a_client_that_sends_it_all_before_it_listens_gets_the_answer(self) -> None:
+    def test_a_client_that_sends_all_before_it_reads_gets_the_response(self) -> None:
         size = 1 << 24
         with limited() as site, site.connection() as connection:
             connection.send(sized(size) + bytes(size))
-            assert told(connection.read(b"}}"))[:2] == (413, "close")
+            assert rejected(connection.read(b"}}"))[:2] == (413, "close")
 
     @pytest.mark.parametrize(("seconds", "num_bytes"), [(SHORT, 1 << 20), (2 * LONG, 1)])
-    def test_a_client_that_never_ends_is_not_listened_to_for_ever(
+    def test_the_rest_of_a_rejected_body_is_read_within_limits(
         self, seconds: float, num_bytes: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(body_limit, "LINGER_SECONDS", seconds)
         monkeypatch.setattr(body_limit, "LINGER_BYTES", num_bytes)
         with limited() as site:
-            assert told(site.ask(sized(1 << 20) + b"a"))[:2] == (413, "close")
+            assert rejected(site.ask(sized(1 << 20) + b"a"))[:2] == (413, "close")
 
 
 class TestTooSlow:
     @pytest.mark.parametrize("data", [b"", b"ab"])
-    def test_a_body_that_stays_out_is_not_waited_for(
+    def test_a_body_that_does_not_arrive_is_a_408(
         self, data: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(body_limit, "LINGER_SECONDS", SHORT)
         app = App()
         with limited(app, timeout=SHORT) as site:
-            status, after, error = told(site.ask(sized(3) + data))
+            status, after, error = rejected(site.ask(sized(3) + data))
         assert (status, after, error["code"]) == (408, "close", "request_timeout")
         assert app.bodies == []
 
-    def test_the_answer_may_take_longer_than_the_body(self) -> None:
-        async def think(scope: Scope, receive: Receive, send: Send) -> None:
-            await later(1.5 * ENOUGH)
-            await App()(scope, receive, send)
-
-        with running(BodyLimit(think, MAX, ENOUGH)) as site:
-            assert split(site.ask(sized(3, b"Connection: close") + b"abc"))[2] == b"abc"
-
 
 class Client:
-    """Sends what it is told to, without a network."""
+    """Sends messages without a network."""
 
     def __init__(self, *headers: tuple[bytes, bytes]) -> None:
         self.scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": [*headers]}
-        self.answer: list[Message] = []
+        self.messages: list[Message] = []
         self._sent: asyncio.Queue[Message] = asyncio.Queue()
         self._pending = 0
 
@@ -214,11 +206,11 @@ class Client:
         self._sent.put_nowait({"type": "http.disconnect"})
 
     async def heard(self) -> None:
-        """Wait until all that was sent has been received and looked at."""
+        """Wait until all messages have been received and processed."""
         await self._sent.join()
 
     async def _receive(self) -> Message:
-        # What was received before is looked at by the time somebody asks for more.
+        # The previous message has been processed when the next one is awaited.
         if self._pending:
             self._pending = 0
             self._sent.task_done()
@@ -226,22 +218,22 @@ class Client:
         self._pending = 1
         return message
 
-    async def _tell(self, message: Message) -> None:
-        self.answer.append(message)
+    async def _record(self, message: Message) -> None:
+        self.messages.append(message)
 
     @property
     def status(self) -> int:
-        return int(self.answer[0]["status"])
+        return int(self.messages[0]["status"])
 
-    async def call(self, limit: BodyLimit) -> None:
-        await limit(self.scope, self._receive, self._tell)
+    async def call(self, app: ASGIApp) -> None:
+        await app(self.scope, self._receive, self._record)
 
 
 CHUNKS: Final = (b"transfer-encoding", b"chunked")
 
 
 class Waiting:
-    """An app whose answers wait until they are let go."""
+    """An app that responds once it may."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -256,7 +248,7 @@ class Waiting:
         await send({"type": "http.response.body"})
 
 
-async def test_all_bodies_together_are_bounded_until_they_are_answered() -> None:
+async def test_all_bodies_in_flight_are_bounded_together() -> None:
     app = Waiting()
     limit = BodyLimit(app, max_bytes=MAX, timeout=LONG)
     clients = [Client(CHUNKS) for _ in range(64)]
@@ -265,62 +257,87 @@ async def test_all_bodies_together_are_bounded_until_they_are_answered() -> None
             client.send(b"a" * MAX, more=False)
             group.create_task(client.call(limit))
         await app.reached.wait()
-        assert limit.num_held == 64 * MAX
+        assert limit.buffered_bytes == 64 * MAX
         late = Client(CHUNKS)
         late.send(b"a", more=False)
         await late.call(limit)
         assert late.status == 503
-        assert (b"retry-after", b"1") in late.answer[0]["headers"]
-        assert b"too many request bodies are being read" in late.answer[1]["body"]
-        assert limit.num_held == 64 * MAX
+        assert (b"retry-after", b"1") in late.messages[0]["headers"]
+        assert b"too many request bodies are being read" in late.messages[1]["body"]
+        assert limit.buffered_bytes == 64 * MAX
         app.may_end.set()
-    assert limit.num_held == 0
+    assert limit.buffered_bytes == 0
     assert {client.status for client in clients} == {200}
-    await late_again(limit)
+    again = Client(CHUNKS)
+    again.send(b"a", more=False)
+    await again.call(limit)
+    assert again.status == 200
 
 
-async def late_again(limit: BodyLimit) -> None:
+async def test_rejections_for_the_bodies_of_others_are_counted() -> None:
+    async with served(max_body_bytes=1) as server, asyncio.TaskGroup() as group:
+        clients = [Client(CHUNKS) for _ in range(65)]
+        for client in clients[:64]:
+            client.send(b"a")
+            group.create_task(client.call(server.app))
+            await client.heard()
+        clients[64].send(b"a", more=False)
+        await clients[64].call(server.app)
+        assert clients[64].status == 503
+        page = (await server.client.get("/metrics")).text
+        assert (
+            'admission_rejections_total{model_name="fake/speaker",reason="queue_full"} 1.0' in page
+        )
+        for client in clients[:64]:
+            client.leave()
+
+
+async def test_the_response_may_take_longer_than_the_body() -> None:
+    async def think(scope: Scope, receive: Receive, send: Send) -> None:
+        await timers_have_fired()
+        await App()(scope, receive, send)
+
     client = Client(CHUNKS)
-    client.send(b"a", more=False)
-    await client.call(limit)
-    assert client.status == 200
+    client.send(b"abc", more=False)
+    await client.call(BodyLimit(think, MAX, timeout=0))
+    assert client.messages[1]["body"] == b"abc"
 
 
-async def test_bytes_count_as_soon_as_they_come() -> None:
+async def test_bytes_count_as_soon_as_they_are_received() -> None:
     limit = BodyLimit(Waiting(), max_bytes=MAX, timeout=LONG)
     client = Client(CHUNKS)
     client.send(b"a" * 30)
     client.send(b"a" * 30)
     call = asyncio.create_task(client.call(limit))
     await client.heard()
-    assert limit.num_held == 60
+    assert limit.buffered_bytes == 60
     client.leave()
     await call
-    assert limit.num_held == 0
+    assert limit.buffered_bytes == 0
 
 
-async def test_a_client_that_leaves_before_the_end_leaves_nothing_behind() -> None:
+async def test_a_client_that_disconnects_early_leaves_nothing_behind() -> None:
     app = Waiting()
     limit = BodyLimit(app, max_bytes=MAX, timeout=LONG)
     client = Client((b"content-length", b"9"))
     client.send(b"a" * 8)
     client.leave()
     await client.call(limit)
-    assert (limit.num_held, app.bodies, client.answer) == (0, [], [])
+    assert (limit.buffered_bytes, app.bodies, client.messages) == (0, [], [])
 
 
-async def test_a_refused_body_is_given_back_before_its_client_is_waited_for() -> None:
+async def test_a_rejected_body_is_released_before_the_rest_is_read() -> None:
     limit = BodyLimit(Waiting(), max_bytes=MAX, timeout=LONG)
     client = Client(CHUNKS)
     client.send(b"a" * (MAX + 1))
     call = asyncio.create_task(client.call(limit))
     await client.heard()
-    assert (client.status, limit.num_held) == (413, 0)
+    assert (client.status, limit.buffered_bytes) == (413, 0)
     client.leave()
     await call
 
 
-async def test_a_request_that_fails_or_is_cancelled_gives_its_bytes_back() -> None:
+async def test_a_request_that_fails_or_is_cancelled_releases_its_bytes() -> None:
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         raise KeyError
 
@@ -329,17 +346,17 @@ async def test_a_request_that_fails_or_is_cancelled_gives_its_bytes_back() -> No
     client.send(b"abc", more=False)
     with pytest.raises(KeyError):
         await client.call(limit)
-    assert limit.num_held == 0
+    assert limit.buffered_bytes == 0
 
     app = Waiting()
     limit = BodyLimit(app, max_bytes=MAX, timeout=LONG)
     client.send(b"abc", more=False)
     call = asyncio.create_task(client.call(limit))
     await app.reached.wait()
-    assert limit.num_held == 3
+    assert limit.buffered_bytes == 3
     call.cancel()
     await asyncio.wait([call])
-    assert (call.cancelled(), limit.num_held) == (True, 0)
+    assert (call.cancelled(), limit.buffered_bytes) == (True, 0)
 
 
 def lengths(*values: bytes) -> Iterable[tuple[bytes, bytes]]:
@@ -347,8 +364,10 @@ def lengths(*values: bytes) -> Iterable[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("headers", [lengths(b"x"), lengths(b"-5"), lengths(b"0" * 5000)])
-async def test_a_length_that_is_none_is_counted(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """As behind a server that lets such heads pass."""
+async def test_a_body_with_an_invalid_length_is_counted(
+    headers: Iterable[tuple[bytes, bytes]],
+) -> None:
+    """Another server might pass such heads on."""
     client = Client(*headers)
     client.send(b"a" * MAX)
     client.send(b"a", more=False)
@@ -363,7 +382,7 @@ async def test_the_largest_of_several_lengths_counts() -> None:
     assert client.status == 413
 
 
-async def test_other_scopes_pass() -> None:
+async def test_other_scopes_are_passed_on() -> None:
     called = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -375,7 +394,7 @@ async def test_other_scopes_pass() -> None:
     assert called == ["lifespan"]
 
 
-def test_a_client_that_resets_while_it_sends_is_nobodys_trouble() -> None:
+def test_a_reset_connection_does_not_harm_others() -> None:
     app = App()
 
     def cut(connection: Connection, data: bytes) -> None:

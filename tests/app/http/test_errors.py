@@ -1,10 +1,10 @@
-"""Whatever goes wrong is told in OpenAI's envelope, and briefly."""
+"""All errors are in OpenAI's format, and short."""
 
 from dataclasses import replace
 
 import pytest
 
-from app.http.errors import ANSWERS, answer_for, error_body
+from app.http.errors import ERROR_SPECS, error_body, error_spec
 from batching import (
     EngineConfig,
     EngineStopped,
@@ -59,21 +59,21 @@ async def test_a_wrong_method_is_a_405_that_names_the_right_one() -> None:
         ),
     ],
 )
-async def test_a_body_that_is_no_json_object_is_a_400(content: bytes, message: str) -> None:
+async def test_a_body_that_is_not_a_json_object_is_a_400(content: bytes, message: str) -> None:
     async with served() as server:
         response = await server.client.post("/v1/completions", content=content, headers=JSON)
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith(message)
 
 
-async def test_a_body_without_its_type_is_told_so() -> None:
+async def test_a_body_without_its_content_type_is_a_400() -> None:
     async with served() as server:
         response = await server.client.post("/v1/completions", content=b'{"prompt": "Hi"}')
     assert response.status_code == 400
     assert "Content-Type: application/json" in response.json()["error"]["message"]
 
 
-async def test_a_thousand_faults_make_a_short_answer() -> None:
+async def test_a_thousand_errors_make_a_short_response() -> None:
     messages = [{"role": "x" * 1000, "content": 7}] * 1000
     async with served() as server:
         response = await server.chat(messages=messages)
@@ -82,7 +82,7 @@ async def test_a_thousand_faults_make_a_short_answer() -> None:
     assert max(len(response.content), len(other.content)) < 500
 
 
-async def test_long_names_are_not_echoed_whole() -> None:
+async def test_long_names_are_truncated_in_messages() -> None:
     async with served() as server:
         response = await server.chat(model="x" * 100_000)
     assert response.status_code == 404
@@ -104,12 +104,12 @@ async def test_a_model_that_does_not_load_is_a_500_without_the_reason(
     assert "/secret/model: no such file" in caplog.text
 
 
-def test_the_nearest_class_answers() -> None:
-    assert answer_for(EmptyPrompt()).status == 400
-    assert answer_for(ModelNotFound("m")).status == 404
-    assert answer_for(EngineStopped()).status == 503
-    assert answer_for(KeyError()) is ANSWERS[Exception]
+def test_the_nearest_class_has_the_response() -> None:
+    assert error_spec(EmptyPrompt()).status == 400
+    assert error_spec(ModelNotFound("m")).status == 404
+    assert error_spec(EngineStopped()).status == 503
+    assert error_spec(KeyError()) is ERROR_SPECS[Exception]
 
 
-def test_what_cannot_be_encoded_is_escaped() -> None:
+def test_lone_surrogates_are_escaped() -> None:
     assert error_body(ModelNotFound("\ud800")).isascii()

@@ -1,4 +1,4 @@
-"""Bodies as JSON: what is read, what is refused, and how it is counted."""
+"""JSON bodies: what is accepted, what is rejected, and the count of parts."""
 
 import json
 from typing import Any
@@ -34,7 +34,7 @@ def parts_of(value: Any) -> int:
 @given(VALUES, st.booleans())
 @example('"[', False)
 @example(["\\", '"', "[{:", '\\"', ""], False)
-def test_what_is_counted_is_what_there_is(value: Any, ascii_only: bool) -> None:
+def test_the_count_of_parts_is_exact_beyond_the_limit(value: Any, ascii_only: bool) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     many = MAX_PARTS * b"[" + body
     assert num_parts(body) >= parts_of(value)
@@ -55,7 +55,7 @@ def app() -> FastAPI:
         return len(body)
 
     made = FastAPI()
-    errors.install(made)
+    errors.register_handlers(made)
     made.include_router(router)
     return made
 
@@ -74,12 +74,12 @@ def app() -> FastAPI:
     ],
     ids=lambda value: value[:12] if isinstance(value, bytes) else "",
 )
-async def test_what_cannot_be_read_is_refused(body: bytes, message: str) -> None:
+async def test_what_cannot_be_parsed_is_a_400(body: bytes, message: str) -> None:
     transport = httpx.ASGITransport(app())
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         headers = {"Content-Type": "application/json"}
-        refused = await client.post("/count", content=body, headers=headers)
+        rejected = await client.post("/count", content=body, headers=headers)
         taken = await client.post("/count", content=b'\xef\xbb\xbf{"a": 1}', headers=headers)
-    assert refused.status_code == 400
-    assert message in refused.json()["error"]["message"]
+    assert rejected.status_code == 400
+    assert message in rejected.json()["error"]["message"]
     assert taken.json() == 1

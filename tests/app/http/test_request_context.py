@@ -1,4 +1,4 @@
-"""Every request has an id, is counted, and ends with an answer."""
+"""Every request has an id, is counted, and ends with a response."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from app.http.rejections import ShuttingDown
 from app.http.request_context import InFlightRequests, RequestContextMiddleware
 from app.observability.logs import summarize_exception
-from tests.app.server.test_http_protocol import LAST_GET, running, split
+from tests.support.raw_http import LAST_GET, running, split
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +19,7 @@ SECRET = "my diary"
 
 
 class App:
-    """Answers, and then or before does what a test wants."""
+    """Responds, and calls a function before or during the response."""
 
     def __init__(
         self, before: Callable[[Scope], None] | None = None, *, is_late: bool = False
@@ -56,7 +56,7 @@ async def ask(
 
 class TestIds:
     @pytest.mark.parametrize("wanted", [b"a", b"trace-7/{b}%s", b"~" * 128])
-    async def test_the_clients_own_is_kept(self, wanted: bytes) -> None:
+    async def test_the_id_of_the_client_is_kept(self, wanted: bytes) -> None:
         seen = []
         app = App(lambda scope: seen.append(scope["state"]["request_id"]))
         response = await ask(app, request_id=wanted)
@@ -67,29 +67,31 @@ class TestIds:
     @pytest.mark.parametrize(
         "wanted", [None, b"", b"a b", b"a\tb", b"\xc3\xa9", b"a\nx-y: z", b"a\r\n", b"~" * 129]
     )
-    async def test_anything_else_gets_a_new_one(self, wanted: bytes | None) -> None:
+    async def test_other_requests_get_a_new_one(self, wanted: bytes | None) -> None:
         responses = [await ask(App(), request_id=wanted) for _ in range(2)]
         one, two = [response.headers["x-request-id"] for response in responses]
         assert one.startswith("req-")
         assert len(one) == 36
         assert one != two
 
-    async def test_what_the_server_put_into_the_state_stays(self) -> None:
+    async def test_the_state_of_the_server_is_kept(self) -> None:
         scope: Scope = {"type": "http", "path": "/", "headers": [], "state": {"ours": 1}}
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             pass
 
-        await RequestContextMiddleware(app, InFlightRequests())(scope, nothing_comes, nobody_hears)
+        await RequestContextMiddleware(app, InFlightRequests())(
+            scope, nothing_is_received, nothing_is_sent
+        )
         assert scope["state"].keys() == {"ours", "request_id"}
 
 
-async def nothing_comes() -> Message:
+async def nothing_is_received() -> Message:
     raise AssertionError("nothing is read")
 
 
-async def nobody_hears(message: Message) -> None:
-    raise AssertionError("nothing is said")
+async def nothing_is_sent(message: Message) -> None:
+    raise AssertionError("nothing is sent")
 
 
 class TestCount:
@@ -97,7 +99,7 @@ class TestCount:
         ("path", "num_open"),
         [("/v1/models", 1), ("/healthy", 1), ("/health", 0), ("/ready", 0), ("/metrics", 0)],
     )
-    async def test_a_request_counts_while_it_is_answered(self, path: str, num_open: int) -> None:
+    async def test_a_request_counts_while_it_is_in_flight(self, path: str, num_open: int) -> None:
         count = InFlightRequests()
         seen = []
         await ask(App(lambda scope: seen.append(count.num_open), is_late=True), path, count=count)
@@ -105,21 +107,21 @@ class TestCount:
         assert count.num_open == 0
 
     @pytest.mark.parametrize("is_late", [False, True])
-    async def test_one_that_fails_does_not_count_for_ever(self, is_late: bool) -> None:
+    async def test_a_failed_request_no_longer_counts(self, is_late: bool) -> None:
         count = InFlightRequests()
-        told: list[Message] = []
+        sent: list[Message] = []
 
-        async def hear(message: Message) -> None:
-            told.append(message)
+        async def record(message: Message) -> None:
+            sent.append(message)
 
         scope: Scope = {"type": "http", "path": "/", "headers": []}
         await RequestContextMiddleware(App(fail, is_late=is_late), count)(
-            scope, nothing_comes, hear
+            scope, nothing_is_received, record
         )
-        assert told[0]["status"] == (200 if is_late else 500)
+        assert sent[0]["status"] == (200 if is_late else 500)
         assert count.num_open == 0
 
-    async def test_one_that_is_cancelled_passes_it_on_and_does_not_count_for_ever(
+    async def test_a_cancelled_request_is_cancelled_and_no_longer_counts(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         count = InFlightRequests()
@@ -131,7 +133,7 @@ class TestCount:
 
         scope: Scope = {"type": "http", "path": "/", "headers": []}
         call = asyncio.create_task(
-            RequestContextMiddleware(wait, count)(scope, nothing_comes, nobody_hears)
+            RequestContextMiddleware(wait, count)(scope, nothing_is_received, nothing_is_sent)
         )
         await reached.wait()
         assert count.num_open == 1
@@ -141,7 +143,7 @@ class TestCount:
         assert count.num_open == 0
         assert caplog.text == ""
 
-    async def test_other_scopes_pass_uncounted(self) -> None:
+    async def test_other_scopes_are_not_counted(self) -> None:
         count = InFlightRequests()
         seen = []
 
@@ -149,13 +151,13 @@ class TestCount:
             seen.append((scope["type"], count.num_open))
 
         await RequestContextMiddleware(app, count)(
-            {"type": "lifespan"}, nothing_comes, nobody_hears
+            {"type": "lifespan"}, nothing_is_received, nothing_is_sent
         )
         assert seen == [("lifespan", 0)]
 
 
 class TestFailures:
-    async def test_one_that_nobody_expected_is_a_500_without_its_words(
+    async def test_an_unexpected_exception_is_a_500_without_its_message(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         response = await ask(App(fail), request_id=b"trace-7")
@@ -170,15 +172,19 @@ class TestFailures:
         assert " fail < http/test_request_context.py:" in line
         assert SECRET not in caplog.text
 
-    async def test_one_that_has_an_answer_of_its_own_gets_it(self) -> None:
-        def refuse(scope: Scope) -> None:
+    async def test_a_rejection_gets_its_response_and_is_counted(self) -> None:
+        def reject(scope: Scope) -> None:
             raise ShuttingDown(retry_after=7)
 
-        response = await ask(App(refuse))
+        counted: list[str] = []
+        app = RequestContextMiddleware(App(reject), InFlightRequests(), counted.append)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+            response = await client.get("http://test/")
+        assert counted == ["shutting_down"]
         assert response.status_code == 503
         assert response.headers["retry-after"] == "7"
 
-    def test_on_the_wire_it_is_a_whole_answer(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_response_on_the_wire_is_complete(self, caplog: pytest.LogCaptureFixture) -> None:
         with running(RequestContextMiddleware(App(fail), InFlightRequests())) as site:
             status, fields, body = split(site.ask(LAST_GET))
         assert status == 500
@@ -188,9 +194,7 @@ class TestFailures:
             "app.http.request_context"
         ]
 
-    def test_a_response_that_has_begun_is_cut_and_not_ended(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_response_that_has_started_is_cut(self, caplog: pytest.LogCaptureFixture) -> None:
         with running(RequestContextMiddleware(App(fail, is_late=True), InFlightRequests())) as site:
             status, _, body = split(site.ask(LAST_GET.replace(b"Connection: close\r\n", b"")))
         assert status == 200
@@ -199,15 +203,15 @@ class TestFailures:
         assert SECRET not in caplog.text
 
 
-class TestOutline:
-    """An exception in one line: types and places, and no words of it."""
+class TestSummaries:
+    """An exception in one line: types and frames, and no message."""
 
     def caught(self, function: Callable[[], None]) -> BaseException:
         with pytest.raises(BaseException) as info:  # noqa: PT011
             function()
         return info.value
 
-    def test_what_led_to_it_is_told(self) -> None:
+    def test_the_cause_is_included(self) -> None:
         def fail() -> None:
             try:
                 raise KeyError(SECRET)
@@ -219,7 +223,7 @@ class TestOutline:
         assert "; from KeyError at " in line
         assert SECRET not in line
 
-    def test_what_it_came_upon_is_told_unless_it_is_of_no_account(self) -> None:
+    def test_the_context_is_included_unless_it_is_suppressed(self) -> None:
         def upon() -> None:
             try:
                 raise KeyError(SECRET)
@@ -235,7 +239,7 @@ class TestOutline:
         assert "; from KeyError at " in summarize_exception(self.caught(upon))
         assert "KeyError" not in summarize_exception(self.caught(instead))
 
-    def test_all_of_a_group_are_told_as_far_as_they_fit(self) -> None:
+    def test_the_members_of_a_group_are_included_up_to_a_limit(self) -> None:
         group = ExceptionGroup(
             SECRET, [KeyError(SECRET), OSError(SECRET), ValueError(), EOFError()]
         )

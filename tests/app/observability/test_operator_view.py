@@ -1,4 +1,4 @@
-"""What an operator sees: probes, metrics, the watchdog, and a line every ten seconds."""
+"""What an operator sees: probes, metrics, the watchdog, and log lines."""
 
 import asyncio
 import json
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.anyio
 
 
 async def probe(server: Served, path: str) -> tuple[int, str]:
-    """Return the status of a probe, and what it says."""
+    """Return the status and the message of a probe."""
     response = await server.client.get(path)
     body = response.json()
     return response.status_code, body.get("status") or body["error"]["message"]
 
 
-async def test_a_server_is_alive_before_it_is_ready_and_after() -> None:
+async def test_a_server_is_healthy_before_it_is_ready_and_after() -> None:
     async with served() as server:
         assert await probe(server, "/ready") == (503, "the model is not loaded")
         assert await probe(server, "/health") == (200, "ok")
@@ -37,7 +37,7 @@ async def test_a_server_is_alive_before_it_is_ready_and_after() -> None:
         assert await probe(server, "/health") == (200, "ok")
 
 
-async def test_a_server_with_a_full_queue_is_not_ready_and_says_when_to_come_back() -> None:
+async def test_a_server_with_a_full_queue_is_not_ready_and_says_when_to_retry() -> None:
     async with served(max_queued_requests=0, batch_max_batch_size=1) as server:
         await probe(server, "/health")
         admitted = server.admitted()
@@ -54,7 +54,7 @@ async def test_a_server_with_a_full_queue_is_not_ready_and_says_when_to_come_bac
     assert 'admission_rejections_total{model_name="fake/speaker",reason="queue_full"} 2.0' in page
 
 
-async def test_a_client_that_comes_too_often_is_told_so() -> None:
+async def test_a_client_with_too_many_requests_is_rejected() -> None:
     async with served(requests_per_minute=2) as server:
         statuses = [(await server.chat()).status_code for _ in range(3)]
         response = await server.complete()
@@ -63,7 +63,7 @@ async def test_a_client_that_comes_too_often_is_told_so() -> None:
     assert 1 <= int(response.headers["Retry-After"]) <= 30
 
 
-async def test_a_request_that_is_turned_away_is_a_line_of_the_log_and_a_probe_is_none(
+async def test_a_rejected_request_is_logged_and_a_probe_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="app")
@@ -79,18 +79,18 @@ async def test_a_request_that_is_turned_away_is_a_line_of_the_log_and_a_probe_is
     ]
 
 
-async def test_pages_of_other_origins_may_call_only_if_they_are_named() -> None:
+async def test_pages_of_other_origins_may_send_requests_only_if_configured() -> None:
     page = {"Origin": "https://chat.example"}
     asks = page | {"Access-Control-Request-Method": "POST"}
     async with served() as server:
         assert (await server.client.options("/v1/completions", headers=asks)).status_code == 405
-        answer = await server.client.get("/v1/models", headers=page)
-        assert "access-control-allow-origin" not in answer.headers
+        response = await server.client.get("/v1/models", headers=page)
+        assert "access-control-allow-origin" not in response.headers
     async with served(cors_origins="https://chat.example", api_keys=SecretStr("key")) as server:
         assert (await server.client.options("/v1/completions", headers=asks)).status_code == 200
-        answer = await server.client.get("/v1/models", headers=page)
-        assert answer.status_code == 401
-        assert answer.headers["access-control-allow-origin"] == page["Origin"]
+        response = await server.client.get("/v1/models", headers=page)
+        assert response.status_code == 401
+        assert response.headers["access-control-allow-origin"] == page["Origin"]
 
 
 async def test_clients_with_different_keys_do_not_share_cached_prompts() -> None:
@@ -108,7 +108,7 @@ async def test_clients_with_different_keys_do_not_share_cached_prompts() -> None
         assert [await cached(server, key) for key in ("ours", "theirs")] == [0, 96]
 
 
-async def test_an_engine_that_fails_again_and_again_is_not_healthy() -> None:
+async def test_an_engine_that_fails_repeatedly_is_unhealthy() -> None:
     async with served(b"ok", runner=Breaking) as server:
         for _ in range(3):
             assert (await server.chat()).status_code == 500
@@ -129,11 +129,26 @@ async def test_the_metrics_count_what_was_served() -> None:
     assert 'num_gpu_blocks="64"' in page
 
 
+async def test_each_model_has_its_own_metrics() -> None:
+    async with served(b"ok", model_ids=("a", "b")) as server:
+        body = {"model": "b", "prompt": "Hi"}
+        assert (await server.post("/v1/completions", body)).status_code == 200
+        page = (await server.client.get("/metrics")).text
+    assert 'vllm:generation_tokens_total{model_name="a"} 0.0' in page
+    assert 'vllm:generation_tokens_total{model_name="b"} 3.0' in page
+    assert 'admission_rejections_total{model_name="",reason="queue_full"} 0.0' in page
+
+
+async def test_the_page_describes_the_models_that_are_loaded() -> None:
+    async with served(model_ids=("a", "b")) as server:
+        page = (await server.client.get("/metrics")).text
+    [line] = [line for line in page.splitlines() if line.startswith("vllm:cache_config_info")]
+    assert 'model_name="a"' in line
+
+
 class TestDeadlines:
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_a_request_that_takes_longer_than_it_may_ends_with_an_error(
-        self, stream: bool
-    ) -> None:
+    async def test_a_request_beyond_its_timeout_ends_with_an_error(self, stream: bool) -> None:
         async with served_endlessly() as server:
             response = await server.chat(stream=stream, timeout=0.5)
             assert await server.num_unfinished() == 0
@@ -151,7 +166,7 @@ class TestDeadlines:
             assert (await server.complete(timeout=0.05)).status_code == 504
 
     @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf"])
-    async def test_a_header_that_is_no_time_is_refused(self, value: str) -> None:
+    async def test_an_invalid_timeout_header_is_a_400(self, value: str) -> None:
         async with served() as server:
             server.client.headers["X-Request-Timeout"] = value
             response = await server.chat()
@@ -159,7 +174,7 @@ class TestDeadlines:
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "X-Request-Timeout"
 
-    async def test_a_request_whose_time_is_over_before_it_is_queued_is_not_queued(self) -> None:
+    async def test_a_request_whose_timeout_has_passed_is_not_queued(self) -> None:
         async with served() as server:
             server.client.headers["X-Request-Timeout"] = "1e-9"
             assert (await server.chat()).status_code == 504
@@ -169,14 +184,14 @@ class TestDeadlines:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with served() as server:
-            limiter = server.service.compiling
+            limiter = server.service.grammar_limiter
             for borrower in range(int(limiter.total_tokens)):
                 await limiter.acquire_on_behalf_of(borrower)
             response = await server.chat(response_format={"type": "json_object"}, timeout=0.02)
             assert response.status_code == 504
             assert server.service.admission.num_requests == 0
 
-    async def test_beams_have_a_time_too(self) -> None:
+    async def test_beam_search_has_a_timeout_too(self) -> None:
         async with served_endlessly() as server:
             response = await server.complete(
                 use_beam_search=True, best_of=1, max_tokens=1000, timeout=0.05
@@ -185,7 +200,7 @@ class TestDeadlines:
         assert response.status_code == 504
 
 
-async def test_what_one_request_may_ask_for_is_bounded() -> None:
+async def test_the_output_tokens_of_one_request_are_bounded() -> None:
     async with served(max_output_tokens=100) as server:
         response = await server.chat(n=4, max_tokens=26)
         assert response.status_code == 400
@@ -207,13 +222,13 @@ async def test_many_prompts_are_bounded_together_and_a_single_one_by_the_context
 
 async def test_without_a_number_the_bound_is_the_number() -> None:
     async with served(None, num_blocks=64, max_output_tokens=12) as server:
-        answers = (await server.chat(n=4)).json()
-    assert [choice["finish_reason"] for choice in answers["choices"]] == ["length"] * 4
-    assert answers["usage"]["completion_tokens"] == 12
+        body = (await server.chat(n=4)).json()
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["length"] * 4
+    assert body["usage"]["completion_tokens"] == 12
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_timings_are_told_to_who_asks(stream: bool) -> None:
+async def test_timings_are_returned_on_request(stream: bool) -> None:
     async with served(b"Hello") as server:
         for path in ("chat", "complete"):
             response = await getattr(server, path)("Hi" * 40, stream=stream, return_timings=True)
@@ -223,44 +238,44 @@ async def test_timings_are_told_to_who_asks(stream: bool) -> None:
                 assert "usage" not in body
             else:
                 body = response.json()
-            told = body["timings"]
-            assert told["predicted_n"] == 6
-            assert told["prompt_n"] >= 80
-            assert told["cache_n"] == 0
-            assert told["queue_ms"] >= 0
-            assert told["prompt_per_second"] > 0
-            assert told["predicted_per_second"] > 0
+            timings = body["timings"]
+            assert timings["predicted_n"] == 6
+            assert timings["prompt_n"] >= 80
+            assert timings["cache_n"] == 0
+            assert timings["queue_ms"] >= 0
+            assert timings["prompt_per_second"] > 0
+            assert timings["predicted_per_second"] > 0
         assert "timings" not in (await server.chat("Hi")).text
 
 
 async def test_a_single_token_takes_no_time_after_the_prompt() -> None:
     async with served(b"") as server:
-        told = (await server.chat(return_timings=True)).json()["timings"]
-    assert told["predicted_n"] == 1
-    assert told["predicted_ms"] == told["predicted_per_second"] == 0
+        timings = (await server.chat(return_timings=True)).json()["timings"]
+    assert timings["predicted_n"] == 1
+    assert timings["predicted_ms"] == timings["predicted_per_second"] == 0
 
 
 class TestWatchdog:
-    async def test_a_stalled_engine_ends_what_waits_for_it_and_is_told_of_once(
+    async def test_a_stalled_engine_fails_its_streams_and_is_logged_once(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         failures: list[None] = []
         async with served_endlessly() as server:
             watchdog = Watchdog(server.service, on_failure=lambda: failures.append(None))
             await probe(server, "/health")
-            watchdog.look()
+            watchdog.check()
             assert caplog.text == ""
             waiting = asyncio.create_task(server.chat())
             await asyncio.to_thread(server.gate.reached.wait)
             server.engine._step_timeout = 0.0
-            watchdog.look()
-            watchdog.look()
+            watchdog.check()
+            watchdog.check()
             response = await waiting
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "engine_stalled"
             assert (await server.chat()).status_code == 503
             server.engine._step_timeout = 60.0
-            watchdog.look()
+            watchdog.check()
         assert len(failures) == 1
         first, second = [
             record.getMessage()
@@ -268,9 +283,9 @@ class TestWatchdog:
             if "engine" in record.name or "watchdog" in record.name
         ]
         assert "has not ended" in first
-        assert second == "the engine works again"
+        assert second == "the engine is healthy again"
 
-    async def test_it_looks_every_second_and_says_how_late_it_is(
+    async def test_it_checks_every_second_and_reports_the_lag_of_the_loop(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("app.server.watchdog._INTERVAL", 0.01)
@@ -289,7 +304,7 @@ class TestWatchdog:
             server.service.tick(0.0, -0.001)
 
 
-def test_activity_is_a_line_every_ten_seconds_while_there_is_some(
+def test_the_throughput_is_logged_every_ten_seconds_with_steps(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="app.observability.throughput_log")
@@ -297,25 +312,25 @@ def test_activity_is_a_line_every_ten_seconds_while_there_is_some(
     stats = stats._replace(
         num_running=3, num_free_blocks=1, num_queried_tokens=10, num_hit_tokens=5
     )
-    answer = SequenceStats(
+    sequence = SequenceStats(
         num_prompt_tokens=100,
         max_tokens=9,
         num_choices=1,
         priority=Priority.NORMAL,
         arrival_time=0.0,
     )
-    activity = ThroughputLogger()
-    activity.tell(1000.0)
-    activity.observe_stats(stats)
-    activity.tell(1000.0 + INTERVAL)
+    log = ThroughputLogger()
+    log.log_if_due(1000.0)
+    log.observe_stats(stats)
+    log.log_if_due(1000.0 + INTERVAL)
     assert caplog.records == []
-    activity.observe_step(StepRecord(1011.0, 0.1, 7, stats))
-    activity.observe_tokens(answer, 20, None)
-    activity.observe_tokens(answer, 30, 0.1)
-    activity.observe_end(answer)
-    activity.tell(1019.0)
-    activity.tell(1020.0)
-    activity.tell(1030.0)
+    log.observe_step(StepRecord(1011.0, 0.1, 7, stats))
+    log.observe_tokens(sequence, 20, None)
+    log.observe_tokens(sequence, 30, 0.1)
+    log.observe_end(sequence)
+    log.log_if_due(1019.0)
+    log.log_if_due(1020.0)
+    log.log_if_due(1030.0)
     (record,) = caplog.records
     assert record.getMessage() == (
         "running=3 waiting=0 prompt=10.0/s output=5.0/s kv_cache=75% prefix_hits=50% preemptions=0"
@@ -349,7 +364,7 @@ class TestLogs:
             "output": 3,
         }
 
-    def test_json_lines_tell_of_exceptions(self) -> None:
+    def test_json_lines_contain_exceptions(self) -> None:
         try:
             raise ValueError("two\nlines")
         except ValueError as error:
@@ -358,7 +373,7 @@ class TestLogs:
         assert "\n" not in line
         assert json.loads(line)["exception"] == "ValueError: two\nlines"
 
-    def test_lines_for_people_name_time_level_and_place(
+    def test_text_lines_have_time_level_and_logger(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         configure("warning", "text")
@@ -373,7 +388,7 @@ class TestLogs:
 
         monkeypatch.setattr("sys.stderr", FullDisk())
         configure("info", "text")
-        logging.getLogger("a").error("nobody reads this")
-        print_stderr("nor this")
+        logging.getLogger("a").error("this is dropped")
+        print_stderr("this as well")
         monkeypatch.setattr("sys.stderr", None)
-        print_stderr("nor this")
+        print_stderr("this as well")

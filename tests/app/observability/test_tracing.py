@@ -1,4 +1,4 @@
-"""Spans, as a collector gets them."""
+"""Spans, as a collector receives them."""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 class Collector:
-    """Listens as a collector does, and keeps the spans."""
+    """A collector that keeps the spans."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -68,16 +68,16 @@ async def test_a_request_is_a_span_in_the_callers_trace(collector: Collector) ->
     assert tracer is not None
     async with served(b"Hello", tracer=tracer) as server:
         server.client.headers["traceparent"] = f"00-{TRACE_ID}-{PARENT_ID}-01"
-        answer = (await server.chat("secret")).json()
+        response = (await server.chat("secret")).json()
         await server.complete()
     tracer.close()
     span, other = collector.spans
     assert span.name == f"chat {MODEL_ID}"
     assert other.name == f"text_completion {MODEL_ID}"
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE_ID, PARENT_ID)
-    told = attributes(span)
-    assert told["gen_ai.response.id"] == answer["id"]
-    assert told["gen_ai.usage.output_tokens"] == 6
+    values = attributes(span)
+    assert values["gen_ai.response.id"] == response["id"]
+    assert values["gen_ai.usage.output_tokens"] == 6
     assert "secret" not in str(span)
     times = [span.start_time_unix_nano, *(event.time_unix_nano for event in span.events)]
     assert [event.name for event in span.events] == ["time_in_queue", "time_to_first_token"]

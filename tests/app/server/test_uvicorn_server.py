@@ -4,13 +4,14 @@ import logging
 import os
 import resource
 import signal
-import threading
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Event
+from types import FrameType
+from typing import Any, Final, NamedTuple, TypeVar
 
 import httpx
 import openai
@@ -19,13 +20,46 @@ import pytest
 from app.__main__ import allow_connections, leave, open_standard_files, start, stop_at_once
 from app.cli import base_url, main, run
 from app.main import create_app
-from app.server import uvicorn_server as server
-from app.server.uvicorn_server import BindError, bind, serve
+from app.server import uvicorn_server
+from app.server.uvicorn_server import BindError, Server, bind, serve
 from app.settings import Settings
 from batching import SchedulerManager
 from tests.support.speaker import ENDLESS_BLOCKS, MODEL_ID, Breaking, Gate, speaking_manager
 
 T = TypeVar("T")
+
+# Seconds.  A test that waits that long has failed.
+LONG: Final = 20
+
+
+class Phases(NamedTuple):
+    """What has happened to a server."""
+
+    listening: Event
+    signalled: Event
+    closing: Event
+
+
+@pytest.fixture
+def phases(monkeypatch: pytest.MonkeyPatch) -> Phases:
+    """Let a test wait for the phases of the server that it starts."""
+    phases = Phases(Event(), Event(), Event())
+
+    class ObservedServer(Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            phases.listening.set()
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            super().handle_exit(sig, frame)
+            phases.signalled.set()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            phases.closing.set()
+            await super().shutdown(sockets)
+
+    monkeypatch.setattr(uvicorn_server, "Server", ObservedServer)
+    return phases
 
 
 @pytest.fixture(autouse=True)
@@ -80,14 +114,14 @@ def while_serving(
         return visitor.result()
 
 
-def client_of(url: str) -> openai.OpenAI:
+def openai_client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_openai_client_gets_its_answers(number: int) -> None:
+def test_the_openai_client_works(number: int) -> None:
     def visit(url: str) -> None:
-        with client_of(url) as client:
+        with openai_client(url) as client:
             whole = client.chat.completions.create(
                 model=MODEL_ID,
                 messages=[{"role": "user", "content": "Hi"}],
@@ -120,40 +154,26 @@ def test_the_openai_client_gets_its_answers(number: int) -> None:
     while_serving(speaking_manager(b"Hello!"), visit, number=number)
 
 
-def wait_until_told(url: str) -> None:
-    """Wait until the server knows that it is to stop: `/ready` says so, or nobody does."""
-    with suppress(httpx.TransportError):
-        while httpx.get(f"{url}/ready").status_code == 200:
-            pass
-
-
-def wait_until_closed(url: str) -> None:
-    """Wait until nobody listens any more."""
-    with suppress(httpx.TransportError):
-        while True:
-            httpx.get(f"{url}/ready")
-
-
 def code_of(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
-def test_a_server_that_is_told_to_stop_finishes_what_it_has_and_takes_nothing_new() -> None:
+def test_a_signal_lets_requests_in_flight_finish_and_rejects_new_ones(phases: Phases) -> None:
     gate = Gate(is_open=False)
 
     def visit(url: str) -> str:
         assert httpx.get(f"{url}/ready").json() == {"status": "ready"}
-        with client_of(url) as client:
+        with openai_client(url) as client:
             stream = client.completions.create(model=MODEL_ID, prompt="Hi", stream=True)
             text = next(stream).choices[0].text
             stop()
-            wait_until_told(url)
+            assert phases.signalled.wait(LONG)
             assert code_of(httpx.get(f"{url}/ready")) == (503, "unavailable")
             assert httpx.get(f"{url}/health").status_code == 200
             refused = httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"})
             assert code_of(refused) == (503, "shutting_down")
             assert int(refused.headers["Retry-After"]) == 30
-            # At once: that is the same wish again, and cuts nothing short.
+            # A second signal at once counts as the same one.
             stop()
             gate.open()
             return text + "".join(part.choices[0].text for part in stream)
@@ -161,56 +181,60 @@ def test_a_server_that_is_told_to_stop_finishes_what_it_has_and_takes_nothing_ne
     assert while_serving(speaking_manager(b"Hello!", gate=gate), visit) == "Hello!"
 
 
-def end_early(url: str, gate: Gate, end: Callable[[], None]) -> None:
-    """Begin a stream that would never end, and see what it is told when the server ends."""
-    with client_of(url) as client:
+def end_early(url: str, gate: Gate, phases: Phases, end: Callable[[], None]) -> None:
+    """Start an endless stream, and check its error when the server ends."""
+    with openai_client(url) as client:
         stream = client.chat.completions.create(
             model=MODEL_ID, messages=[{"role": "user", "content": "Hi"}], stream=True
         )
         next(stream)
         stop()
-        wait_until_told(url)
+        assert phases.signalled.wait(LONG)
         end()
-        wait_until_closed(url)
+        assert phases.closing.wait(LONG)
         gate.open()
         with pytest.raises(openai.APIError, match="the engine has stopped"):
             list(stream)
 
 
-def test_a_stream_that_outlasts_the_time_to_finish_is_told_so() -> None:
+def test_a_stream_beyond_the_shutdown_timeout_ends_with_an_error(phases: Phases) -> None:
     gate = Gate(is_open=False)
     manager = speaking_manager(None, gate=gate, num_blocks=ENDLESS_BLOCKS)
-    while_serving(manager, lambda url: end_early(url, gate, lambda: None), shutdown_timeout=0.0)
+    while_serving(
+        manager, lambda url: end_early(url, gate, phases, lambda: None), shutdown_timeout=0.0
+    )
 
 
-def test_a_second_signal_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_SAME_WISH", -1.0)
+def test_a_second_signal_forces_the_shutdown(
+    phases: Phases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn_server, "_SIGNAL_DEBOUNCE", -1.0)
     gate = Gate(is_open=False)
     manager = speaking_manager(None, gate=gate, num_blocks=ENDLESS_BLOCKS)
-    while_serving(manager, lambda url: end_early(url, gate, stop), shutdown_timeout=3600.0)
+    while_serving(manager, lambda url: end_early(url, gate, phases, stop), shutdown_timeout=3600.0)
 
 
-def test_a_server_whose_engine_fails_exits_with_1_if_it_is_to() -> None:
-    """The step after the first word raises for ever."""
+def test_a_server_whose_engine_fails_exits_with_1_if_configured(phases: Phases) -> None:
+    """Each step after the first token raises."""
     manager = speaking_manager(b"H", runner=Breaking)
 
     def visit(url: str) -> None:
         for _ in range(3):
             assert httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"}).status_code == 500
         assert code_of(httpx.get(f"{url}/health")) == (503, "unavailable")
-        wait_until_closed(url)
+        assert phases.closing.wait(LONG)
 
     while_serving(manager, visit, status=1, exit_on_engine_failure=True)
 
 
-def test_a_server_whose_engine_fails_goes_on_if_it_is_not_to_exit() -> None:
+def test_a_server_whose_engine_fails_goes_on_by_default() -> None:
     manager = speaking_manager(b"H", runner=Breaking)
-    failed = threading.Event()
+    failed = Event()
 
     def visit(url: str) -> None:
         for _ in range(3):
             assert httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"}).status_code == 500
-        assert failed.wait(20)
+        assert failed.wait(LONG)
         assert code_of(httpx.get(f"{url}/health")) == (503, "unavailable")
 
     class Listener(logging.Handler):
@@ -231,11 +255,11 @@ def test_the_address_must_be_free_and_ours() -> None:
             bind("127.0.0.1", port)
     with pytest.raises(BindError, match=r"cannot listen on no\.such\.host\.invalid port 1: "):
         bind("no.such.host.invalid", 1)
-    with pytest.raises(BindError, match=r"cannot listen on a\.\.b port 1: no name of a host"):
+    with pytest.raises(BindError, match=r"cannot listen on a\.\.b port 1: not a host name"):
         bind("a..b", 1)
 
 
-def test_somebody_may_listen_while_the_model_loads() -> None:
+def test_another_process_may_listen_while_the_model_loads() -> None:
     manager = speaking_manager()
     with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
         first.listen()
@@ -263,7 +287,7 @@ def test_the_url_can_be_copied(host: str, shown: str) -> None:
 
 
 class Closed:
-    """A tracer that says when it was closed."""
+    """A tracer that records that it was closed."""
 
     is_closed = False
 
@@ -271,8 +295,8 @@ class Closed:
         self.is_closed = True
 
 
-def test_a_start_says_where_the_server_is_and_the_end_stops_the_engine(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_start_prints_the_url_and_the_end_stops_the_engine(
+    phases: Phases, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracer = Closed()
     monkeypatch.setattr("app.cli.make_tracer", lambda *_: tracer)
@@ -281,10 +305,8 @@ def test_a_start_says_where_the_server_is_and_the_end_stops_the_engine(
     manager = speaking_manager()
 
     def visit() -> int:
-        with httpx.Client() as client:
-            while True:
-                with suppress(httpx.ConnectError):
-                    return client.get(f"{url}/models").status_code
+        assert phases.listening.wait(LONG)
+        return httpx.get(f"{url}/models").status_code
 
     with ThreadPoolExecutor() as pool:
         visitor = pool.submit(visit)
