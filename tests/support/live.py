@@ -18,6 +18,7 @@ def golden_request(case: GoldenCase, **fields: Any) -> dict[str, Any]:
     return {
         "messages": case.messages,
         "temperature": 0,
+        "repetition_penalty": 1,
         "max_tokens": len(case.completion_token_ids),
         "stream": True,
         **fields,
