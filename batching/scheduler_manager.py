@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from batching.backend.engine_builder import build_engine
 from batching.config import EngineConfig
 from batching.engine.engine_thread import EngineThread
 from batching.engine.loaded_engine import LoadedEngine
@@ -18,10 +17,10 @@ class SchedulerManager:
     def __init__(
         self,
         configs: Iterable[EngineConfig],
-        build: Callable[[EngineConfig], LoadedEngine] = build_engine,
+        build: Callable[[EngineConfig], LoadedEngine] | None = None,
     ) -> None:
         self._configs = {config.model_id: config for config in configs}
-        self._build = build
+        self._build = build or _backend()
         self._threads: dict[str, EngineThread] = {}
         # Held while a model loads, so that it is loaded once.
         self._lock = threading.Lock()
@@ -72,3 +71,10 @@ class SchedulerManager:
         for thread in self.engines:
             left = None if deadline is None else max(0.0, deadline - monotonic())
             thread.stop(left)
+
+
+def _backend() -> Callable[[EngineConfig], LoadedEngine]:
+    """Import MLX and all that comes with it: seconds that `--help` does not need."""
+    from batching.backend.engine_builder import build_engine
+
+    return build_engine

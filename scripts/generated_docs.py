@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
+from app.flags import HEADINGS, flag_name
 from app.settings import Settings, env_name
 from batching.request import TRANSITIONS
 
@@ -30,17 +31,6 @@ BOUNDS: Final = {
     "exclusiveMaximum": "below",
 }
 TYPES: Final = {"string": "text", "integer": "integer", "number": "number"}
-
-# Headings of docs/settings.md, each with the field that its table begins with.
-HEADINGS: Final = {
-    "model": "Model and address",
-    "enable_batching": "Batching and the KV cache",
-    "dtype": "Device and precision",
-    "max_queued_requests": "Limits",
-    "api_keys": "Keys and access",
-    "read_timeout": "Timeouts and shutdown",
-    "log_level": "Logging",
-}
 
 
 def fields() -> list[tuple[str, Schema]]:
@@ -81,27 +71,22 @@ def tables() -> str:
             lines += ["", f"## {HEADINGS[field]}", ""]
             lines += ["| variable and flag | default | values | meaning |"]
             lines += ["| --- | --- | --- | --- |"]
-        names = f"`{env_name(field)}`<br>`{flag(field)}`"
+        names = f"`{env_name(field)}`<br>`{flag_name(field)}`"
         cell = f"`{default(schema)}`" if default(schema) else "empty"
         lines.append(f"| {names} | {cell} | {values(schema)} | {schema['description']} |")
     return "\n".join(lines)
 
 
-def flag(field: str) -> str:
-    """Return the command-line flag that sets a field."""
-    return f"--{field.replace('_', '-')}"
-
-
 def env_example() -> str:
-    """Return a `.env` file that sets each variable to its default."""
+    """Return a `.env` file with each variable's default, commented out: a copy sets nothing."""
     head = (
-        "# Every setting with its default. Copy to .env.\n"
+        "# Every setting with its default. Copy to .env and uncomment what you change.\n"
         "# Command-line flags outrank environment variables, which outrank that file.\n"
     )
     parts = [head]
     for field, schema in fields():
         comment = wrap(f"{schema['description']} Values: {values(schema)}.".replace("`", ""), 96)
-        assignment = f"{env_name(field)}={default(schema)}\n"
+        assignment = f"#{env_name(field)}={default(schema)}\n"
         parts.append("".join(f"# {line}\n" for line in comment) + assignment)
     return "\n".join(parts)
 

@@ -105,6 +105,16 @@ def test_the_environment_outranks_the_file(monkeypatch: pytest.MonkeyPatch) -> N
     assert (settings.host, settings.port) == ("0.0.0.0", 9001)
 
 
+def test_flags_outrank_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".env").write_text("MLX_SERVER_HOST=::1\nMLX_SERVER_PORT=9000\n", encoding="utf-8")
+    monkeypatch.setenv("MLX_SERVER_PORT", "9001")
+    monkeypatch.setenv("MLX_SERVER_MODEL_ID", "mine")
+    flags = {"port": "9002", "batch_block_pool_size": "AUTO", "cpu_threads": "3"}
+    settings = load_settings(flags)
+    assert (settings.host, settings.port, settings.model_id) == ("::1", 9002, "mine")
+    assert (settings.batch_block_pool_size, settings.cpu_threads) == ("auto", 3)
+
+
 def test_an_empty_value_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text("MLX_SERVER_MODEL_ID=\nMLX_SERVER_PORT=\n", encoding="utf-8")
     monkeypatch.setenv("MLX_SERVER_MAX_MODEL_LEN", "")

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
@@ -364,12 +365,14 @@ class TestMain:
         def exit_process(status: int) -> None:
             statuses.append(status)
 
-        def main_until_told() -> int:
+        def main_until_told(arguments: list[str]) -> int:
+            assert arguments == ["--port=1"]
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.raise_signal(number)
             return 7
 
         monkeypatch.setattr(os, "_exit", exit_process)
+        monkeypatch.setattr(sys, "argv", ["mlx-batch-server", "--port=1"])
         monkeypatch.setattr("app.cli.main", main_until_told)
         monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
         start()

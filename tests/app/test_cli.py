@@ -1,0 +1,68 @@
+"""`python -m app` as a process of its own: what it prints before there is a server."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.settings import Settings
+from tests.support.process import ROOT
+
+
+def run(*arguments: str, options: tuple[str, ...] = (), **settings: str) -> tuple[int, str, str]:
+    """Return status, standard output and standard error."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
+    named = {f"MLX_SERVER_{name}": value for name, value in settings.items()}
+    done = subprocess.run(
+        [sys.executable, *options, "-m", "app", *arguments],
+        cwd=ROOT,
+        env=environment | named,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_help_comes_without_the_model_and_without_mlx() -> None:
+    status, out, imports = run("--help", options=("-X", "importtime"))
+    assert status == 0
+    assert out.startswith("usage: mlx-batch-server")
+    imported = set(re.findall(r"\| +([\w.]+)$", imports, re.MULTILINE))
+    assert "app.settings" in imported
+    assert not {"mlx", "mlx.core", "transformers"} & imported
+
+
+def test_the_version() -> None:
+    assert run("--version") == (0, "mlx-batch-server 0.1.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--prot=1"], "mlx-batch-server: unknown flag --prot; did you mean --port?"),
+        (["--port=x"], "--port must be a valid integer, not 'x'"),
+    ],
+)
+def test_a_wrong_flag_or_value_is_one_line_and_status_2(arguments: list[str], line: str) -> None:
+    assert run(*arguments) == (2, "", f"{line}\n")
+
+
+def test_a_bad_value_is_reported_by_what_has_set_it(tmp_path: Path) -> None:
+    """One rule over two settings, of which one comes by flag."""
+    status, _, error = run("--max-batch-tokens=4", BATCH_MAX_BATCH_SIZE="5")
+    assert status == 2
+    assert error.startswith("--max-batch-tokens (4) must be at least MLX_SERVER_BATCH_MAX_")
+    status, _, error = run("--port=9", "--api-keys-file", str(tmp_path), DEVICE="cpu")
+    assert (status, error) == (2, "--api-keys-file cannot be read: Is a directory\n")
+
+
+def test_each_heading_of_the_help_stands_above_a_setting() -> None:
+    _, text, _ = run("--help")
+    headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
+    assert headings[:2] == ["options", "Model and address"]
+    assert len(headings) == 8
+    assert len(re.findall(r"^  --", text, re.MULTILINE)) == len(Settings.model_fields) + 1
