@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -280,41 +281,24 @@ class Settings(BaseSettings):
         return keys + _keys("api_keys_file", text)
 
     def limits(self) -> AdmissionLimits:
-        """Say the door's share of the settings in its words."""
-        return AdmissionLimits(
-            max_running=self.max_num_seqs,
-            max_queued_requests=self.max_queued_requests,
-            max_queued_tokens=self.max_queued_tokens,
-            max_requests_per_key=self.max_requests_per_key,
-            requests_per_minute=self.requests_per_minute,
-            shutdown_timeout=self.shutdown_timeout,
-        )
+        """Return admission control's share of the settings."""
+        shared = self._shared_with(AdmissionLimits)
+        return AdmissionLimits(max_running=self.max_num_seqs, **shared)
 
     def engine_config(self) -> EngineConfig:
-        """Say the engine's share of the settings in the engine's words."""
+        """Return the engine's share of the settings."""
         pool_size = self.batch_block_pool_size
-        return EngineConfig(
-            model=self.model,
-            model_id=self.served_model_id,
-            max_num_seqs=self.max_num_seqs,
-            num_blocks=None if pool_size == "auto" else pool_size,
-            max_batched_tokens=self.max_batch_tokens,
-            prefill_chunk=self.prefill_chunk,
-            max_stall_ms=self.max_stall_ms,
-            max_draft_tokens=self.max_draft_tokens,
-            enable_prefix_cache=self.enable_prefix_cache,
-            aging_rate=self.aging_rate,
-            max_model_len=self.max_model_len,
-            memory_fraction=self.memory_fraction,
-            step_timeout=self.step_timeout,
-            trust_remote_code=self.trust_remote_code,
-            dtype=self.dtype,
-            kv_cache_dtype=self.kv_cache_dtype,
-            device=self.device,
-            native=self.native,
-            cpu_precision=self.cpu_precision,
-            cpu_threads=self.cpu_threads,
-        )
+        derived = {
+            "model_id": self.served_model_id,
+            "max_num_seqs": self.max_num_seqs,
+            "max_batched_tokens": self.max_batch_tokens,
+            "num_blocks": None if pool_size == "auto" else pool_size,
+        }
+        return EngineConfig(**self._shared_with(EngineConfig) | derived)
+
+    def _shared_with(self, config: type[AdmissionLimits | EngineConfig]) -> dict[str, Any]:
+        """Return the settings that a dataclass has by the same name."""
+        return self.model_dump(include={field.name for field in fields(config)})
 
 
 def _split(text: str) -> list[str]:

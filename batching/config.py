@@ -1,6 +1,6 @@
-"""What an engine is told at start: checked once, never completed later."""
+"""What an engine is configured with: checked once, never completed later."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Literal
 
 BLOCK_SIZE: Final = 32
@@ -14,50 +14,52 @@ DeviceName = Literal["auto", "cpu", "gpu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """The limits within which the scheduler plans a step.
+class BatchLimits:
+    """The limits of a step that hold for any model and any device; counts are of tokens.
 
-    Counts are tokens unless the name says otherwise.  `max_model_len` bounds prompt and
-    output of one request together; a request never holds more than the whole pool.
-    `max_draft_tokens` bounds what is guessed for one request in a step (0 is nothing), and
-    `max_drafting_rows` the tokens that decodes and their drafts make together: beyond it more
-    rows cost more than right guesses save.
+    `max_draft_tokens` bounds what is guessed for one request in a step (0 is nothing).
 
     Raises:
         ValueError: a limit is out of range, or two of them contradict each other.
     """
 
-    num_blocks: int = DEFAULT_NUM_BLOCKS
     block_size: int = BLOCK_SIZE
     max_num_seqs: int = 8
     max_batched_tokens: int = 512
     prefill_chunk: int = 256
-    max_model_len: int = DEFAULT_NUM_BLOCKS * BLOCK_SIZE
     enable_prefix_cache: bool = True
     aging_rate: float = 0.1
-    max_draft_tokens: int = 0
-    max_drafting_rows: int = 8
+    max_draft_tokens: int = 7
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_blocks",
-            "block_size",
-            "max_num_seqs",
-            "max_batched_tokens",
-            "prefill_chunk",
-            "max_model_len",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        _check_minimum(self, "block_size", "max_num_seqs", "max_batched_tokens", "prefill_chunk")
         if self.max_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each running request reads one token a step"
             )
-        if not self.aging_rate > 0:
-            raise ValueError(f"aging_rate must be above 0, not {self.aging_rate}")
         if self.max_draft_tokens < 0:
             raise ValueError(f"max_draft_tokens must not be below 0, as {self.max_draft_tokens} is")
+        _check_above_zero(self, "aging_rate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig(BatchLimits):
+    """The limits within which the scheduler plans a step, those of the loaded model included.
+
+    `max_model_len` bounds prompt and output of one request together; a request never holds more
+    than the whole pool.  `max_drafting_rows` bounds the tokens that decodes and their drafts make
+    together: beyond it more rows cost more than right guesses save.
+    """
+
+    num_blocks: int = DEFAULT_NUM_BLOCKS
+    max_model_len: int = DEFAULT_NUM_BLOCKS * BLOCK_SIZE
+    max_draft_tokens: int = 0
+    max_drafting_rows: int = 8
+
+    def __post_init__(self) -> None:
+        BatchLimits.__post_init__(self)
+        _check_minimum(self, "num_blocks", "max_model_len")
 
     @property
     def max_request_tokens(self) -> int:
@@ -66,7 +68,7 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(BatchLimits):
     """One served model: which, where, and within which limits.
 
     `num_blocks=None` sizes the pool from `memory_fraction` of what the device reports;
@@ -76,17 +78,10 @@ class EngineConfig:
 
     model: str
     model_id: str
-    max_num_seqs: int = 8
     num_blocks: int | None = DEFAULT_NUM_BLOCKS
-    block_size: int = BLOCK_SIZE
-    max_batched_tokens: int = 512
-    prefill_chunk: int = 256
     max_stall_ms: float = 250.0
     step_timeout: float = 120.0
     trust_remote_code: bool = False
-    enable_prefix_cache: bool = True
-    aging_rate: float = 0.1
-    max_draft_tokens: int = 7
     max_model_len: int | None = None
     memory_fraction: float = 0.5
     dtype: DTypeName = "auto"
@@ -97,29 +92,27 @@ class EngineConfig:
     cpu_threads: int | None = None
 
     def __post_init__(self) -> None:
-        self.scheduler_config(
-            1 if self.num_blocks is None else self.num_blocks,
-            1 if self.max_model_len is None else self.max_model_len,
-        )
+        BatchLimits.__post_init__(self)
+        _check_minimum(self, "num_blocks", "max_model_len", "cpu_threads")
+        _check_above_zero(self, "max_stall_ms", "step_timeout")
         if not 0 < self.memory_fraction < 1:
             raise ValueError(f"memory_fraction must be within (0, 1), not {self.memory_fraction}")
-        if not self.max_stall_ms > 0:
-            raise ValueError(f"max_stall_ms must be above 0, not {self.max_stall_ms}")
-        if not self.step_timeout > 0:
-            raise ValueError(f"step_timeout must be above 0, not {self.step_timeout}")
 
     def scheduler_config(self, num_blocks: int, model_context: int) -> SchedulerConfig:
-        """Fill in what only the loaded model and the device could tell."""
-        return SchedulerConfig(
-            num_blocks=num_blocks,
-            block_size=self.block_size,
-            max_num_seqs=self.max_num_seqs,
-            max_batched_tokens=self.max_batched_tokens,
-            prefill_chunk=self.prefill_chunk,
-            max_model_len=model_context
-            if self.max_model_len is None
-            else min(self.max_model_len, model_context),
-            enable_prefix_cache=self.enable_prefix_cache,
-            aging_rate=self.aging_rate,
-            max_draft_tokens=self.max_draft_tokens,
-        )
+        """Add what only the loaded model and the device determine."""
+        limits = {field.name: getattr(self, field.name) for field in fields(BatchLimits)}
+        max_model_len = min(self.max_model_len or model_context, model_context)
+        return SchedulerConfig(**limits, num_blocks=num_blocks, max_model_len=max_model_len)
+
+
+def _check_minimum(config: BatchLimits, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def _check_above_zero(config: BatchLimits, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} must be above 0, not {getattr(config, name)}")

@@ -1,13 +1,15 @@
 """Settings: what the environment and `.env` may say, and what is said back when they are wrong."""
 
 import os
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from pydantic import ValidationError
 
 from app.admission.controller import AdmissionLimits
-from app.settings import Settings, SettingsError, load_settings, unknown_variables
+from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
 from batching import EngineConfig
 
 
@@ -30,43 +32,113 @@ def test_the_defaults_are_the_engines_defaults() -> None:
     assert load_settings().engine_config() == EngineConfig(model=name, model_id=name)
 
 
-def test_every_setting_of_the_engine_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {
-        "MODEL": "org/model",
-        "MODEL_ID": "mine",
-        "BATCH_MAX_BATCH_SIZE": "3",
-        "BATCH_BLOCK_POOL_SIZE": "64",
-        "MAX_BATCH_TOKENS": "100",
-        "PREFILL_CHUNK": "50",
-        "MAX_STALL_MS": "75.5",
-        "ENABLE_PREFIX_CACHE": "false",
-        "AGING_RATE": "0.5",
-        "MAX_MODEL_LEN": "2048",
-        "MEMORY_FRACTION": "0.25",
-        "STEP_TIMEOUT": "5",
-        "TRUST_REMOTE_CODE": "true",
-        "DTYPE": "float16",
-        "DEVICE": "cpu",
-    }
-    for name, value in variables.items():
-        monkeypatch.setenv(f"MLX_SERVER_{name}", value)
-    assert load_settings().engine_config() == EngineConfig(
-        model="org/model",
-        model_id="mine",
-        max_num_seqs=3,
-        num_blocks=64,
-        max_batched_tokens=100,
-        prefill_chunk=50,
-        max_stall_ms=75.5,
-        enable_prefix_cache=False,
-        aging_rate=0.5,
-        max_model_len=2048,
-        memory_fraction=0.25,
-        step_timeout=5.0,
-        trust_remote_code=True,
-        dtype="float16",
-        device="cpu",
+# Of settings whose values are words; a number gets one more, a boolean its opposite.
+OTHER_VALUES: Final = {
+    "model": "org/model",
+    "model_id": "mine",
+    "batch_block_pool_size": "64",
+    "memory_fraction": "0.25",
+    "dtype": "float16",
+    "kv_cache_dtype": "bfloat16",
+    "device": "cpu",
+    "native": "require",
+    "cpu_precision": "fastest",
+    "host": "::1",
+    "api_keys": "key",
+    "api_keys_file": "keys",
+    "cors_origins": "*",
+    "log_level": "debug",
+    "log_format": "json",
+}
+# Which settings the rest of the server uses.  A new one stands here, or reaches one of the two.
+OF_THE_SERVER: Final = {
+    "host",
+    "port",
+    "max_choices",
+    "max_output_tokens",
+    "max_body_bytes",
+    "api_keys",
+    "api_keys_file",
+    "share_prefix_cache",
+    "cors_origins",
+    "read_timeout",
+    "write_timeout",
+    "exit_on_engine_failure",
+    "log_level",
+    "log_format",
+}
+
+
+def other_value(field: str) -> str:
+    """Return a value that is not the field's default, as the environment would have it."""
+    if field in OTHER_VALUES:
+        return OTHER_VALUES[field]
+    default = Settings.model_fields[field].default
+    return str(not default if isinstance(default, bool) else (default or 0) + 1)
+
+
+def changes(config: EngineConfig | AdmissionLimits, other: Any) -> dict[str, object]:
+    """Return the fields in which another config differs, with its values."""
+    values = {field.name: getattr(other, field.name) for field in fields(config)}
+    return {name: value for name, value in values.items() if value != getattr(config, name)}
+
+
+def reached(monkeypatch: pytest.MonkeyPatch, field: str) -> tuple[dict[str, object], ...]:
+    """Return what changes for the engine and for admission control if only a field is set."""
+    default = load_settings()
+    with monkeypatch.context() as environment:
+        environment.setenv(env_name(field), other_value(field))
+        settings = load_settings()
+    return (
+        changes(default.engine_config(), settings.engine_config()),
+        changes(default.limits(), settings.limits()),
     )
+
+
+def test_every_setting_reaches_the_engine_or_admission_control_or_is_the_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reach_none = {field for field in Settings.model_fields if not any(reached(monkeypatch, field))}
+    assert reach_none == OF_THE_SERVER
+
+
+@pytest.mark.parametrize(
+    ("config", "index", "constant"),
+    [(EngineConfig, 0, {"block_size"}), (AdmissionLimits, 1, set())],
+)
+def test_every_field_of_a_config_is_set_by_a_setting(
+    monkeypatch: pytest.MonkeyPatch, config: type, index: int, constant: set[str]
+) -> None:
+    changed = [reached(monkeypatch, field)[index] for field in Settings.model_fields]
+    assert set().union(*changed) == {field.name for field in fields(config)} - constant
+
+
+@pytest.mark.parametrize("field", sorted(set(Settings.model_fields) - OF_THE_SERVER))
+def test_a_setting_arrives_with_its_value_where_there_is_a_field_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    monkeypatch.setenv(env_name(field), other_value(field))
+    settings = load_settings()
+    for config in (settings.engine_config(), settings.limits()):
+        if field in {own.name for own in fields(config)}:
+            assert getattr(config, field) == getattr(settings, field)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("model", {"model": "org/model", "model_id": "org/model"}),
+        ("model_id", {"model_id": "mine"}),
+        ("batch_max_batch_size", {"max_num_seqs": 9}),
+        ("enable_batching", {"max_num_seqs": 1}),
+        ("max_batch_tokens", {"max_batched_tokens": 513}),
+        ("batch_block_pool_size", {"num_blocks": 64}),
+    ],
+)
+def test_a_setting_that_has_another_name_there_arrives(
+    monkeypatch: pytest.MonkeyPatch, field: str, change: dict[str, object]
+) -> None:
+    assert reached(monkeypatch, field)[0] == change
 
 
 def test_without_batching_one_request_runs_at_a_time_and_keeps_its_cache() -> None:
@@ -204,29 +276,13 @@ def test_an_env_file_that_is_no_text_is_told_in_one_line(
         load_settings()
 
 
-def test_the_defaults_are_the_doors_defaults() -> None:
+def test_the_defaults_are_those_of_admission_control() -> None:
     assert load_settings().limits() == AdmissionLimits()
 
 
-def test_every_limit_of_the_door_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {
-        "BATCH_MAX_BATCH_SIZE": "3",
-        "MAX_QUEUED_REQUESTS": "0",
-        "MAX_QUEUED_TOKENS": "10",
-        "MAX_REQUESTS_PER_KEY": "4",
-        "REQUESTS_PER_MINUTE": "60",
-        "SHUTDOWN_TIMEOUT": "7",
-    }
-    for name, value in variables.items():
-        monkeypatch.setenv(f"MLX_SERVER_{name}", value)
-    assert load_settings().limits() == AdmissionLimits(
-        max_running=3,
-        max_queued_requests=0,
-        max_queued_tokens=10,
-        max_requests_per_key=4,
-        requests_per_minute=60,
-        shutdown_timeout=7.0,
-    )
+def test_a_limit_that_has_another_name_there_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reached(monkeypatch, "batch_max_batch_size")[1] == {"max_running": 9}
+    assert reached(monkeypatch, "enable_batching")[1] == {"max_running": 1}
 
 
 class TestKeys:

@@ -32,6 +32,9 @@ def test_a_limit_out_of_range_is_refused_by_name(changes: dict[str, Any], messag
         {"memory_fraction": 0.0},
         {"max_stall_ms": 0.0},
         {"step_timeout": 0.0},
+        {"num_blocks": 0},
+        {"max_model_len": 0},
+        {"cpu_threads": 0},
     ],
 )
 def test_an_engine_limit_out_of_range_is_refused(changes: dict[str, Any]) -> None:
