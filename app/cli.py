@@ -12,8 +12,8 @@ from app.observability import logs
 from app.observability.logs import print_stderr
 from app.observability.tracing import TracingUnavailable, make_tracer
 from app.server.uvicorn_server import BindError, bind, serve
-from app.settings import Settings, SettingsError, load_settings, unknown_variables
-from batching import ModelLoadError, SchedulerManager
+from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
+from batching import ModelLoadError, PoolTooLarge, SchedulerManager
 
 _CANNOT_START: Final = 2
 _ENGINE_STOP_TIMEOUT: Final = 5.0
@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] = ()) -> int:
         for line in (*unknown_variables(os.environ), *_security_warnings(settings)):
             print_stderr(f"warning: {line}")
         return run(settings, SchedulerManager([settings.engine_config()]))
+    except PoolTooLarge as error:
+        print_stderr(name_flags(f"{env_name('batch_block_pool_size')}: {error}", flags))
+        return _CANNOT_START
     except (SettingsError, BindError, ModelLoadError, TracingUnavailable) as error:
         print_stderr(name_flags(str(error), flags))
         return _CANNOT_START
@@ -63,9 +66,9 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
 
 
 def _security_warnings(settings: Settings) -> Iterator[str]:
-    """Yield what the operator should know about who can do what."""
+    """Yield a line for each setting that lets others in."""
     if not settings.client_keys() and settings.host not in _OWN_MACHINE:
-        yield f"whoever reaches {settings.host} can use this server: there are no API keys"
+        yield f"every client that reaches {settings.host} can use this server: there are no API keys"
     if settings.trust_remote_code:
         yield "code that comes with a model is run"
 

@@ -55,29 +55,30 @@ class Settings(BaseSettings):
     )
     batch_block_pool_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=1024,
-        description="KV cache blocks of 32 tokens, shared by all requests; `auto` takes what fits in "
-        "`MLX_SERVER_MEMORY_FRACTION`.",
+        description="KV cache blocks of 32 tokens, shared by all requests. Unless this is set, there "
+        "are fewer where they would take more than half of the free memory; a number that is set and "
+        "does not fit is rejected. `auto` takes what fits in `MLX_SERVER_MEMORY_FRACTION`.",
     )
     max_batch_tokens: int = Field(
         default=512,
         ge=1,
-        description="Most tokens that one step reads; at least `MLX_SERVER_BATCH_MAX_BATCH_SIZE`.",
+        description="Most tokens that one step processes; at least `MLX_SERVER_BATCH_MAX_BATCH_SIZE`.",
     )
     prefill_chunk: int = Field(
-        default=256, ge=1, description="Most prompt tokens of one request that one step reads."
+        default=256, ge=1, description="Most prompt tokens of one request that one step prefills."
     )
     max_stall_ms: float = Field(
         default=250.0,
         gt=0,
         allow_inf_nan=False,
-        description="Most milliseconds that reading prompts may add to a step of running streams; "
+        description="Most milliseconds that prefill may add to a step of running streams; "
         "less where such a step is short and few prompts wait.",
     )
     max_draft_tokens: int = Field(
         default=7,
         ge=0,
-        description="Most tokens that are guessed for one request in a step, from what it said "
-        "before, while few requests run; answers do not depend on it. 0 is off.",
+        description="Most draft tokens of one request in a step, looked up in its own text while few "
+        "requests run (speculative decoding); outputs do not depend on it. 0 is off.",
     )
     enable_prefix_cache: bool = Field(
         default=True, description="Reuse the KV cache of prompts that begin alike."
@@ -94,7 +95,7 @@ class Settings(BaseSettings):
         "context.",
     )
     max_choices: int = Field(
-        default=16, ge=1, le=128, description="Most answers to one prompt (`n`, `best_of`)."
+        default=16, ge=1, le=128, description="Most choices for one prompt (`n`, `best_of`)."
     )
     memory_fraction: float = Field(
         default=0.5,
@@ -119,36 +120,36 @@ class Settings(BaseSettings):
     )
     cpu_precision: Literal["exact", "fast", "fastest"] = Field(
         default="exact",
-        description="With native kernels, what is multiplied with quantized weights: `fast` rounds it to 16 bits, `fastest` to 8.",
+        description="With native kernels, the activations in products with quantized weights: `fast` rounds them to 16 bits, `fastest` to 8.",
     )
     cpu_threads: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="Threads of the native kernels; without it, one for each core that the process may use.",
+        description="Threads of the native kernels; empty is one for each core that the process may use.",
     )
     max_queued_requests: int = Field(
         default=128,
         ge=0,
         description="Most requests that wait beside those that run; of them, at most half are of low "
-        "and nine tenths of normal priority. More get a 503 that says when to come back.",
+        "and nine tenths of normal priority. More get a 503 with `Retry-After`.",
     )
     max_queued_tokens: int = Field(
         default=131_072,
         ge=1,
-        description="Most prompt tokens that wait to be read, of all requests; one prompt always fits.",
+        description="Most prompt tokens that wait for prefill, of all requests; one prompt always fits.",
     )
     max_output_tokens: int = Field(
         default=262_144,
         ge=1,
-        description="Most tokens that one request may ask for, all its answers together.",
+        description="Most tokens that one request may ask for, all its choices together.",
     )
     max_body_bytes: int = Field(
         default=4_194_304, ge=1024, description="Largest request body; more is a 413."
     )
     max_requests_per_key: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="Most unfinished requests of one API key (without keys, of all together); more "
+        description="Most requests in flight of one API key (without keys, of all together); more "
         "get a 429. Empty is no limit of its own.",
     )
     requests_per_minute: Annotated[int, Field(ge=1)] | None = Field(
@@ -166,8 +167,8 @@ class Settings(BaseSettings):
     )
     share_prefix_cache: bool = Field(
         default=False,
-        description="Let requests of different API keys share cached prompts; how fast a prompt is "
-        "answered then tells one client what another has sent.",
+        description="Let requests of different API keys share cached prompts; the latency "
+        "of a prompt then reveals to one client what another has sent.",
     )
     cors_origins: str = Field(
         default="",
@@ -181,31 +182,31 @@ class Settings(BaseSettings):
         default=30.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds in which the head of a request, and then its body, must have come.",
+        description="Seconds in which the head of a request, and then its body, must arrive.",
     )
     write_timeout: float = Field(
         default=60.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds after which a client that takes nothing of its answer is cut off.",
+        description="Seconds after which a client that reads nothing of its response is disconnected.",
     )
     step_timeout: float = Field(
         default=120.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds after which a step of the model counts as stalled: open requests get an "
+        description="Seconds after which a step of the model counts as stalled: requests in flight get an "
         "error, and `/health` says 503.",
     )
     exit_on_engine_failure: bool = Field(
         default=False,
-        description="Exit with status 1 when the engine has failed, so that it is started anew; else "
-        "`/health` says 503.",
+        description="Exit with status 1 when the engine has failed, so that a supervisor restarts the "
+        "server; else `/health` says 503.",
     )
     shutdown_timeout: float = Field(
         default=30.0,
         ge=0,
         allow_inf_nan=False,
-        description="Seconds that open requests get to finish once the server is told to stop.",
+        description="Seconds that requests in flight get to finish after the signal to stop.",
     )
     log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
         default="info", description="Least severe messages to log."
@@ -287,12 +288,14 @@ class Settings(BaseSettings):
 
     def engine_config(self) -> EngineConfig:
         """Return the engine's share of the settings."""
-        pool_size = self.batch_block_pool_size
+        size = None if self.batch_block_pool_size == "auto" else self.batch_block_pool_size
+        is_set = "batch_block_pool_size" in self.model_fields_set
         derived = {
             "model_id": self.served_model_id,
             "max_num_seqs": self.max_num_seqs,
             "max_batched_tokens": self.max_batch_tokens,
-            "num_blocks": None if pool_size == "auto" else pool_size,
+            "num_blocks": size if is_set else None,
+            "max_blocks": size,
         }
         return EngineConfig(**self._shared_with(EngineConfig) | derived)
 
@@ -306,7 +309,7 @@ def _split(text: str) -> list[str]:
 
 
 def _keys(field: str, text: str) -> list[str]:
-    """Return the keys in a text; one that lost them must not open the server to everybody."""
+    """Return the keys in a text; a source without any must not open the server to every client."""
     try:
         keys = read_keys(text)
     except ValueError as error:
@@ -342,8 +345,8 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     pydantic-settings refuses such a line in `.env` but never looks for one in the environment.
     """
     known = {env_name(field) for field in Settings.model_fields}
-    strangers = (name for name in sorted(environ) if name.upper().startswith(ENV_PREFIX))
-    return [_unknown(name) for name in strangers if name.upper() not in known]
+    ours = (name for name in sorted(environ) if name.upper().startswith(ENV_PREFIX))
+    return [_unknown(name) for name in ours if name.upper() not in known]
 
 
 def _unknown(name: str) -> str:

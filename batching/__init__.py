@@ -22,6 +22,7 @@ from batching.errors import (
     InvalidRequest,
     ModelLoadError,
     ModelNotFound,
+    PoolTooLarge,
     RequestError,
     RequestFailed,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "ModelLoadError",
     "ModelNotFound",
     "Observers",
+    "PoolTooLarge",
     "Priority",
     "RequestError",
     "RequestFailed",

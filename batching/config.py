@@ -71,14 +71,16 @@ class SchedulerConfig(BatchLimits):
 class EngineConfig(BatchLimits):
     """One served model: which, where, and within which limits.
 
-    `num_blocks=None` sizes the pool from `memory_fraction` of what the device reports;
-    `max_model_len=None` takes the model's own context.  A step that takes longer than
-    `step_timeout` seconds has stalled.
+    The KV pool has `num_blocks` blocks or the model is not loaded.  Without that number it has up
+    to `max_blocks`, as far as they fit into what is free; without both it takes
+    `memory_fraction` of the device's memory, weights included.  `max_model_len=None` takes the
+    model's own context.  A step that takes longer than `step_timeout` seconds has stalled.
     """
 
     model: str
     model_id: str
-    num_blocks: int | None = DEFAULT_NUM_BLOCKS
+    num_blocks: int | None = None
+    max_blocks: int | None = DEFAULT_NUM_BLOCKS
     max_stall_ms: float = 250.0
     step_timeout: float = 120.0
     trust_remote_code: bool = False
@@ -93,7 +95,7 @@ class EngineConfig(BatchLimits):
 
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)
-        _check_minimum(self, "num_blocks", "max_model_len", "cpu_threads")
+        _check_minimum(self, "num_blocks", "max_blocks", "max_model_len", "cpu_threads")
         _check_above_zero(self, "max_stall_ms", "step_timeout")
         if not 0 < self.memory_fraction < 1:
             raise ValueError(f"memory_fraction must be within (0, 1), not {self.memory_fraction}")

@@ -11,7 +11,12 @@ EngineError
 ├── EngineStopped           it serves no more requests
 ├── ModelNotFound           no such model is served here
 └── ModelLoadError          the model cannot be found or read
+    └── PoolTooLarge        the KV pool that was asked for does not fit
 """
+
+from typing import Final
+
+_MIB: Final = 1 << 20
 
 
 class EngineError(Exception):
@@ -87,3 +92,14 @@ class ModelNotFound(EngineError):
 
 class ModelLoadError(EngineError):
     """Its message is one line for the operator."""
+
+
+class PoolTooLarge(ModelLoadError):
+    """More blocks were asked for than fit into the memory that is free."""
+
+    def __init__(self, num_blocks: int, bytes_per_block: int, free: int) -> None:
+        needed = -(-num_blocks * bytes_per_block // _MIB)
+        super().__init__(
+            f"a KV pool of {num_blocks} blocks needs {needed} MiB; {free // _MIB} MiB are free, "
+            f"which hold {free // bytes_per_block} blocks"
+        )

@@ -10,10 +10,11 @@ from batching.backend import BLAS
 from batching.backend.blas import NoBlas
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.loader import LoadedModel, dtype_name, load_model
-from batching.backend.memory import MIB, blocks_within, check_room, memory_in_use
+from batching.backend.memory import MIB, memory_in_use
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
+from batching.backend.pool_size import pool_size
 from batching.backend.self_check import Batchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
 from batching.batch_inference import BatchInferenceEngine
@@ -29,8 +30,6 @@ logger = logging.getLogger(__name__)
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 # Of what is multiplied with quantized weights.
 _INPUT_BITS: Final = {"exact": 32, "fast": 16, "fastest": 8}
-# A pool that holds less than this is a mistake and no server.
-_MIN_BLOCKS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -138,30 +137,17 @@ def _backend(config: EngineConfig, loaded: LoadedModel, native: Native | NoNativ
 
 def _paged(config: EngineConfig, loaded: LoadedModel, check: Batchable) -> _Backend:
     bytes_per_block = config.block_size * sum(shape.bytes_per_token for shape in check.shapes)
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        num_blocks = blocks_within(config.memory_fraction, bytes_per_block)
-    _check_fits(num_blocks, bytes_per_block)
-    cache = check.cache(num_blocks, config.block_size)
+    size = pool_size(config, bytes_per_block, loaded.max_model_len)
+    cache = check.cache(size.num_blocks, config.block_size)
     cache.reset()
-    limits = config.scheduler_config(num_blocks, loaded.max_model_len)
+    limits = config.scheduler_config(size.num_blocks, loaded.max_model_len)
     return _Backend(
         MLXRunner(loaded.model, loaded.vocab_size, check.selection, cache, check.arg_max),
         limits,
-        f"{num_blocks} blocks of {config.block_size} tokens "
-        f"({num_blocks * bytes_per_block // MIB} MiB, {dtype_name(check.shapes[0].dtype)}), "
-        f"prefix cache {'on' if config.enable_prefix_cache else 'off'}",
+        f"{size.num_blocks} blocks of {config.block_size} tokens "
+        f"({size.num_blocks * bytes_per_block // MIB} MiB, {dtype_name(check.shapes[0].dtype)}), "
+        f"prefix cache {'on' if config.enable_prefix_cache else 'off'}{size.note}",
     )
-
-
-def _check_fits(num_blocks: int, bytes_per_block: int) -> None:
-    if num_blocks < _MIN_BLOCKS:
-        raise ModelLoadError(
-            f"there is memory for {num_blocks} blocks of the KV pool, and {_MIN_BLOCKS} are the "
-            "least to serve with: give it a larger share of the memory, or a number of blocks"
-        )
-    advice = "take fewer blocks, or size the pool by `auto`"
-    check_room(num_blocks * bytes_per_block, "KV pool", advice)
 
 
 def _sequential(config: EngineConfig, loaded: LoadedModel) -> _Backend:

@@ -1,18 +1,17 @@
 """How much memory there is for the weights and the KV pool."""
 
 import os
-from pathlib import Path
 from typing import Final
 
 import mlx.core as mx
 
+from batching.backend.host_memory import available_memory, memory_limit
 from batching.backend.native_loader import weight_bytes
 from batching.errors import ModelLoadError
 
 MIB: Final = 1 << 20
 # What the devices of MLX call the memory that arrays may use.
 _DEVICE_KEYS: Final = ("max_recommended_working_set_size", "total_memory", "memory_size")
-_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
 def device_memory() -> int:
@@ -23,16 +22,7 @@ def device_memory() -> int:
             if key in info:
                 return int(info[key])
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(physical, container_limit(_CGROUP_LIMIT) or physical)
-
-
-def container_limit(path: Path) -> int | None:
-    """Return the bytes that a container (control group, version 2) may use; None if all."""
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        # No such file, or "max".
-        return None
+    return min(physical, memory_limit() or physical)
 
 
 def memory_in_use() -> int:
@@ -40,10 +30,20 @@ def memory_in_use() -> int:
     return mx.get_active_memory() + weight_bytes()
 
 
-def blocks_within(fraction: float, bytes_per_block: int) -> int:
-    """Return how many blocks fit into a share of the device's memory, beside the weights."""
-    budget = int(fraction * device_memory()) - memory_in_use()
-    return max(0, budget // bytes_per_block)
+def free_memory() -> int:
+    """Return the bytes that arrays can still take on the default device."""
+    mx.clear_cache()
+    left = max(0, device_memory() - memory_in_use())
+    if mx.default_device() == mx.cpu:
+        available = available_memory()
+        return left if available is None else min(left, available)
+    # Only CUDA says what other processes have left.
+    return min(left, int(mx.device_info().get("free_memory", left)))
+
+
+def bytes_within(fraction: float) -> int:
+    """Return how much a share of the device's memory holds beside what is in use."""
+    return max(0, int(fraction * device_memory()) - memory_in_use())
 
 
 def check_room(num_bytes: int, name: str, advice: str, *, used: int | None = None) -> None:

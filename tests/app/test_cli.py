@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.cli import main
 from app.settings import Settings
 from tests.support.process import ROOT
 
@@ -66,3 +67,16 @@ def test_each_heading_of_the_help_stands_above_a_setting() -> None:
     assert headings[:2] == ["options", "Model and address"]
     assert len(headings) == 8
     assert len(re.findall(r"^  --", text, re.MULTILINE)) == len(Settings.model_fields) + 1
+
+
+@pytest.mark.timeout(240)
+def test_a_pool_that_does_not_fit_is_rejected_by_what_has_set_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--batch-block-pool-size=99999999", "--port=0", "--device=cpu"]) == 2
+    assert re.fullmatch(
+        r"--batch-block-pool-size: a KV pool of 99999999 blocks needs \d+ MiB; "
+        r"\d+ MiB are free, which hold \d+ blocks",
+        capsys.readouterr().err.splitlines()[-1],
+    )

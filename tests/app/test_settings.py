@@ -132,7 +132,7 @@ def test_a_setting_arrives_with_its_value_where_there_is_a_field_of_its_name(
         ("batch_max_batch_size", {"max_num_seqs": 9}),
         ("enable_batching", {"max_num_seqs": 1}),
         ("max_batch_tokens", {"max_batched_tokens": 513}),
-        ("batch_block_pool_size", {"num_blocks": 64}),
+        ("batch_block_pool_size", {"num_blocks": 64, "max_blocks": 64}),
     ],
 )
 def test_a_setting_that_has_another_name_there_arrives(
@@ -146,9 +146,16 @@ def test_without_batching_one_request_runs_at_a_time_and_keeps_its_cache() -> No
     assert (config.max_num_seqs, config.enable_prefix_cache) == (1, True)
 
 
-def test_auto_leaves_the_size_of_the_pool_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLX_SERVER_BATCH_BLOCK_POOL_SIZE", "AUTO")
-    assert load_settings().engine_config().num_blocks is None
+@pytest.mark.parametrize(
+    ("value", "num_blocks", "max_blocks"),
+    [("", None, 1024), ("1024", 1024, 1024), ("AUTO", None, None)],
+)
+def test_the_size_of_the_pool_is_a_ceiling_unless_it_is_set(
+    monkeypatch: pytest.MonkeyPatch, value: str, num_blocks: int | None, max_blocks: int | None
+) -> None:
+    monkeypatch.setenv("MLX_SERVER_BATCH_BLOCK_POOL_SIZE", value)
+    config = load_settings().engine_config()
+    assert (config.num_blocks, config.max_blocks) == (num_blocks, max_blocks)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 
 from batching.backend.cpu.attention import Floats, HostAttention, HostPool
-from batching.backend.cpu.pages import Region, lazy_zeros, prefault
+from batching.backend.cpu.pages import PoolPages, Region, lazy_zeros
 from batching.backend.cpu.threads import make_numpy_single_threaded
 from batching.backend.paged.kv_cache import LayerCache, LayerShape, PagedKVCache, Slots
 from batching.backend.paged.mlx_attention import SlidingWindow
@@ -20,8 +20,8 @@ def host_cache(shapes: Iterable[LayerShape], num_blocks: int, block_size: int) -
     make_numpy_single_threaded()
     layers = [HostLayerCache(shape, num_blocks * block_size) for shape in shapes]
     arrays = [array for layer in layers for array in layer.pool]
-    prefault([Region.of(head) for array in arrays for head in array], arrays)
-    return PagedKVCache(layers, block_size, HostAttention, _padded)
+    pages = PoolPages([Region.of(head) for array in arrays for head in array], arrays, num_blocks)
+    return PagedKVCache(layers, block_size, HostAttention, _padded, on_use=pages.use)
 
 
 class HostLayerCache(LayerCache):

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from batching.backend.cpu.pages import Region, prefault
+from batching.backend.cpu.pages import PoolPages, Region
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import LayerCache, LayerShape, PagedKVCache, Slots
 from batching.backend.paged.mlx_attention import SlidingWindow
@@ -18,9 +18,12 @@ def native_cache(
 ) -> PagedKVCache:
     layers = [NativeLayerCache(native, shape, num_blocks, block_size) for shape in shapes]
     pools = [layer.pool for layer in layers]
-    prefault([Region(*region) for pool in pools for region in pool.regions], pools)
+    regions = [Region(*region) for pool in pools for region in pool.regions]
     return PagedKVCache(
-        layers, block_size, lambda slices, size: NativeAttention(native, slices, size)
+        layers,
+        block_size,
+        lambda slices, size: NativeAttention(native, slices, size),
+        on_use=PoolPages(regions, pools, num_blocks).use,
     )
 
 

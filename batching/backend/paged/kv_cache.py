@@ -173,11 +173,14 @@ class PagedKVCache:
         block_size: int,
         attention: Callable[[Sequence[Slice], int], RowAttention],
         padded: Callable[[int], int] = lambda num_tokens: num_tokens,
+        on_use: Callable[[int], None] = lambda block_id: None,
     ) -> None:
+        """`on_use` is called with the highest block that a step writes to."""
         self.layers = list(layers)
         self._block_size = block_size
         self._attention = attention
         self._padded = padded
+        self._on_use = on_use
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -187,6 +190,7 @@ class PagedKVCache:
         """Set the rows of the next forward pass."""
         attention = self._attention(slices, self._block_size)
         step = StepInputs.of(attention, self._block_size, self._padded)
+        self._on_use(int(step.slots.max()) // self._block_size)
         for layer in self.layers:
             layer.begin(step)
         return step

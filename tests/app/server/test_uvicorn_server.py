@@ -388,11 +388,11 @@ class TestMain:
         monkeypatch.setenv("MLX_SERVER_TRUST_REMOTE_CODE", "true")
         assert main() == 2
         open_to_all, code, *_ = capsys.readouterr().err.splitlines()
-        assert "whoever reaches 0.0.0.0 can use this server" in open_to_all
+        assert "every client that reaches 0.0.0.0 can use this server" in open_to_all
         assert "code that comes with a model is run" in code
         monkeypatch.setenv("MLX_SERVER_API_KEYS", "key")
         assert main() == 2
-        assert "whoever" not in capsys.readouterr().err
+        assert "every client" not in capsys.readouterr().err
 
     def test_closed_standard_files_are_filled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         opened: list[str] = []

@@ -13,11 +13,11 @@ from batching.backend import engine_builder, memory
 from batching.backend.engine_builder import build_engine
 from batching.backend.gguf.model import arrays_of
 from batching.backend.loader import load_model
-from batching.backend.memory import blocks_within, container_limit, device_memory
+from batching.backend.memory import bytes_within, free_memory
 from batching.backend.native.modules import replace_modules
 from batching.backend.native_loader import Native
 from batching.config import EngineConfig
-from batching.errors import ModelLoadError
+from batching.errors import ModelLoadError, PoolTooLarge
 from tests.support.gguf_models import (
     BPE,
     blocks,
@@ -29,18 +29,21 @@ from tests.support.gguf_writer import Q4_0, Q8_0, write_gguf
 from tests.support.model_files import refusal, write_model
 
 
-@pytest.mark.parametrize(("content", "limit"), [("1048576\n", 1048576), ("max\n", None)])
-def test_a_containers_limit_is_read(tmp_path: Path, content: str, limit: int | None) -> None:
-    path = tmp_path / "memory.max"
-    path.write_text(content, encoding="ascii")
-    assert container_limit(path) == limit
-    assert container_limit(tmp_path / "missing") is None
+def test_a_share_of_the_memory_is_less_what_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "device_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "memory_in_use", lambda: 200)
+    assert [bytes_within(0.5), bytes_within(0.1)] == [300, 0]
 
 
-def test_blocks_are_what_a_share_of_the_memory_holds() -> None:
-    assert blocks_within(0.5, device_memory()) == 0
-    assert blocks_within(1e-9, 1) == 0
-    assert 0 < blocks_within(0.9, 1 << 20) < device_memory() >> 20
+def test_what_is_free_is_no_more_than_the_system_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
+    have_memory(monkeypatch, 5000)
+    monkeypatch.setattr(memory, "available_memory", lambda: 4000)
+    assert free_memory() == 4000
+    monkeypatch.setattr(memory, "available_memory", lambda: 6000)
+    assert free_memory() <= 5000
+    monkeypatch.setattr(memory, "available_memory", lambda: None)
+    assert 0 < free_memory() <= 5000
 
 
 def write_quantized_gguf(directory: Path) -> Path:
@@ -113,16 +116,16 @@ def config(directory: Path, num_blocks: int | None) -> EngineConfig:
 def test_a_pool_beside_the_weights_fits_or_is_rejected(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 32 tokens of two layers, keys and values of 2 heads of 16 numbers.
-    bytes_per_block = 32 * 2 * 2 * 2 * 16 * 4
-    have_memory(monkeypatch, 4 << 20)
-    assert "32 blocks" in "".join(build_engine(config(directory, 32)).startup_lines)
-    num_blocks = (4 << 20) // bytes_per_block
-    with pytest.raises(ModelLoadError, match=r"^4 MiB of KV pool do not fit into the 3 MiB"):
-        build_engine(config(directory, num_blocks))
+    # 32 tokens of two layers, keys and values of 2 heads of 16 numbers: 16 KiB a block.
+    monkeypatch.setattr(memory, "available_memory", lambda: 4 << 20)
+    assert "  256 blocks" in "".join(build_engine(config(directory, 256)).startup_lines)
+    with pytest.raises(PoolTooLarge, match=r"^a KV pool of 257 blocks needs 5 MiB; 4 MiB are free"):
+        build_engine(config(directory, 257))
+    lines = "".join(build_engine(config(directory, None)).startup_lines)
+    assert "  128 blocks of 32 tokens (2 MiB, float32), prefix cache on; not 1024, " in lines
     have_memory(monkeypatch, 600_000)
-    with pytest.raises(ModelLoadError, match=r"there is memory for \d blocks"):
-        build_engine(config(directory, None))
+    with pytest.raises(ModelLoadError, match=r"^the least KV pool, \d+ blocks, needs 1 MiB"):
+        build_engine(replace(config(directory, None), max_blocks=None))
 
 
 def test_a_model_that_cannot_run_is_refused_in_one_line(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from batching.backend.cpu.attention import Floats
-from batching.backend.cpu.pages import Region, lazy_zeros, prefault
+from batching.backend.cpu.pages import PoolPages, Region, lazy_zeros, prefault
 
 
 def num_resident_pages(array: Floats) -> int:
@@ -20,16 +20,36 @@ def num_resident_pages(array: Floats) -> int:
     return sum(page & 1 for page in residency)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the call is Linux's")
+def wait_for_prefault() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "kv-pool-pages":
+            thread.join()
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the call is Linux's")
+
+
+@on_linux
 def test_all_pages_are_backed_and_nothing_in_them_changes() -> None:
     # A head is no whole number of pieces, nor of pages.
     arrays = [lazy_zeros((2, 1500, 64)), lazy_zeros((3, 1500, 33))]
     arrays[0][1, 700:800] = 7
     assert num_resident_pages(arrays[1]) == 0
     prefault([Region.of(head) for array in arrays for head in array], arrays)
-    for thread in threading.enumerate():
-        if thread.name == "kv-pool-pages":
-            thread.join()
+    wait_for_prefault()
     assert all(num_resident_pages(a) == -(-a.nbytes // mmap.PAGESIZE) for a in arrays)
     assert np.count_nonzero(arrays[0]) == 100 * 64
     assert (arrays[0][1, 700:800] == 7).all()
+
+
+@on_linux
+def test_a_pool_is_prefaulted_as_it_is_used() -> None:
+    """Two heads, of which a block is a page each."""
+    array = lazy_zeros((2, 1000, mmap.PAGESIZE // 4))
+    pages = PoolPages([Region.of(head) for head in array], [array], num_blocks=1000)
+    for block_id, num_prefaulted in [(0, 64), (31, 64), (32, 96), (47, 96), (48, 144), (999, 1000)]:
+        pages.use(block_id)
+        wait_for_prefault()
+        assert [num_resident_pages(head) for head in array] == [num_prefaulted, num_prefaulted]
+    pages.use(999)
+    assert not [thread for thread in threading.enumerate() if thread.name == "kv-pool-pages"]

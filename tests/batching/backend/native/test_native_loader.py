@@ -214,8 +214,10 @@ def test_the_start_says_what_is_rounded(
     assert used[-1] == 32
 
 
+# The other modules of the package are imported by then.
 LOAD_FROM: Final = """
 import sys
+import batching.backend.engine_builder
 import batching.backend.native as package
 package.__path__ = sys.argv[1:]
 """
