@@ -62,26 +62,24 @@ class Settings(BaseSettings):
     max_batch_tokens: int = Field(
         default=512,
         ge=1,
-        description="Most tokens that one step processes; at least `MLX_SERVER_BATCH_MAX_BATCH_SIZE`.",
+        description="Most tokens in one step; at least `MLX_SERVER_BATCH_MAX_BATCH_SIZE`.",
     )
     prefill_chunk: int = Field(
-        default=256, ge=1, description="Most prompt tokens of one request that one step prefills."
+        default=256, ge=1, description="Most prompt tokens of one request in one step."
     )
     max_stall_ms: float = Field(
         default=250.0,
         gt=0,
         allow_inf_nan=False,
-        description="Most milliseconds that prefill may add to a step of running streams; "
-        "less where such a step is short and few prompts wait.",
+        description="Most milliseconds that prefill may add to a step of running streams; less where such a step is short and few prompts wait.",
     )
     max_draft_tokens: int = Field(
         default=7,
         ge=0,
-        description="Most draft tokens of one request in a step, looked up in its own text while few "
-        "requests run (speculative decoding); outputs do not depend on it. 0 is off.",
+        description="Most tokens drafted for one request in a step by prompt lookup, while few requests run; outputs are unchanged. 0 is off.",
     )
     enable_prefix_cache: bool = Field(
-        default=True, description="Reuse the KV cache of prompts that begin alike."
+        default=True, description="Reuse the KV cache of prompts with a common prefix."
     )
     aging_rate: float = Field(
         default=0.1,
@@ -103,6 +101,11 @@ class Settings(BaseSettings):
         lt=1,
         description="Share of the device's memory for weights and KV cache together, if the number of blocks is `auto`.",
     )
+    generation_config: Literal["auto", "openai"] = Field(
+        default="auto",
+        description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: `auto` takes those "
+        "of the model's `generation_config.json` or GGUF file, `openai` always 1, 1, 0, 0 and 1.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Type of the weights; `auto` keeps them as they are stored, but on a CPU without native kernels it is float32.",
@@ -120,7 +123,7 @@ class Settings(BaseSettings):
     )
     cpu_precision: Literal["exact", "fast", "fastest"] = Field(
         default="exact",
-        description="With native kernels, the activations in products with quantized weights: `fast` rounds them to 16 bits, `fastest` to 8.",
+        description="With native kernels, activations that are multiplied with quantized weights: `fast` quantizes them to 16 bits, `fastest` to 8.",
     )
     cpu_threads: int | None = Field(
         default=None,
@@ -131,8 +134,7 @@ class Settings(BaseSettings):
     max_queued_requests: int = Field(
         default=128,
         ge=0,
-        description="Most requests that wait beside those that run; of them, at most half are of low "
-        "and nine tenths of normal priority. More get a 503 with `Retry-After`.",
+        description="Most requests that wait beside the running ones; at most half of them of low and nine tenths of normal priority. Others get a 503 with `Retry-After`.",
     )
     max_queued_tokens: int = Field(
         default=131_072,
@@ -145,30 +147,26 @@ class Settings(BaseSettings):
         description="Most tokens that one request may ask for, all its choices together.",
     )
     max_body_bytes: int = Field(
-        default=4_194_304, ge=1024, description="Largest request body; more is a 413."
+        default=4_194_304, ge=1024, description="Largest request body; larger ones get a 413."
     )
     max_requests_per_key: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="Most requests in flight of one API key (without keys, of all together); more "
-        "get a 429. Empty is no limit of its own.",
+        description="Most requests in flight of one API key (without keys, of all clients together); others get a 429. Empty is no limit of its own.",
     )
     requests_per_minute: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="Most new requests of one API key in a minute (without keys, of all together); "
-        "more get a 429. Empty is no limit.",
+        description="Most new requests of one API key in a minute (without keys, of all clients together); others get a 429. Empty is no limit.",
     )
     api_keys: SecretStr = Field(
         default=SecretStr(""),
-        description="Keys that clients send as `Authorization: Bearer <key>`, separated by commas; "
-        "empty, together with the file, asks for none.",
+        description="Keys that clients send as `Authorization: Bearer <key>`, separated by commas; empty, together with the file, requires none.",
     )
     api_keys_file: Path | None = Field(
         default=None, description="File with further keys, one on each line; `#` begins a comment."
     )
     share_prefix_cache: bool = Field(
         default=False,
-        description="Let requests of different API keys share cached prompts; the latency "
-        "of a prompt then reveals to one client what another has sent.",
+        description="Let requests of different API keys share cached prompts; response times then reveal to one client what another has sent.",
     )
     cors_origins: str = Field(
         default="",
@@ -182,7 +180,7 @@ class Settings(BaseSettings):
         default=30.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds in which the head of a request, and then its body, must arrive.",
+        description="Seconds within which the head of a request, and then its body, must arrive.",
     )
     write_timeout: float = Field(
         default=60.0,
@@ -194,19 +192,17 @@ class Settings(BaseSettings):
         default=120.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds after which a step of the model counts as stalled: requests in flight get an "
-        "error, and `/health` says 503.",
+        description="Seconds after which a step of the model counts as stalled: requests in flight get an error, and `/health` returns 503.",
     )
     exit_on_engine_failure: bool = Field(
         default=False,
-        description="Exit with status 1 when the engine has failed, so that a supervisor restarts the "
-        "server; else `/health` says 503.",
+        description="Exit with status 1 when the engine has failed, so that a supervisor restarts it; otherwise `/health` returns 503.",
     )
     shutdown_timeout: float = Field(
         default=30.0,
         ge=0,
         allow_inf_nan=False,
-        description="Seconds that requests in flight get to finish after the signal to stop.",
+        description="Seconds that requests in flight get to finish after a signal.",
     )
     log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
         default="info", description="Least severe messages to log."
@@ -216,6 +212,7 @@ class Settings(BaseSettings):
     )
 
     @field_validator(
+        "generation_config",
         "dtype",
         "kv_cache_dtype",
         "device",

@@ -11,6 +11,7 @@ KVCacheDTypeName = Literal["auto", "float32", "bfloat16"]
 CpuPrecision = Literal["exact", "fast", "fastest"]
 NativeMode = Literal["auto", "off", "require"]
 DeviceName = Literal["auto", "cpu", "gpu"]
+GenerationConfigSource = Literal["auto", "openai"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ class EngineConfig(BatchLimits):
     dtype: DTypeName = "auto"
     kv_cache_dtype: KVCacheDTypeName = "auto"
     device: DeviceName = "auto"
+    generation_config: GenerationConfigSource = "auto"
     native: NativeMode = "auto"
     cpu_precision: CpuPrecision = "exact"
     cpu_threads: int | None = None

@@ -37,7 +37,7 @@ APP_LAYERS: Final = (
     ("app.server_state",),
     ("app.server",),
     ("app.api",),
-    ("app.main",),
+    ("app.main", "app.flags"),
     ("app.cli",),
     ("app.__main__",),
 )

@@ -21,7 +21,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError
-from batching.model_info import ModelInfo
+from batching.model_info import ModelInfo, SamplingDefaults
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner
 
@@ -74,7 +74,9 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         eos_token_ids=loaded.eos_token_ids,
         vocab_size=loaded.vocab_size,
         max_model_len=backend.limits.max_request_tokens,
-        sampling_defaults=loaded.sampling_defaults,
+        sampling_defaults=(
+            loaded.sampling_defaults if config.generation_config == "auto" else SamplingDefaults()
+        ),
     )
     return LoadedEngine(engine, model, _startup_lines(config, loaded, backend, native))
 

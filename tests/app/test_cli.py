@@ -10,7 +10,7 @@ import pytest
 
 from app.cli import main
 from app.settings import Settings
-from tests.support.process import ROOT
+from scripts.server_process import ROOT
 
 
 def run(*arguments: str, options: tuple[str, ...] = (), **settings: str) -> tuple[int, str, str]:

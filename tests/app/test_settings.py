@@ -42,6 +42,7 @@ OTHER_VALUES: Final = {
     "kv_cache_dtype": "bfloat16",
     "device": "cpu",
     "native": "require",
+    "generation_config": "openai",
     "cpu_precision": "fastest",
     "host": "::1",
     "api_keys": "key",
