@@ -23,7 +23,8 @@ HEADINGS: Final = {
 }
 _DESCRIPTION: Final = (
     "OpenAI-compatible inference server on MLX. Each flag is also a variable, from the environment "
-    "or a file .env; flags outrank the environment, and that outranks the file."
+    "or a file .env; flags outrank the environment, and that outranks the file. A flag of true or "
+    "false stands for true by itself, and with no- in front for false: --no-enable-batching."
 )
 _PROCESS_LIST: Final = (
     " Others on this machine see a flag in the list of processes; a file is safer."

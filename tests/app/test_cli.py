@@ -5,12 +5,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from app.cli import main
 from app.settings import Settings
-from scripts.server_process import ROOT
+
+ROOT: Final = Path(__file__).parents[2]
 
 
 def run(*arguments: str, options: tuple[str, ...] = (), **settings: str) -> tuple[int, str, str]:
