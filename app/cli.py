@@ -76,7 +76,7 @@ def _security_warnings(settings: Settings) -> Iterator[str]:
 def _startup_banner(sock: socket.socket, model_id: str, keys: Sequence[str]) -> list[str]:
     """Return the lines that say where the server is and how to ask it something."""
     url = base_url(*sock.getsockname()[:2])
-    message = {"role": "user", "content": "What is the capital of France?"}
+    message = {"role": "user", "content": "Can you tell me the capital of France?"}
     body = json.dumps({"model": model_id, "messages": [message]})
     key = " -H 'Authorization: Bearer <key>'" if keys else ""
     return [
