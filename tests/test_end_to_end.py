@@ -26,6 +26,8 @@ from tests.support.golden import GOLDEN, GoldenCase
 pytestmark = pytest.mark.timeout(240)
 
 MODEL = "smollm2-135m-instruct"
+# The golden texts are greedy ones; the model's own defaults have a repetition penalty.
+NO_PENALTY = {"repetition_penalty": 1}
 SHORT = [case for case in GOLDEN if len(case.prompt_token_ids) < 200]
 
 
@@ -53,6 +55,7 @@ def stream_text(client: openai.OpenAI, case: GoldenCase) -> tuple[str, str | Non
         temperature=0,
         max_tokens=48,
         stream=True,
+        extra_body=NO_PENALTY,
     )
     for chunk in stream:
         text += chunk.choices[0].delta.content or ""
@@ -85,6 +88,17 @@ def test_the_documents_examples_run_as_they_stand(
     assert capsys.readouterr().out.strip()
 
 
+@pytest.mark.parametrize("question", ["Can you tell me the", "What is the"])
+def test_the_first_request_is_answered_right_by_default(server: Server, question: str) -> None:
+    (body,) = re.findall(r"curl .* -d '(.*)'", server.log)
+    assert "Can you tell me the capital of France?" in body
+    asked = body.replace("Can you tell me the", question)
+    url, headers = f"{server.url}/v1/chat/completions", {"Content-Type": "application/json"}
+    answers = [httpx.post(url, content=asked, headers=headers).json() for _ in range(3)]
+    texts = {answer["choices"][0]["message"]["content"] for answer in answers}
+    assert texts == {"The capital of France is Paris."}
+
+
 def test_many_clients_at_once_get_the_golden_answers(server: Server) -> None:
     with client_of(server) as client, ThreadPoolExecutor(len(SHORT)) as pool:
         answers = pool.map(lambda case: stream_text(client, case), SHORT)
@@ -99,6 +113,7 @@ def test_a_whole_answer_reports_what_the_cache_gave(server: Server) -> None:
                 messages=messages(SHORT[2]),
                 temperature=0,
                 max_tokens=48,
+                extra_body=NO_PENALTY,
             )
     assert answer.choices[0].message.content == SHORT[2].text
     assert answer.usage is not None
@@ -124,7 +139,7 @@ def test_a_seeded_completion_is_the_same_again(server: Server) -> None:
     with client_of(server) as client:
         texts = {
             client.completions.create(
-                model=MODEL, prompt="Once upon a time", max_tokens=24, seed=seed, top_p=0.9
+                model=MODEL, prompt="Once upon a time", max_tokens=24, seed=seed, temperature=1
             )
             .choices[0]
             .text
@@ -142,6 +157,7 @@ def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
             temperature=0,
             max_tokens=48,
             stream=True,
+            extra_body=NO_PENALTY,
         )
         next(first)
         status = pool.submit(started.stop)

@@ -10,7 +10,8 @@ from app.parsing.events import MessageEvent, ReasoningPiece
 from app.parsing.output_format import Parser, PlainText
 from batching import FinishReason, Tokenizer, TokenLogprobs, TokenOutput
 
-FinishReasonText = Literal["stop", "length", "tool_calls"]
+# A choice that is not complete has none.
+ChoiceFinishReason = Literal[FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS]
 
 
 class TokenWithLogprob(NamedTuple):
@@ -49,7 +50,7 @@ class Delta:
     events: Sequence[MessageEvent] = ()
     tokens: Sequence[TokenWithLogprob] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    finish_reason: FinishReasonText | None = None
+    finish_reason: ChoiceFinishReason | None = None
 
 
 @dataclass
@@ -149,7 +150,7 @@ class Choice:
     def _has_ended(self) -> bool:
         return self._stop_strings.is_matched or self.parser.is_finished
 
-    def _end(self, reason: FinishReason) -> FinishReasonText:
+    def _end(self, reason: FinishReason) -> ChoiceFinishReason:
         if reason is FinishReason.LENGTH:
-            return "length"
-        return "tool_calls" if self.parser.has_calls else "stop"
+            return FinishReason.LENGTH
+        return FinishReason.TOOL_CALLS if self.parser.has_calls else FinishReason.STOP

@@ -7,13 +7,12 @@ from typing import Protocol, Self
 import anyio
 
 from app.admission.admitted_request import AdmittedRequest
-from app.generation.choice import Choice, Delta, FinishReasonText, TokenWithLogprob
+from app.generation.choice import Choice, ChoiceFinishReason, Delta, TokenWithLogprob
 from app.generation.job import GenerationJob
 from app.observability.request_record import TokenUsage
 from app.parsing.events import MessageEvent, join_pieces
 from batching import (
     DeadlineExceeded,
-    FinishReason,
     SequenceStats,
     TokenLogprobs,
     TokenOutput,
@@ -44,7 +43,7 @@ class ChoiceResult:
     events: Sequence[MessageEvent]
     tokens: Sequence[TokenWithLogprob]
     prompt_logprobs: Sequence[TokenLogprobs]
-    finish_reason: FinishReasonText
+    finish_reason: ChoiceFinishReason
     mean_logprob: float = 0.0
 
 
@@ -93,7 +92,7 @@ class Generation:
         self._request = request
         self._num_cached_tokens = [0] * len(job.prompts)
         self._prompt_logprobs: list[Sequence[TokenLogprobs]] = [()] * len(job.prompts)
-        self._reasons: dict[int, FinishReasonText] = {}
+        self._reasons: dict[int, ChoiceFinishReason] = {}
         self._failure: str | None = None
         self._is_closed = False
 
@@ -161,7 +160,7 @@ class Generation:
             delta = replace(delta, prompt_logprobs=self._prompt_logprobs[prompt_index])
         if delta.finish_reason is not None:
             self._reasons[index] = delta.finish_reason
-            self._tokens.finish(index, FinishReason(delta.finish_reason))
+            self._tokens.finish(index, delta.finish_reason)
         return delta
 
     async def _feed(self, index: int, output: TokenOutput) -> Delta:

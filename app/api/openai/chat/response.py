@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from app.api.openai.schemas.logprobs import ChoiceLogprobs
 from app.api.openai.schemas.usage import PromptProgressChunk, Timings, Usage
-from app.generation.choice import FinishReasonText
+from app.generation.choice import ChoiceFinishReason
 
 
 class FunctionCall(BaseModel):
@@ -43,7 +43,7 @@ class ChatChoice(BaseModel):
     index: int
     message: ResponseMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: FinishReasonText
+    finish_reason: ChoiceFinishReason
 
 
 class ChatCompletion(BaseModel):
@@ -71,7 +71,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChoiceLogprobs | None
-    finish_reason: FinishReasonText | None
+    finish_reason: ChoiceFinishReason | None
 
 
 class ChatChunk(BaseModel):

@@ -17,7 +17,7 @@ from app.api.openai.chat.response import (
 from app.api.openai.logprobs import TokenBytes, chat_logprobs
 from app.api.openai.response_builder import progress_field, summary_fields
 from app.api.openai.schemas.logprobs import ChoiceLogprobs
-from app.generation.choice import Delta, FinishReasonText, TokenWithLogprob
+from app.generation.choice import ChoiceFinishReason, Delta, TokenWithLogprob
 from app.generation.generation import ChoiceResult, GenerationSummary, PromptProgress
 from app.parsing.events import (
     ContentPiece,
@@ -102,7 +102,7 @@ class ChatResponseBuilder:
         index: int,
         delta: ChatDelta,
         logprobs: ChoiceLogprobs | None = None,
-        finish_reason: FinishReasonText | None = None,
+        finish_reason: ChoiceFinishReason | None = None,
     ) -> ChatChunk:
         choice = ChatChunkChoice(
             index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason

@@ -6,14 +6,14 @@ from pydantic import BaseModel
 
 from app.api.openai.schemas.logprobs import CompletionLogprobs
 from app.api.openai.schemas.usage import PromptProgressChunk, Timings, Usage
-from app.generation.choice import FinishReasonText
+from app.generation.choice import ChoiceFinishReason
 
 
 class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReasonText | None
+    finish_reason: ChoiceFinishReason | None
 
 
 class Completion(BaseModel):

@@ -8,7 +8,7 @@ from app.api.openai.completions.response import Completion, CompletionChoice
 from app.api.openai.logprobs import TokenBytes, completion_logprobs, joined, prompt_logprobs
 from app.api.openai.response_builder import progress_field, summary_fields
 from app.api.openai.schemas.logprobs import CompletionLogprobs
-from app.generation.choice import Delta, FinishReasonText, TokenWithLogprob
+from app.generation.choice import ChoiceFinishReason, Delta, TokenWithLogprob
 from app.generation.generation import ChoiceResult, GenerationSummary, PromptProgress
 from app.parsing.events import ContentPiece, MessageEvent
 from batching import TokenLogprobs
@@ -125,7 +125,7 @@ def _choice(
     index: int,
     text: str,
     logprobs: CompletionLogprobs | None = None,
-    finish_reason: FinishReasonText | None = None,
+    finish_reason: ChoiceFinishReason | None = None,
 ) -> CompletionChoice:
     return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason)
 
