@@ -30,7 +30,7 @@ from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
 from batching.observer import Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
-from batching.request_checks import check_token_ids
+from batching.engine.request_checks import check_token_ids
 from batching.scheduler_manager import SchedulerManager
 from batching.scheduling.stats import SchedulerStats
 

@@ -19,7 +19,7 @@ from batching.model_info import ModelInfo
 from batching.observer import EngineObserver, SequenceStats
 from batching.priority_queue import Priority
 from batching.request import GREEDY, BatchRequest, FinishReason, SamplingParams
-from batching.request_checks import check_request
+from batching.engine.request_checks import check_request
 from batching.scheduling.stats import SchedulerStats
 
 # One may be due to a poisoned request or to a passing shortage; this many without a completion
