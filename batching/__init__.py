@@ -12,6 +12,7 @@ from batching.constraints.grammar import (
 )
 from batching.constraints.protocol import AllowedTokens, TokenConstraint
 from batching.engine.engine_thread import EngineThread
+from batching.engine.request_checks import check_token_ids
 from batching.engine.token_stream import TokenStream
 from batching.errors import (
     ContextLengthExceeded,
@@ -30,7 +31,6 @@ from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
 from batching.observer import Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
-from batching.engine.request_checks import check_token_ids
 from batching.scheduler_manager import SchedulerManager
 from batching.scheduling.stats import SchedulerStats
 

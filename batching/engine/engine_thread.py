@@ -12,6 +12,7 @@ from batching.constraints.grammar import GrammarCompiler
 from batching.constraints.protocol import TokenConstraint
 from batching.engine.engine_worker import EngineWorker
 from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.request_checks import check_request
 from batching.engine.stream_router import StreamRouter
 from batching.engine.token_stream import TokenStream
 from batching.errors import DeadlineExceeded, EngineError, EngineStalled, EngineStopped
@@ -19,7 +20,6 @@ from batching.model_info import ModelInfo
 from batching.observer import EngineObserver, SequenceStats
 from batching.priority_queue import Priority
 from batching.request import GREEDY, BatchRequest, FinishReason, SamplingParams
-from batching.engine.request_checks import check_request
 from batching.scheduling.stats import SchedulerStats
 
 # One may be due to a poisoned request or to a passing shortage; this many without a completion

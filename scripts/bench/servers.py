@@ -65,12 +65,20 @@ class Target:
 
 
 def our_server(model: str | None = None) -> ServerSpec:
-    """Return this project's server with the settings of the environment, but for the address."""
+    """Return this project's server with the settings of the environment, but for the address.
+
+    Requests ask for greedy tokens, so the model's own sampling defaults are left out, as peers
+    have none.
+    """
     return ServerSpec(
         "ours",
         model,
         command=(sys.executable, "-m", "app"),
-        environment={"MLX_SERVER_HOST": "127.0.0.1", "MLX_SERVER_PORT": "{port}"},
+        environment={
+            "MLX_SERVER_GENERATION_CONFIG": "openai",
+            "MLX_SERVER_HOST": "127.0.0.1",
+            "MLX_SERVER_PORT": "{port}",
+        },
     )
 
 

@@ -1,15 +1,18 @@
 """Samples one token for each row of logits, whatever mixture of parameters the rows have."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from batching.backend.sampling.host_draw import draw
 from batching.request import BatchRequest, SamplingParams
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
 
 _MASK_64: Final = (1 << 64) - 1
 
@@ -52,16 +55,30 @@ class Sample(NamedTuple):
 
 
 class TokenCounts:
-    """How often each token occurs in a request, updated as the request grows."""
+    """How often each token of a request occurs in its output, updated as the request grows.
+
+    Tokens that occur in the prompt only have the count 0.
+    """
 
     def __init__(self, request: BatchRequest) -> None:
-        self._num_seen = request.num_prompt_tokens
-        self.prompt = frozenset(request.token_ids[: self._num_seen])
-        self.output: Counter[int] = Counter()
+        self._num_counted = request.num_prompt_tokens
+        self.by_token = dict.fromkeys(request.token_ids[: self._num_counted], 0)
 
     def catch_up(self, request: BatchRequest) -> None:
-        self.output.update(request.token_ids[self._num_seen :])
-        self._num_seen = request.num_tokens
+        for token in request.token_ids[self._num_counted :]:
+            self.by_token[token] = self.by_token.get(token, 0) + 1
+        self._num_counted = request.num_tokens
+
+
+class Edits(NamedTuple):
+    """Changes of logits: x becomes x / factor + term if it is above 0, else x * factor + term.
+
+    tokens: int `[n]`, distinct.  factor, term: float64 `[n]`.
+    """
+
+    tokens: IntArray
+    factor: FloatArray
+    term: FloatArray
 
 
 class Sampler:
@@ -90,11 +107,11 @@ class Sampler:
         Logits that are not finite give a token all the same: the runner checks its logit.
         """
         requests = [request for request, _ in samples]
-        edits = [(row, *edit) for row, sample in enumerate(samples) for edit in self._edits(sample)]
+        edits = [self._edits(sample) for sample in samples]
         sampled = [
             row for row, r in enumerate(requests) if r.sampling.temperature >= _MIN_TEMPERATURE
         ]
-        if not edits and not sampled and masks is None:
+        if not any(edits) and not sampled and masks is None:
             return self._arg_max(logits.astype(mx.float32))
         given, logits = logits, _edited(logits.astype(mx.float32), edits)
         if masks is not None:
@@ -107,47 +124,51 @@ class Sampler:
             tokens[rows] = self._draw(logits[rows], params, seeds)
         return tokens, _chosen(given, tokens)
 
-    def _edits(self, sample: Sample) -> Iterable[tuple[int, float, float, float]]:
-        """Yield (token, factor above 0, factor below 0, term) for each touched logit."""
-        params = sample.request.sampling
-        banned = set(_banned(sample))
-        yield from ((token, 1.0, 1.0, _NEVER) for token in banned)
-        repetition = params.repetition_penalty
-        if not params.has_penalties and not params.logit_bias:
-            return
+    def _edits(self, sample: Sample) -> Edits | None:
+        params, banned = sample.request.sampling, set(_banned(sample))
         bias = dict(params.logit_bias)
-        counts = self._counted(sample.request) if params.has_penalties else None
-        output = counts.output if counts else {}
-        seen = (counts.prompt if repetition != 1 else frozenset()) | output.keys() if counts else ()
-        for token in (bias.keys() | seen) - banned:
-            times = output.get(token, 0)
-            term = bias.get(token, 0.0)
-            if times:
-                term -= params.presence_penalty + params.frequency_penalty * times
-            factor = repetition if token in seen else 1.0
-            yield token, 1 / factor, factor, term
+        counts = self._counted(sample.request) if params.has_penalties else {}
+        others = (bias.keys() | banned) - counts.keys()
+        tokens = np.array([*counts, *others], np.int64)
+        if not len(tokens):
+            return None
+        factor, term = np.ones(len(tokens)), np.zeros(len(tokens))
+        if counts:
+            times = np.fromiter(counts.values(), np.float64, len(counts))
+            factor[: len(counts)] = params.repetition_penalty
+            term[: len(counts)] = -(
+                params.presence_penalty * (times > 0) + params.frequency_penalty * times
+            )
+        if bias or banned:
+            index = {int(token): i for i, token in enumerate(tokens)}
+            for token, value in bias.items():
+                term[index[token]] += value
+            rows = [index[token] for token in banned]
+            factor[rows], term[rows] = 1.0, _NEVER
+        return Edits(tokens, factor, term)
 
-    def _counted(self, request: BatchRequest) -> TokenCounts:
+    def _counted(self, request: BatchRequest) -> dict[int, int]:
         counts = self._counts.get(request)
         if counts is None:
             counts = self._counts[request] = TokenCounts(request)
         counts.catch_up(request)
-        return counts
+        return counts.by_token
 
 
-def _edited(logits: mx.array, edits: Sequence[tuple[int, int, float, float, float]]) -> mx.array:
-    """Edits are (row, token, up, down, term): x becomes x * (x > 0 ? up : down) + term."""
-    if not edits:
+def _edited(logits: mx.array, edits: Sequence[Edits | None]) -> mx.array:
+    """Apply the edits of each row."""
+    present = [(row, edit) for row, edit in enumerate(edits) if edit is not None]
+    if not present:
         return logits
-    columns = [np.array(c) for c in zip(*edits, strict=True)]
-    if columns[1].min() < 0 or columns[1].max() >= logits.shape[-1]:
+    rows = np.repeat([row for row, _ in present], [len(edit.tokens) for _, edit in present])
+    tokens, factor, term = map(np.concatenate, zip(*(edit for _, edit in present), strict=True))
+    if tokens.min() < 0 or tokens.max() >= logits.shape[-1]:
         # MLX does not check whether an index is within an array.
         raise IndexError("a token id is not in the vocabulary")
-    rows, tokens, up, down, term = map(mx.array, columns)
-    rows, tokens = rows.astype(mx.int32), tokens.astype(mx.int32)
-    touched = logits[rows, tokens]
-    factor = mx.where(touched > 0, up, down).astype(mx.float32)
-    logits[rows, tokens] = touched * factor + term.astype(mx.float32)
+    where = mx.array(rows.astype(np.int32)), mx.array(tokens.astype(np.int32))
+    up, down, plus = (mx.array(x.astype(np.float32)) for x in (1 / factor, factor, term))
+    touched = logits[where]
+    logits[where] = touched * mx.where(touched > 0, up, down) + plus
     return logits
 
 
