@@ -92,11 +92,6 @@ class SamplingParams:
         """True if a token's logit depends on how often it occurs before."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
-    @property
-    def depends_on_output(self) -> bool:
-        """True if a parameter changes a token's logit depending on the output so far."""
-        return self.has_penalties or bool(self.min_tokens or self.bad_words)
-
 
 GREEDY: Final = SamplingParams(temperature=0.0)
 

@@ -174,7 +174,7 @@ class ContinuousBatchingScheduler:
 
     def _drafts(self, request: BatchRequest, max_drafts: int) -> tuple[int, ...]:
         """Propose tokens for which there is room in the request's last block."""
-        if max_drafts < 1 or request.sampling.depends_on_output or request.constraint is not None:
+        if max_drafts < 1 or request.constraint is not None:
             return ()
         room = len(request.block_table) * self.config.block_size - request.num_tokens
         remaining = request.max_tokens - request.num_output_tokens - 1

@@ -385,13 +385,6 @@ def test_a_stop_token_among_the_drafts_ends_the_request() -> None:
     assert made.output_token_ids == OUTPUT[:4]
 
 
-def test_nothing_is_drafted_for_a_request_with_penalties() -> None:
-    """Its logits depend on the tokens that were sampled and not on those that were drafted."""
-    scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
-    sampling = SamplingParams(frequency_penalty=1.0)
-    assert "+" not in "".join(trace(scheduler, [drafting(sampling=sampling)]))
-
-
 def test_requests_share_the_drafting_rows_until_the_batch_is_large() -> None:
     limits = small_config(max_draft_tokens=7, max_drafting_rows=5, enable_prefix_cache=False)
     scheduler = ContinuousBatchingScheduler(limits)

@@ -46,7 +46,7 @@ class LogitRows:
                 scores.append(PromptLogprobRow(s.request, position, len(rows)))
                 rows.append(first + position - 1 - s.start)
             for i in range(s.num_samples):
-                samples.append(Sample(s.request, s.request.num_tokens + i))
+                samples.append(Sample(s.request, s.request.num_tokens + i, s.drafts[:i]))
                 sample_rows.append(len(rows))
                 rows.append(first + len(s) - s.num_samples + i)
             samples += (Sample(fork, fork.num_tokens) for fork in s.forks)
@@ -59,7 +59,7 @@ class LogitRows:
     def needs_logprobs(self) -> bool:
         """True if a request asks for log probabilities."""
         return bool(self.scores) or any(
-            request.sampling.logprobs is not None for request, _ in self.samples
+            sample.request.sampling.logprobs is not None for sample in self.samples
         )
 
     def sampled(self, logits: mx.array) -> mx.array:

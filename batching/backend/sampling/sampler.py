@@ -48,10 +48,14 @@ class Masks(Protocol):
 
 
 class Sample(NamedTuple):
-    """A token to be sampled for a request, at this position of its tokens."""
+    """A token to be sampled for a request, at this position of its tokens.
+
+    drafts: the tokens between those of the request and this one, if they are right.
+    """
 
     request: BatchRequest
     position: int
+    drafts: tuple[int, ...] = ()
 
 
 class TokenCounts:
@@ -106,7 +110,7 @@ class Sampler:
 
         Logits that are not finite give a token all the same: the runner checks its logit.
         """
-        requests = [request for request, _ in samples]
+        requests = [sample.request for sample in samples]
         edits = [self._edits(sample) for sample in samples]
         sampled = [
             row for row, r in enumerate(requests) if r.sampling.temperature >= _MIN_TEMPERATURE
@@ -127,7 +131,7 @@ class Sampler:
     def _edits(self, sample: Sample) -> Edits | None:
         params, banned = sample.request.sampling, set(_banned(sample))
         bias = dict(params.logit_bias)
-        counts = self._counted(sample.request) if params.has_penalties else {}
+        counts = self._counted(sample) if params.has_penalties else {}
         others = (bias.keys() | banned) - counts.keys()
         tokens = np.array([*counts, *others], np.int64)
         if not len(tokens):
@@ -147,12 +151,18 @@ class Sampler:
             factor[rows], term[rows] = 1.0, _NEVER
         return Edits(tokens, factor, term)
 
-    def _counted(self, request: BatchRequest) -> dict[int, int]:
-        counts = self._counts.get(request)
+    def _counted(self, sample: Sample) -> dict[int, int]:
+        """Return how often each token occurs in the output before a sample, by token."""
+        counts = self._counts.get(sample.request)
         if counts is None:
-            counts = self._counts[request] = TokenCounts(request)
-        counts.catch_up(request)
-        return counts.by_token
+            counts = self._counts[sample.request] = TokenCounts(sample.request)
+        counts.catch_up(sample.request)
+        if not sample.drafts:
+            return counts.by_token
+        by_token = dict(counts.by_token)
+        for token in sample.drafts:
+            by_token[token] = by_token.get(token, 0) + 1
+        return by_token
 
 
 def _edited(logits: mx.array, edits: Sequence[Edits | None]) -> mx.array:
@@ -182,8 +192,9 @@ def _banned(sample: Sample) -> Iterable[int]:
     if sample.position - request.num_prompt_tokens < params.min_tokens:
         yield from request.stop_token_ids
     for *beginning, last in params.bad_words:
-        start = request.num_tokens - len(beginning)
-        if start >= request.num_prompt_tokens and request.token_ids[start:] == beginning:
+        start = sample.position - len(beginning)
+        tokens = [*request.token_ids[start:], *sample.drafts][-len(beginning) :]
+        if start >= request.num_prompt_tokens and (not beginning or tokens == beginning):
             yield last
 
 

@@ -45,7 +45,7 @@ def _logprobs(
     """Return the log probabilities of the sampled tokens, and of those of the prompt."""
     asked = [
         (request, logit_rows.sample_rows[i], token_ids[i], request.sampling.logprobs)
-        for i, (request, _) in enumerate(logit_rows.samples)
+        for i, (request, *_) in enumerate(logit_rows.samples)
         if request.sampling.logprobs is not None
     ]
     num_sampled = len(asked)

@@ -65,7 +65,7 @@ class MaskFiller:
         """Begin with the masks of the constrained samples; None if there is none."""
         constraints = {
             row: request.constraint
-            for row, (request, _) in enumerate(samples)
+            for row, (request, *_) in enumerate(samples)
             if request.constraint is not None
         }
         if not constraints:

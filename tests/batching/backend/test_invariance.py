@@ -147,6 +147,25 @@ def test_with_drafts(bundled: Bundled) -> None:
     assert len(drafts) < sum(r.num_output_tokens for r in served), "no draft was right"
 
 
+def test_with_drafts_and_penalties(bundled: Bundled) -> None:
+    """A row after drafts is penalised as if these were output."""
+    sampling = SamplingParams(temperature=0.0, repetition_penalty=1.05, presence_penalty=0.2)
+    num_accepted: list[int] = []
+    outputs: list[list[list[int]]] = []
+    for max_draft_tokens in (0, 7):
+        config = SchedulerConfig(num_blocks=64, max_num_seqs=2, max_draft_tokens=max_draft_tokens)
+        scheduler, engine = bundled.engine(config)
+        requests = [
+            BatchRequest(i, case.prompt_token_ids, max_tokens=64, sampling=sampling)
+            for i, case in enumerate((GOLDEN[5], GOLDEN[9]))
+        ]
+        serve(scheduler, engine, requests)
+        outputs.append([r.output_token_ids for r in requests])
+        num_accepted.append(scheduler.stats().num_accepted_tokens)
+    assert outputs[0] == outputs[1]
+    assert num_accepted[0] == 0 < num_accepted[1]
+
+
 @pytest.mark.parametrize("prefill_chunk", [7, 32, 256])
 def test_whatever_the_chunks_of_the_prefill(bundled: Bundled, prefill_chunk: int) -> None:
     chunks: set[int] = set()

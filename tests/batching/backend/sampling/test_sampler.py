@@ -286,6 +286,29 @@ def test_a_bad_word_is_never_completed() -> None:
     assert sample(begun, other, asked, short) == [second, best, best, second]
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"frequency_penalty": 2.0},
+        {"presence_penalty": 2.0, "logit_bias": ((3, 1.5), (4, -2.0))},
+        {"repetition_penalty": 1.8},
+        {"bad_words": ((5, 6, 2), (6, 1), (8,))},
+        {"min_tokens": 4},
+    ],
+)
+def test_after_drafts_a_token_is_sampled_as_after_the_same_output(params: dict[str, Any]) -> None:
+    def tokens(output: list[int], drafts: tuple[int, ...] = ()) -> list[int]:
+        requests = [request(output=output, seed=seed, **params) for seed in range(50)]
+        for r in requests:
+            r.stop_token_ids = frozenset(np.argsort(-LOGITS)[:3].tolist())
+        rows = mx.array(np.tile(LOGITS, (50, 1)))
+        after = [Sample(r, r.num_tokens + len(drafts), drafts) for r in requests]
+        sampled: list[int] = np.array(new_sampler().sample(rows, after)[0]).tolist()
+        return sampled
+
+    assert tokens([5], (6, 5, 6)) == tokens([5, 6, 5, 6])
+
+
 def test_log_probabilities_are_those_of_the_model() -> None:
     logits = np.stack([LOGITS, np.roll(LOGITS, 1)])
     expected = np.log(probabilities(logits[0].astype(np.float64)))
