@@ -177,14 +177,14 @@ def test_an_echoed_prompts_offsets_find_its_tokens(client: openai.OpenAI) -> Non
     )
     (choice,) = answer.choices
     assert choice.text.startswith("Zürich liegt am See")
-    told = choice.logprobs
-    assert told is not None
-    assert told.token_logprobs is not None
-    assert told.tokens is not None
-    assert told.text_offset is not None
-    assert told.token_logprobs[0] is None
-    assert all(lp < 0 for lp in told.token_logprobs[1:])
-    for token, offset in zip(told.tokens, told.text_offset, strict=True):
+    reported = choice.logprobs
+    assert reported is not None
+    assert reported.token_logprobs is not None
+    assert reported.tokens is not None
+    assert reported.text_offset is not None
+    assert reported.token_logprobs[0] is None
+    assert all(lp < 0 for lp in reported.token_logprobs[1:])
+    for token, offset in zip(reported.tokens, reported.text_offset, strict=True):
         assert token.startswith("bytes:") or choice.text.startswith(token, offset)
 
 
@@ -246,9 +246,9 @@ def test_a_schema_that_cannot_be_enforced_costs_its_own_request_only(
     client: openai.OpenAI,
 ) -> None:
     bad: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strange"}}}
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as rejected:
         client.chat.completions.create(model=MODEL, messages=QUESTION, response_format=bad)
-    assert refused.value.param == "response_format"
+    assert rejected.value.param == "response_format"
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_the_asynchronous_client_streams_many_at_once(server: Server) -> None:
         ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
     ],
 )
-def test_what_is_refused_names_its_field(
+def test_what_is_rejected_names_its_field(
     server: Server, fields: dict[str, Any], param: str
 ) -> None:
     response = post(server, "/v1/chat/completions", messages=QUESTION, **fields)
@@ -368,7 +368,7 @@ def test_what_is_refused_names_its_field(
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio"])
-def test_parts_that_are_no_text_are_refused(server: Server, kind: str) -> None:
+def test_parts_that_are_no_text_are_rejected(server: Server, kind: str) -> None:
     content = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {}}]
     messages = [{"role": "user", "content": content}]
     response = post(server, "/v1/chat/completions", messages=messages)
@@ -376,12 +376,12 @@ def test_parts_that_are_no_text_are_refused(server: Server, kind: str) -> None:
     assert "this model takes text only" in response.json()["error"]["message"]
 
 
-def test_a_suffix_is_refused(server: Server) -> None:
+def test_a_suffix_is_rejected(server: Server) -> None:
     response = post(server, "/v1/completions", prompt="a", suffix="b")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "suffix")
 
 
-def test_what_is_cached_under_a_salt_serves_nobody_else(server: Server) -> None:
+def test_what_is_cached_under_a_salt_serves_no_other(server: Server) -> None:
     def num_cached(**fields: Any) -> int:
         body = {"prompt": [7] * 200, "max_tokens": 1, **fields}
         usage = post(server, "/v1/completions", **body).json()["usage"]

@@ -52,8 +52,8 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def sources() -> dict[str, str]:
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+def sources(*packages: str) -> dict[str, str]:
+    paths = [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
     return {module_name(p.relative_to(ROOT)): p.read_text(encoding="utf-8") for p in paths}
 
 
@@ -70,7 +70,7 @@ def imported(source: str, modules: Iterable[str]) -> Iterator[str]:
 
 
 def graph() -> dict[str, set[str]]:
-    texts = sources()
+    texts = sources(*PACKAGES)
     return {name: set(imported(text, texts)) for name, text in texts.items()}
 
 
@@ -190,6 +190,14 @@ def test_app_uses_only_what_batching_offers() -> None:
 def test_no_part_of_batching_imports_the_whole() -> None:
     parts = [name for name in graph() if within(name, "batching") and name != BENCHMARK]
     assert [edge for edge in edges(parts) if edge[1] == "batching"] == []
+
+
+def test_no_test_file_imports_another() -> None:
+    """What they share lies in `tests.support`."""
+    texts = sources("tests")
+    files = {name for name in texts if name.rpartition(".")[2].startswith(("test_", "conftest"))}
+    assert len(files) > 50
+    assert [(n, t) for n, text in texts.items() for t in imported(text, texts) if t in files] == []
 
 
 @pytest.mark.parametrize(

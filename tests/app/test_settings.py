@@ -21,7 +21,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def refusal() -> list[str]:
+def rejection() -> list[str]:
     with pytest.raises(SettingsError) as caught:
         load_settings()
     return str(caught.value).split("\n")
@@ -204,7 +204,7 @@ def test_an_empty_value_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        setattr(Settings(), "port", 1)  # noqa: B010 - as an assignment mypy refuses it first
+        setattr(Settings(), "port", 1)  # noqa: B010 - as an assignment mypy rejects it first
 
 
 @pytest.mark.parametrize(
@@ -225,13 +225,13 @@ def test_a_bad_value_is_one_line_with_the_variable_and_its_limit(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, line: str
 ) -> None:
     monkeypatch.setenv(f"MLX_SERVER_{name}", value)
-    assert refusal() == [f"MLX_SERVER_{name} {line}"]
+    assert rejection() == [f"MLX_SERVER_{name} {line}"]
 
 
-def test_every_bad_value_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_bad_value_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_SERVER_PORT", "-1")
     monkeypatch.setenv("MLX_SERVER_AGING_RATE", "0")
-    assert refusal() == [
+    assert rejection() == [
         "MLX_SERVER_PORT must be greater than or equal to 0, not '-1'",
         "MLX_SERVER_AGING_RATE must be greater than 0, not '0'",
     ]
@@ -239,17 +239,17 @@ def test_every_bad_value_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_step_has_a_token_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_SERVER_MAX_BATCH_TOKENS", "4")
-    told = (
+    reported = (
         "MLX_SERVER_MAX_BATCH_TOKENS (4) must be at least MLX_SERVER_BATCH_MAX_BATCH_SIZE (8): "
         "each running request reads a token a step"
     )
-    assert refusal() == [told]
+    assert rejection() == [reported]
     monkeypatch.setenv("MLX_SERVER_ENABLE_BATCHING", "false")
     assert load_settings().max_num_seqs == 1
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         (
             "MLX_SERVER_PROT=1",
@@ -258,12 +258,12 @@ def test_a_step_has_a_token_for_each_request(monkeypatch: pytest.MonkeyPatch) ->
         ("QQQ=1", "QQQ is not a setting (.env)"),
     ],
 )
-def test_a_line_of_the_file_that_sets_nothing_is_refused(line: str, told: str) -> None:
+def test_a_line_of_the_file_that_sets_nothing_is_rejected(line: str, reported: str) -> None:
     Path(".env").write_text(f"{line}\n", encoding="utf-8")
-    assert refusal() == [told]
+    assert rejection() == [reported]
 
 
-def test_a_variable_that_sets_nothing_is_told() -> None:
+def test_a_variable_that_sets_nothing_is_reported() -> None:
     environ = {
         "HOME": "/",
         "MLX_SERVER_PORT": "1",
@@ -275,7 +275,7 @@ def test_a_variable_that_sets_nothing_is_told() -> None:
     ]
 
 
-def test_an_env_file_that_is_no_text_is_told_in_one_line(
+def test_an_env_file_that_is_no_text_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / ".env").write_bytes(b"MLX_SERVER_MODEL=\xff\n")
@@ -297,7 +297,7 @@ class TestKeys:
     def keys(self) -> list[str]:
         return load_settings().client_keys()
 
-    def refusal(self) -> str:
+    def rejection(self) -> str:
         with pytest.raises(SettingsError) as caught:
             self.keys()
         return str(caught.value)
@@ -319,18 +319,18 @@ class TestKeys:
     ) -> None:
         monkeypatch.setenv("MLX_SERVER_API_KEYS_FILE", "keys")
         assert (
-            self.refusal() == "MLX_SERVER_API_KEYS_FILE cannot be read: No such file or directory"
+            self.rejection() == "MLX_SERVER_API_KEYS_FILE cannot be read: No such file or directory"
         )
         (tmp_path / "keys").write_bytes(b"\xff")
-        assert self.refusal() == "MLX_SERVER_API_KEYS_FILE cannot be read: it is no text"
+        assert self.rejection() == "MLX_SERVER_API_KEYS_FILE cannot be read: it is no text"
         (tmp_path / "keys").write_text("# nothing\n")
-        assert self.refusal() == "MLX_SERVER_API_KEYS_FILE holds no key"
+        assert self.rejection() == "MLX_SERVER_API_KEYS_FILE holds no key"
 
-    def test_what_no_header_can_carry_is_refused_and_not_shown(
+    def test_what_no_header_can_carry_is_rejected_and_not_shown(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MLX_SERVER_API_KEYS", "good,secr\u00e9t")
-        message = self.refusal()
+        message = self.rejection()
         assert message.startswith("MLX_SERVER_API_KEYS: line 2: ")
         assert "secr" not in message
 

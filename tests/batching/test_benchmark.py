@@ -38,14 +38,14 @@ def test_a_person_gets_a_table_and_a_progress_bar(capsys: pytest.CaptureFixture[
 
 
 def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse(config: EngineConfig) -> LoadedEngine:
+    def reject(config: EngineConfig) -> LoadedEngine:
         raise ModelLoadError(f"no {config.model}")
 
-    assert main(ARGUMENTS, refuse) == 2
+    assert main(ARGUMENTS, reject) == 2
     assert capsys.readouterr().err == "no m\n"
 
 
-def test_a_count_below_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_count_below_one_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--requests", "0"])
     assert "0 is not a count" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from batching.config import EngineConfig, SchedulerConfig
         ({"max_draft_tokens": -1}, "max_draft_tokens must not be below 0"),
     ],
 )
-def test_a_limit_out_of_range_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_a_limit_out_of_range_is_rejected_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SchedulerConfig(**changes)
     if "num_blocks" not in changes:
@@ -37,7 +37,7 @@ def test_a_limit_out_of_range_is_refused_by_name(changes: dict[str, Any], messag
         {"cpu_threads": 0},
     ],
 )
-def test_an_engine_limit_out_of_range_is_refused(changes: dict[str, Any]) -> None:
+def test_an_engine_limit_out_of_range_is_rejected(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         EngineConfig(model="m", model_id="m", **changes)
 

@@ -362,7 +362,7 @@ def drafting(request_id: int = 0, **kwargs: Any) -> BatchRequest:
 
 
 def test_right_drafts_save_steps() -> None:
-    """As many as fit into the last block, and one less than are still wanted."""
+    """As many as fit into the last block, and one less than the request still needs."""
     scheduler = ContinuousBatchingScheduler(small_config(max_draft_tokens=7))
     made = drafting()
     assert trace(scheduler, [made]) == ["0[0:3]", "0[3:4]", "0[4:5]+3", "0[8:9]+1"]

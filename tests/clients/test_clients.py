@@ -104,10 +104,10 @@ def test_litellm_gets_json_of_a_schema(server: Server) -> None:
     City.model_validate_json(answer.choices[0].message.content)
 
 
-def test_litellm_tells_what_is_refused(server: Server) -> None:
-    with pytest.raises(litellm.BadRequestError, match="max_tokens") as refused:
+def test_litellm_tells_what_is_rejected(server: Server) -> None:
+    with pytest.raises(litellm.BadRequestError, match="max_tokens") as rejected:
         complete(server, max_tokens=0)
-    assert refused.value.status_code == 400
+    assert rejected.value.status_code == 400
 
 
 def test_litellm_tells_of_a_model_that_is_not_served(server: Server) -> None:

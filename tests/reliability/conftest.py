@@ -2,16 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from typing import Final
 
 import pytest
 
 from scripts.server_process import Server
-from tests.support.live import warm_up
-
-# What the tests rely on: a short line, quick aging, and a short wait for who takes nothing.
-MAX_QUEUED: Final = 64
-AGING_RATE: Final = 2.0
+from tests.support.live import AGING_RATE, MAX_QUEUED, warm_up
 
 
 @pytest.fixture(scope="package")

@@ -10,8 +10,7 @@ from scripts.soak.client import CHAT, ask_all
 from scripts.soak.departures import LEAVINGS, storm
 from scripts.soak.gauges import held
 from scripts.soak.wire import Exchange, request_bytes
-from tests.reliability.conftest import MAX_QUEUED
-from tests.support.live import ask_golden, check_all_is_well
+from tests.support.live import MAX_QUEUED, ask_golden, check_all_is_well
 
 pytestmark = pytest.mark.timeout(240)
 

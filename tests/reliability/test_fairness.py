@@ -6,12 +6,12 @@ import pytest
 
 from scripts.server_process import Server
 from scripts.soak import fairness
-from tests.reliability.conftest import AGING_RATE
+from tests.support.live import AGING_RATE
 
 pytestmark = pytest.mark.timeout(240)
 
 
-def test_nobody_is_overtaken_by_one_that_comes_later_than_the_bound(server: Server) -> None:
+def test_no_request_is_overtaken_by_one_that_comes_later_than_the_bound(server: Server) -> None:
     """Clients of high priority go on until the low ones are served: without aging, for ever."""
     race = asyncio.run(
         fairness.race(server.address(), num_low=2, num_clients=16, num_slots=8, max_tokens=2)

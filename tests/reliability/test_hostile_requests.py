@@ -1,4 +1,4 @@
-"""Whatever somebody sends who means harm: a short refusal that tells nothing, and a living server."""
+"""Whatever a hostile client sends: a short error that tells nothing, and a living server."""
 
 import json
 import re
@@ -49,8 +49,8 @@ INSIDE: Final = re.compile(
 )
 
 
-def check_refused(answer: Answer, *others: int) -> None:
-    """Fail unless a request was refused in the envelope; `others` are statuses beside 4xx."""
+def check_rejected(answer: Answer, *others: int) -> None:
+    """Fail unless a request was rejected in the envelope; `others` are statuses beside 4xx."""
     assert 400 <= answer.status < 500 or answer.status in others, answer
     assert answer.content_type == "application/json"
     assert len(answer.body) < MAX_ANSWER
@@ -73,11 +73,11 @@ def check_alive(server: Server) -> None:
     assert exchange(server.address(), head("GET", "/health")).status == 200
 
 
-def check_all_refused(server: Server, path: str, bodies: dict[str, bytes]) -> None:
+def check_all_rejected(server: Server, path: str, bodies: dict[str, bytes]) -> None:
     for name, body in bodies.items():
         answer = exchange(server.address(), post(path, body))
         assert answer.status != 500, name
-        check_refused(answer)
+        check_rejected(answer)
     check_alive(server)
 
 
@@ -85,40 +85,40 @@ def check_all_refused(server: Server, path: str, bodies: dict[str, bytes]) -> No
 
 
 @pytest.mark.parametrize("field", CHAT_NUMBERS)
-def test_a_number_beyond_measure_is_refused_in_chats(server: Server, field: str) -> None:
+def test_a_number_beyond_measure_is_rejected_in_chats(server: Server, field: str) -> None:
     bodies = {
         kind: f'{{"messages": [{{"role": "user", "content": "{SECRET}"}}], "{field}": {number}}}'
         for kind, number in NUMBERS.items()
     }
-    check_all_refused(server, CHAT, {kind: body.encode() for kind, body in bodies.items()})
+    check_all_rejected(server, CHAT, {kind: body.encode() for kind, body in bodies.items()})
 
 
 @pytest.mark.parametrize("field", COMPLETION_NUMBERS)
-def test_a_number_beyond_measure_is_refused_in_completions(server: Server, field: str) -> None:
+def test_a_number_beyond_measure_is_rejected_in_completions(server: Server, field: str) -> None:
     bodies = {
         kind: f'{{"prompt": "{SECRET}", "{field}": {number}}}' for kind, number in NUMBERS.items()
     }
-    check_all_refused(server, COMPLETIONS, {kind: body.encode() for kind, body in bodies.items()})
+    check_all_rejected(server, COMPLETIONS, {kind: body.encode() for kind, body in bodies.items()})
 
 
 @pytest.mark.parametrize("place", NUMBER_PLACES)
-def test_a_number_beyond_measure_is_refused_inside_lists_and_maps(
+def test_a_number_beyond_measure_is_rejected_inside_lists_and_maps(
     server: Server, place: str
 ) -> None:
     path, before, after = NUMBER_PLACES[place]
     bodies = {kind: f"{before}{number}{after}".encode() for kind, number in NUMBERS.items()}
-    check_all_refused(server, path, bodies)
+    check_all_rejected(server, path, bodies)
 
 
 @pytest.mark.parametrize("kind", TOO_MUCH)
-def test_more_than_the_server_gives_is_refused(server: Server, kind: str) -> None:
-    check_refused(exchange(server.address(), post(CHAT, TOO_MUCH[kind]())))
+def test_more_than_the_server_gives_is_rejected(server: Server, kind: str) -> None:
+    check_rejected(exchange(server.address(), post(CHAT, TOO_MUCH[kind]())))
     check_alive(server)
 
 
-def test_more_answers_than_the_server_compares_are_refused(server: Server) -> None:
+def test_more_answers_than_the_server_compares_are_rejected(server: Server) -> None:
     for fields in ({"best_of": 10**9}, {"best_of": 128}, {"prompt": ["a"] * 1024, "n": 16}):
-        check_refused(exchange(server.address(), post(COMPLETIONS, complete(**fields))))
+        check_rejected(exchange(server.address(), post(COMPLETIONS, complete(**fields))))
     check_alive(server)
 
 
@@ -127,30 +127,30 @@ def test_more_answers_than_the_server_compares_are_refused(server: Server) -> No
 
 @pytest.mark.parametrize("kind", JSON)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_json_that_is_none_or_made_to_be_slow_is_refused(
+def test_json_that_is_none_or_made_to_be_slow_is_rejected(
     server: Server, path: str, kind: str
 ) -> None:
-    check_refused(exchange(server.address(), post(path, JSON[kind]())))
+    check_rejected(exchange(server.address(), post(path, JSON[kind]())))
     check_alive(server)
 
 
 @pytest.mark.parametrize("content_type", CONTENT_TYPES, ids=lambda text: text[:20] or "none")
-def test_what_does_not_say_that_it_is_json_is_refused(server: Server, content_type: str) -> None:
-    check_refused(exchange(server.address(), post(CHAT, chat(), content_type)))
+def test_what_does_not_say_that_it_is_json_is_rejected(server: Server, content_type: str) -> None:
+    check_rejected(exchange(server.address(), post(CHAT, chat(), content_type)))
     check_alive(server)
 
 
 @pytest.mark.parametrize("place", SURROGATES)
-def test_half_of_a_character_is_refused(server: Server, place: str) -> None:
-    check_refused(exchange(server.address(), post(CHAT, SURROGATES[place]())))
+def test_half_of_a_character_is_rejected(server: Server, place: str) -> None:
+    check_rejected(exchange(server.address(), post(CHAT, SURROGATES[place]())))
     check_alive(server)
 
 
-def test_half_of_a_character_is_refused_as_a_prompt(server: Server) -> None:
+def test_half_of_a_character_is_rejected_as_a_prompt(server: Server) -> None:
     for prompt in ("\ud800", ["\ud800"]):
-        check_refused(exchange(server.address(), post(COMPLETIONS, complete(prompt=prompt))))
+        check_rejected(exchange(server.address(), post(COMPLETIONS, complete(prompt=prompt))))
         body = json.dumps({"prompt": "\ud800"}).encode()
-        check_refused(exchange(server.address(), post("/tokenize", body)))
+        check_rejected(exchange(server.address(), post("/tokenize", body)))
     check_alive(server)
 
 
@@ -158,9 +158,9 @@ def test_half_of_a_character_is_refused_as_a_prompt(server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_megabytes_of_anything_are_refused(server: Server, kind: str) -> None:
+def test_megabytes_of_anything_are_rejected(server: Server, kind: str) -> None:
     path, body = SIZES[kind]
-    check_refused(exchange(server.address(), post(path, body())))
+    check_rejected(exchange(server.address(), post(path, body())))
     check_alive(server)
 
 
@@ -168,8 +168,8 @@ def test_megabytes_of_anything_are_refused(server: Server, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_templates_and_what_would_change_them_are_refused(server: Server, kind: str) -> None:
-    check_refused(exchange(server.address(), post(CHAT, TEMPLATES[kind]())))
+def test_templates_and_what_would_change_them_are_rejected(server: Server, kind: str) -> None:
+    check_rejected(exchange(server.address(), post(CHAT, TEMPLATES[kind]())))
     check_alive(server)
 
 
@@ -177,8 +177,8 @@ def test_templates_and_what_would_change_them_are_refused(server: Server, kind: 
 
 
 @pytest.mark.parametrize("kind", GRAMMARS)
-def test_a_grammar_that_cannot_be_followed_is_refused(server: Server, kind: str) -> None:
-    check_refused(exchange(server.address(), post(CHAT, GRAMMARS[kind]())))
+def test_a_grammar_that_cannot_be_followed_is_rejected(server: Server, kind: str) -> None:
+    check_rejected(exchange(server.address(), post(CHAT, GRAMMARS[kind]())))
     check_alive(server)
 
 
@@ -218,7 +218,7 @@ def test_no_file_is_read_for_a_request(server: Server, url: str) -> None:
 # Web pages of others
 
 
-def test_a_web_page_of_somebody_else_may_not_ask(server: Server) -> None:
+def test_a_web_page_of_another_origin_may_not_ask(server: Server) -> None:
     """A browser asks first what a page may send as JSON, and the server takes nothing but JSON."""
     origin = "Origin: https://example.com"
     asked = head("OPTIONS", CHAT, origin, "Access-Control-Request-Method: POST")
@@ -235,30 +235,30 @@ def test_a_web_page_of_somebody_else_may_not_ask(server: Server) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:30])
 def test_a_path_that_leads_nowhere_is_not_found(server: Server, path: str) -> None:
-    check_refused(exchange(server.address(), head("GET", path)))
+    check_rejected(exchange(server.address(), head("GET", path)))
     check_alive(server)
 
 
 @pytest.mark.parametrize("path", METHODS)
-def test_a_method_that_a_path_does_not_take_is_refused(server: Server, path: str) -> None:
+def test_a_method_that_a_path_does_not_take_is_rejected(server: Server, path: str) -> None:
     for method in METHODS[path]:
-        check_refused(exchange(server.address(), head(method, path)))
+        check_rejected(exchange(server.address(), head(method, path)))
     check_alive(server)
 
 
 @pytest.mark.parametrize("kind", HEADERS)
-def test_headers_that_are_wrong_or_too_many_are_refused(server: Server, kind: str) -> None:
+def test_headers_that_are_wrong_or_too_many_are_rejected(server: Server, kind: str) -> None:
     lines = [*HEADERS[kind], "Content-Type: application/json"]
     if not any(line.startswith(("Content-Length", "Transfer")) for line in lines):
         lines.append(f"Content-Length: {len(chat())}")
     request = head("POST", CHAT, *lines) + chat()
-    check_refused(exchange(server.address(), request), 501)
+    check_rejected(exchange(server.address(), request), 501)
     check_alive(server)
 
 
 @pytest.mark.parametrize("kind", NO_HTTP)
-def test_what_is_no_http_is_refused(server: Server, kind: str) -> None:
-    check_refused(exchange(server.address(), NO_HTTP[kind]))
+def test_what_is_no_http_is_rejected(server: Server, kind: str) -> None:
+    check_rejected(exchange(server.address(), NO_HTTP[kind]))
     check_alive(server)
 
 
@@ -266,8 +266,8 @@ def test_the_check_sees_what_no_answer_may_tell() -> None:
     """Each of these would fail the tests above."""
     good = {"message": "no", "type": "invalid_request_error", "param": None, "code": None}
 
-    def answer(status: int = 400, kind: str = "application/json", **told: object) -> Answer:
-        return Answer(status, kind, json.dumps({"error": good | told}).encode())
+    def answer(status: int = 400, kind: str = "application/json", **fields: object) -> Answer:
+        return Answer(status, kind, json.dumps({"error": good | fields}).encode())
 
     bad: list[Callable[[], Answer]] = [
         lambda: answer(200),
@@ -281,7 +281,7 @@ def test_the_check_sees_what_no_answer_may_tell() -> None:
         lambda: answer(message="no such file: /home/me/model.gguf"),
         lambda: answer(message='File "app/main.py", line 1'),
     ]
-    check_refused(answer())
+    check_rejected(answer())
     for make in bad:
         with pytest.raises(AssertionError):
-            check_refused(make())
+            check_rejected(make())

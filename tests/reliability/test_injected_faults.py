@@ -109,7 +109,7 @@ def test_a_text_that_cannot_be_decoded_fails_its_request_alone(server: Server) -
     check_all_is_well(server, num_files)
 
 
-def test_connections_that_are_reset_concern_nobody_else(server: Server) -> None:
+def test_connections_that_are_reset_concern_no_other(server: Server) -> None:
     address = server.address()
     num_files = num_open_files(server.pid)
 
@@ -135,13 +135,13 @@ def test_a_step_that_does_not_end_is_noticed_and_ends_what_waits_for_it(server: 
         while await status_of(address, "/health") == 200:
             pass
         ready = await status_of(address, "/ready")
-        refused = await ask(address, CHAT, golden_request(brief_cases(1)[0]))
+        rejected = await ask(address, CHAT, golden_request(brief_cases(1)[0]))
         assert ready == 503
-        return await poison, refused
+        return await poison, rejected
 
-    poison, refused = asyncio.run(stall())
+    poison, rejected = asyncio.run(stall())
     assert poison.is_done
-    for outcome, status in ((poison, 200), (refused, 503)):
+    for outcome, status in ((poison, 200), (rejected, 503)):
         assert outcome.status == status
         assert outcome.error is not None
         assert outcome.error["code"] == "engine_stalled"

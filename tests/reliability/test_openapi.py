@@ -109,7 +109,7 @@ def test_what_the_document_allows_is_answered_as_it_says(server: Server, label: 
 
 
 @pytest.mark.parametrize("label", [label for label in OPERATIONS if label.startswith("POST")])
-def test_what_the_document_forbids_is_refused_as_it_says(server: Server, label: str) -> None:
+def test_what_the_document_forbids_is_rejected_as_it_says(server: Server, label: str) -> None:
     @EXAMPLES
     @given(operation(server, label).as_strategy(generation_mode=GenerationMode.NEGATIVE))
     def try_one(case: Case[Any]) -> None:
@@ -122,7 +122,7 @@ def test_what_the_document_forbids_is_refused_as_it_says(server: Server, label: 
 def test_any_fields_beside_a_good_request_are_answered_as_the_document_says(
     server: Server, label: str
 ) -> None:
-    """All fields together are nearly always refused for one of them; of a few, many are served."""
+    """All fields together are nearly always rejected for one of them; of a few, many are served."""
     made = operation(server, label)
 
     @EXAMPLES
@@ -153,6 +153,6 @@ def test_the_document_has_all_operations_and_no_answer_that_is_never_sent(server
         assert "422" not in described["responses"]
         for status, response in described["responses"].items():
             if status != "200":
-                told = response["content"]["application/json"]["schema"]["$ref"]
-                assert told == "#/components/schemas/ErrorEnvelope"
+                reported = response["content"]["application/json"]["schema"]["$ref"]
+                assert reported == "#/components/schemas/ErrorEnvelope"
     assert json.dumps(document).count("HTTPValidationError") == 0

@@ -1,4 +1,4 @@
-"""More requests than can be served: each one is answered or refused in good form."""
+"""More requests than can be served: each one is answered or rejected in good form."""
 
 import asyncio
 from http import HTTPStatus
@@ -9,15 +9,14 @@ from scripts.server_process import Server, num_open_files
 from scripts.soak import overload
 from scripts.soak.client import CHAT, Outcome, ask, get
 from scripts.soak.prober import Prober
-from tests.reliability.conftest import MAX_QUEUED
-from tests.support.live import check_all_is_well
+from tests.support.live import MAX_QUEUED, check_all_is_well
 
 pytestmark = pytest.mark.timeout(240)
 
 SEATS = 8
 
 
-def test_under_overload_each_request_is_answered_or_refused(server: Server) -> None:
+def test_under_overload_each_request_is_answered_or_rejected(server: Server) -> None:
     address = server.address()
     num_files = num_open_files(server.pid)
     capacity = asyncio.run(
@@ -38,7 +37,7 @@ def test_under_overload_each_request_is_answered_or_refused(server: Server) -> N
     check_all_is_well(server, num_files)
 
 
-def test_less_urgent_work_is_refused_first(server: Server) -> None:
+def test_less_urgent_work_is_rejected_first(server: Server) -> None:
     """While there is no room for low and normal work, there still is some for high."""
     address = server.address()
     num_files = num_open_files(server.pid)
@@ -51,13 +50,13 @@ def test_less_urgent_work_is_refused_first(server: Server) -> None:
                 )
                 for i in range(SEATS + MAX_QUEUED)
             ]
-            # The first refusal: by then there is no room for more of its class.
-            refused, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            # The first rejection: by then there is no room for more of its class.
+            rejected, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             ready = await get(address, "/ready")
             high = await ask(
                 address, CHAT, overload.request(-1, max_tokens=1) | {"priority": "high"}
             )
-        return [task.result() for task in waiting], refused.pop().result(), ready, high
+        return [task.result() for task in waiting], rejected.pop().result(), ready, high
 
     outcomes, first, ready, high = asyncio.run(fill_and_try())
     assert first.status == HTTPStatus.SERVICE_UNAVAILABLE

@@ -1,4 +1,4 @@
-"""Ends and starts that nobody planned: a crash, a port in use, a log that cannot be written."""
+"""Unplanned ends and starts: a crash, a port in use, a log that cannot be written."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ def close_standard_error() -> None:
 
 
 def test_after_a_crash_the_same_port_serves_again() -> None:
-    """The second start has nowhere to log to, which stops nobody either."""
+    """The second start has nowhere to log to, which does not stop it."""
     address = free_address()
     with serving_at(address, Server(port=str(address.port))) as server:
         outcome = asyncio.run(be_cut_off(server, address))
@@ -57,7 +57,7 @@ def test_after_a_crash_the_same_port_serves_again() -> None:
         assert server.log == ""
 
 
-def test_a_log_on_a_full_disk_stops_nobody() -> None:
+def test_a_log_on_a_full_disk_does_not_stop_the_server() -> None:
     address = free_address()
     with open("/dev/full", "wb") as full:
         server = Server(port=str(address.port), stderr=full.fileno())
@@ -66,7 +66,7 @@ def test_a_log_on_a_full_disk_stops_nobody() -> None:
         assert server.stop() == 0
 
 
-def test_a_port_in_use_is_told_in_one_line() -> None:
+def test_a_port_in_use_is_reported_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with Server(port=str(port)) as server:

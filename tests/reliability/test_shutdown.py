@@ -1,4 +1,4 @@
-"""SIGTERM under load: what runs is completed, what comes is told so, and nobody waits in vain."""
+"""SIGTERM under load: what runs is completed, what comes is rejected, no client hangs."""
 
 import asyncio
 import signal
@@ -44,14 +44,14 @@ async def wait_until_not_ready(address: Address) -> Outcome:
     return outcome
 
 
-def check_refused(outcome: Outcome) -> None:
+def check_rejected(outcome: Outcome) -> None:
     assert outcome.status == HTTPStatus.SERVICE_UNAVAILABLE, outcome
     assert outcome.error is not None
     assert outcome.error["code"] == "shutting_down"
     assert 1 <= int(outcome.headers["retry-after"]) <= 120
 
 
-def test_streams_in_flight_are_completed_and_new_requests_are_told_to_go(server: Server) -> None:
+def test_streams_in_flight_are_completed_and_new_requests_are_rejected(server: Server) -> None:
     """Two signals sent at once are one wish: a supervisor and a terminal may each send one.
 
     They are different ones, since of two alike the system may deliver only one.
@@ -83,7 +83,7 @@ def test_streams_in_flight_are_completed_and_new_requests_are_told_to_go(server:
     assert not_ready.status == HTTPStatus.SERVICE_UNAVAILABLE
     assert health == HTTPStatus.OK
     for outcome in late:
-        check_refused(outcome)
+        check_rejected(outcome)
     assert server.wait() == 0
     assert "Traceback" not in server.log
 
@@ -140,7 +140,7 @@ def test_a_signal_while_the_model_loads_ends_the_start_in_one_line(number: int) 
 
 
 def test_a_signal_while_the_program_itself_loads_leaves_no_traceback() -> None:
-    """The imports take a second; whoever types Ctrl-C then wants no page of text."""
+    """The imports take a second; Ctrl-C during that prints no page of text."""
     with Server() as server:
         wait_until(lambda: is_importing(server.pid), "it never loads anything")
         server.send_signal(signal.SIGINT)

@@ -54,7 +54,7 @@ def test_what_exceeds_a_bound_of_a_histogram_is_counted() -> None:
     assert gauges.num_above(text, "a:b", 0.1) == 2
 
 
-def refusal(retry_after: str | None, status: int = 503, code: str | None = "full") -> Outcome:
+def rejection(retry_after: str | None, status: int = 503, code: str | None = "full") -> Outcome:
     headers = {} if retry_after is None else {"retry-after": retry_after}
     return Outcome(0.0, status=status, headers=headers, error={"code": code}, is_done=True)
 
@@ -62,21 +62,23 @@ def refusal(retry_after: str | None, status: int = 503, code: str | None = "full
 @pytest.mark.parametrize(
     ("outcome", "is_fault"),
     [
-        (refusal("1"), False),
-        (refusal("120", 429), False),
-        (refusal("121"), True),
-        (refusal("0"), True),
-        (refusal("1.5"), True),
-        (refusal(None), True),
-        (refusal("1", code=None), True),
-        (refusal("1", 500), True),
+        (rejection("1"), False),
+        (rejection("120", 429), False),
+        (rejection("121"), True),
+        (rejection("0"), True),
+        (rejection("1.5"), True),
+        (rejection(None), True),
+        (rejection("1", code=None), True),
+        (rejection("1", 500), True),
         (Outcome(0.0, status=200, is_done=True, finish_reasons={0: "stop"}), False),
         (Outcome(0.0, status=200, finish_reasons={0: "stop"}), True),
         (Outcome(0.0, status=200, is_done=True), True),
         (Outcome(0.0, broken="no head"), True),
     ],
 )
-def test_an_answer_or_a_refusal_in_good_form_is_no_fault(outcome: Outcome, is_fault: bool) -> None:
+def test_an_answer_or_a_rejection_in_good_form_is_no_fault(
+    outcome: Outcome, is_fault: bool
+) -> None:
     assert bool(overload.faults([outcome])) is is_fault
 
 

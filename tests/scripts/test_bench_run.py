@@ -101,7 +101,7 @@ def test_all_scenarios_have_a_line_and_priorities_one_each(
 
 @pytest.mark.parametrize("clients", ["2", "1,2"])
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_a_run_is_drawn(
+def test_a_run_is_plotted(
     clients: str,
     suffix: str,
     ours: FakeServer,
@@ -113,13 +113,13 @@ def test_a_run_is_drawn(
     urls = ["--url", f"ours={ours.url}", "--vs", f"peer={peer.url}"]
     assert main([*urls, *SMALL, "--clients", clients, "--json", str(numbers)]) == 0
     assert plot.main([str(numbers), str(picture)]) == 0
-    drawn = picture.read_bytes()
+    plotted = picture.read_bytes()
     if suffix == ".png":
-        assert drawn.startswith(b"\x89PNG\r\n")
+        assert plotted.startswith(b"\x89PNG\r\n")
     else:
         shown = ["ours", "peer", "Output, tokens/s", "medians of 2 rounds"]
         shown += ["Time to first token, ms"] if "," in clients else ["2 clients", "chat prompts of"]
-        assert [text for text in shown if text not in drawn.decode()] == []
+        assert [text for text in shown if text not in plotted.decode()] == []
 
 
 def test_servers_get_the_same_prompts_in_turns_and_never_one_twice(

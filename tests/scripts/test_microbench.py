@@ -79,7 +79,7 @@ def test_times_are_in_the_unit_that_suits_them() -> None:
     ]
 
 
-def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["stepz"])
     assert "no stepz; there are steps, products" in capsys.readouterr().err

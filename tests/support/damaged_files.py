@@ -2,7 +2,7 @@
 
     python -m tests.support.damaged_files FILE SEED COUNT
 
-Prints how many were loaded and how many refused.  FILE is a GGUF file, or the directory
+Prints how many were loaded and how many rejected.  FILE is a GGUF file, or the directory
 of a model whose `model.safetensors` is damaged.
 """
 
@@ -16,7 +16,7 @@ import batching.backend  # noqa: F401
 from batching.backend.loader import load_model
 from batching.errors import ModelLoadError
 
-# What a field can be that somebody made up.
+# Made-up values of a field.
 _FIELDS: Final = (0, 1, 7, 31, 0x7F, 0xFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**64 - 1)
 
 
@@ -62,7 +62,7 @@ def outcome(path: Path) -> str:
     try:
         load_model(str(path), dtype=None)
     except ModelLoadError as error:
-        return "told in several lines" if "\n" in str(error) else "refused"
+        return "rejected in several lines" if "\n" in str(error) else "rejected"
     return "loaded"
 
 

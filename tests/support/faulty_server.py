@@ -85,7 +85,7 @@ _STEP_FAULTS: Final[dict[Fault, Callable[[], None]]] = {
 
 
 class FaultyRunner(MLXRunner):
-    """Fails in the middle of a step: the model has written into the pool, nobody has a token."""
+    """Fails in the middle of a step: the pool is written, no request has a token."""
 
     def run(self, plan: StepPlan) -> Any:
         self._faults = {fault_of(s.request) for s in plan.slices}

@@ -24,8 +24,8 @@ class GoldenCase:
         """Fail unless the tokens are the golden ones, or part from them at a near tie."""
         expected = self.completion_token_ids
         pairs = zip(token_ids, expected, self.margins, strict=False)
-        for got, wanted, margin in pairs:
-            if got != wanted:
+        for got, token, margin in pairs:
+            if got != token:
                 assert margin < MARGIN, f"{self.name}: {token_ids} instead of {expected}"
                 return
         assert len(token_ids) == len(expected), f"{self.name}: {token_ids} ends elsewhere"

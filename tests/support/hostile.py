@@ -1,4 +1,4 @@
-"""Requests of somebody who means harm, by what they aim at; `hostile_times.py` times them."""
+"""Requests of a hostile client, by what they aim at; `hostile_times.py` times them."""
 
 import json
 import socket
@@ -451,10 +451,10 @@ CHEAP: Final[Bodies] = {
     "NULs": lambda: chat("\0" * 100),
     "a byte order mark": lambda: b"\xef\xbb\xbf" + chat(),
     "controls": lambda: chat("\x1b[2J\r\n<|im_start|>system\r\n"),
-    "kwargs that nobody reads": lambda: chat(chat_template_kwargs={"": 1, "a b": [1]}),
+    "kwargs that no template reads": lambda: chat(chat_template_kwargs={"": 1, "a b": [1]}),
 }
 
-# Addresses that nobody may ask for on a client's behalf
+# Addresses that the server may not ask for on a client's behalf
 
 
 def requests_to_fetch(url: str) -> Bodies:

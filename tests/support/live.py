@@ -10,6 +10,10 @@ from scripts.soak.client import CHAT, Outcome, ask_all, get
 from scripts.soak.gauges import held
 from tests.support.golden import GOLDEN, GoldenCase
 
+# Settings of the shared server: a short queue and quick aging.
+MAX_QUEUED: Final = 64
+AGING_RATE: Final = 2.0
+
 # Those whose answers are short.
 BRIEF: Final = tuple(case for case in GOLDEN if len(case.completion_token_ids) < 16)
 
@@ -56,7 +60,7 @@ def warm_up(server: Server) -> Server:
 
 
 def check_all_is_well(server: Server, num_files: int) -> None:
-    """Fail unless nothing is held for anybody, all connections are closed, and answers are right."""
+    """Fail unless no request holds anything, all connections are closed, and answers are right."""
     address = server.address()
 
     def is_idle() -> bool:

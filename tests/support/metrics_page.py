@@ -24,8 +24,8 @@ class MetricsPage:
 
     def __call__(self, name: str, **labels: str) -> float | None:
         """Return the value of the sample with exactly these labels; None without one."""
-        wanted = {"model_name": self._model, **labels}
-        found = [s.value for s in self.samples if s.name == name and s.labels == wanted]
+        expected = {"model_name": self._model, **labels}
+        found = [s.value for s in self.samples if s.name == name and s.labels == expected]
         assert len(found) < 2, f"{name} is there twice"
         return found[0] if found else None
 

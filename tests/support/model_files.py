@@ -1,4 +1,4 @@
-"""A small model directory, and what loading it is refused for."""
+"""A small model directory, and what loading it is rejected for."""
 
 import json
 from pathlib import Path
@@ -56,8 +56,8 @@ def edit_config(directory: Path, name: str = "config.json", **changes: Any) -> N
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
-def refusal(reference: str | Path, dtype: mx.Dtype | None = None) -> str:
-    """Return the line with which loading is refused."""
+def rejection(reference: str | Path, dtype: mx.Dtype | None = None) -> str:
+    """Return the line with which loading is rejected."""
     with pytest.raises(ModelLoadError) as caught:
         load_model(str(reference), dtype=dtype)
     assert "\n" not in str(caught.value)

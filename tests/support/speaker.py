@@ -82,7 +82,7 @@ class ByteTokenizer:
 class Gate:
     """Holds an engine after the first token of an answer, until it is opened.
 
-    An endless answer behind a gate is still there to be aborted, and floods nobody meanwhile.
+    An endless answer behind a gate is still there to be aborted, and floods no client meanwhile.
     """
 
     def __init__(self, *, is_open: bool) -> None:
@@ -98,7 +98,7 @@ class Gate:
     def wait(self) -> None:
         self.reached.set()
         self.was_given_up = not self._open.wait(20)
-        assert not self.was_given_up, "nobody opens the gate"
+        assert not self.was_given_up, "the test never opens the gate"
 
 
 class Speaker(TokenRunner):
@@ -232,7 +232,7 @@ async def served(
         model_ids=model_ids,
     )
     app = create_app(manager, Settings.model_construct(**settings), tracer)
-    # An exception that nobody expected is answered, as it is behind a real server.
+    # An unexpected exception is answered, as it is behind a real server.
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

@@ -1,4 +1,4 @@
-"""A request that makes something raise ends with an error, and nobody else notices."""
+"""A request that makes something raise ends with an error, and no other request notices."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class Poisoned(ByteTokenizer):
 
 
 class Undecodable(ByteTokenizer):
-    """Cannot decode the first token of what a poisoned request is told."""
+    """Cannot decode the first token of the completion of a poisoned request."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         if ord("!") in token_ids:
@@ -60,17 +60,17 @@ async def check_others_are_served(server: Served) -> None:
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
-async def test_whatever_a_template_raises_is_told_without_the_prompt(
+async def test_whatever_a_template_raises_is_reported_without_the_prompt(
     failure: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     async with served(tokenizer=Poisoned(failure)) as server:
-        refused = await server.chat(POISON)
+        rejected = await server.chat(POISON)
         streamed = await server.chat(POISON, stream=True)
         asked = await server.chat(POISON, chat_template_kwargs={"tone": "rude"})
         await check_others_are_served(server)
     for response, param in (
-        (refused, "messages"),
+        (rejected, "messages"),
         (streamed, "messages"),
         (asked, "chat_template_kwargs"),
     ):

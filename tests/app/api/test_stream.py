@@ -246,7 +246,7 @@ async def test_a_response_that_is_cancelled_ends_its_request(stream: bool) -> No
         assert await server.num_unfinished() == 0
 
 
-async def test_streams_go_on_when_the_server_is_told_to_stop() -> None:
+async def test_streams_go_on_when_the_server_is_asked_to_stop() -> None:
     assert not AppStatus.enable_automatic_graceful_drain
 
 
@@ -257,7 +257,7 @@ async def test_a_silent_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyP
 
     async def receive() -> Message:
         await asyncio.Event().wait()
-        raise AssertionError("nobody sends a second message")
+        raise AssertionError("the client sends no second message")
 
     async with served_endlessly() as server:
         params = GenerationParams(max_tokens=2)

@@ -15,7 +15,7 @@ from tests.support.speaker import END, Speaker, served
 pytestmark = pytest.mark.anyio
 
 # What may follow the last byte, and how likely; a greedy start leads away from the best answer.
-ODDS: dict[int, dict[int, float]] = {
+PROBABILITIES: dict[int, dict[int, float]] = {
     ord("?"): {ord("a"): 0.5, ord("b"): 0.4, END: 0.1},
     ord("a"): {ord("a"): 0.28, ord("b"): 0.4, END: 0.32},
     ord("b"): {ord("a"): 0.05, ord("b"): 0.05, END: 0.9},
@@ -26,7 +26,7 @@ class Chain(Speaker):
     """Knows the log probabilities of three tokens after each other one."""
 
     def _logprobs(self, prefix: list[int], num_top: int) -> TokenLogprobs:
-        falling = sorted(ODDS[prefix[-1]].items(), key=lambda item: -item[1])
+        falling = sorted(PROBABILITIES[prefix[-1]].items(), key=lambda item: -item[1])
         top = tuple((token, math.log(chance)) for token, chance in falling)
         return TokenLogprobs(top[0][1], top[:num_top])
 
@@ -39,7 +39,7 @@ def every_answer(max_tokens: int) -> dict[tuple[int, ...], float]:
             is_whole = tokens[-1] == END or length == max_tokens
             if is_whole and END not in tokens[:-1]:
                 steps = zip((ord("?"), *tokens), tokens, strict=False)
-                answers[tokens] = sum(math.log(ODDS[last][token]) for last, token in steps)
+                answers[tokens] = sum(math.log(PROBABILITIES[last][token]) for last, token in steps)
     return answers
 
 
@@ -80,9 +80,9 @@ async def test_two_beams_find_what_one_misses_and_each_prompt_has_its_own() -> N
         num_unfinished = await server.num_unfinished()
     assert narrow["choices"][0]["text"] == "ab"
     assert [c["text"] for c in wide["choices"]] == ["b", ""]
-    told = wide["choices"][0]["logprobs"]
-    assert told["token_logprobs"] == pytest.approx([math.log(0.4)])
-    assert told["top_logprobs"] == [{"a": pytest.approx(math.log(0.5))}]
+    reported = wide["choices"][0]["logprobs"]
+    assert reported["token_logprobs"] == pytest.approx([math.log(0.4)])
+    assert reported["top_logprobs"] == [{"a": pytest.approx(math.log(0.5))}]
     assert num_unfinished == 0
 
 
@@ -103,7 +103,7 @@ async def test_a_stop_string_ends_a_beams_text() -> None:
         ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
     ],
 )
-async def test_what_a_search_does_not_take_is_refused(fields: dict[str, Any], param: str) -> None:
+async def test_what_a_search_does_not_take_is_rejected(fields: dict[str, Any], param: str) -> None:
     async with served(b"", runner=Chain) as server:
         response = await server.complete("?", **({"use_beam_search": True} | fields))
     assert response.status_code == 400
@@ -136,7 +136,7 @@ async def test_a_search_that_fails_ends_the_others_of_its_request() -> None:
     assert others == []
 
 
-async def test_a_search_that_cannot_fit_the_context_is_refused_before_it_begins() -> None:
+async def test_a_search_that_cannot_fit_the_context_is_rejected_before_it_begins() -> None:
     async with served(b"", runner=Chain, num_blocks=1) as server:
         response = await server.complete("?", use_beam_search=True, max_tokens=32)
     assert response.json()["error"]["code"] == "context_length_exceeded"

@@ -55,20 +55,20 @@ async def ask(
 
 
 class TestIds:
-    @pytest.mark.parametrize("wanted", [b"a", b"trace-7/{b}%s", b"~" * 128])
-    async def test_the_id_of_the_client_is_kept(self, wanted: bytes) -> None:
+    @pytest.mark.parametrize("client_id", [b"a", b"trace-7/{b}%s", b"~" * 128])
+    async def test_the_id_of_the_client_is_kept(self, client_id: bytes) -> None:
         seen = []
         app = App(lambda scope: seen.append(scope["state"]["request_id"]))
-        response = await ask(app, request_id=wanted)
-        assert response.headers["x-request-id"].encode() == wanted
-        assert seen == [wanted.decode()]
+        response = await ask(app, request_id=client_id)
+        assert response.headers["x-request-id"].encode() == client_id
+        assert seen == [client_id.decode()]
         assert response.headers["x-mine"] == "yes"
 
     @pytest.mark.parametrize(
-        "wanted", [None, b"", b"a b", b"a\tb", b"\xc3\xa9", b"a\nx-y: z", b"a\r\n", b"~" * 129]
+        "client_id", [None, b"", b"a b", b"a\tb", b"\xc3\xa9", b"a\nx-y: z", b"a\r\n", b"~" * 129]
     )
-    async def test_other_requests_get_a_new_one(self, wanted: bytes | None) -> None:
-        responses = [await ask(App(), request_id=wanted) for _ in range(2)]
+    async def test_other_requests_get_a_new_one(self, client_id: bytes | None) -> None:
+        responses = [await ask(App(), request_id=client_id) for _ in range(2)]
         one, two = [response.headers["x-request-id"] for response in responses]
         assert one.startswith("req-")
         assert len(one) == 36

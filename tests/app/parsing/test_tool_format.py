@@ -233,7 +233,7 @@ def test_parameters_of_qwen3_coder_are_text_or_json() -> None:
     assert not follows(coder_call("f", {"text": "a", "place": ["b"]}), grammar)
 
 
-def test_a_text_that_must_match_a_pattern_is_refused_if_it_is_strict() -> None:
+def test_a_text_that_must_match_a_pattern_is_rejected_if_it_is_strict() -> None:
     schema = {"properties": {"day": {"type": "string", "pattern": "^[0-9]+$"}}}
     with pytest.raises(InvalidRequest, match="'pattern' of a string cannot") as caught:
         CODER.grammar([tool("f", schema, strict=True)], "auto", is_parallel=True)
@@ -246,11 +246,11 @@ def test_a_format_that_cannot_be_enforced_says_so() -> None:
     text = "<tool_call>now<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>"
     assert calls_in(format_, text) == [("now", {"x": 1})]
     assert format_.grammar(TOOLS, "auto", is_parallel=True) is None
-    refused: list[tuple[list[ToolSpec], ToolChoice, str]] = [
+    rejected: list[tuple[list[ToolSpec], ToolChoice, str]] = [
         (TOOLS, "required", "tool_choice"),
         (STRICT, "auto", "tools"),
     ]
-    for tools, choice, param in refused:
+    for tools, choice, param in rejected:
         with pytest.raises(InvalidRequest, match="cannot be enforced") as caught:
             format_.grammar(tools, choice, is_parallel=True)
         assert caught.value.param == param

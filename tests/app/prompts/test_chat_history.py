@@ -1,4 +1,4 @@
-"""What a chat template is told of calls and their results."""
+"""What a chat template gets of calls and their results."""
 
 import json
 from typing import Any
@@ -60,12 +60,12 @@ def test_a_template_that_knows_tools_gets_them_in_their_own_fields() -> None:
 def test_a_result_keeps_its_own_name_and_may_have_no_call() -> None:
     named = RESULT | {"name": "own"}
     lonely = RESULT | {"tool_call_id": "unheard of"}
-    told = template_messages(turns(CALLING, named, lonely), JSON, [TOOL])
-    assert [turn.get("name") for turn in told] == [None, "own", None]
+    rendered = template_messages(turns(CALLING, named, lonely), JSON, [TOOL])
+    assert [turn.get("name") for turn in rendered] == [None, "own", None]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "rendered"),
     [
         ("", {}),
         ("{}", {}),
@@ -77,10 +77,10 @@ def test_a_result_keeps_its_own_name_and_may_have_no_call() -> None:
         ('{"a": ' + "9" * 5000 + "}", '{"a": ' + "9" * 5000 + "}"),
     ],
 )
-def test_arguments_are_an_object_if_they_are_one(arguments: str, told: Any) -> None:
+def test_arguments_are_an_object_if_they_are_one(arguments: str, rendered: Any) -> None:
     calling = CALLING | {"tool_calls": [call(arguments)]}
     (turn,) = template_messages(turns(calling), JSON, [])
-    assert turn["tool_calls"][0]["function"]["arguments"] == told
+    assert turn["tool_calls"][0]["function"]["arguments"] == rendered
 
 
 def test_ids_are_as_long_as_the_template_has_them() -> None:
@@ -120,7 +120,7 @@ def test_for_any_other_template_calls_and_results_are_text() -> None:
     ]
 
 
-def test_it_is_told_of_the_tools_in_a_system_message() -> None:
+def test_it_gets_the_tools_in_a_system_message() -> None:
     system, user = template_messages(turns(USER), GENERAL, [TOOL])
     assert system["role"] == "system" and user == {"role": "user", "content": "Weather?"}
     lines = system["content"].splitlines()

@@ -171,9 +171,9 @@ def test_a_signal_lets_requests_in_flight_finish_and_rejects_new_ones(phases: Ph
             assert phases.signalled.wait(LONG)
             assert code_of(httpx.get(f"{url}/ready")) == (503, "unavailable")
             assert httpx.get(f"{url}/health").status_code == 200
-            refused = httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"})
-            assert code_of(refused) == (503, "shutting_down")
-            assert int(refused.headers["Retry-After"]) == 30
+            rejected = httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"})
+            assert code_of(rejected) == (503, "shutting_down")
+            assert int(rejected.headers["Retry-After"]) == 30
             # A second signal at once counts as the same one.
             stop()
             gate.open()
@@ -357,7 +357,7 @@ class TestMain:
             assert main() == 2
         assert "in use" in capsys.readouterr().err
 
-    def test_a_process_is_told_to_stop_from_its_first_moment(
+    def test_a_process_can_be_stopped_from_its_first_moment(
         self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
         statuses: list[int] = []
@@ -365,7 +365,7 @@ class TestMain:
         def exit_process(status: int) -> None:
             statuses.append(status)
 
-        def main_until_told(arguments: list[str]) -> int:
+        def main_until_signalled(arguments: list[str]) -> int:
             assert arguments == ["--port=1"]
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.raise_signal(number)
@@ -373,7 +373,7 @@ class TestMain:
 
         monkeypatch.setattr(os, "_exit", exit_process)
         monkeypatch.setattr(sys, "argv", ["mlx-batch-server", "--port=1"])
-        monkeypatch.setattr("app.cli.main", main_until_told)
+        monkeypatch.setattr("app.cli.main", main_until_signalled)
         monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
         start()
         assert statuses == [130, 143, 7]

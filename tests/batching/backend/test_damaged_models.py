@@ -26,7 +26,7 @@ from tests.support.gguf_models import (
     tensors_of,
 )
 from tests.support.gguf_writer import Q8_0, write_gguf
-from tests.support.model_files import refusal, write_model
+from tests.support.model_files import rejection, write_model
 
 HUGE: Final = (1 << 31, 1 << 32, 1 << 62, (1 << 64) - 1)
 
@@ -123,10 +123,10 @@ HOSTILE: Final[dict[str, bytes]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_header_that_lies_is_refused(tmp_path: Path, what: str) -> None:
+def test_a_header_that_lies_is_rejected(tmp_path: Path, what: str) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(HOSTILE[what])
-    assert str(path) in refusal(path)
+    assert str(path) in rejection(path)
     with pytest.raises(ModelLoadError):
         read_header(path)
 
@@ -138,17 +138,17 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, what: str) -> None:
         value("a", 9, struct.pack("<IQd", 12, 1, 1.5)),
     ],
 )
-def test_what_mlx_reads_differently_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_what_mlx_reads_differently_is_rejected(tmp_path: Path, content: bytes) -> None:
     """It takes four bytes of eight, and the rest for a length: the process would end."""
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf(content, A_NUMBER))
-    assert "64-bit float" in refusal(path)
+    assert "64-bit float" in rejection(path)
 
 
 def test_what_a_file_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf(tensors=(tensor("a\nb\x1b[2J" + "c" * 999, (4,), kind=99),)))
-    message = refusal(path)
+    message = rejection(path)
     assert "tensor a b?[2Jccc" in message
     assert len(message) < 400
 
@@ -171,7 +171,7 @@ def test_more_entries_than_any_model_has_are_not_read(tmp_path: Path, is_tensors
         path.write_bytes(gguf(tensors=tuple(tensor(name, (1,)) for name in names)))
     else:
         path.write_bytes(gguf(*(value(name, 0, b"0") for name in names)))
-    assert "claims more than any model has" in refusal(path)
+    assert "claims more than any model has" in rejection(path)
 
 
 def test_a_header_larger_than_any_models_is_not_read_to_its_end(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_header_larger_than_any_models_is_not_read_to_its_end(tmp_path: Path) 
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1))
         file.write(text("a")[:8] + b"a" + struct.pack("<IQ", 8, 1 << 34))
         file.truncate(1 << 35)
-    assert "claims more than any model has" in refusal(path)
+    assert "claims more than any model has" in rejection(path)
 
 
 @pytest.mark.parametrize(
@@ -198,16 +198,16 @@ def test_a_header_larger_than_any_models_is_not_read_to_its_end(tmp_path: Path) 
         ({"tokenizer.ggml.eos_token_id": 1 << 30}, ""),
     ],
 )
-def test_values_that_cannot_be_are_refused_or_harmless(
+def test_values_that_cannot_be_are_rejected_or_harmless(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     model, config = random_model("llama", vocab_size=262)
     metadata = BPE | metadata_of(config) | changes
     path = write_gguf(tmp_path / "m.gguf", metadata, tensors_of(model, config))
     if reason:
-        assert reason in refusal(path)
+        assert reason in rejection(path)
     else:
-        assert outcome(path) in ("loaded", "refused")
+        assert outcome(path) in ("loaded", "rejected")
 
 
 def read(path: Path, content: bytes) -> GgufHeader | None:
@@ -232,7 +232,7 @@ def check(header: GgufHeader, size: int) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(st.binary(max_size=200), st.sampled_from([2, 3]))
 @example(bytes(200), 3)
-def test_any_bytes_are_a_header_or_refused(tmp_path: Path, content: bytes, version: int) -> None:
+def test_any_bytes_are_a_header_or_rejected(tmp_path: Path, content: bytes, version: int) -> None:
     whole = b"GGUF" + struct.pack("<I", version) + content
     if (header := read(tmp_path / "m.gguf", whole)) is not None:
         check(header, len(whole))
@@ -252,7 +252,7 @@ FIELDS: Final = st.one_of(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 6000), FIELDS), min_size=1, max_size=3), st.data())
-def test_a_header_with_other_bytes_in_it_is_read_or_refused(
+def test_a_header_with_other_bytes_in_it_is_read_or_rejected(
     tmp_path: Path, whole: bytes, changes: list[tuple[int, bytes]], data: st.DataObject
 ) -> None:
     content = whole[: data.draw(st.sampled_from([len(whole), len(whole) - 1, 6000, 5000]))]
@@ -307,25 +307,25 @@ def with_tensor(**changes: Any) -> Callable[[dict[str, Any]], None]:
         lambda header: header.update({NAME: []}),
     ],
 )
-def test_weights_that_are_not_what_they_say_are_refused(
+def test_weights_that_are_not_what_they_say_are_rejected(
     directory: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     rewrite(directory, change)
-    assert str(directory) in refusal(directory)
+    assert str(directory) in rejection(directory)
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 100, 6000, -4096, -1])
-def test_weights_that_end_too_soon_are_refused(directory: Path, length: int) -> None:
+def test_weights_that_end_too_soon_are_rejected(directory: Path, length: int) -> None:
     path = directory / "model.safetensors"
     path.write_bytes(path.read_bytes()[:length])
-    assert str(directory) in refusal(directory)
+    assert str(directory) in rejection(directory)
 
 
 @pytest.mark.parametrize("length", HUGE)
-def test_a_header_of_weights_without_end_is_refused(directory: Path, length: int) -> None:
+def test_a_header_of_weights_without_end_is_rejected(directory: Path, length: int) -> None:
     path = directory / "model.safetensors"
     path.write_bytes(struct.pack("<Q", length) + path.read_bytes()[8:])
-    assert str(directory) in refusal(directory)
+    assert str(directory) in rejection(directory)
 
 
 @pytest.mark.parametrize(
@@ -345,9 +345,9 @@ def test_a_header_of_weights_without_end_is_refused(directory: Path, length: int
         ("config.json", b'{"model_type": 7}'),
     ],
 )
-def test_a_damaged_text_file_is_refused(directory: Path, name: str, content: bytes) -> None:
+def test_a_damaged_text_file_is_rejected(directory: Path, name: str, content: bytes) -> None:
     (directory / name).write_bytes(content)
-    assert str(directory) in refusal(directory)
+    assert str(directory) in rejection(directory)
 
 
 # Whatever was not thought of
@@ -361,5 +361,5 @@ def test_no_damage_ends_the_process(tmp_path: Path, write: Callable[[Path], Path
     command = [sys.executable, "-m", "tests.support.damaged_files", str(path), "5", "150"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"(\d+ loaded, )?\d+ refused", done.stdout)
+    assert re.fullmatch(r"(\d+ loaded, )?\d+ rejected", done.stdout)
     assert np.sum([int(n) for n in re.findall(r"\d+", done.stdout)]) == 150

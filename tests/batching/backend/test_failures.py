@@ -172,8 +172,8 @@ def serve(
     return Served(answers, failed, len(resets))
 
 
-def poisoned(prompt: list[int], **wanted: Any) -> BatchRequest:
-    return BatchRequest(99, prompt, max_tokens=NUM_TOKENS, **wanted)
+def poisoned(prompt: list[int], **fields: Any) -> BatchRequest:
+    return BatchRequest(99, prompt, max_tokens=NUM_TOKENS, **fields)
 
 
 DAMAGED: Final = [*PROMPTS[2][:5], POISON, *PROMPTS[5]]
@@ -416,12 +416,12 @@ class Step:
         self.logits = mx.random.normal((len(self.requests), VOCAB_SIZE))
 
     def run(self, written: list[mx.array] | None = None) -> list[SliceOutput]:
-        wanted = LogitRows.of(self.slices)
+        rows = LogitRows.of(self.slices)
         with (
-            self.sampler.masks(wanted) as masks,
+            self.sampler.masks(rows) as masks,
             self.sampler.isolate_failures(self.slices, self.logits, written or []),
         ):
-            return self.sampler.outputs(self.slices, wanted, self.logits, masks)
+            return self.sampler.outputs(self.slices, rows, self.logits, masks)
 
 
 def test_only_requests_whose_rows_are_not_finite_fail() -> None:

@@ -1,4 +1,4 @@
-"""From a reference to a model: bundled, file, directory, hub id, and one line of refusal."""
+"""From a reference to a model: bundled, file, directory, hub id, and errors of one line."""
 
 import importlib.util
 import json
@@ -26,7 +26,7 @@ from batching.backend.loader import (
 from batching.errors import ModelLoadError
 from batching.request import BatchRequest
 from tests.support.arrays import parameters
-from tests.support.model_files import edit_config, refusal
+from tests.support.model_files import edit_config, rejection
 
 GOLDEN: Any = json.loads((Path(__file__).parents[2] / "data/golden_smollm2.json").read_text())
 CASES: dict[str, Any] = {case["name"]: case for case in GOLDEN["cases"]}
@@ -162,25 +162,25 @@ def test_a_loaded_model_runs_in_another_thread(directory: Path) -> None:
     assert mx.isfinite(logits).all().item()
 
 
-def test_a_broken_directory_is_refused_in_one_line(directory: Path) -> None:
+def test_a_broken_directory_is_rejected_in_one_line(directory: Path) -> None:
     edit_config(directory, model_type="made_up")
-    assert "made_up not supported" in refusal(directory)
+    assert "made_up not supported" in rejection(directory)
     (directory / "config.json").write_text("{")
-    assert str(directory) in refusal(directory)
+    assert str(directory) in rejection(directory)
     (directory / "config.json").unlink()
-    assert "no config.json" in refusal(directory)
+    assert "no config.json" in rejection(directory)
 
 
 def test_references_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no file or directory" in refusal(tmp_path / "m.gguf")
-    assert "no file or directory" in refusal(tmp_path / "somewhere")
-    assert "no file or directory" in refusal("made-up-name")
+    assert "no file or directory" in rejection(tmp_path / "m.gguf")
+    assert "no file or directory" in rejection(tmp_path / "somewhere")
+    assert "no file or directory" in rejection("made-up-name")
     (tmp_path / "m.bin").write_text("")
-    assert "neither" in refusal(tmp_path / "m.bin")
+    assert "neither" in rejection(tmp_path / "m.bin")
     (tmp_path / "m.gguf").write_text("not a model")
-    assert "not a GGUF file" in refusal(tmp_path / "m.gguf")
+    assert "not a GGUF file" in rejection(tmp_path / "m.gguf")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert "no directory some/model" in refusal("some/model")
+    assert "no directory some/model" in rejection("some/model")
 
 
 def test_a_model_in_the_hubs_cache_is_used_without_the_hub(

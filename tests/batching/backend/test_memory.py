@@ -26,7 +26,7 @@ from tests.support.gguf_models import (
     tensors_of,
 )
 from tests.support.gguf_writer import Q4_0, Q8_0, write_gguf
-from tests.support.model_files import refusal, write_model
+from tests.support.model_files import rejection, write_model
 
 
 def test_a_share_of_the_memory_is_less_what_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,21 +87,21 @@ def test_weights_that_fit_to_the_byte_are_loaded_and_others_are_not_begun(
     have_memory(monkeypatch, needed - 1)
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    line = refusal(path, dtype)
+    line = rejection(path, dtype)
     assert "of weights" in line
     assert ("stored" if dtype is None else str(dtype).removeprefix("mlx.core.")) in line
     # Nothing but what mlx-lm keeps as it builds the model.
     assert mx.get_peak_memory() - before < 4096
 
 
-def test_a_refusal_names_the_sizes_and_what_to_change(
+def test_a_rejection_names_the_sizes_and_what_to_change(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     write_model(tmp_path)
     monkeypatch.setattr(memory, "device_memory", lambda: 3 << 20)
     monkeypatch.setattr(mx, "get_active_memory", lambda: (3 << 20) - 5)
     monkeypatch.setattr(memory, "weight_bytes", lambda: 0)
-    assert refusal(tmp_path, mx.float32) == (
+    assert rejection(tmp_path, mx.float32) == (
         "1 MiB of weights (float32) do not fit into the 0 MiB that are left of 3 MiB: "
         "take a smaller model, or a dtype that takes less"
     )
@@ -128,7 +128,7 @@ def test_a_pool_beside_the_weights_fits_or_is_rejected(
         build_engine(replace(config(directory, None), max_blocks=None))
 
 
-def test_a_model_that_cannot_run_is_refused_in_one_line(
+def test_a_model_that_cannot_run_is_rejected_in_one_line(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -148,7 +148,7 @@ def test_a_pool_of_16_bits_takes_half_the_memory(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [None, 4])
-def test_experts_that_the_kernels_do_not_know_fit_as_float32_or_are_refused(
+def test_experts_that_the_kernels_do_not_know_fit_as_float32_or_are_rejected(
     native: Native, monkeypatch: pytest.MonkeyPatch, bits: int | None
 ) -> None:
     """Of one expert of 64 x 128 numbers there are 4."""

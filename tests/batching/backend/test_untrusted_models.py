@@ -1,4 +1,4 @@
-"""Models are foreign files: what comes with them is data, and never run unless that is wanted."""
+"""Models are foreign files: what comes with them is data, and is not run unless that is allowed."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import load_model
 from tests.support.gguf_models import BPE
 from tests.support.gguf_writer import write_gguf
-from tests.support.model_files import edit_config, refusal
+from tests.support.model_files import edit_config, rejection
 
 WITNESS: Final = "witness"
 
@@ -85,7 +85,7 @@ def modules_of_this_test(tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
         ("config.json", {"model_type": "cache"}, "has no attribute 'Model'"),
     ],
 )
-def test_a_model_that_needs_its_own_code_is_refused(
+def test_a_model_that_needs_its_own_code_is_rejected(
     directory: Path,
     witness: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -96,7 +96,7 @@ def test_a_model_that_needs_its_own_code_is_refused(
     # Also not from where the server is started.
     monkeypatch.chdir(directory)
     edit_config(directory, name, **changes)
-    assert reason in refusal(directory)
+    assert reason in rejection(directory)
     assert not witness.exists()
 
 
@@ -130,15 +130,15 @@ def test_who_trusts_a_model_runs_its_code(
 def test_code_is_downloaded_only_if_it_is_trusted(
     directory: Path, monkeypatch: pytest.MonkeyPatch, is_trusted: bool
 ) -> None:
-    wanted: list[list[str]] = []
+    requested: list[list[str]] = []
 
     def download(repository: str, *, allow_patterns: list[str], **_: Any) -> str:
-        wanted.append(allow_patterns)
+        requested.append(allow_patterns)
         return str(directory)
 
     monkeypatch.setattr(loader, "snapshot_download", download)
     load_model("some/model", dtype=None, trust_remote_code=is_trusted)
-    (patterns,) = wanted
+    (patterns,) = requested
     assert ("*.py" in patterns) == is_trusted
     assert "model*.safetensors" in patterns
 
@@ -147,11 +147,11 @@ def test_code_is_downloaded_only_if_it_is_trusted(
 def test_weights_that_are_programs_are_not_read(directory: Path, name: str) -> None:
     """A pickle runs what it says; that of a model is not even opened."""
     (directory / "model.safetensors").rename(directory / name)
-    assert "No safetensors found" in refusal(directory)
-    assert "neither a .gguf file nor" in refusal(directory / name)
+    assert "No safetensors found" in rejection(directory)
+    assert "neither a .gguf file nor" in rejection(directory / name)
 
 
-def test_a_panic_of_a_foreign_library_is_a_refusal(
+def test_a_panic_of_a_foreign_library_is_a_rejection(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Panic(BaseException):
@@ -161,29 +161,29 @@ def test_a_panic_of_a_foreign_library_is_a_refusal(
         raise Panic("index out of bounds\nin a line of its own")
 
     monkeypatch.setattr(loader, "load_tokenizer", panic)
-    assert "Panic: index out of bounds in a line of its own" in refusal(directory)
+    assert "Panic: index out of bounds in a line of its own" in rejection(directory)
 
 
-def test_layers_without_number_are_refused_at_once(directory: Path) -> None:
+def test_layers_without_number_are_rejected_at_once(directory: Path) -> None:
     edit_config(directory, num_hidden_layers=10**9)
-    assert "declares 1000000000 layers" in refusal(directory)
+    assert "declares 1000000000 layers" in rejection(directory)
     edit_config(directory, num_hidden_layers=2, text_config={"num_layers": 10**9})
-    assert "declares 1000000000 layers" in refusal(directory)
+    assert "declares 1000000000 layers" in rejection(directory)
 
 
 @pytest.mark.parametrize("key", ["hidden_size", "intermediate_size", "vocab_size", "head_dim"])
-def test_sizes_without_measure_are_refused_at_once(directory: Path, key: str) -> None:
+def test_sizes_without_measure_are_rejected_at_once(directory: Path, key: str) -> None:
     changes: dict[str, Any] = {key: 1 << 30}
     edit_config(directory, **changes)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    assert str(directory) in refusal(directory)
+    assert str(directory) in rejection(directory)
     assert mx.get_peak_memory() - before < 1 << 24
 
 
-def test_a_config_without_end_is_refused(directory: Path) -> None:
+def test_a_config_without_end_is_rejected(directory: Path) -> None:
     (directory / "config.json").write_text("[" * 100_000)
-    assert str(directory) in refusal(directory)
+    assert str(directory) in rejection(directory)
 
 
 # Chat templates
@@ -216,7 +216,7 @@ LEAKS: Final = ("<class", "<function", "<module", "<built-in", "object at 0x", "
 
 
 def rendered(tokenizer: Any) -> str:
-    """Render a conversation; what the sandbox refuses renders as nothing."""
+    """Render a conversation; what the sandbox rejects renders as nothing."""
     messages = [{"role": "user", "content": "a"}]
     try:
         text: str = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -257,7 +257,7 @@ def test_a_template_reaches_nothing_but_its_conversation(
 
 
 @both_sources
-def test_a_loop_without_end_is_refused(directory: Path, source: Any) -> None:
+def test_a_loop_without_end_is_rejected(directory: Path, source: Any) -> None:
     tokenizer = source(directory, "{% for i in range(10**9) %}{% endfor %}")
     with pytest.raises(OverflowError, match="Range too big"):
         rendered(tokenizer)

@@ -14,10 +14,10 @@ def test_it_is_a_set_whose_runs_are_maximal(num_blocks: int, data: st.DataObject
             runs.put(block_id)
             free.add(block_id)
         else:
-            wanted = data.draw(st.integers(1, 5))
+            most = data.draw(st.integers(1, 5))
             after = data.draw(st.sampled_from([None, *taken]))
-            got = runs.take(wanted, after)
-            assert 1 <= len(got) <= wanted
+            got = runs.take(most, after)
+            assert 1 <= len(got) <= most
             assert free >= set(got)
             if after is not None and after + 1 in free:
                 assert got.start == after + 1

@@ -1,4 +1,4 @@
-"""Grammars: what is let through, what is refused, and that no grammar takes the server down."""
+"""Grammars: what is let through, what is rejected, and that no grammar takes the server down."""
 
 import json
 import resource
@@ -109,8 +109,8 @@ def compiled(grammar: GrammarText, compiler: GrammarCompiler = COMPILER) -> Gram
     return compiler.compile(grammar, param="response_format")
 
 
-def refusal(grammar: GrammarText, compiler: GrammarCompiler = COMPILER) -> str:
-    """Return why a grammar is refused."""
+def rejection(grammar: GrammarText, compiler: GrammarCompiler = COMPILER) -> str:
+    """Return why a grammar is rejected."""
     with pytest.raises(InvalidGrammar) as caught:
         compiled(grammar, compiler)
     assert caught.value.param == "response_format"
@@ -176,7 +176,7 @@ def test_json_of_a_schema() -> None:
 
 def test_a_schema_can_be_a_boolean() -> None:
     assert accepts(json_schema_grammar(True), '[1, "a"]')
-    assert "false" in refusal(json_schema_grammar(False))
+    assert "false" in rejection(json_schema_grammar(False))
 
 
 def test_json_inside_a_lark_grammar() -> None:
@@ -268,7 +268,7 @@ def test_a_word_that_is_an_end_token_is_never_text() -> None:
 def test_a_lark_grammar_can_name_special_tokens() -> None:
     matcher = compiled(lark_grammar('start: <think> "a"')).matcher()
     assert allowed(matcher) == {THINK}
-    assert "unknown special token" in refusal(lark_grammar("start: <nothing>"))
+    assert "unknown special token" in rejection(lark_grammar("start: <nothing>"))
 
 
 def test_byte_fallback_means_the_same_bytes() -> None:
@@ -383,7 +383,7 @@ def test_a_failed_mask_lets_the_request_end_and_fail(caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("error", [Panic("index 7"), RuntimeError("fault"), MemoryError()])
-def test_a_grammar_that_llguidance_does_not_survive_is_refused(
+def test_a_grammar_that_llguidance_does_not_survive_is_rejected(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -391,7 +391,7 @@ def test_a_grammar_that_llguidance_does_not_survive_is_refused(
 
     grammar_text = regex_grammar("does not survive")
     monkeypatch.setattr(grammar, "LLMatcher", fail)
-    assert refusal(grammar_text) == "the grammar cannot be compiled"
+    assert rejection(grammar_text) == "the grammar cannot be compiled"
 
 
 def test_a_tokenizer_that_llguidance_does_not_survive_follows_no_grammar(
@@ -402,7 +402,7 @@ def test_a_tokenizer_that_llguidance_does_not_survive_follows_no_grammar(
 
     compiler = GrammarCompiler(FastTokenizer(byte_level()), VOCAB_SIZE, ENDS)
     monkeypatch.setattr(grammar, "LLTokenizer", fail)
-    assert "its tokenizer cannot be read" in refusal(regex_grammar("a"), compiler)
+    assert "its tokenizer cannot be read" in rejection(regex_grammar("a"), compiler)
     assert compiler.token_bytes(1)
 
 
@@ -470,7 +470,7 @@ def test_what_a_token_stands_for() -> None:
     assert unknown.token_bytes(1) == ByteTokenizer().decode([1]).encode()
 
 
-# What is refused
+# What is rejected
 
 
 @pytest.mark.parametrize(
@@ -493,15 +493,15 @@ def test_what_a_token_stands_for() -> None:
         ({"title": "\ud800"}, "hex escape"),
     ],
 )
-def test_a_schema_that_cannot_be_enforced_is_refused_by_name(schema: Any, reason: str) -> None:
-    assert reason in refusal(json_schema_grammar(schema))
+def test_a_schema_that_cannot_be_enforced_is_rejected_by_name(schema: Any, reason: str) -> None:
+    assert reason in rejection(json_schema_grammar(schema))
 
 
 @pytest.mark.parametrize("place", [{}, {"properties": {"a": {"x-guidance": {"lenient": True}}}}])
 def test_clients_cannot_switch_checks_off(place: dict[str, Any]) -> None:
     schema = {"x-guidance": {"lenient": True}, "not": {}} | place
-    assert "not" in refusal(json_schema_grammar(schema))
-    assert "not" in refusal(lark_grammar(f"start: %json {json.dumps(schema)}"))
+    assert "not" in rejection(json_schema_grammar(schema))
+    assert "not" in rejection(lark_grammar(f"start: %json {json.dumps(schema)}"))
 
 
 def test_clients_cannot_change_how_json_is_written() -> None:
@@ -522,17 +522,17 @@ def test_clients_cannot_change_how_json_is_written() -> None:
         (GrammarText("x" * (MAX_GRAMMAR_LENGTH + 1)), "exceeds"),
     ],
 )
-def test_a_malformed_grammar_is_refused_in_one_short_line(
+def test_a_malformed_grammar_is_rejected_in_one_short_line(
     grammar: GrammarText, reason: str
 ) -> None:
-    message = refusal(grammar)
+    message = rejection(grammar)
     assert reason in message
     assert len(message) < 400
     assert "\n" not in message
     assert "start:" not in message
 
 
-def test_a_refusal_is_an_invalid_request() -> None:
+def test_a_rejection_is_an_invalid_request() -> None:
     assert issubclass(InvalidGrammar, InvalidRequest)
 
 
@@ -570,13 +570,13 @@ def many_patterns(count: int) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_grammar_that_would_take_the_server_down_is_refused(grammar: GrammarText) -> None:
-    assert "too much time or memory" in refusal(grammar)
+def test_a_grammar_that_would_take_the_server_down_is_rejected(grammar: GrammarText) -> None:
+    assert "too much time or memory" in rejection(grammar)
 
 
 def test_what_special_tokens_stand_before_is_compiled_as_well() -> None:
     chain = rule_chain(4000).replace("start: r0", "start: <think> <[3]> r0")
-    assert "too much time or memory" in refusal(lark_grammar(chain))
+    assert "too much time or memory" in rejection(lark_grammar(chain))
 
 
 @pytest.mark.parametrize(
@@ -592,8 +592,8 @@ def test_what_special_tokens_stand_before_is_compiled_as_well() -> None:
         json_schema_grammar({"type": "object", "properties": {f"p{i}": {} for i in range(300)}}),
     ],
 )
-def test_a_grammar_that_is_too_wide_is_refused(grammar: GrammarText) -> None:
-    assert refusal(grammar)
+def test_a_grammar_that_is_too_wide_is_rejected(grammar: GrammarText) -> None:
+    assert rejection(grammar)
 
 
 @pytest.mark.parametrize(
@@ -612,20 +612,20 @@ def test_large_is_not_yet_too_much(schema: dict[str, Any]) -> None:
 
 def test_a_model_whose_tokens_are_unknown_follows_no_grammar() -> None:
     compiler = GrammarCompiler(ByteTokenizer(), VOCAB_SIZE, ENDS)
-    assert "does not expose the bytes" in refusal(json_object_grammar(), compiler)
+    assert "does not expose the bytes" in rejection(json_object_grammar(), compiler)
 
 
 @pytest.mark.parametrize("ends", [frozenset[int](), frozenset({VOCAB_SIZE})])
 def test_a_model_that_cannot_end_follows_no_grammar(ends: frozenset[int]) -> None:
     compiler = GrammarCompiler(FastTokenizer(byte_level()), VOCAB_SIZE, ends)
-    assert "it has no end token" in refusal(json_object_grammar(), compiler)
+    assert "it has no end token" in rejection(json_object_grammar(), compiler)
 
 
-def test_a_vocabulary_that_is_not_made_of_bytes_is_refused() -> None:
+def test_a_vocabulary_that_is_not_made_of_bytes_is_rejected() -> None:
     backend = byte_level()
     backend.decoder = decoders.WordPiece()
     compiler = GrammarCompiler(FastTokenizer(backend), VOCAB_SIZE, ENDS)
-    assert "this model cannot follow a grammar" in refusal(json_object_grammar(), compiler)
+    assert "this model cannot follow a grammar" in rejection(json_object_grammar(), compiler)
 
 
 # The cost of compiling

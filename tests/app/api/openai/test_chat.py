@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, whole answers and what is refused."""
+"""`POST /v1/chat/completions`, whole answers and what is rejected."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -172,7 +172,7 @@ async def test_the_prompt_is_the_rendered_template() -> None:
     assert bytes(prompt.token_ids) == prompt.text.encode()
 
 
-async def test_a_template_that_refuses_is_the_clients_fault() -> None:
+async def test_a_template_that_rejects_is_the_clients_fault() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}]
     async with served() as server:
         response = await server.chat(messages=messages)
@@ -197,7 +197,7 @@ async def test_an_unknown_model_is_not_found() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_too_long_a_request_is_told_the_numbers(stream: bool) -> None:
+async def test_the_error_of_too_long_a_request_has_the_numbers(stream: bool) -> None:
     async with served(num_blocks=4) as server:
         response = await server.chat("x" * 200, max_tokens=10, stream=stream)
     assert response.status_code == 400
@@ -268,7 +268,7 @@ async def test_a_generation_that_is_closed_twice_is_logged_once(
     assert line.endswith("reason=aborted")
 
 
-async def test_a_stop_string_ends_the_request_before_anybody_closes_it() -> None:
+async def test_a_stop_string_ends_the_request_before_the_stream_is_closed() -> None:
     async with served_endlessly() as server:
         begun = await generation(server, "a")
         (answer,) = await begun.collect()

@@ -30,7 +30,7 @@ def text_by_index(parts: list[dict[str, Any]]) -> dict[int, str]:
     return texts
 
 
-async def test_n_answers_are_told_in_their_order() -> None:
+async def test_n_choices_are_sent_in_their_order() -> None:
     async with served(b"abc", runner=Variants) as server:
         answer = (await server.chat("Hi", n=3)).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
@@ -61,7 +61,7 @@ async def test_a_stop_string_in_one_answer_ends_only_that_one() -> None:
     assert num_unfinished == 0
 
 
-async def test_more_answers_than_the_server_gives_are_refused() -> None:
+async def test_more_choices_than_the_limit_are_rejected() -> None:
     async with served() as server:
         chat, completion = (
             (await server.chat(n=17)).json(),
@@ -84,7 +84,7 @@ async def test_several_prompts_are_answered_in_their_order(stream: bool) -> None
     assert texts == {0: "abc", 1: "bc", 2: "c", 3: "abc"}
 
 
-async def test_the_best_of_several_answers_has_the_likeliest_tokens() -> None:
+async def test_the_best_of_several_choices_has_the_most_probable_tokens() -> None:
     """On average, the one that ends it included: else to say nothing would be best."""
     async with served(b"abc", runner=Variants) as server:
         one = (await server.complete("Hi", best_of=3)).json()
@@ -104,7 +104,7 @@ async def test_the_best_of_several_answers_has_the_likeliest_tokens() -> None:
     assert streamed.json()["error"]["param"] == "best_of"
 
 
-async def test_tokens_of_a_stop_string_are_not_told() -> None:
+async def test_tokens_of_a_stop_string_are_not_sent() -> None:
     async with served(b"abSTOPc") as server:
         answer = (await server.chat("Hi", logprobs=True, stop=["STOP"])).json()
         kept = (
@@ -116,16 +116,16 @@ async def test_tokens_of_a_stop_string_are_not_told() -> None:
         assert "".join(each["token"] for each in choice["logprobs"]["content"]) == text
 
 
-async def test_chat_tells_the_odds_of_each_token() -> None:
+async def test_chat_reports_the_logprobs_of_each_token() -> None:
     async with served(b"ab") as server:
         answer = (await server.chat("Hi", logprobs=True, top_logprobs=2)).json()
         response = await server.chat("Hi", logprobs=True, top_logprobs=2, stream=True)
         without = (await server.chat("Hi", logprobs=True)).json()
     prompt = list(b"user: Hi\nassistant:")
-    told = answer["choices"][0]["logprobs"]
-    assert told["refusal"] is None
-    assert [each["token"] for each in told["content"]] == ["a", "b"]
-    for i, each in enumerate(told["content"]):
+    reported = answer["choices"][0]["logprobs"]
+    assert reported["refusal"] is None
+    assert [each["token"] for each in reported["content"]] == ["a", "b"]
+    for i, each in enumerate(reported["content"]):
         expected = expected_logprobs([*prompt, *b"ab"[:i]], 2)
         assert each["bytes"] == [b"ab"[i]]
         assert each["logprob"] == expected.logprob
@@ -136,50 +136,50 @@ async def test_chat_tells_the_odds_of_each_token() -> None:
         for choice in part["choices"]
         for each in (choice["logprobs"] or {"content": []})["content"]
     ]
-    assert streamed == told["content"]
+    assert streamed == reported["content"]
     assert without["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
-async def test_tokens_whose_text_is_held_back_are_told_when_they_come() -> None:
+async def test_tokens_whose_text_is_held_back_are_sent_when_they_come() -> None:
     async with served(b"abx") as server:
         response = await server.chat("Hi", logprobs=True, stop=["abc"], stream=True)
-    told = [
+    reported = [
         (choice["delta"].get("content"), len(choice["logprobs"]["content"]))
         for part in chunks(response)
         for choice in part["choices"]
         if choice["logprobs"]
     ]
-    assert told == [("abx", 3)]
+    assert reported == [("abx", 3)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_completion_tells_the_odds_and_where_its_tokens_begin(stream: bool) -> None:
+async def test_a_completion_reports_logprobs_and_where_its_tokens_begin(stream: bool) -> None:
     async with served(b"ab") as server:
         response = await server.complete("Hi", logprobs=1, echo=True, stream=stream)
     if stream:
-        told: dict[str, list[Any]] = {}
+        reported: dict[str, list[Any]] = {}
         for part in chunks(response):
             for name, values in (part["choices"][0]["logprobs"] or {}).items():
-                told.setdefault(name, []).extend(values)
+                reported.setdefault(name, []).extend(values)
         assert text_by_index(chunks(response)) == {0: "Hiab"}
     else:
         (choice,) = response.json()["choices"]
-        told = choice["logprobs"]
+        reported = choice["logprobs"]
         assert choice["text"] == "Hiab"
     said = list(b"Hiab")
-    assert told["tokens"] == ["H", "i", "a", "b"]
-    assert told["text_offset"] == [0, 1, 2, 3]
-    assert told["token_logprobs"] == [
+    assert reported["tokens"] == ["H", "i", "a", "b"]
+    assert reported["text_offset"] == [0, 1, 2, 3]
+    assert reported["token_logprobs"] == [
         None,
         *(expected_logprobs(said[:i]).logprob for i in (1, 2, 3)),
     ]
-    assert told["top_logprobs"][0] is None
-    assert told["top_logprobs"][3] == {
+    assert reported["top_logprobs"][0] is None
+    assert reported["top_logprobs"][3] == {
         chr(token): logprob for token, logprob in expected_logprobs(said[:3], 1).top
     }
 
 
-async def test_an_echo_without_odds_is_text_before_each_answer() -> None:
+async def test_an_echo_without_logprobs_is_text_before_each_choice() -> None:
     async with served(b"abc", runner=Variants) as server:
         answer = (await server.complete(["x", "y"], echo=True, n=2)).json()
         streamed = chunks(await server.complete("x", echo=True, n=2, stream=True))
@@ -188,23 +188,23 @@ async def test_an_echo_without_odds_is_text_before_each_answer() -> None:
     assert text_by_index(streamed) == {0: "xbc", 1: "xc"}
 
 
-async def test_the_odds_of_an_echoed_prompt_come_with_each_of_its_answers() -> None:
+async def test_the_logprobs_of_an_echoed_prompt_come_with_each_of_its_choices() -> None:
     async with served(b"abc", runner=Variants) as server:
         answer = (await server.complete("xy", echo=True, n=2, logprobs=0)).json()
     first, second = (c["logprobs"]["token_logprobs"][:2] for c in answer["choices"])
     assert first == second == [None, expected_logprobs(list(b"x")).logprob]
 
 
-async def test_progress_is_told_while_a_long_prompt_is_read() -> None:
+async def test_progress_is_reported_while_a_long_prompt_is_read() -> None:
     async with served(b"ok") as server:
         chat = chunks(await server.chat("x" * 600, stream=True, return_progress=True))
         text = chunks(await server.complete("y" * 600, stream=True, return_progress=True))
         without = chunks(await server.chat("z" * 600, stream=True))
     num_tokens = 600 + len("user: \nassistant:")
     for parts, total in ((chat, num_tokens), (text, 600)):
-        told = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
-        assert [each["total"] for each in told] == [total] * len(told)
-        assert [each["processed"] for each in told] == [256, 512]
-        assert told[0]["cache"] == 0
-        assert told[0]["time_ms"] <= told[1]["time_ms"]
+        reported = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
+        assert [each["total"] for each in reported] == [total] * len(reported)
+        assert [each["processed"] for each in reported] == [256, 512]
+        assert reported[0]["cache"] == 0
+        assert reported[0]["time_ms"] <= reported[1]["time_ms"]
     assert not any("prompt_progress" in part for part in without)

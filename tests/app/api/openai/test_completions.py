@@ -56,7 +56,7 @@ async def test_a_prompt_is_text_or_tokens(prompt: Any) -> None:
         ("\ud800", "prompt: it contains half of a surrogate pair, which is no text"),
     ],
 )
-async def test_other_prompts_are_refused(prompt: Any, message: str) -> None:
+async def test_other_prompts_are_rejected(prompt: Any, message: str) -> None:
     async with served() as server:
         response = await server.complete(prompt)
         echoed = await server.complete(prompt, echo=True)
@@ -80,7 +80,7 @@ async def test_the_default_gives_way_to_the_context() -> None:
     assert too_long["error"]["code"] == "context_length_exceeded"
 
 
-async def test_max_tokens_that_do_not_fit_are_refused() -> None:
+async def test_max_tokens_that_do_not_fit_are_rejected() -> None:
     async with served(num_blocks=1) as server:
         response = await server.complete("x" * 30, max_tokens=3)
     assert response.json()["error"]["code"] == "context_length_exceeded"

@@ -101,7 +101,7 @@ def chat_request(**fields: Any) -> ChatCompletionRequest:
     )
 
 
-async def test_a_call_is_told_in_openais_words() -> None:
+async def test_a_call_is_sent_in_openais_words() -> None:
     async with served(b"Well. " + CALL) as server:
         answer = (await server.chat("Hi", tools=TOOLS)).json()
         only_call = (await server.chat("Hi", tools=TOOLS, stop=["zzz"])).json()
@@ -115,24 +115,24 @@ async def test_a_call_is_told_in_openais_words() -> None:
     assert call == {"type": "function", "function": {"name": "add", "arguments": ARGUMENTS}}
     assert only_call["choices"][0]["finish_reason"] == "tool_calls"
     deltas = [c["delta"] for part in chunks(response) for c in part["choices"]]
-    told = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    assert told[0]["function"] == {"name": "add", "arguments": ""}
-    assert {call["index"] for call in told} == {0}
-    assert "".join(call["function"]["arguments"] for call in told) == ARGUMENTS
-    assert all(call.keys() == {"index", "function"} for call in told[1:])
+    reported = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert reported[0]["function"] == {"name": "add", "arguments": ""}
+    assert {call["index"] for call in reported} == {0}
+    assert "".join(call["function"]["arguments"] for call in reported) == ARGUMENTS
+    assert all(call.keys() == {"index", "function"} for call in reported[1:])
     assert CALL.decode() in ignored["choices"][0]["message"]["content"]
 
 
-async def test_the_tokens_of_a_call_are_told_though_they_are_no_text() -> None:
+async def test_the_tokens_of_a_call_are_sent_though_they_are_no_text() -> None:
     async with served(CALL) as server:
         response = await server.chat("Hi", tools=TOOLS, logprobs=True, stream=True)
-    told = [
+    reported = [
         each["token"]
         for part in chunks(response)
         for choice in part["choices"]
         for each in (choice["logprobs"] or {"content": []})["content"]
     ]
-    assert "".join(told) == CALL.decode()
+    assert "".join(reported) == CALL.decode()
 
 
 async def test_beside_a_call_without_text_the_content_is_null() -> None:
@@ -157,10 +157,10 @@ async def test_calls_of_a_template_that_knows_tools() -> None:
         answer = (await server.chat("Hi", tools=TOOLS)).json()
         body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS}
         rendered = (await server.post("/v1/chat/completions/render", body)).json()
-        refused = await server.chat("Hi", chat_template_kwargs={"shape": "blue"})
+        rejected = await server.chat("Hi", chat_template_kwargs={"shape": "blue"})
     assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "add"
     assert rendered["prompt"].startswith("adduser: Hi")
-    assert refused.json()["error"]["param"] == "chat_template_kwargs"
+    assert rejected.json()["error"]["param"] == "chat_template_kwargs"
 
 
 class Tagged(Native):
@@ -173,7 +173,7 @@ class Tagged(Native):
         return qwen3_coder.parse_tool_call
 
 
-async def test_a_call_that_only_mlx_lm_can_read_is_told_when_it_is_whole() -> None:
+async def test_a_call_that_only_mlx_lm_can_read_is_sent_when_it_is_whole() -> None:
     tags = (
         b"<tool_call>\n<function=add>\n<parameter=x>\n12\n</parameter>\n</function>\n</tool_call>"
     )
@@ -192,7 +192,7 @@ async def test_a_call_that_must_be_made_is_what_the_grammar_allows() -> None:
     assert answer["usage"]["completion_tokens"] <= len(CALL)
 
 
-async def test_reasoning_is_told_apart_from_the_answer() -> None:
+async def test_reasoning_is_sent_apart_from_the_answer() -> None:
     async with served(b"<think>Hm.</think>\n\nYes.", tokenizer=Thinking()) as server:
         answer = (await server.chat("Hi")).json()
         deltas = [
@@ -209,9 +209,9 @@ async def test_reasoning_is_told_apart_from_the_answer() -> None:
     for name, text in (("reasoning_content", "Hm."), ("reasoning", "Hm."), ("content", "Yes.")):
         assert "".join(delta.get(name, "") for delta in deltas) == text
     assert "reasoning" not in quiet["choices"][0]["message"]
-    told = "".join(each["token"] for each in quiet["choices"][0]["logprobs"]["content"])
-    assert "Hm" not in told
-    assert told.endswith("Yes.")
+    reported = "".join(each["token"] for each in quiet["choices"][0]["logprobs"]["content"])
+    assert "Hm" not in reported
+    assert reported.endswith("Yes.")
 
 
 async def test_a_prompt_may_end_inside_the_reasoning() -> None:
@@ -375,14 +375,14 @@ async def test_what_the_engine_is_asked() -> None:
                 server.engine, [[1]], params, completion_id="c", max_output_tokens=1000
             )
 
-        wanted = job(body)
+        made = job(body)
         ends = job(chat_request(ignore_eos=True, stop_token_ids=[7]))
         with pytest.raises(InvalidRequest):
             job(chat_request(stop_token_ids=[END + 1]))
-    assert wanted.sampling.min_tokens == 2
-    assert wanted.sampling.bad_words == (tuple(b"no"), tuple(b" no"), tuple(b" so"))
-    assert wanted.stop_token_ids == {END}
-    assert wanted.constraint is not None
+    assert made.sampling.min_tokens == 2
+    assert made.sampling.bad_words == (tuple(b"no"), tuple(b" no"), tuple(b" so"))
+    assert made.stop_token_ids == {END}
+    assert made.constraint is not None
     assert ends.stop_token_ids == {7}
     assert ends.constraint is None
 

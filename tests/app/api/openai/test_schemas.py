@@ -24,7 +24,7 @@ def sampling(request: ChatCompletionRequest) -> SamplingParams:
     return sampling_params(model, request.to_generation_params())
 
 
-async def refusal(path: str = "/v1/chat/completions", **fields: Any) -> dict[str, Any]:
+async def rejection(path: str = "/v1/chat/completions", **fields: Any) -> dict[str, Any]:
     """Return the error that a request with these fields gets."""
     body: dict[str, Any] = {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}]}
     async with served() as server:
@@ -154,7 +154,7 @@ def test_what_is_accepted(fields: dict[str, Any]) -> None:
     ],
 )
 async def test_what_is_out_of_range_is_named(field: str, value: Any) -> None:
-    error = await refusal(**{field: value})
+    error = await rejection(**{field: value})
     assert error["param"] == field
     assert len(error["message"]) < 200
 
@@ -173,13 +173,13 @@ async def test_what_is_out_of_range_is_named(field: str, value: Any) -> None:
     ],
 )
 async def test_a_bias_is_for_a_token_of_the_vocabulary(bias: dict[str, Any], param: str) -> None:
-    assert (await refusal(logit_bias=bias))["param"] == param
+    assert (await rejection(logit_bias=bias))["param"] == param
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("stop", ["", ["ok", ""]])
-async def test_an_empty_stop_string_is_refused(stop: Any) -> None:
-    assert (await refusal(stop=stop))["param"].startswith("stop.")
+async def test_an_empty_stop_string_is_rejected(stop: Any) -> None:
+    assert (await rejection(stop=stop))["param"].startswith("stop.")
 
 
 @pytest.mark.anyio
@@ -214,7 +214,7 @@ async def test_an_empty_stop_string_is_refused(stop: Any) -> None:
 async def test_a_message_that_cannot_be_read_is_pointed_at(
     message: Any, param: str, reason: str
 ) -> None:
-    error = await refusal(messages=[message])
+    error = await rejection(messages=[message])
     assert error["param"] == param
     assert error["message"].startswith(f"{param}: {reason}")
 
@@ -225,7 +225,7 @@ SOMETHING_ELSE: dict[str, Any] = {"n": 2, "logprobs": True, "best_of": 3, "tool_
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", list(unsupported.CHAT))
 async def test_an_unsupported_chat_field_is_named(name: str) -> None:
-    error = await refusal(**{name: SOMETHING_ELSE.get(name, {"some": "thing"})})
+    error = await rejection(**{name: SOMETHING_ELSE.get(name, {"some": "thing"})})
     assert error["param"] == name
     assert error["message"] == f"{name}: this is not supported"
 
@@ -234,7 +234,7 @@ async def test_an_unsupported_chat_field_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", list(unsupported.COMPLETIONS))
 async def test_an_unsupported_completion_field_is_named(name: str) -> None:
     value = SOMETHING_ELSE.get(name, {"some": "thing"})
-    assert (await refusal("/v1/completions", **{name: value}))["param"] == name
+    assert (await rejection("/v1/completions", **{name: value}))["param"] == name
 
 
 @pytest.mark.parametrize(("name", "accepted"), list(unsupported.CHAT.items()))
@@ -247,5 +247,5 @@ def test_the_default_of_an_unsupported_field_is_accepted(
 
 @pytest.mark.anyio
 async def test_an_unsupported_stream_option_is_named() -> None:
-    error = await refusal(stream=True, stream_options={"continuous_usage_stats": True})
+    error = await rejection(stream=True, stream_options={"continuous_usage_stats": True})
     assert error["param"] == "stream_options.continuous_usage_stats"

@@ -92,9 +92,9 @@ def test_a_format_that_says_too_little_or_nonsense(body: Any, param: str) -> Non
     ids=["deep", "long"],
 )
 def test_a_schema_has_a_size(schema: dict[str, Any], message: str) -> None:
-    param, told = fault(ResponseFormat, named(schema=schema))
+    param, reported = fault(ResponseFormat, named(schema=schema))
     assert param == "json_schema.schema"
-    assert message in told
+    assert message in reported
 
 
 # structured_outputs

@@ -24,7 +24,7 @@ def tool(**function: Any) -> dict[str, Any]:
 
 
 def fault(adapter: TypeAdapter[Any] | type[MessageParam], value: Any) -> tuple[str, str]:
-    """Return where the first fault is, and what is told of it."""
+    """Return where the first fault is, and its message."""
     validate = (
         adapter.validate_python if isinstance(adapter, TypeAdapter) else adapter.model_validate
     )
@@ -49,7 +49,7 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-def test_a_tool_is_told_to_the_template_as_openai_writes_it() -> None:
+def test_a_tool_is_passed_to_the_template_as_openai_writes_it() -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     given = tool(description="Does it.", parameters=parameters, strict=True)
     (parsed,) = tool_lists.validate_python([given])
@@ -111,10 +111,10 @@ def test_tools_that_are_accepted(tools: Any) -> None:
         ([tool(parameters={"a": [1] * 200_000})] * 2, "", "it has more than 262144 values"),
     ],
 )
-def test_tools_that_are_refused(tools: Any, where: str, message: str) -> None:
-    told = fault(tool_lists, tools)
-    assert told[0] == where
-    assert told[1].startswith(message)
+def test_tools_that_are_rejected(tools: Any, where: str, message: str) -> None:
+    reported = fault(tool_lists, tools)
+    assert reported[0] == where
+    assert reported[1].startswith(message)
 
 
 def test_choices() -> None:
@@ -191,7 +191,7 @@ def test_turns_that_are_accepted(message: Any, content: str, reasoning: str | No
 
 
 @pytest.mark.parametrize(
-    ("message", "where", "told"),
+    ("message", "where", "text"),
     [
         ({"role": "function", "content": "4"}, "", "this role is called 'tool' now"),
         ({"role": "assistant"}, "content", "Field required"),
@@ -233,6 +233,6 @@ def test_turns_that_are_accepted(message: Any, content: str, reasoning: str | No
         ),
     ],
 )
-def test_turns_that_are_refused(message: Any, where: str, told: str) -> None:
+def test_turns_that_are_rejected(message: Any, where: str, text: str) -> None:
     assert fault(MessageParam, message)[0] == where
-    assert fault(MessageParam, message)[1].startswith(told)
+    assert fault(MessageParam, message)[1].startswith(text)

@@ -17,7 +17,7 @@ async def test_a_text_and_its_tokens() -> None:
     assert back == {"prompt": "Hi<end>"}
 
 
-async def test_tokens_that_are_none_are_refused() -> None:
+async def test_tokens_that_are_none_are_rejected() -> None:
     async with served() as server:
         response = await server.post("/detokenize", {"tokens": [END + 1]})
     assert response.status_code == 400

@@ -1,4 +1,4 @@
-"""GGUF files: the same logits as the model they were written from, and clear refusals."""
+"""GGUF files: the same logits as the model they were written from, and clear errors."""
 
 import string
 from collections.abc import Iterator
@@ -160,7 +160,7 @@ def file(tmp_path: Path) -> tuple[Path, Metadata, Tensors]:
     return tmp_path / "m.gguf", metadata_of(config), tensors_of(model, config)
 
 
-def refusal(path: Path) -> str:
+def rejection(path: Path) -> str:
     with pytest.raises(ModelLoadError) as caught:
         load_gguf(read_header(path), mx.float32)
     message = str(caught.value)
@@ -181,11 +181,11 @@ def refusal(path: Path) -> str:
         ({"split.count": 3}, "split file"),
     ],
 )
-def test_what_would_be_computed_differently_is_refused(
+def test_what_would_be_computed_differently_is_rejected(
     file: tuple[Path, Metadata, Tensors], metadata: Metadata, reason: str
 ) -> None:
     path, base, tensors = file
-    assert reason in refusal(write_gguf(path, base | metadata, tensors))
+    assert reason in rejection(write_gguf(path, base | metadata, tensors))
 
 
 def test_a_tensor_type_that_mlx_cannot_read_is_named(
@@ -193,35 +193,35 @@ def test_a_tensor_type_that_mlx_cannot_read_is_named(
 ) -> None:
     path, metadata, tensors = file
     tensors["blk.1.ffn_up.weight"] = RawTensor(Q5_K, (96, 128), bytes(96 * 88))
-    message = refusal(write_gguf(path, metadata, tensors))
+    message = rejection(write_gguf(path, metadata, tensors))
     assert "tensor blk.1.ffn_up.weight has type Q5_K, not F32, F16" in message
 
 
-def test_tensors_that_do_not_fit_the_metadata_are_refused(
+def test_tensors_that_do_not_fit_the_metadata_are_rejected(
     file: tuple[Path, Metadata, Tensors],
 ) -> None:
     path, metadata, tensors = file
     odd = tensors | {"blk.0.attn_sinks.weight": np.zeros(4, np.float32)}
-    assert "unknown tensor blk.0.attn_sinks.weight" in refusal(write_gguf(path, metadata, odd))
+    assert "unknown tensor blk.0.attn_sinks.weight" in rejection(write_gguf(path, metadata, odd))
     del tensors["output_norm.weight"]
-    assert "disagree" in refusal(write_gguf(path, metadata, tensors))
+    assert "disagree" in rejection(write_gguf(path, metadata, tensors))
     del tensors["token_embd.weight"]
-    assert "token_embd" in refusal(write_gguf(path, metadata, tensors))
+    assert "token_embd" in rejection(write_gguf(path, metadata, tensors))
 
 
-def test_a_damaged_file_is_refused_wherever_it_ends(
+def test_a_damaged_file_is_rejected_wherever_it_ends(
     file: tuple[Path, Metadata, Tensors],
 ) -> None:
     path, metadata, tensors = file
     content = write_gguf(path, metadata, tensors).read_bytes()
     for length in [0, 3, 10, 24, 100, 700, len(content) // 2, len(content) - 64]:
         path.write_bytes(content[:length])
-        assert "incomplete" in refusal(path) or "not a GGUF file" in refusal(path)
+        assert "incomplete" in rejection(path) or "not a GGUF file" in rejection(path)
     path.write_bytes(b"GGML" + content[4:])
-    assert "not a GGUF file" in refusal(path)
-    assert "version 1" in refusal(write_gguf(path, metadata, tensors, version=1))
+    assert "not a GGUF file" in rejection(path)
+    assert "version 1" in rejection(write_gguf(path, metadata, tensors, version=1))
     path.unlink()
-    assert "No such file" in refusal(path)
+    assert "No such file" in rejection(path)
 
 
 def tokenizer(path: Path, **changes: Value) -> Any:
@@ -274,7 +274,7 @@ def test_all_tokens_that_end_a_turn_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes", [{"pre": "made-up"}, {"model": "bert"}, {"model": "llama", "scores": [0.0]}]
 )
-def test_a_tokenizer_that_is_not_known_is_refused(tmp_path: Path, changes: Metadata) -> None:
+def test_a_tokenizer_that_is_not_known_is_rejected(tmp_path: Path, changes: Metadata) -> None:
     with pytest.raises(ModelLoadError, match=r"made-up|bert|no scores"):
         tokenizer(tmp_path, **changes)
 

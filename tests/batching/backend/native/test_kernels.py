@@ -305,7 +305,7 @@ class Layer:
         ends = np.cumsum([0, *counts]).tolist()
         self.tables = [blocks[start:end] for start, end in pairwise(ends)]
         self.keys, self.values = (
-            [self.drawn(n, self.num_heads, dim) for n in self.lengths]
+            [self.random(n, self.num_heads, dim) for n in self.lengths]
             for dim in (self.key_dim, self.value_dim)
         )
         self.pool = self.kernels.pool(
@@ -317,14 +317,14 @@ class Layer:
             self.is_half,
         )
 
-    def drawn(self, *shape: int) -> Floats:
+    def random(self, *shape: int) -> Floats:
         numbers = mx.array(self.rng.standard_normal(shape).astype(np.float32))
         if self.is_half:
             numbers = numbers.astype(mx.bfloat16).astype(mx.float32)
         return np.array(numbers)
 
     def queries(self, slices: list[tuple[int, int, int]]) -> Floats:
-        return self.drawn(
+        return self.random(
             sum(b - a for _, a, b in slices), self.num_heads * self.group, self.key_dim
         )
 
@@ -474,7 +474,7 @@ def test_rows_of_padding_are_zero(kernels: Any) -> None:
     assert np.array_equal(np.array(y[1:]), np.zeros((2, 2, 1, 8)))
 
 
-def test_wrong_shapes_are_refused(kernels: Any) -> None:
+def test_wrong_shapes_are_rejected(kernels: Any) -> None:
     packed = kernels.pack(mx.ones((4, 8)))
     parts = mx.quantize(mx.ones((4, 64)), bits=4)
     unlike = [

@@ -82,7 +82,7 @@ def test_without_a_module_it_is_said_how_to_get_one(install: Install) -> None:
     )
 
 
-def test_a_module_for_another_mlx_is_refused(install: Install) -> None:
+def test_a_module_for_another_mlx_is_rejected(install: Install) -> None:
     install("_native.py", module_for("0.1.2", "sse9"))
     here = importlib.metadata.version("mlx")
     assert reason() == f"it was built for mlx 0.1.2, and mlx {here} is here"
@@ -93,7 +93,7 @@ def test_a_processor_without_the_instruction_sets_is_reported(install: Install) 
     assert reason() == "this processor has none of the instruction sets that they need"
 
 
-def test_a_file_that_is_no_extension_is_refused_with_its_reason(install: Install) -> None:
+def test_a_file_that_is_no_extension_is_rejected_with_its_reason(install: Install) -> None:
     path = install(build.NAME, "I am text")
     assert reason().startswith("the extension cannot be loaded: ")
     assert str(path) in reason()

@@ -96,7 +96,7 @@ def test_it_is_attention_whatever_the_rows_the_blocks_and_the_window(
     cache = make_cache([LayerShape(num_heads, DIM, DIM, mx.float32, None)], NUM_BLOCKS, BLOCK_SIZE)
     layer = cache.layers[0]
     slices, contents = [], []
-    # Whoever shares a block has the same tokens in it.
+    # Requests that share a block have the same tokens in it.
     pool = rng.normal(size=(2, NUM_BLOCKS, BLOCK_SIZE, num_heads, DIM)).astype(np.float32)
     for i, (start, stop, blocks) in enumerate(step):
         request = BatchRequest(i, [0] * stop, max_tokens=1)
@@ -206,7 +206,7 @@ def test_a_write_that_was_never_read_is_dropped(make_cache: MakeCache) -> None:
     assert not pool_keys(cache).any()
 
 
-def test_a_mask_that_is_not_ours_is_refused() -> None:
+def test_a_mask_that_is_not_ours_is_rejected() -> None:
     cache = device_cache([LayerShape(1, DIM, DIM, mx.float32, 16)], 4, BLOCK_SIZE)
     assert cache.layers[0].make_mask(1) == SlidingWindow(16)
     with pytest.raises(TypeError, match="takes no mask of"):
