@@ -29,7 +29,7 @@ def start() -> NoReturn:
 def stop_at_once(number: int, _: object = None) -> NoReturn:
     """End before there is anything to finish; the server has a better answer to a signal."""
     with suppress(OSError):
-        os.write(2, b"told to stop before it was ready\n")
+        os.write(2, b"stopped before it was ready\n")
     os._exit(_KILLED_BY + number)
 
 

@@ -19,7 +19,7 @@ _CANNOT_START: Final = 2
 _ENGINE_STOP_TIMEOUT: Final = 5.0
 _OWN_MACHINE: Final = ("127.0.0.1", "localhost", "::1")
 
-# Addresses that say "all of this machine's", which nobody can connect to by that name.
+# Addresses that mean all of this machine's, and the ones by which a client reaches it.
 _REACHED_AS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 

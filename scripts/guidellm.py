@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     guidellm, folder, *options = words
     # `Any` because the server has parameters of other types beside its settings.
-    settings: dict[str, Any] = {
+    settings: dict[str, Any] = {"generation_config": "openai"} | {
         k.removeprefix(_PREFIX).lower(): v for k, v in os.environ.items() if k.startswith(_PREFIX)
     }
     with TemporaryDirectory() as tokenizer, Server(**settings) as server:

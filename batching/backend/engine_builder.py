@@ -10,11 +10,11 @@ from batching.backend import BLAS
 from batching.backend.blas import NoBlas
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.loader import LoadedModel, dtype_name, load_model
-from batching.backend.memory import MIB, memory_in_use
+from batching.backend.memory.device import MIB, memory_in_use
+from batching.backend.memory.pool_size import pool_size
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
-from batching.backend.pool_size import pool_size
 from batching.backend.self_check import Batchable, check_model
 from batching.backend.sequential_runner import SequentialRunner
 from batching.batch_inference import BatchInferenceEngine

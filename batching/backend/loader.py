@@ -30,7 +30,7 @@ from batching.backend.generation_config import directory_defaults, gguf_defaults
 from batching.backend.gguf.header import read_header
 from batching.backend.gguf.model import arrays_of, evaluate, load_gguf, num_bytes
 from batching.backend.gguf.tokenizer import build_tokenizer
-from batching.backend.memory import check_room, memory_in_use
+from batching.backend.memory.device import check_room, memory_in_use
 from batching.errors import ModelLoadError
 from batching.model_info import SamplingDefaults
 

@@ -50,6 +50,7 @@ def test_the_products_and_the_steps_are_the_bundled_models(
     assert "  2 rows, context 128 " in printed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(isinstance(load_native("auto"), NoNative), reason="no native kernels")
 def test_the_native_kernels_are_held_against_the_roofline(
     capsys: pytest.CaptureFixture[str],

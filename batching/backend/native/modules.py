@@ -17,7 +17,7 @@ from mlx_lm.models.activations import swiglu as mlx_swiglu
 from mlx_lm.utils import dequantize_model
 
 from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
-from batching.backend.memory import check_room
+from batching.backend.memory.device import check_room
 from batching.backend.native_loader import Native
 
 # Children with these names have the same input and are computed together.

@@ -377,7 +377,7 @@ class TestMain:
         monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
         start()
         assert statuses == [130, 143, 7]
-        assert capfd.readouterr().err == "told to stop before it was ready\n" * 2
+        assert capfd.readouterr().err == "stopped before it was ready\n" * 2
         assert signal.getsignal(signal.SIGTERM) is stop_at_once
 
     def test_what_is_risky_is_said(

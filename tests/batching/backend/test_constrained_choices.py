@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
+import mlx.core as mx
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
 from jsonschema import Draft202012Validator
 
-from batching.backend.loader import LoadedModel
+from batching.backend.loader import BUNDLED_MODEL, load_model
 from batching.backend.mlx_runner import MLXRunner
+from batching.backend.native.model import use_kernels
+from batching.backend.native_loader import NoNative, load_native
 from batching.backend.self_check import Batchable, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
@@ -39,10 +43,19 @@ class WatchedRunner(MLXRunner):
 
 
 class Server:
-    """The model, loaded once; each batch has an engine of its own."""
+    """The model, loaded once, with the native kernels if there are any; each batch has an engine."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        check = check_model(loaded.model, loaded.vocab_size)
+    def __init__(self) -> None:
+        native = load_native("auto")
+        loaded = load_model(
+            BUNDLED_MODEL, dtype=mx.float32 if isinstance(native, NoNative) else None
+        )
+        if isinstance(native, NoNative):
+            check = check_model(loaded.model, loaded.vocab_size)
+        else:
+            model = use_kernels(loaded.model, native, rounds_to_fp16=loaded.rounds_to_fp16)
+            loaded = replace(loaded, model=model)
+            check = check_model(model, loaded.vocab_size, native)
         assert isinstance(check, Batchable)
         self._loaded = loaded
         self._check = check
@@ -76,7 +89,11 @@ class Server:
         )
         cache = self._check.cache(config.num_blocks, config.block_size)
         runner = WatchedRunner(
-            self._loaded.model, self._loaded.vocab_size, self._check.selection, cache
+            self._loaded.model,
+            self._loaded.vocab_size,
+            self._check.selection,
+            cache,
+            self._check.arg_max,
         )
         scheduler = ContinuousBatchingScheduler(config)
         engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)
@@ -90,8 +107,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(bundled_model: LoadedModel) -> Server:
-    return Server(bundled_model)
+def server() -> Server:
+    return Server()
 
 
 def neighbours(server: Server) -> list[BatchRequest]:

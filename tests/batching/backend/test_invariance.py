@@ -32,10 +32,18 @@ SHORT: Final = tuple(case for case in GOLDEN if len(case.prompt_token_ids) < 200
 
 @dataclass
 class Bundled:
-    """The model, loaded once; each test makes the engine it needs around it."""
+    """The model, loaded once; each test makes the engine it needs around it.
+
+    cases: those of most tests; without the kernels all of them would take minutes.
+    """
 
     loaded: LoadedModel
     check: Batchable
+    cases: tuple[GoldenCase, ...] = GOLDEN
+
+    @property
+    def short_cases(self) -> tuple[GoldenCase, ...]:
+        return tuple(case for case in self.cases if case in SHORT)
 
     def engine(
         self, config: SchedulerConfig, watch: Callable[[StepPlan], None] = lambda _: None
@@ -75,7 +83,8 @@ def bundled(request: pytest.FixtureRequest) -> Bundled:
     loaded: LoadedModel = request.getfixturevalue("bundled_model")
     check = check_model(loaded.model, loaded.vocab_size)
     assert isinstance(check, Batchable)
-    return Bundled(loaded, check)
+    # Short ones, of which two have drafts that are right; the long one is among all GOLDEN.
+    return Bundled(loaded, check, (GOLDEN[0], GOLDEN[5], GOLDEN[9]))
 
 
 def request(request_id: int, case: GoldenCase) -> BatchRequest:
@@ -142,7 +151,7 @@ def test_with_drafts(bundled: Bundled) -> None:
     scheduler, engine = bundled.engine(
         config, lambda plan: drafts.extend(len(s.drafts) for s in plan.slices if s.samples)
     )
-    served = serve_golden(scheduler, engine)
+    served = serve_golden(scheduler, engine, bundled.cases)
     assert max(drafts) > 1
     assert len(drafts) < sum(r.num_output_tokens for r in served), "no draft was right"
 
@@ -175,7 +184,7 @@ def test_whatever_the_chunks_of_the_prefill(bundled: Bundled, prefill_chunk: int
     scheduler, engine = bundled.engine(
         config, lambda plan: chunks.update(len(s) for s in plan.slices)
     )
-    cases = SHORT if prefill_chunk < 32 else GOLDEN
+    cases = bundled.short_cases if prefill_chunk < 32 else bundled.cases
     serve_golden(scheduler, engine, cases)
     longest = max(len(case.prompt_token_ids) for case in cases)
     assert max(chunks) == min(prefill_chunk, longest)
@@ -183,8 +192,8 @@ def test_whatever_the_chunks_of_the_prefill(bundled: Bundled, prefill_chunk: int
 
 def test_on_a_cached_prefix(bundled: Bundled) -> None:
     scheduler, engine = bundled.engine(SchedulerConfig(num_blocks=256, max_num_seqs=12))
-    cold = serve_golden(scheduler, engine)
-    warm = serve_golden(scheduler, engine)
+    cold = serve_golden(scheduler, engine, bundled.cases)
+    warm = serve_golden(scheduler, engine, bundled.cases)
     assert sum(r.num_cached_tokens for r in warm) > 0.8 * sum(r.num_prompt_tokens for r in warm)
     for before, after in zip(cold, warm, strict=True):
         assert after.output_token_ids == before.output_token_ids
@@ -209,12 +218,12 @@ def test_on_scattered_blocks(bundled: Bundled) -> None:
         config, lambda plan: num_runs.extend(len(s.request.block_table.runs) for s in plan.slices)
     )
     fragment(scheduler.block_manager)
-    requests = [request(i, case) for i, case in enumerate(GOLDEN)]
+    requests = [request(i, case) for i, case in enumerate(bundled.cases)]
     for r in requests:
         engine.add(r)
     while engine.has_work:
         engine.step()
-    for r, case in zip(requests, GOLDEN, strict=True):
+    for r, case in zip(requests, bundled.cases, strict=True):
         case.check(r.output_token_ids)
     # Half of the blocks are in use, to scatter the rest.
     assert scheduler.stats().num_free_blocks == config.num_blocks // 2
@@ -294,12 +303,12 @@ def test_log_probabilities_are_the_golden_ones(bundled: Bundled, max_draft_token
     """Of the raw distribution, whatever the sampling made of it."""
     config = SchedulerConfig(num_blocks=256, max_num_seqs=3, max_draft_tokens=max_draft_tokens)
     _, engine = bundled.engine(config)
-    for i, case in enumerate(SHORT):
+    for i, case in enumerate(bundled.short_cases):
         made = request(i, case)
         made.sampling = SamplingParams(temperature=0.0, logprobs=2)
         engine.add(made)
     collector = Collector(engine)
-    for i, case in enumerate(SHORT):
+    for i, case in enumerate(bundled.short_cases):
         logprobs = collector.logprobs(i)
         assert [each.logprob for each in logprobs] == pytest.approx(case.logprobs, abs=1e-3)
         assert [each.top[0][0] for each in logprobs] == case.completion_token_ids

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from batching.backend import memory
-from batching.backend.memory import MIB
-from batching.backend.pool_size import PoolSize, pool_size
+from batching.backend.memory import device as memory
+from batching.backend.memory.device import MIB
+from batching.backend.memory.pool_size import PoolSize, pool_size
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError, PoolTooLarge
 
@@ -23,7 +23,7 @@ def size_and_note(
     monkeypatch: pytest.MonkeyPatch, free: int, context: int = CONTEXT, **changes: Any
 ) -> PoolSize:
     """Return the size where `free` MiB are free."""
-    monkeypatch.setattr("batching.backend.pool_size.free_memory", lambda: free * MIB)
+    monkeypatch.setattr("batching.backend.memory.pool_size.free_memory", lambda: free * MIB)
     config = EngineConfig(model="m", model_id="m", **changes)
     return pool_size(config, BYTES_PER_BLOCK, context)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from batching.backend.memory import MIB, bytes_within, free_memory
+from batching.backend.memory.device import MIB, bytes_within, free_memory
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError, PoolTooLarge
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from batching.backend.host_memory import available_memory, memory_limit
+from batching.backend.memory.host import available_memory, memory_limit
 from batching.backend.native_loader import weight_bytes
 from batching.errors import ModelLoadError
 

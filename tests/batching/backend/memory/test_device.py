@@ -9,11 +9,12 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.switch_layers import SwitchLinear
 
-from batching.backend import engine_builder, memory
+from batching.backend import engine_builder
 from batching.backend.engine_builder import build_engine
 from batching.backend.gguf.model import arrays_of
 from batching.backend.loader import load_model
-from batching.backend.memory import bytes_within, free_memory
+from batching.backend.memory import device as memory
+from batching.backend.memory.device import bytes_within, free_memory
 from batching.backend.native.modules import replace_modules
 from batching.backend.native_loader import Native
 from batching.config import EngineConfig
