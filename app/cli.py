@@ -51,7 +51,7 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
         ModelLoadError: the default model cannot be found or read.
     """
     keys = settings.client_keys()
-    tracer = make_tracer(os.environ, manager.model_ids[0])
+    tracer = make_tracer(os.environ)
     with bind(settings.host, settings.port) as sock:
         app = create_app(manager, settings, tracer)
         try:

@@ -58,7 +58,9 @@ class AdmittedRequest:
 
     def finish(
         self,
+        *,
         completion_id: str,
+        model_id: str,
         stats: Sequence[SequenceStats],
         usage: TokenUsage,
         outcome: str,
@@ -68,6 +70,7 @@ class AdmittedRequest:
         self.on_finish(
             RequestRecord(
                 completion_id=completion_id,
+                model_id=model_id,
                 request_id=self.request_id,
                 client_name=self.ticket.client.name,
                 arrival=self.deadline.arrival,

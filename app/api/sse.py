@@ -12,7 +12,7 @@ from app.generation.generation import Generation
 # Seconds.  Proxies and clients give up on a connection that is silent while a request waits.
 PING_INTERVAL: Final = 10
 
-# sse-starlette cuts every running stream as soon as the process is told to stop; here they get
+# sse-starlette cuts every running stream as soon as the process gets a signal; here they get
 # time to finish (app/server/uvicorn_server.py).
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 

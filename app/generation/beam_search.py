@@ -90,7 +90,13 @@ class BeamSearch:
 
     def close(self) -> None:
         """Finish the request; a search that is cancelled closes the step that it is in."""
-        self._request.finish(self._job.completion_id, (), self._usage, self._outcome)
+        self._request.finish(
+            completion_id=self._job.completion_id,
+            model_id=self._job.model_id,
+            stats=(),
+            usage=self._usage,
+            outcome=self._outcome,
+        )
 
     async def _search(self, prompt: Sequence[int]) -> tuple[list[Beam], int]:
         """Return the best beams, and how many tokens of the prompt were cached before."""

@@ -141,7 +141,11 @@ class Generation:
             return
         self._is_closed = True
         self._request.finish(
-            self._job.completion_id, self._tokens.sequences, self.usage, self._outcome()
+            completion_id=self._job.completion_id,
+            model_id=self._job.model_id,
+            stats=self._tokens.sequences,
+            usage=self.usage,
+            outcome=self._outcome(),
         )
 
     async def _next(self) -> Delta | PromptProgress:

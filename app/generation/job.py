@@ -86,6 +86,7 @@ class GenerationJob:
     """
 
     completion_id: str
+    model_id: str
     prompts: Sequence[Sequence[int]]
     sampling: SamplingParams
     max_tokens: int | None
@@ -132,6 +133,7 @@ def build_job(
         engine.grammars.token_bytes(0)
     return GenerationJob(
         completion_id=completion_id,
+        model_id=model.model_id,
         prompts=prompts,
         sampling=sampling,
         max_tokens=max_tokens,

@@ -30,6 +30,7 @@ class RequestRecord:
     """
 
     completion_id: str
+    model_id: str
     request_id: str
     client_name: str
     arrival: float

@@ -25,11 +25,10 @@ class TracingUnavailable(Exception):
 class Tracer:
     """Writes spans with OpenTelemetry's SDK."""
 
-    def __init__(self, provider: Any, model_id: str) -> None:
+    def __init__(self, provider: Any) -> None:
         """`provider` is a TracerProvider of the SDK, which is an optional dependency."""
         self._provider = provider
         self._tracer = provider.get_tracer(_SERVICE_NAME)
-        self._model_id = model_id
 
     def record(self, record: RequestRecord) -> None:
         """Record the span of a request that has just ended."""
@@ -40,7 +39,7 @@ class Tracer:
         # The engine's clock is monotonic, not the time of day.
         began = time.time() - record.elapsed
         span = self._tracer.start_span(
-            f"{operation} {self._model_id}",
+            f"{operation} {record.model_id}",
             context=TraceContextTextMapPropagator().extract(record.trace_headers),
             kind=SpanKind.SERVER,
             start_time=_nanoseconds(began),
@@ -59,8 +58,8 @@ class Tracer:
     def _attributes(self, operation: str, record: RequestRecord) -> Mapping[str, Any]:
         return {
             "gen_ai.operation.name": operation,
-            "gen_ai.request.model": self._model_id,
-            "gen_ai.response.model": self._model_id,
+            "gen_ai.request.model": record.model_id,
+            "gen_ai.response.model": record.model_id,
             "gen_ai.response.id": record.completion_id,
             "gen_ai.response.finish_reasons": record.outcome.split(","),
             "gen_ai.usage.input_tokens": record.usage.num_prompt_tokens,
@@ -71,7 +70,7 @@ class Tracer:
         }
 
 
-def make_tracer(environ: Mapping[str, str], model_id: str) -> Tracer | None:
+def make_tracer(environ: Mapping[str, str]) -> Tracer | None:
     """Return a tracer for the collector that the environment names; None if it names none.
 
     Raises:
@@ -92,7 +91,7 @@ def make_tracer(environ: Mapping[str, str], model_id: str) -> Tracer | None:
     name = environ.get("OTEL_SERVICE_NAME", _SERVICE_NAME)
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return Tracer(provider, model_id)
+    return Tracer(provider)
 
 
 def _latencies(record: RequestRecord) -> dict[str, float]:

@@ -92,7 +92,7 @@ def _weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype 
     """Return what the weights become; None leaves them as they are stored.
 
     MLX's CPU kernels for quantized and half-precision products are 40 to 100 times slower
-    than float32 through BLAS, so without our own kernels a CPU gets float32 unless told otherwise.
+    than float32 through BLAS, so without our own kernels float32 is the default of a CPU.
     """
     if config.dtype == "auto":
         is_slow = mx.default_device() == mx.cpu and isinstance(native, NoNative)

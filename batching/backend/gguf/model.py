@@ -121,7 +121,7 @@ def read_config(header: GgufHeader) -> Config:
     hidden_size = header.integer(f"{family}.embedding_length")
     num_heads = header.integer(f"{family}.attention.head_count")
     head_dim = header.integer(f"{family}.attention.key_length", hidden_size // num_heads)
-    _refuse_other_shapes(header, family, head_dim, hidden_size // num_heads)
+    _reject_unsupported(header, family, head_dim, hidden_size // num_heads)
     if not (embedding := header.tensors.get("token_embd.weight")):
         raise header.refuse("it has no tensor token_embd.weight")
     if (num_layers := header.integer(f"{family}.block_count")) > len(header.tensors):
@@ -147,7 +147,7 @@ def read_config(header: GgufHeader) -> Config:
     }
 
 
-def _refuse_other_shapes(header: GgufHeader, family: str, head_dim: int, usual: int) -> None:
+def _reject_unsupported(header: GgufHeader, family: str, head_dim: int, usual: int) -> None:
     refused = {
         "a part of a split file; join the parts first": header.integer("split.count", 1) > 1,
         "mixture of experts": header.integer(f"{family}.expert_count", 0) > 0,

@@ -64,7 +64,7 @@ def attributes(span: Span) -> dict[str, object]:
 
 
 async def test_a_request_is_a_span_in_the_callers_trace(collector: Collector) -> None:
-    tracer = make_tracer({ENDPOINT: collector.url}, MODEL_ID)
+    tracer = make_tracer({ENDPOINT: collector.url})
     assert tracer is not None
     async with served(b"Hello", tracer=tracer) as server:
         server.client.headers["traceparent"] = f"00-{TRACE_ID}-{PARENT_ID}-01"
@@ -87,7 +87,7 @@ async def test_a_request_is_a_span_in_the_callers_trace(collector: Collector) ->
 
 
 async def test_a_request_that_failed_says_so(collector: Collector) -> None:
-    tracer = make_tracer({ENDPOINT: collector.url}, MODEL_ID)
+    tracer = make_tracer({ENDPOINT: collector.url})
     assert tracer is not None
     async with served_endlessly(tracer=tracer) as server:
         await server.chat(timeout=0.5)
@@ -98,11 +98,11 @@ async def test_a_request_that_failed_says_so(collector: Collector) -> None:
 
 
 def test_without_a_collector_nothing_is_traced() -> None:
-    assert make_tracer({}, MODEL_ID) is None
-    assert make_tracer({ENDPOINT: ""}, MODEL_ID) is None
+    assert make_tracer({}) is None
+    assert make_tracer({ENDPOINT: ""}) is None
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(TracingUnavailable, match="pip install opentelemetry-sdk"):
-        make_tracer({ENDPOINT: "http://127.0.0.1:1"}, MODEL_ID)
+        make_tracer({ENDPOINT: "http://127.0.0.1:1"})
