@@ -1,5 +1,6 @@
 """The parameters that chat and completions have in common."""
 
+from abc import abstractmethod
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -150,14 +151,14 @@ class GenerationRequest(RequestModel):
         return _SERVICE_TIERS[self.service_tier]
 
     @property
+    @abstractmethod
     def num_reserved_tokens(self) -> int:
         """The tokens of output that a truncated prompt leaves room for."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Log probabilities of so many tokens beside each sampled one; None is without."""
-        raise NotImplementedError
 
     def truncation(self) -> Truncation | None:
         if self.truncate_prompt_tokens is None:

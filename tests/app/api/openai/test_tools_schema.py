@@ -13,7 +13,9 @@ from app.api.openai.schemas.tools import (
     ToolChoice,
     ToolList,
     check_tool_choice,
+    to_tool_choice,
 )
+from app.parsing.tool_spec import NamedTool
 
 tool_lists: TypeAdapter[list[Tool]] = TypeAdapter(ToolList)
 tool_choices: TypeAdapter[ToolChoice] = TypeAdapter(ToolChoice)
@@ -121,7 +123,9 @@ def test_choices() -> None:
     named = {"type": "function", "function": {"name": "f"}}
     for choice in ("none", "auto", "required"):
         assert tool_choices.validate_python(choice) == choice
-    assert tool_choices.validate_python(named) == NamedToolChoice.model_validate(named)
+    parsed = tool_choices.validate_python(named)
+    assert parsed == NamedToolChoice.model_validate(named)
+    assert to_tool_choice(parsed) == NamedTool("f")
     for wrong in ("any", "", 1, {"type": "function"}, {"type": "allowed_tools"}, {"name": "f"}):
         with pytest.raises(ValidationError):
             tool_choices.validate_python(wrong)

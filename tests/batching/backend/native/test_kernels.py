@@ -526,6 +526,7 @@ def test_a_container_gets_threads_for_its_share_of_the_cores(
     assert num_cores(path) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif("NATIVE_ISA" in os.environ, reason="this is that run")
 def test_on_the_other_instruction_sets(native: Native) -> None:
