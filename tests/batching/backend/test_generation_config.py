@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.api.openai.schemas.sampling import GenerationRequest
+from app.api.openai.completions.request import CompletionRequest
 from batching import SamplingDefaults
 from batching.backend.generation_config import directory_defaults, gguf_defaults
 from batching.backend.gguf.header import read_header
@@ -78,7 +78,7 @@ def test_exactly_what_a_request_may_say_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, value: Any
 ) -> None:
     try:
-        GenerationRequest.model_validate({name: value}, strict=True)
+        CompletionRequest.model_validate({"prompt": "x", name: value}, strict=True)
     except ValidationError:
         assert declared(tmp_path, **{name: value}) == NONE
         assert f"{tmp_path / 'generation_config.json'}: {name} is ignored" in caplog.text
