@@ -44,8 +44,7 @@ serve: $(VENV)/.native
 	@exec $(BIN)/python -m app $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m coverage run -m pytest
-	$(BIN)/python -m coverage report
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
