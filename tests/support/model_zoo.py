@@ -1,0 +1,83 @@
+"""A tiny random model of each model type that mlx-lm has a file for."""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm.models
+from mlx_lm.utils import _get_classes
+
+from tests.support.zoo.dense import DENSE
+from tests.support.zoo.latent import LATENT_MODELS
+from tests.support.zoo.mixtures import MIXTURES
+from tests.support.zoo.recurrent import RECURRENT
+from tests.support.zoo.shapes import COMMON, Config
+from tests.support.zoo.weights import randomise
+
+CONFIGS: Final[dict[str, Config]] = {**RECURRENT, **DENSE, **MIXTURES, **LATENT_MODELS}
+
+# Types that cannot be made or run here, and why.
+UNAVAILABLE: Final[dict[str, str]] = {
+    "bitnet": "its linear layers are a Metal kernel",
+    "muse_spark": "its attention and experts are Metal kernels",
+    "olmo": "needs the package ai2-olmo and ends the interpreter without it",
+}
+
+# Types whose logits depend on how mlx-lm's own forward pass is cut into pieces, and why.
+INCONSISTENT: Final[dict[str, str]] = {
+    "phi3small": "it adds a boolean mask to its scores, so tokens attend to later ones",
+    "plamo3": "its mask lets a token attend to one position more than its cache keeps",
+}
+
+# Types that mlx-lm cannot quantize, and why.
+UNQUANTIZABLE: Final[dict[str, str]] = {
+    "afm7": "its fused layers do not take the mode that nn.quantize passes",
+}
+
+
+def _model_types() -> tuple[str, ...]:
+    """Names of the files that define, or import, a model and its arguments."""
+    (folder,) = mlx_lm.models.__path__
+    texts = {path.stem: path.read_text() for path in Path(folder).glob("*.py")}
+    names = (r"^(class|from .* import .*\b)\s*Model\b", r"\bModelArgs\b")
+    return tuple(
+        sorted(t for t in texts if all(re.search(n, texts[t], re.MULTILINE) for n in names))
+    )
+
+
+MODEL_TYPES: Final = _model_types()
+
+
+def tiny_config(model_type: str) -> Config:
+    """Return what the model's config.json would hold."""
+    return {**COMMON, **CONFIGS[model_type], "model_type": model_type}
+
+
+def make_tiny(
+    model_type: str, *, seed: int = 0, bits: int | None = None, mode: str = "affine"
+) -> nn.Module:
+    """Build a model as mlx-lm does, with random weights, in evaluation mode."""
+    config = tiny_config(model_type)
+    model_class, args_class = _get_classes(config)
+    mx.random.seed(seed)
+    model: nn.Module = model_class(args_class.from_dict(config))
+    randomise(model, seed)
+    if bits is not None or mode != "affine":
+        quantize(model, bits or 4, mode)
+    model.eval()
+    return model
+
+
+def quantize(model: nn.Module, bits: int, mode: str) -> None:
+    """Quantize in groups of 32 what mlx-lm quantizes."""
+    keeps = getattr(model, "quant_predicate", None)
+
+    def predicate(path: str, module: nn.Module) -> Any:
+        if not hasattr(module, "to_quantized") or module.weight.shape[-1] % 32:
+            return False
+        return keeps(path, module) if keeps else True
+
+    nn.quantize(model, 32, bits, mode=mode, class_predicate=predicate)
+    mx.eval(model.parameters())

@@ -1,0 +1,197 @@
+"""Recurrent state and convolutions, alone or between layers of attention."""
+
+from typing import Final
+
+from tests.support.zoo.shapes import (
+    EXPERTS,
+    FULL,
+    LATENT,
+    LINEAR,
+    SLIDING,
+    WINDOW,
+    Config,
+    alternating,
+    gated_delta_net,
+    nested,
+)
+
+_LINEAR_LAYERS: Final[Config] = {
+    "kda_layers": [1, 3],
+    "full_attn_layers": [2, 4],
+    "num_heads": 4,
+    "head_dim": 32,
+    "short_conv_kernel_size": 4,
+}
+_CONVOLUTION: Final[Config] = {
+    **alternating("conv", FULL),
+    "conv_bias": True,
+    "conv_L_cache": 3,
+    "block_dim": 128,
+    "block_multiple_of": 32,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": False,
+}
+_LING: Final[Config] = {
+    **EXPERTS,
+    "num_hidden_layers": 4,
+    "first_k_dense_replace": 1,
+    "layer_group_size": 2,
+    "group_norm_size": 2,
+    "use_qk_norm": True,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+}
+
+# All that one layer of each kind is made of, packed in 2 bits.
+_PACKED: Final = {
+    "model.embed_tokens": 512,
+    "model.layers.0.linear_attn.in_proj_qkv": 512,
+    "model.layers.1.self_attn.q_proj": 0,
+    "model.layers.0.mlp.up_proj": 512,
+    "lm_head": 0,
+}
+
+RECURRENT: Final[dict[str, Config]] = {
+    "qwen3_5": nested("qwen3_5_text", **gated_delta_net()),
+    "qwen3_5_moe": nested("qwen3_5_moe_text", **EXPERTS, **gated_delta_net()),
+    "qwen3_next": {**EXPERTS, **gated_delta_net()},
+    "lfm2": {**_CONVOLUTION, "head_dim": None},
+    "lfm2-vl": nested("lfm2", **_CONVOLUTION),
+    "lfm2_moe": {**EXPERTS, **_CONVOLUTION, "use_expert_bias": True, "num_dense_layers": 1},
+    "nemotron_h": {
+        **EXPERTS,
+        "hybrid_override_pattern": ["M", "-", "*", "E", "M", "E", "*", "-"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "mamba_proj_bias": True,
+        "ssm_state_size": 16,
+        "conv_kernel": 4,
+        "n_groups": 2,
+        "use_conv_bias": True,
+    },
+    "granitemoehybrid": {
+        **EXPERTS,
+        **alternating("mamba", "attention"),
+        "embedding_multiplier": 2.0,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 0.5,
+        "residual_multiplier": 0.7,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 32,
+        "mamba_d_state": 16,
+        "mamba_d_conv": 4,
+        "mamba_n_groups": 2,
+        "mamba_proj_bias": True,
+        "mamba_conv_bias": True,
+    },
+    "kimi_linear": {
+        **EXPERTS,
+        **LATENT,
+        "num_hidden_layers": 4,
+        "linear_attn_config": _LINEAR_LAYERS,
+        "model_max_length": 512,
+        "first_k_dense_replace": 1,
+    },
+    "kimi_k3": nested(
+        "kimi_linear",
+        **EXPERTS,
+        **LATENT,
+        num_hidden_layers=4,
+        first_k_dense_replace=1,
+        linear_attn_config={**_LINEAR_LAYERS, "gate_lower_bound": -0.3},
+        attn_res_block_size=2,
+        mla_use_output_gate=True,
+        routed_expert_hidden_size=64,
+        latent_moe_use_norm=True,
+    ),
+    "bailing_moe_linear": _LING,
+    "bailing_hybrid": {**_LING, **LATENT},
+    "bailing_moe_v3": {**_LING, **LATENT, "kda_lower_bound": -0.3},
+    "baichuan_m1": {
+        "num_hidden_layers": 4,
+        "sliding_window": WINDOW,
+        "sliding_window_layers": [1, 3],
+        "conv_window": 2,
+        "num_swa_attention_heads": 8,
+        "num_swa_key_value_heads": 4,
+    },
+    "falcon_h1": {
+        "mamba_d_ssm": 128,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 32,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 2,
+        "mamba_rms_norm": True,
+    },
+    "gear": {
+        **alternating("conv_mixer", SLIDING, FULL),
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+    },
+    "jamba": {
+        **EXPERTS,
+        "num_hidden_layers": 4,
+        "attn_layer_offset": 1,
+        "attn_layer_period": 2,
+        "expert_layer_offset": 1,
+        "expert_layer_period": 2,
+        "mamba_d_conv": 4,
+        "mamba_d_state": 16,
+        "mamba_expand": 2,
+        "mamba_dt_rank": 32,
+    },
+    "mamba": {
+        "intermediate_size": 256,
+        "state_size": 16,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+        "time_step_rank": 32,
+        "use_bcdt_rms": True,
+    },
+    "mamba2": {
+        "num_heads": 4,
+        "state_size": 16,
+        "conv_kernel": 4,
+        "n_groups": 2,
+        "use_conv_bias": True,
+        "time_step_limit": [0.0, 100.0],
+        "time_step_rank": "auto",
+    },
+    "olmo_hybrid": {
+        **alternating(LINEAR, FULL),
+        **gated_delta_net(linear_num_key_heads=4),
+        "linear_allow_neg_eigval": True,
+    },
+    "plamo2": {
+        "num_hidden_layers": 4,
+        "hidden_size_per_head": 32,
+        "full_attention_idx": [1, 3],
+        "mamba_d_state": 16,
+        "mamba_num_heads": 4,
+    },
+    "recurrent_gemma": {
+        "num_hidden_layers": 6,
+        "conv1d_width": 4,
+        "logits_soft_cap": 30.0,
+        "num_key_value_heads": 1,
+        "attention_window_size": WINDOW,
+        "block_types": ["recurrent", "recurrent", "attention"],
+    },
+    "prism_hadamard_qwen35": {
+        **nested("qwen3_5_text", **gated_delta_net(hidden_size=512)),
+        "schema_version": 1,
+        "tensor_namespace": "mlx-lm-text",
+        "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
+        "modules": [
+            {"path": p, "block": b, "embedding": "embed" in p, "dtype": "float16"}
+            for p, b in _PACKED.items()
+        ],
+    },
+    "rwkv7": {
+        "a_low_rank_dim": 64,
+        "v_low_rank_dim": 64,
+        "gate_low_rank_dim": 64,
+        "decay_low_rank_dim": 64,
+    },
+}
