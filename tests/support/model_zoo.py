@@ -1,6 +1,7 @@
 """A tiny random model of each model type that mlx-lm has a file for."""
 
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +15,11 @@ from tests.support.zoo.latent import LATENT_MODELS
 from tests.support.zoo.mixtures import MIXTURES
 from tests.support.zoo.recurrent import RECURRENT
 from tests.support.zoo.shapes import COMMON, Config
+from tests.support.zoo.variants import VARIANTS
 from tests.support.zoo.weights import randomise
 
 CONFIGS: Final[dict[str, Config]] = {**RECURRENT, **DENSE, **MIXTURES, **LATENT_MODELS}
+ZOO: Final[dict[str, Config]] = {**CONFIGS, **VARIANTS}
 
 # Types that cannot be made or run here, and why.
 UNAVAILABLE: Final[dict[str, str]] = {
@@ -50,16 +53,16 @@ def _model_types() -> tuple[str, ...]:
 MODEL_TYPES: Final = _model_types()
 
 
-def tiny_config(model_type: str) -> Config:
-    """Return what the model's config.json would hold."""
-    return {**COMMON, **CONFIGS[model_type], "model_type": model_type}
+def tiny_config(name: str) -> Config:
+    """Return what the config.json of a model type, or of a variant, would hold."""
+    return deepcopy({**COMMON, "model_type": name, **ZOO[name]})
 
 
 def make_tiny(
-    model_type: str, *, seed: int = 0, bits: int | None = None, mode: str = "affine"
+    name: str, *, seed: int = 0, bits: int | None = None, mode: str = "affine"
 ) -> nn.Module:
     """Build a model as mlx-lm does, with random weights, in evaluation mode."""
-    config = tiny_config(model_type)
+    config = tiny_config(name)
     model_class, args_class = _get_classes(config)
     mx.random.seed(seed)
     model: nn.Module = model_class(args_class.from_dict(config))

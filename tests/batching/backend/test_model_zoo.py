@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
 from tests.support.model_zoo import (
@@ -15,6 +16,7 @@ from tests.support.model_zoo import (
     MODEL_TYPES,
     UNAVAILABLE,
     UNQUANTIZABLE,
+    ZOO,
     make_tiny,
 )
 from tests.support.zoo.recurrent import RECURRENT
@@ -62,11 +64,11 @@ def next_logits(model: nn.Module, zeroed: tuple[int, int] | None = None) -> mx.a
 
 def test_each_model_type_has_an_entry() -> None:
     assert {*CONFIGS, *UNAVAILABLE} == set(MODEL_TYPES)
-    assert not {*CONFIGS} & {*UNAVAILABLE}
+    assert not {*ZOO} & {*UNAVAILABLE}
     assert {*INCONSISTENT, *UNQUANTIZABLE} <= {*CONFIGS}
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(scope="module", params=ZOO)
 def tiny(request: pytest.FixtureRequest) -> tuple[str, nn.Module, mx.array]:
     """Return a model type, its model, and the logits of the prompt."""
     model = make_tiny(request.param)
@@ -87,6 +89,13 @@ def test_the_last_logits_depend_on_the_first_token(tiny: tuple[str, nn.Module, m
     assert difference(whole[-1], other[-1]) > 1e-3
 
 
+def test_no_parameter_is_constant(tiny: tuple[str, nn.Module, mx.array]) -> None:
+    parameters: list[tuple[str, Any]] = [*tree_flatten(tiny[1].parameters())]
+    varies = {path: p.max() != p.min() for path, p in parameters if p.size > 1}
+    mx.eval(varies)
+    assert [path for path, differs in varies.items() if not differs] == []
+
+
 @pytest.mark.parametrize("model_type", STATEFUL)
 def test_each_recurrent_state_changes_the_next_logits(model_type: str) -> None:
     model = make_tiny(model_type)
@@ -100,7 +109,7 @@ def test_each_recurrent_state_changes_the_next_logits(model_type: str) -> None:
 
 
 @pytest.mark.parametrize(("bits", "mode"), [(4, "affine"), (8, "affine"), (4, "mxfp4")])
-@pytest.mark.parametrize("model_type", [t for t in CONFIGS if t not in UNQUANTIZABLE])
+@pytest.mark.parametrize("model_type", [t for t in ZOO if t not in UNQUANTIZABLE])
 def test_a_quantized_model_gives_finite_logits(model_type: str, bits: int, mode: str) -> None:
     model = make_tiny(model_type, bits=bits, mode=mode)
     assert any(isinstance(module, QUANTIZED) for module in model.modules())

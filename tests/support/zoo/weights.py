@@ -47,13 +47,16 @@ def _random(path: str, value: mx.array, key: mx.array) -> mx.array:
         return mx.random.uniform(*_DECAYS[name], value.shape, key=key)
     if path.endswith(_DECAY_BIAS):
         return mx.random.uniform(-5.0, -3.0, value.shape, key=key)
-    if name in _PACKED:
-        return mx.full(value.shape, _PACKED[name])
     noise = mx.random.normal(value.shape, key=key)
+    if name in _PACKED:
+        return _PACKED[name] * (1 + 0.1 * noise)
     if name == "signs":
         return mx.sign(noise)
     if "conv" in path and value.ndim > 1:
         return noise / math.sqrt(value.size / value.shape[0])
+    if path.endswith("k_norm.weight"):
+        # Some models do not scale their scores, and sharp ones magnify rounding.
+        value = value * 0.5
     if value.size == max(value.shape, default=1):
         return value.astype(mx.float32) + 0.2 * noise
     return noise / math.sqrt(value.shape[-1])
