@@ -5,6 +5,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
+import batching.backend  # noqa: F401  # its BLAS has to come before MLX
+
+# isort: split
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm.models
