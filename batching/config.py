@@ -50,17 +50,21 @@ class SchedulerConfig(BatchLimits):
 
     `max_model_len` bounds prompt and output of one request together; a request never holds more
     than the whole pool.  `max_drafting_rows` bounds the tokens that decodes and their drafts make
-    together: beyond it more rows cost more than right guesses save.
+    together: beyond it more rows cost more than right guesses save.  `num_checkpoints` is how many
+    recurrent states the prefix cache keeps; None is a model without such states.
     """
 
     num_blocks: int = DEFAULT_NUM_BLOCKS
     max_model_len: int = DEFAULT_NUM_BLOCKS * BLOCK_SIZE
     max_draft_tokens: int = 0
     max_drafting_rows: int = 8
+    num_checkpoints: int | None = None
 
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)
         _check_minimum(self, "num_blocks", "max_model_len")
+        if self.num_checkpoints is not None and self.num_checkpoints < 0:
+            raise ValueError(f"num_checkpoints must not be below 0, as {self.num_checkpoints} is")
 
     @property
     def max_request_tokens(self) -> int:

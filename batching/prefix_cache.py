@@ -75,6 +75,11 @@ class PrefixCache:
         """
         return self._in_flight.get(block_hash, key) < key
 
+    def num_in_flight(self, hashes: Sequence[BlockHash]) -> int:
+        """Return how many blocks from the first one on are being computed by any request."""
+        missing = (i for i, block_hash in enumerate(hashes) if block_hash not in self._in_flight)
+        return next(missing, len(hashes))
+
     def clear_in_flight(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
         """Drop the blocks that a request has not computed when it stops."""
         for block_hash in hashes:

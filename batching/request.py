@@ -135,7 +135,8 @@ class BatchRequest:
     `token_ids` is the prompt followed by the output; the model has computed the first
     `num_computed_tokens` of them, and their keys and values are in the blocks of `block_table`.  There is
     no prefill phase and no decode phase: a request with one pending token decodes, one with
-    more of them prefills, and after a preemption all of them are pending again.
+    more of them prefills, and after a preemption all of them are pending again.  `state_slot` is
+    where the model keeps the recurrent state of an admitted request, if it has any.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class BatchRequest:
         self.num_preemptions = 0
         self.scheduled_time: float | None = None
         self.block_table = BlockTable()
+        self.state_slot: int | None = None
         self.cache_salt = cache_salt
         self.hashes = HashChain(cache_salt.encode())
         self.drafter = PromptLookup()

@@ -58,8 +58,8 @@ class ContinuousBatchingScheduler:
         return bool(self._running or self._waiting)
 
     def stats(self) -> SchedulerStats:
-        blocks, prefix_cache = self.block_manager, self._kv.prefix_cache
-        return SchedulerStats(
+        blocks, prefix_cache, states = self.block_manager, self._kv.prefix_cache, self._kv.states
+        stats = SchedulerStats(
             num_waiting=len(self._waiting),
             num_running=len(self._running),
             num_prefilling=sum(r.status is RequestStatus.PREFILLING for r in self._running),
@@ -77,6 +77,16 @@ class ContinuousBatchingScheduler:
             num_drafts=self._spec_decode.num_drafts,
             num_draft_tokens=self._spec_decode.num_tokens,
             num_accepted_tokens=self._spec_decode.num_accepted,
+        )
+        if states is None:
+            return stats
+        return stats._replace(
+            num_checkpoints=len(states.checkpoints),
+            num_checkpoints_stored=states.checkpoints.num_stored,
+            num_checkpoints_hit=states.checkpoints.num_hit,
+            num_checkpoints_evicted=states.checkpoints.num_evicted,
+            num_checkpoints_skipped=states.checkpoints.num_skipped,
+            num_state_missed_tokens=self._kv.num_state_missed_tokens,
         )
 
     def add(self, request: BatchRequest) -> None:
@@ -117,7 +127,8 @@ class ContinuousBatchingScheduler:
             for request in self._admission.admit(len(self._running), now):
                 insort(self._running, request, key=self._waiting.key)
         slices += self._prefills(budget)
-        return StepPlan(tuple(slices), tuple(copies), tuple(preempted))
+        state_copies = () if self._kv.states is None else self._kv.states.take_copies()
+        return StepPlan(tuple(slices), tuple(copies), tuple(preempted), state_copies)
 
     def update(
         self, plan: StepPlan, outputs: Sequence[SliceOutput]
@@ -134,7 +145,7 @@ class ContinuousBatchingScheduler:
                 forks = [self._start_fork(s, i, output) for i in range(len(s.forks))]
                 items += [self._apply_output(s, output), *forks]
             else:
-                self._kv.commit(s.request, s.start, s.stop)
+                self._kv.commit(s, s.stop)
                 items += progress_outputs(s.request)
         return items
 
@@ -145,6 +156,8 @@ class ContinuousBatchingScheduler:
         lost, so every other admitted request starts over from its tokens, and the prefix
         cache is empty.
         """
+        if self._kv.states is not None:
+            self._kv.states.forget()
         for s in plan.slices:
             requests = dict.fromkeys([s.request, *s.forks, *s.request.forks])
             if failed_ids is None or any(r.request_id in failed_ids for r in requests):
@@ -158,19 +171,31 @@ class ContinuousBatchingScheduler:
     def _decodes(self, copies: list[BlockCopy], preempted: list[BatchRequest]) -> Iterator[Slice]:
         decoding = [r for r in self._running if r.status is RequestStatus.RUNNING]
         # The same share for each, so that the request that is due first does not take it all.
-        max_drafts = min(
-            self.config.max_draft_tokens,
-            self.config.max_drafting_rows // max(1, len(decoding)) - 1,
-            self.config.max_batched_tokens // max(1, len(decoding)) - 1,
-        )
+        max_rows = min(self.config.max_drafting_rows, self.config.max_batched_tokens)
+        max_rows //= max(1, len(decoding))
+        # Beyond one token each.
+        budget = self.config.max_batched_tokens - len(decoding)
         for request in decoding:
             # A request that was preempted for another one is not running any more.
             if request.status is RequestStatus.RUNNING and self._make_room(
                 request, copies, preempted
             ):
-                drafts = self._drafts(request, max_drafts)
-                stop = request.num_tokens + len(drafts)
-                yield Slice(request, request.num_computed_tokens, stop, drafts)
+                s = self._decode(request, max_rows, 1 + budget)
+                budget -= len(s) - 1
+                yield s
+
+    def _decode(self, request: BatchRequest, max_rows: int, budget: int) -> Slice:
+        """Make the slice of a running request.
+
+        It has more pending tokens than one if its state could not follow drafts that were rejected;
+        drafts beside these stay within `max_rows` in all.
+        """
+        max_drafts = min(
+            self.config.max_draft_tokens, min(max_rows, budget) - request.num_pending_tokens
+        )
+        drafts = self._drafts(request, max_drafts)
+        stop = min(request.num_tokens, request.num_computed_tokens + budget)
+        return self._kv.make_slice(request, stop + len(drafts), drafts)
 
     def _drafts(self, request: BatchRequest, max_drafts: int) -> tuple[int, ...]:
         """Propose tokens for which there is room in the request's last block."""
@@ -205,7 +230,7 @@ class ContinuousBatchingScheduler:
     def _chunk(self, request: BatchRequest, num_tokens: int) -> Slice:
         stop = request.num_computed_tokens + num_tokens
         forks = tuple(request.forks) if stop == request.num_tokens else ()
-        return Slice(request, request.num_computed_tokens, stop, forks=forks)
+        return self._kv.make_slice(request, stop, forks=forks)
 
     def _apply_output(self, s: Slice, output: SliceOutput) -> RequestOutput | RequestFailure:
         """Append to a request what was sampled, as far as its drafts were right."""
@@ -216,7 +241,7 @@ class ContinuousBatchingScheduler:
             request.drafter.record(request.num_tokens, len(s.drafts), num_accepted)
             self._spec_decode.record(len(s.drafts), num_accepted)
         # The last token is the one that the model has not processed yet.
-        self._kv.commit(request, s.start, request.num_tokens - 1)
+        self._kv.commit(s, request.num_tokens - 1)
         if request.status is RequestStatus.PREFILLING:
             request.move_to(RequestStatus.RUNNING)
         return self._make_output(request, token_ids, output.logprobs[: len(token_ids)])
@@ -236,8 +261,11 @@ class ContinuousBatchingScheduler:
         token_id = output.token_ids[position]
         fork.append(token_id)
         made = self._make_output(fork, (token_id,), output.logprobs[position : position + 1])
-        if fork.status is RequestStatus.RUNNING and len(self._running) > self.config.max_num_seqs:
-            self._requeue(fork)
+        if fork.status is RequestStatus.RUNNING:
+            if len(self._running) > self.config.max_num_seqs:
+                self._requeue(fork)
+            elif self._kv.states is not None:
+                self._kv.states.fork(s.request, fork, s.stop)
         return made
 
     def _make_output(

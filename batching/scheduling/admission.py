@@ -3,7 +3,7 @@
 from batching.config import SchedulerConfig
 from batching.priority_queue import PriorityQueueWithAging
 from batching.request import BatchRequest, RequestStatus
-from batching.scheduling.kv_cache_manager import KVCacheManager
+from batching.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 
 
 class AdmissionQueue:
@@ -40,22 +40,22 @@ class AdmissionQueue:
         num_slots = self._max_num_seqs - num_running
         while self.waiting and len(started) + len(deferred) < num_slots:
             request = self.waiting.peek()
-            cached = self._kv.cached_blocks(request)
-            needed = self._kv.num_blocks_to_start(request, cached)
+            hit = self._kv.lookup(request)
+            needed = self._kv.num_blocks_to_start(request, hit)
             if needed + num_reserved_blocks > self._kv.block_manager.num_free_blocks:
                 break
             self.waiting.pop()
-            if self._kv.awaits_prefix(request, len(cached), self.waiting.key(request)):
+            if self._kv.awaits_prefix(hit, self.waiting.key(request)):
                 deferred.append(request)
                 num_reserved_blocks += needed
             else:
-                self._start(request, cached, now)
+                self._start(request, hit, now)
                 started.append(request)
         self._defer(deferred)
         return started
 
-    def _start(self, request: BatchRequest, cached: list[int], now: float) -> None:
-        self._kv.start(request, cached, self.waiting.key(request))
+    def _start(self, request: BatchRequest, hit: PrefixHit, now: float) -> None:
+        self._kv.start(request, hit, self.waiting.key(request))
         if request.scheduled_time is None:
             request.scheduled_time = now
         self.num_aged_admissions += self.waiting.has_more_urgent(request.priority)

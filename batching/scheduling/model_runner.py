@@ -17,6 +17,8 @@ class SlicesFailed(Exception):
 class ModelRunner(Protocol):
     """Processes a plan's tokens, writes their KV into the pool, and samples.
 
+    Recurrent states, which it keeps in the slots that a plan names, cannot change once made.
+
     The tests' fake is in tests/support/fakes.py; its pool contains token ids.
     """
 
@@ -33,5 +35,5 @@ class ModelRunner(Protocol):
         ...
 
     def reset(self) -> None:
-        """Make the pool usable again after `run` raised; its contents are lost."""
+        """Make the pool usable again after `run` raised; its contents and all states are lost."""
         ...

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from batching.errors import EngineError
-from batching.request import BatchRequest, TokenLogprobs, TokenOutput
+from batching.request import BatchRequest, RequestStatus, TokenLogprobs, TokenOutput
 
 
 class RequestOutput(NamedTuple):
@@ -53,7 +53,7 @@ def token_output(
 
 def progress_outputs(request: BatchRequest) -> Iterator[RequestOutput]:
     """Yield how far the prefill is, if the request asks for that."""
-    if request.reports_progress:
+    if request.reports_progress and request.status is RequestStatus.PREFILLING:
         output = TokenOutput(
             (), None, request.num_cached_tokens, num_read_tokens=request.num_computed_tokens
         )

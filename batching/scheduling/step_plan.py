@@ -14,6 +14,10 @@ class Slice:
 
     drafts: the last of them, proposed to follow the tokens of the request.
     forks: other choices of the same prompt, whose first tokens are sampled from the last row too.
+    keep: the positions before `stop`, ascending, whose recurrent states stay in the request's slot
+        beside the one at `stop`.  Those after `start` are taken during the step; the others were
+        there.  What is not named is dropped.  A slice that begins at 0 begins without a state, any
+        other with the one at `start`.
     """
 
     request: BatchRequest
@@ -21,6 +25,7 @@ class Slice:
     stop: int
     drafts: tuple[int, ...] = ()
     forks: tuple[BatchRequest, ...] = ()
+    keep: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -50,7 +55,22 @@ class Slice:
         drafts = f"+{len(self.drafts)}" if self.drafts else ""
         forks = "".join(f"&{fork.request_id}" for fork in self.forks)
         tokens = f"{self.start}:{self.stop - len(self.drafts)}"
-        return f"{self.request.request_id}[{tokens}]{drafts}{forks}"
+        keep = "".join(f"@{position}" for position in self.keep)
+        return f"{self.request.request_id}[{tokens}]{drafts}{forks}{keep}"
+
+
+class StateCopy(NamedTuple):
+    """Slot `target` is to hold the state that slot `source` has at `position`, and no other.
+
+    The slots below `max_num_seqs` are those of admitted requests; the others, of checkpoints.
+    """
+
+    source: int
+    target: int
+    position: int
+
+    def __str__(self) -> str:
+        return f"{self.source}@{self.position}>{self.target}"
 
 
 class SliceOutput(NamedTuple):
@@ -68,22 +88,27 @@ class SliceOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The slices of one forward pass, and what happened to make room for them."""
+    """The slices of one forward pass, and what happened to make room for them.
+
+    state_copies: made before the step, in this order.
+    """
 
     slices: tuple[Slice, ...]
     copies: tuple[BlockCopy, ...] = ()
     preempted: tuple[BatchRequest, ...] = ()
+    state_copies: tuple[StateCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         return sum(len(s) for s in self.slices)
 
     def __str__(self) -> str:
-        """One line a step, for logs and for tests: `0[0:8]&4 1[4:5]+2 3>9 -2`."""
+        """One line a step, for logs and for tests: `0[0:8]&4@4 1[4:5]+2 3>9 -2 1@8>5`."""
         return " ".join(
             [
                 *map(str, self.slices),
                 *(f"{c.source}>{c.target}" for c in self.copies),
                 *(f"-{r.request_id}" for r in self.preempted),
+                *map(str, self.state_copies),
             ]
         )

@@ -406,6 +406,7 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
         enable_prefix_cache=draw(st.booleans()),
         max_draft_tokens=draw(st.sampled_from([0, 1, 7])),
         max_drafting_rows=draw(st.integers(1, 20)),
+        num_checkpoints=draw(st.sampled_from([None, None, 0, 1, 2, 3, 12])),
     )
     room = limits.max_request_tokens
     requests: list[BatchRequest] = []
@@ -490,6 +491,11 @@ def test_batching_never_changes_the_output(
     assert scheduler.stats().num_running == scheduler.stats().num_waiting == 0
 
 
+def holds_state(r: BatchRequest, limits: SchedulerConfig) -> bool:
+    is_admitted = r.status in (RequestStatus.PREFILLING, RequestStatus.RUNNING)
+    return limits.num_checkpoints is not None and is_admitted
+
+
 @settings(max_examples=100, deadline=None)
 @given(loads())
 def test_a_plan_stays_within_its_limits_and_always_advances(
@@ -505,10 +511,13 @@ def test_a_plan_stays_within_its_limits_and_always_advances(
         plan = scheduler.schedule()
         assert 0 < plan.num_tokens <= limits.max_batched_tokens
         assert len(plan.slices) <= limits.max_num_seqs
-        assert all(len(s) <= limits.prefill_chunk for s in plan.slices if not s.drafts)
+        chunks = [s for s in plan.slices if s.request.status is RequestStatus.PREFILLING]
+        assert all(len(s) <= limits.prefill_chunk for s in chunks)
         assert all(len(s.drafts) <= limits.max_draft_tokens for s in plan.slices)
         num_drafts = sum(len(s.drafts) for s in plan.slices)
         assert not num_drafts or num_drafts < limits.max_drafting_rows
+        assert all(len(s) <= limits.max_drafting_rows for s in plan.slices if s.drafts)
+        assert all((r.state_slot is None) != holds_state(r, limits) for r in all_requests)
         idle = [
             r for r in all_requests if r.status in (RequestStatus.WAITING, RequestStatus.COMPLETED)
         ]

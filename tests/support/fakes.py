@@ -41,26 +41,53 @@ class TokenRunner:
 
     It reads each prefix back through the block table.  A block that is shared wrongly,
     freed early, copied late or skipped changes the next token, as in a real model.
+
+    With `num_checkpoints` it has recurrent states: the state at a position is the tuple of the
+    tokens before it, and a slice that does not begin with the right one fails.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._block_size = config.block_size
         self._num_slots = config.num_blocks * config.block_size
+        self._max_num_seqs = config.max_num_seqs
+        self._num_checkpoints = config.num_checkpoints
         self.reset()
 
     def reset(self) -> None:
         # 255 is no token: reading a slot that was never written shows.
         self._pool = [255] * self._num_slots
+        num_states = self._max_num_seqs + (self._num_checkpoints or 0)
+        self._states: list[dict[int, tuple[int, ...]]] = [{} for _ in range(num_states)]
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
         for copy in plan.copies:
             source, target = (self._block(b) for b in (copy.source, copy.target))
             self._pool[target] = self._pool[source]
+        for state_copy in plan.state_copies:
+            state = self._states[state_copy.source][state_copy.position]
+            self._states[state_copy.target] = {state_copy.position: state}
         for s in plan.slices:
             assert s.start < s.stop, "a slice has at least one token"
             for position, token_id in zip(range(s.start, s.stop), s.token_ids, strict=True):
                 self._pool[self._slot(s.request.block_table, position)] = token_id
+        self._advance_states(plan)
         return [self._output(s) for s in plan.slices]
+
+    def _advance_states(self, plan: StepPlan) -> None:
+        slots = [s.request.state_slot for s in plan.slices]
+        if self._num_checkpoints is None:
+            assert not any(s.keep for s in plan.slices) and set(slots) <= {None}
+            return
+        assert len(set(slots)) == len(slots), "a slot belongs to one request"
+        for s, slot in zip(plan.slices, slots, strict=True):
+            assert slot is not None and slot < self._max_num_seqs
+            assert list(s.keep) == sorted({p for p in s.keep if 0 < p < s.stop})
+            before = {0: (), **self._states[slot]}
+            tokens = (*before[s.start], *s.token_ids)
+            assert tokens == tuple(self._prefix(s.request, s.stop)), "another request's state"
+            kept = {p: tokens[:p] if p > s.start else before[p] for p in s.keep}
+            assert all(state == tokens[:p] for p, state in kept.items())
+            self._states[slot] = {**kept, s.stop: tokens}
 
     def _output(self, s: Slice) -> SliceOutput:
         params = s.request.sampling

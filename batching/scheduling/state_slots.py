@@ -1,0 +1,140 @@
+"""Where the recurrent states of requests are, and which of them become checkpoints."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from batching.block_manager import BlockHash, PagedBlockManager
+from batching.request import BatchRequest
+from batching.scheduling.state_checkpoints import StateCheckpoints
+from batching.scheduling.step_plan import Slice, StateCopy
+
+# Of the checkpoints of one prompt.
+_MIN_DISTANCE: Final = 512
+_MAX_CHECKPOINTS: Final = 8
+
+
+class StateSlots:
+    """Gives admitted requests a slot for their recurrent state, and keeps some states for others.
+
+    A state is valid at one position and cannot be rewound, but it can be copied for nothing.  A
+    slot holds one or more, at known positions.  Only this class writes a request's `state_slot`.
+
+    Checkpoints are states at block boundaries that a later request may begin with: at the last
+    boundary of a prompt and some before it, at boundaries that a request has wanted, and at the
+    last boundary of a request that leaves; so a running one keeps that in its slot.
+
+    Copies are made before the next step, in the order in which they were asked for.  So a slot
+    can be reused at once: what was read from it before is copied first.
+    """
+
+    def __init__(
+        self, block_manager: PagedBlockManager, max_num_seqs: int, num_checkpoints: int
+    ) -> None:
+        slots = range(max_num_seqs, max_num_seqs + num_checkpoints)
+        self.checkpoints = StateCheckpoints(slots)
+        self._block_manager = block_manager
+        self._block_size = block_manager.block_size
+        self._free = list(reversed(range(max_num_seqs)))
+        self._positions: dict[int, tuple[int, ...]] = {}
+        self._copies: list[StateCopy] = []
+
+    def take_copies(self) -> tuple[StateCopy, ...]:
+        """Return the copies to be made before the next step, each once."""
+        copies, self._copies = tuple(self._copies), []
+        return copies
+
+    def start(self, request: BatchRequest, cached: Sequence[BlockHash]) -> None:
+        """Give an admitted request a slot, with the state behind its cached blocks."""
+        slot = self._take_slot(request)
+        if cached:
+            position = len(cached) * self._block_size
+            self._copy(self.checkpoints.use(cached[-1]), slot, position)
+
+    def fork(self, request: BatchRequest, fork: BatchRequest, position: int) -> None:
+        """Give a fork a slot, with the state of the request at `position`."""
+        assert request.state_slot is not None, "the request is admitted"
+        self._copy(request.state_slot, self._take_slot(fork), position)
+
+    def keep(
+        self, request: BatchRequest, hashes: Sequence[BlockHash], stop: int, num_drafts: int
+    ) -> tuple[int, ...]:
+        """Return the positions whose states are to stay after a slice that ends at `stop`."""
+        assert request.state_slot is not None, "the request is admitted"
+        start, known = request.num_computed_tokens, stop - num_drafts
+        wanted = {start} if num_drafts else set()
+        if hashes and self.checkpoints.num_slots:
+            wanted.add(known // self._block_size * self._block_size)
+            wanted.update(self._checkpoint_positions(request, hashes, start, known))
+        held = self._positions[request.state_slot]
+        return tuple(sorted(p for p in wanted if p < stop and (p > start or p in held)))
+
+    def commit(self, s: Slice, hashes: Sequence[BlockHash]) -> None:
+        """Record the states of a slice, and store those that are checkpoints."""
+        assert s.request.state_slot is not None, "the request is admitted"
+        self._positions[s.request.state_slot] = (*s.keep, s.stop)
+        for position in self._checkpoint_positions(s.request, hashes, s.start, s.stop):
+            self._store(s.request.state_slot, hashes, position)
+
+    def rewind(self, s: Slice) -> None:
+        """Record that a slice was in vain: the next one begins where it did."""
+        assert s.request.state_slot is not None, "the request is admitted"
+        self._positions[s.request.state_slot] = tuple(p for p in s.keep if p <= s.start)
+
+    def release(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
+        """Take back a request's slot, if it has one, and store its state at the last boundary."""
+        if (slot := request.state_slot) is None:
+            return
+        position = request.num_computed_tokens // self._block_size * self._block_size
+        if hashes and position:
+            self._store(slot, hashes, position)
+        del self._positions[slot]
+        self._free.append(slot)
+        request.state_slot = None
+
+    def forget(self) -> None:
+        """Drop all states, as after a failed step."""
+        self.checkpoints.forget()
+        self._copies.clear()
+        self._positions = dict.fromkeys(self._positions, ())
+
+    def _take_slot(self, request: BatchRequest) -> int:
+        slot = request.state_slot = self._free.pop()
+        self._positions[slot] = ()
+        return slot
+
+    def _copy(self, source: int, target: int, position: int) -> None:
+        self._copies.append(StateCopy(source, target, position))
+        self._positions[target] = (position,)
+
+    def _store(self, slot: int, hashes: Sequence[BlockHash], position: int) -> None:
+        """Make a checkpoint of a state in a slot; without its blocks it would not be found."""
+        block_hash = hashes[position // self._block_size - 1]
+        if not self.checkpoints.num_slots or self._block_manager.find(block_hash) is None:
+            self.checkpoints.num_skipped += 1
+            return
+        if position not in self._positions[slot]:
+            return
+        if (target := self.checkpoints.store(block_hash)) is not None:
+            self._copies.append(StateCopy(slot, target, position))
+
+    def _checkpoint_positions(
+        self, request: BatchRequest, hashes: Sequence[BlockHash], start: int, stop: int
+    ) -> Iterator[int]:
+        """Yield the boundaries within `(start, stop]` where a later request may begin."""
+        first, last = start // self._block_size, min(stop // self._block_size, len(hashes))
+        for block_hash, index in zip(hashes[first:last], range(first + 1, last + 1), strict=True):
+            position = index * self._block_size
+            if self._is_chosen(request, position) or self.checkpoints.is_wanted(block_hash):
+                yield position
+
+    def _is_chosen(self, request: BatchRequest, position: int) -> bool:
+        """True at the last boundary that a look-up of this prompt can return, and some before.
+
+        Those are multiples of a power of two, so that prompts of any length choose alike.
+        """
+        last = (request.num_prompt_tokens - 1) // self._block_size * self._block_size
+        if position > last - _MIN_DISTANCE:
+            return position == last
+        distance = max(_MIN_DISTANCE, -(-request.num_prompt_tokens // _MAX_CHECKPOINTS))
+        num_blocks = 1 << (-(-distance // self._block_size) - 1).bit_length()
+        return position % (num_blocks * self._block_size) == 0
