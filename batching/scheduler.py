@@ -78,16 +78,7 @@ class ContinuousBatchingScheduler:
             num_draft_tokens=self._spec_decode.num_tokens,
             num_accepted_tokens=self._spec_decode.num_accepted,
         )
-        if states is None:
-            return stats
-        return stats._replace(
-            num_checkpoints=len(states.checkpoints),
-            num_checkpoints_stored=states.checkpoints.num_stored,
-            num_checkpoints_hit=states.checkpoints.num_hit,
-            num_checkpoints_evicted=states.checkpoints.num_evicted,
-            num_checkpoints_skipped=states.checkpoints.num_skipped,
-            num_state_missed_tokens=self._kv.num_state_missed_tokens,
-        )
+        return stats if states is None else states.add_to(stats)
 
     def add(self, request: BatchRequest) -> None:
         """Queue a request, and with it its forks; `check_requests` has accepted it."""

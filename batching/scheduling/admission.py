@@ -3,7 +3,8 @@
 from batching.config import SchedulerConfig
 from batching.priority_queue import PriorityQueueWithAging
 from batching.request import BatchRequest, RequestStatus
-from batching.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
+from batching.scheduling.kv_cache_manager import KVCacheManager
+from batching.scheduling.prefix_lookup import PrefixHit
 
 
 class AdmissionQueue:
@@ -40,12 +41,12 @@ class AdmissionQueue:
         num_slots = self._max_num_seqs - num_running
         while self.waiting and len(started) + len(deferred) < num_slots:
             request = self.waiting.peek()
-            hit = self._kv.lookup(request)
+            hit = self._kv.prefixes.find(request)
             needed = self._kv.num_blocks_to_start(request, hit)
             if needed + num_reserved_blocks > self._kv.block_manager.num_free_blocks:
                 break
             self.waiting.pop()
-            if self._kv.awaits_prefix(hit, self.waiting.key(request)):
+            if self._kv.prefixes.is_worth_waiting(hit, self.waiting.key(request)):
                 deferred.append(request)
                 num_reserved_blocks += needed
             else:

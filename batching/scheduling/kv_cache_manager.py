@@ -1,28 +1,13 @@
 """Which KV blocks and recurrent states a request uses, shares and publishes."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
-from batching.block_manager import BlockCopy, BlockHash, NoFreeBlocks, PagedBlockManager
+from batching.block_manager import BlockCopy, NoFreeBlocks, PagedBlockManager
 from batching.config import SchedulerConfig
 from batching.prefix_cache import PrefixCache
 from batching.priority_queue import QueueKey
 from batching.request import BatchRequest
+from batching.scheduling.prefix_lookup import PrefixHit, PrefixLookup
 from batching.scheduling.state_slots import StateSlots
 from batching.scheduling.step_plan import Slice
-
-
-class PrefixHit(NamedTuple):
-    """What the prefix cache has of the beginning of a request.
-
-    block_ids: the blocks that the request may share.
-    num_found: how many blocks are there; behind those that may not be shared is no state.
-    awaited: while an earlier request computes one of these blocks, it is worth to wait for it.
-    """
-
-    block_ids: list[int]
-    num_found: int
-    awaited: Sequence[BlockHash]
 
 
 class KVCacheManager:
@@ -31,7 +16,6 @@ class KVCacheManager:
     Only this class writes a request's `block_table` and `num_computed_tokens`.
 
     states: None if the model has no recurrent state.
-    num_state_missed_tokens: found in the pool and computed again, since no state was kept there.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -42,26 +26,8 @@ class KVCacheManager:
             self.states = StateSlots(
                 self.block_manager, config.max_num_seqs, config.num_checkpoints
             )
-        self.num_state_missed_tokens = 0
-        self._is_sharing = config.enable_prefix_cache
-
-    def lookup(self, request: BatchRequest) -> PrefixHit:
-        """Find the blocks that already contain the beginning of a waiting request."""
-        hashes = self._shareable(request)
-        block_ids = self.prefix_cache.lookup(hashes)
-        num_found = len(block_ids)
-        awaited = hashes[num_found : num_found + 1]
-        if self.states is None:
-            return PrefixHit(block_ids, num_found, awaited)
-        checkpoints = self.states.checkpoints
-        num_usable = checkpoints.num_usable(hashes[:num_found])
-        junction = num_found + self.prefix_cache.num_in_flight(hashes[num_found:])
-        if junction > num_usable:
-            checkpoints.want(hashes[junction - 1])
-            awaited = [*awaited, hashes[junction - 1]]
-        if checkpoints.num_slots == 0:
-            awaited = []
-        return PrefixHit(block_ids[:num_usable], num_found, awaited)
+        checkpoints = None if self.states is None else self.states.checkpoints
+        self.prefixes = PrefixLookup(config, self.prefix_cache, checkpoints)
 
     def num_blocks_to_start(self, request: BatchRequest, hit: PrefixHit) -> int:
         """Return how many free blocks it takes to start a request on these cached ones.
@@ -71,13 +37,9 @@ class KVCacheManager:
         num_idle = sum(not self.block_manager.blocks[b].ref_count for b in hit.block_ids)
         return self.block_manager.blocks_for(request.num_tokens) - len(hit.block_ids) + num_idle
 
-    def awaits_prefix(self, hit: PrefixHit, key: QueueKey) -> bool:
-        """True if what the request could share next is being computed right now."""
-        return any(self.prefix_cache.is_in_flight(block_hash, key) for block_hash in hit.awaited)
-
     def start(self, request: BatchRequest, hit: PrefixHit, key: QueueKey) -> None:
         """Give an admitted request room for all its tokens; the caller has checked the room."""
-        hashes, cached = self._hashes(request), hit.block_ids
+        hashes, cached = self.prefixes.hashes(request), hit.block_ids
         for block_id in cached:
             self.block_manager.increment_ref(block_id)
         request.block_table.extend(cached)
@@ -87,11 +49,9 @@ class KVCacheManager:
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
             self.prefix_cache.record(request.num_tokens, request.num_cached_tokens)
-            num_missed = (hit.num_found - len(cached)) * self.block_manager.block_size
-            self.num_state_missed_tokens += num_missed
         self.prefix_cache.mark_in_flight(hashes[len(cached) :], key)
         if self.states is not None:
-            self.states.start(request, hashes[: len(cached)])
+            self.states.start(request, hashes[: len(cached)], hit.num_found)
 
     def fork(self, request: BatchRequest, fork: BatchRequest, num_tokens: int) -> None:
         """Share all blocks of a request, of which `num_tokens` tokens are computed."""
@@ -123,7 +83,7 @@ class KVCacheManager:
         """Return the pending tokens of a request up to `stop`, of which the last are drafts."""
         keep: tuple[int, ...] = ()
         if self.states is not None:
-            keep = self.states.keep(request, self._hashes(request), stop, len(drafts))
+            keep = self.states.keep(request, self.prefixes.hashes(request), stop, len(drafts))
         return Slice(request, request.num_computed_tokens, stop, drafts, forks, keep)
 
     def commit(self, s: Slice, stop: int) -> None:
@@ -131,7 +91,7 @@ class KVCacheManager:
 
         The state at its end is of no use if it is past `stop`; then the slice is computed again.
         """
-        request, hashes = s.request, self._hashes(s.request)
+        request, hashes = s.request, self.prefixes.hashes(s.request)
         if self.states is not None and stop < s.stop:
             self.states.rewind(s)
             return
@@ -143,7 +103,7 @@ class KVCacheManager:
 
     def release(self, request: BatchRequest, key: QueueKey) -> None:
         """Take back all blocks of a request, and its state."""
-        hashes = self._hashes(request)
+        hashes = self.prefixes.hashes(request)
         self.prefix_cache.clear_in_flight(hashes, key)
         if self.states is not None:
             self.states.release(request, hashes)
@@ -161,17 +121,3 @@ class KVCacheManager:
         if copy is not None:
             copies.append(copy)
         return True
-
-    def _shareable(self, request: BatchRequest) -> list[BlockHash]:
-        """Return the hashes of the blocks that a request may take from the prefix cache.
-
-        The last token is always computed: the first output token is sampled from its logits.
-        """
-        if request.wants_prompt_logprobs:
-            return []
-        return self._hashes(request)[: (request.num_tokens - 1) // self.block_manager.block_size]
-
-    def _hashes(self, request: BatchRequest) -> list[BlockHash]:
-        if not self._is_sharing:
-            return []
-        return request.hashes.extended(request.token_ids, self.block_manager.block_size)

@@ -6,6 +6,7 @@ from typing import Final
 from batching.block_manager import BlockHash, PagedBlockManager
 from batching.request import BatchRequest
 from batching.scheduling.state_checkpoints import StateCheckpoints
+from batching.scheduling.stats import SchedulerStats
 from batching.scheduling.step_plan import Slice, StateCopy
 
 # Of the checkpoints of one prompt.
@@ -37,15 +38,32 @@ class StateSlots:
         self._free = list(reversed(range(max_num_seqs)))
         self._positions: dict[int, tuple[int, ...]] = {}
         self._copies: list[StateCopy] = []
+        self.num_missed_tokens = 0
+
+    def add_to(self, stats: SchedulerStats) -> SchedulerStats:
+        """Return the statistics of the scheduler, those of the checkpoints included."""
+        return stats._replace(
+            num_checkpoints=len(self.checkpoints),
+            num_checkpoints_stored=self.checkpoints.num_stored,
+            num_checkpoints_hit=self.checkpoints.num_hit,
+            num_checkpoints_evicted=self.checkpoints.num_evicted,
+            num_checkpoints_skipped=self.checkpoints.num_skipped,
+            num_state_missed_tokens=self.num_missed_tokens,
+        )
 
     def take_copies(self) -> tuple[StateCopy, ...]:
         """Return the copies to be made before the next step, each once."""
         copies, self._copies = tuple(self._copies), []
         return copies
 
-    def start(self, request: BatchRequest, cached: Sequence[BlockHash]) -> None:
-        """Give an admitted request a slot, with the state behind its cached blocks."""
+    def start(self, request: BatchRequest, cached: Sequence[BlockHash], num_found: int) -> None:
+        """Give an admitted request a slot, with the state behind its cached blocks.
+
+        num_found: how many blocks it could have shared, were there a state behind them.
+        """
         slot = self._take_slot(request)
+        if request.num_preemptions == 0:
+            self.num_missed_tokens += (num_found - len(cached)) * self._block_size
         if cached:
             position = len(cached) * self._block_size
             self._copy(self.checkpoints.use(cached[-1]), slot, position)

@@ -25,6 +25,12 @@ def test_a_limit_out_of_range_is_rejected_by_name(changes: dict[str, Any], messa
             EngineConfig(model="m", model_id="m", **changes)
 
 
+def test_the_number_of_checkpoints_may_be_0_or_unknown_and_not_below() -> None:
+    assert SchedulerConfig(num_checkpoints=0) != SchedulerConfig(num_checkpoints=None)
+    with pytest.raises(ValueError, match="num_checkpoints must not be below 0"):
+        SchedulerConfig(num_checkpoints=-1)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -13,7 +13,9 @@ from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
 from batching.request import BatchRequest, RequestStatus, SamplingParams, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.model_runner import SlicesFailed
 from batching.scheduling.outputs import RequestFailure, RequestOutput
+from batching.scheduling.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import (
     TokenRunner,
     expected_logprobs,
@@ -438,10 +440,29 @@ def with_forks(requests: Iterable[BatchRequest]) -> list[BatchRequest]:
     return [each for r in requests for each in (r, *r.forks)]
 
 
+class FlakyRunner:
+    """Loses the pool and all states in some steps, of which it reports one request."""
+
+    def __init__(self, runner: TokenRunner, data: st.DataObject) -> None:
+        self._runner = runner
+        self._data = data
+        self.reset = runner.reset
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        outputs = self._runner.run(plan)
+        if self._data.draw(st.integers(0, 15)) == 15:
+            self._runner.reset()
+            raise SlicesFailed([self._data.draw(st.sampled_from(plan.slices)).request.request_id])
+        return outputs
+
+
 def serve(
     engine: BatchInferenceEngine, requests: list[BatchRequest], data: st.DataObject
 ) -> tuple[dict[int, list[TokenOutput]], set[int]]:
-    """Serve requests that come and go between the steps; return outputs and the aborted ids."""
+    """Serve requests that come and go between the steps.
+
+    Returns the outputs, and the ids of those that were aborted or failed.
+    """
     all_requests = with_forks(requests)
     outputs: dict[int, list[TokenOutput]] = {r.request_id: [] for r in all_requests}
     aborted: set[int] = set()
@@ -455,21 +476,26 @@ def serve(
         for request_id in aborted:
             engine.abort(request_id)
         if engine.has_work:
-            for request_id, output in engine.step():
-                assert isinstance(output, TokenOutput)
-                outputs[request_id].append(output)
+            for item in engine.step():
+                if isinstance(item, RequestFailure):
+                    aborted.add(item.request_id)
+                else:
+                    outputs[item.request_id].append(item.output)
+            assert not engine.last_step.has_failed
     return outputs, aborted
 
 
 @settings(max_examples=300, deadline=None)
-@given(loads(), st.data())
+@given(loads(), st.booleans(), st.data())
 def test_batching_never_changes_the_output(
-    load: tuple[SchedulerConfig, list[BatchRequest]], data: st.DataObject
+    load: tuple[SchedulerConfig, list[BatchRequest]], is_flaky: bool, data: st.DataObject
 ) -> None:
     limits, requests = load
     all_requests = with_forks(requests)
     leaders = {r.request_id for r in requests}
-    scheduler, engine = make_engine(limits)
+    scheduler, engine = make_engine(
+        limits, lambda runner: FlakyRunner(runner, data) if is_flaky else runner
+    )
     outputs, aborted = serve(engine, requests, data)
     for r in all_requests:
         prompt = r.token_ids[: r.num_prompt_tokens]

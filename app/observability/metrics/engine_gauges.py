@@ -1,7 +1,7 @@
 """Metrics that are read from the engines and the process when the page is requested."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import repeat
@@ -18,7 +18,9 @@ _VERSIONS: Final = ("mlx", "mlx-lm")
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 
 
-_NO_STATS: Final = SchedulerStats._make(repeat(0, len(SchedulerStats._fields)))
+_NO_STATS: Final = SchedulerStats(
+    *repeat(0, len(SchedulerStats._fields) - len(SchedulerStats._field_defaults))
+)
 
 
 class Reading(NamedTuple):
@@ -88,6 +90,44 @@ _COUNTERS: Final = (
 )
 
 
+# Only of models with recurrent state.
+_STATE_GAUGES: Final = (
+    Reading(
+        "mlx_server:state_checkpoints",
+        "Recurrent states in the prefix cache.",
+        lambda s: s.num_checkpoints or 0,
+    ),
+)
+
+_STATE_COUNTERS: Final = (
+    Reading(
+        "mlx_server:state_checkpoint_stores",
+        "Recurrent states stored in the prefix cache.",
+        lambda s: s.num_checkpoints_stored,
+    ),
+    Reading(
+        "mlx_server:state_checkpoint_hits",
+        "Requests that began with a recurrent state from the prefix cache.",
+        lambda s: s.num_checkpoints_hit,
+    ),
+    Reading(
+        "mlx_server:state_checkpoint_evictions",
+        "Recurrent states evicted from the prefix cache.",
+        lambda s: s.num_checkpoints_evicted,
+    ),
+    Reading(
+        "mlx_server:state_checkpoint_skips",
+        "Recurrent states not stored, for want of memory for any or of their blocks.",
+        lambda s: s.num_checkpoints_skipped,
+    ),
+    Reading(
+        "mlx_server:state_missed_tokens",
+        "Prompt tokens found in blocks and computed again, since no recurrent state was kept there.",
+        lambda s: s.num_state_missed_tokens,
+    ),
+)
+
+
 @dataclass(slots=True)
 class EngineState:
     """What is known of an engine; `cache_config` is empty until it is known."""
@@ -119,13 +159,10 @@ class EngineGauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         states = self._states
-        for name, what, read in _GAUGES:
-            yield _gauge(name, what, {model: read(s.stats) for model, s in states.items()})
-        for name, what, read in _COUNTERS:
-            counter = CounterMetricFamily(name, what, labels=["model_name"])
-            for model, state in states.items():
-                counter.add_metric([model], read(state.stats))
-            yield counter
+        stats = {model: s.stats for model, s in states.items()}
+        yield from _readings(_GAUGES, _COUNTERS, stats)
+        if recurrent := {m: s for m, s in stats.items() if s.num_checkpoints is not None}:
+            yield from _readings(_STATE_GAUGES, _STATE_COUNTERS, recurrent)
         yield self._waiting_by_reason()
         if configs := {model: s.cache_config for model, s in states.items() if s.cache_config}:
             yield _info("vllm:cache_config_info", "The KV cache.", configs)
@@ -158,6 +195,18 @@ class EngineGauges(Collector):
             gauge.add_metric([model, "capacity"], state.stats.num_waiting - num_deferred)
             gauge.add_metric([model, "deferred"], num_deferred)
         return gauge
+
+
+def _readings(
+    gauges: Iterable[Reading], counters: Iterable[Reading], stats: Mapping[str, SchedulerStats]
+) -> Iterator[Metric]:
+    for name, what, read in gauges:
+        yield _gauge(name, what, {model: read(s) for model, s in stats.items()})
+    for name, what, read in counters:
+        counter = CounterMetricFamily(name, what, labels=["model_name"])
+        for model, s in stats.items():
+            counter.add_metric([model], read(s))
+        yield counter
 
 
 def _gauge(name: str, what: str, values: Mapping[str, float]) -> GaugeMetricFamily:

@@ -150,6 +150,30 @@ def test_gauges_show_the_last_statistics_of_the_scheduler(
     assert page("mlx_server:prefix_waits_total") == 9
 
 
+def test_a_model_with_recurrent_state_shows_what_became_of_its_checkpoints(
+    metrics: Metrics, engine: EngineMetrics
+) -> None:
+    engine.observe_stats(STATS)
+    assert not [name for name in Page(metrics).families if name.startswith("mlx_server:state_")]
+    engine.observe_stats(
+        STATS._replace(
+            num_checkpoints=5,
+            num_checkpoints_stored=11,
+            num_checkpoints_hit=12,
+            num_checkpoints_evicted=13,
+            num_checkpoints_skipped=14,
+            num_state_missed_tokens=15,
+        )
+    )
+    page = Page(metrics)
+    assert page("mlx_server:state_checkpoints") == 5
+    assert page("mlx_server:state_checkpoint_stores_total") == 11
+    assert page("mlx_server:state_checkpoint_hits_total") == 12
+    assert page("mlx_server:state_checkpoint_evictions_total") == 13
+    assert page("mlx_server:state_checkpoint_skips_total") == 14
+    assert page("mlx_server:state_missed_tokens_total") == 15
+
+
 def test_the_statistics_of_an_idle_engine_replace_those_of_its_last_step(
     metrics: Metrics, engine: EngineMetrics
 ) -> None:

@@ -1,0 +1,79 @@
+"""What of a waiting request the prefix cache has, and what another request computes right now."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from batching.block_manager import BlockHash
+from batching.config import SchedulerConfig
+from batching.prefix_cache import PrefixCache
+from batching.priority_queue import QueueKey
+from batching.request import BatchRequest
+from batching.scheduling.state_checkpoints import StateCheckpoints
+
+
+class PrefixHit(NamedTuple):
+    """What the prefix cache has of the beginning of a request.
+
+    block_ids: the blocks that the request may share.
+    num_found: how many blocks there are; behind those that it may not share is no state.
+    awaited: if one of these is being computed, the request will share more when it waits.
+    """
+
+    block_ids: list[int]
+    num_found: int
+    awaited: Sequence[BlockHash]
+
+
+class PrefixLookup:
+    """Finds what a request may share; `checkpoints` is None for a model without recurrent state."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        prefix_cache: PrefixCache,
+        checkpoints: StateCheckpoints | None,
+    ) -> None:
+        self._block_size = config.block_size
+        self._is_sharing = config.enable_prefix_cache
+        self._prefix_cache = prefix_cache
+        self._checkpoints = checkpoints
+
+    def find(self, request: BatchRequest) -> PrefixHit:
+        """Return the blocks that already contain the beginning of a waiting request.
+
+        A request can begin only where there is a state, too.
+        """
+        hashes = self._shareable(request)
+        block_ids = self._prefix_cache.lookup(hashes)
+        num_found = len(block_ids)
+        next_one = hashes[num_found : num_found + 1]
+        if self._checkpoints is None:
+            return PrefixHit(block_ids, num_found, next_one)
+        if self._checkpoints.num_slots == 0:
+            return PrefixHit([], num_found, ())
+        num_usable = self._checkpoints.num_usable(hashes[:num_found])
+        # Known is what is in the pool or being computed; a state is wanted where that ends.
+        num_known = num_found + self._prefix_cache.num_in_flight(hashes[num_found:])
+        junction = hashes[max(num_usable, num_known - 1) : num_known]
+        for block_hash in junction:
+            self._checkpoints.want(block_hash)
+        return PrefixHit(block_ids[:num_usable], num_found, [*next_one, *junction])
+
+    def is_worth_waiting(self, hit: PrefixHit, key: QueueKey) -> bool:
+        """True if what the request could share next is being computed right now."""
+        return any(self._prefix_cache.is_in_flight(block_hash, key) for block_hash in hit.awaited)
+
+    def hashes(self, request: BatchRequest) -> list[BlockHash]:
+        """Return the hashes of the full blocks of a request; none without a prefix cache."""
+        if not self._is_sharing:
+            return []
+        return request.hashes.extended(request.token_ids, self._block_size)
+
+    def _shareable(self, request: BatchRequest) -> list[BlockHash]:
+        """Return the hashes of the blocks that a request may take from the prefix cache.
+
+        The last token is always computed: the first output token is sampled from its logits.
+        """
+        if request.wants_prompt_logprobs:
+            return []
+        return self.hashes(request)[: (request.num_tokens - 1) // self._block_size]
