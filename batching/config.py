@@ -79,7 +79,8 @@ class EngineConfig(BatchLimits):
     The KV pool has `num_blocks` blocks or the model is not loaded.  Without that number it has up
     to `max_blocks`, as far as they fit into what is free; without both it takes
     `memory_fraction` of the device's memory, weights included.  `max_model_len=None` takes the
-    model's own context.  A step that takes longer than `step_timeout` seconds has stalled.
+    model's own context.  `state_cache_mib` bounds what the prefix cache keeps of recurrent states;
+    None is an eighth of what is free.  A step that takes longer than `step_timeout` seconds has stalled.
     """
 
     model: str
@@ -91,6 +92,7 @@ class EngineConfig(BatchLimits):
     trust_remote_code: bool = False
     max_model_len: int | None = None
     memory_fraction: float = 0.5
+    state_cache_mib: int | None = None
     dtype: DTypeName = "auto"
     kv_cache_dtype: KVCacheDTypeName = "auto"
     device: DeviceName = "auto"
@@ -103,6 +105,8 @@ class EngineConfig(BatchLimits):
         BatchLimits.__post_init__(self)
         _check_minimum(self, "num_blocks", "max_blocks", "max_model_len", "cpu_threads")
         _check_above_zero(self, "max_stall_ms", "step_timeout")
+        if self.state_cache_mib is not None and self.state_cache_mib < 0:
+            raise ValueError(f"state_cache_mib must not be below 0, as {self.state_cache_mib} is")
         if not 0 < self.memory_fraction < 1:
             raise ValueError(f"memory_fraction must be within (0, 1), not {self.memory_fraction}")
 

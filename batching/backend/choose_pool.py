@@ -1,7 +1,6 @@
 """Which kind of pool serves a model."""
 
 import platform
-from collections.abc import Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -9,25 +8,31 @@ import mlx.core as mx
 from batching.backend.cpu.host_cache import host_cache
 from batching.backend.native.cache import native_cache
 from batching.backend.native_loader import Native
-from batching.backend.paged.kv_cache import LayerShape, PagedKVCache
+from batching.backend.paged.kv_cache import PagedKVCache
+from batching.backend.paged.layout import CacheLayout
 from batching.backend.paged.mlx_pool import device_cache
 
 # Where MLX's element-wise kernels are scalar; on ARM they use its vectors.
 _SCALAR_MACHINES: Final = ("x86_64", "AMD64")
 
 
-def is_on_host(shapes: Sequence[LayerShape]) -> bool:
+def is_on_host(layout: CacheLayout) -> bool:
     """True if numpy computes what MLX would compute slowly."""
-    is_float32 = all(shape.dtype == mx.float32 for shape in shapes)
+    is_float32 = all(shape.dtype == mx.float32 for shape in layout.shapes)
     on_cpu = mx.default_device() == mx.cpu
     return is_float32 and on_cpu and platform.machine() in _SCALAR_MACHINES
 
 
 def kv_cache(
-    shapes: Sequence[LayerShape], num_blocks: int, block_size: int, native: Native | None = None
+    layout: CacheLayout,
+    num_blocks: int,
+    block_size: int,
+    native: Native | None = None,
+    *,
+    one_by_one: bool = False,
 ) -> PagedKVCache:
     """Return an empty pool of the kind that is read fastest."""
     if native is not None:
-        return native_cache(native, shapes, num_blocks, block_size)
-    kind = host_cache if is_on_host(shapes) else device_cache
-    return kind(shapes, num_blocks, block_size)
+        return native_cache(native, layout.layers, num_blocks, block_size, one_by_one=one_by_one)
+    kind = host_cache if is_on_host(layout) else device_cache
+    return kind(layout.layers, num_blocks, block_size, one_by_one=one_by_one)

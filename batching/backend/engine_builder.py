@@ -11,12 +11,13 @@ from batching.backend.blas import NoBlas
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.loader import LoadedModel, dtype_name, load_model
 from batching.backend.memory.device import MIB, memory_in_use
-from batching.backend.memory.pool_size import pool_size
+from batching.backend.memory.pool_size import PoolSize, pool_size
+from batching.backend.memory.state_size import state_size
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
-from batching.backend.self_check import Batchable, check_model
-from batching.backend.sequential_runner import SequentialRunner
+from batching.backend.paged.layout import CacheLayout
+from batching.backend.self_check import CheckedModel, Way, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
@@ -30,6 +31,13 @@ logger = logging.getLogger(__name__)
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 # Of what is multiplied with quantized weights.
 _INPUT_BITS: Final = {"exact": 32, "fast": 16, "fastest": 8}
+# How a model is served for which a faster way was tried.
+_SLOWER: Final = {
+    Way.PIECES: "its attention reads keys and values that are gathered",
+    Way.ONE_BY_ONE: "its attention runs for one request at a time",
+    Way.WHOLE: "it runs for one request at a time",
+    Way.OWN: "it runs for one request at a time, on caches of its own",
+}
 
 
 @dataclass(frozen=True)
@@ -128,36 +136,45 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
 def _backend(config: EngineConfig, loaded: LoadedModel, native: Native | NoNative) -> _Backend:
     kernels = native if isinstance(native, Native) else None
     kv_dtype = None if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]
-    check = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype)
-    if isinstance(check, Batchable):
-        return _paged(config, loaded, check)
-    logger.warning("%s is served one request at a time: %s", config.model_id, check.reason)
-    if kv_dtype is not None:
+    checked = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype)
+    if checked.reason:
+        logger.warning("%s: %s, since %s", config.model_id, _SLOWER[checked.way], checked.reason)
+    if kv_dtype is not None and not checked.layout.shapes:
         logger.warning("it keeps its state as it likes, and not in %s", config.kv_cache_dtype)
-    return _sequential(config, loaded)
+    return _paged(config, loaded, checked)
 
 
-def _paged(config: EngineConfig, loaded: LoadedModel, check: Batchable) -> _Backend:
-    bytes_per_block = config.block_size * sum(shape.bytes_per_token for shape in check.shapes)
-    size = pool_size(config, bytes_per_block, loaded.max_model_len)
-    cache = check.cache(size.num_blocks, config.block_size)
+def _paged(config: EngineConfig, loaded: LoadedModel, checked: CheckedModel) -> _Backend:
+    layout = checked.layout
+    context = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len)
+    states = state_size(config, layout.state_bytes(context), has_state=layout.has_state)
+    bytes_per_block = config.block_size * layout.bytes_per_token
+    size = pool_size(config, bytes_per_block, loaded.max_model_len, reserved=states.num_bytes)
+    cache = checked.cache(size.num_blocks, config.block_size)
     cache.reset()
-    limits = config.scheduler_config(size.num_blocks, loaded.max_model_len)
+    limits = replace(
+        config.scheduler_config(size.num_blocks, loaded.max_model_len),
+        max_num_seqs=states.num_running,
+        num_checkpoints=states.num_checkpoints,
+    )
+    if layout.has_own:
+        # A draft that is wrong would cost a copy of all that the request keeps.
+        limits = replace(limits, max_draft_tokens=0)
     return _Backend(
-        MLXRunner(loaded.model, loaded.vocab_size, check.selection, cache, check.arg_max),
+        MLXRunner(loaded.model, loaded.vocab_size, checked.selection, cache, checked.arg_max),
         limits,
-        f"{size.num_blocks} blocks of {config.block_size} tokens "
-        f"({size.num_blocks * bytes_per_block // MIB} MiB, {dtype_name(check.shapes[0].dtype)}), "
-        f"prefix cache {'on' if config.enable_prefix_cache else 'off'}{size.note}",
+        "; ".join(filter(None, [_pool_line(config, layout, size), states.note])),
     )
 
 
-def _sequential(config: EngineConfig, loaded: LoadedModel) -> _Backend:
-    num_blocks = -(-loaded.max_model_len // config.block_size)
-    limits = config.scheduler_config(num_blocks, loaded.max_model_len)
-    limits = replace(limits, max_num_seqs=1, enable_prefix_cache=False, max_draft_tokens=0)
-    return _Backend(
-        SequentialRunner(loaded.model, loaded.vocab_size), limits, "of the model's own, not paged"
+def _pool_line(config: EngineConfig, layout: CacheLayout, size: PoolSize) -> str:
+    prefix_cache = f"prefix cache {'on' if config.enable_prefix_cache else 'off'}{size.note}"
+    if not layout.shapes:
+        return f"no keys and values, {prefix_cache}"
+    dtype, bytes_per_block = layout.shapes[0].dtype, config.block_size * layout.bytes_per_token
+    return (
+        f"{size.num_blocks} blocks of {config.block_size} tokens "
+        f"({size.num_blocks * bytes_per_block // MIB} MiB, {dtype_name(dtype)}), {prefix_cache}"
     )
 
 

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 
 from batching.backend.exceptions import forget_locals
-from batching.backend.model_hooks import RowSelection
+from batching.backend.hooks.rows import RowSelection
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.sampling.sampler import ArgMax
 from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
@@ -41,7 +41,7 @@ class MLXRunner:
         """Return the logits of the selected rows, `[L, vocab_size]`."""
         self._selection.rows = step.logit_rows.rows
         try:
-            logits: mx.array = self._model(step.tokens, cache=self._cache.layers)
+            logits: mx.array = self._model(step.tokens, cache=self._cache.caches)
         finally:
             self._selection.rows = None
         if len(logits) != len(step.logit_rows.rows):
@@ -54,6 +54,7 @@ class MLXRunner:
 
     def _run(self, plan: StepPlan) -> list[SliceOutput]:
         self._cache.copy_blocks(plan.copies)
+        self._cache.copy_states(plan.state_copies)
         step = self._cache.begin(plan.slices)
         with self._sampler.masks(step.logit_rows) as masks:
             logits = self.logits(step)

@@ -7,7 +7,8 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend.cpu.host_cache import host_cache
-from batching.backend.paged.kv_cache import LayerShape, PagedKVCache
+from batching.backend.paged.kv_cache import PagedKVCache
+from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_pool import device_cache
 from batching.backend.sampling.sampler import Sample, Sampler
 from batching.block_manager import BlockTable

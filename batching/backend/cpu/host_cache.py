@@ -1,6 +1,6 @@
 """A KV pool of numpy arrays, for float32 on a CPU."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -9,19 +9,31 @@ import numpy as np
 from batching.backend.cpu.attention import Floats, HostAttention, HostPool
 from batching.backend.cpu.pages import PoolPages, Region, lazy_zeros
 from batching.backend.cpu.threads import make_numpy_single_threaded
-from batching.backend.paged.kv_cache import LayerCache, LayerShape, PagedKVCache, Slots
+from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots, cache_leaves
+from batching.backend.paged.layout import LayerLayout, LayerShape
+from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import SlidingWindow
 
 # Below it, the products wait for the weights and not for the rows.
 _MAX_UNPADDED: Final = 32
 
 
-def host_cache(shapes: Iterable[LayerShape], num_blocks: int, block_size: int) -> PagedKVCache:
+def host_cache(
+    layers: Sequence[LayerLayout], num_blocks: int, block_size: int, *, one_by_one: bool = False
+) -> PagedKVCache:
     make_numpy_single_threaded()
-    layers = [HostLayerCache(shape, num_blocks * block_size) for shape in shapes]
-    arrays = [array for layer in layers for array in layer.pool]
+    num_slots = num_blocks * block_size
+    caches = make_caches(
+        layers, lambda shape: HostLayerCache(shape, num_slots), num_slots, block_size
+    )
+    pools = [leaf.pool for leaf in cache_leaves(caches) if isinstance(leaf, HostLayerCache)]
+    arrays = [array for pool in pools for array in pool]
     pages = PoolPages([Region.of(head) for array in arrays for head in array], arrays, num_blocks)
-    return PagedKVCache(layers, block_size, HostAttention, _padded, on_use=pages.use)
+    # Modules that take pieces of a step know of no padding.
+    padded = _padded if all(isinstance(cache, HostLayerCache) for cache in caches) else int
+    return PagedKVCache(
+        caches, block_size, HostAttention, padded, on_use=pages.use, one_by_one=one_by_one
+    )
 
 
 class HostLayerCache(LayerCache):
@@ -39,9 +51,8 @@ class HostLayerCache(LayerCache):
         )
         super().__init__(shape, num_slots)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def write(self, keys: mx.array, values: mx.array) -> None:
         self._written = (keys, values)
-        return keys, values
 
     def attend_within(
         self,

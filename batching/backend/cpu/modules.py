@@ -1,7 +1,7 @@
 """Modules of an mlx-lm model, replaced by ones that do the same faster on a CPU.
 
 A replaced module keeps its class's name and parameters: its class becomes a subclass, as in
-`batching.backend.model_hooks`.  What is not exactly the class meant here stays as it is.
+`batching.backend.hooks.undo`.  What is not exactly the class meant here stays as it is.
 """
 
 import sys

@@ -95,7 +95,7 @@ def _prefault(regions: Sequence[Region], _owners: Sequence[object]) -> None:
 
 def _pieces(regions: Sequence[Region]) -> Iterator[tuple[int, int]]:
     """Yield addresses and sizes of whole pages: a piece of every region, then the next of each."""
-    for offset in range(0, max(size for _, size in regions), _PIECE_BYTES):
+    for offset in range(0, max((size for _, size in regions), default=0), _PIECE_BYTES):
         for address, size in regions:
             start, stop = address + offset, address + min(offset + _PIECE_BYTES, size)
             if start < stop:

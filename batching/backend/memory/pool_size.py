@@ -22,21 +22,27 @@ class PoolSize:
     note: str = ""
 
 
-def pool_size(config: EngineConfig, bytes_per_block: int, model_context: int) -> PoolSize:
-    """Return how many blocks the pool of a loaded model has.
+def pool_size(
+    config: EngineConfig, bytes_per_block: int, model_context: int, *, reserved: int = 0
+) -> PoolSize:
+    """Return how many blocks the pool of a loaded model has, beside `reserved` bytes for all else.
 
     Raises:
         PoolTooLarge: so many blocks as the operator has set do not fit.
         ModelLoadError: there is no room for one request.
     """
-    free = free_memory()
+    if not bytes_per_block:
+        # All layers are recurrent: blocks only count tokens.
+        enough = max(config.max_blocks or 0, -(-model_context // config.block_size))
+        return PoolSize(config.num_blocks or enough)
+    free = max(0, free_memory() - reserved)
     if config.num_blocks is not None:
         if config.num_blocks * bytes_per_block > free:
             raise PoolTooLarge(config.num_blocks, bytes_per_block, free)
         return PoolSize(config.num_blocks)
     least = -(-min(_MIN_TOKENS, model_context) // config.block_size)
     if config.max_blocks is None:
-        budget = bytes_within(config.memory_fraction)
+        budget = max(0, bytes_within(config.memory_fraction) - reserved)
         _check_room(least, bytes_per_block, budget, "a larger share of the memory")
         return PoolSize(budget // bytes_per_block)
     _check_room(least, bytes_per_block, free, "a smaller model, or a KV cache of 16 bits")

@@ -1,6 +1,6 @@
 """The KV pool of the native kernels, read in place through the block tables."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -8,22 +8,35 @@ import numpy.typing as npt
 
 from batching.backend.cpu.pages import PoolPages, Region
 from batching.backend.native_loader import Native
-from batching.backend.paged.kv_cache import LayerCache, LayerShape, PagedKVCache, Slots
+from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots, cache_leaves
+from batching.backend.paged.layout import LayerLayout, LayerShape
+from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.scheduling.step_plan import Slice
 
 
 def native_cache(
-    native: Native, shapes: Iterable[LayerShape], num_blocks: int, block_size: int
+    native: Native,
+    layers: Sequence[LayerLayout],
+    num_blocks: int,
+    block_size: int,
+    *,
+    one_by_one: bool = False,
 ) -> PagedKVCache:
-    layers = [NativeLayerCache(native, shape, num_blocks, block_size) for shape in shapes]
-    pools = [layer.pool for layer in layers]
+    caches = make_caches(
+        layers,
+        lambda shape: NativeLayerCache(native, shape, num_blocks, block_size),
+        num_blocks * block_size,
+        block_size,
+    )
+    pools = [leaf.pool for leaf in cache_leaves(caches) if isinstance(leaf, NativeLayerCache)]
     regions = [Region(*region) for pool in pools for region in pool.regions]
     return PagedKVCache(
-        layers,
+        caches,
         block_size,
         lambda slices, size: NativeAttention(native, slices, size),
         on_use=PoolPages(regions, pools, num_blocks).use,
+        one_by_one=one_by_one,
     )
 
 
@@ -60,6 +73,7 @@ class NativeLayerCache(LayerCache):
         self._native = native
         self._block_size = block_size
         self._written: tuple[mx.array, mx.array] | None = None
+        self._is_pending = False
         self._attended: mx.array | None = None
         self.pool = native.module.pool(
             num_blocks,
@@ -76,9 +90,8 @@ class NativeLayerCache(LayerCache):
         """The output of attention: evaluating it writes, even if no logits are needed."""
         return () if self._attended is None else (self._attended,)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        self._written = (keys, values)
-        return keys, values
+    def write(self, keys: mx.array, values: mx.array) -> None:
+        self._written, self._is_pending = (keys, values), True
 
     def attend_within(
         self,
@@ -98,7 +111,10 @@ class NativeLayerCache(LayerCache):
             0.0,
             sinks,
         )
-        self._written = None
+        self._is_pending = False
+        if not self.shape.is_shared:
+            # Other layers that read them write the same once more.
+            self._written = None
         return self._attended
 
     def run_block(
@@ -114,10 +130,10 @@ class NativeLayerCache(LayerCache):
         return attention.step(self.step.slots)
 
     def flush(self) -> None:
-        if self._written is None:
-            return
-        keys, _ = self._written
-        self.attend_within(mx.zeros(keys.shape), 1.0, None, None)
+        if self._written is not None and self._is_pending:
+            keys, _ = self._written
+            self.attend_within(mx.zeros(keys.shape), 1.0, None, None)
+        self._written = None
 
     def copy(self, sources: Slots, targets: Slots) -> None:
         first = slice(None, None, self._block_size)

@@ -2,22 +2,27 @@
 
 There are three kinds: `batching.backend.paged.mlx_pool`, of MLX arrays; on an x86 CPU
 `batching.backend.cpu.host_cache`, of numpy arrays; and `batching.backend.native.cache`, of the
-native kernels.
+native kernels.  Layers whose keys and values the model's own code reads are gathered
+(`batching.backend.paged.gathered_cache`), whatever the others are.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow
+from batching.backend.paged.pieces import DeferredMask, Piece, cut
+from batching.backend.paged.state_cache import StateCache
 from batching.backend.sampling.logit_rows import LogitRows
 from batching.block_manager import BlockCopy
-from batching.scheduling.step_plan import Slice
+from batching.scheduling.step_plan import Slice, StateCopy
 
 Slots = npt.NDArray[np.int64]
 
@@ -29,23 +34,6 @@ class RowAttention(Protocol):
     def slices(self) -> Sequence[Slice]: ...
 
 
-class LayerShape(NamedTuple):
-    """What one layer keeps for a token, as a probe of the model showed it.
-
-    window: the layer attends to that many last positions; None is all of them.
-    """
-
-    num_heads: int
-    key_dim: int
-    value_dim: int
-    dtype: mx.Dtype
-    window: int | None = None
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self.num_heads * (self.key_dim + self.value_dim) * self.dtype.size
-
-
 @dataclass(frozen=True)
 class StepInputs:
     """One step as arrays: its T tokens are a batch of P rows of length 1.
@@ -54,6 +42,7 @@ class StepInputs:
 
     tokens: int32 `[P, 1]`.  positions: int32 `[P]`.  slots: int64 `[T]`, on the host.
     logit_rows: the rows whose logits are used.
+    one_by_one: modules that take pieces get a request at a time.
     """
 
     tokens: mx.array
@@ -61,10 +50,20 @@ class StepInputs:
     slots: npt.NDArray[np.int64]
     logit_rows: LogitRows
     attention: RowAttention
+    one_by_one: bool = False
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        return cut(self.attention.slices, one_by_one=self.one_by_one)
 
     @classmethod
     def of(
-        cls, attention: RowAttention, block_size: int, padded: Callable[[int], int]
+        cls,
+        attention: RowAttention,
+        block_size: int,
+        padded: Callable[[int], int],
+        *,
+        one_by_one: bool = False,
     ) -> "StepInputs":
         """`padded` returns how many rows a step of T tokens takes."""
         tokens: list[int] = []
@@ -86,7 +85,29 @@ class StepInputs:
             slots=np.array(slots, np.int64),
             logit_rows=LogitRows.of(attention.slices),
             attention=attention,
+            one_by_one=one_by_one,
         )
+
+
+class SharedKeys(mx.array):
+    """A step's keys or values that know the layer whose pool has all those before them, too.
+
+    What is returned to a model whose layers read those of others (Gemma 3n and 4, AFM).
+    """
+
+    layer: "LayerCache"
+
+    @classmethod
+    def of(cls, rows: mx.array, layer: "LayerCache") -> "SharedKeys":
+        shared = cls(rows)
+        shared.layer = layer
+        return shared
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """With the number of keys that each row sees: less one it is the row's position."""
+        batch, heads, _, dim = super().shape
+        return batch, heads, self.layer.offset + 1, dim
 
 
 class LayerCache(ABC):
@@ -97,15 +118,20 @@ class LayerCache(ABC):
     without looking into it.
     """
 
+    # Some modules of the model take pieces, and need masks for these.
+    defers_masks = False
+
     def __init__(self, shape: LayerShape, num_slots: int) -> None:
         self.shape = shape
         self.num_slots = num_slots
         self._window = SlidingWindow(shape.window) if shape.window else None
         self._step: StepInputs | None = None
+        self._shared: tuple[SharedKeys, SharedKeys] | None = None
         self.reset()
 
     def begin(self, step: StepInputs) -> None:
         self._step = step
+        self._shared = None
 
     @property
     def step(self) -> StepInputs:
@@ -126,17 +152,35 @@ class LayerCache(ABC):
 
     def make_mask(
         self, num_tokens: int, return_array: bool = False, window_size: int | None = None
-    ) -> SlidingWindow | None:
-        return SlidingWindow(window_size) if window_size else self._window
+    ) -> SlidingWindow | DeferredMask | None:
+        window = SlidingWindow(window_size) if window_size else self._window
+        if self.defers_masks:
+            return DeferredMask(window.size if window else None, return_array)
+        return window
 
-    @abstractmethod
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write `[T, num_heads, 1, dim]`; attention reads the pool and not the return value."""
+        self.write(keys, values)
+        if self.shape.is_shared:
+            self._shared = SharedKeys.of(keys, self), SharedKeys.of(values, self)
+            return self._shared
+        return keys, values
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """Return what `update_and_fetch` has returned in this step, to another layer."""
+        assert self._shared is not None, "a layer writes before others read"
+        return self._shared
+
+    @abstractmethod
+    def write(self, keys: mx.array, values: mx.array) -> None:
+        """Write the step's rows, `[T, num_heads, 1, dim]`, now or before they are read."""
 
     def attend(
         self, queries: mx.array, *, scale: float, mask: object, sinks: mx.array | None
     ) -> mx.array:
         """Attend all rows, `[T, num_query_heads, 1, head_dim]` in and out."""
+        if isinstance(mask, DeferredMask):
+            mask = SlidingWindow(mask.window) if mask.window else None
         if mask is not None and not isinstance(mask, SlidingWindow):
             raise TypeError(f"attention over the paged pool takes no mask of {type(mask)}")
         return self.attend_within(queries, scale, mask, sinks)
@@ -164,41 +208,64 @@ class LayerCache(ABC):
         """Start over with empty arrays."""
 
 
+class CacheTuple(tuple["ModelCache", ...]):
+    """What a layer gets that keeps several of them, in place of mlx-lm's CacheList."""
+
+
+ModelCache = LayerCache | StateCache | CacheTuple | None
+
+
 class PagedKVCache:
-    """All layers; the only place where keys and values live."""
+    """All layers; the only place where keys, values and recurrent states live.
+
+    caches: what the model gets, one for each of its layers.
+    layers: those of them that hold keys and values.
+    """
 
     def __init__(
         self,
-        layers: Sequence[LayerCache],
+        caches: Sequence[ModelCache],
         block_size: int,
         attention: Callable[[Sequence[Slice], int], RowAttention],
         padded: Callable[[int], int] = lambda num_tokens: num_tokens,
         on_use: Callable[[int], None] = lambda block_id: None,
+        *,
+        one_by_one: bool = False,
     ) -> None:
         """`on_use` is called with the highest block that a step writes to."""
-        self.layers = list(layers)
+        self.caches = list(caches)
+        leaves = list(cache_leaves(caches))
+        self.layers = [leaf for leaf in leaves if isinstance(leaf, LayerCache)]
+        self._states = [leaf for leaf in leaves if isinstance(leaf, StateCache)]
         self._block_size = block_size
         self._attention = attention
         self._padded = padded
         self._on_use = on_use
+        self._one_by_one = one_by_one
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [array for layer in self.layers for array in layer.state]
+        """What a step writes lazily, to be evaluated with it."""
+        written = [array for layer in self.layers for array in layer.state]
+        return written + [array for state in self._states for array in state.written]
 
     def begin(self, slices: Sequence[Slice]) -> StepInputs:
         """Set the rows of the next forward pass."""
         attention = self._attention(slices, self._block_size)
-        step = StepInputs.of(attention, self._block_size, self._padded)
+        step = StepInputs.of(attention, self._block_size, self._padded, one_by_one=self._one_by_one)
         self._on_use(int(step.slots.max()) // self._block_size)
         for layer in self.layers:
             layer.begin(step)
+        for state in self._states:
+            state.begin(step)
         return step
 
     def flush(self) -> None:
         """Finish a step: all that was written is in the pool."""
         for layer in self.layers:
             layer.flush()
+        for state in self._states:
+            state.flush()
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, as copy-on-write asks."""
@@ -210,10 +277,25 @@ class PagedKVCache:
         for layer in self.layers:
             layer.copy(sources, targets)
 
+    def copy_states(self, copies: Sequence[StateCopy]) -> None:
+        for state in self._states:
+            for copy in copies:
+                state.copy(copy)
+
     def reset(self) -> None:
         """Start over with empty arrays, as after a step that raised."""
         for layer in self.layers:
             layer.reset()
+        for state in self._states:
+            state.reset()
         # The step's buffers are freed first; it may have failed for want of memory.
         mx.clear_cache()
         mx.eval(self.arrays)
+
+
+def cache_leaves(caches: Iterable[ModelCache]) -> Iterator[LayerCache | StateCache]:
+    for cache in caches:
+        if isinstance(cache, CacheTuple):
+            yield from cache_leaves(cache)
+        elif cache is not None:
+            yield cache

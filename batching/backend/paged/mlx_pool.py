@@ -1,16 +1,23 @@
 """A KV pool of MLX arrays, on any device."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import mlx.core as mx
 
-from batching.backend.paged.kv_cache import LayerCache, LayerShape, PagedKVCache, Slots
+from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots
+from batching.backend.paged.layout import LayerLayout
+from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import Pool, SlidingWindow, StepAttention
 
 
-def device_cache(shapes: Iterable[LayerShape], num_blocks: int, block_size: int) -> PagedKVCache:
-    layers = [DeviceLayerCache(shape, num_blocks * block_size) for shape in shapes]
-    return PagedKVCache(layers, block_size, StepAttention)
+def device_cache(
+    layers: Sequence[LayerLayout], num_blocks: int, block_size: int, *, one_by_one: bool = False
+) -> PagedKVCache:
+    num_slots = num_blocks * block_size
+    caches = make_caches(
+        layers, lambda shape: DeviceLayerCache(shape, num_slots), num_slots, block_size
+    )
+    return PagedKVCache(caches, block_size, StepAttention, one_by_one=one_by_one)
 
 
 class DeviceLayerCache(LayerCache):
@@ -22,11 +29,10 @@ class DeviceLayerCache(LayerCache):
     def state(self) -> Pool:
         return self.pool
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def write(self, keys: mx.array, values: mx.array) -> None:
         slots = mx.array(self.step.slots)
         self.pool.keys[:, slots] = keys.squeeze(2).swapaxes(0, 1)
         self.pool.values[:, slots] = values.squeeze(2).swapaxes(0, 1)
-        return keys, values
 
     def attend_within(
         self,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batching.backend.cpu.host_cache import HostLayerCache, host_cache
-from batching.backend.paged.kv_cache import LayerShape, PagedKVCache
+from batching.backend.paged.kv_cache import PagedKVCache
+from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow, StepAttention
 from batching.backend.paged.mlx_pool import DeviceLayerCache, device_cache
 from batching.block_manager import BlockCopy, BlockTable

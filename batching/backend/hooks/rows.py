@@ -1,44 +1,11 @@
-"""The two places where an unmodified mlx-lm model meets the paged cache."""
+"""The rows whose logits are computed."""
 
-import sys
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import base
 
-from batching.backend.paged.kv_cache import LayerCache
-
-_ATTENTION = "scaled_dot_product_attention"
-
-
-def _attention(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    cache: Any,  # whatever cache the caller uses
-    scale: float,
-    mask: Any,
-    sinks: mx.array | None = None,
-) -> mx.array:
-    """Attend over the pool if the cache is ours, else as mlx-lm does."""
-    if isinstance(cache, LayerCache):
-        return cache.attend(queries, scale=scale, mask=mask, sinks=sinks)
-    return base.scaled_dot_product_attention(
-        queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
-    )
-
-
-def hook_attention(model: nn.Module) -> None:
-    """Rebind the attention function in every module that the model's classes come from.
-
-    The models import it by name, so it is their names that are rebound.  Models that run
-    on mlx-lm's own caches are not affected.
-    """
-    for name in {type(module).__module__ for module in model.modules()}:
-        module = sys.modules[name]
-        if getattr(module, _ATTENTION, None) is base.scaled_dot_product_attention:
-            setattr(module, _ATTENTION, _attention)
+from batching.backend.hooks.undo import Changes
 
 
 class RowSelection:
@@ -59,7 +26,7 @@ class RowSelection:
         return hidden[self.rows]
 
 
-def select_rows(model: nn.Module, selection: RowSelection) -> None:
+def select_rows(model: nn.Module, selection: RowSelection, changes: Changes) -> None:
     """Let the model's head see the selected rows only.
 
     Heads differ (tied, soft-capped, scaled), so the model's own head runs, on fewer rows:
@@ -75,7 +42,7 @@ def select_rows(model: nn.Module, selection: RowSelection) -> None:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return selection.of(trunk_type.__call__(self, *args, **kwargs))
 
-    trunk.__class__ = type(trunk_type.__name__, (trunk_type,), {"__call__": call})
+    changes.override_call(trunk, call)
 
 
 def _trunk(model: nn.Module) -> nn.Module | None:

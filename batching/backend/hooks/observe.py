@@ -1,0 +1,276 @@
+"""Watches one plain pass over a model: what it keeps, and which of its modules read that."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import base
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from batching.backend.hooks.attention import FUNCTION, attention
+from batching.backend.hooks.undo import Changes, python_modules
+from batching.backend.paged.layout import (
+    CacheLayout,
+    LayerLayout,
+    LayerShape,
+    OwnShape,
+    Several,
+    StateShape,
+)
+from batching.backend.paged.state_cache import arrays_of
+
+KEYS_AND_VALUES = (KVCache, RotatingKVCache, ChunkedKVCache)
+
+
+@dataclass
+class LeafUse:
+    """How the model used one cache.
+
+    users: the modules whose code read or wrote it.
+    is_attended: all that is known to read keys and values is the attention function.
+    is_shared: it was called with them for another layer.
+    """
+
+    users: list[nn.Module] = field(default_factory=list)
+    is_attended: bool = False
+    is_shared: bool = False
+
+    def add(self, user: nn.Module | None) -> None:
+        if user is not None and all(user is not other for other in self.users):
+            self.users.append(user)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A plain pass.
+
+    logits: `[L, vocab_size]`.
+    to_regroup: the modules that cannot take a step's rows as they are.
+    """
+
+    logits: mx.array
+    layout: CacheLayout
+    to_regroup: tuple[nn.Module, ...]
+
+
+def observe(model: nn.Module, tokens: Sequence[int], *, gathers_all: bool = False) -> Observation:
+    """Run a model on a prompt of several tokens and watch.
+
+    gathers_all: no attention is trusted to read nothing but what it seems to read.
+    """
+    caches = make_prompt_cache(model)
+    leaves = list(_leaves(caches))
+    watch = _Watch(leaves)
+    with watch.watching(model):
+        logits: mx.array = model(mx.array([list(tokens)]), cache=caches)
+        mx.eval(logits)
+    uses = {id(leaf): use for leaf, use in zip(leaves, watch.uses, strict=True)}
+    regrouped: dict[int, nn.Module] = {}
+    for leaf in leaves:
+        use = uses[id(leaf)]
+        if gathers_all or not use.is_attended:
+            regrouped |= {id(user): user for user in use.users}
+    own: Sequence[LayerLayout] = [None] * len(caches)
+    if not all(map(_is_known, leaves)):
+        own = own_layout(model, tokens).layers
+    layers = tuple(_layout(c, o, uses, regrouped) for c, o in zip(caches, own, strict=True))
+    return Observation(logits[0], CacheLayout(layers), tuple(regrouped.values()))
+
+
+def own_layout(model: nn.Module, tokens: Sequence[int]) -> CacheLayout:
+    """Return a layout in which each request has cache objects of the model's own, of any kind."""
+    empty, few, many = (make_prompt_cache(model) for _ in range(3))
+    counts = (len(tokens) // 2, len(tokens))
+    for caches, count in zip((few, many), counts, strict=True):
+        mx.eval(model(mx.array([list(tokens[:count])]), cache=caches))
+
+    def layout(empty: Any, few: Any, many: Any) -> OwnShape | Several:
+        if type(empty) is CacheList:
+            parts = zip(empty.caches, few.caches, many.caches, strict=True)
+            return Several(tuple(layout(*part) for part in parts))
+        sizes = [sum(a.nbytes for a in arrays_of(_contents(cache))) for cache in (few, many)]
+        growth = max(0, sizes[1] - sizes[0]) // (counts[1] - counts[0])
+        return OwnShape(empty, max(0, sizes[1] - growth * counts[1]), growth)
+
+    return CacheLayout(tuple(map(layout, empty, few, many)))
+
+
+def _contents(cache: Any) -> Any:
+    """Return what a cache holds; mlx-lm's keep more room than that."""
+    return cache.state if hasattr(cache, "state") else vars(cache)
+
+
+def _layout(
+    cache: Any, own: LayerLayout, uses: dict[int, LeafUse], regrouped: dict[int, nn.Module]
+) -> LayerLayout:
+    if cache is None:
+        return None
+    if type(cache) is CacheList:
+        own_parts = own.parts if isinstance(own, Several) else [None] * len(cache.caches)
+        parts = zip(cache.caches, own_parts, strict=True)
+        return Several(tuple(_layout(c, o, uses, regrouped) for c, o in parts))
+    if not _is_known(cache):
+        assert isinstance(own, OwnShape)
+        return own
+    if isinstance(cache, ArraysCache):
+        entries: list[Any] = cache.cache
+        return StateShape(len(entries), sum(a.nbytes for a in entries if a is not None))
+    return _layer_shape(cache, uses[id(cache)], regrouped)
+
+
+def _layer_shape(cache: Any, use: LeafUse, regrouped: dict[int, nn.Module]) -> LayerShape | None:
+    if cache.keys is None:
+        # There are more caches than layers.
+        return None
+    _, num_heads, _, key_dim = cache.keys.shape
+    is_gathered = any(id(user) in regrouped for user in use.users)
+    return LayerShape(
+        num_heads,
+        key_dim,
+        cache.values.shape[-1],
+        cache.keys.dtype,
+        cache.max_size if isinstance(cache, RotatingKVCache) else None,
+        is_gathered=is_gathered,
+        is_shared=use.is_shared and not is_gathered,
+    )
+
+
+def _leaves(caches: Sequence[Any]) -> Iterator[Any]:
+    for cache in caches:
+        if type(cache) is CacheList:
+            yield from _leaves(cache.caches)
+        elif cache is not None:
+            yield cache
+
+
+def _is_known(cache: Any) -> bool:
+    return type(cache) in (*KEYS_AND_VALUES, ArraysCache) and not getattr(cache, "keep", 0)
+
+
+class _Watch:
+    """Caches that report who uses them, and an attention function that reports what it gets."""
+
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        self.uses = [LeafUse() for _ in leaves]
+        self._leaves = leaves
+        # What a cache has returned, and which cache; the arrays are kept, so that ids stay theirs.
+        self._fetched: dict[int, int] = {}
+        self._masks: set[int] = set()
+        self._kept: list[Any] = []
+        self._strange: set[int] = set()
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        changes = Changes()
+        for index, leaf in enumerate(self._leaves):
+            kind = type(leaf)
+            if not _is_known(leaf):
+                methods = self._any_use(index, kind)
+            elif isinstance(leaf, ArraysCache):
+                methods = self._entries(index, kind)
+            else:
+                methods = self._keys_and_values(index, kind)
+            changes.set_attribute(leaf, "__class__", type(kind.__name__, (kind,), methods))
+        for module in python_modules(model):
+            if vars(module).get(FUNCTION) in (base.scaled_dot_product_attention, attention):
+                changes.set_attribute(module, FUNCTION, self._attention)
+        try:
+            yield
+        finally:
+            changes.undo()
+        for index in self._strange:
+            self.uses[index].is_attended = False
+
+    def _any_use(self, index: int, kind: Any) -> dict[str, Any]:
+        def get_attribute(cache: Any, name: str) -> Any:
+            self.uses[index].add(_calling_module())
+            return kind.__getattribute__(cache, name)
+
+        return {"__getattribute__": get_attribute}
+
+    def _entries(self, index: int, kind: Any) -> dict[str, Any]:
+        def get(cache: Any, at: int) -> Any:
+            self.uses[index].add(_calling_module())
+            return kind.__getitem__(cache, at)
+
+        def put(cache: Any, at: int, value: Any) -> None:
+            self.uses[index].add(_calling_module())
+            kind.__setitem__(cache, at, value)
+
+        return {"__getitem__": get, "__setitem__": put}
+
+    def _keys_and_values(self, index: int, kind: Any) -> dict[str, Any]:
+        def update_and_fetch(cache: Any, keys: mx.array, values: mx.array) -> Any:
+            self.uses[index].add(_calling_module())
+            return self._remember(index, kind.update_and_fetch(cache, keys, values))
+
+        def keys_and_values(cache: Any) -> Any:
+            # mlx-lm's own `update_and_fetch` also returns what this returns.
+            if not isinstance(sys._getframe(1).f_locals.get("self"), kind):
+                self.uses[index].add(_calling_module())
+                self.uses[index].is_shared = True
+            return self._remember(index, kind.keys_and_values(cache))
+
+        def make_mask(cache: Any, *args: Any, **kwargs: Any) -> Any:
+            mask = kind.make_mask(cache, *args, **kwargs)
+            self._masks.add(id(mask))
+            self._kept.append(mask)
+            return mask
+
+        methods: dict[str, Callable[..., Any]] = {
+            "update_and_fetch": update_and_fetch,
+            "keys_and_values": keys_and_values,
+        }
+        if hasattr(kind, "make_mask"):
+            methods["make_mask"] = make_mask
+        return methods
+
+    def _remember(self, index: int, fetched: tuple[mx.array, mx.array]) -> Any:
+        for array in fetched:
+            self._fetched[id(array)] = index
+            self._kept.append(array)
+        return fetched
+
+    def _attention(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        index = self._fetched.get(id(keys))
+        if index is not None and index == self._fetched.get(id(values)):
+            if mask is None or isinstance(mask, str) or id(mask) in self._masks:
+                self.uses[index].is_attended = True
+            else:
+                self._strange.add(index)
+            self.uses[index].is_shared |= cache is not self._leaves[index]
+        return base.scaled_dot_product_attention(
+            queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
+        )
+
+
+def _calling_module() -> nn.Module | None:
+    """Return the module whose code uses a cache: the nearest one on the stack."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        # Not isinstance: it would ask a cache for its class, and that is watched.
+        owner = frame.f_locals.get("self")
+        if issubclass(type(owner), nn.Module):
+            return cast(nn.Module, owner)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

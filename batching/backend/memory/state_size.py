@@ -1,0 +1,63 @@
+"""How many recurrent states there is room for: those of running requests, and of the prefix cache."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from batching.backend.memory.device import MIB, free_memory
+from batching.config import EngineConfig
+from batching.errors import ModelLoadError
+
+# Of the memory that is free once the model is loaded: for running requests, and for the prefix cache.
+_RUNNING_SHARE: Final = 0.25
+_CACHE_SHARE: Final = 0.125
+# A running request has its state, the new one that a step makes, and the one at its last full block.
+_STATES_EACH: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """num_bytes: of all of them together; note: for the operator, empty if there is no state."""
+
+    num_running: int
+    num_checkpoints: int | None
+    num_bytes: int = 0
+    note: str = ""
+
+
+def state_size(config: EngineConfig, bytes_per_state: int, *, has_state: bool) -> StateSize:
+    """Return how many requests can run at once, and how many states the prefix cache keeps.
+
+    Raises:
+        ModelLoadError: there is no room for one request.
+    """
+    if not has_state:
+        return StateSize(config.max_num_seqs, None)
+    free = free_memory()
+    each = max(1, _STATES_EACH * bytes_per_state)
+    num_running = min(config.max_num_seqs, int(_RUNNING_SHARE * free) // each)
+    if num_running < 1:
+        if each > free:
+            raise ModelLoadError(
+                f"the recurrent state of one request needs {-(-each // MIB)} MiB, and there is room "
+                f"for {free // MIB} MiB: take a smaller model, or a smaller MLX_SERVER_MAX_MODEL_LEN"
+            )
+        num_running = 1
+    budget = config.state_cache_mib
+    cache_bytes = int(_CACHE_SHARE * free) if budget is None else budget * MIB
+    num_bytes = num_running * each + cache_bytes
+    if num_bytes > free:
+        raise ModelLoadError(
+            f"MLX_SERVER_STATE_CACHE_MIB={budget} does not fit: {free // MIB} MiB are free, of which "
+            f"{num_running} running requests take {num_running * each // MIB} MiB"
+        )
+    num_checkpoints = cache_bytes // max(1, bytes_per_state) if config.enable_prefix_cache else 0
+    note = (
+        f"recurrent state {_size(bytes_per_state)} a request, {num_checkpoints} in the prefix cache"
+    )
+    if num_running < config.max_num_seqs:
+        note += f"; {num_running} requests at once: no more states fit"
+    return StateSize(num_running, num_checkpoints, num_bytes, note)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:.1f} MiB" if num_bytes >= MIB // 10 else f"{num_bytes} bytes"

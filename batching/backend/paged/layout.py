@@ -1,0 +1,109 @@
+"""What a model keeps of a request, layer by layer, as one plain pass over it has shown."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+
+class LayerShape(NamedTuple):
+    """Keys and values: what one layer keeps for a token.
+
+    window: the layer attends to that many last positions; None is all of them.
+    is_gathered: the model's own code reads them, and not the attention function that is hooked.
+    is_shared: other layers read them, too.
+    """
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
+    window: int | None = None
+    is_gathered: bool = False
+    is_shared: bool = False
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.num_heads * (self.key_dim + self.value_dim) * self.dtype.size
+
+
+class StateShape(NamedTuple):
+    """A recurrent state: arrays of constant size, whatever the number of tokens.
+
+    num_bytes: of one request.
+    """
+
+    num_arrays: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class OwnShape:
+    """A cache object of the model's own, of a kind that is not known; each request has one.
+
+    empty: what a request begins with.
+    num_bytes: of a request with no tokens, and `bytes_per_token` for each of them.
+    """
+
+    empty: Any
+    num_bytes: int
+    bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class Several:
+    """A layer that keeps more than one of them; mlx-lm's CacheList."""
+
+    parts: tuple["LayerLayout", ...]
+
+
+# None: the layer keeps nothing.
+LayerLayout = LayerShape | StateShape | OwnShape | Several | None
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """All layers of a model."""
+
+    layers: tuple[LayerLayout, ...]
+
+    @property
+    def shapes(self) -> list[LayerShape]:
+        return [leaf for leaf in leaves(self.layers) if isinstance(leaf, LayerShape)]
+
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(shape.bytes_per_token for shape in self.shapes)
+
+    @property
+    def has_state(self) -> bool:
+        return any(not isinstance(leaf, LayerShape) for leaf in leaves(self.layers))
+
+    @property
+    def has_own(self) -> bool:
+        return any(isinstance(leaf, OwnShape) for leaf in leaves(self.layers))
+
+    def state_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of one request's state in all layers, after so many tokens."""
+        states = [leaf for leaf in leaves(self.layers) if not isinstance(leaf, LayerShape)]
+        growing = sum(leaf.bytes_per_token for leaf in states if isinstance(leaf, OwnShape))
+        return sum(leaf.num_bytes for leaf in states) + num_tokens * growing
+
+    def with_dtype(self, dtype: mx.Dtype) -> "CacheLayout":
+        """Return a layout that keeps keys and values in another type; states stay as they are."""
+
+        def changed(layer: LayerLayout) -> LayerLayout:
+            if isinstance(layer, Several):
+                return Several(tuple(map(changed, layer.parts)))
+            return layer._replace(dtype=dtype) if isinstance(layer, LayerShape) else layer
+
+        return CacheLayout(tuple(map(changed, self.layers)))
+
+
+def leaves(layers: Iterable[LayerLayout]) -> Iterator[LayerShape | StateShape | OwnShape]:
+    for layer in layers:
+        if isinstance(layer, Several):
+            yield from leaves(layer.parts)
+        elif layer is not None:
+            yield layer

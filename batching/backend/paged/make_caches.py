@@ -1,0 +1,45 @@
+"""From what a model keeps to the caches that it gets."""
+
+from collections.abc import Callable, Sequence
+
+from batching.backend.paged.gathered_cache import GatheredLayerCache
+from batching.backend.paged.kv_cache import CacheTuple, LayerCache, ModelCache, cache_leaves
+from batching.backend.paged.layout import (
+    CacheLayout,
+    LayerLayout,
+    LayerShape,
+    OwnShape,
+    Several,
+    StateShape,
+)
+from batching.backend.paged.state_cache import OwnCaches, RecurrentStates
+
+
+def make_caches(
+    layers: Sequence[LayerLayout],
+    make: Callable[[LayerShape], LayerCache],
+    num_slots: int,
+    block_size: int,
+) -> list[ModelCache]:
+    """Return a cache for each layer; `make` returns one whose attention is the pool's."""
+
+    def cache(layer: LayerLayout) -> ModelCache:
+        match layer:
+            case None:
+                return None
+            case Several():
+                return CacheTuple(map(cache, layer.parts))
+            case StateShape():
+                return RecurrentStates(layer.num_arrays)
+            case OwnShape():
+                return OwnCaches(layer.empty)
+            case LayerShape(is_gathered=True):
+                return GatheredLayerCache(layer, num_slots, block_size)
+        return make(layer)
+
+    caches = [cache(layer) for layer in layers]
+    defers = any(shape.is_gathered for shape in CacheLayout(tuple(layers)).shapes)
+    for leaf in cache_leaves(caches):
+        if isinstance(leaf, LayerCache):
+            leaf.defers_masks = defers
+    return caches
