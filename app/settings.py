@@ -101,6 +101,12 @@ class Settings(BaseSettings):
         lt=1,
         description="Share of the device's memory for weights and KV cache together, if the number of blocks is `auto`.",
     )
+    state_cache_mib: int | None = Field(
+        default=None,
+        ge=0,
+        description="MiB that the prefix cache may keep of recurrent states, of models that have them; "
+        "0 keeps none, so that no prefix is found. Without it, an eighth of the free memory.",
+    )
     generation_config: Literal["auto", "openai"] = Field(
         default="auto",
         description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: `auto` takes those "

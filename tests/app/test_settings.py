@@ -38,6 +38,7 @@ OTHER_VALUES: Final = {
     "model_id": "mine",
     "batch_block_pool_size": "64",
     "memory_fraction": "0.25",
+    "state_cache_mib": "64",
     "dtype": "float16",
     "kv_cache_dtype": "bfloat16",
     "device": "cpu",
