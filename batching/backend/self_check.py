@@ -1,7 +1,7 @@
 """Checks at load how a model can be served from the paged pool."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -12,9 +12,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from batching.backend.choose_pool import is_on_host, kv_cache
 from batching.backend.cpu.modules import replace_modules
 from batching.backend.hooks.attention import hook_attention
-from batching.backend.hooks.observe import Observation, observe, own_layout
+from batching.backend.hooks.observe import Observation, own_layout
 from batching.backend.hooks.regroup import regroup
 from batching.backend.hooks.rows import RowSelection, select_rows
+from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.undo import Changes
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.modules import min_input_bits
@@ -90,105 +91,146 @@ def check_model(
 
     Ragged steps over the pool are compared with mlx-lm's own single requests: unlike prompts are
     prefilled in chunks, mixed with decodes, over scattered blocks, with a prefix that is found and drafts
-    that are wrong; the logits of every token must be those of a plain forward pass.  Keys and values are
-    kept in `kv_dtype`; None is the type in which the model makes them.
+    that are wrong; the logits of every token must be those of a plain forward pass.  Windows and the like
+    are shrunk meanwhile, so that these prompts exceed them.  Keys and values are kept in `kv_dtype`; None
+    is the type in which the model makes them.
     """
-    prompts, expected = _plain_logits(model, vocab_size)
-    reason = "" if expected else "its logits are not finite"
-    tokens = prompts[0]
     hook_attention(model)
-    observed = observe(model, tokens)
-    if native is None and is_on_host(observed.layout):
+    if native is None and is_on_host(Observation(model, [0, 1]).layout()):
         replace_modules(model)
-    for way, layout, modules in _ways(model, tokens, observed) if expected else ():
-        if kv_dtype is not None:
-            layout = layout.with_dtype(kv_dtype)
-        checked = CheckedModel(layout, RowSelection(), way, native, reason)
-        changes = _change(model, checked, modules)
+    sizes = _shrunk_sizes(model, vocab_size)
+    prompts, expected = _plain_logits(model, vocab_size)
+    observed = Observation(model, prompts[0])
+    probe = _Probe(model, vocab_size, native, kv_dtype, prompts, expected, observed)
+    checked, gathers_all = probe.fastest()
+    if not sizes.undo():
+        return checked
+    real = replace(probe, observed=Observation(model, prompts[0]))
+    return replace(checked, layout=real.layout(checked.way, gathers_all=gathers_all))
+
+
+def _shrunk_sizes(model: nn.Module, vocab_size: int) -> Changes:
+    """Shrink windows and the like, unless the model then contradicts itself."""
+    changes = Changes()
+    if shrink_sizes(model, changes):
+        prompt = probe_prompts(vocab_size)[0]
         try:
-            difference = _largest_difference(model, vocab_size, checked, prompts, expected)
-        except Exception as error:
-            # A model's code can do anything with a cache, so it can raise anything.
-            reason = reason or f"its code does not run over a paged cache ({error})"
-        else:
-            if difference <= _tolerance(model, layout):
-                return checked
-            reason = reason or f"a batch changes its logits by {difference:.2g} of the largest one"
-        changes.undo()
-    layout = own_layout(model, tokens)
-    checked = CheckedModel(layout, RowSelection(), Way.OWN, native, reason)
-    _change(model, checked, (model,))
-    return checked
+            whole, pieces = _logits(model, [prompt]), _logits(model, [prompt[:20], prompt[20:]])
+            is_same = float(mx.abs(whole - pieces).max() / mx.abs(whole).max()) < _COARSE_TOLERANCE
+        except Exception:
+            is_same = False
+        if not is_same:
+            changes.undo()
+    return changes
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A model, and what it must give: `expected` is empty if no prompts have finite logits."""
+
+    model: nn.Module
+    vocab_size: int
+    native: Native | None
+    kv_dtype: mx.Dtype | None
+    prompts: Sequence[Sequence[int]]
+    expected: Sequence[mx.array]
+    observed: Observation
+
+    def fastest(self) -> tuple[CheckedModel, bool]:
+        """Return the fastest way that is right, hooked in, and whether it trusts no attention."""
+        reason = "" if self.expected else "its logits are not finite"
+        for way, gathers_all in self._ways() if self.expected else ():
+            checked = self._checked(way, reason, gathers_all=gathers_all)
+            changes = self._change(way, checked.selection, gathers_all=gathers_all)
+            try:
+                difference = self._largest_difference(checked)
+            except Exception as error:
+                # A model's code can do anything with a cache, so it can raise anything.
+                reason = reason or f"its code does not run over a paged cache ({error})"
+            else:
+                if difference <= self._tolerance(checked.layout):
+                    return checked, gathers_all
+                reason = reason or (
+                    f"a batch changes its logits by {difference:.2g} of the largest one"
+                )
+            changes.undo()
+        checked = self._checked(Way.OWN, reason)
+        self._change(Way.OWN, checked.selection)
+        return checked, True
+
+    def layout(self, way: Way, *, gathers_all: bool = True) -> CacheLayout:
+        if way is Way.OWN:
+            return own_layout(self.model, self.prompts[0])
+        layout = self.observed.layout(gathers_all=gathers_all)
+        return layout if self.kv_dtype is None else layout.with_dtype(self.kv_dtype)
+
+    def _ways(self) -> Iterator[tuple[Way, bool]]:
+        """Yield ways to serve the model, with and without trust in what attention seems to read."""
+        yield (Way.PIECES if self.observed.to_regroup() else Way.RAGGED), False
+        gathered = self.observed.layout(gathers_all=True)
+        if gathered != self.observed.layout():
+            yield Way.PIECES, True
+        yield Way.ONE_BY_ONE, True
+        if not gathered.has_own:
+            yield Way.WHOLE, True
+
+    def _checked(self, way: Way, reason: str, *, gathers_all: bool = True) -> CheckedModel:
+        layout = self.layout(way, gathers_all=gathers_all)
+        return CheckedModel(layout, RowSelection(), way, self.native, reason)
+
+    def _change(self, way: Way, selection: RowSelection, *, gathers_all: bool = True) -> Changes:
+        """Hook a way into the model."""
+        changes = Changes()
+        if way in (Way.WHOLE, Way.OWN):
+            regroup(self.model, changes)
+            return changes
+        for module in self.observed.to_regroup(gathers_all=gathers_all):
+            regroup(module, changes)
+        select_rows(self.model, selection, changes)
+        return changes
+
+    def _tolerance(self, layout: CacheLayout) -> float:
+        if min_input_bits(self.model) == 8:
+            return _TOLERANCE_OF_8_BITS
+        dtypes = {shape.dtype for shape in layout.shapes} or {mx.float32}
+        return max(_TOLERANCE.get(dtype, _COARSE_TOLERANCE) for dtype in dtypes)
+
+    def _largest_difference(self, checked: CheckedModel) -> float:
+        """Return how far a logit is off, as a share of the largest; NaN if one is not a number."""
+        cache = checked.cache(NUM_BLOCKS, BLOCK_SIZE)
+        runner = MLXRunner(self.model, self.vocab_size, checked.selection, cache)
+        worst = 0.0
+        for plan in probe_steps(self.prompts):
+            cache.copy_states(plan.state_copies)
+            step = cache.begin(plan.slices)
+            logits = runner.logits(step)
+            cache.flush()
+            mx.eval(logits, cache.arrays)
+            for row, (request_id, position) in enumerate(_positions(step.logit_rows)):
+                if request_id != DRAFTED:
+                    reference = self.expected[request_id]
+                    scale = float(mx.abs(reference).max())
+                    off = float(mx.abs(logits[row] - reference[position]).max()) / scale
+                    # `max` would hide NaN.
+                    worst = max(worst, off)
+        return worst
 
 
 def _plain_logits(model: nn.Module, vocab_size: int) -> tuple[list[list[int]], list[mx.array]]:
     """Return prompts, and the logits `[L, vocab_size]` of each; none if no prompts give finite ones."""
     for salt in range(_MAX_TRIES):
         prompts = probe_prompts(vocab_size, salt)
-        caches = (make_prompt_cache(model) for _ in prompts)
-        logits = [
-            model(mx.array([p]), cache=cache)[0] for p, cache in zip(prompts, caches, strict=True)
-        ]
+        logits = [_logits(model, [prompt]) for prompt in prompts]
         if all(bool(mx.isfinite(rows).all()) for rows in logits):
             return prompts, logits
     return prompts, []
 
 
-def _ways(
-    model: nn.Module, tokens: Sequence[int], observed: Observation
-) -> Iterator[tuple[Way, CacheLayout, tuple[nn.Module, ...]]]:
-    """Yield ways to serve a model, and the modules that get pieces of a step."""
-    way = Way.PIECES if observed.to_regroup else Way.RAGGED
-    yield way, observed.layout, observed.to_regroup
-    gathered = observe(model, tokens, gathers_all=True)
-    if gathered.layout != observed.layout:
-        yield Way.PIECES, gathered.layout, gathered.to_regroup
-    yield Way.ONE_BY_ONE, gathered.layout, gathered.to_regroup
-    if not gathered.layout.has_own:
-        yield Way.WHOLE, gathered.layout, (model,)
-
-
-def _change(model: nn.Module, checked: CheckedModel, modules: Sequence[nn.Module]) -> Changes:
-    changes = Changes()
-    for module in modules:
-        regroup(module, changes)
-    if not any(module is model for module in modules):
-        select_rows(model, checked.selection, changes)
-    return changes
-
-
-def _tolerance(model: nn.Module, layout: CacheLayout) -> float:
-    if min_input_bits(model) == 8:
-        return _TOLERANCE_OF_8_BITS
-    dtypes = {shape.dtype for shape in layout.shapes} or {mx.float32}
-    return max(_TOLERANCE.get(dtype, _COARSE_TOLERANCE) for dtype in dtypes)
-
-
-def _largest_difference(
-    model: nn.Module,
-    vocab_size: int,
-    checked: CheckedModel,
-    prompts: Sequence[Sequence[int]],
-    expected: Sequence[mx.array],
-) -> float:
-    """Return how far a logit is off, as a share of the largest; NaN if one is not a number."""
-    cache = checked.cache(NUM_BLOCKS, BLOCK_SIZE)
-    runner = MLXRunner(model, vocab_size, checked.selection, cache)
-    worst = 0.0
-    for plan in probe_steps(prompts):
-        cache.copy_states(plan.state_copies)
-        step = cache.begin(plan.slices)
-        logits = runner.logits(step)
-        cache.flush()
-        mx.eval(logits, cache.arrays)
-        for row, (request_id, position) in enumerate(_positions(step.logit_rows)):
-            if request_id != DRAFTED:
-                reference = expected[request_id]
-                scale = float(mx.abs(reference).max())
-                off = float(mx.abs(logits[row] - reference[position]).max()) / scale
-                # `max` would hide NaN.
-                worst = max(worst, off)
-    return worst
+def _logits(model: nn.Module, pieces: Sequence[Sequence[int]]) -> mx.array:
+    """Return the logits of a prompt in pieces, `[L, vocab_size]`."""
+    cache = make_prompt_cache(model)
+    logits: list[mx.array] = [model(mx.array([list(p)]), cache=cache)[0] for p in pieces]
+    return mx.concatenate(logits)
 
 
 def _positions(rows: LogitRows) -> list[tuple[int, int]]:

@@ -51,41 +51,33 @@ class LeafUse:
             self.users.append(user)
 
 
-@dataclass(frozen=True)
 class Observation:
-    """A plain pass.
+    """One plain pass over a model on a prompt of several tokens, watched."""
 
-    logits: `[L, vocab_size]`.
-    to_regroup: the modules that cannot take a step's rows as they are.
-    """
+    def __init__(self, model: nn.Module, tokens: Sequence[int]) -> None:
+        self._caches = make_prompt_cache(model)
+        self._leaves = list(_leaves(self._caches))
+        watch = _Watch(self._leaves)
+        with watch.watching(model):
+            mx.eval(model(mx.array([list(tokens)]), cache=self._caches))
+        self._uses = {id(leaf): use for leaf, use in zip(self._leaves, watch.uses, strict=True)}
+        self._own: Sequence[LayerLayout] = [None] * len(self._caches)
+        if not all(map(_is_known, self._leaves)):
+            self._own = own_layout(model, tokens).layers
 
-    logits: mx.array
-    layout: CacheLayout
-    to_regroup: tuple[nn.Module, ...]
+    def to_regroup(self, *, gathers_all: bool = False) -> list[nn.Module]:
+        """Return the modules that cannot take a step's rows as they are.
 
+        gathers_all: no attention is trusted to read nothing but what it seems to read.
+        """
+        uses = (self._uses[id(leaf)] for leaf in self._leaves)
+        untrusted = (use for use in uses if gathers_all or not use.is_attended)
+        return list({id(user): user for use in untrusted for user in use.users}.values())
 
-def observe(model: nn.Module, tokens: Sequence[int], *, gathers_all: bool = False) -> Observation:
-    """Run a model on a prompt of several tokens and watch.
-
-    gathers_all: no attention is trusted to read nothing but what it seems to read.
-    """
-    caches = make_prompt_cache(model)
-    leaves = list(_leaves(caches))
-    watch = _Watch(leaves)
-    with watch.watching(model):
-        logits: mx.array = model(mx.array([list(tokens)]), cache=caches)
-        mx.eval(logits)
-    uses = {id(leaf): use for leaf, use in zip(leaves, watch.uses, strict=True)}
-    regrouped: dict[int, nn.Module] = {}
-    for leaf in leaves:
-        use = uses[id(leaf)]
-        if gathers_all or not use.is_attended:
-            regrouped |= {id(user): user for user in use.users}
-    own: Sequence[LayerLayout] = [None] * len(caches)
-    if not all(map(_is_known, leaves)):
-        own = own_layout(model, tokens).layers
-    layers = tuple(_layout(c, o, uses, regrouped) for c, o in zip(caches, own, strict=True))
-    return Observation(logits[0], CacheLayout(layers), tuple(regrouped.values()))
+    def layout(self, *, gathers_all: bool = False) -> CacheLayout:
+        regrouped = {id(module) for module in self.to_regroup(gathers_all=gathers_all)}
+        pairs = zip(self._caches, self._own, strict=True)
+        return CacheLayout(tuple(_layout(c, own, self._uses, regrouped) for c, own in pairs))
 
 
 def own_layout(model: nn.Module, tokens: Sequence[int]) -> CacheLayout:
@@ -112,7 +104,7 @@ def _contents(cache: Any) -> Any:
 
 
 def _layout(
-    cache: Any, own: LayerLayout, uses: dict[int, LeafUse], regrouped: dict[int, nn.Module]
+    cache: Any, own: LayerLayout, uses: dict[int, LeafUse], regrouped: set[int]
 ) -> LayerLayout:
     if cache is None:
         return None
@@ -129,7 +121,7 @@ def _layout(
     return _layer_shape(cache, uses[id(cache)], regrouped)
 
 
-def _layer_shape(cache: Any, use: LeafUse, regrouped: dict[int, nn.Module]) -> LayerShape | None:
+def _layer_shape(cache: Any, use: LeafUse, regrouped: set[int]) -> LayerShape | None:
     if cache.keys is None:
         # There are more caches than layers.
         return None

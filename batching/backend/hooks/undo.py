@@ -19,9 +19,12 @@ class Changes:
         setattr(owner, name, value)
         self._undo.append(lambda: setattr(owner, name, before))
 
-    def undo(self) -> None:
+    def undo(self) -> bool:
+        """Take everything back; return whether there was anything."""
+        has_changed = bool(self._undo)
         while self._undo:
             self._undo.pop()()
+        return has_changed
 
     def override_call(self, module: nn.Module, call: Callable[..., Any]) -> None:
         """Make a module an instance of a subclass of its class, of the same name."""

@@ -1,0 +1,39 @@
+"""Windows, chunks and indexes of a model, made so small that a short prompt is longer."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import mlx.nn as nn
+
+from batching.backend.hooks.undo import Changes
+
+# As mlx-lm's models call them: `sliding_window`, `window_size`, `attention_chunk_size`, `index_topk`.
+_NAMES: Final = re.compile(r"(^|_)(window(_size)?|chunk_size|index_topk)$")
+_SMALL: Final = 8
+# What is not larger is exceeded by the prompts of the check anyway.
+_LARGE: Final = 24
+
+
+def shrink_sizes(model: nn.Module, changes: Changes) -> bool:
+    """Make a model's windows and the like small; return whether there were any that were not."""
+    found = [
+        (owner, name)
+        for owner in _owners(model)
+        for name, value in vars(owner).items()
+        if type(value) is int and value > _LARGE and _NAMES.search(name)
+    ]
+    for owner, name in found:
+        changes.set_attribute(owner, name, _SMALL)
+    return bool(found)
+
+
+def _owners(model: nn.Module) -> Iterator[Any]:
+    """Yield the modules of a model and the configurations that they keep, each once."""
+    owners = {
+        id(owner): owner
+        for module in model.modules()
+        for owner in (module, *vars(module).values())
+        if hasattr(owner, "__dict__")
+    }
+    yield from owners.values()
