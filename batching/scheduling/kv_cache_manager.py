@@ -89,12 +89,12 @@ class KVCacheManager:
     def commit(self, s: Slice, stop: int) -> None:
         """Record that a slice is computed up to `stop`; full blocks can be shared now.
 
-        The state at its end is of no use if it is past `stop`; then the slice is computed again.
+        A state at its end that is past `stop` is of no use.  The one at its start is still there,
+        and so the slice is computed again.
         """
-        request, hashes = s.request, self.prefixes.hashes(s.request)
         if self.states is not None and stop < s.stop:
-            self.states.rewind(s)
             return
+        request, hashes = s.request, self.prefixes.hashes(s.request)
         request.num_computed_tokens = stop
         first, last = (at // self.block_manager.block_size for at in (s.start, stop))
         self.prefix_cache.insert(hashes, request.block_table, first, min(last, len(hashes)))

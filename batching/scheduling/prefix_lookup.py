@@ -16,7 +16,7 @@ class PrefixHit(NamedTuple):
 
     block_ids: the blocks that the request may share.
     num_found: how many blocks there are; behind those that it may not share is no state.
-    awaited: if one of these is being computed, the request will share more when it waits.
+    awaited: the block, if any, that it could share once another request has computed it.
     """
 
     block_ids: list[int]
@@ -46,18 +46,17 @@ class PrefixLookup:
         hashes = self._shareable(request)
         block_ids = self._prefix_cache.lookup(hashes)
         num_found = len(block_ids)
-        next_one = hashes[num_found : num_found + 1]
         if self._checkpoints is None:
-            return PrefixHit(block_ids, num_found, next_one)
+            return PrefixHit(block_ids, num_found, hashes[num_found : num_found + 1])
         if self._checkpoints.num_slots == 0:
             return PrefixHit([], num_found, ())
         num_usable = self._checkpoints.num_usable(hashes[:num_found])
-        # Known is what is in the pool or being computed; a state is wanted where that ends.
+        # In the pool or being computed right now; a state is wanted where that ends.
         num_known = num_found + self._prefix_cache.num_in_flight(hashes[num_found:])
         junction = hashes[max(num_usable, num_known - 1) : num_known]
         for block_hash in junction:
             self._checkpoints.want(block_hash)
-        return PrefixHit(block_ids[:num_usable], num_found, [*next_one, *junction])
+        return PrefixHit(block_ids[:num_usable], num_found, junction)
 
     def is_worth_waiting(self, hit: PrefixHit, key: QueueKey) -> bool:
         """True if what the request could share next is being computed right now."""

@@ -93,11 +93,6 @@ class StateSlots:
         for position in self._checkpoint_positions(s.request, hashes, s.start, s.stop):
             self._store(s.request.state_slot, hashes, position)
 
-    def rewind(self, s: Slice) -> None:
-        """Record that a slice was in vain: the next one begins where it did."""
-        assert s.request.state_slot is not None, "the request is admitted"
-        self._positions[s.request.state_slot] = tuple(p for p in s.keep if p <= s.start)
-
     def release(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
         """Take back a request's slot, if it has one, and store its state at the last boundary."""
         if (slot := request.state_slot) is None:

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from batching.config import SchedulerConfig
+from batching.constraints.protocol import AllowedTokens
 from batching.prompt_lookup import PromptLookup
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.step_plan import StepPlan
-from tests.support.fakes import TokenRunner, expected_output, small_config
+from tests.support.fakes import TokenRunner, expected_output, make_engine, small_config
 
 
 class Server:
@@ -133,14 +134,24 @@ def test_a_state_is_copied_out_of_a_slot_before_the_next_request_gets_it() -> No
     assert server.serve(first, second) == ["0[0:40]@36", "1[36:40] 0@36>1 0@40>2 1@36>0"]
 
 
-def test_a_long_prompt_keeps_few_states_far_apart() -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "positions"),
+    [
+        (699, [696]),
+        (1599, [512, 1024, 1596]),
+        (4095, [*range(512, 3073, 512), 4092]),
+        (4098, [1024, 2048, 3072, 4096]),
+        (6001, [*range(1024, 5121, 1024), 6000]),
+    ],
+)
+def test_a_long_prompt_keeps_few_states_far_apart(num_tokens: int, positions: list[int]) -> None:
     limits = {"num_blocks": 2048, "max_model_len": 8192, "max_num_seqs": 1}
     server = Server(prefill_chunk=512, max_batched_tokens=512, **limits)
-    prompt = [i % 60 for i in range(6001)]
+    prompt = [i % 60 for i in range(num_tokens)]
     server.serve(BatchRequest(0, prompt, max_tokens=1), BatchRequest(1, [61], max_tokens=1))
-    copies = [c for plan in server.plans for c in plan.state_copies]
-    assert [c.position for c in copies] == [1024, 2048, 3072, 4096, 5120, 6000]
-    assert [server.num_hit(2, prompt[:5500]), server.num_hit(3, prompt)] == [5120, 6000]
+    assert [c.position for plan in server.plans for c in plan.state_copies] == positions
+    assert server.num_hit(2, prompt[: positions[0] + 3]) == positions[0]
+    assert server.num_hit(3, prompt) == positions[-1]
 
 
 def test_a_resumed_request_begins_at_its_last_whole_block() -> None:
@@ -149,6 +160,13 @@ def test_a_resumed_request_begins_at_its_last_whole_block() -> None:
     lines = server.serve(first, last)
     assert lines[2:5] == ["0[7:8] 1[5:6]@4", "0[8:9]@8 -1", "0[9:10]@8"]
     assert lines[-3] == "1[4:7]@4 0@12>4 3@4>0"
+
+
+def test_what_a_resumed_request_computes_again_does_not_count_as_missed() -> None:
+    server = Server(num_blocks=4, max_num_seqs=2, max_batched_tokens=8, num_checkpoints=0)
+    server.serve(BatchRequest(0, [0] * 7, max_tokens=6), BatchRequest(1, [1] * 5, max_tokens=5))
+    assert server.scheduler.stats().num_preemptions == 1
+    assert server.scheduler.stats().num_state_missed_tokens == 0
 
 
 def test_states_of_forks_are_copied_from_where_the_prompt_ends() -> None:
@@ -212,18 +230,19 @@ def test_pending_tokens_and_drafts_share_the_drafting_rows() -> None:
 
 
 def test_pending_tokens_that_exceed_a_step_are_computed_in_two() -> None:
-    """Two more requests decode now, so that the first one's tokens do not all fit."""
-    limits = {"max_batched_tokens": 5, "max_num_seqs": 3, "max_draft_tokens": 3}
+    """Three more requests decode now, so that the first two's tokens do not all fit."""
+    limits = {"max_batched_tokens": 9, "max_num_seqs": 5, "max_draft_tokens": 3}
     server = Server(block_size=16, **limits)
-    first = drafting(0, wrong_position=6, reports_progress=True)
-    second = BatchRequest(1, [1], max_tokens=3)
-    second.fork(2)
-    server.serve(first, num_steps=1)
-    assert server.serve(second, num_steps=4)[:3] == [
-        "0[3:4]+3@3 1[0:1]&2",
-        "0[3:6] 1[1:2] 2[1:2] 17>34 1@1>2",
-        "0[6:7] 1[2:3] 2[2:3]",
-    ]
+    wrong = [drafting(i, wrong_position=6, reports_progress=True) for i in range(2)]
+    late = BatchRequest(2, [1], max_tokens=3)
+    late.fork(3)
+    late.fork(4)
+    server.serve(*wrong, num_steps=1)
+    lines = server.serve(late)
+    assert lines[0] == "0[3:4]+3@3 1[3:4]+3@3 2[0:1]&3&4"
+    assert lines[1].startswith("0[3:7] 1[3:5] 2[1:2] 3[1:2] 4[1:2]")
+    assert lines[2].startswith("0[7:8] 1[5:7] 2[2:3] 3[2:3] 4[2:3]")
+    assert all(r.output_token_ids == expected_output([7, 8, 9], 9) for r in wrong)
     outputs = [i.output for i in server.items if isinstance(i, RequestOutput)]
     assert all(output.token_ids for output in outputs)
 
@@ -275,3 +294,19 @@ def test_a_failed_step_loses_all_states() -> None:
     server.runner.reset()
     assert server.scheduler.stats().num_checkpoints == 0
     assert server.serve()[0] == "1[0:41]@36@40"
+
+
+def test_a_state_stored_in_a_step_that_raised_afterwards_is_not_copied() -> None:
+    class Raising(AllowedTokens):
+        def accept(self, token_id: int) -> None:
+            raise RuntimeError("injected")
+
+    _, engine = make_engine(small_config(num_checkpoints=4, max_num_seqs=2, max_batched_tokens=32))
+    engine.add(BatchRequest(0, [0] * 9, max_tokens=3))
+    engine.add(BatchRequest(1, [1] * 9, max_tokens=3, constraint=Raising([1])))
+    engine.add(BatchRequest(2, [2] * 9, max_tokens=3))
+    failed = {item.request_id for item in engine.step()}
+    assert failed == {0, 1}
+    while engine.has_work:
+        engine.step()
+        assert not engine.last_step.has_failed
