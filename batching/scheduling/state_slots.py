@@ -24,6 +24,9 @@ class StateSlots:
     boundary of a prompt and some before it, at boundaries that a request has wanted, and at the
     last boundary of a request that leaves; so a running one keeps that in its slot.
 
+    A slice whose drafts were rejected is not committed: its start and the boundary before it are
+    in the slot as they were.
+
     Copies are made before the next step, in the order in which they were asked for.  So a slot
     can be reused at once: what was read from it before is copied first.
     """
@@ -36,6 +39,7 @@ class StateSlots:
         self._block_manager = block_manager
         self._block_size = block_manager.block_size
         self._free = list(reversed(range(max_num_seqs)))
+        # Of the states that a request may still use.
         self._positions: dict[int, tuple[int, ...]] = {}
         self._copies: list[StateCopy] = []
         self.num_missed_tokens = 0
