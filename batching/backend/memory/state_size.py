@@ -12,6 +12,8 @@ _RUNNING_SHARE: Final = 0.25
 _CACHE_SHARE: Final = 0.125
 # A running request has its state, the new one that a step makes, and the one at its last full block.
 _STATES_EACH: Final = 3
+# A checkpoint belongs to a block, and there are not more of them where the pool takes what fits.
+_MAX_CHECKPOINTS: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +30,40 @@ def state_size(config: EngineConfig, bytes_per_state: int, *, has_state: bool) -
     """Return how many requests can run at once, and how many states the prefix cache keeps.
 
     Raises:
-        ModelLoadError: there is no room for one request.
+        ModelLoadError: there is no room for one request, or not for as much as the operator has set.
     """
     if not has_state:
         return StateSize(config.max_num_seqs, None)
     free = free_memory()
     each = max(1, _STATES_EACH * bytes_per_state)
-    num_running = min(config.max_num_seqs, int(_RUNNING_SHARE * free) // each)
-    if num_running < 1:
-        if each > free:
-            raise ModelLoadError(
-                f"the recurrent state of one request needs {-(-each // MIB)} MiB, and there is room "
-                f"for {free // MIB} MiB: take a smaller model, or a smaller MLX_SERVER_MAX_MODEL_LEN"
-            )
-        num_running = 1
-    budget = config.state_cache_mib
-    cache_bytes = int(_CACHE_SHARE * free) if budget is None else budget * MIB
-    num_bytes = num_running * each + cache_bytes
+    if each > free:
+        raise ModelLoadError(
+            f"the recurrent state of one request needs {-(-each // MIB)} MiB, and there is room "
+            f"for {free // MIB} MiB: take a smaller model, or a smaller MLX_SERVER_MAX_MODEL_LEN"
+        )
+    num_running = max(1, min(config.max_num_seqs, int(_RUNNING_SHARE * free) // each))
+    num_checkpoints = _num_checkpoints(config, bytes_per_state, free)
+    num_bytes = num_running * each + num_checkpoints * bytes_per_state
     if num_bytes > free:
         raise ModelLoadError(
-            f"MLX_SERVER_STATE_CACHE_MIB={budget} does not fit: {free // MIB} MiB are free, of which "
-            f"{num_running} running requests take {num_running * each // MIB} MiB"
+            f"MLX_SERVER_STATE_CACHE_MIB={config.state_cache_mib} does not fit: {free // MIB} MiB are "
+            f"free, of which {num_running} running requests take {num_running * each // MIB} MiB"
         )
-    num_checkpoints = cache_bytes // max(1, bytes_per_state) if config.enable_prefix_cache else 0
     note = (
         f"recurrent state {_size(bytes_per_state)} a request, {num_checkpoints} in the prefix cache"
     )
     if num_running < config.max_num_seqs:
         note += f"; {num_running} requests at once: no more states fit"
     return StateSize(num_running, num_checkpoints, num_bytes, note)
+
+
+def _num_checkpoints(config: EngineConfig, bytes_per_state: int, free: int) -> int:
+    if not config.enable_prefix_cache:
+        return 0
+    budget = config.state_cache_mib
+    num_bytes = int(_CACHE_SHARE * free) if budget is None else budget * MIB
+    most = config.num_blocks or config.max_blocks or _MAX_CHECKPOINTS
+    return min(num_bytes // max(1, bytes_per_state), most)
 
 
 def _size(num_bytes: int) -> str:
