@@ -144,7 +144,9 @@ class GatheredLayerCache(LayerCache):
         if not length or not dim:
             return mx.zeros((len(piece.slices), num_heads, length, dim), pool.dtype)
         by_block = pool.reshape(num_slots // self._block_size, -1)
-        rows = by_block[self._blocks(piece)].reshape(len(piece.slices), -1, num_heads, dim)
+        if "blocks" not in piece.memo:
+            piece.memo["blocks"] = self._blocks(piece)
+        rows = by_block[piece.memo["blocks"]].reshape(len(piece.slices), -1, num_heads, dim)
         return rows[:, :length].swapaxes(1, 2)
 
     def _blocks(self, piece: Piece) -> mx.array:

@@ -6,10 +6,10 @@ each of several requests.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -24,6 +24,7 @@ class Piece:
     slices: one for a chunk, else one for each row.
     start: the position of a chunk's first token.
     previous: the piece of the same slice that a chunk continues.
+    memo: what is worked out once for all layers.
     """
 
     slices: tuple[Slice, ...]
@@ -32,6 +33,7 @@ class Piece:
     stop_row: int
     start: int = 0
     previous: "Piece | None" = None
+    memo: dict[Hashable, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.stop_row - self.first_row
@@ -122,7 +124,10 @@ class DeferredMask(NamedTuple):
 
         True where a query sees a key, `[L, S]` or `[B, 1, 1, S]`.
         """
-        return self._of_chunk(piece) if piece.is_chunk else self._of_decodes(piece)
+        if self not in piece.memo:
+            piece.memo[self] = self._of_chunk(piece) if piece.is_chunk else self._of_decodes(piece)
+        mask: mx.array | str | None = piece.memo[self]
+        return mask
 
     def _of_chunk(self, piece: Piece) -> mx.array | str | None:
         stop = piece.start + len(piece)
