@@ -8,6 +8,7 @@ from mlx_lm.models import base
 
 from batching.backend.hooks.undo import python_modules
 from batching.backend.paged.kv_cache import LayerCache, SharedKeys
+from batching.backend.paged.latent_cache import Latents, PendingScores
 
 FUNCTION: Final = "scaled_dot_product_attention"
 
@@ -22,6 +23,8 @@ def attention(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """Attend over the pool if the keys or the cache are ours, else as mlx-lm does."""
+    if isinstance(mask, PendingScores) and isinstance(keys, Latents):
+        return keys.layer.attend_latents(queries, mask, scale)
     layer = keys.layer if isinstance(keys, SharedKeys) else cache
     if isinstance(layer, LayerCache):
         return layer.attend(queries, scale=scale, mask=mask, sinks=sinks)

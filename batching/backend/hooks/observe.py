@@ -40,11 +40,18 @@ class LeafUse:
     users: the modules whose code read or wrote it.
     is_attended: all that is known to read keys and values is the attention function.
     is_shared: it was called with them for another layer.
+    is_latent: it was called for one token with keys that are the values, and scores of others.
     """
 
     users: list[nn.Module] = field(default_factory=list)
     is_attended: bool = False
     is_shared: bool = False
+    is_latent: bool = False
+
+    @property
+    def is_pooled(self) -> bool:
+        """True if the pool can do what reads it."""
+        return self.is_attended or self.is_latent
 
     def add(self, user: nn.Module | None) -> None:
         if user is not None and all(user is not other for other in self.users):
@@ -52,7 +59,7 @@ class LeafUse:
 
 
 class Observation:
-    """One plain pass over a model on a prompt of several tokens, watched."""
+    """A plain pass over a model on a prompt of several tokens, and one more token, watched."""
 
     def __init__(self, model: nn.Module, tokens: Sequence[int]) -> None:
         self._caches = make_prompt_cache(model)
@@ -60,6 +67,7 @@ class Observation:
         watch = _Watch(self._leaves)
         with watch.watching(model):
             mx.eval(model(mx.array([list(tokens)]), cache=self._caches))
+            mx.eval(model(mx.array([list(tokens[:1])]), cache=self._caches))
         self._uses = {id(leaf): use for leaf, use in zip(self._leaves, watch.uses, strict=True)}
         self._own: Sequence[LayerLayout] = [None] * len(self._caches)
         if not all(map(_is_known, self._leaves)):
@@ -70,9 +78,23 @@ class Observation:
 
         gathers_all: no attention is trusted to read nothing but what it seems to read.
         """
-        uses = (self._uses[id(leaf)] for leaf in self._leaves)
-        untrusted = (use for use in uses if gathers_all or not use.is_attended)
-        return list({id(user): user for use in untrusted for user in use.users}.values())
+        untrusted = [leaf for cache in self._caches for leaf in self._untrusted(cache)]
+        of = self._leaves if gathers_all else untrusted
+        users = (user for leaf in of for user in self._uses[id(leaf)].users)
+        return list({id(user): user for user in users}.values())
+
+    def _untrusted(self, cache: Any) -> list[Any]:
+        """Return the parts of a layer's cache that the model's own code reads.
+
+        If that is so of keys and values in one part, it is taken to be so in the others: an indexer
+        chooses among the latents beside it, but not among those of a short prompt.
+        """
+        leaves = list(_leaves([cache]))
+        uses = [self._uses[id(leaf)] for leaf in leaves]
+        own = [leaf for leaf, use in zip(leaves, uses, strict=True) if not use.is_pooled]
+        if any(isinstance(leaf, KEYS_AND_VALUES) for leaf in own):
+            return leaves
+        return own
 
     def layout(self, *, gathers_all: bool = False) -> CacheLayout:
         regrouped = {id(module) for module in self.to_regroup(gathers_all=gathers_all)}
@@ -126,11 +148,14 @@ def _layer_shape(cache: Any, use: LeafUse, regrouped: set[int]) -> LayerShape | 
         # There are more caches than layers.
         return None
     _, num_heads, _, key_dim = cache.keys.shape
+    value_dim = cache.values.shape[-1]
     is_gathered = any(id(user) in regrouped for user in use.users)
+    if use.is_latent and not is_gathered:
+        return LayerShape(num_heads, key_dim + value_dim, 0, cache.keys.dtype, is_latent=True)
     return LayerShape(
         num_heads,
         key_dim,
-        cache.values.shape[-1],
+        value_dim,
         cache.keys.dtype,
         cache.max_size if isinstance(cache, RotatingKVCache) else None,
         is_gathered=is_gathered,
@@ -245,7 +270,9 @@ class _Watch:
         sinks: mx.array | None = None,
     ) -> mx.array:
         index = self._fetched.get(id(keys))
-        if index is not None and index == self._fetched.get(id(values)):
+        if index is not None and keys is values and queries.shape[2] == 1:
+            self.uses[index].is_latent = isinstance(mask, mx.array)
+        elif index is not None and index == self._fetched.get(id(values)):
             if mask is None or isinstance(mask, str) or id(mask) in self._masks:
                 self.uses[index].is_attended = True
             else:

@@ -13,6 +13,7 @@ class LayerShape(NamedTuple):
     window: the layer attends to that many last positions; None is all of them.
     is_gathered: the model's own code reads them, and not the attention function that is hooked.
     is_shared: other layers read them, too.
+    is_latent: they are one latent and one rotated key a token, kept side by side as a key.
     """
 
     num_heads: int
@@ -22,6 +23,7 @@ class LayerShape(NamedTuple):
     window: int | None = None
     is_gathered: bool = False
     is_shared: bool = False
+    is_latent: bool = False
 
     @property
     def bytes_per_token(self) -> int:

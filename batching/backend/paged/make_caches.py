@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from batching.backend.paged.gathered_cache import GatheredLayerCache
 from batching.backend.paged.kv_cache import CacheTuple, LayerCache, ModelCache, cache_leaves
+from batching.backend.paged.latent_cache import LatentLayerCache
 from batching.backend.paged.layout import (
     CacheLayout,
     LayerLayout,
@@ -33,6 +34,8 @@ def make_caches(
                 return RecurrentStates(layer.num_arrays)
             case OwnShape():
                 return OwnCaches(layer.empty)
+            case LayerShape(is_latent=True):
+                return LatentLayerCache(layer, num_slots, block_size)
             case LayerShape(is_gathered=True):
                 return GatheredLayerCache(layer, num_slots, block_size)
         return make(layer)
