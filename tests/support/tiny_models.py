@@ -7,10 +7,10 @@ from typing import Any, Final
 import mlx.core as mx
 import mlx.nn as nn
 
-from batching.backend.self_check import Batchable, NotBatchable
+from batching.backend.self_check import CheckedModel
 
 # Takes a model, the size of its vocabulary, and perhaps the dtype of its keys and values.
-Check = Callable[..., Batchable | NotBatchable]
+Check = Callable[..., CheckedModel]
 
 VOCAB_SIZE: Final = 101
 
@@ -62,10 +62,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "rope_scaling": None,
         "layer_types": ["sliding_attention", "full_attention"],
     },
-}
-
-# What the paged pool cannot serve: scores of its own shape, and recurrent state.
-UNBATCHABLE: Final[dict[str, dict[str, Any]]] = {
+    # Attention of its own, and a recurrent state.
     "gemma2": {"query_pre_attn_scalar": 8.0},
     "mamba": {
         "conv_kernel": 4,
@@ -79,7 +76,7 @@ UNBATCHABLE: Final[dict[str, dict[str, Any]]] = {
 
 def tiny_model(family: str) -> nn.Module:
     """Build a model with random weights, in float32."""
-    specific = dict({**FAMILIES, **UNBATCHABLE}[family])
+    specific = dict(FAMILIES[family])
     module = import_module(f"mlx_lm.models.{specific.pop('module', family)}")
     config = {"model_type": family, **_COMMON, **specific}
     mx.random.seed(7)
@@ -90,3 +87,15 @@ def tiny_model(family: str) -> nn.Module:
     model.eval()
     mx.eval(model.parameters())
     return model
+
+
+def insist_on_own_caches(model: nn.Module) -> None:
+    """Plant a fault: the model is right on caches of mlx-lm's own types only."""
+    plain = type(model)
+
+    def call(self: nn.Module, token_ids: mx.array, cache: Any = None) -> mx.array:
+        logits: mx.array = plain.__call__(self, token_ids, cache=cache)
+        is_own = cache is None or type(cache[0]).__name__ in ("KVCache", "ArraysCache")
+        return logits if is_own else logits[..., ::-1]
+
+    model.__class__ = type(plain.__name__, (plain,), {"__call__": call})

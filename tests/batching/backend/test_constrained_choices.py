@@ -14,7 +14,7 @@ from batching.backend.loader import BUNDLED_MODEL, load_model
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import NoNative, load_native
-from batching.backend.self_check import Batchable, check_model
+from batching.backend.self_check import check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.grammar import Grammar, GrammarCompiler, json_schema_grammar
@@ -56,7 +56,6 @@ class Server:
             model = use_kernels(loaded.model, native, rounds_to_fp16=loaded.rounds_to_fp16)
             loaded = replace(loaded, model=model)
             check = check_model(model, loaded.vocab_size, native)
-        assert isinstance(check, Batchable)
         self._loaded = loaded
         self._check = check
         self._compiler = GrammarCompiler(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)

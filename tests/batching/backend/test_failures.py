@@ -18,8 +18,7 @@ from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.sampling.sampler import Sample, Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler
 from batching.backend.sampling.token_masks import MaskFiller
-from batching.backend.self_check import Batchable, check_model
-from batching.backend.sequential_runner import SequentialRunner
+from batching.backend.self_check import CheckedModel, Way, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens, MaskRow
@@ -28,7 +27,7 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner, SlicesFailed
 from batching.scheduling.outputs import RequestFailure
 from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
-from tests.support.tiny_models import VOCAB_SIZE, Check, tiny_model
+from tests.support.tiny_models import VOCAB_SIZE, Check, insist_on_own_caches, tiny_model
 
 NUM_TOKENS: Final = 10
 # A token that no healthy prompt has, and that the model does not say: see `poisoned_model`.
@@ -38,9 +37,8 @@ PROMPTS: Final = [RNG.integers(0, POISON, size).tolist() for size in (1, 6, 19, 
 CONFIG: Final = SchedulerConfig(
     num_blocks=64, block_size=4, max_num_seqs=5, max_batched_tokens=24, prefill_chunk=7
 )
-ALONE: Final = SchedulerConfig(
-    num_blocks=64, block_size=4, max_num_seqs=1, prefill_chunk=7, enable_prefix_cache=False
-)
+
+WITH_STATES: Final = replace(CONFIG, num_checkpoints=4)
 
 on_both_pools = pytest.mark.usefixtures("device_kind")
 
@@ -95,7 +93,7 @@ class Kit:
     """One model, hooked once, and runners over pools of their own."""
 
     model: nn.Module
-    check: Batchable
+    check: CheckedModel
     # Called as a step begins, and as the model runs.
     before_step: Callable[[StepPlan], None] = field(default=lambda _: None)
     in_model: Callable[[], None] = field(default=lambda: None)
@@ -110,13 +108,8 @@ class Kit:
 
         cache = self.check.cache(config.num_blocks, config.block_size)
         cache.reset()
-        return Watched(
-            self._model_that_may_fail(),
-            VOCAB_SIZE,
-            self.check.selection,
-            cache,
-            self.check.arg_max,
-        )
+        model, selection = self._model_that_may_fail(), self.check.selection
+        return Watched(model, VOCAB_SIZE, selection, cache, self.check.arg_max)
 
     def _model_that_may_fail(self) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -138,14 +131,28 @@ def kit(request: pytest.FixtureRequest) -> Kit:
 def new_kit(check_on_a_pool: Check = check_model) -> Kit:
     """Return a model of which one token is damaged, as by a bad byte in its file."""
     model = tiny_model("qwen3")
-    embedding = model.model.embed_tokens
+    model.lm_head.weight[POISON] = 0
+    return damaged_kit(model, model.model.embed_tokens, check_on_a_pool)
+
+
+def damaged_kit(
+    model: nn.Module, embedding: nn.Embedding, check_on_a_pool: Check = check_model
+) -> Kit:
     embedding.weight[POISON] = mx.nan
-    head = model.lm_head
-    head.weight[POISON] = 0
     mx.eval(model.parameters())
-    check = check_on_a_pool(model, VOCAB_SIZE)
-    assert isinstance(check, Batchable)
-    return Kit(model, check)
+    return Kit(model, check_on_a_pool(model, VOCAB_SIZE))
+
+
+@pytest.fixture(params=[Way.PIECES, Way.OWN])
+def stateful_kit(request: pytest.FixtureRequest) -> Kit:
+    """A recurrent model on the pool, and one on cache objects of its own."""
+    model = tiny_model("mamba")
+    model.lm_head.weight[POISON] = 0
+    if request.param == Way.OWN:
+        insist_on_own_caches(model)
+    kit = damaged_kit(model, model.backbone.embeddings)
+    assert kit.check.way == request.param
+    return kit
 
 
 def serve(
@@ -333,7 +340,7 @@ def test_the_pool_is_made_again_without_the_old_one_beside_it(kit: Kit) -> None:
     """Else an allocation that failed would fail again, and the engine with it."""
     config = SchedulerConfig(num_blocks=4096, block_size=32)
     runner = kit.runner(config)
-    pool = 4096 * 32 * sum(shape.bytes_per_token for shape in kit.check.shapes)
+    pool = 4096 * 32 * kit.check.layout.bytes_per_token
     before = memory_in_use()
     kit.in_model = Chaos(0, 1.0)
     mx.reset_peak_memory()
@@ -347,58 +354,39 @@ def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "_SCALAR_MACHINES", ())
 
 
-@pytest.mark.parametrize(
-    "poison", ["a constraint that panics later", "a bias beyond the vocabulary"]
-)
-def test_a_request_served_alone_fails_alone(poison: str) -> None:
-    model = tiny_model("mamba")
-    expected = serve(SequentialRunner(model, VOCAB_SIZE), healthy(), ALONE)
+# Models with a state
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_poisoned_request_of_a_model_with_a_state_fails_alone(
+    stateful_kit: Kit, poison: str
+) -> None:
+    expected = serve(stateful_kit.runner(), healthy(), WITH_STATES)
+    assert not expected.failed
     requests = healthy()
     requests.insert(2, POISONS[poison]())
-    served = serve(SequentialRunner(model, VOCAB_SIZE), requests, ALONE)
+    served = serve(stateful_kit.runner(), requests, WITH_STATES)
     assert served.failed == {99}
     assert served.answers == expected.answers
 
 
-def test_a_request_served_alone_is_at_fault_and_not_the_model() -> None:
-    runner = SequentialRunner(tiny_model("mamba"), VOCAB_SIZE)
-    request = poisoned(PROMPTS[1], constraint=Broken(Panic()))
-    with pytest.raises(SlicesFailed):
-        runner.run(StepPlan((Slice(request, 0, request.num_tokens),)))
-
-
-def test_nothing_is_kept_of_a_request_that_failed_alone() -> None:
-    runner = SequentialRunner(tiny_model("mamba"), VOCAB_SIZE)
-    request = healthy()[2]
-    before = memory_in_use()
-    runner.run(StepPlan((Slice(request, 0, request.num_tokens),)))
-    assert memory_in_use() > before
-    runner.reset()
-    assert memory_in_use() <= before
-
-
-def test_a_model_served_alone_recovers_from_what_raises_in_it() -> None:
-    model = tiny_model("mamba")
-    expected = serve(SequentialRunner(model, VOCAB_SIZE), healthy(), ALONE)
-    chaos = Chaos(3, 0.03)
-
-    def failing(*args: Any, **kwargs: Any) -> Any:
-        chaos()
-        return model(*args, **kwargs)
-
-    failing.layers = model.layers  # type: ignore[attr-defined]
-    failing.make_cache = model.make_cache  # type: ignore[attr-defined]
-    served = serve(SequentialRunner(failing, VOCAB_SIZE), healthy(), ALONE)  # type: ignore[arg-type]
-    assert chaos.num_raised == len(served.failed) > 0
+def test_a_model_with_a_state_recovers_from_what_raises_in_it(stateful_kit: Kit) -> None:
+    expected = serve(stateful_kit.runner(), healthy(), WITH_STATES)
+    stateful_kit.in_model = chaos = Chaos(3, 0.05)
+    served = serve(stateful_kit.runner(), healthy(), WITH_STATES)
+    assert chaos.num_raised > 0
+    assert served.failed
     assert served.answers
     assert served.answers.items() <= expected.answers.items()
 
 
-def test_logits_that_are_not_finite_fail_a_request_served_alone() -> None:
-    model = tiny_model("mamba")
-    norm = model.backbone.norm_f.weight
-    model.backbone.norm_f.weight = norm * mx.nan
-    assert serve(SequentialRunner(model, VOCAB_SIZE), healthy()[:1], ALONE).failed == {0}
+def test_no_state_is_left_after_a_reset(stateful_kit: Kit) -> None:
+    runner = stateful_kit.runner()
+    before = memory_in_use()
+    serve(runner, healthy(), WITH_STATES)
+    assert memory_in_use() > before + 4096
+    runner.reset()
+    assert memory_in_use() <= before + 64
 
 
 # Which requests are at fault

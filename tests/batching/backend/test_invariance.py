@@ -15,7 +15,7 @@ from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native
-from batching.backend.self_check import Batchable, check_model
+from batching.backend.self_check import CheckedModel, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import PagedBlockManager
 from batching.config import SchedulerConfig
@@ -38,7 +38,7 @@ class Bundled:
     """
 
     loaded: LoadedModel
-    check: Batchable
+    check: CheckedModel
     cases: tuple[GoldenCase, ...] = GOLDEN
 
     @property
@@ -72,7 +72,6 @@ def with_kernels(
     )
     loaded = replace(plain, model=model)
     check = check_model(model, loaded.vocab_size, native, kv_dtype)
-    assert isinstance(check, Batchable)
     return Bundled(loaded, check)
 
 
@@ -82,7 +81,6 @@ def bundled(request: pytest.FixtureRequest) -> Bundled:
         return with_kernels(request.getfixturevalue("native"))
     loaded: LoadedModel = request.getfixturevalue("bundled_model")
     check = check_model(loaded.model, loaded.vocab_size)
-    assert isinstance(check, Batchable)
     # Short ones, of which two have drafts that are right; the long one is among all GOLDEN.
     return Bundled(loaded, check, (GOLDEN[0], GOLDEN[5], GOLDEN[9]))
 

@@ -13,18 +13,16 @@ from batching.backend.native.model import use_kernels
 from batching.backend.native.modules import replace_modules
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
-from batching.backend.self_check import Batchable, NotBatchable, check_model
-from batching.backend.sequential_runner import SequentialRunner
+from batching.backend.self_check import CheckedModel, Way, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockTable
-from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
-from batching.request import BatchRequest, SamplingParams, TokenOutput
+from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.model_runner import ModelRunner
 from batching.scheduling.outputs import RequestFailure
 from batching.scheduling.step_plan import Slice
-from tests.support.tiny_models import FAMILIES, UNBATCHABLE, VOCAB_SIZE, Check, tiny_model
+from tests.support.serving import TIGHT, limits, make_runner, serve
+from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, Check, tiny_model
 
 NUM_TOKENS = 12
 RNG = np.random.default_rng(3)
@@ -43,17 +41,10 @@ def generate(model: nn.Module, prompt: list[int]) -> list[int]:
     return output
 
 
-def serve(
-    runner: ModelRunner, config: SchedulerConfig, prompts: list[list[int]] = PROMPTS
-) -> list[list[int]]:
-    scheduler = ContinuousBatchingScheduler(config)
-    engine = BatchInferenceEngine(scheduler, runner)
+def greedy(runner: MLXRunner, check: CheckedModel, prompts: list[list[int]]) -> list[list[int]]:
+    """Return the completions of a batch."""
     requests = [BatchRequest(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(prompts)]
-    for r in requests:
-        engine.add(r)
-    while engine.has_work:
-        engine.step()
-    assert scheduler.stats().num_free_blocks == config.num_blocks
+    serve(runner, limits(check), requests)
     return [r.output_token_ids for r in requests]
 
 
@@ -65,14 +56,8 @@ def test_a_ragged_batch_gives_the_tokens_of_the_model_alone(
     expected = [generate(model, p) for p in PROMPTS]
     assert len({tuple(e) for e in expected}) > 4, "the model must tell its prompts apart"
     check = device_kind(model, VOCAB_SIZE)
-    assert isinstance(check, Batchable)
-    # A pool so small that requests are preempted, and chunks that cut every prompt.
-    config = SchedulerConfig(
-        num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
-    )
-    cache = check.cache(config.num_blocks, config.block_size)
-    runner = MLXRunner(model, VOCAB_SIZE, check.selection, cache, check.arg_max)
-    assert serve(runner, config) == expected
+    assert check.way not in (Way.WHOLE, Way.OWN)
+    assert greedy(make_runner(model, VOCAB_SIZE, check), check, PROMPTS) == expected
     # The hooks leave the model usable as it was.
     assert generate(model, PROMPTS[2]) == expected[2]
 
@@ -90,22 +75,13 @@ def test_keys_and_values_of_16_bits_take_half_the_room_and_requests_do_not_mix(
     plain = device_kind(tiny_model("llama"), VOCAB_SIZE)
     model = tiny_model("llama")
     check = device_kind(model, VOCAB_SIZE, kv_dtype=mx.bfloat16)
-    assert isinstance(plain, Batchable)
-    assert isinstance(check, Batchable)
-    assert [2 * s.bytes_per_token for s in check.shapes] == [
-        s.bytes_per_token for s in plain.shapes
-    ]
+    assert 2 * check.layout.bytes_per_token == plain.layout.bytes_per_token
     assert 2 * pool_bytes(check.cache(30, 4)) == pool_bytes(plain.cache(30, 4))
-    config = SchedulerConfig(
-        num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
-    )
 
-    def answers(prompts: list[list[int]]) -> list[list[int]]:
-        cache = check.cache(config.num_blocks, config.block_size)
-        runner = MLXRunner(model, VOCAB_SIZE, check.selection, cache, check.arg_max)
-        return serve(runner, config, prompts)
+    def completions(prompts: list[list[int]]) -> list[list[int]]:
+        return greedy(make_runner(model, VOCAB_SIZE, check), check, prompts)
 
-    assert answers(PROMPTS) == [answers([prompt])[0] for prompt in PROMPTS]
+    assert completions(PROMPTS) == [completions([prompt])[0] for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -116,7 +92,6 @@ def test_a_block_in_one_kernel_is_its_modules_bit_for_bit(native: Native, family
         model = use_kernels(model, native) if is_fused else replace_modules(model, native)
         assert all("fused" in vars(layer) for layer in model.layers) == is_fused
         check = check_model(model, VOCAB_SIZE, native)
-        assert isinstance(check, Batchable)
         cache = check.cache(16, 4)
         runner = MLXRunner(model, VOCAB_SIZE, check.selection, cache)
         requests = [BatchRequest(i, PROMPTS[i], max_tokens=1) for i in (2, 3)]
@@ -127,36 +102,16 @@ def test_a_block_in_one_kernel_is_its_modules_bit_for_bit(native: Native, family
     assert mx.array_equal(logits[0], logits[1])
 
 
-@pytest.mark.parametrize("family", UNBATCHABLE)
-def test_what_cannot_be_batched_is_found_out_and_served_alone(family: str) -> None:
+@pytest.mark.parametrize("family", ["mamba", "gemma2"])
+def test_pieces_have_choices_logprobs_and_constraints_too(family: str) -> None:
     model = tiny_model(family)
-    expected = [generate(model, p) for p in PROMPTS]
     check = check_model(model, VOCAB_SIZE)
-    assert isinstance(check, NotBatchable), "the paged pool would have given wrong answers"
-    config = SchedulerConfig(
-        num_blocks=30, block_size=4, max_num_seqs=1, prefill_chunk=7, enable_prefix_cache=False
-    )
-    assert serve(SequentialRunner(model, VOCAB_SIZE), config) == expected
-
-
-def test_a_model_served_alone_has_choices_logprobs_and_constraints_too() -> None:
-    model = tiny_model(next(iter(UNBATCHABLE)))
-    config = SchedulerConfig(
-        num_blocks=30, block_size=4, max_num_seqs=1, prefill_chunk=7, enable_prefix_cache=False
-    )
-    scheduler = ContinuousBatchingScheduler(config)
-    engine = BatchInferenceEngine(scheduler, SequentialRunner(model, VOCAB_SIZE))
     sampling = SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=0)
     made = BatchRequest(0, PROMPTS[2], max_tokens=NUM_TOKENS, sampling=sampling)
     fork = made.fork(1)
     constrained = BatchRequest(2, PROMPTS[2], max_tokens=4, constraint=AllowedTokens({5}))
-    engine.add(made, fork)
-    engine.add(constrained)
-    outputs = {0: list[TokenOutput](), 1: list[TokenOutput](), 2: list[TokenOutput]()}
-    while engine.has_work:
-        for request_id, output in engine.step():
-            assert isinstance(output, TokenOutput)
-            outputs[request_id].append(output)
+    runner = make_runner(model, VOCAB_SIZE, check)
+    outputs = serve(runner, limits(check), [made, fork, constrained])
     assert made.output_token_ids == fork.output_token_ids == generate(model, PROMPTS[2])
     assert constrained.output_token_ids == [5] * 4
     for request_id in (0, 1):
@@ -177,7 +132,6 @@ def test_the_head_runs_on_the_selected_rows_only(device_kind: Check, family: str
     tokens = mx.array([[1], [2], [3]])
     expected = model(tokens)
     check = device_kind(model, VOCAB_SIZE)
-    assert isinstance(check, Batchable)
     check.selection.rows = mx.array([2, 0])
     assert mx.allclose(model(tokens), expected[mx.array([2, 0])], atol=1e-5)
 
@@ -185,12 +139,8 @@ def test_the_head_runs_on_the_selected_rows_only(device_kind: Check, family: str
 def test_logits_that_are_no_numbers_fail_the_step_and_leave_nothing_behind() -> None:
     model = tiny_model("llama")
     check = check_model(model, VOCAB_SIZE)
-    assert isinstance(check, Batchable)
-    config = SchedulerConfig(num_blocks=30, block_size=4)
-    cache = check.cache(config.num_blocks, config.block_size)
-    engine = BatchInferenceEngine(
-        ContinuousBatchingScheduler(config), MLXRunner(model, VOCAB_SIZE, check.selection, cache)
-    )
+    runner = make_runner(model, VOCAB_SIZE, check)
+    engine = BatchInferenceEngine(ContinuousBatchingScheduler(TIGHT), runner)
     norm = model.model.norm.weight
     model.model.norm.weight = norm * mx.nan
     engine.add(BatchRequest(0, PROMPTS[2], max_tokens=2))
@@ -201,40 +151,3 @@ def test_logits_that_are_no_numbers_fail_the_step_and_leave_nothing_behind() -> 
     while engine.has_work:
         engine.step()
     assert healthy.output_token_ids == generate(model, PROMPTS[2])
-
-
-@pytest.mark.parametrize("input_bits", [None, 32, 16, 8])
-def test_a_model_whose_batch_differs_is_not_trusted(
-    request: pytest.FixtureRequest, input_bits: int | None
-) -> None:
-    """A planted fault: positions are those of another row."""
-    model = tiny_model("llama")
-    native: Native | None = None
-    if input_bits is not None:
-        native = request.getfixturevalue("native")
-        assert native is not None
-        if input_bits < 32 and not native.supports_int_inputs:
-            pytest.skip("this processor has no fast mode")
-        nn.quantize(
-            model,
-            group_size=32,
-            bits=4,
-            class_predicate=lambda _, m: (
-                hasattr(m, "to_quantized") and m.weight.shape[-1] % 32 == 0
-            ),
-        )
-        model = replace_modules(model, native, input_bits=input_bits)
-        assert isinstance(check_model(model, VOCAB_SIZE, native), Batchable)
-    layer_type = type(model.layers[0].self_attn.rope)
-
-    class Shifted(layer_type):  # type: ignore[misc, valid-type]
-        def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-            shift = offset[::-1] if isinstance(offset, mx.array) else offset
-            rotated: mx.array = super().__call__(x, offset=shift)
-            return rotated
-
-    for layer in model.layers:
-        layer.self_attn.rope.__class__ = Shifted
-    check = check_model(model, VOCAB_SIZE, native)
-    assert isinstance(check, NotBatchable)
-    assert "a batch changes its logits" in check.reason

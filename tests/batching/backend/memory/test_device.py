@@ -1,5 +1,6 @@
 """What fits into the memory is served, and nothing that does not is begun."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +69,8 @@ every_dtype = pytest.mark.parametrize("dtype", [None, mx.float32, mx.bfloat16])
 
 
 def have_memory(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
-    """Let the device have some bytes more than are in use now."""
+    """Let the device have some bytes more than are in use now, without what other tests left."""
+    gc.collect()
     total = memory.memory_in_use() + num_bytes
     monkeypatch.setattr(memory, "device_memory", lambda: total)
 

@@ -1,0 +1,215 @@
+"""Faults that are planted in models and in mechanisms are found, and not served."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from batching.backend.native.modules import replace_modules
+from batching.backend.native_loader import Native
+from batching.backend.paged.kv_cache import LayerCache
+from batching.backend.paged.mlx_attention import SlidingWindow
+from batching.backend.paged.pieces import DeferredMask
+from batching.backend.paged.state_cache import RecurrentStates
+from batching.backend.self_check import CheckedModel, Way, check_model
+from batching.request import BatchRequest
+from batching.scheduling.step_plan import Slice, StateCopy
+from tests.support.serving import limits, make_runner, serve
+from tests.support.tiny_models import VOCAB_SIZE, insist_on_own_caches, tiny_model
+
+NUM_TOKENS: Final = 6
+RNG: Final = np.random.default_rng(5)
+SHARED: Final = RNG.integers(0, VOCAB_SIZE, 12).tolist()
+PROMPTS: Final = [[*SHARED, *RNG.integers(0, VOCAB_SIZE, n).tolist()] for n in (1, 9, 23, 5)]
+
+Patch = pytest.MonkeyPatch
+
+
+def generate(model: nn.Module, prompt: list[int]) -> list[int]:
+    cache, token_ids, output = make_prompt_cache(model), prompt, list[int]()
+    for _ in range(NUM_TOKENS):
+        token_ids = [int(mx.argmax(model(mx.array([token_ids]), cache=cache)[0, -1]))]
+        output += token_ids
+    return output
+
+
+def assert_served_right(model: nn.Module, checked: CheckedModel) -> None:
+    requests = [BatchRequest(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS)]
+    serve(make_runner(model, VOCAB_SIZE, checked), limits(checked), requests)
+    assert [r.output_token_ids for r in requests] == [generate(model, p) for p in PROMPTS]
+
+
+def quantize(model: nn.Module) -> None:
+    def fits(_: str, module: nn.Module) -> bool:
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
+
+    nn.quantize(model, group_size=32, bits=4, class_predicate=fits)
+
+
+def plant_in_rope(model: nn.Module, fault: Callable[[mx.array], mx.array]) -> None:
+    """Let the rows of a step have the positions of other rows."""
+    plain = type(model.layers[0].self_attn.rope)
+
+    def call(self: nn.Module, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        at = fault(offset) if isinstance(offset, mx.array) else offset
+        rotated: mx.array = plain.__call__(self, x, offset=at)
+        return rotated
+
+    for layer in model.layers:
+        layer.self_attn.rope.__class__ = type("Faulty", (plain,), {"__call__": call})
+
+
+@pytest.mark.parametrize("input_bits", [None, 32, 16, 8])
+def test_a_model_whose_batch_differs_is_served_one_by_one(
+    request: pytest.FixtureRequest, input_bits: int | None
+) -> None:
+    model = tiny_model("llama")
+    native: Native | None = None
+    if input_bits is not None:
+        native = request.getfixturevalue("native")
+        assert native is not None
+        if input_bits < 32 and not native.supports_int_inputs:
+            pytest.skip("this processor has no fast mode")
+        quantize(model)
+        model = replace_modules(model, native, input_bits=input_bits)
+        assert check_model(model, VOCAB_SIZE, native).way == Way.RAGGED
+    plant_in_rope(model, lambda offset: offset[::-1])
+    checked = check_model(model, VOCAB_SIZE, native)
+    assert checked.way == Way.ONE_BY_ONE
+    assert "a batch changes its logits" in checked.reason
+    if input_bits in (None, 32):
+        assert_served_right(model, checked)
+
+
+def test_a_model_that_needs_caches_of_mlx_lm_gets_them() -> None:
+    for family in ("llama", "mamba"):
+        model = tiny_model(family)
+        insist_on_own_caches(model)
+        checked = check_model(model, VOCAB_SIZE)
+        assert checked.way == Way.OWN
+        assert "a batch changes its logits" in checked.reason
+        assert_served_right(model, checked)
+
+
+def test_one_row_that_is_no_number_is_a_difference() -> None:
+    """Also where all later rows are right: no maximum hides it."""
+    model = tiny_model("llama")
+    plain = type(model.model.norm)
+
+    def call(self: nn.Module, x: mx.array) -> mx.array:
+        normed: mx.array = plain.__call__(self, x)
+        if normed.shape[0] == 5:
+            normed[1] = mx.nan
+        return normed
+
+    model.model.norm.__class__ = type("Faulty", (plain,), {"__call__": call})
+    checked = check_model(model, VOCAB_SIZE)
+    assert "nan" in checked.reason
+    assert_served_right(model, checked)
+
+
+# In the mechanisms
+
+
+def states_are_swapped(patch: Patch) -> None:
+    begin = RecurrentStates._begin
+    patch.setattr(RecurrentStates, "_begin", lambda self, states: begin(self, states[::-1]))
+
+
+def a_draft_stays_in_the_state(patch: Patch) -> None:
+    def latest(self: RecurrentStates, s: Slice) -> Any:
+        if s.start == 0:
+            return None
+        states = self._slots[s.request.state_slot or 0]
+        return states[max(states)]
+
+    patch.setattr(RecurrentStates, "_state", latest)
+
+
+def nothing_is_kept(patch: Patch) -> None:
+    flush = RecurrentStates.flush
+
+    def only_the_last(self: RecurrentStates) -> None:
+        flush(self)
+        for slot, states in self._slots.items():
+            self._slots[slot] = {max(states): states[max(states)]}
+
+    patch.setattr(RecurrentStates, "flush", only_the_last)
+
+
+def a_checkpoint_has_the_latest_state(patch: Patch) -> None:
+    def copy(self: RecurrentStates, copy: StateCopy) -> None:
+        states = self._slots[copy.source]
+        self._slots[copy.target] = {copy.position: states[max(states)]}
+
+    patch.setattr(RecurrentStates, "copy", copy)
+
+
+def a_state_is_forgotten(patch: Patch) -> None:
+    begin = RecurrentStates._begin
+
+    def empty(self: RecurrentStates, states: Sequence[Any]) -> Any:
+        return begin(self, [None] * len(states) if len(states) > 1 else states)
+
+    patch.setattr(RecurrentStates, "_begin", empty)
+
+
+MISTAKES_WITH_STATES: Final[dict[Callable[[Patch], None], Way]] = {
+    states_are_swapped: Way.ONE_BY_ONE,
+    a_state_is_forgotten: Way.ONE_BY_ONE,
+    a_draft_stays_in_the_state: Way.OWN,
+    nothing_is_kept: Way.OWN,
+    a_checkpoint_has_the_latest_state: Way.OWN,
+}
+
+
+@pytest.mark.parametrize("plant", MISTAKES_WITH_STATES)
+def test_a_wrong_state_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    model = tiny_model("mamba")
+    assert check_model(model, VOCAB_SIZE).way == Way.PIECES
+    plant(monkeypatch)
+    checked = check_model(model, VOCAB_SIZE)
+    assert checked.way == MISTAKES_WITH_STATES[plant]
+    assert checked.reason
+    assert_served_right(model, checked)
+
+
+def test_a_window_that_is_too_wide_is_found(monkeypatch: Patch) -> None:
+    make_mask = LayerCache.make_mask
+
+    def wider(self: LayerCache, *args: Any, **kwargs: Any) -> Any:
+        mask = make_mask(self, *args, **kwargs)
+        return SlidingWindow(mask.size + 1) if isinstance(mask, SlidingWindow) else mask
+
+    model = tiny_model("mistral")
+    assert check_model(model, VOCAB_SIZE).way == Way.RAGGED
+    monkeypatch.setattr(LayerCache, "make_mask", wider)
+    checked = check_model(model, VOCAB_SIZE)
+    assert checked.way == Way.PIECES
+    assert "a batch changes its logits" in checked.reason
+    assert_served_right(model, checked)
+
+
+@pytest.mark.parametrize("off", [1, -1])
+def test_a_window_that_is_off_by_one_in_pieces_is_found(off: int, monkeypatch: Patch) -> None:
+    of = DeferredMask.of
+
+    def shifted(self: DeferredMask, piece: Any) -> Any:
+        return of(replace_window(self, off), piece)
+
+    model = tiny_model("mistral")
+    # Positions of other rows, so that the ragged way is wrong.
+    plant_in_rope(model, lambda offset: offset[::-1])
+    assert check_model(model, VOCAB_SIZE).way == Way.ONE_BY_ONE
+    monkeypatch.setattr(DeferredMask, "of", shifted)
+    checked = check_model(model, VOCAB_SIZE)
+    assert checked.way == Way.OWN
+    assert_served_right(model, checked)
+
+
+def replace_window(mask: DeferredMask, off: int) -> DeferredMask:
+    return mask._replace(window=mask.window + off if mask.window else None)

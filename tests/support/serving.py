@@ -1,0 +1,51 @@
+"""A tiny model behind the real scheduler, without a server."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mlx.nn as nn
+
+from batching.backend.mlx_runner import MLXRunner
+from batching.backend.self_check import CheckedModel
+from batching.batch_inference import BatchInferenceEngine
+from batching.config import SchedulerConfig
+from batching.request import BatchRequest, TokenOutput
+from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.model_runner import ModelRunner
+
+# So small a pool that requests are preempted, and chunks that cut every prompt.
+TIGHT = SchedulerConfig(
+    num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
+)
+
+
+def limits(checked: CheckedModel, config: SchedulerConfig = TIGHT) -> SchedulerConfig:
+    """Return the limits within which a model is served: one with states has checkpoints, too."""
+    return replace(config, num_checkpoints=6) if checked.layout.has_state else config
+
+
+def make_runner(
+    model: nn.Module, vocab_size: int, checked: CheckedModel, config: SchedulerConfig = TIGHT
+) -> MLXRunner:
+    cache = checked.cache(config.num_blocks, config.block_size)
+    cache.reset()
+    return MLXRunner(model, vocab_size, checked.selection, cache, checked.arg_max)
+
+
+def serve(
+    runner: ModelRunner, config: SchedulerConfig, requests: Sequence[BatchRequest]
+) -> dict[int, list[TokenOutput]]:
+    """Serve requests, forks among them, and return what each got."""
+    scheduler = ContinuousBatchingScheduler(config)
+    # No limit in time: the chunks must not depend on how fast the machine is today.
+    engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)
+    for request in requests:
+        if request.fork_of is None:
+            engine.add(request, *request.forks)
+    outputs: dict[int, list[TokenOutput]] = {r.request_id: [] for r in requests}
+    while engine.has_work:
+        for request_id, output in engine.step():
+            assert isinstance(output, TokenOutput), output
+            outputs[request_id].append(output)
+    assert scheduler.stats().num_free_blocks == config.num_blocks
+    return outputs
