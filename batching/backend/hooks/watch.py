@@ -1,0 +1,167 @@
+"""Caches and an attention function that report how a model uses them."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import base
+from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, RotatingKVCache
+
+from batching.backend.hooks.attention import FUNCTION, attention
+from batching.backend.hooks.undo import Changes, python_modules
+
+KEYS_AND_VALUES: Final = (KVCache, RotatingKVCache, ChunkedKVCache)
+
+
+@dataclass
+class LeafUse:
+    """How the model used one cache.
+
+    users: the modules whose code read or wrote it.
+    is_attended: all that is known to read keys and values is the attention function.
+    is_shared: it was called with them for another layer.
+    is_latent: it was called for one token with keys that are the values, and scores of others.
+    """
+
+    users: list[nn.Module] = field(default_factory=list)
+    is_attended: bool = False
+    is_shared: bool = False
+    is_latent: bool = False
+
+    @property
+    def is_pooled(self) -> bool:
+        """True if the pool can do what reads it."""
+        return self.is_attended or self.is_latent
+
+    def add(self, user: nn.Module | None) -> None:
+        if user is not None and all(user is not other for other in self.users):
+            self.users.append(user)
+
+
+def is_known(cache: Any) -> bool:
+    """True if what a cache keeps can be kept in a pool or in slots of states."""
+    return type(cache) in (*KEYS_AND_VALUES, ArraysCache) and not getattr(cache, "keep", 0)
+
+
+class Watch:
+    """Caches that report who uses them, and an attention function that reports what it gets."""
+
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        self.uses = [LeafUse() for _ in leaves]
+        self._leaves = leaves
+        # What a cache has returned, and which cache; the arrays are kept, so that ids stay theirs.
+        self._fetched: dict[int, int] = {}
+        self._masks: set[int] = set()
+        self._kept: list[Any] = []
+        self._strange: set[int] = set()
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        changes = Changes()
+        for index, leaf in enumerate(self._leaves):
+            kind = type(leaf)
+            if not is_known(leaf):
+                methods = self._any_use(index, kind)
+            elif isinstance(leaf, ArraysCache):
+                methods = self._entries(index, kind)
+            else:
+                methods = self._keys_and_values(index, kind)
+            changes.set_attribute(leaf, "__class__", type(kind.__name__, (kind,), methods))
+        for module in python_modules(model):
+            if vars(module).get(FUNCTION) in (base.scaled_dot_product_attention, attention):
+                changes.set_attribute(module, FUNCTION, self._attention)
+        try:
+            yield
+        finally:
+            changes.undo()
+        for index in self._strange:
+            self.uses[index].is_attended = False
+
+    def _any_use(self, index: int, kind: Any) -> dict[str, Any]:
+        def get_attribute(cache: Any, name: str) -> Any:
+            self.uses[index].add(_calling_module())
+            return kind.__getattribute__(cache, name)
+
+        return {"__getattribute__": get_attribute}
+
+    def _entries(self, index: int, kind: Any) -> dict[str, Any]:
+        def get(cache: Any, at: int) -> Any:
+            self.uses[index].add(_calling_module())
+            return kind.__getitem__(cache, at)
+
+        def put(cache: Any, at: int, value: Any) -> None:
+            self.uses[index].add(_calling_module())
+            kind.__setitem__(cache, at, value)
+
+        return {"__getitem__": get, "__setitem__": put}
+
+    def _keys_and_values(self, index: int, kind: Any) -> dict[str, Any]:
+        def update_and_fetch(cache: Any, keys: mx.array, values: mx.array) -> Any:
+            self.uses[index].add(_calling_module())
+            return self._remember(index, kind.update_and_fetch(cache, keys, values))
+
+        def keys_and_values(cache: Any) -> Any:
+            # mlx-lm's own `update_and_fetch` also returns what this returns.
+            if not isinstance(sys._getframe(1).f_locals.get("self"), kind):
+                self.uses[index].add(_calling_module())
+                self.uses[index].is_shared = True
+            return self._remember(index, kind.keys_and_values(cache))
+
+        def make_mask(cache: Any, *args: Any, **kwargs: Any) -> Any:
+            mask = kind.make_mask(cache, *args, **kwargs)
+            self._masks.add(id(mask))
+            self._kept.append(mask)
+            return mask
+
+        methods: dict[str, Callable[..., Any]] = {
+            "update_and_fetch": update_and_fetch,
+            "keys_and_values": keys_and_values,
+        }
+        if hasattr(kind, "make_mask"):
+            methods["make_mask"] = make_mask
+        return methods
+
+    def _remember(self, index: int, fetched: tuple[mx.array, mx.array]) -> Any:
+        for array in fetched:
+            self._fetched[id(array)] = index
+            self._kept.append(array)
+        return fetched
+
+    def _attention(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        index = self._fetched.get(id(keys))
+        if index is not None and keys is values and queries.shape[2] == 1:
+            self.uses[index].is_latent = isinstance(mask, mx.array)
+        elif index is not None and index == self._fetched.get(id(values)):
+            if mask is None or isinstance(mask, str) or id(mask) in self._masks:
+                self.uses[index].is_attended = True
+            else:
+                self._strange.add(index)
+            self.uses[index].is_shared |= cache is not self._leaves[index]
+        return base.scaled_dot_product_attention(
+            queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
+        )
+
+
+def _calling_module() -> nn.Module | None:
+    """Return the module whose code uses a cache: the nearest one on the stack."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        # Not isinstance: it would ask a cache for its class, and that is watched.
+        owner = frame.f_locals.get("self")
+        if issubclass(type(owner), nn.Module):
+            return cast(nn.Module, owner)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
