@@ -18,6 +18,7 @@ from mlx_lm.utils import dequantize_model
 
 from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
 from batching.backend.memory.device import check_room
+from batching.backend.native.recurrent import rebind_recurrences
 from batching.backend.native_loader import Native
 
 # Children with these names have the same input and are computed together.
@@ -56,6 +57,7 @@ def replace_modules(
             module.__class__ = RoPE
             module.kernels, module.rotation = kernels, rotation
     _rebind_swiglu(model, kernels)
+    rebind_recurrences(kernels)
     mx.eval(model.parameters())
     return model
 

@@ -168,6 +168,28 @@ struct AttentionPart {
   int64_t next = -1;
 };
 
+/// The gated delta rule (Yang et al. 2024): token by token, each row s of a head's state becomes
+/// s' + beta (v - s' k) k with s' = decay s, and its output is the dot product with q.
+///
+/// q, k `[requests, tokens, key heads, key_dim]`, v, y `[requests, tokens, heads, value_dim]`, beta
+/// `[requests, tokens, heads]`, and states `[requests, heads, value_dim, key_dim]`.
+struct DeltaArgs {
+  int num_tokens;
+  int num_key_heads;  // a divisor of num_heads
+  int num_heads;
+  int key_dim;
+  int value_dim;
+  bool has_channels;  // decay has a value a channel, `[requests, tokens, heads, key_dim]`
+  const float* q;
+  const float* k;
+  const float* v;
+  const float* decay;
+  const float* beta;
+  const float* state;  // null is all zero
+  float* y;
+  float* new_state;
+};
+
 struct Kernels {
   const char* name;
   int columns;            // of a panel
@@ -198,6 +220,9 @@ struct Kernels {
                bool traditional, float* y);
   /// y = gate / (1 + e^-gate) * up
   void (*swiglu)(const float* gate, const float* up, size_t size, float* y);
+  /// Rows [first, next) of the state of one head of one request, request * num_heads + head, for
+  /// all tokens.
+  void (*delta_rule)(const DeltaArgs& args, int head, int first, int next);
 };
 
 /// The best kernels for this processor; null if it supports none of the instruction sets.

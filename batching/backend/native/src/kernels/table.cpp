@@ -3,6 +3,7 @@
 #include "kernels/linear_int.h"
 #include "kernels/linear.h"
 #include "kernels/pointwise.h"
+#include "kernels/recurrent.h"
 
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
@@ -27,5 +28,6 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .rms_norm = rms_norm,
     .rope = rope,
     .swiglu = swiglu,
+    .delta_rule = delta_rule,
 };
 }  // namespace native

@@ -41,6 +41,12 @@ mx::array swiglu(const mx::array& gate, const mx::array& up);
 mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& sines,
                bool traditional);
 
+/// The outputs and the new state of a recurrence; see DeltaArgs for the shapes.  No state is all zero.
+std::pair<mx::array, mx::array> delta_rule(const mx::array& q, const mx::array& k,
+                                           const mx::array& v, const mx::array& decay,
+                                           const mx::array& beta,
+                                           const std::optional<mx::array>& state);
+
 /// Write keys and values `[rows, heads, 1, dim]` into the pool, then attend queries
 /// `[rows, query heads, 1, dim]`.  Rows beyond those of the step are padding; their outputs are
 /// zero.

@@ -1,0 +1,24 @@
+#include "operations/recurrent.h"
+
+#include "operations/parallel.h"
+
+namespace native {
+
+namespace {
+
+// A multiple of what a kernel computes together, so that it does not depend on the parts.  They fit
+// into the L1 cache, where they stay for all tokens.
+constexpr int ROWS_OF_STATE = 32;
+
+}  // namespace
+
+void delta_rule(const DeltaArgs& args, int num_requests) {
+  const int parts = (args.value_dim + ROWS_OF_STATE - 1) / ROWS_OF_STATE;
+  threads().for_each(num_requests * args.num_heads * parts, [&](int part) {
+    const int first = part % parts * ROWS_OF_STATE;
+    kernels()->delta_rule(args, part / parts, first,
+                          std::min(first + ROWS_OF_STATE, args.value_dim));
+  });
+}
+
+}  // namespace native

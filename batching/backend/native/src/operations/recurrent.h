@@ -1,0 +1,10 @@
+// Recurrences, by all threads.
+#pragma once
+
+#include "kernels.h"
+
+namespace native {
+
+void delta_rule(const DeltaArgs& args, int num_requests);
+
+}  // namespace native

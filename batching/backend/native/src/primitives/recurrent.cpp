@@ -1,0 +1,63 @@
+// Recurrences.
+#include "operations/recurrent.h"
+
+#include "primitives/cpu_primitive.h"
+#include "primitives/primitives.h"
+
+namespace native::graph {
+
+namespace {
+
+class DeltaRule : public CpuPrimitive {
+ public:
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const mx::Shape &keys = inputs[1].shape(), &values = inputs[2].shape();
+    const DeltaArgs args{
+        .num_tokens = keys[1],
+        .num_key_heads = keys[2],
+        .num_heads = values[2],
+        .key_dim = keys[3],
+        .value_dim = values[3],
+        .has_channels = inputs[3].ndim() == 4,
+        .q = contiguous(inputs[0]),
+        .k = contiguous(inputs[1]),
+        .v = contiguous(inputs[2]),
+        .decay = contiguous(inputs[3]),
+        .beta = contiguous(inputs[4]),
+        .state = inputs.size() > 5 ? contiguous(inputs[5]) : nullptr,
+        .y = allocate(outputs[0]),
+        .new_state = allocate(outputs[1]),
+    };
+    dispatch([args, num_requests = keys[0]] { native::delta_rule(args, num_requests); });
+  }
+
+  DEFINE_NAME(NativeDeltaRule)
+};
+
+}  // namespace
+
+std::pair<mx::array, mx::array> delta_rule(const mx::array& q, const mx::array& k,
+                                           const mx::array& v, const mx::array& decay,
+                                           const mx::array& beta,
+                                           const std::optional<mx::array>& state) {
+  require(q.ndim() == 4 && q.shape() == k.shape() && q.size() > 0,
+          "queries and keys are [requests, tokens, key heads, dim]");
+  require(v.ndim() == 4 && v.shape(0) == k.shape(0) && v.shape(1) == k.shape(1) && v.size() > 0 &&
+              v.shape(2) % k.shape(2) == 0,
+          "values are [requests, tokens, heads, dim], and key heads divide heads");
+  const mx::Shape gates(v.shape().begin(), v.shape().end() - 1);
+  mx::Shape channels = gates;
+  channels.push_back(k.shape(3));
+  require(decay.shape() == gates || decay.shape() == channels, "a decay for each head or channel");
+  require(beta.shape() == gates, "a beta for each head");
+  const mx::Shape states{v.shape(0), v.shape(2), v.shape(3), k.shape(3)};
+  require(!state || state->shape() == states, "a state is [requests, heads, value_dim, key_dim]");
+  std::vector<mx::array> inputs{as_floats(q), as_floats(k), as_floats(v), as_floats(decay),
+                                as_floats(beta)};
+  if (state) inputs.push_back(as_floats(*state));
+  const auto outputs = mx::array::make_arrays({v.shape(), states}, {mx::float32, mx::float32},
+                                              std::make_shared<DeltaRule>(), inputs);
+  return {outputs[0], outputs[1]};
+}
+
+}  // namespace native::graph
