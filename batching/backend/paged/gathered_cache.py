@@ -108,7 +108,9 @@ class GatheredLayerCache(LayerCache):
     def copy(self, sources: Slots, targets: Slots) -> None:
         self._write_pending()
         for array in self._pool:
-            array[mx.array(targets)] = array[mx.array(sources)]
+            # MLX divides by the size of a row.
+            if array.size:
+                array[mx.array(targets)] = array[mx.array(sources)]
 
     def reset(self) -> None:
         shape = self.shape
