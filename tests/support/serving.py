@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import mlx.nn as nn
 
@@ -12,11 +13,19 @@ from batching.config import SchedulerConfig
 from batching.request import BatchRequest, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner
+from batching.scheduling.stats import SchedulerStats
 
 # So small a pool that requests are preempted, and chunks that cut every prompt.
 TIGHT = SchedulerConfig(
     num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
 )
+
+
+class Served(NamedTuple):
+    """What each request got, by id."""
+
+    outputs: dict[int, list[TokenOutput]]
+    stats: SchedulerStats
 
 
 def limits(checked: CheckedModel, config: SchedulerConfig = TIGHT) -> SchedulerConfig:
@@ -32,10 +41,8 @@ def make_runner(
     return MLXRunner(model, vocab_size, checked.selection, cache, checked.arg_max)
 
 
-def serve(
-    runner: ModelRunner, config: SchedulerConfig, requests: Sequence[BatchRequest]
-) -> dict[int, list[TokenOutput]]:
-    """Serve requests, forks among them, and return what each got."""
+def serve(runner: ModelRunner, config: SchedulerConfig, requests: Sequence[BatchRequest]) -> Served:
+    """Serve requests, those with forks together with these."""
     scheduler = ContinuousBatchingScheduler(config)
     # No limit in time: the chunks must not depend on how fast the machine is today.
     engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)
@@ -47,5 +54,6 @@ def serve(
         for request_id, output in engine.step():
             assert isinstance(output, TokenOutput), output
             outputs[request_id].append(output)
-    assert scheduler.stats().num_free_blocks == config.num_blocks
-    return outputs
+    stats = scheduler.stats()
+    assert stats.num_free_blocks == config.num_blocks
+    return Served(outputs, stats)

@@ -111,7 +111,7 @@ def test_pieces_have_choices_logprobs_and_constraints_too(family: str) -> None:
     fork = made.fork(1)
     constrained = BatchRequest(2, PROMPTS[2], max_tokens=4, constraint=AllowedTokens({5}))
     runner = make_runner(model, VOCAB_SIZE, check)
-    outputs = serve(runner, limits(check), [made, fork, constrained])
+    outputs = serve(runner, limits(check), [made, fork, constrained]).outputs
     assert made.output_token_ids == fork.output_token_ids == generate(model, PROMPTS[2])
     assert constrained.output_token_ids == [5] * 4
     for request_id in (0, 1):

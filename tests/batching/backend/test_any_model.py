@@ -1,0 +1,84 @@
+"""Each model type of mlx-lm is served batched and cached, and returns what a plain pass returns."""
+
+from typing import Final
+
+import mlx.nn as nn
+import pytest
+
+from batching.backend import choose_pool
+from batching.backend.native.model import use_kernels
+from batching.backend.native_loader import Native, NoNative, load_native
+from batching.backend.self_check import CheckedModel, Way, check_model
+from tests.support import foreign_model
+from tests.support.conformance import CONFIG, conformance
+from tests.support.model_zoo import INCONSISTENT, UNQUANTIZABLE, WITHOUT_KERNELS, ZOO, make_tiny
+from tests.support.zoo.shapes import VOCAB_SIZE
+
+# Of a log probability, in float32.
+TOLERANCE: Final = 1e-4
+# These round to 8 bits in their own code: a value midway between two steps goes either way.
+TOLERANCE_OF_8_BITS: Final = {"afm7": 0.1, "deepseek_v41": 0.1}
+QUANTIZED: Final = ((4, "affine"), (8, "affine"), (4, "mxfp4"))
+
+
+def assert_conforms(name: str, model: nn.Module, checked: CheckedModel, plain: nn.Module) -> None:
+    difference, stats, num_copies = conformance(model, checked, plain)
+    # What depends on how a prompt is cut has no right log probabilities.
+    if name not in INCONSISTENT or checked.way is not Way.OWN:
+        assert difference < TOLERANCE_OF_8_BITS.get(name, TOLERANCE)
+    assert stats.num_preemptions > 0
+    assert stats.num_hit_tokens > CONFIG.block_size
+    assert (stats.num_checkpoints_hit > 0) == checked.layout.has_state
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert num_copies > 0
+
+
+def check(name: str, model: nn.Module, native: Native | NoNative) -> CheckedModel:
+    """Check a model with the kernels, if there are any and it runs on them."""
+    if isinstance(native, NoNative) or name in WITHOUT_KERNELS:
+        return check_model(model, VOCAB_SIZE)
+    return check_model(use_kernels(model, native), VOCAB_SIZE, native)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_as_this_machine_serves_it(name: str) -> None:
+    model = make_tiny(name)
+    assert_conforms(name, model, check(name, model, load_native("auto")), make_tiny(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bits", "mode"), QUANTIZED)
+@pytest.mark.parametrize("name", [name for name in ZOO if name not in UNQUANTIZABLE])
+def test_quantized(name: str, bits: int, mode: str) -> None:
+    model, plain = (make_tiny(name, bits=bits, mode=mode) for _ in range(2))
+    assert_conforms(name, model, check(name, model, load_native("auto")), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machines", [("x86_64", "AMD64"), ()], ids=["host pool", "device pool"])
+@pytest.mark.parametrize("name", ZOO)
+def test_without_the_kernels(
+    name: str, machines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose_pool, "_SCALAR_MACHINES", machines)
+    model = make_tiny(name)
+    assert_conforms(name, model, check_model(model, VOCAB_SIZE), make_tiny(name))
+
+
+@pytest.mark.parametrize("name", WITHOUT_KERNELS)
+def test_a_model_that_reads_weights_itself_does_not_run_on_the_kernels(
+    name: str, native: Native
+) -> None:
+    """So it is loaded again, without them."""
+    with pytest.raises(AttributeError, match="weight"):
+        check_model(use_kernels(make_tiny(name), native), VOCAB_SIZE, native)
+
+
+@pytest.mark.parametrize("reads_positions", [False, True])
+def test_a_model_file_that_nothing_knows_is_served_right(reads_positions: bool) -> None:
+    model, plain = (foreign_model.make(reads_positions=reads_positions) for _ in range(2))
+    checked = check_model(model, VOCAB_SIZE)
+    assert checked.way is Way.PIECES
+    assert checked.layout.has_own
+    assert not checked.reason
+    assert_conforms("foreign", model, checked, plain)
