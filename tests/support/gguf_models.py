@@ -1,15 +1,18 @@
 """Small models with random weights, and what a GGUF file of them holds."""
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
 from mlx_lm.models import llama, qwen2, qwen3
 from numpy.typing import NDArray
 
 from tests.support.arrays import parameters
-from tests.support.gguf_writer import Q4_0, Q4_1, Q4_K, Q8_0, RawTensor, Value
+from tests.support.gguf_writer import RawTensor, Value
 
 Array = NDArray[np.float32]
 Metadata = dict[str, Value]
@@ -109,46 +112,51 @@ def _permuted(value: Array, num_heads: int) -> Array:
 
 
 def blocks(kind: int, shape: tuple[int, int], seed: int) -> tuple[RawTensor, Array]:
-    """Return random blocks of a type, and the weights they stand for by ggml's definition."""
-    size = 256 if kind == Q4_K else 32
-    makers = {Q4_0: _q4_0, Q4_1: _q4_1, Q8_0: _q8_0, Q4_K: _q4_k}
+    """Return random blocks of a type, and the weights that `gguf` takes them for."""
     rng = np.random.default_rng(seed)
-    pairs = [makers[kind](rng) for _ in range(shape[0] * shape[1] // size)]
-    weights = np.concatenate([weights for _, weights in pairs]).reshape(shape)
-    return RawTensor(kind, shape, b"".join(raw for raw, _ in pairs)), weights.astype(np.float32)
+    type_ = GGMLQuantizationType(kind)
+    block, block_bytes = GGML_QUANT_SIZES[type_]
+    raw = rng.integers(0, 256, (shape[0] * shape[1] // block, block_bytes), np.uint8)
+    for start, numbers in _scales(type_, rng, len(raw)):
+        raw[:, start : start + numbers.shape[1]] = numbers
+    rows = raw.reshape(shape[0], -1)
+    return RawTensor(kind, shape, raw.tobytes()), dequantize(rows, type_)
 
 
-def _halves(low_and_high: NDArray[np.int64]) -> bytes:
-    return bytes(
-        int(low) | int(high) << 4 for low, high in zip(*np.split(low_and_high, 2), strict=True)
-    )
+# Where a block has its numbers of float16; the others of type IQ... have one, at the start.
+_HALVES_AT: Final = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "IQ1_M": (),
+    "MXFP4": (),
+    "NVFP4": (),
+}
 
 
-def _scale(rng: np.random.Generator) -> np.float16:
-    return np.float16(rng.uniform(0.01, 0.02))
-
-
-def _q4_0(rng: np.random.Generator) -> tuple[bytes, Array]:
-    d, q = _scale(rng), rng.integers(0, 16, 32)
-    return d.tobytes() + _halves(q), np.float32(d) * (q - 8)
-
-
-def _q4_1(rng: np.random.Generator) -> tuple[bytes, Array]:
-    d, m, q = _scale(rng), _scale(rng), rng.integers(0, 16, 32)
-    return d.tobytes() + m.tobytes() + _halves(q), np.float32(d) * q + np.float32(m)
-
-
-def _q8_0(rng: np.random.Generator) -> tuple[bytes, Array]:
-    d, q = _scale(rng), rng.integers(-128, 128, 32)
-    return d.tobytes() + q.astype(np.int8).tobytes(), np.float32(d) * q
-
-
-def _q4_k(rng: np.random.Generator) -> tuple[bytes, Array]:
-    d, m, q = _scale(rng), _scale(rng), rng.integers(0, 16, (8, 32))
-    scales, minima = rng.integers(0, 64, 8), rng.integers(0, 64, 8)
-    packed = [int(scales[j] | scales[j + 4] >> 4 << 6) for j in range(4)]
-    packed += [int(minima[j] | minima[j + 4] >> 4 << 6) for j in range(4)]
-    packed += [int(scales[j] & 15 | (minima[j] & 15) << 4) for j in range(4, 8)]
-    pairs = b"".join(_halves(q[j : j + 2].ravel()) for j in range(0, 8, 2))
-    weights = np.float32(d) * scales[:, None] * q - np.float32(m) * minima[:, None]
-    return d.tobytes() + m.tobytes() + bytes(packed) + pairs, weights.ravel()
+def _scales(
+    kind: GGMLQuantizationType, rng: np.random.Generator, count: int
+) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Yield bytes of blocks that may not be just any, and where they are."""
+    for start in _HALVES_AT.get(kind.name, (0,)):
+        yield start, rng.uniform(0.001, 0.02, (count, 1)).astype(np.float16).view(np.uint8)
+    match kind.name:
+        case "MXFP4":
+            yield 0, rng.integers(115, 130, (count, 1), np.uint8)
+        case "NVFP4":
+            yield 0, rng.integers(0, 0x7F, (count, 4), np.uint8)
+        case "TQ2_0":
+            digits = rng.integers(0, 3, (4, count, 64), np.uint8)
+            yield 0, digits[0] | digits[1] << 2 | digits[2] << 4 | digits[3] << 6
+        case "IQ1_M":
+            # Four bits each of the scale are the highest of four words.
+            words = rng.integers(0, 1 << 12, (count, 4), np.uint16)
+            scale = int(np.float16(0.01).view(np.uint16))
+            words |= np.array([(scale >> 4 * i & 15) << 12 for i in range(4)], np.uint16)
+            yield 48, words.view(np.uint8)

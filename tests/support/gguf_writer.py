@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Value = bool | int | float | str | Sequence[int] | Sequence[float] | Sequence[str]
 
-F32, F16, Q4_0, Q4_1, Q5_K, Q4_K, Q8_0 = 0, 1, 2, 3, 13, 12, 8
+F32, F16, Q4_0, Q4_1, Q4_K, Q8_0, F64 = 0, 1, 2, 3, 12, 8, 28
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Reading a GGUF file's header: metadata, and what tensors follow.
 
-`mx.load` maps the file and trusts it: a cut-off or hostile file ends the process, and a tensor
-type that it does not know is left out or refused without its name.  So the header is read here
-first, and what `mx.load` would read differently is refused.
+`mx.load` and `gguf`'s own reader trust the file: one that is cut off or hostile ends the process
+or fills the memory.  Here every length is checked before it is read.
 """
 
 import math
@@ -11,6 +10,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from batching.backend.exceptions import printable
 from batching.errors import ModelLoadError
@@ -29,12 +30,11 @@ _FORMATS: Final = {
     7: "?",
     10: "Q",
     11: "q",
+    12: "d",
 }
 _UINT32: Final = 4
 _STRING: Final = 8
 _ARRAY: Final = 9
-# MLX takes four bytes of it, and what follows for something else.
-_FLOAT64: Final = 12
 
 # Far beyond what models have: some hundred values and tensors, a million tokens and merges, a
 # tokenizer of 33 MB.  A file that claims more would be read for minutes, or fill the memory.
@@ -47,44 +47,37 @@ _MAX_LENGTH: Final = (1 << 31) - 1
 
 _ALIGNMENT: Final = "general.alignment"
 
-# Types that can be read: name, weights in a block, bytes of a block.  `mx.load` keeps the first
-# five as they are and turns the others into float16; Q4_K it gets wrong, see gguf_q4_k.py.
-_READABLE: Final = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    12: ("Q4_K", 256, 144),
-    14: ("Q6_K", 256, 210),
-    30: ("BF16", 1, 2),
-}
-_UNREADABLE: Final = {
-    6: "Q5_0",
-    7: "Q5_1",
-    9: "Q8_1",
-    11: "Q3_K",
-    13: "Q5_K",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-}
+# What `gguf` dequantizes.  The other types are integers, or are not written into files.
+_READABLE: Final = frozenset(
+    [
+        "F32",
+        "F16",
+        "BF16",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q8_0",
+        "Q2_K",
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "TQ1_0",
+        "TQ2_0",
+        "MXFP4",
+        "NVFP4",
+        "IQ1_S",
+        "IQ1_M",
+        "IQ2_XXS",
+        "IQ2_XS",
+        "IQ2_S",
+        "IQ3_XXS",
+        "IQ3_S",
+        "IQ4_NL",
+        "IQ4_XS",
+    ]
+)
 
 
 class _Damaged(Exception):
@@ -138,8 +131,6 @@ class _Reader:
 
 
 def _format(kind: int) -> str:
-    if kind == _FLOAT64:
-        raise _Damaged("a value is a 64-bit float, which MLX misreads")
     if kind not in _FORMATS:
         raise _Damaged
     return _FORMATS[kind]
@@ -192,7 +183,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the header, and refuse what `mx.load` would crash on or leave out."""
+    """Read the header, and refuse what lies outside of the file or is not supported."""
     try:
         with (
             path.open("rb") as file,
@@ -256,11 +247,19 @@ def _read_tensor(reader: _Reader, path: Path) -> tuple[str, Tensor]:
     # GGUF writes the fastest dimension first.
     shape = tuple(map(int, reversed(reader.numbers("Q", num_dimensions))))
     kind, start = reader.count("I"), reader.count()
-    if kind not in _READABLE:
-        known = ", ".join(type_name for type_name, _, _ in _READABLE.values())
-        found = _UNREADABLE.get(kind, f"number {kind}")
-        raise _refusal(path, f"tensor {name} has type {found}, not {known}")
+    type_name = _type_name(kind)
+    if type_name not in _READABLE:
+        raise _refusal(path, f"tensor {name} has type {type_name}, which is not supported")
     if not shape or not all(0 < length <= _MAX_LENGTH for length in shape):
         raise _Damaged
-    type_name, block, num_bytes = _READABLE[kind]
-    return name, Tensor(type_name, shape, start, -(-math.prod(shape) // block) * num_bytes)
+    block, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+    if shape[-1] % block:
+        raise _Damaged(f"rows of {shape[-1]} weights are no whole blocks of {block}")
+    return name, Tensor(type_name, shape, start, math.prod(shape) // block * num_bytes)
+
+
+def _type_name(kind: int) -> str:
+    try:
+        return GGMLQuantizationType(kind).name
+    except ValueError:
+        return f"number {kind}"

@@ -1,52 +1,48 @@
-"""Models of the llama, qwen2 and qwen3 families from GGUF files.
+"""Models from GGUF files.
 
 The file's tensors get mlx-lm's names, its metadata becomes mlx-lm's config, and mlx-lm's own
-model runs them.  Two things differ from a Hugging Face checkpoint:
+model runs them.  Two things of llama differ from a Hugging Face checkpoint:
 
-- the rows of q and k are permuted in llama files, which is what `rope_traditional` undoes;
+- the rows of q and k are permuted, which is what `rope_traditional` undoes;
 - llama 3's rope scaling is a tensor of factors, `rope_freqs.weight`, in place of parameters.
 """
 
 import importlib
 import math
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Final, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import Llama3RoPE
 
+from batching.backend.gguf.architectures import Architecture
+from batching.backend.gguf.config import architecture_of, read_config
 from batching.backend.gguf.header import GgufHeader
-from batching.backend.gguf.q4_k import read_q4_k
+from batching.backend.gguf.metadata import Config
+from batching.backend.gguf.quantizations import (
+    Format,
+    Weight,
+    format_of,
+    loses_bits,
+    read_weight,
+)
 
-Config = dict[str, Any]  # config.json's contents: mlx-lm takes any JSON
-Weights = dict[str, mx.array]
+Weights = dict[str, Weight]
+T = TypeVar("T")
 
-FAMILIES: Final = ("llama", "qwen2", "qwen3")
-_GROUP_SIZE: Final = 32
 # Of dequantizing; each works on one tensor, in memory of its own.
 _MAX_STREAMS: Final = 8
 _ROPE_FACTORS: Final = "rope_freqs.weight"
-# Bits that a weight takes as it is loaded; of a scale and a bias, 16 bits each, for 32 weights.
-_QUANTIZED_BITS: Final = {"Q4_0": 5, "Q4_1": 5, "Q4_K": 5, "Q8_0": 9}
+# Read into the config, or not needed: the model has no layers beyond its own.
+_NOT_WEIGHTS: Final = (_ROPE_FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
 _NAMES: Final = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
+    "token_embd": "embed_tokens",
+    "token_embd_norm": "embedding_norm",
+    "output_norm": "norm",
     "output": "lm_head",
-}
-_LAYER_NAMES: Final = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
 }
 
 
@@ -55,38 +51,40 @@ def load_gguf(header: GgufHeader, dtype: mx.Dtype | None) -> tuple[nn.Module, Co
 
     With a `dtype` every weight is dequantized to it.  Without, quantized weights stay, and the
     float ones become float16 like their scales: a float32 norm would turn all activations into
-    float32.  A file of float32 only stays float32.
+    float32.  A file of float32 only stays float32, and one without float16 becomes bfloat16.
     """
+    architecture, _ = architecture_of(header)
     config = read_config(header)
-    arrays = _read_arrays(header)
-    rope_factors = arrays.pop(_ROPE_FACTORS, None)
-    weights = {rename(header, name): array for name, array in arrays.items()}
-    del arrays
-    _add_missing_bias(weights, config)
     model = _build(config)
-    _load_weights(header, model, _convert(weights, dtype))
-    if rope_factors is not None:
-        _set_rope_factors(header, model, config, rope_factors)
+    weights = _read_weights(header, architecture, config, dtype)
+    _add_missing_bias(weights, config)
+    kind = dtype or _float_type(header, architecture.half)
+    kept = _quantizable(model) if dtype is None else frozenset()
+    _make_dense([n for n, w in weights.items() if w.format and n not in kept], weights, kind)
+    formats = {n.removesuffix(".weight"): w.format for n, w in weights.items() if w.format}
+    _load_weights(header, model, formats, _arrays(weights, architecture, kind))
+    if _ROPE_FACTORS in header.tensors:
+        factors = read_weight(header, _ROPE_FACTORS, None).dense()
+        _set_rope_factors(header, model, config, factors)
     evaluate(model)
     return model, config
 
 
 def num_bytes(header: GgufHeader, dtype: mx.Dtype | None) -> int:
     """Return the memory that the weights take once they are loaded."""
-    tensors = header.tensors.values()
-    is_half = any(tensor.type_name != "F32" for tensor in tensors)
-    bits = {} if dtype else _QUANTIZED_BITS
-    others = 8 * dtype.size if dtype else 16 if is_half else 32
-    return sum(math.prod(t.shape) * bits.get(t.type_name, others) for t in tensors) // 8
-
-
-def _read_arrays(header: GgufHeader) -> Weights:
-    arrays = mx.load(str(header.path))
-    assert isinstance(arrays, dict)
+    others = 8 * (dtype or _float_type(header, mx.float16)).size
+    bits = 0.0
     for name, tensor in header.tensors.items():
-        if tensor.type_name == "Q4_K":
-            arrays |= read_q4_k(header, name)
-    return arrays
+        if name not in _NOT_WEIGHTS:
+            kept = None if dtype else format_of(tensor.type_name)
+            bits += math.prod(tensor.shape) * (kept.stored_bits if kept else others)
+    return int(bits) // 8
+
+
+def conversions(header: GgufHeader) -> dict[str, str]:
+    """Return the types that lose bits where weights stay quantized, and what they become."""
+    types = {tensor.type_name for tensor in header.tensors.values()}
+    return {name: str(format_of(name)) for name in sorted(types) if loses_bits(name)}
 
 
 def evaluate(model: nn.Module) -> None:
@@ -110,92 +108,68 @@ def _modules(model: nn.Module) -> list[nn.Module]:
     return list(model.modules())
 
 
-def read_config(header: GgufHeader) -> Config:
-    """Build mlx-lm's config of the model, or refuse what mlx-lm would compute differently."""
-    family = header.text("general.architecture", "none")
-    if family not in FAMILIES:
-        raise header.refuse(
-            f"architecture {family} (supported as GGUF: {', '.join(FAMILIES)}; "
-            "other models as MLX or Hugging Face directory)"
-        )
-    hidden_size = header.integer(f"{family}.embedding_length")
-    num_heads = header.integer(f"{family}.attention.head_count")
-    head_dim = header.integer(f"{family}.attention.key_length", hidden_size // num_heads)
-    _reject_unsupported(header, family, head_dim, hidden_size // num_heads)
-    if not (embedding := header.tensors.get("token_embd.weight")):
-        raise header.refuse("it has no tensor token_embd.weight")
-    if (num_layers := header.integer(f"{family}.block_count")) > len(header.tensors):
-        raise header.refuse(f"it has {len(header.tensors)} tensors for {num_layers} layers")
-    biases = [name for name in header.tensors if name.endswith(".bias")]
-    return {
-        "model_type": family,
-        "vocab_size": embedding.shape[0],
-        "hidden_size": hidden_size,
-        "num_hidden_layers": num_layers,
-        "intermediate_size": header.integer(f"{family}.feed_forward_length"),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": header.integer(f"{family}.attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
-        "rms_norm_eps": header.number(f"{family}.attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": header.integer(f"{family}.context_length"),
-        "rope_theta": header.number(f"{family}.rope.freq_base", 10000.0),
-        "rope_traditional": family == "llama",
-        "rope_scaling": _rope_scaling(header, family),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "attention_bias": any(".attn_" in name for name in biases),
-        "mlp_bias": any(".ffn_" in name for name in biases),
-    }
+def _read_weights(
+    header: GgufHeader, architecture: Architecture, config: Config, dtype: mx.Dtype | None
+) -> Weights:
+    weights: Weights = {}
+    for name in _own_tensors(header, config):
+        weight = read_weight(header, name, dtype)
+        if change := _look_up(architecture.changes, _part(name)):
+            weight = change[0](weight, config)
+        weights[rename(header, architecture, name)] = weight
+    if architecture.join:
+        architecture.join(weights, config)
+    return weights
 
 
-def _reject_unsupported(header: GgufHeader, family: str, head_dim: int, usual: int) -> None:
-    refused = {
-        "a part of a split file; join the parts first": header.integer("split.count", 1) > 1,
-        "mixture of experts": header.integer(f"{family}.expert_count", 0) > 0,
-        "heads whose keys and values differ in size": head_dim
-        != header.integer(f"{family}.attention.value_length", head_dim),
-        "rotary embedding of a part of the head": head_dim
-        != header.integer(f"{family}.rope.dimension_count", head_dim),
-        # mlx-lm's qwen2 has no head_dim of its own.
-        f"a head size of {head_dim} in {family}": family == "qwen2" and head_dim != usual,
-    }
-    for reason, applies in refused.items():
-        if applies:
-            raise header.refuse(reason)
+def _own_tensors(header: GgufHeader, config: Config) -> Iterator[str]:
+    """Yield the names of the model's tensors, not those of layers that predict further tokens."""
+    for name in header.tensors:
+        match name.split("."):
+            case ["blk", layer, *_] if layer.isdecimal():
+                is_own = int(layer) < config["num_hidden_layers"]
+            case _:
+                is_own = name not in _NOT_WEIGHTS
+        if is_own:
+            yield name
 
 
-def _rope_scaling(header: GgufHeader, family: str) -> Config | None:
-    prefix = f"{family}.rope.scaling"
-    kind = header.text(f"{prefix}.type", "none")
-    if kind == "none":
-        return None
-    if kind not in ("linear", "yarn") or header.number(f"{prefix}.attn_factor", 1.0) != 1.0:
-        raise header.refuse(f"rope scaling {kind} with its parameters is not supported")
-    scaling: Config = {"type": kind, "factor": header.number(f"{prefix}.factor")}
-    if kind == "yarn":
-        scaling["original_max_position_embeddings"] = header.integer(
-            f"{prefix}.original_context_length", header.integer(f"{family}.context_length")
-        )
-    return scaling
-
-
-def rename(header: GgufHeader, name: str) -> str:
+def rename(header: GgufHeader, architecture: Architecture, name: str) -> str:
     """Return mlx-lm's name of a tensor: `blk.0.attn_q.weight` is q_proj's of layer 0."""
-    module, _, kind = name.rpartition(".")
-    if module in _NAMES:
-        return f"{_NAMES[module]}.{kind}"
-    match module.split("."):
-        case ["blk", layer, part] if part in _LAYER_NAMES:
-            return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
-    raise header.refuse(f"unknown tensor {name}")
+    part = _part(name)
+    found = _look_up(_NAMES if part == name else architecture.names, part)
+    if found is None:
+        raise header.refuse(f"unknown tensor {name}")
+    layer = "" if part == name else f"layers.{name.split('.')[1]}."
+    renamed = "".join(found)
+    # Of what stands outside of layers all but the head is the inner model's.
+    inner = "" if renamed.startswith("lm_head") else "model."
+    return f"{architecture.prefix}{inner}{layer}{renamed}"
+
+
+def _part(name: str) -> str:
+    """Return the name inside its layer, if it has one."""
+    match name.split(".", 2):
+        case ["blk", _, part]:
+            return part
+    return name
+
+
+def _look_up(table: Mapping[str, T], part: str) -> tuple[T, str] | None:
+    """Find a name as it stands, or without `.weight` or `.bias`, and return that, too."""
+    if part in table:
+        return table[part], ""
+    stem, dot, kind = part.rpartition(".")
+    return (table[stem], dot + kind) if stem in table else None
 
 
 def _add_missing_bias(weights: Weights, config: Config) -> None:
     """Give o_proj a bias of zero where only q, k and v have one: mlx-lm's llama has all or none."""
-    if config["model_type"] != "llama" or not config["attention_bias"]:
+    if config["model_type"] not in ("llama", "granite") or not config["attention_bias"]:
         return
     for layer in range(config["num_hidden_layers"]):
         name = f"model.layers.{layer}.self_attn.o_proj.bias"
-        weights.setdefault(name, mx.zeros(config["hidden_size"]))
+        weights.setdefault(name, Weight({"weight": mx.zeros(config["hidden_size"])}))
 
 
 def _build(config: Config) -> nn.Module:
@@ -205,25 +179,42 @@ def _build(config: Config) -> nn.Module:
     return model
 
 
-def _convert(weights: Weights, dtype: mx.Dtype | None) -> Weights:
-    """Bring all weights to one float type; empties `weights` so that both need not fit."""
-    quantized = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
-    keeps_quantized = dtype is None
-    if dtype is None:
-        is_half = any(array.dtype == mx.float16 for array in weights.values())
-        dtype = mx.float16 if is_half else mx.float32
-    converted: Weights = {}
-    if not keeps_quantized:
-        for names in _several_at_once(sorted(f"{module}.weight" for module in quantized)):
-            for name, stream in names:
-                with mx.stream(stream):
-                    module = name.removesuffix(".weight")
-                    converted[name] = _dequantize(weights, module).astype(dtype)
-            mx.eval([converted[name] for name, _ in names])
+def _float_type(header: GgufHeader, half: mx.Dtype) -> mx.Dtype:
+    """Return the type of what is not quantized: scales of float16 are exact in no other half."""
+    types = {tensor.type_name for tensor in header.tensors.values()}
+    formats = [format_of(name) for name in types]
+    if "F16" in types or any(kept and kept.mode == "affine" for kept in formats):
+        return half
+    return mx.float32 if types == {"F32"} else mx.bfloat16
+
+
+def _quantizable(model: nn.Module) -> frozenset[str]:
+    """Return the weights that the model can keep quantized."""
+    return frozenset(
+        f"{path}.weight"
+        for path, module in model.named_modules()
+        if hasattr(module, "to_quantized")
+    )
+
+
+def _make_dense(quantized: list[str], weights: Weights, dtype: mx.Dtype) -> None:
+    for names in _several_at_once(sorted(quantized)):
+        for name, stream in names:
+            with mx.stream(stream):
+                weights[name] = Weight({"weight": weights[name].dense().astype(dtype)})
+        mx.eval([weights[name].parts["weight"] for name, _ in names])
+
+
+def _arrays(weights: Weights, architecture: Architecture, dtype: mx.Dtype) -> dict[str, mx.array]:
+    """Name every part, in one float type; empties `weights` so that both need not fit."""
+    arrays: dict[str, mx.array] = {}
     for name in list(weights):
-        array = weights.pop(name)
-        converted[name] = array if array.dtype == mx.uint32 else array.astype(dtype)
-    return converted
+        kind = mx.float32 if name.endswith(tuple(architecture.exact)) else dtype
+        for part, array in weights.pop(name).parts.items():
+            is_packed = array.dtype in (mx.uint32, mx.uint8)
+            stored = f"{name.removesuffix('weight')}{part}" if part != "weight" else name
+            arrays[stored] = array if is_packed else array.astype(kind)
+    return arrays
 
 
 def _several_at_once(names: Sequence[str]) -> Iterator[list[tuple[str, mx.Stream]]]:
@@ -238,34 +229,19 @@ def _several_at_once(names: Sequence[str]) -> Iterator[list[tuple[str, mx.Stream
         yield list(zip(names[start:], streams, strict=False))
 
 
-def _dequantize(weights: Weights, module: str) -> mx.array:
-    """Dequantize in the scales' float16, as mlx-lm does.
+def _load_weights(
+    header: GgufHeader,
+    model: nn.Module,
+    formats: Mapping[str, Format],
+    arrays: dict[str, mx.array],
+) -> None:
+    def quantization(path: str, module: nn.Module) -> bool | dict[str, int | str]:
+        return asdict(formats[path]) if path in formats else False
 
-    The rounding is part of the weights that others got from such a file, and the golden answers
-    were made with it.
-    """
-    weight, scales, biases = (
-        weights.pop(f"{module}.{part}") for part in ("weight", "scales", "biases")
-    )
-    return mx.dequantize(weight, scales, biases, group_size=_GROUP_SIZE, bits=_bits(weight, scales))
-
-
-def _bits(weight: mx.array, scales: mx.array) -> int:
-    """Return the bits of one weight: a row of words, 32 bits each, has one scale in 32 weights."""
-    return weight.shape[-1] // scales.shape[-1]
-
-
-def _load_weights(header: GgufHeader, model: nn.Module, weights: Weights) -> None:
-    quantized = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
-    bits = {path: _bits(weights[f"{path}.weight"], weights[f"{path}.scales"]) for path in quantized}
-
-    def quantization(path: str, module: nn.Module) -> bool | dict[str, int]:
-        return {"group_size": _GROUP_SIZE, "bits": bits[path]} if path in bits else False
-
-    if bits:
+    if formats:
         nn.quantize(model, class_predicate=quantization)
     try:
-        model.load_weights(list(weights.items()), strict=True)
+        model.load_weights(list(arrays.items()), strict=True)
     except ValueError as error:
         raise header.refuse(f"tensors and metadata disagree: {error}") from error
 

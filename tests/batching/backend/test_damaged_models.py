@@ -131,18 +131,12 @@ def test_a_header_that_lies_is_rejected(tmp_path: Path, what: str) -> None:
         read_header(path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        value("a", 12, struct.pack("<d", 1.5)),
-        value("a", 9, struct.pack("<IQd", 12, 1, 1.5)),
-    ],
-)
-def test_what_mlx_reads_differently_is_rejected(tmp_path: Path, content: bytes) -> None:
-    """It takes four bytes of eight, and the rest for a length: the process would end."""
+def test_numbers_of_64_bits_are_read(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
-    path.write_bytes(gguf(content, A_NUMBER))
-    assert "64-bit float" in rejection(path)
+    doubles = value("b", 9, struct.pack("<IQd", 12, 1, 2.5))
+    path.write_bytes(gguf(value("a", 12, struct.pack("<d", 1.5)), doubles))
+    metadata = read_header(path).metadata
+    assert (metadata["a"], metadata["b"]) == (1.5, [2.5])
 
 
 def test_what_a_file_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
@@ -187,7 +181,7 @@ def test_a_header_larger_than_any_models_is_not_read_to_its_end(tmp_path: Path) 
     ("changes", "reason"),
     [
         ({"llama.block_count": 1 << 30}, "tensors for 1073741824 layers"),
-        ({"llama.attention.head_count": 0}, "ZeroDivisionError"),
+        ({"llama.attention.head_count": 0}, "it has 0 attention heads"),
         ({"llama.embedding_length": (1 << 31) - 1}, "disagree"),
         ({"llama.feed_forward_length": -5}, ""),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, ""),
@@ -356,7 +350,7 @@ def test_a_damaged_text_file_is_rejected(directory: Path, name: str, content: by
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("write", [write_file, write_model])
 def test_no_damage_ends_the_process(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    """`mx.load` reads what has passed as valid without a look at where it ends."""
+    """`mx.load` reads safetensors that have passed as valid without a look at where they end."""
     path = write(tmp_path)
     command = [sys.executable, "-m", "tests.support.damaged_files", str(path), "5", "150"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

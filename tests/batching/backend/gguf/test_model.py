@@ -28,7 +28,7 @@ from tests.support.gguf_models import (
     random_model,
     tensors_of,
 )
-from tests.support.gguf_writer import Q4_0, Q4_1, Q4_K, Q5_K, Q8_0, RawTensor, Value, write_gguf
+from tests.support.gguf_writer import F64, Q4_0, Q4_1, Q4_K, Q8_0, RawTensor, Value, write_gguf
 
 TOKENS = mx.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3] * 4])
 
@@ -172,7 +172,7 @@ def rejection(path: Path) -> str:
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
-        ({"general.architecture": "gemma3"}, "architecture gemma3"),
+        ({"general.architecture": "made-up"}, "architecture made-up (supported as GGUF: llama, "),
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.rope.dimension_count": 16}, "rotary"),
         ({"llama.attention.value_length": 16}, "differ in size"),
@@ -188,13 +188,19 @@ def test_what_would_be_computed_differently_is_rejected(
     assert reason in rejection(write_gguf(path, base | metadata, tensors))
 
 
-def test_a_tensor_type_that_mlx_cannot_read_is_named(
+def test_a_tensor_type_that_is_not_supported_is_named(
     file: tuple[Path, Metadata, Tensors],
 ) -> None:
     path, metadata, tensors = file
-    tensors["blk.1.ffn_up.weight"] = RawTensor(Q5_K, (96, 128), bytes(96 * 88))
+    tensors["blk.1.ffn_up.weight"] = RawTensor(F64, (96, 128), bytes(96 * 128 * 8))
     message = rejection(write_gguf(path, metadata, tensors))
-    assert "tensor blk.1.ffn_up.weight has type Q5_K, not F32, F16" in message
+    assert "tensor blk.1.ffn_up.weight has type F64, which is not supported" in message
+
+
+def test_rows_that_are_no_whole_blocks_are_rejected(file: tuple[Path, Metadata, Tensors]) -> None:
+    path, metadata, tensors = file
+    tensors["blk.1.ffn_up.weight"] = RawTensor(Q4_K, (96, 128), bytes(96 * 144))
+    assert "no whole blocks of 256" in rejection(write_gguf(path, metadata, tensors))
 
 
 def test_tensors_that_do_not_fit_the_metadata_are_rejected(

@@ -1,0 +1,200 @@
+"""Tensors of a GGUF file as MLX's arrays: the same weights, in MLX's order of bits.
+
+ggml's block formats are MLX's in another order wherever a group of weights shares one scale and
+one bias, or one exponent: these stay as they are stored.  The scale of some is a product that
+float16 rounds, as MLX's own conversion does.  The rest, with a scale for every 16 weights or with
+values from a grid, has no such format; `gguf` dequantizes it, and it becomes 8 bits.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import mlx.core as mx
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize as dequantize_rows
+from numpy.typing import NDArray
+
+from batching.backend.gguf.blocks import GROUPS_OF, Bytes
+from batching.backend.gguf.header import GgufHeader, Tensor
+
+# Weights that are converted at once: what a tensor needs beside its result is bounded.
+_MAX_WEIGHTS: Final = 1 << 24
+_FLOATS: Final = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
+
+
+# Of float16: a group whose weights are all the same has a step of 0.
+_LEAST_STEP: Final = 2.0**-24
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A quantization of MLX."""
+
+    bits: int
+    group_size: int = 32
+    mode: str = "affine"
+
+    @property
+    def stored_bits(self) -> float:
+        """Return the bits of a weight with its part of a scale and a bias, 16 bits each."""
+        of_group = 32 if self.mode == "affine" else 8
+        return self.bits + of_group / self.group_size
+
+    def __str__(self) -> str:
+        return f"{self.bits} bits" if self.mode == "affine" else self.mode
+
+
+EIGHT_BITS: Final = Format(8)
+FORMATS: Final = {
+    "Q4_0": Format(4),
+    "Q4_1": Format(4),
+    "Q5_0": Format(5),
+    "Q5_1": Format(5),
+    "Q8_0": EIGHT_BITS,
+    "Q4_K": Format(4),
+    "Q5_K": Format(5),
+    "IQ4_NL": EIGHT_BITS,
+    "IQ4_XS": EIGHT_BITS,
+    "TQ1_0": Format(2, 128),
+    "TQ2_0": Format(2, 128),
+    "MXFP4": Format(4, 32, "mxfp4"),
+    "NVFP4": Format(4, 16, "nvfp4"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor by its parts (`weight`, and where quantized `scales` and perhaps `biases`).
+
+    The parts have the same rows, so that rows are moved, taken and joined in each alike.
+    """
+
+    parts: dict[str, mx.array]
+    format: Format | None = None
+
+    def map(self, change: Callable[[mx.array], mx.array]) -> "Weight":
+        return replace(self, parts={name: change(part) for name, part in self.parts.items()})
+
+    def dense(self) -> mx.array:
+        """Dequantize in the scales' float16, as mlx-lm does.
+
+        The rounding is part of the weights that others got from such a file, and the golden
+        answers were made with it.
+        """
+        if self.format is None:
+            return self.parts["weight"]
+        return mx.dequantize(
+            self.parts["weight"],
+            self.parts["scales"],
+            self.parts.get("biases"),
+            group_size=self.format.group_size,
+            bits=self.format.bits,
+            mode=self.format.mode,
+        )
+
+
+def format_of(type_name: str) -> Format | None:
+    """Return what a type of tensor is kept as; None for floats."""
+    return None if type_name in _FLOATS else FORMATS.get(type_name, EIGHT_BITS)
+
+
+def loses_bits(type_name: str) -> bool:
+    """Tell whether a type has no format of MLX that holds the same weights."""
+    return type_name not in _FLOATS and type_name not in FORMATS
+
+
+def join(first: Weight, second: Weight) -> Weight:
+    """Put the rows of one below the rows of the other."""
+    if first.format != second.format:
+        first, second = _eight_bits(first), _eight_bits(second)
+    parts = {
+        name: mx.concatenate([part, second.parts[name]], axis=-2)
+        for name, part in first.parts.items()
+    }
+    return Weight(parts, first.format)
+
+
+def _eight_bits(weight: Weight) -> Weight:
+    if weight.format in (None, EIGHT_BITS):
+        return weight
+    return quantize(weight.dense())
+
+
+def read_weight(header: GgufHeader, name: str, dtype: mx.Dtype | None) -> Weight:
+    """Read a tensor; what MLX has no format for is dequantized to `dtype`, or becomes 8 bits."""
+    tensor = header.tensors[name]
+    if (kind := _FLOATS.get(tensor.type_name)) is not None:
+        return Weight({"weight": _read_floats(header, tensor, kind)})
+    pieces = [_convert(rows, tensor.type_name, dtype) for rows in _pieces_of_rows(header, tensor)]
+    joined = pieces[0].map(lambda part: part)
+    for part in joined.parts:
+        joined.parts[part] = mx.concatenate([piece.parts[part] for piece in pieces])
+    return joined.map(lambda part: part.reshape(*tensor.shape[:-1], -1))
+
+
+def _convert(rows: Bytes, type_name: str, dtype: mx.Dtype | None) -> Weight:
+    if not loses_bits(type_name):
+        return _repacked(rows, type_name, FORMATS[type_name])
+    values = mx.array(dequantize_rows(rows, GGMLQuantizationType[type_name]))
+    return quantize(values) if dtype is None else Weight({"weight": values.astype(dtype)})
+
+
+def _read_floats(header: GgufHeader, tensor: Tensor, kind: mx.Dtype) -> mx.array:
+    stored = np.uint16 if kind == mx.bfloat16 else np.float16 if kind == mx.float16 else np.float32
+    values = mx.array(_mapped(header, tensor).view(stored).reshape(tensor.shape))
+    return values.view(kind) if kind == mx.bfloat16 else values
+
+
+def _mapped(header: GgufHeader, tensor: Tensor) -> Bytes:
+    start = header.data_start + tensor.start
+    return np.memmap(header.path, np.uint8, "r", start, (tensor.num_bytes,))
+
+
+def _pieces_of_rows(header: GgufHeader, tensor: Tensor) -> Iterator[Bytes]:
+    """Yield the bytes of some rows at a time."""
+    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.type_name]]
+    length = tensor.shape[-1]
+    rows = _mapped(header, tensor).reshape(-1, length // block * block_bytes)
+    at_once = max(1, _MAX_WEIGHTS // length)
+    for start in range(0, len(rows), at_once):
+        yield rows[start : start + at_once]
+
+
+def _repacked(rows: Bytes, type_name: str, kept: Format) -> Weight:
+    _, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+    groups = GROUPS_OF[type_name](rows.reshape(-1, block_bytes))
+    parts = {"weight": mx.array(_words(groups.weights.reshape(len(rows), -1), kept.bits))}
+    for name, values in (("scales", groups.scales), ("biases", groups.biases)):
+        if values is not None:
+            stored = values if values.dtype == np.uint8 else values.astype(np.float16)
+            parts[name] = mx.array(stored.reshape(len(rows), -1))
+    return Weight(parts, kept)
+
+
+def _words(stored: Bytes, bits: int) -> NDArray[np.uint32]:
+    """Pack weights one after the other, lowest bits first: eight take as many bytes as bits."""
+    packed = stored
+    if bits == 4:
+        pairs = stored.reshape(len(stored), -1, 2)
+        packed = pairs[..., 0] | pairs[..., 1] << np.uint8(4)
+    elif bits != 8:
+        eights = stored.reshape(len(stored), -1, 8).astype(np.uint64)
+        shifts = np.arange(0, 8 * bits, bits, dtype=np.uint64)
+        words = np.bitwise_or.reduce(eights << shifts, axis=-1)
+        packed = words.astype("<u8")[..., None].view(np.uint8)[..., :bits]
+    return np.ascontiguousarray(packed).reshape(len(stored), -1).view(np.uint32)
+
+
+def quantize(values: mx.array) -> Weight:
+    """Quantize to 8 bits and float16 scales: a weight moves by no more than half a step.
+
+    `mx.quantize` keeps zeros exact in place of that, and moves others by a whole step.
+    """
+    groups = mx.unflatten(values.astype(mx.float32), -1, (-1, EIGHT_BITS.group_size))
+    least = groups.min(-1, keepdims=True).astype(mx.float16)
+    steps = ((groups.max(-1, keepdims=True) - least) / 255).astype(mx.float16)
+    stored = mx.round((groups - least) / mx.maximum(steps, _LEAST_STEP))
+    words = mx.clip(stored, 0, 255).astype(mx.uint8).flatten(-2).view(mx.uint32)
+    return Weight({"weight": words, "scales": steps[..., 0], "biases": least[..., 0]}, EIGHT_BITS)

@@ -1,0 +1,105 @@
+"""Every architecture: a file computes what the model computes that it was written from."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from batching.backend.gguf.architectures import ARCHITECTURES
+from batching.backend.gguf.header import read_header
+from batching.backend.gguf.model import load_gguf
+from tests.support.arrays import parameters
+from tests.support.gguf_architectures import TINY, VARIANTS, Array
+from tests.support.gguf_converter import random_model, write_model
+
+TOKENS: Final = mx.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3] * 3])
+
+
+def logits_of(path: Path, dtype: mx.Dtype | None) -> mx.array:
+    model, _ = load_gguf(read_header(path), dtype)
+    logits: mx.array = model(TOKENS)
+    return logits
+
+
+def assert_close(found: mx.array, expected: mx.array, tolerance: float = 1e-4) -> None:
+    """The models amplify: theirs and llama.cpp's logits are as far apart as ours."""
+    assert mx.abs(found - expected).max() < tolerance * mx.abs(expected).max()
+
+
+def test_every_architecture_is_tested() -> None:
+    assert TINY.keys() == ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_file_computes_what_its_model_computes(tmp_path: Path, name: str) -> None:
+    model, config = random_model(TINY[name])
+    path = write_model(tmp_path / "m.gguf", TINY[name], model, config)
+    assert_close(logits_of(path, mx.float32), model(TOKENS))
+
+
+def in_8_bits(name: str, value: Array) -> Type:
+    """Quantize more than llama.cpp does: all but norms, biases and convolutions."""
+    kept = value.ndim < 2 or value.shape[-1] % 32 or "bias" in name or "conv." in name
+    return Type.F32 if kept else Type.Q8_0
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_quantized_weights_take_part_in_every_change(tmp_path: Path, name: str) -> None:
+    model, config = random_model(TINY[name])
+    path = write_model(tmp_path / "m.gguf", TINY[name], model, config, in_8_bits)
+    stored, _ = load_gguf(read_header(path), None)
+    dense = parameters(load_gguf(read_header(path), mx.float32)[0])
+    weights = dict(weights_of(stored))
+    assert weights.keys() <= dense.keys()
+    assert len(weights) > 10
+    # Scales in gpt-oss are rounded to bfloat16.
+    tolerance = 1e-2 if name == "gpt-oss" else 2e-3
+    for weight, array in weights.items():
+        assert mx.allclose(array, dense[weight], rtol=tolerance, atol=tolerance), weight
+
+
+def weights_of(model: nn.Module) -> Iterator[tuple[str, mx.array]]:
+    """Yield the weights that are stored quantized, as their formats say."""
+    for name, module in model.named_modules():
+        if "scales" in module:
+            yield (
+                f"{name}.weight",
+                mx.dequantize(
+                    module.weight,
+                    module.scales,
+                    module.biases,
+                    group_size=module.group_size,
+                    bits=module.bits,
+                    mode=module.mode,
+                ).astype(mx.float32),
+            )
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3moe"])
+def test_experts_of_mxfp4_stay_as_they_are(tmp_path: Path, name: str) -> None:
+    def mxfp4(name: str, value: Array) -> Type:
+        return Type.MXFP4 if "_exps.weight" in name else in_8_bits(name, value)
+
+    model, config = random_model(TINY[name])
+    path = write_model(tmp_path / "m.gguf", TINY[name], model, config, mxfp4)
+    stored, _ = load_gguf(read_header(path), None)
+    experts = [
+        module for _, module in stored.named_modules() if getattr(module, "mode", "") == "mxfp4"
+    ]
+    assert len(experts) == 3 * config["num_hidden_layers"]
+    dense = parameters(load_gguf(read_header(path), mx.float32)[0])
+    for weight, array in weights_of(stored):
+        assert mx.allclose(array, dense[weight], rtol=1e-2, atol=1e-2), weight
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_of_an_architecture(tmp_path: Path, name: str) -> None:
+    model, config = random_model(VARIANTS[name])
+    path = write_model(tmp_path / "m.gguf", VARIANTS[name], model, config)
+    _, loaded_config = load_gguf(read_header(path), mx.float32)
+    assert loaded_config["model_type"] == config["model_type"]
+    assert_close(logits_of(path, mx.float32), model(TOKENS))

@@ -1,0 +1,107 @@
+"""Every type of tensor that `gguf` dequantizes: the same weights, or 8 bits of them."""
+
+from pathlib import Path
+from typing import Final
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType
+
+from batching.backend.gguf import quantizations
+from batching.backend.gguf.header import GgufHeader, read_header
+from batching.backend.gguf.model import conversions, num_bytes
+from batching.backend.gguf.quantizations import (
+    EIGHT_BITS,
+    FORMATS,
+    Weight,
+    format_of,
+    join,
+    read_weight,
+)
+from tests.support.gguf_models import Array, blocks
+from tests.support.gguf_writer import write_gguf
+
+SHAPE: Final = (7, 512)
+# The scale of a group is a product, which float16 rounds.
+ROUNDED: Final = ("Q4_K", "Q5_K", "IQ4_XS")
+EXACT: Final = sorted(set(FORMATS) - set(ROUNDED))
+LOSSY: Final = [
+    *("Q2_K", "Q3_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+]
+
+
+def written(tmp_path: Path, name: str) -> tuple[GgufHeader, Array]:
+    raw, expected = blocks(GGMLQuantizationType[name], SHAPE, 3)
+    return read_header(write_gguf(tmp_path / "t.gguf", {}, {"t.weight": raw})), expected
+
+
+def dequantized(weight: Weight) -> Array:
+    """Dequantize in float32."""
+    parts = {
+        n: p.astype(mx.float32) if p.dtype == mx.float16 else p for n, p in weight.parts.items()
+    }
+    return np.array(Weight(parts, weight.format).dense().astype(mx.float32))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_type_that_mlx_has_a_format_for_is_the_same(tmp_path: Path, name: str) -> None:
+    header, expected = written(tmp_path, name)
+    weight = read_weight(header, "t.weight", None)
+    np.testing.assert_array_equal(dequantized(weight), expected)
+    assert weight.format == format_of(name)
+    assert conversions(header) == {}
+    assert sum(part.nbytes for part in weight.parts.values()) == num_bytes(header, None)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_scales_that_are_products_are_rounded_to_float16(tmp_path: Path, name: str) -> None:
+    header, expected = written(tmp_path, name)
+    weight = read_weight(header, "t.weight", None)
+    rounding = np.abs(expected).max() / 1024
+    np.testing.assert_allclose(dequantized(weight), expected, rtol=0, atol=rounding)
+    assert conversions(header) == {}
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_other_types_become_8_bits_and_no_weight_moves_by_more_than_half_a_step(
+    tmp_path: Path, name: str
+) -> None:
+    header, expected = written(tmp_path, name)
+    weight = read_weight(header, "t.weight", None)
+    assert weight.format == EIGHT_BITS
+    groups = expected.reshape(*SHAPE[:-1], -1, 32)
+    steps = np.repeat(np.ptp(groups, axis=-1) / 255, 32, axis=-1)
+    rounding = np.abs(expected).max() / 1024
+    assert (np.abs(dequantized(weight) - expected) <= steps / 2 + rounding).all()
+    assert conversions(header) == {name: "8 bits"}
+    np.testing.assert_array_equal(read_weight(header, "t.weight", mx.float32).dense(), expected)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_K", "Q6_K", "MXFP4"])
+def test_a_tensor_is_converted_a_few_rows_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    header, _ = written(tmp_path, name)
+    whole = read_weight(header, "t.weight", None)
+    monkeypatch.setattr(quantizations, "_MAX_WEIGHTS", 3 * SHAPE[1])
+    in_pieces = read_weight(header, "t.weight", None)
+    assert in_pieces.parts.keys() == whole.parts.keys()
+    assert all(mx.array_equal(in_pieces.parts[part], whole.parts[part]) for part in whole.parts)
+
+
+def test_a_group_of_equal_weights_stays_what_it_is() -> None:
+    weight = quantizations.quantize(mx.full((2, 64), 0.25))
+    np.testing.assert_array_equal(dequantized(weight), np.full((2, 64), 0.25))
+
+
+@pytest.mark.parametrize(("second", "kept"), [("Q5_0", FORMATS["Q5_0"]), ("Q8_0", EIGHT_BITS)])
+def test_joined_rows_keep_their_format_if_it_is_one(
+    tmp_path: Path, second: str, kept: quantizations.Format
+) -> None:
+    header, expected = written(tmp_path, "Q5_0")
+    one = read_weight(header, "t.weight", None)
+    header, other = written(tmp_path, second)
+    both = join(one, read_weight(header, "t.weight", None))
+    assert both.format == kept
+    np.testing.assert_allclose(dequantized(both), np.concatenate([expected, other]), atol=1e-2)
