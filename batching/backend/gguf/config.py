@@ -16,8 +16,8 @@ def architecture_of(header: GgufHeader) -> tuple[Architecture, ModelMetadata]:
     family = header.text("general.architecture", "none") or "none"
     if family not in ARCHITECTURES:
         raise header.refuse(
-            f"architecture {family} (supported as GGUF: {', '.join(ARCHITECTURES)}; "
-            "other models as MLX or Hugging Face directory)"
+            f"architecture {family} is not known: take the model as MLX or Hugging Face directory "
+            f"(known: {', '.join(ARCHITECTURES)})"
         )
     return ARCHITECTURES[family], ModelMetadata(header, family)
 

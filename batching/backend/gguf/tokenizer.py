@@ -1,9 +1,10 @@
 """The tokenizer that a GGUF file describes in its metadata.
 
-Two kinds occur in the supported families: byte-level BPE (`gpt2`), whose merges are listed and
-whose splitting rule is only named (`tokenizer.ggml.pre`), and SentencePiece BPE (`llama`), whose
-merges follow from the scores.  A name that is not known here is refused: another rule
-would give other tokens than the model was trained on, without any sign of it.
+Two kinds occur in the supported architectures: byte-level BPE (`gpt2`), whose merges are listed
+and whose splitting rule is only named (`tokenizer.ggml.pre`), and SentencePiece BPE, whose merges
+follow from the scores (`llama`) or are listed (`gemma4`).  A name that is not known here is
+refused: another rule would give other tokens than the model was trained on, without any sign of
+it.
 """
 
 from enum import IntEnum
@@ -28,43 +29,10 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from batching.backend.gguf.header import GgufHeader
+from batching.backend.gguf.splitting import SPLITTINGS
 
-_GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2: Final = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN: Final = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_DIGIT: Final = r"\p{N}"
-
-# Each pattern splits what the ones before it left; the names are llama.cpp's.
-_SPLITS: Final[dict[str, tuple[str, ...]]] = {
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
-    "gpt-2": (_GPT2,),
-    "smollm": (_DIGIT, _GPT2),
-    "starcoder": (_DIGIT, _GPT2),
-    "refact": (_DIGIT, _GPT2),
-    "llama3": (_LLAMA3,),
-    "llama-v3": (_LLAMA3,),
-    "llama-bpe": (_LLAMA3,),
-    "falcon3": (_LLAMA3,),
-    "smaug-bpe": (_LLAMA3,),
-    "qwen2": (_QWEN2,),
-    "deepseek-r1-qwen": (_QWEN2,),
-    "megrez": (_QWEN2,),
-    "tekken": (_TEKKEN,),
-}
 # Every place where a token could be cut is looked at.
 _MAX_TOKEN_LENGTH: Final = 1024
-# A word that is a token as it stands is not merged; and the prompt begins with bos by default.
-_WHOLE_WORDS_AND_BOS: Final = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken")
-_COMPOSED: Final = ("qwen2", "deepseek-r1-qwen", "megrez")
-
 # Texts that end a turn in every vocabulary that has them; the file names at most two of them.
 _END_OF_TURN: Final = frozenset(
     {
@@ -75,9 +43,19 @@ _END_OF_TURN: Final = frozenset(
         "<|endoftext|>",
         "<|end_of_text|>",
         "<end_of_turn>",
+        "<turn|>",
         "<EOT>",
+        "<|observation|>",
+        "<|return|>",
+        "<|call|>",
     }
 )
+# In gpt-oss a turn goes on after the end of a message.
+_END_OF_MESSAGE: Final = "<|end|>"
+_ENDS_AFTER_MESSAGES: Final = "<|return|>"
+
+
+Merges = list[tuple[str, str]]
 
 
 class _TokenType(IntEnum):
@@ -129,9 +107,16 @@ def _build_backend(header: GgufHeader, tokens: list[str], bos: str | None) -> To
         case "gpt2":
             tokenizer, adds_bos = _byte_level(header, tokens)
         case "llama":
-            tokenizer, adds_bos = _sentencepiece(header, tokens), True
+            merges = _merges_by_score(header, tokens)
+            tokenizer, adds_bos = _sentencepiece(header, tokens, merges, adds_prefix=True), True
+        case "gemma4":
+            merges = _listed_merges(header)
+            tokenizer, adds_bos = _sentencepiece(header, tokens, merges, adds_prefix=False), True
         case kind:
-            raise header.refuse(f"tokenizer {kind} (supported: gpt2 and llama)")
+            raise header.refuse(
+                f"tokenizer {kind} is not known: take the model as MLX or Hugging Face directory "
+                "(known: gpt2, llama and gemma4)"
+            )
     _add_special_tokens(header, tokenizer, tokens)
     if bos is not None and header.metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -144,59 +129,63 @@ def _build_backend(header: GgufHeader, tokens: list[str], bos: str | None) -> To
 
 def _byte_level(header: GgufHeader, tokens: list[str]) -> tuple[Tokenizer, bool]:
     """Return the tokenizer, and whether its prompts begin with bos unless the file says so."""
-    name = header.text("tokenizer.ggml.pre")
-    if name not in _SPLITS:
-        raise header.refuse(f"pre-tokenizer {name} (supported: {', '.join(_SPLITS)})")
-    merges = [_pair(merge) for merge in header.strings("tokenizer.ggml.merges")]
-    is_llama3 = name in _WHOLE_WORDS_AND_BOS
+    name = header.text("tokenizer.ggml.pre", "none") or "none"
+    if (splitting := SPLITTINGS.get(name)) is None:
+        raise header.refuse(
+            f"pre-tokenizer {name} is not known: take the model as MLX or Hugging Face directory "
+            f"(known: {', '.join(SPLITTINGS)})"
+        )
     tokenizer = Tokenizer(
-        models.BPE(_numbered(tokens), merges, ignore_merges=is_llama3, fuse_unk=False)
+        models.BPE(_numbered(tokens), _listed_merges(header), ignore_merges=splitting.keeps_words)
     )
-    if name in _COMPOSED:
+    if splitting.composes:
         tokenizer.normalizer = normalizers.NFC()
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _SPLITS[name]]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splitting.patterns]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, is_llama3
+    return tokenizer, splitting.begins_with_bos
 
 
-def _sentencepiece(header: GgufHeader, tokens: list[str]) -> Tokenizer:
-    scores = header.numbers("tokenizer.ggml.scores")
-    if len(scores) != len(tokens):
-        raise header.refuse("its SentencePiece tokens have no scores")
+def _sentencepiece(
+    header: GgufHeader, tokens: list[str], merges: Merges, *, adds_prefix: bool
+) -> Tokenizer:
     vocabulary = _numbered(tokens)
-    unknown = _special(header, tokens, "unknown")
-    has_bytes = all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
     tokenizer = Tokenizer(
         models.BPE(
             vocabulary,
-            _merges(tokens, scores, vocabulary),
-            unk_token=unknown,
+            merges,
+            unk_token=_special(header, tokens, "unknown"),
             fuse_unk=True,
-            byte_fallback=has_bytes,
+            byte_fallback=all(f"<0x{byte:02X}>" in vocabulary for byte in range(256)),
         )
     )
-    add_prefix = bool(header.metadata.get("tokenizer.ggml.add_space_prefix", True))
-    prefix = [normalizers.Prepend("▁")] if add_prefix else []
+    adds_prefix = bool(header.metadata.get("tokenizer.ggml.add_space_prefix", adds_prefix))
+    prefix = [normalizers.Prepend("▁")] if adds_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
-    strip = [decoders.Strip(" ", 1, 0)] if add_prefix else []
+    strip = [decoders.Strip(" ", 1, 0)] if adds_prefix else []
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return tokenizer
 
 
-def _merges(
-    tokens: list[str], scores: list[float], vocabulary: dict[str, int]
-) -> list[tuple[str, str]]:
+def _merges_by_score(header: GgufHeader, tokens: list[str]) -> Merges:
     """List every way to join two tokens into a third, best score of the third first."""
-    merges: list[tuple[str, str]] = []
+    scores = header.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise header.refuse("its SentencePiece tokens have no scores")
+    vocabulary = set(tokens)
+    merges: Merges = []
     for index in sorted(range(len(tokens)), key=lambda index: -scores[index]):
         token = tokens[index]
         splits = ((token[:at], token[at:]) for at in range(1, len(token)))
         merges += [(a, b) for a, b in splits if a in vocabulary and b in vocabulary]
     return merges
+
+
+def _listed_merges(header: GgufHeader) -> Merges:
+    return [_pair(merge) for merge in header.strings("tokenizer.ggml.merges")]
 
 
 def _add_special_tokens(header: GgufHeader, tokenizer: Tokenizer, tokens: list[str]) -> None:
@@ -215,7 +204,8 @@ def _eos_token_ids(header: GgufHeader, tokens: list[str]) -> list[int]:
     named = {
         header.integer(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom")
     }
-    ends = {index for index, token in enumerate(tokens) if token in _END_OF_TURN}
+    texts = _END_OF_TURN - ({_END_OF_MESSAGE} if _ENDS_AFTER_MESSAGES in tokens else set())
+    ends = {index for index, token in enumerate(tokens) if token in texts}
     return sorted((named | ends) & set(range(len(tokens))))
 
 
