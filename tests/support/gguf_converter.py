@@ -72,6 +72,8 @@ def write_model(
     model: nn.Module,
     config: Config,
     quantize: Quantize = lambda *_: gguf.GGMLQuantizationType.F32,
+    *,
+    joins_gates: bool = False,
 ) -> Path:
     """Write a model with names, values and tensors as llama.cpp's converter does."""
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[tiny.arch])
@@ -81,10 +83,16 @@ def write_model(
         add = getattr(writer, f"add_{method}")
         add(config[value] if isinstance(value, str) else value(config))
     names = gguf.get_tensor_name_map(tiny.arch, config["num_hidden_layers"])
+    tensors: dict[str, Array] = {}
     for name, array in parameters(model).items():
         value = np.array(array.astype(mx.float32))
         for tensor, content in _converted(tiny, config, name, value):
-            _add(writer, _name(names, tensor), content, quantize)
+            tensors[_name(names, tensor)] = content
+    for name in [name for name in tensors if joins_gates and "ffn_gate_exps" in name]:
+        both = [tensors.pop(name), tensors.pop(name.replace("gate", "up"))]
+        tensors[name.replace("gate", "gate_up")] = np.concatenate(both, axis=1)
+    for name, value in tensors.items():
+        _add(writer, name, value, quantize)
     for length in ("long", "short"):
         if factors := (config.get("rope_scaling") or {}).get(f"{length}_factor"):
             writer.add_tensor(f"rope_factors_{length}.weight", np.array(factors, np.float32))

@@ -63,7 +63,9 @@ class ModelMetadata:
     @property
     def head_dim(self) -> int:
         usual = self.integer("embedding_length") // self.num_heads
-        return self.integer("attention.key_length", usual)
+        if (size := self.integer("attention.key_length", usual)) < 1:
+            raise self.header.refuse(f"its heads have a size of {size}")
+        return size
 
     @property
     def rotated_share(self) -> float:

@@ -120,10 +120,21 @@ def _read_weights(
         weight = read_weight(header, name, dtype)
         if change := _look_up(architecture.changes, _part(name)):
             weight = change[0](weight, config)
-        weights[rename(header, architecture, name)] = weight
+        for part, rows in _halves_of_experts(name, weight).items():
+            weights[rename(header, architecture, part)] = rows
     if architecture.join:
         architecture.join(weights, config)
     return weights
+
+
+def _halves_of_experts(name: str, weight: Weight) -> dict[str, Weight]:
+    """Part the gates of the experts from what they let through, if a file has them in one tensor."""
+    if "ffn_gate_up_exps" not in name:
+        return {name: weight}
+    return {
+        name.replace("gate_up", "gate"): weight.map(lambda rows: mx.split(rows, 2, axis=1)[0]),
+        name.replace("gate_up", "up"): weight.map(lambda rows: mx.split(rows, 2, axis=1)[1]),
+    }
 
 
 def _own_tensors(header: GgufHeader, config: Config) -> Iterator[str]:

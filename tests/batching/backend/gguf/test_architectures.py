@@ -1,6 +1,7 @@
 """Every architecture: a file computes what the model computes that it was written from."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,8 +11,10 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from batching.backend.gguf.architectures import ARCHITECTURES
+from batching.backend.gguf.config import read_config
 from batching.backend.gguf.header import read_header
 from batching.backend.gguf.model import load_gguf
+from batching.backend.loader import max_model_len
 from tests.support.arrays import parameters
 from tests.support.gguf_architectures import TINY, VARIANTS, Array
 from tests.support.gguf_converter import random_model, write_model
@@ -96,6 +99,37 @@ def test_experts_of_mxfp4_stay_as_they_are(tmp_path: Path, name: str) -> None:
         assert mx.allclose(array, dense[weight], rtol=1e-2, atol=1e-2), weight
 
 
+@pytest.mark.parametrize("name", ["gpt-oss", "qwen3moe"])
+@pytest.mark.parametrize("dtype", [None, mx.float32])
+def test_gates_and_what_they_let_through_may_be_one_tensor(
+    tmp_path: Path, name: str, dtype: mx.Dtype | None
+) -> None:
+    model, config = random_model(TINY[name])
+    apart = write_model(tmp_path / "apart.gguf", TINY[name], model, config, in_8_bits)
+    joined = write_model(
+        tmp_path / "joined.gguf", TINY[name], model, config, in_8_bits, joins_gates=True
+    )
+    assert any("gate_up" in tensor for tensor in read_header(joined).tensors)
+    assert mx.array_equal(logits_of(joined, dtype), logits_of(apart, dtype))
+
+
+@pytest.mark.parametrize(("stored", "dtype"), [(Type.F16, mx.float16), (Type.BF16, mx.bfloat16)])
+def test_floats_keep_the_type_of_the_matrices(
+    tmp_path: Path, stored: Type, dtype: mx.Dtype
+) -> None:
+    model, config = random_model(TINY["qwen3"])
+    path = write_model(
+        tmp_path / "m.gguf",
+        TINY["qwen3"],
+        model,
+        config,
+        lambda _, value: Type.F32 if value.ndim < 2 else stored,
+    )
+    loaded, _ = load_gguf(read_header(path), None)
+    assert {array.dtype for array in parameters(loaded).values()} == {dtype}
+    assert_close(loaded(TOKENS).astype(mx.float32), model(TOKENS), 0.1)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variants_of_an_architecture(tmp_path: Path, name: str) -> None:
     model, config = random_model(VARIANTS[name])
@@ -103,3 +137,23 @@ def test_variants_of_an_architecture(tmp_path: Path, name: str) -> None:
     _, loaded_config = load_gguf(read_header(path), mx.float32)
     assert loaded_config["model_type"] == config["model_type"]
     assert_close(logits_of(path, mx.float32), model(TOKENS))
+
+
+def test_the_context_of_gemma3_is_that_after_scaling(tmp_path: Path) -> None:
+    tiny = VARIANTS["gemma3 of long contexts"]
+    model, config = random_model(tiny)
+    header = read_header(write_model(tmp_path / "m.gguf", tiny, model, config))
+    assert max_model_len(read_config(header)) == config["max_position_embeddings"]
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    model, config = random_model(TINY["qwen3moe"])
+    tiny = replace(TINY["qwen3moe"], settings=_MOE_WITH_ONE_MORE)
+    path = write_model(tmp_path / "m.gguf", tiny, model, config)
+    loaded, loaded_config = load_gguf(read_header(path), mx.float32)
+    assert loaded_config["num_hidden_layers"] == len(loaded.layers) == 3
+    model.model.layers.pop()
+    assert_close(loaded(TOKENS), model(TOKENS))
+
+
+_MOE_WITH_ONE_MORE: Final = TINY["qwen3moe"].settings | {"nextn_predict_layers": lambda _: 1}

@@ -175,6 +175,12 @@ def rejection(path: Path) -> str:
         ({"llama.attention.value_length": 16}, "differ in size"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),
         ({"llama.attention.head_count": [4, 2]}, "not one number"),
+        ({"llama.attention.head_count": 0}, "0 attention heads"),
+        ({"llama.attention.key_length": 0}, "heads have a size of 0"),
+        ({"llama.logit_scale": 2.0}, "scaled embeddings, residuals or logits"),
+        ({"llama.final_logit_softcapping": 30.0}, "soft caps"),
+        ({"llama.attention.temperature_scale": 0.1}, "attention scaled by position"),
+        ({"llama.attention.recurrent_layers": [True, False]}, "recurrent layers"),
         ({"split.count": 3}, "split file"),
     ],
 )
