@@ -11,9 +11,11 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from batching.backend.gguf.architectures import ARCHITECTURES
+from batching.backend.gguf.changes import join_latent
 from batching.backend.gguf.config import read_config
 from batching.backend.gguf.header import read_header
 from batching.backend.gguf.model import load_gguf
+from batching.backend.gguf.quantizations import Weight
 from batching.backend.loader import max_model_len
 from tests.support.arrays import parameters
 from tests.support.gguf_architectures import TINY, VARIANTS, Array
@@ -157,3 +159,19 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
 
 
 _MOE_WITH_ONE_MORE: Final = TINY["qwen3moe"].settings | {"nextn_predict_layers": lambda _: 1}
+
+
+def test_older_files_have_one_matrix_for_the_keys_and_values_of_a_latent() -> None:
+    model, config = random_model(TINY["deepseek2"])
+    arrays = parameters(model)
+    weights: dict[str, Weight] = {}
+    for layer in range(config["num_hidden_layers"]):
+        attention = f"model.layers.{layer}.self_attn"
+        keys = arrays[f"{attention}.embed_q.weight"].swapaxes(1, 2)
+        values = arrays[f"{attention}.unembed_out.weight"]
+        joined = mx.concatenate([keys, values], axis=1).flatten(0, 1)
+        weights[f"{attention}.kv_b_proj.weight"] = Weight({"weight": joined})
+    join_latent(weights, config)
+    assert len(weights) == 2 * config["num_hidden_layers"]
+    for name, weight in weights.items():
+        assert mx.array_equal(weight.dense(), arrays[name]), name
