@@ -43,7 +43,13 @@ APP_LAYERS: Final = (
 )
 BENCHMARK: Final = "batching.benchmark"
 MICROBENCH: Final = "scripts.microbench"
-BACKEND_USERS: Final = {"batching.scheduler_manager", BENCHMARK, MICROBENCH, "scripts.guidellm"}
+BACKEND_USERS: Final = {
+    "batching.scheduler_manager",
+    BENCHMARK,
+    MICROBENCH,
+    "scripts.guidellm",
+    "scripts.model_types",
+}
 
 
 def module_name(path: Path) -> str:

@@ -9,11 +9,22 @@ from batching.backend import choose_pool
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.self_check import CheckedModel, Way, check_model
+from scripts.generated_docs import ROOT
+from scripts.model_types import MODEL_TYPES_PAGE, row, rows_on, summary
 from tests.support import foreign_model
 from tests.support.conformance import CONFIG, conformance
-from tests.support.model_zoo import INCONSISTENT, UNQUANTIZABLE, WITHOUT_KERNELS, ZOO, make_tiny
+from tests.support.model_zoo import (
+    INCONSISTENT,
+    UNAVAILABLE,
+    UNQUANTIZABLE,
+    WITHOUT_KERNELS,
+    ZOO,
+    make_tiny,
+)
 from tests.support.zoo.shapes import VOCAB_SIZE
 
+PAGE: Final = (ROOT / MODEL_TYPES_PAGE).read_text(encoding="utf-8")
+ROWS: Final = rows_on(PAGE)
 # Of a log probability, in float32.
 TOLERANCE: Final = 1e-4
 # These round to 8 bits in their own code: a value midway between two steps goes either way.
@@ -43,7 +54,14 @@ def check(name: str, model: nn.Module, native: Native | NoNative) -> CheckedMode
 @pytest.mark.parametrize("name", ZOO)
 def test_as_this_machine_serves_it(name: str) -> None:
     model = make_tiny(name)
-    assert_conforms(name, model, check(name, model, load_native("auto")), make_tiny(name))
+    checked = check(name, model, load_native("auto"))
+    assert row(name, checked) == ROWS[name], "run: python -m scripts.model_types"
+    assert_conforms(name, model, checked, make_tiny(name))
+
+
+def test_the_page_has_a_row_for_each_type_and_counts_them() -> None:
+    assert [*ROWS] == sorted([*ZOO, *UNAVAILABLE])
+    assert summary(ROWS) in PAGE
 
 
 @pytest.mark.slow

@@ -1,0 +1,90 @@
+"""Writes docs/model-types.md: how each model type of mlx-lm is served.
+
+python -m scripts.model_types            checks a tiny model of each type, which takes about 20 s
+
+tests/batching/backend/test_any_model.py says if a row is out of date.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from batching.backend.paged.layout import CacheLayout, LayerShape, StateShape, leaves
+from batching.backend.self_check import CheckedModel, Way, check_model
+from scripts.generated_docs import ROOT, filled
+from tests.support.model_zoo import CONFIGS, MODEL_TYPES, UNAVAILABLE, ZOO, make_tiny
+from tests.support.zoo.shapes import VOCAB_SIZE
+
+MODEL_TYPES_PAGE: Final = Path("docs", "model-types.md")
+MARKER: Final = "model types"
+
+SERVED: Final = {
+    Way.RAGGED: "batched",
+    Way.PIECES: "batched, in pieces",
+    Way.ONE_BY_ONE: "batched but for its attention",
+    Way.WHOLE: "one at a time, on the pool",
+    Way.OWN: "one at a time, on its own caches",
+}
+# What depends on the device: a figure, and the words of MLX or of Python.
+_VARYING: Final = re.compile(r" by [\d.e+-]+ of the largest one$| \(.*\)$", re.DOTALL)
+
+
+def row(name: str, checked: CheckedModel) -> str:
+    """Return the line of a type: how it is served, what it keeps, and why no faster way is right."""
+    reason = _VARYING.sub("", checked.reason)
+    kept = ", ".join(_kept(checked.layout))
+    return f"| `{name}` | {SERVED[checked.way]} | {kept} | {reason} |"
+
+
+def _kept(layout: CacheLayout) -> Iterator[str]:
+    found = list(leaves(layout.layers))
+    shapes = layout.shapes
+    if any(not (s.is_latent or s.is_gathered or s.is_shared) for s in shapes):
+        yield "keys and values"
+    if any(s.is_shared for s in shapes):
+        yield "shared keys and values"
+    if any(s.is_latent for s in shapes):
+        yield "latents"
+    if any(s.is_gathered for s in shapes):
+        yield "gathered keys and values"
+    if any(s.window for s in shapes):
+        yield "sliding windows"
+    if any(isinstance(leaf, StateShape) for leaf in found):
+        yield "recurrent state"
+    if any(not isinstance(leaf, LayerShape | StateShape) for leaf in found):
+        yield "caches of its own"
+
+
+def rows_on(page: str) -> dict[str, str]:
+    """Return the lines of the page's table, by name."""
+    return {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+
+
+def summary(rows: dict[str, str]) -> str:
+    """Return how many of the types are batched."""
+    batched = [name for name in CONFIGS if rows[name].split(" | ")[1].startswith("batched")]
+    tried = len(CONFIGS)
+    return (
+        f"mlx-lm has files for {len(MODEL_TYPES)} model types. {tried} of them run on a CPU, and of these "
+        f"{len(batched)} ({100 * len(batched) / tried:.1f} %) are batched;\n"
+        f"{tried - len(batched)} are served one request at a time. All have a prefix cache."
+    )
+
+
+def table(rows: dict[str, str]) -> str:
+    head = ["| type | served | keeps | why not faster |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *(rows[name] for name in sorted(rows))])
+
+
+def main() -> None:
+    """Write the page."""
+    rows = {name: row(name, check_model(make_tiny(name), VOCAB_SIZE)) for name in ZOO}
+    rows |= {name: f"| `{name}` | not tried | | {why} |" for name, why in UNAVAILABLE.items()}
+    content = f"{summary(rows)}\n\n{table(rows)}"
+    path = ROOT / MODEL_TYPES_PAGE
+    path.write_text(filled(path.read_text(encoding="utf-8"), MARKER, content), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
