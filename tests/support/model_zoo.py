@@ -83,11 +83,16 @@ def make_tiny(
 
 
 def quantize(model: nn.Module, bits: int, mode: str) -> None:
-    """Quantize in groups of 32 what mlx-lm quantizes."""
+    """Quantize in groups of 32 what mlx-lm quantizes.
+
+    Embeddings stay as they are where they would be looked up in bfloat16: the rest would be so, too.
+    """
     keeps = getattr(model, "quant_predicate", None)
 
     def predicate(path: str, module: nn.Module) -> Any:
         if not hasattr(module, "to_quantized") or module.weight.shape[-1] % 32:
+            return False
+        if mode != "affine" and isinstance(module, nn.Embedding):
             return False
         return keeps(path, module) if keeps else True
 
