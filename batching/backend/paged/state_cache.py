@@ -1,7 +1,7 @@
 """What a layer keeps besides keys and values in the pool: one state a request and position."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from batching.backend.paged.pieces import Piece
+from batching.request import BatchRequest
 from batching.scheduling.step_plan import Slice, StateCopy
 
 
@@ -34,6 +35,8 @@ class StateCache(ABC):
 
     def reset(self) -> None:
         self._slots: dict[int, dict[int, Any]] = {}
+        # Of the last step, whose states may be rows of a batch.
+        self._requests: dict[int, BatchRequest] = {}
         self._views: dict[tuple[int, int], tuple[Piece, Any]] = {}
         self._copied: list[mx.array] = []
         # To be evaluated with the step.
@@ -51,6 +54,7 @@ class StateCache(ABC):
     def copy(self, copy: StateCopy) -> None:
         state = self._slots[copy.source][copy.position]
         self._slots[copy.target] = {copy.position: self._kept(state)}
+        self._requests.pop(copy.target, None)
 
     def make_mask(self, num_tokens: int) -> None:
         """Return None, for no mask: nothing is padded."""
@@ -70,16 +74,32 @@ class StateCache(ABC):
     def flush(self) -> None:
         """Keep the states after the step, and those before it that the plan asks for."""
         kept: dict[int, dict[int, Any]] = {}
+        requests: dict[int, BatchRequest] = {}
         self.written = []
         for piece, view in self._views.values():
             states = self._end(view, len(piece.slices))
             for s, state in zip(piece.slices, states, strict=True):
                 stop = piece.start + len(piece) if piece.is_chunk else s.stop
                 kept.setdefault(_slot(s), self._earlier(s))[stop] = state
+                requests[_slot(s)] = s.request
+        self._leave_batch(self._requests.keys() - kept.keys())
         self._slots.update(kept)
+        self._requests = requests
         self._views = {}
         self.written += self._copied
         self._copied = []
+
+    def _leave_batch(self, slots: Iterable[int]) -> None:
+        """Drop the states of requests that have gone, and copy those of requests that pause.
+
+        They would keep the states of their last batch in memory.
+        """
+        for slot in slots:
+            if self._requests[slot].state_slot == slot:
+                states = self._slots[slot]
+                self._slots[slot] = {at: self._kept(state) for at, state in states.items()}
+            else:
+                del self._slots[slot]
 
     @abstractmethod
     def can_share(self, s: Slice) -> Hashable:
