@@ -45,6 +45,12 @@ void test_swiglu(Random& random) {
   // In place, as a block does it.
   swiglu(gate.data(), up.data(), size, gate.data());
   expect_close(gate, expected, "swiglu " + std::to_string(size));
+  std::vector<float> y(size, NAN);
+  const std::vector<float> ones(size, 1);
+  swiglu(up.data(), ones.data(), size, y.data());
+  auto alone = up;
+  swiglu(alone.data(), nullptr, size, alone.data());
+  expect_same(alone, y, "silu " + std::to_string(size));
 }
 
 void test_rotate(Random& random) {

@@ -148,11 +148,41 @@ class DeltaCase {
   }
 };
 
+void test_convolve(Random& random) {
+  const int num_requests = random.between(1, 3);
+  ConvolutionArgs args{.num_tokens = random.between(1, 20),
+                       .num_taps = random.between(1, 5),
+                       .num_channels = random.one_of({random.between(1, 100), 1024, 2500})};
+  const size_t channels = args.num_channels;
+  const size_t num_inputs = args.num_tokens + args.num_taps - 1;
+  const auto x = random.normal(num_requests * num_inputs * channels);
+  const auto taps = random.normal(args.num_taps * channels);
+  const auto bias = random.chance() ? random.normal(channels) : std::vector<float>{};
+  std::vector<float> y(num_requests * args.num_tokens * channels, NAN);
+  std::vector<Expected> expected;
+  for (int row = 0; row < num_requests * args.num_tokens; row++)
+    for (size_t c = 0; c < channels; c++) {
+      const size_t first = row / args.num_tokens * num_inputs + row % args.num_tokens;
+      double sum = bias.empty() ? 0 : bias[c], magnitude = std::abs(sum);
+      for (int t = 0; t < args.num_taps; t++) {
+        const double product =
+            static_cast<double>(x[(first + t) * channels + c]) * taps[t * channels + c];
+        sum += product, magnitude += std::abs(product);
+      }
+      expected.push_back({sum, 1e-6 * magnitude});
+    }
+  args.x = x.data(), args.taps = taps.data(), args.y = y.data();
+  args.bias = bias.empty() ? nullptr : bias.data();
+  convolve(args, num_requests);
+  expect_close(y, expected, "convolve " + std::to_string(channels));
+}
+
 }  // namespace
 
 void test_recurrent() {
   Random random(4);
   for (int i = 0; i < 60; i++) {
+    test_convolve(random);
     const int num_key_heads = random.between(1, 3);
     const DeltaArgs shape{.num_tokens = random.one_of({1, 2, random.between(1, 100)}),
                           .num_key_heads = num_key_heads,

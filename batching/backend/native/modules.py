@@ -12,13 +12,14 @@ from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.nn import silu as mlx_silu
 from mlx_lm.models import activations
-from mlx_lm.models.activations import swiglu as mlx_swiglu
+from mlx_lm.models.activations import precise_swiglu as mlx_precise_swiglu, swiglu as mlx_swiglu
 from mlx_lm.utils import dequantize_model
 
 from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
 from batching.backend.memory.device import check_room
-from batching.backend.native.recurrent import rebind_recurrences
+from batching.backend.native.recurrent import rebind_recurrences, replace_convolution
 from batching.backend.native_loader import Native
 
 # Children with these names have the same input and are computed together.
@@ -50,13 +51,14 @@ def replace_modules(
     model = dequantize_model(model)
     rotation = Rotation()
     for module in model.modules():
+        replace_convolution(module, kernels)
         if type(module) is nn.RMSNorm:
             module.__class__ = RMSNorm
             module.kernels = kernels
         elif type(module) is nn.RoPE:
             module.__class__ = RoPE
             module.kernels, module.rotation = kernels, rotation
-    _rebind_swiglu(model, kernels)
+    _rebind_activations(model, kernels)
     rebind_recurrences(kernels)
     mx.eval(model.parameters())
     return model
@@ -209,8 +211,8 @@ class RoPE(nn.RoPE):
         return angles.by_row
 
 
-def _rebind_swiglu(model: nn.Module, kernels: Any) -> None:
-    """Rebind `swiglu` in the models' own modules, which import it by name."""
+def _rebind_activations(model: nn.Module, kernels: Any) -> None:
+    """Rebind what the models call by name, in their own modules, or as a name of mlx.nn."""
 
     def swiglu(gate: mx.array, x: mx.array) -> mx.array:
         """Return silu(gate) * x (SwiGLU, Shazeer 2020), also in models without the kernels."""
@@ -218,7 +220,20 @@ def _rebind_swiglu(model: nn.Module, kernels: Any) -> None:
         result: mx.array = kernels.swiglu(gate, x) if is_float32 else mlx_swiglu(gate, x)
         return result
 
+    def precise_swiglu(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
+        """Return silu(gate) * x, computed in float32, in the type of h."""
+        is_known = gate.shape == x.shape
+        result: mx.array = kernels.swiglu(gate, x) if is_known else mlx_precise_swiglu(h, gate, x)
+        return result.astype(h.dtype)
+
+    def silu(x: mx.array) -> mx.array:
+        result: mx.array = kernels.silu(x) if x.dtype == mx.float32 else mlx_silu(x)
+        return result
+
     for name in {type(module).__module__ for module in model.modules()} - {activations.__name__}:
         names = vars(sys.modules[name])
         if names.get("swiglu") in (mlx_swiglu, portable_swiglu):
             names["swiglu"] = swiglu
+        if names.get("precise_swiglu") is mlx_precise_swiglu:
+            names["precise_swiglu"] = precise_swiglu
+    vars(nn)["silu"] = silu

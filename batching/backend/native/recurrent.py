@@ -1,10 +1,33 @@
-"""Recurrences of mlx-lm's models, computed by the native kernels."""
+"""Recurrent layers of mlx-lm's models, computed by the native kernels."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.models import gated_delta
 from mlx_lm.models.gated_delta import gated_delta_ops as mlx_gated_delta_ops
+
+
+class Conv1d(nn.Conv1d):
+    """A causal convolution of each channel by itself."""
+
+    convolve: Callable[[mx.array], mx.array]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.convolve(x)
+
+
+def replace_convolution(module: nn.Module, kernels: Any) -> None:
+    """Let the kernels compute a convolution, if it is of the kind that they know."""
+    if type(module) is not nn.Conv1d:
+        return
+    weight, bias = module.weight, module.get("bias")
+    is_plain = (module.stride, module.padding, module.dilation) == (1, 0, 1)
+    if is_plain and module.groups == len(weight) and weight.shape[2] == 1:
+        module.__class__ = Conv1d
+        module.convolve = partial(kernels.convolve, taps=weight[..., 0].T, bias=bias)
 
 
 def rebind_recurrences(kernels: Any) -> None:

@@ -190,6 +190,18 @@ struct DeltaArgs {
   float* new_state;
 };
 
+/// A causal convolution of each channel by itself: y of a token is the bias plus the products of
+/// `num_taps` successive rows of x, the last one its own, with the taps.
+struct ConvolutionArgs {
+  int num_tokens;  // of a request; x has num_taps - 1 more
+  int num_taps;
+  int num_channels;
+  const float* x;     // [requests, num_taps - 1 + num_tokens, channels]
+  const float* taps;  // [num_taps, channels]
+  const float* bias;  // [channels], or null
+  float* y;           // [requests, num_tokens, channels]
+};
+
 struct Kernels {
   const char* name;
   int columns;            // of a panel
@@ -218,11 +230,13 @@ struct Kernels {
   /// Rotate the first 2 * half numbers of `[dim]`; a pair is two neighbours, or `half` apart.
   void (*rope)(const float* x, const float* cosines, const float* sines, int half, int dim,
                bool traditional, float* y);
-  /// y = gate / (1 + e^-gate) * up
+  /// y = gate / (1 + e^-gate) * up; without `up` if that is null.
   void (*swiglu)(const float* gate, const float* up, size_t size, float* y);
   /// Rows [first, next) of the state of one head of one request, request * num_heads + head, for
   /// all tokens.
   void (*delta_rule)(const DeltaArgs& args, int head, int first, int next);
+  /// Channels [first, next) of one row of y.
+  void (*convolve)(const ConvolutionArgs& args, int row, int first, int next);
 };
 
 /// The best kernels for this processor; null if it supports none of the instruction sets.

@@ -258,6 +258,17 @@ def test_norms_and_activations(kernels: Any, rows: int, size: int, seed: int) ->
     check(kernels.rms_norm(mx.array(x), None, 1e-5), x / np.sqrt(mean + 1e-5))
     expected = gate / (1 + np.exp(-gate.astype(np.float64))) * x
     check(kernels.swiglu(mx.array(gate), mx.array(x)), expected)
+    check(kernels.silu(mx.array(gate)), expected / x)
+
+
+def test_activations_in_functions_compiled_for_any_shape(kernels: Any) -> None:
+    compiled = mx.compile(
+        lambda gate, x: kernels.silu(gate) * x + kernels.swiglu(gate, x), shapeless=True
+    )
+    for size in (5, 300):
+        gate, x = mx.random.normal((2, 3, size))
+        expected = 2 * gate * mx.sigmoid(gate) * x
+        assert mx.allclose(compiled(gate, x), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_activations_of_any_number(kernels: Any) -> None:

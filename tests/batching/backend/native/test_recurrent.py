@@ -5,13 +5,14 @@ from functools import partial
 from typing import Any, Final
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mlx_lm.models import gated_delta
 from mlx_lm.models.gated_delta import gated_delta_ops as mlx_gated_delta_ops
 
-from batching.backend.native.recurrent import rebind_recurrences
+from batching.backend.native.recurrent import Conv1d, rebind_recurrences, replace_convolution
 from batching.backend.native_loader import Native
 
 EXAMPLES: Final = settings(
@@ -194,6 +195,58 @@ def test_what_the_kernel_does_not_take_stays_mlx_lm_s(
     check_same((y, new_state), expected)
 
 
+# Convolutions
+
+
+def convolution(
+    rng: np.random.Generator, channels: int, taps: int, *, has_bias: bool, groups: int | None = None
+) -> nn.Conv1d:
+    groups = channels if groups is None else groups
+    conv = nn.Conv1d(channels, channels, taps, groups=groups, bias=has_bias)
+    conv.update({name: normal(rng, *array.shape) for name, array in conv.items()})
+    return conv
+
+
+@EXAMPLES
+@given(
+    requests=st.integers(1, 3),
+    tokens=st.integers(1, 20),
+    channels=st.integers(1, 3000),
+    taps=st.integers(1, 5),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_convolution(
+    kernels: Any, requests: int, tokens: int, channels: int, taps: int, has_bias: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    conv = convolution(rng, channels, taps, has_bias=has_bias)
+    x = normal(rng, requests, tokens + taps - 1, channels)
+    expected = conv(x)
+    replace_convolution(conv, kernels)
+    assert type(conv) is Conv1d
+    y = conv(x)
+    check((y,), (expected,))
+    last = conv(x[-1:, -taps:])
+    assert mx.array_equal(last[0, 0], y[-1, -1])
+
+
+def test_convolutions_of_another_kind_stay_mlx_s(kernels: Any) -> None:
+    rng = np.random.default_rng(7)
+    others: list[nn.Conv1d] = [
+        convolution(rng, 8, 3, has_bias=True, groups=2),
+        nn.Conv1d(8, 8, 3, groups=8, stride=2),
+        nn.Conv1d(8, 8, 3, groups=8, padding=2),
+        nn.Conv1d(8, 8, 3, groups=8, dilation=2),
+        nn.Conv1d(8, 16, 3, groups=8),
+    ]
+    x = normal(rng, 1, 9, 8)
+    for conv in others:
+        expected = conv(x)
+        replace_convolution(conv, kernels)
+        assert mx.array_equal(conv(x), expected)
+
+
 def test_wrong_shapes_are_rejected(kernels: Any) -> None:
     inputs = delta_inputs(np.random.default_rng(6), 1, 3)
     wrong = [mx.ones((1, 3, 2, 31)), mx.ones((1, 3, 2)), mx.ones((1, 3, 3, 40))]
@@ -201,6 +254,14 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
     calls = [
         partial(kernels.delta_rule, *inputs[:i], other, *inputs[i + 1 :])
         for i, other in enumerate(wrong)
+    ]
+    x, taps = mx.ones((1, 5, 8)), mx.ones((3, 8))
+    calls += [
+        partial(kernels.convolve, x, mx.ones(8)),
+        partial(kernels.convolve, x, mx.ones((3, 7))),
+        partial(kernels.convolve, x, mx.ones((6, 8))),
+        partial(kernels.convolve, x[0], taps),
+        partial(kernels.convolve, x, taps, mx.ones(7)),
     ]
     for call in calls:
         with pytest.raises(ValueError, match=r"\w+ \w+"):

@@ -35,11 +35,15 @@ ALWAYS_INLINE F32 silu(F32 x) { return x / (splat(1.0f) + exp(-x)); }
 
 void swiglu(const float* gate, const float* up, size_t size, float* y) {
   const size_t whole = size / LANES * LANES;
-  for (size_t i = 0; i < whole; i += LANES) store(y + i, silu(load(gate + i)) * load(up + i));
+  for (size_t i = 0; i < whole; i += LANES) {
+    const F32 gated = silu(load(gate + i));
+    store(y + i, up ? gated * load(up + i) : gated);
+  }
   if (whole == size) return;
   // The rest as one vector, so that a result does not depend on its position.
   float last[2][LANES] = {};
-  for (size_t i = whole; i < size; i++) last[0][i - whole] = gate[i], last[1][i - whole] = up[i];
+  for (size_t i = whole; i < size; i++)
+    last[0][i - whole] = gate[i], last[1][i - whole] = up ? up[i] : 1;
   F32 result = silu(load(last[0])) * load(last[1]);
   for (size_t i = whole; i < size; i++) y[i] = result[i - whole];
 }

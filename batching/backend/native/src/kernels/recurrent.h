@@ -5,6 +5,7 @@
 
 namespace {
 
+using native::ConvolutionArgs;
 using native::DeltaArgs;
 
 /// A vector's worth of numbers in memory.
@@ -100,6 +101,20 @@ void delta_rule(const DeltaArgs& args, int head, int first, int next) {
     for (; r < next; r++)
       delta_step<1>(token, v + r, size, before + r * size, state + r * size, y + r);
   }
+}
+
+void convolve(const ConvolutionArgs& args, int row, int first, int next) {
+  const size_t num_channels = args.num_channels;
+  const size_t first_row = row + static_cast<size_t>(row / args.num_tokens) * (args.num_taps - 1);
+  const float* x = args.x + first_row * num_channels + first;
+  const float* taps = args.taps + first;
+  float* y = args.y + row * num_channels + first;
+  for_vectors(next - first, [&](int i, auto vector) {
+    F32 sum = args.bias ? vector.load(args.bias + first + i) : F32{};
+    for (int t = 0; t < args.num_taps; t++)
+      sum += vector.load(x + t * num_channels + i) * vector.load(taps + t * num_channels + i);
+    vector.store(y + i, sum);
+  });
 }
 
 }  // namespace

@@ -29,5 +29,6 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .rope = rope,
     .swiglu = swiglu,
     .delta_rule = delta_rule,
+    .convolve = convolve,
 };
 }  // namespace native

@@ -43,7 +43,7 @@ void swiglu(const float* gate, const float* up, size_t size, float* y) {
   const int num_parts = static_cast<int>((size + VALUES_PER_PART - 1) / VALUES_PER_PART);
   threads().for_each(num_parts, [&](int part) {
     const size_t first = part * VALUES_PER_PART;
-    kernels()->swiglu(gate + first, up + first, std::min(VALUES_PER_PART, size - first),
+    kernels()->swiglu(gate + first, up ? up + first : nullptr, std::min(VALUES_PER_PART, size - first),
                       y + first);
   });
 }

@@ -8,6 +8,7 @@ namespace native {
 /// Rows `[num_rows, size]`; `weight` may be null.
 void rms_norm(const float* x, const float* weight, float eps, int num_rows, int size, float* y);
 
+/// `up` may be null.
 void swiglu(const float* gate, const float* up, size_t size, float* y);
 
 /// Cosines and sines `[num_rows, half]` of the angles by which pairs are rotated.

@@ -30,9 +30,16 @@ class RMSNorm : public CpuPrimitive {
 class SwiGLU : public CpuPrimitive {
  public:
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    dispatch([gate = contiguous(inputs[0]), up = contiguous(inputs[1]), size = inputs[0].size(),
+    dispatch([gate = contiguous(inputs[0]),
+              up = inputs.size() > 1 ? contiguous(inputs[1]) : nullptr, size = inputs[0].size(),
               y = allocate(outputs[0])] { native::swiglu(gate, up, size, y); });
   }
+
+  // Models compile functions for any shape that call these.
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    return {inputs[0].shape()};
+  }
+  bool is_equivalent(const mx::Primitive&) const override { return true; }
 
   DEFINE_NAME(NativeSwiGLU)
 };
@@ -69,6 +76,10 @@ mx::array swiglu(const mx::array& gate, const mx::array& up) {
   require(gate.shape() == up.shape(), "gate and up have one shape");
   return mx::array(gate.shape(), mx::float32, std::make_shared<SwiGLU>(),
                    {as_floats(gate), as_floats(up)});
+}
+
+mx::array silu(const mx::array& x) {
+  return mx::array(x.shape(), mx::float32, std::make_shared<SwiGLU>(), {as_floats(x)});
 }
 
 mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& sines,

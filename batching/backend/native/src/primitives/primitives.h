@@ -37,6 +37,8 @@ mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, f
 
 mx::array swiglu(const mx::array& gate, const mx::array& up);
 
+mx::array silu(const mx::array& x);
+
 /// Rotate the first dims of x `[rows, heads, 1, dim]` by angles `[rows, dims / 2]`.
 mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& sines,
                bool traditional);
@@ -46,6 +48,11 @@ std::pair<mx::array, mx::array> delta_rule(const mx::array& q, const mx::array& 
                                            const mx::array& v, const mx::array& decay,
                                            const mx::array& beta,
                                            const std::optional<mx::array>& state);
+
+/// A causal convolution of each channel of x `[requests, tokens, channels]` with taps
+/// `[taps, channels]`, for the tokens that have as many others before them.
+mx::array convolve(const mx::array& x, const mx::array& taps,
+                   const std::optional<mx::array>& bias);
 
 /// Write keys and values `[rows, heads, 1, dim]` into the pool, then attend queries
 /// `[rows, query heads, 1, dim]`.  Rows beyond those of the step are padding; their outputs are

@@ -34,6 +34,24 @@ class DeltaRule : public CpuPrimitive {
   DEFINE_NAME(NativeDeltaRule)
 };
 
+class Convolution : public CpuPrimitive {
+ public:
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const ConvolutionArgs args{
+        .num_tokens = outputs[0].shape(1),
+        .num_taps = inputs[1].shape(0),
+        .num_channels = inputs[1].shape(1),
+        .x = contiguous(inputs[0]),
+        .taps = contiguous(inputs[1]),
+        .bias = inputs.size() > 2 ? contiguous(inputs[2]) : nullptr,
+        .y = allocate(outputs[0]),
+    };
+    dispatch([args, num_requests = inputs[0].shape(0)] { native::convolve(args, num_requests); });
+  }
+
+  DEFINE_NAME(NativeConvolution)
+};
+
 }  // namespace
 
 std::pair<mx::array, mx::array> delta_rule(const mx::array& q, const mx::array& k,
@@ -58,6 +76,18 @@ std::pair<mx::array, mx::array> delta_rule(const mx::array& q, const mx::array& 
   const auto outputs = mx::array::make_arrays({v.shape(), states}, {mx::float32, mx::float32},
                                               std::make_shared<DeltaRule>(), inputs);
   return {outputs[0], outputs[1]};
+}
+
+mx::array convolve(const mx::array& x, const mx::array& taps,
+                   const std::optional<mx::array>& bias) {
+  require(taps.ndim() == 2 && taps.size() > 0, "taps are [taps, channels]");
+  require(x.ndim() == 3 && x.shape(2) == taps.shape(1) && x.shape(1) >= taps.shape(0),
+          "x is [requests, tokens, channels], with a token for each tap");
+  require(!bias || bias->shape() == mx::Shape{taps.shape(1)}, "a bias for each channel");
+  std::vector<mx::array> inputs{as_floats(x), as_floats(taps)};
+  if (bias) inputs.push_back(as_floats(*bias));
+  return mx::array({x.shape(0), x.shape(1) - taps.shape(0) + 1, x.shape(2)}, mx::float32,
+                   std::make_shared<Convolution>(), std::move(inputs));
 }
 
 }  // namespace native::graph
