@@ -78,6 +78,7 @@ class DeltaCase {
     text << "delta rule: " << num_requests_ << "x" << args_.num_tokens << " tokens, "
          << args_.num_key_heads << "/" << args_.num_heads << " heads of " << args_.key_dim << "x"
          << args_.value_dim << (args_.has_channels ? ", channels" : "")
+         << (args_.is_additive ? ", additive" : "")
          << (args_.state ? ", a state" : "");
     return text.str();
   }
@@ -135,7 +136,7 @@ class DeltaCase {
       double sum = 0, output = 0;
       for (size_t i = 0; i < size; i++) {
         state[i] *= args_.has_channels ? args_.decay[at * size + i] : args_.decay[at];
-        sum += state[i] * args_.k[key + i];
+        if (!args_.is_additive) sum += state[i] * args_.k[key + i];
       }
       const double delta = (args_.v[at * args_.value_dim + row] - sum) * args_.beta[at];
       for (size_t i = 0; i < size; i++) {
@@ -189,6 +190,7 @@ void test_recurrent() {
                           .num_heads = num_key_heads * random.one_of({1, 1, 2, 3}),
                           .key_dim = random.one_of({16, 32, 128, random.between(1, 100)}),
                           .value_dim = random.one_of({8, 32, 64, random.between(1, 80)}),
+                          .is_additive = random.chance(),
                           .has_channels = random.chance()};
     DeltaCase(random, shape, random.between(1, 4)).check(random);
   }

@@ -169,7 +169,8 @@ struct AttentionPart {
 };
 
 /// The gated delta rule (Yang et al. 2024): token by token, each row s of a head's state becomes
-/// s' + beta (v - s' k) k with s' = decay s, and its output is the dot product with q.
+/// s' + beta (v - s' k) k with s' = decay s, and its output is the dot product with q.  Additive, as
+/// in Mamba 2 (Dao and Gu 2024), it becomes s' + beta v k.
 ///
 /// q, k `[requests, tokens, key heads, key_dim]`, v, y `[requests, tokens, heads, value_dim]`, beta
 /// `[requests, tokens, heads]`, and states `[requests, heads, value_dim, key_dim]`.
@@ -179,6 +180,7 @@ struct DeltaArgs {
   int num_heads;
   int key_dim;
   int value_dim;
+  bool is_additive;
   bool has_channels;  // decay has a value a channel, `[requests, tokens, heads, key_dim]`
   const float* q;
   const float* k;

@@ -97,7 +97,7 @@ NB_MODULE(_native, m) {
   m.def("silu", &graph::silu, "x"_a);
   m.def("rope", &graph::rope, "x"_a, "cosines"_a, "sines"_a, "traditional"_a);
   m.def("delta_rule", &graph::delta_rule, "queries"_a, "keys"_a, "values"_a, "decay"_a, "beta"_a,
-        "state"_a = nb::none());
+        "state"_a = nb::none(), "is_additive"_a = false);
   m.def("convolve", &graph::convolve, "x"_a, "taps"_a, "bias"_a = nb::none());
   m.def("attend", &graph::attend, "queries"_a, "keys"_a, "values"_a, "pool"_a, "step"_a, "scale"_a,
         "window"_a = 0, "soft_cap"_a = 0.0f, "sinks"_a = nb::none());

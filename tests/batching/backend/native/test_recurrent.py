@@ -9,8 +9,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from mlx_lm.models import gated_delta
+from mlx_lm.models import gated_delta, ssm
 from mlx_lm.models.gated_delta import gated_delta_ops as mlx_gated_delta_ops
+from mlx_lm.models.ssm import ssm_attn as mlx_ssm_attn
 
 from batching.backend.native.recurrent import Conv1d, rebind_recurrences, replace_convolution
 from batching.backend.native_loader import Native
@@ -193,6 +194,99 @@ def test_what_the_kernel_does_not_take_stays_mlx_lm_s(
     )
     assert y.dtype == q.dtype
     check_same((y, new_state), expected)
+
+
+# Mamba 2
+
+
+@pytest.fixture
+def ssm_update(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[mx.array, mx.array]]:
+    monkeypatch.setattr(ssm, "ssm_attn", mlx_ssm_attn)
+    rebind_recurrences(kernels)
+    return ssm.ssm_update
+
+
+def ssm_inputs(
+    rng: np.random.Generator,
+    requests: int,
+    tokens: int,
+    groups: int,
+    heads: int,
+    dims: tuple[int, int],
+) -> dict[str, mx.array]:
+    head_dim, state_dim = dims
+    return {
+        "hidden_states": normal(rng, requests, tokens, heads, head_dim),
+        "A_log": normal(rng, heads),
+        "B": normal(rng, requests, tokens, groups, state_dim),
+        "C": normal(rng, requests, tokens, groups, state_dim),
+        "D": normal(rng, heads),
+        "dt": normal(rng, requests, tokens, heads),
+        "dt_bias": normal(rng, heads),
+        "state": normal(rng, requests, heads, head_dim, state_dim),
+    }
+
+
+def mlx_ssm(hidden_states: mx.array, **inputs: Any) -> Arrays:
+    """Return what MLX's own operations compute."""
+    return mlx_ssm_attn(hidden_states, **inputs)
+
+
+@EXAMPLES
+@given(
+    requests=st.integers(1, 3),
+    tokens=st.sampled_from([1, 2, 30, 300]),
+    groups=st.integers(1, 3),
+    group=st.integers(1, 3),
+    dims=st.tuples(st.integers(1, 70), st.integers(1, 140)),
+    has_state=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_mamba_2(
+    ssm_update: Callable[..., Any],
+    requests: int,
+    tokens: int,
+    groups: int,
+    group: int,
+    dims: tuple[int, int],
+    has_state: bool,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    inputs = ssm_inputs(rng, requests, tokens, groups, groups * group, dims)
+    if not has_state:
+        del inputs["state"]
+    check(ssm_update(**inputs), mlx_ssm(**inputs))
+
+
+def test_mamba_2_does_not_depend_on_the_batch_nor_on_how_the_tokens_are_cut(
+    ssm_update: Callable[..., Any],
+) -> None:
+    inputs = ssm_inputs(np.random.default_rng(8), 2, 20, 1, 4, (64, 128))
+    y, new_state = ssm_update(**inputs)
+    own = {n: a[1:] if a.ndim > 1 else a for n, a in inputs.items()}
+    state, parts = own.pop("state"), []
+    for cut in (slice(0, 1), slice(1, 13), slice(13, 20)):
+        part = {n: a[:, cut] if a.ndim > 1 else a for n, a in own.items()}
+        output, state = ssm_update(**part, state=state)
+        parts.append(output)
+    check_same((mx.concatenate(parts, axis=1), state), (y[1:], new_state[1:]))
+
+
+@pytest.mark.parametrize("more", ["mask", "lengths", "a type"])
+def test_what_the_kernel_does_not_take_of_mamba_2_stays_mlx_lm_s(
+    ssm_update: Callable[..., Any], more: str
+) -> None:
+    inputs = ssm_inputs(np.random.default_rng(9), 1, 6, 1, 2, (8, 8))
+    if more == "a type":
+        inputs = {n: a.astype(mx.bfloat16) for n, a in inputs.items()}
+    else:
+        inputs[more] = mx.arange(6)[None] < 4 if more == "mask" else mx.array([4])
+    y, state = ssm_update(**inputs)
+    assert y.dtype == inputs["hidden_states"].dtype
+    check_same((y, state), mlx_ssm(**inputs))
 
 
 # Convolutions

@@ -45,6 +45,7 @@ struct DeltaToken {
   const float* k;
   const float* decay;  // of each channel, or of all
   bool has_channels;
+  bool is_additive;
   float beta;
 
   template <typename Vector>
@@ -58,10 +59,11 @@ template <int ROWS>
 ALWAYS_INLINE void delta_step(const DeltaToken& token, const float* v, int size, const float* from,
                               float* to, float* y) {
   F32 sums[ROWS] = {};
-  for_vectors(size, [&](int i, auto vector) {
-    const F32 key = vector.load(token.k + i) * token.decay_at(i, vector);
-    for (int r = 0; r < ROWS; r++) sums[r] += vector.load(from + r * size + i) * key;
-  });
+  if (!token.is_additive)
+    for_vectors(size, [&](int i, auto vector) {
+      const F32 key = vector.load(token.k + i) * token.decay_at(i, vector);
+      for (int r = 0; r < ROWS; r++) sums[r] += vector.load(from + r * size + i) * key;
+    });
   F32 deltas[ROWS];
   for (int r = 0; r < ROWS; r++) deltas[r] = splat((v[r] - sum(sums[r])) * token.beta);
   for (int r = 0; r < ROWS; r++) sums[r] = F32{};
@@ -92,7 +94,7 @@ void delta_rule(const DeltaArgs& args, int head, int first, int next) {
     const size_t value = row * num_heads + own;
     const DeltaToken token{args.q + key, args.k + key,
                            args.decay + value * (args.has_channels ? size : 1), args.has_channels,
-                           args.beta[value]};
+                           args.is_additive, args.beta[value]};
     const float* v = args.v + value * args.value_dim;
     float* y = args.y + value * args.value_dim;
     int r = first;

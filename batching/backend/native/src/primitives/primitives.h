@@ -47,7 +47,8 @@ mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& si
 std::pair<mx::array, mx::array> delta_rule(const mx::array& q, const mx::array& k,
                                            const mx::array& v, const mx::array& decay,
                                            const mx::array& beta,
-                                           const std::optional<mx::array>& state);
+                                           const std::optional<mx::array>& state,
+                                           bool is_additive);
 
 /// A causal convolution of each channel of x `[requests, tokens, channels]` with taps
 /// `[taps, channels]`, for the tokens that have as many others before them.

@@ -10,6 +10,8 @@ namespace {
 
 class DeltaRule : public CpuPrimitive {
  public:
+  explicit DeltaRule(bool is_additive) : is_additive_(is_additive) {}
+
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     const mx::Shape &keys = inputs[1].shape(), &values = inputs[2].shape();
     const DeltaArgs args{
@@ -18,6 +20,7 @@ class DeltaRule : public CpuPrimitive {
         .num_heads = values[2],
         .key_dim = keys[3],
         .value_dim = values[3],
+        .is_additive = is_additive_,
         .has_channels = inputs[3].ndim() == 4,
         .q = contiguous(inputs[0]),
         .k = contiguous(inputs[1]),
@@ -32,6 +35,9 @@ class DeltaRule : public CpuPrimitive {
   }
 
   DEFINE_NAME(NativeDeltaRule)
+
+ private:
+  bool is_additive_;
 };
 
 class Convolution : public CpuPrimitive {
@@ -57,7 +63,8 @@ class Convolution : public CpuPrimitive {
 std::pair<mx::array, mx::array> delta_rule(const mx::array& q, const mx::array& k,
                                            const mx::array& v, const mx::array& decay,
                                            const mx::array& beta,
-                                           const std::optional<mx::array>& state) {
+                                           const std::optional<mx::array>& state,
+                                           bool is_additive) {
   require(q.ndim() == 4 && q.shape() == k.shape() && q.size() > 0,
           "queries and keys are [requests, tokens, key heads, dim]");
   require(v.ndim() == 4 && v.shape(0) == k.shape(0) && v.shape(1) == k.shape(1) && v.size() > 0 &&
@@ -74,7 +81,7 @@ std::pair<mx::array, mx::array> delta_rule(const mx::array& q, const mx::array& 
                                 as_floats(beta)};
   if (state) inputs.push_back(as_floats(*state));
   const auto outputs = mx::array::make_arrays({v.shape(), states}, {mx::float32, mx::float32},
-                                              std::make_shared<DeltaRule>(), inputs);
+                                              std::make_shared<DeltaRule>(is_additive), inputs);
   return {outputs[0], outputs[1]};
 }
 
