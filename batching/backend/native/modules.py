@@ -24,6 +24,7 @@ from batching.backend.native_loader import Native
 
 # Children with these names have the same input and are computed together.
 _SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_MAX_THIN: Final = 4
 _BITS: Final = (4, 8)
 _GROUP_SIZES: Final = (32, 64, 128)
 
@@ -96,7 +97,10 @@ def _groups(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _is_linear(module: Any) -> bool:
-    return type(module) is nn.Linear or (type(module) is nn.QuantizedLinear and _is_known(module))
+    if type(module) is nn.Linear:
+        # Such a thin one is no work, and models read its weight (Gemma 3n, Kimi K3).
+        return min(module.weight.shape) > _MAX_THIN
+    return type(module) is nn.QuantizedLinear and _is_known(module)
 
 
 def _is_embedding(module: nn.Module) -> bool:

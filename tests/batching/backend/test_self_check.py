@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from batching.backend.native.modules import replace_modules
 from batching.backend.native_loader import Native
@@ -213,3 +213,21 @@ def test_a_window_that_is_off_by_one_in_pieces_is_found(off: int, monkeypatch: P
 
 def replace_window(mask: DeferredMask, off: int) -> DeferredMask:
     return mask._replace(window=mask.window + off if mask.window else None)
+
+
+def test_a_model_that_wants_caches_of_its_own_class_is_served_on_its_own_caches() -> None:
+    model = tiny_model("llama")
+    plain = type(model)
+
+    class Particular(plain):  # type: ignore[misc, valid-type]
+        def __call__(self, tokens: mx.array, cache: Any = None) -> Any:
+            if any(type(each) is not KVCache for each in cache or ()):
+                raise TypeError("no cache of mine")
+            return super().__call__(tokens, cache)
+
+    model.__class__ = Particular
+    checked = check_model(model, VOCAB_SIZE)
+    assert (checked.way, checked.reason) == (
+        Way.OWN,
+        "its caches cannot be watched (no cache of mine)",
+    )
