@@ -19,10 +19,17 @@ class Run(NamedTuple):
 
 
 class BlockCopy(NamedTuple):
-    """The contents of `source` are to be copied to `target` before the step writes."""
+    """The contents of `source` are to be copied to `target` before the step writes.
+
+    is_windowed: they are blocks of the layers that see a window.
+    """
 
     source: int
     target: int
+    is_windowed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.source}>{self.target}{'w' * self.is_windowed}"
 
 
 @dataclass(slots=True)
@@ -44,11 +51,16 @@ class BlockTable:
     """The block ids of one request in the order of its tokens, and the runs they form.
 
     Token position p lives in slot `block_ids[p // block_size] * block_size + p % block_size`.
+
+    The first `num_dropped` blocks are the request's no more, and no token of theirs is visible to
+    it.  The first block that it still has stands for each of them, so that what is read and then
+    hidden is its own; `runs` begin behind them.
     """
 
     def __init__(self, block_ids: Iterable[int] = ()) -> None:
         self.block_ids: list[int] = []
         self.runs: list[Run] = []
+        self.num_dropped = 0
         self.extend(block_ids)
 
     def __len__(self) -> int:
@@ -69,14 +81,32 @@ class BlockTable:
             else:
                 self.runs.append(Run(block_id, 1))
 
+    @property
+    def held(self) -> list[int]:
+        """The blocks that are not dropped."""
+        return self.block_ids[self.num_dropped :]
+
     def replace(self, index: int, block_id: int) -> None:
-        block_ids = [*self.block_ids[:index], block_id, *self.block_ids[index + 1 :]]
+        self.block_ids[index] = block_id
+        self.hold(self.num_dropped, self.held)
+
+    def hold(self, num_dropped: int, block_ids: Sequence[int]) -> None:
+        """Start over with some blocks that are dropped, and those that follow."""
         self.clear()
         self.extend(block_ids)
+        self.block_ids[:0] = [*block_ids[:1]] * num_dropped
+        self.num_dropped = num_dropped
+
+    def drop(self, stop: int) -> list[int]:
+        """Drop the blocks before index `stop`; return those that were not dropped before."""
+        dropped = self.block_ids[self.num_dropped : stop]
+        self.hold(stop, self.block_ids[stop:])
+        return dropped
 
     def clear(self) -> None:
         self.block_ids.clear()
         self.runs.clear()
+        self.num_dropped = 0
 
 
 class PagedBlockManager:

@@ -52,6 +52,9 @@ class SchedulerConfig(BatchLimits):
     than the whole pool.  `max_drafting_rows` bounds the tokens that decodes and their drafts make
     together: beyond it more rows cost more than right guesses save.  `num_checkpoints` is how many
     recurrent states the prefix cache keeps; None is a model without such states.
+
+    Layers that see no more than the last `window` tokens have `num_window_blocks` blocks of their own;
+    None is no such layers, or that they share the blocks of the others.
     """
 
     num_blocks: int = DEFAULT_NUM_BLOCKS
@@ -59,10 +62,19 @@ class SchedulerConfig(BatchLimits):
     max_draft_tokens: int = 0
     max_drafting_rows: int = 8
     num_checkpoints: int | None = None
+    window: int | None = None
+    num_window_blocks: int = 0
 
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)
-        _check_minimum(self, "num_blocks", "max_model_len")
+        _check_minimum(self, "num_blocks", "max_model_len", "window")
+        if self.window is not None:
+            minimum = self.max_window_blocks_in_use(self.window)
+            if self.num_window_blocks < minimum:
+                raise ValueError(
+                    f"num_window_blocks must be at least {minimum}, not {self.num_window_blocks}: "
+                    "what running requests see must fit"
+                )
         if self.num_checkpoints is not None and self.num_checkpoints < 0:
             raise ValueError(f"num_checkpoints must not be below 0, as {self.num_checkpoints} is")
 
@@ -70,6 +82,16 @@ class SchedulerConfig(BatchLimits):
     def max_request_tokens(self) -> int:
         """The most tokens, prompt and output together, that one request can hold."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    def max_window_blocks_in_use(self, window: int) -> int:
+        """Return how many blocks of layers with this window running requests have at most.
+
+        Of each: those before its next token, the one of that token, and those of its drafts, which may
+        be many if they are computed again; beside these, the prompts of one step.
+        """
+        max_rows = self.max_drafting_rows if self.max_draft_tokens else 1
+        num_each = blocks_in_window(window, self.block_size) + 1 - (-max_rows // self.block_size)
+        return self.max_num_seqs * num_each + self.max_batched_tokens // self.block_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +137,11 @@ class EngineConfig(BatchLimits):
         limits = {field.name: getattr(self, field.name) for field in fields(BatchLimits)}
         max_model_len = min(self.max_model_len or model_context, model_context)
         return SchedulerConfig(**limits, num_blocks=num_blocks, max_model_len=max_model_len)
+
+
+def blocks_in_window(window: int, block_size: int) -> int:
+    """Return how many full blocks before its own a token may see, at least one."""
+    return max(1, -(-(window - 1) // block_size))
 
 
 def _check_minimum(config: BatchLimits, *names: str) -> None:

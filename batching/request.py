@@ -133,10 +133,11 @@ class BatchRequest:
     """Computed tokens catch up with all tokens.
 
     `token_ids` is the prompt followed by the output; the model has computed the first
-    `num_computed_tokens` of them, and their keys and values are in the blocks of `block_table`.  There is
-    no prefill phase and no decode phase: a request with one pending token decodes, one with
-    more of them prefills, and after a preemption all of them are pending again.  `state_slot` is
-    where the model keeps the recurrent state of an admitted request, if it has any.
+    `num_computed_tokens` of them, and their keys and values are in the blocks of `block_table`, those of
+    layers that see a window perhaps in those of `window_table`.  There is no prefill phase and no
+    decode phase: a request with one pending token decodes, one with more of them prefills, and after a
+    preemption all of them are pending again.  `state_slot` is where the model keeps the recurrent state
+    of an admitted request, if it has any.
     """
 
     def __init__(
@@ -171,6 +172,7 @@ class BatchRequest:
         self.num_preemptions = 0
         self.scheduled_time: float | None = None
         self.block_table = BlockTable()
+        self.window_table = BlockTable()
         self.state_slot: int | None = None
         self.cache_salt = cache_salt
         self.hashes = HashChain(cache_salt.encode())

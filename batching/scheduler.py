@@ -58,7 +58,7 @@ class ContinuousBatchingScheduler:
         return bool(self._running or self._waiting)
 
     def stats(self) -> SchedulerStats:
-        blocks, prefix_cache, states = self.block_manager, self._kv.prefix_cache, self._kv.states
+        blocks, prefix_cache = self.block_manager, self._kv.prefix_cache
         stats = SchedulerStats(
             num_waiting=len(self._waiting),
             num_running=len(self._running),
@@ -78,7 +78,7 @@ class ContinuousBatchingScheduler:
             num_draft_tokens=self._spec_decode.num_tokens,
             num_accepted_tokens=self._spec_decode.num_accepted,
         )
-        return stats if states is None else states.add_to(stats)
+        return self._kv.add_to(stats)
 
     def add(self, request: BatchRequest) -> None:
         """Queue a request, and with it its forks; `check_requests` has accepted it."""
@@ -119,6 +119,8 @@ class ContinuousBatchingScheduler:
                 insort(self._running, request, key=self._waiting.key)
         slices += self._prefills(budget)
         state_copies = () if self._kv.states is None else self._kv.states.take_copies()
+        if self._kv.windows is not None:
+            copies += self._kv.windows.take_copies()
         return StepPlan(tuple(slices), tuple(copies), tuple(preempted), state_copies)
 
     def update(
@@ -157,7 +159,7 @@ class ContinuousBatchingScheduler:
                     self.abort(request)
         for request in list(self._running):
             self._preempt(request)
-        self.block_manager.forget_cached()
+        self._kv.forget_cached()
 
     def _decodes(self, copies: list[BlockCopy], preempted: list[BatchRequest]) -> Iterator[Slice]:
         decoding = [r for r in self._running if r.status is RequestStatus.RUNNING]

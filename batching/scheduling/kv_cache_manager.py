@@ -7,7 +7,9 @@ from batching.priority_queue import QueueKey
 from batching.request import BatchRequest
 from batching.scheduling.prefix_lookup import PrefixHit, PrefixLookup
 from batching.scheduling.state_slots import StateSlots
+from batching.scheduling.stats import SchedulerStats
 from batching.scheduling.step_plan import Slice
+from batching.scheduling.window_blocks import WindowBlocks
 
 
 class KVCacheManager:
@@ -16,6 +18,7 @@ class KVCacheManager:
     Only this class writes a request's `block_table` and `num_computed_tokens`.
 
     states: None if the model has no recurrent state.
+    windows: None if no layers have blocks of their own.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -26,8 +29,15 @@ class KVCacheManager:
             self.states = StateSlots(
                 self.block_manager, config.max_num_seqs, config.num_checkpoints
             )
+        self.windows = None if config.window is None else WindowBlocks(config)
         checkpoints = None if self.states is None else self.states.checkpoints
-        self.prefixes = PrefixLookup(config, self.prefix_cache, checkpoints)
+        self.prefixes = PrefixLookup(config, self.prefix_cache, checkpoints, self.windows)
+
+    def add_to(self, stats: SchedulerStats) -> SchedulerStats:
+        """Return the statistics of the scheduler, those of states and windows included."""
+        if self.states is not None:
+            stats = self.states.add_to(stats)
+        return stats if self.windows is None else self.windows.add_to(stats)
 
     def num_blocks_to_start(self, request: BatchRequest, hit: PrefixHit) -> int:
         """Return how many free blocks it takes to start a request on these cached ones.
@@ -52,12 +62,16 @@ class KVCacheManager:
         self.prefix_cache.mark_in_flight(hashes[len(cached) :], key)
         if self.states is not None:
             self.states.start(request, hashes[: len(cached)], hit.num_found)
+        if self.windows is not None:
+            self.windows.start(request, hashes[: len(cached)])
 
     def fork(self, request: BatchRequest, fork: BatchRequest, num_tokens: int) -> None:
         """Share all blocks of a request, of which `num_tokens` tokens are computed."""
         fork.block_table = self.block_manager.fork(request.block_table)
         fork.num_computed_tokens = num_tokens
         fork.num_cached_tokens = request.num_cached_tokens
+        if self.windows is not None:
+            self.windows.fork(request, fork, num_tokens)
 
     def grow(self, request: BatchRequest, copies: list[BlockCopy]) -> bool:
         """Make room for all tokens of a request; False, and no change, if there is none.
@@ -84,6 +98,8 @@ class KVCacheManager:
         keep: tuple[int, ...] = ()
         if self.states is not None:
             keep = self.states.keep(request, self.prefixes.hashes(request), stop, len(drafts))
+        if self.windows is not None:
+            self.windows.grow(request, stop)
         return Slice(request, request.num_computed_tokens, stop, drafts, forks, keep)
 
     def commit(self, s: Slice, stop: int) -> None:
@@ -97,9 +113,12 @@ class KVCacheManager:
         request, hashes = s.request, self.prefixes.hashes(s.request)
         request.num_computed_tokens = stop
         first, last = (at // self.block_manager.block_size for at in (s.start, stop))
-        self.prefix_cache.insert(hashes, request.block_table, first, min(last, len(hashes)))
+        last = min(last, len(hashes))
+        self.prefix_cache.insert(hashes, request.block_table, first, last)
         if self.states is not None:
             self.states.commit(s, hashes)
+        if self.windows is not None:
+            self.windows.commit(request, hashes, first, last)
 
     def release(self, request: BatchRequest, key: QueueKey) -> None:
         """Take back all blocks of a request, and its state."""
@@ -107,9 +126,17 @@ class KVCacheManager:
         self.prefix_cache.clear_in_flight(hashes, key)
         if self.states is not None:
             self.states.release(request, hashes)
+        if self.windows is not None:
+            self.windows.release(request)
         self.block_manager.release(request.block_table.block_ids)
         request.block_table.clear()
         request.num_computed_tokens = 0
+
+    def forget_cached(self) -> None:
+        """Drop all findable contents, as after a failed step."""
+        self.block_manager.forget_cached()
+        if self.windows is not None:
+            self.windows.block_manager.forget_cached()
 
     def _make_writable(self, request: BatchRequest, copies: list[BlockCopy]) -> bool:
         """Make the block that is written next the request's own."""

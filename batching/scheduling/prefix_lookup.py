@@ -9,13 +9,15 @@ from batching.prefix_cache import PrefixCache
 from batching.priority_queue import QueueKey
 from batching.request import BatchRequest
 from batching.scheduling.state_checkpoints import StateCheckpoints
+from batching.scheduling.window_blocks import WindowBlocks
 
 
 class PrefixHit(NamedTuple):
     """What the prefix cache has of the beginning of a request.
 
     block_ids: the blocks that the request may share.
-    num_found: how many blocks there are; behind those that it may not share is no state.
+    num_found: how many blocks there are; behind those that it may not share is no state, or the blocks
+        of windowed layers before it are gone.
     awaited: the block, if any, that it could share once another request has computed it.
     """
 
@@ -25,32 +27,41 @@ class PrefixHit(NamedTuple):
 
 
 class PrefixLookup:
-    """Finds what a request may share; `checkpoints` is None for a model without recurrent state."""
+    """Finds what a request may share.
+
+    `checkpoints` is None for a model without recurrent state, `windows` for one without blocks of
+    windowed layers.
+    """
 
     def __init__(
         self,
         config: SchedulerConfig,
         prefix_cache: PrefixCache,
         checkpoints: StateCheckpoints | None,
+        windows: WindowBlocks | None,
     ) -> None:
         self._block_size = config.block_size
         self._is_sharing = config.enable_prefix_cache
         self._prefix_cache = prefix_cache
         self._checkpoints = checkpoints
+        self._windows = windows
 
     def find(self, request: BatchRequest) -> PrefixHit:
         """Return the blocks that already contain the beginning of a waiting request.
 
-        A request can begin only where there is a state, too.
+        A request can begin only where there is a state, too, and where windowed layers still have what
+        they see.
         """
         hashes = self._shareable(request)
         block_ids = self._prefix_cache.lookup(hashes)
         num_found = len(block_ids)
         if self._checkpoints is None:
-            return PrefixHit(block_ids, num_found, hashes[num_found : num_found + 1])
+            num_usable = self._num_usable(hashes[:num_found])
+            awaited = hashes[num_usable : num_usable + 1]
+            return PrefixHit(block_ids[:num_usable], num_found, awaited)
         if self._checkpoints.num_slots == 0:
             return PrefixHit([], num_found, ())
-        num_usable = self._checkpoints.num_usable(hashes[:num_found])
+        num_usable = self._num_usable(hashes[:num_found])
         # In the pool or being computed right now; a state is wanted where that ends.
         num_known = num_found + self._prefix_cache.num_in_flight(hashes[num_found:])
         junction = hashes[max(num_usable, num_known - 1) : num_known]
@@ -67,6 +78,18 @@ class PrefixLookup:
         if not self._is_sharing:
             return []
         return request.hashes.extended(request.token_ids, self._block_size)
+
+    def _num_usable(self, hashes: Sequence[BlockHash]) -> int:
+        """Return the length of the longest prefix behind which a request can begin."""
+        num_usable = len(hashes)
+        if self._checkpoints is not None:
+            num_usable = self._checkpoints.num_usable(hashes)
+        if self._windows is None:
+            return num_usable
+        num_seen = self._windows.num_usable(hashes[:num_usable])
+        if self._checkpoints is None or num_seen == num_usable:
+            return num_seen
+        return self._num_usable(hashes[:num_seen])
 
     def _shareable(self, request: BatchRequest) -> list[BlockHash]:
         """Return the hashes of the blocks that a request may take from the prefix cache.

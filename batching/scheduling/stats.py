@@ -11,6 +11,8 @@ class SchedulerStats(NamedTuple):
     num_awaiting_prefix: waiting requests whose prefix was being computed at the last plan.
     num_aged_admissions: requests admitted before a waiting one of a more urgent class.
     num_prefix_waits: requests that waited for another one to compute their prefix.
+    num_window_blocks: blocks of the layers that see a window; None if these have none of their own.
+        All other counts of blocks are of the others.
     num_checkpoints: recurrent states in the prefix cache; None if the model has no such states.
     num_checkpoints_skipped: states not stored: there are no slots, or their blocks are not findable.
     num_state_missed_tokens: found in the pool and computed again, since no state was kept there.
@@ -39,6 +41,8 @@ class SchedulerStats(NamedTuple):
     num_checkpoints_evicted: int = 0
     num_checkpoints_skipped: int = 0
     num_state_missed_tokens: int = 0
+    num_window_blocks: int | None = None
+    num_free_window_blocks: int = 0
 
 
 @dataclass(slots=True)

@@ -107,7 +107,7 @@ class StepPlan:
         return " ".join(
             [
                 *map(str, self.slices),
-                *(f"{c.source}>{c.target}" for c in self.copies),
+                *map(str, self.copies),
                 *(f"-{r.request_id}" for r in self.preempted),
                 *map(str, self.state_copies),
             ]

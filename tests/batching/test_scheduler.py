@@ -1,6 +1,7 @@
 """The scheduler against golden traces, and the whole core against one oracle."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -410,6 +411,9 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
         max_drafting_rows=draw(st.integers(1, 20)),
         num_checkpoints=draw(st.sampled_from([None, None, 0, 1, 2, 3, 12])),
     )
+    if (window := draw(st.sampled_from([None, None, 1, 2, 3, 5, 9, 30]))) is not None:
+        num_blocks = limits.max_window_blocks_in_use(window) + draw(st.integers(0, 8))
+        limits = replace(limits, window=window, num_window_blocks=num_blocks)
     room = limits.max_request_tokens
     requests: list[BatchRequest] = []
     for request_id in range(draw(st.integers(1, 8))):
@@ -514,6 +518,7 @@ def test_batching_never_changes_the_output(
             expected_logprobs(prompt[:i]) for i in range(1, len(prompt)) if asks
         ] or (got_logprobs == [] and r.request_id not in leaders)
     assert scheduler.stats().num_free_blocks == limits.num_blocks
+    assert scheduler.stats().num_free_window_blocks == limits.num_window_blocks
     assert scheduler.stats().num_running == scheduler.stats().num_waiting == 0
 
 
@@ -547,7 +552,7 @@ def test_a_plan_stays_within_its_limits_and_always_advances(
         idle = [
             r for r in all_requests if r.status in (RequestStatus.WAITING, RequestStatus.COMPLETED)
         ]
-        assert not any(len(r.block_table) for r in idle)
+        assert not any(len(r.block_table) + len(r.window_table) for r in idle)
         waiting = [r for r in all_requests if r.status is RequestStatus.WAITING]
         assert not any(r.num_computed_tokens for r in waiting)
         scheduler.update(plan, runner.run(plan))

@@ -42,6 +42,9 @@ class TokenRunner:
     It reads each prefix back through the block table.  A block that is shared wrongly,
     freed early, copied late or skipped changes the next token, as in a real model.
 
+    With a `window` it has a second pool, of layers that read the last tokens only; these must be
+    the request's, and a block that it has dropped cannot be read.
+
     With `num_checkpoints` it has recurrent states: the state at a position is the tuple of the
     tokens before it, and a slice that does not begin with the right one fails.
     """
@@ -49,6 +52,8 @@ class TokenRunner:
     def __init__(self, config: SchedulerConfig) -> None:
         self._block_size = config.block_size
         self._num_slots = config.num_blocks * config.block_size
+        self._window = config.window
+        self._num_window_slots = config.num_window_blocks * config.block_size
         self._max_num_seqs = config.max_num_seqs
         self._num_checkpoints = config.num_checkpoints
         self.reset()
@@ -56,13 +61,15 @@ class TokenRunner:
     def reset(self) -> None:
         # 255 is no token: reading a slot that was never written shows.
         self._pool = [255] * self._num_slots
+        self._window_pool = [255] * self._num_window_slots
         num_states = self._max_num_seqs + (self._num_checkpoints or 0)
         self._states: list[dict[int, tuple[int, ...]]] = [{} for _ in range(num_states)]
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
         for copy in plan.copies:
             source, target = (self._block(b) for b in (copy.source, copy.target))
-            self._pool[target] = self._pool[source]
+            pool = self._window_pool if copy.is_windowed else self._pool
+            pool[target] = pool[source]
         for state_copy in plan.state_copies:
             state = self._states[state_copy.source][state_copy.position]
             self._states[state_copy.target] = {state_copy.position: state}
@@ -70,8 +77,22 @@ class TokenRunner:
             assert s.start < s.stop, "a slice has at least one token"
             for position, token_id in zip(range(s.start, s.stop), s.token_ids, strict=True):
                 self._pool[self._slot(s.request.block_table, position)] = token_id
+                if self._window is not None:
+                    slot = self._slot(s.request.window_table, position)
+                    self._window_pool[slot] = token_id
+        for s in plan.slices:
+            self._read_window(s)
         self._advance_states(plan)
         return [self._output(s) for s in plan.slices]
+
+    def _read_window(self, s: Slice) -> None:
+        if self._window is None:
+            assert not len(s.request.window_table)
+            return
+        seen = range(max(0, s.start - self._window + 1), s.stop)
+        slots = [self._slot(s.request.window_table, position) for position in seen]
+        tokens = [*s.request.token_ids[: s.start], *s.token_ids]
+        assert [self._window_pool[slot] for slot in slots] == tokens[seen.start :]
 
     def _advance_states(self, plan: StepPlan) -> None:
         slots = [s.request.state_slot for s in plan.slices]
@@ -113,7 +134,9 @@ class TokenRunner:
         return [self._pool[self._slot(request.block_table, p)] for p in range(stop)]
 
     def _slot(self, table: BlockTable, position: int) -> int:
-        block_id = table.block_ids[position // self._block_size]
+        index = position // self._block_size
+        assert index >= table.num_dropped, "the request does not have this block any more"
+        block_id = table.block_ids[index]
         return block_id * self._block_size + position % self._block_size
 
     def _block(self, block_id: int) -> slice:

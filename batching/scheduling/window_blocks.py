@@ -1,0 +1,98 @@
+"""The blocks of layers that see a window: a request gives up those that have left it."""
+
+from collections.abc import Sequence
+
+from batching.block_manager import BlockCopy, BlockHash, PagedBlockManager
+from batching.config import SchedulerConfig, blocks_in_window
+from batching.request import BatchRequest
+from batching.scheduling.stats import SchedulerStats
+
+
+class WindowBlocks:
+    """Gives admitted requests the blocks that their windowed layers still see.
+
+    A request has the blocks of its next tokens and those that a token of its last full block's end
+    sees, so that one which continues it there can begin.  What it gives up stays findable until it
+    is evicted, as what it releases at its end.
+
+    There are enough blocks for all running requests (SchedulerConfig checks), so that none is ever
+    refused: admission and preemption know of the other blocks only.
+
+    Only this class writes a request's `window_table`.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        assert config.window is not None, "the caller checks"
+        self.block_manager = PagedBlockManager(config.num_window_blocks, config.block_size)
+        self._block_size = config.block_size
+        self._num_visible = blocks_in_window(config.window, config.block_size)
+        self._copies: list[BlockCopy] = []
+
+    def add_to(self, stats: SchedulerStats) -> SchedulerStats:
+        return stats._replace(
+            num_window_blocks=self.block_manager.num_blocks,
+            num_free_window_blocks=self.block_manager.num_free_blocks,
+        )
+
+    def take_copies(self) -> list[BlockCopy]:
+        """Return the copies to be made before the next step, each once."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def num_usable(self, hashes: Sequence[BlockHash]) -> int:
+        """Return the length of the longest prefix of these hashes whose last blocks are there."""
+        stop = index = len(hashes)
+        while index > max(0, stop - self._num_visible):
+            index -= 1
+            if self.block_manager.find(hashes[index]) is None:
+                stop = index
+        return stop
+
+    def start(self, request: BatchRequest, cached: Sequence[BlockHash]) -> None:
+        """Share the blocks that a request sees which begins behind these."""
+        first = self._first_visible(len(cached))
+        found = [self.block_manager.find(block_hash) for block_hash in cached[first:]]
+        self._share(request, first, [block_id for block_id in found if block_id is not None])
+
+    def fork(self, request: BatchRequest, fork: BatchRequest, num_tokens: int) -> None:
+        """Share what a fork of a request sees that begins behind `num_tokens` tokens."""
+        first = self._first_visible(num_tokens // self._block_size)
+        self._share(fork, first, request.window_table.block_ids[first:])
+
+    def grow(self, request: BatchRequest, stop: int) -> None:
+        """Make room up to `stop`, in blocks of the request's own."""
+        table, index = request.window_table, request.num_computed_tokens // self._block_size
+        if index < len(table):
+            copy = self.block_manager.make_writable(table, index)
+            if copy is not None:
+                self._copies.append(copy._replace(is_windowed=True))
+        missing = self.block_manager.blocks_for(stop) - len(table)
+        if missing > 0:
+            block_ids = self.block_manager.allocate(missing, table.last_block)
+            assert block_ids is not None, "there are blocks for all running requests"
+            table.extend(block_ids)
+
+    def commit(
+        self, request: BatchRequest, hashes: Sequence[BlockHash], start: int, stop: int
+    ) -> None:
+        """Make blocks `[start, stop)` findable, and give up those that are visible no more."""
+        table = request.window_table
+        for index in range(start, stop):
+            self.block_manager.publish(table.block_ids[index], hashes[index])
+        first = self._first_visible(request.num_computed_tokens // self._block_size)
+        if first > table.num_dropped:
+            self.block_manager.release(table.drop(first))
+
+    def release(self, request: BatchRequest) -> None:
+        """Take back all blocks of a request."""
+        self.block_manager.release(request.window_table.held)
+        request.window_table.clear()
+
+    def _first_visible(self, index: int) -> int:
+        """Return the first block that a token in block `index` may see."""
+        return max(0, index - self._num_visible)
+
+    def _share(self, request: BatchRequest, first: int, block_ids: list[int]) -> None:
+        for block_id in block_ids:
+            self.block_manager.increment_ref(block_id)
+        request.window_table.hold(first, block_ids)

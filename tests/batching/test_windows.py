@@ -1,0 +1,172 @@
+"""Models with layers that see a window: what a request keeps of them, and which prefixes are hits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from batching.config import SchedulerConfig
+from batching.request import BatchRequest
+from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.window_blocks import WindowBlocks
+from tests.support.fakes import TokenRunner, expected_output, make_engine, small_config
+
+WINDOW = 8
+# Of 4 tokens; a request has those of its window, and of what it computes.
+NUM_VISIBLE = 2
+
+
+class Server:
+    """A scheduler and a runner that live through several rounds of traffic."""
+
+    def __init__(self, *, num_extra: int = 16, **changes: Any) -> None:
+        base = small_config(**{"num_blocks": 64, "max_model_len": 256} | changes)
+        num_blocks = base.max_window_blocks_in_use(WINDOW) + num_extra
+        self.config: SchedulerConfig = small_config(
+            **{"num_blocks": 64, "max_model_len": 256} | changes,
+            window=WINDOW,
+            num_window_blocks=num_blocks,
+        )
+        self.scheduler = ContinuousBatchingScheduler(self.config)
+        self.runner = TokenRunner(self.config)
+        self.max_held = 0
+
+    def serve(self, *requests: BatchRequest, num_steps: int = 500) -> list[str]:
+        """Add requests, run some steps, and return their plans; what ends has the right output."""
+        for r in requests:
+            self.scheduler.add(r)
+        lines: list[str] = []
+        while self.scheduler.has_work and len(lines) < num_steps:
+            plan = self.scheduler.schedule()
+            lines.append(str(plan))
+            outputs = self.runner.run(plan)
+            held = [len(s.request.window_table.held) for s in plan.slices]
+            self.max_held = max(self.max_held, *held)
+            self.scheduler.update(plan, outputs)
+        for r in requests:
+            prompt = r.token_ids[: r.num_prompt_tokens]
+            assert r.output_token_ids == expected_output(prompt, r.num_output_tokens)
+        if not self.scheduler.has_work:
+            stats = self.scheduler.stats()
+            assert stats.num_free_window_blocks == stats.num_window_blocks
+        return lines
+
+    def num_hit(self, request_id: int, prompt: Sequence[int], max_tokens: int = 1) -> int:
+        """Serve a request; return how many of its tokens were hits."""
+        r = BatchRequest(request_id, prompt, max_tokens=max_tokens)
+        self.serve(r)
+        return r.num_cached_tokens
+
+
+def tokens(first: int, count: int) -> list[int]:
+    return [(first + 7 * i) % 64 for i in range(count)]
+
+
+def test_a_request_keeps_what_it_sees_however_long_it_is() -> None:
+    server = Server(max_batched_tokens=8)
+    server.serve(BatchRequest(0, tokens(0, 100), max_tokens=100))
+    # The window, and the blocks that a chunk of 8 tokens writes to.
+    assert server.max_held == NUM_VISIBLE + 2
+
+
+def test_long_requests_share_few_blocks() -> None:
+    """They have 200 blocks of the other layers, and never run out."""
+    server = Server(num_extra=0, num_blocks=256)
+    assert server.config.num_window_blocks == 4 * (NUM_VISIBLE + 2) + 2
+    server.serve(*(BatchRequest(i, tokens(i, 120), max_tokens=80) for i in range(8)))
+    assert server.scheduler.stats().num_preemptions == 0
+
+
+@pytest.mark.parametrize("num_tokens", [1, 4, 7, 8, 9, 12, 13, 40, 41])
+def test_an_identical_prompt_computes_its_last_block_only(num_tokens: int) -> None:
+    server = Server()
+    num_hits = [server.num_hit(i, tokens(0, num_tokens)) for i in range(3)]
+    last = (num_tokens - 1) // 4 * 4
+    assert num_hits == [0, last, last]
+
+
+def test_turns_that_append_hit_all_that_was_computed() -> None:
+    server = Server(num_extra=2)
+    history = tokens(0, 30)
+    for turn in range(5):
+        num_computed = len(history) - 1 if turn else 0
+        request = BatchRequest(turn, [*history, 9, 8, 7] if turn else history, max_tokens=23)
+        server.serve(request)
+        assert request.num_cached_tokens == num_computed // 4 * 4
+        history = request.token_ids
+
+
+def test_a_prefix_is_a_hit_as_long_as_its_window_is_there() -> None:
+    server = Server(num_extra=0)
+    system = tokens(0, 32)
+    assert server.num_hit(0, [*system, *tokens(1, 20)]) == 0
+    assert server.num_hit(1, [*system, *tokens(2, 20)]) == 32
+    # The blocks of all its tokens are still there, but not those of the windowed layers.
+    assert server.num_hit(2, tokens(3, 90)) == 0
+    assert server.num_hit(3, [*system, *tokens(4, 20)]) == 0
+    assert server.num_hit(4, [*system, *tokens(5, 20)]) == 32
+
+
+def test_a_request_waits_while_the_window_that_it_needs_is_computed_again() -> None:
+    server = Server(num_extra=0, max_batched_tokens=64)
+    system = tokens(0, 32)
+    server.num_hit(0, [*system, *tokens(1, 20)])
+    server.num_hit(1, tokens(3, 200))
+    requests = [BatchRequest(i, [*system, *tokens(i, 20)], max_tokens=1) for i in (4, 5)]
+    assert server.serve(*requests)[0] == "4[0:52]"
+    assert [r.num_cached_tokens for r in requests] == [0, 32]
+
+
+def test_a_hit_shares_no_more_than_the_window() -> None:
+    server = Server()
+    prompt = tokens(0, 41)
+    server.num_hit(0, prompt)
+    again = BatchRequest(1, prompt, max_tokens=3)
+    server.serve(again, num_steps=1)
+    assert again.window_table.num_dropped == 40 // 4 - NUM_VISIBLE
+    assert len(again.window_table) == len(again.block_table)
+
+
+def test_a_fork_copies_the_block_that_it_writes_into() -> None:
+    server = Server()
+    made = BatchRequest(0, tokens(0, 22), max_tokens=12)
+    fork = made.fork(1)
+    lines = server.serve(made)
+    copies = [part for line in lines for part in line.split() if ">" in part]
+    assert [part.endswith("w") for part in copies] == [False, True]
+    assert fork.output_token_ids == made.output_token_ids == expected_output(tokens(0, 22), 12)
+
+
+def test_a_failed_step_leaves_no_window_behind() -> None:
+    server = Server()
+    prompt = tokens(0, 30)
+    server.num_hit(0, prompt)
+    failing = BatchRequest(1, tokens(1, 30), max_tokens=9)
+    server.serve(failing, num_steps=3)
+    server.scheduler.discard(server.scheduler.schedule())
+    assert not server.scheduler.has_work
+    assert server.num_hit(2, prompt) == 0
+
+
+def test_fewer_blocks_than_running_requests_see_are_rejected() -> None:
+    with pytest.raises(ValueError, match="num_window_blocks must be at least 18, not 17"):
+        small_config(window=WINDOW, num_window_blocks=17)
+
+
+def test_a_block_that_is_given_up_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault."""
+    plain = WindowBlocks.commit
+
+    def commit(self: WindowBlocks, request: BatchRequest, *args: Any) -> None:
+        plain(self, request, *args)
+        table = request.window_table
+        if len(table) > table.num_dropped + 1:
+            self.block_manager.release(table.drop(table.num_dropped + 1))
+
+    monkeypatch.setattr(WindowBlocks, "commit", commit)
+    config = small_config(window=WINDOW, num_window_blocks=32)
+    _, engine = make_engine(config)
+    engine.add(BatchRequest(0, tokens(0, 20), max_tokens=4))
+    while engine.has_work:
+        engine.step()
+    assert engine.last_step.has_failed
