@@ -1,6 +1,8 @@
 """Which kind of pool serves a model."""
 
 import platform
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import mlx.core as mx
@@ -29,10 +31,20 @@ def kv_cache(
     block_size: int,
     native: Native | None = None,
     *,
+    num_window_blocks: int = 0,
     one_by_one: bool = False,
 ) -> PagedKVCache:
-    """Return an empty pool of the kind that is read fastest."""
+    """Return an empty pool of the kind that is read fastest.
+
+    num_window_blocks: of layers with a window; 0 is no blocks of their own.
+    """
+    kind: Callable[..., PagedKVCache] = host_cache if is_on_host(layout) else device_cache
     if native is not None:
-        return native_cache(native, layout.layers, num_blocks, block_size, one_by_one=one_by_one)
-    kind = host_cache if is_on_host(layout) else device_cache
-    return kind(layout.layers, num_blocks, block_size, one_by_one=one_by_one)
+        kind = partial(native_cache, native)
+    return kind(
+        layout.layers,
+        num_blocks,
+        block_size,
+        num_window_blocks=num_window_blocks,
+        one_by_one=one_by_one,
+    )

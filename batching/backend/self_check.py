@@ -71,10 +71,18 @@ class CheckedModel:
     native: Native | None = None
     reason: str = ""
 
-    def cache(self, num_blocks: int, block_size: int) -> PagedKVCache:
+    def cache(
+        self, num_blocks: int, block_size: int, *, num_window_blocks: int = 0
+    ) -> PagedKVCache:
         """Return an empty pool."""
-        one_by_one = self.way not in (Way.RAGGED, Way.PIECES)
-        return kv_cache(self.layout, num_blocks, block_size, self.native, one_by_one=one_by_one)
+        return kv_cache(
+            self.layout,
+            num_blocks,
+            block_size,
+            self.native,
+            num_window_blocks=num_window_blocks,
+            one_by_one=self.way not in (Way.RAGGED, Way.PIECES),
+        )
 
     @property
     def arg_max(self) -> ArgMax | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from batching.block_manager import BlockCopy
+from batching.block_manager import BlockCopy, BlockTable
 from batching.request import BatchRequest, TokenLogprobs
 
 
@@ -46,6 +46,10 @@ class Slice:
         if not self.request.wants_prompt_logprobs:
             return range(0)
         return range(self.start + 1, min(self.stop + 1, self.request.num_prompt_tokens))
+
+    def table(self, *, is_windowed: bool = False) -> BlockTable:
+        """Return the blocks of all layers, or of those that have windows and blocks of their own."""
+        return self.request.window_table if is_windowed else self.request.block_table
 
     @property
     def token_ids(self) -> list[int]:

@@ -41,10 +41,17 @@ class Span(NamedTuple):
 class HostAttention:
     """How the rows of one step attend; made once a step and used by every layer."""
 
-    def __init__(self, slices: Sequence[Slice], block_size: int) -> None:
+    def __init__(
+        self, slices: Sequence[Slice], block_size: int, *, is_windowed: bool = False
+    ) -> None:
         self.slices = list(slices)
         self._block_size = block_size
+        self._tables = [s.table(is_windowed=is_windowed) for s in slices]
         self._groups: dict[SlidingWindow | None, list[DecodeGroup | Chunk]] = {}
+
+    def windowed(self) -> "HostAttention":
+        """Return how the same rows attend in layers with blocks of their own."""
+        return HostAttention(self.slices, self._block_size, is_windowed=True)
 
     def attend(
         self,
@@ -72,7 +79,8 @@ class HostAttention:
     def groups(self, window: SlidingWindow | None) -> list["DecodeGroup | Chunk"]:
         if window not in self._groups:
             size = window.size if window else None
-            self._groups[window] = list(_groups(self.slices, self._block_size, size))
+            contexts = _contexts(self.slices, self._tables, size)
+            self._groups[window] = list(_groups(contexts, self._block_size, size))
         return self._groups[window]
 
 
@@ -196,9 +204,8 @@ def _exponentials(scores: Floats, sinks: Floats | None) -> Floats:
 
 
 def _groups(
-    slices: Sequence[Slice], block_size: int, window: int | None
+    contexts: Sequence["Context"], block_size: int, window: int | None
 ) -> Iterator[DecodeGroup | Chunk]:
-    contexts = _contexts(slices, window)
     yield from (_chunk(c, block_size, window) for c in contexts if len(c.slice) > 1)
     buckets: dict[int, list[Context]] = {}
     for context in contexts:
@@ -213,25 +220,24 @@ class Context(NamedTuple):
 
     row: int
     slice: Slice
+    table: BlockTable
     start: int
 
     @property
     def num_tokens(self) -> int:
         return self.slice.stop - self.start
 
-    @property
-    def table(self) -> BlockTable:
-        return self.slice.request.block_table
 
-
-def _contexts(slices: Sequence[Slice], window: int | None) -> list[Context]:
+def _contexts(
+    slices: Sequence[Slice], tables: Sequence[BlockTable], window: int | None
+) -> list[Context]:
     rows = accumulate(map(len, slices), initial=0)
     starts = [0 if window is None else max(0, s.start - window + 1) for s in slices]
-    return [Context(*c) for c in zip(rows, slices, starts, strict=False)]
+    return [Context(*c) for c in zip(rows, slices, tables, starts, strict=False)]
 
 
 def _chunk(context: Context, block_size: int, window: int | None) -> Chunk:
-    row, s, start = context
+    row, s, _, start = context
     spans = list(_spans(context, start, slice(0, len(s)), block_size))
     return Chunk(row, len(s), s.start, start, spans, window)
 
@@ -270,7 +276,7 @@ def _num_shared_blocks(contexts: Sequence[Context], block_size: int) -> int:
 
 def _spans(context: Context, start: int, rows: slice, block_size: int) -> Iterator[Span]:
     """Yield the runs that hold the positions from `start` on, for some rows of a group."""
-    position = 0
+    position = context.table.num_dropped * block_size
     for first_block, num_blocks in context.table.runs:
         base = first_block * block_size - position
         low, high = (

@@ -9,7 +9,13 @@ import numpy as np
 from batching.backend.cpu.attention import Floats, HostAttention, HostPool
 from batching.backend.cpu.pages import PoolPages, Region, lazy_zeros
 from batching.backend.cpu.threads import make_numpy_single_threaded
-from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots, cache_leaves
+from batching.backend.paged.kv_cache import (
+    LayerCache,
+    ModelCache,
+    PagedKVCache,
+    Slots,
+    cache_leaves,
+)
 from batching.backend.paged.layout import LayerLayout, LayerShape
 from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import SlidingWindow
@@ -19,21 +25,38 @@ _MAX_UNPADDED: Final = 32
 
 
 def host_cache(
-    layers: Sequence[LayerLayout], num_blocks: int, block_size: int, *, one_by_one: bool = False
+    layers: Sequence[LayerLayout],
+    num_blocks: int,
+    block_size: int,
+    *,
+    num_window_blocks: int = 0,
+    one_by_one: bool = False,
 ) -> PagedKVCache:
     make_numpy_single_threaded()
-    num_slots = num_blocks * block_size
     caches = make_caches(
-        layers, lambda shape: HostLayerCache(shape, num_slots), num_slots, block_size
+        layers,
+        lambda shape, num_blocks: HostLayerCache(shape, num_blocks * block_size),
+        num_blocks,
+        block_size,
+        num_window_blocks,
     )
-    pools = [leaf.pool for leaf in cache_leaves(caches) if isinstance(leaf, HostLayerCache)]
-    arrays = [array for pool in pools for array in pool]
-    pages = PoolPages([Region.of(head) for array in arrays for head in array], arrays, num_blocks)
+    pages, window_pages = _pages(caches, num_blocks), _pages(caches, num_window_blocks, True)
     # Modules that take pieces of a step know of no padding.
     padded = _padded if all(isinstance(cache, HostLayerCache) for cache in caches) else int
     return PagedKVCache(
-        caches, block_size, HostAttention, padded, on_use=pages.use, one_by_one=one_by_one
+        caches,
+        block_size,
+        HostAttention,
+        padded,
+        on_use=(pages.use, window_pages.use),
+        one_by_one=one_by_one,
     )
+
+
+def _pages(caches: Sequence[ModelCache], num_blocks: int, is_windowed: bool = False) -> PoolPages:
+    layers = [leaf for leaf in cache_leaves(caches) if isinstance(leaf, HostLayerCache)]
+    arrays = [array for leaf in layers if leaf.is_windowed == is_windowed for array in leaf.pool]
+    return PoolPages([Region.of(head) for array in arrays for head in array], arrays, num_blocks)
 
 
 class HostLayerCache(LayerCache):

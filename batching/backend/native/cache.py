@@ -8,7 +8,13 @@ import numpy.typing as npt
 
 from batching.backend.cpu.pages import PoolPages, Region
 from batching.backend.native_loader import Native
-from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots, cache_leaves
+from batching.backend.paged.kv_cache import (
+    LayerCache,
+    ModelCache,
+    PagedKVCache,
+    Slots,
+    cache_leaves,
+)
 from batching.backend.paged.layout import LayerLayout, LayerShape
 from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import SlidingWindow
@@ -21,33 +27,55 @@ def native_cache(
     num_blocks: int,
     block_size: int,
     *,
+    num_window_blocks: int = 0,
     one_by_one: bool = False,
 ) -> PagedKVCache:
     caches = make_caches(
         layers,
-        lambda shape: NativeLayerCache(native, shape, num_blocks, block_size),
-        num_blocks * block_size,
+        lambda shape, num_blocks: NativeLayerCache(native, shape, num_blocks, block_size),
+        num_blocks,
         block_size,
+        num_window_blocks,
     )
-    pools = [leaf.pool for leaf in cache_leaves(caches) if isinstance(leaf, NativeLayerCache)]
-    regions = [Region(*region) for pool in pools for region in pool.regions]
+    pages, window_pages = _pages(caches, num_blocks), _pages(caches, num_window_blocks, True)
     return PagedKVCache(
         caches,
         block_size,
         lambda slices, size: NativeAttention(native, slices, size),
-        on_use=PoolPages(regions, pools, num_blocks).use,
+        on_use=(pages.use, window_pages.use),
         one_by_one=one_by_one,
     )
 
 
-class NativeAttention:
-    """The rows of one step, as the kernels read them."""
+def _pages(caches: Sequence[ModelCache], num_blocks: int, is_windowed: bool = False) -> PoolPages:
+    layers = [leaf for leaf in cache_leaves(caches) if isinstance(leaf, NativeLayerCache)]
+    pools = [leaf.pool for leaf in layers if leaf.is_windowed == is_windowed]
+    regions = [Region(*region) for pool in pools for region in pool.regions]
+    return PoolPages(regions, pools, num_blocks)
 
-    def __init__(self, native: Native, slices: Sequence[Slice], block_size: int) -> None:
+
+class NativeAttention:
+    """The rows of one step, as the kernels read them.
+
+    They begin before the window, at a span of blocks, and hide what they read there.
+    """
+
+    def __init__(
+        self,
+        native: Native,
+        slices: Sequence[Slice],
+        block_size: int,
+        *,
+        is_windowed: bool = False,
+    ) -> None:
         self.slices = list(slices)
         self._native = native
         self._block_size = block_size
+        self._is_windowed = is_windowed
         self._step: object | None = None
+
+    def windowed(self) -> "NativeAttention":
+        return NativeAttention(self._native, self.slices, self._block_size, is_windowed=True)
 
     def _rows(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         rows: list[tuple[int, int, int, int]] = []
@@ -55,7 +83,8 @@ class NativeAttention:
         row = 0
         for s in self.slices:
             rows.append((row, len(s), s.start, len(tables)))
-            tables += s.request.block_table.block_ids[: -(-s.stop // self._block_size)]
+            table = s.table(is_windowed=self._is_windowed)
+            tables += table.block_ids[: -(-s.stop // self._block_size)]
             row += len(s)
         return np.array(rows, np.int32).reshape(-1, 4), np.array(tables, np.int32)
 
@@ -121,6 +150,7 @@ class NativeLayerCache(LayerCache):
         self, run: Callable[[object, object, int], mx.array], window: SlidingWindow | None
     ) -> mx.array:
         """Run a transformer block, given pool, step and window; it writes and attends."""
+        window = self.visible(window)
         self._attended = run(self.pool, self._native_step(), window.size if window else 0)
         return self._attended
 

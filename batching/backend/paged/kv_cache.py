@@ -8,7 +8,7 @@ native kernels.  Layers whose keys and values the model's own code reads are gat
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -32,6 +32,10 @@ class RowAttention(Protocol):
 
     @property
     def slices(self) -> Sequence[Slice]: ...
+
+    def windowed(self) -> "RowAttention":
+        """Return how they attend in layers with blocks of their own, in the same order."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -68,25 +72,35 @@ class StepInputs:
         """`padded` returns how many rows a step of T tokens takes."""
         tokens: list[int] = []
         positions: list[int] = []
-        slots: list[int] = []
-        # Most slices are of one token, for which numpy would take longer.
         for s in attention.slices:
             tokens += s.token_ids
             positions += range(s.start, s.stop)
-            block_ids = s.request.block_table.block_ids
-            slots += (
-                block_ids[at // block_size] * block_size + at % block_size
-                for at in range(s.start, s.stop)
-            )
         padding = [0] * (padded(len(tokens)) - len(tokens))
         return cls(
             tokens=mx.array(tokens + padding, dtype=mx.int32)[:, None],
             positions=mx.array(positions + padding, dtype=mx.int32),
-            slots=np.array(slots, np.int64),
+            slots=_slots(attention.slices, block_size),
             logit_rows=LogitRows.of(attention.slices),
             attention=attention,
             one_by_one=one_by_one,
         )
+
+    def windowed(self, block_size: int) -> "StepInputs":
+        """Return the same rows for layers with windows and blocks of their own."""
+        slots = _slots(self.attention.slices, block_size, is_windowed=True)
+        return replace(self, slots=slots, attention=self.attention.windowed())
+
+
+def _slots(slices: Sequence[Slice], block_size: int, *, is_windowed: bool = False) -> Slots:
+    slots: list[int] = []
+    # Most slices are of one token, for which numpy would take longer.
+    for s in slices:
+        block_ids = s.table(is_windowed=is_windowed).block_ids
+        slots += (
+            block_ids[at // block_size] * block_size + at % block_size
+            for at in range(s.start, s.stop)
+        )
+    return np.array(slots, np.int64)
 
 
 class SharedKeys(mx.array):
@@ -120,6 +134,8 @@ class LayerCache(ABC):
 
     # Some modules of the model take pieces, and need masks for these.
     defers_masks = False
+    # It shares its blocks with other layers that have windows, and not with those that have none.
+    is_windowed = False
 
     def __init__(self, shape: LayerShape, num_slots: int) -> None:
         self.shape = shape
@@ -183,7 +199,13 @@ class LayerCache(ABC):
             mask = SlidingWindow(mask.window) if mask.window else None
         if mask is not None and not isinstance(mask, SlidingWindow):
             raise TypeError(f"attention over the paged pool takes no mask of {type(mask)}")
-        return self.attend_within(queries, scale, mask, sinks)
+        return self.attend_within(queries, scale, self.visible(mask), sinks)
+
+    def visible(self, window: SlidingWindow | None) -> SlidingWindow | None:
+        """Return the window of a row: no wider than what is sure to be there."""
+        if self.is_windowed and self._window is not None:
+            return self._window if window is None else min(window, self._window)
+        return window
 
     @abstractmethod
     def attend_within(
@@ -228,15 +250,19 @@ class PagedKVCache:
         block_size: int,
         attention: Callable[[Sequence[Slice], int], RowAttention],
         padded: Callable[[int], int] = lambda num_tokens: num_tokens,
-        on_use: Callable[[int], None] = lambda block_id: None,
+        on_use: Sequence[Callable[[int], None]] = (),
         *,
         one_by_one: bool = False,
     ) -> None:
-        """`on_use` is called with the highest block that a step writes to."""
+        """`on_use` are called with the highest block that a step writes to.
+
+        The first one, with that of layers in general, the second, of layers with windows.
+        """
         self.caches = list(caches)
         leaves = list(cache_leaves(caches))
         self.layers = [leaf for leaf in leaves if isinstance(leaf, LayerCache)]
         self._states = [leaf for leaf in leaves if isinstance(leaf, StateCache)]
+        self._has_windows = any(layer.is_windowed for layer in self.layers)
         self._block_size = block_size
         self._attention = attention
         self._padded = padded
@@ -253,9 +279,11 @@ class PagedKVCache:
         """Set the rows of the next forward pass."""
         attention = self._attention(slices, self._block_size)
         step = StepInputs.of(attention, self._block_size, self._padded, one_by_one=self._one_by_one)
-        self._on_use(int(step.slots.max()) // self._block_size)
+        windowed = step.windowed(self._block_size) if self._has_windows else step
+        for on_use, inputs in zip(self._on_use, (step, windowed), strict=False):
+            on_use(int(inputs.slots.max()) // self._block_size)
         for layer in self.layers:
-            layer.begin(step)
+            layer.begin(windowed if layer.is_windowed else step)
         for state in self._states:
             state.begin(step)
         return step
@@ -269,13 +297,14 @@ class PagedKVCache:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, as copy-on-write asks."""
-        if not copies:
-            return
         within = np.arange(self._block_size)
-        sources = np.concatenate([c.source * self._block_size + within for c in copies])
-        targets = np.concatenate([c.target * self._block_size + within for c in copies])
-        for layer in self.layers:
-            layer.copy(sources, targets)
+        for is_windowed in {c.is_windowed for c in copies}:
+            group = [c for c in copies if c.is_windowed == is_windowed]
+            sources = np.concatenate([c.source * self._block_size + within for c in group])
+            targets = np.concatenate([c.target * self._block_size + within for c in group])
+            for layer in self.layers:
+                if layer.is_windowed == is_windowed:
+                    layer.copy(sources, targets)
 
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
         for state in self._states:

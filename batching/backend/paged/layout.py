@@ -26,6 +26,11 @@ class LayerShape(NamedTuple):
     is_latent: bool = False
 
     @property
+    def is_windowed(self) -> bool:
+        """True if the pool attends within a window, so that what has left it need not stay."""
+        return self.window is not None and not self.is_gathered
+
+    @property
     def bytes_per_token(self) -> int:
         return self.num_heads * (self.key_dim + self.value_dim) * self.dtype.size
 
@@ -77,6 +82,16 @@ class CacheLayout:
     @property
     def bytes_per_token(self) -> int:
         return sum(shape.bytes_per_token for shape in self.shapes)
+
+    @property
+    def window(self) -> int | None:
+        """The largest window of layers that can have blocks of their own; None if there are none."""
+        return max((shape.window or 0 for shape in self.shapes if shape.is_windowed), default=None)
+
+    @property
+    def window_bytes_per_token(self) -> int:
+        """The part of these layers."""
+        return sum(shape.bytes_per_token for shape in self.shapes if shape.is_windowed)
 
     @property
     def has_state(self) -> bool:

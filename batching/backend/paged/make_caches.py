@@ -18,11 +18,22 @@ from batching.backend.paged.state_cache import OwnCaches, RecurrentStates
 
 def make_caches(
     layers: Sequence[LayerLayout],
-    make: Callable[[LayerShape], LayerCache],
-    num_slots: int,
+    make: Callable[[LayerShape, int], LayerCache],
+    num_blocks: int,
     block_size: int,
+    num_window_blocks: int,
 ) -> list[ModelCache]:
-    """Return a cache for each layer; `make` returns one whose attention is the pool's."""
+    """Return a cache for each layer; `make` returns one of so many blocks, with the pool's attention.
+
+    num_window_blocks: of layers with a window; 0 is no blocks of their own.
+    """
+    num_slots = num_blocks * block_size
+
+    def pooled(shape: LayerShape) -> LayerCache:
+        is_windowed = bool(num_window_blocks) and shape.is_windowed
+        layer = make(shape, num_window_blocks if is_windowed else num_blocks)
+        layer.is_windowed = is_windowed
+        return layer
 
     def cache(layer: LayerLayout) -> ModelCache:
         match layer:
@@ -38,7 +49,7 @@ def make_caches(
                 return LatentLayerCache(layer, num_slots, block_size)
             case LayerShape(is_gathered=True):
                 return GatheredLayerCache(layer, num_slots, block_size)
-        return make(layer)
+        return pooled(layer)
 
     caches = [cache(layer) for layer in layers]
     defers = any(shape.is_gathered for shape in CacheLayout(tuple(layers)).shapes)

@@ -22,6 +22,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from batching.block_manager import BlockTable
 from batching.scheduling.step_plan import Slice
 
 # From this many tokens on, a call of its own costs a row less than copying its keys.
@@ -126,11 +127,18 @@ class StepAttention:
     group's queries are a view, too.
     """
 
-    def __init__(self, slices: Sequence[Slice], block_size: int) -> None:
+    def __init__(
+        self, slices: Sequence[Slice], block_size: int, *, is_windowed: bool = False
+    ) -> None:
         self._block_size = block_size
+        self._is_windowed = is_windowed
         self._bundles = _bundle(slices, block_size)
         self.slices = [s for bundle in self._bundles for s in bundle]
         self._groups: dict[SlidingWindow | None, list[RowGroup]] = {}
+
+    def windowed(self) -> "StepAttention":
+        """Return how the same rows attend in layers with blocks of their own."""
+        return StepAttention(self.slices, self._block_size, is_windowed=True)
 
     def attend(
         self,
@@ -153,17 +161,21 @@ class StepAttention:
     def groups(self, window: SlidingWindow | None) -> list[RowGroup]:
         if window not in self._groups:
             size = window.size if window else None
-            self._groups[window] = [
-                _chunk(bundle[0], self._block_size, size)
-                if len(bundle[0]) > 1
-                else _decodes(bundle, self._block_size, size)
-                for bundle in self._bundles
-            ]
+            self._groups[window] = [self._group(bundle, size) for bundle in self._bundles]
         return self._groups[window]
+
+    def _group(self, bundle: list[Slice], window: int | None) -> RowGroup:
+        tables = [s.table(is_windowed=self._is_windowed) for s in bundle]
+        if len(bundle[0]) > 1:
+            return _chunk(bundle[0], tables[0], self._block_size, window)
+        return _decodes(bundle, tables, self._block_size, window)
 
 
 def _bundle(slices: Sequence[Slice], block_size: int) -> list[list[Slice]]:
-    """Put decodes of like length together; chunks, and rows worth a view, stay alone."""
+    """Put decodes of like length together; chunks, and rows worth a view, stay alone.
+
+    The order is kept if this is done again.
+    """
     alone: list[list[Slice]] = []
     buckets: dict[int, list[Slice]] = {}
     for s in slices:
@@ -183,17 +195,19 @@ def _first_block(start: int, block_size: int, window: int | None) -> int:
     return 0 if window is None else max(0, start - window + 1) // block_size
 
 
-def _decodes(slices: Sequence[Slice], block_size: int, window: int | None) -> RowGroup:
-    if len(slices) == 1 and len(slices[0].request.block_table.runs) == 1:
-        return _decode_view(slices[0], block_size, window)
+def _decodes(
+    slices: Sequence[Slice], tables: Sequence[BlockTable], block_size: int, window: int | None
+) -> RowGroup:
+    if len(slices) == 1 and len(tables[0].runs) == 1:
+        return _decode_view(slices[0], tables[0], block_size, window)
     firsts = [_first_block(s.start, block_size, window) for s in slices]
-    tables = [
-        s.request.block_table.block_ids[first : -(-s.stop // block_size)]
-        for s, first in zip(slices, firsts, strict=True)
+    block_ids = [
+        table.block_ids[first : -(-s.stop // block_size)]
+        for s, table, first in zip(slices, tables, firsts, strict=True)
     ]
-    width = max(map(len, tables))
+    width = max(map(len, block_ids))
     # Any block will do as padding: the mask hides it.
-    blocks = np.array([table + [table[0]] * (width - len(table)) for table in tables])
+    blocks = np.array([ids + [ids[0]] * (width - len(ids)) for ids in block_ids])
     starts = np.array(firsts)[:, None] * block_size
     stops = np.array([s.stop for s in slices])[:, None]
     num_tokens = int((stops - starts).max())
@@ -205,19 +219,18 @@ def _decodes(slices: Sequence[Slice], block_size: int, window: int | None) -> Ro
     return RowGroup(len(slices), False, GatheredContext(blocks, block_size, num_tokens), mask)
 
 
-def _decode_view(s: Slice, block_size: int, window: int | None) -> RowGroup:
-    base = s.request.block_table.block_ids[0] * block_size
+def _decode_view(s: Slice, table: BlockTable, block_size: int, window: int | None) -> RowGroup:
+    base = (table.runs[0].first_block - table.num_dropped) * block_size
     start = 0 if window is None else max(0, s.stop - window)
     return RowGroup(1, False, RunContext(base + start, base + s.stop), None)
 
 
-def _chunk(s: Slice, block_size: int, window: int | None) -> RowGroup:
-    table = s.request.block_table
+def _chunk(s: Slice, table: BlockTable, block_size: int, window: int | None) -> RowGroup:
     first = _first_block(s.start, block_size, window)
     start = first * block_size
     context: RunContext | GatheredContext
     if len(table.runs) == 1:
-        base = table.block_ids[0] * block_size
+        base = (table.runs[0].first_block - table.num_dropped) * block_size
         context = RunContext(base + start, base + s.stop)
     else:
         blocks = np.array([table.block_ids[first : -(-s.stop // block_size)]])

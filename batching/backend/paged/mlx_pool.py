@@ -11,11 +11,19 @@ from batching.backend.paged.mlx_attention import Pool, SlidingWindow, StepAttent
 
 
 def device_cache(
-    layers: Sequence[LayerLayout], num_blocks: int, block_size: int, *, one_by_one: bool = False
+    layers: Sequence[LayerLayout],
+    num_blocks: int,
+    block_size: int,
+    *,
+    num_window_blocks: int = 0,
+    one_by_one: bool = False,
 ) -> PagedKVCache:
-    num_slots = num_blocks * block_size
     caches = make_caches(
-        layers, lambda shape: DeviceLayerCache(shape, num_slots), num_slots, block_size
+        layers,
+        lambda shape, num_blocks: DeviceLayerCache(shape, num_blocks * block_size),
+        num_blocks,
+        block_size,
+        num_window_blocks,
     )
     return PagedKVCache(caches, block_size, StepAttention, one_by_one=one_by_one)
 
