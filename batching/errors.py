@@ -97,9 +97,8 @@ class ModelLoadError(EngineError):
 class PoolTooLarge(ModelLoadError):
     """More blocks were asked for than fit into the memory that is free."""
 
-    def __init__(self, num_blocks: int, bytes_per_block: int, free: int) -> None:
-        needed = -(-num_blocks * bytes_per_block // _MIB)
+    def __init__(self, num_blocks: int, num_bytes: int, free: int, num_fitting: int) -> None:
         super().__init__(
-            f"a KV pool of {num_blocks} blocks needs {needed} MiB; {free // _MIB} MiB are free, "
-            f"which hold {free // bytes_per_block} blocks"
+            f"a KV pool of {num_blocks} blocks needs {-(-num_bytes // _MIB)} MiB; "
+            f"{free // _MIB} MiB are free, which hold {num_fitting} blocks"
         )

@@ -11,7 +11,7 @@ from batching.backend.blas import NoBlas
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.loader import LoadedModel, dtype_name, load_model
 from batching.backend.memory.device import MIB, memory_in_use
-from batching.backend.memory.pool_size import PoolSize, pool_size
+from batching.backend.memory.pool_size import BlockBytes, PoolSize, pool_size
 from batching.backend.memory.state_size import state_size
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.model import use_kernels
@@ -148,33 +148,48 @@ def _paged(config: EngineConfig, loaded: LoadedModel, checked: CheckedModel) -> 
     layout = checked.layout
     context = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len)
     states = state_size(config, layout.state_bytes(context), has_state=layout.has_state)
-    bytes_per_block = config.block_size * layout.bytes_per_token
-    size = pool_size(config, bytes_per_block, loaded.max_model_len, reserved=states.num_bytes)
-    cache = checked.cache(size.num_blocks, config.block_size)
-    cache.reset()
     limits = replace(
-        config.scheduler_config(size.num_blocks, loaded.max_model_len),
+        config.scheduler_config(1, loaded.max_model_len),
         max_num_seqs=states.num_running,
         num_checkpoints=states.num_checkpoints,
     )
     if layout.has_own:
         # A draft that is wrong would cost a copy of all that the request keeps.
         limits = replace(limits, max_draft_tokens=0)
+    block = _block_bytes(layout, limits)
+    size = pool_size(config, block, loaded.max_model_len, reserved=states.num_bytes)
+    num_window_blocks = block.num_window_blocks(size.num_blocks)
+    limits = replace(
+        limits,
+        num_blocks=size.num_blocks,
+        window=layout.window if num_window_blocks else None,
+        num_window_blocks=num_window_blocks,
+    )
+    cache = checked.cache(size.num_blocks, config.block_size, num_window_blocks=num_window_blocks)
+    cache.reset()
     return _Backend(
         MLXRunner(loaded.model, loaded.vocab_size, checked.selection, cache, checked.arg_max),
         limits,
-        "; ".join(filter(None, [_pool_line(config, layout, size), states.note])),
+        "; ".join(filter(None, [_pool_line(config, layout, size, block), states.note])),
     )
 
 
-def _pool_line(config: EngineConfig, layout: CacheLayout, size: PoolSize) -> str:
+def _block_bytes(layout: CacheLayout, limits: SchedulerConfig) -> BlockBytes:
+    total, windowed = layout.bytes_per_token, layout.window_bytes_per_token
+    num_in_use = 0 if layout.window is None else limits.max_window_blocks_in_use(layout.window)
+    return BlockBytes(limits.block_size * total, limits.block_size * windowed, num_in_use)
+
+
+def _pool_line(config: EngineConfig, layout: CacheLayout, size: PoolSize, block: BlockBytes) -> str:
     prefix_cache = f"prefix cache {'on' if config.enable_prefix_cache else 'off'}{size.note}"
     if not layout.shapes:
         return f"no keys and values, {prefix_cache}"
-    dtype, bytes_per_block = layout.shapes[0].dtype, config.block_size * layout.bytes_per_token
+    num_window_blocks = block.num_window_blocks(size.num_blocks)
+    windows = f", {num_window_blocks} in windows of {layout.window}" if num_window_blocks else ""
+    num_mib, dtype = block.of(size.num_blocks) // MIB, dtype_name(layout.shapes[0].dtype)
     return (
-        f"{size.num_blocks} blocks of {config.block_size} tokens "
-        f"({size.num_blocks * bytes_per_block // MIB} MiB, {dtype_name(dtype)}), {prefix_cache}"
+        f"{size.num_blocks} blocks of {config.block_size} tokens{windows} ({num_mib} MiB, {dtype}), "
+        f"{prefix_cache}"
     )
 
 

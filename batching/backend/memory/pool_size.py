@@ -1,5 +1,6 @@
 """How many blocks the KV pool has."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,8 +11,46 @@ from batching.errors import ModelLoadError, PoolTooLarge
 # Of the memory that is free once the model is loaded; the rest is for activations, for what
 # else this process does, and for its neighbours.
 _SHARE: Final = 0.5
+# Of the blocks that other layers have: those that the prefix cache keeps of windowed ones, at least.
+_WINDOW_CACHE_SHARE: Final = 1 / 8
+# More than any memory has.
+_ALL_BLOCKS: Final = 1 << 40
 # A pool that the server sizes by itself has room for one request of so many tokens.
 _MIN_TOKENS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBytes:
+    """What a block takes in all layers, and how many blocks those with a window need.
+
+    windowed: the part of layers with a window.
+    num_in_use: how many blocks of these running requests have at most.
+    """
+
+    total: int
+    windowed: int = 0
+    num_in_use: int = 0
+
+    def num_window_blocks(self, num_blocks: int) -> int:
+        """Return how many blocks layers with a window have of their own beside so many of the others.
+
+        0 is none: they share those of the others, since these are not more than they would have.
+        As many as running requests have are for the prefix cache, more where the others have many.
+        """
+        if not self.windowed:
+            return 0
+        num_cached = max(self.num_in_use, int(num_blocks * _WINDOW_CACHE_SHARE))
+        num = self.num_in_use + num_cached
+        return num if num < num_blocks else 0
+
+    def of(self, num_blocks: int) -> int:
+        """Return the bytes of a pool."""
+        num_window_blocks = self.num_window_blocks(num_blocks) or num_blocks
+        return num_blocks * (self.total - self.windowed) + num_window_blocks * self.windowed
+
+    def num_within(self, num_bytes: int) -> int:
+        """Return how many blocks a pool of so many bytes has."""
+        return bisect_right(range(_ALL_BLOCKS), num_bytes, key=self.of) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +62,7 @@ class PoolSize:
 
 
 def pool_size(
-    config: EngineConfig, bytes_per_block: int, model_context: int, *, reserved: int = 0
+    config: EngineConfig, block: BlockBytes, model_context: int, *, reserved: int = 0
 ) -> PoolSize:
     """Return how many blocks the pool of a loaded model has, beside `reserved` bytes for all else.
 
@@ -31,34 +70,34 @@ def pool_size(
         PoolTooLarge: so many blocks as the operator has set do not fit.
         ModelLoadError: there is no room for one request.
     """
-    if not bytes_per_block:
+    if not block.total:
         # All layers are recurrent: blocks only count tokens.
         enough = max(config.max_blocks or 0, -(-model_context // config.block_size))
         return PoolSize(config.num_blocks or enough)
     free = max(0, free_memory() - reserved)
     if config.num_blocks is not None:
-        if config.num_blocks * bytes_per_block > free:
-            raise PoolTooLarge(config.num_blocks, bytes_per_block, free)
+        if (needed := block.of(config.num_blocks)) > free:
+            raise PoolTooLarge(config.num_blocks, needed, free, block.num_within(free))
         return PoolSize(config.num_blocks)
     least = -(-min(_MIN_TOKENS, model_context) // config.block_size)
     if config.max_blocks is None:
         budget = max(0, bytes_within(config.memory_fraction) - reserved)
-        _check_room(least, bytes_per_block, budget, "a larger share of the memory")
-        return PoolSize(budget // bytes_per_block)
-    _check_room(least, bytes_per_block, free, "a smaller model, or a KV cache of 16 bits")
-    num_blocks = max(min(least, config.max_blocks), int(_SHARE * free) // bytes_per_block)
+        _check_room(least, block, budget, "a larger share of the memory")
+        return PoolSize(block.num_within(budget))
+    _check_room(least, block, free, "a smaller model, or a KV cache of 16 bits")
+    num_blocks = max(min(least, config.max_blocks), block.num_within(int(_SHARE * free)))
     if num_blocks >= config.max_blocks:
         return PoolSize(config.max_blocks)
     return PoolSize(
         num_blocks,
-        f"; not {config.max_blocks}, which are {config.max_blocks * bytes_per_block // MIB} MiB: "
+        f"; not {config.max_blocks}, which are {block.of(config.max_blocks) // MIB} MiB: "
         f"{free // MIB} MiB are free, and the pool takes half of them",
     )
 
 
-def _check_room(least: int, bytes_per_block: int, room: int, advice: str) -> None:
-    if least * bytes_per_block > room:
+def _check_room(least: int, block: BlockBytes, room: int, advice: str) -> None:
+    if (needed := block.of(least)) > room:
         raise ModelLoadError(
-            f"the least KV pool, {least} blocks, needs {-(-least * bytes_per_block // MIB)} MiB, "
+            f"the least KV pool, {least} blocks, needs {-(-needed // MIB)} MiB, "
             f"and there is room for {room // MIB} MiB: take {advice}"
         )

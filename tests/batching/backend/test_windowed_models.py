@@ -1,0 +1,164 @@
+"""Models with windows over blocks that are given up, against their own single generation.
+
+What a request gives up, and no other can find, is overwritten with NaN.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from batching.backend.mlx_runner import MLXRunner
+from batching.backend.paged.kv_cache import PagedKVCache
+from batching.backend.self_check import CheckedModel
+from batching.batch_inference import BatchInferenceEngine
+from batching.block_manager import BlockCopy, BlockTable, PagedBlockManager
+from batching.config import SchedulerConfig
+from batching.request import BatchRequest
+from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.outputs import RequestOutput
+from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
+from batching.scheduling.window_blocks import WindowBlocks
+from tests.support.model_zoo import make_tiny
+from tests.support.tiny_models import Check
+from tests.support.zoo.shapes import VOCAB_SIZE
+
+# Several windows of 12 tokens.
+NUM_TOKENS: Final = 45
+RNG = np.random.default_rng(3)
+PROMPTS: Final = [RNG.integers(1, VOCAB_SIZE, size).tolist() for size in (1, 5, 33, 70)]
+# One that begins as another one does, and one that repeats itself, so that it has drafts.
+PROMPTS.extend([[*PROMPTS[3][:50], 1, 2], PROMPTS[1] * 6])
+# So few blocks that requests are preempted, and chunks that cut every prompt.
+LIMITS: Final = SchedulerConfig(
+    num_blocks=60,
+    block_size=4,
+    max_num_seqs=4,
+    max_batched_tokens=16,
+    prefill_chunk=7,
+    max_draft_tokens=3,
+)
+
+
+@pytest.fixture(autouse=True)
+def not_compiled() -> Iterator[None]:
+    """Let MLX not compile for each number of rows that a step has."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+def windowed(checked: CheckedModel, num_extra: int = 8) -> SchedulerConfig:
+    window = checked.layout.window
+    assert window is not None
+    num_blocks = LIMITS.max_window_blocks_in_use(window) + num_extra
+    return replace(LIMITS, window=window, num_window_blocks=num_blocks)
+
+
+class Poisoner:
+    """A runner that overwrites blocks of windowed layers which no request has or can find."""
+
+    def __init__(self, model: nn.Module, checked: CheckedModel, config: SchedulerConfig) -> None:
+        # Two blocks more than are given out: of NaN, and of zeros.
+        self._nan, self._zeros = config.num_window_blocks, config.num_window_blocks + 1
+        self.cache: PagedKVCache = checked.cache(
+            config.num_blocks, config.block_size, num_window_blocks=config.num_window_blocks + 2
+        )
+        self._runner = MLXRunner(model, VOCAB_SIZE, checked.selection, self.cache, checked.arg_max)
+        self._poisoned: set[int] = set()
+        self.blocks: PagedBlockManager | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        self._runner.reset()
+        self._poisoned.clear()
+        for block_id, value in ((self._nan, mx.nan), (self._zeros, 0.0)):
+            self._fill(block_id, value)
+
+    def _fill(self, block_id: int, value: float) -> None:
+        request = BatchRequest(0, [0] * LIMITS.block_size, max_tokens=1)
+        request.block_table, request.window_table = BlockTable([0]), BlockTable([block_id])
+        self.cache.begin([Slice(request, 0, LIMITS.block_size)])
+        for layer in self.cache.layers:
+            if layer.is_windowed:
+                shape, count = layer.shape, LIMITS.block_size
+                keys, values = (
+                    mx.full((count, shape.num_heads, 1, dim), value, shape.dtype)
+                    for dim in (shape.key_dim, shape.value_dim)
+                )
+                layer.update_and_fetch(keys, values)
+        self.cache.flush()
+        mx.eval(self.cache.arrays)
+
+    def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
+        assert self.blocks is not None
+        gone = {b.block_id for b in self.blocks.blocks if not b.ref_count and not b.block_hash}
+        copies = [BlockCopy(self._nan, block_id, True) for block_id in gone - self._poisoned]
+        copies += [BlockCopy(self._zeros, block_id, True) for block_id in self._poisoned - gone]
+        self.cache.copy_blocks(copies)
+        self._poisoned = gone
+        return self._runner.run(plan)
+
+
+def generate(model: nn.Module, prompt: list[int]) -> list[int]:
+    """Decode greedily on mlx-lm's own cache, one request at a time."""
+    cache, token_ids, output = make_prompt_cache(model), prompt, list[int]()
+    for _ in range(NUM_TOKENS):
+        logits = model(mx.array([token_ids]), cache=cache)[0, -1, :VOCAB_SIZE]
+        token_ids = [int(mx.argmax(logits))]
+        output += token_ids
+    return output
+
+
+def serve(runner: Poisoner, config: SchedulerConfig) -> list[list[int]] | None:
+    """Return the completions of the prompts, and of a fork of the last; None if a step failed."""
+    scheduler = ContinuousBatchingScheduler(config)
+    engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)
+    windows = scheduler._kv.windows
+    assert windows is not None
+    runner.blocks = windows.block_manager
+    requests = [BatchRequest(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS)]
+    requests.append(requests[-1].fork(len(requests)))
+    for r in requests[:-2]:
+        engine.add(r)
+    engine.add(*requests[-2:])
+    while engine.has_work:
+        if not all(isinstance(item, RequestOutput) for item in engine.step()):
+            return None
+    stats = scheduler.stats()
+    assert stats.num_free_blocks == config.num_blocks
+    assert stats.num_free_window_blocks == config.num_window_blocks
+    return [r.output_token_ids for r in requests]
+
+
+@pytest.mark.parametrize("enable_prefix_cache", [True, False])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_oss", "mistral"])
+def test_what_has_left_the_window_is_not_needed(
+    device_kind: Check, model_type: str, enable_prefix_cache: bool
+) -> None:
+    model = make_tiny(model_type)
+    expected = [generate(model, prompt) for prompt in PROMPTS]
+    checked = device_kind(model, VOCAB_SIZE)
+    config = replace(windowed(checked), enable_prefix_cache=enable_prefix_cache)
+    runner = Poisoner(model, checked, config)
+    assert {layer.is_windowed for layer in runner.cache.layers} == {True, False}
+    for _ in range(2):
+        assert serve(runner, config) == [*expected, expected[-1]]
+
+
+def test_a_block_that_is_given_up_too_early_is_noticed(
+    device_kind: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted fault."""
+    model = make_tiny("gemma3_text")
+    expected = [generate(model, prompt) for prompt in PROMPTS]
+    checked = device_kind(model, VOCAB_SIZE)
+    config = replace(windowed(checked), enable_prefix_cache=False)
+    plain = WindowBlocks._first_visible
+    monkeypatch.setattr(WindowBlocks, "_first_visible", lambda self, index: plain(self, index + 1))
+    assert serve(Poisoner(model, checked, config), config) != [*expected, expected[-1]]
