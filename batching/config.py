@@ -140,8 +140,11 @@ class EngineConfig(BatchLimits):
 
 
 def blocks_in_window(window: int, block_size: int) -> int:
-    """Return how many full blocks before its own a token may see, at least one."""
-    return max(1, -(-(window - 1) // block_size))
+    """Return how many full blocks before its own a token may see.
+
+    That is enough for one token more than the window, which the masks of some models show.
+    """
+    return -(-window // block_size)
 
 
 def _check_minimum(config: BatchLimits, *names: str) -> None:

@@ -202,10 +202,13 @@ class LayerCache(ABC):
         return self.attend_within(queries, scale, self.visible(mask), sinks)
 
     def visible(self, window: SlidingWindow | None) -> SlidingWindow | None:
-        """Return the window of a row: no wider than what is sure to be there."""
-        if self.is_windowed and self._window is not None:
-            return self._window if window is None else min(window, self._window)
-        return window
+        """Return the window of a row: no wider than what is sure to be there.
+
+        That is one position more than a cache of mlx-lm keeps, since a mask may show it (PLaMo 3).
+        """
+        if not self.is_windowed or self._window is None:
+            return window
+        return self._window if window is None else min(window, SlidingWindow(self._window.size + 1))
 
     @abstractmethod
     def attend_within(
@@ -279,11 +282,11 @@ class PagedKVCache:
         """Set the rows of the next forward pass."""
         attention = self._attention(slices, self._block_size)
         step = StepInputs.of(attention, self._block_size, self._padded, one_by_one=self._one_by_one)
-        windowed = step.windowed(self._block_size) if self._has_windows else step
-        for on_use, inputs in zip(self._on_use, (step, windowed), strict=False):
-            on_use(int(inputs.slots.max()) // self._block_size)
+        inputs = [step, step.windowed(self._block_size)] if self._has_windows else [step]
+        for on_use, each in zip(self._on_use, inputs, strict=False):
+            on_use(int(each.slots.max()) // self._block_size)
         for layer in self.layers:
-            layer.begin(windowed if layer.is_windowed else step)
+            layer.begin(inputs[layer.is_windowed])
         for state in self._states:
             state.begin(step)
         return step
@@ -297,8 +300,8 @@ class PagedKVCache:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, as copy-on-write asks."""
-        within = np.arange(self._block_size)
         for is_windowed in {c.is_windowed for c in copies}:
+            within = np.arange(self._block_size)
             group = [c for c in copies if c.is_windowed == is_windowed]
             sources = np.concatenate([c.source * self._block_size + within for c in group])
             targets = np.concatenate([c.target * self._block_size + within for c in group])

@@ -5,6 +5,7 @@ What a request gives up, and no other can find, is overwritten with NaN.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import mlx.core as mx
@@ -13,17 +14,19 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from batching.backend.engine_builder import build_engine
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.self_check import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockCopy, BlockTable, PagedBlockManager
-from batching.config import SchedulerConfig
+from batching.config import EngineConfig, SchedulerConfig
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestOutput
 from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 from batching.scheduling.window_blocks import WindowBlocks
+from tests.support.model_files import edit_config
 from tests.support.model_zoo import make_tiny
 from tests.support.tiny_models import Check
 from tests.support.zoo.shapes import VOCAB_SIZE
@@ -162,3 +165,18 @@ def test_a_block_that_is_given_up_too_early_is_noticed(
     plain = WindowBlocks._first_visible
     monkeypatch.setattr(WindowBlocks, "_first_visible", lambda self, index: plain(self, index + 1))
     assert serve(Poisoner(model, checked, config), config) != [*expected, expected[-1]]
+
+
+def test_a_model_with_a_window_is_served_on_a_smaller_pool(directory: Path) -> None:
+    """The layers of this one differ in their window only."""
+    config = EngineConfig(
+        model=str(directory), model_id="tiny", num_blocks=1024, block_size=4, max_num_seqs=2
+    )
+    edit_config(directory, layer_types=["full_attention"] * 2, sliding_window=16)
+    assert "1024 blocks of 4 tokens (2 MiB" in "".join(build_engine(config).startup_lines)
+    edit_config(directory, layer_types=["sliding_attention", "full_attention"])
+    loaded = build_engine(config)
+    # 2 requests with a window of 4 blocks, one for the next token and two for drafts, and a step.
+    assert "1024 blocks of 4 tokens, 284 in windows of 16 (1 MiB" in "".join(loaded.startup_lines)
+    stats = loaded.engine.stats()
+    assert (stats.num_blocks, stats.num_window_blocks) == (1024, 2 * (2 * 7 + 512 // 4))
