@@ -63,7 +63,7 @@ class KVCacheManager:
         if self.states is not None:
             self.states.start(request, hashes[: len(cached)], hit.num_found)
         if self.windows is not None:
-            self.windows.start(request, hashes[: len(cached)])
+            self.windows.start(request, hashes[: len(cached)], hit.num_found)
 
     def fork(self, request: BatchRequest, fork: BatchRequest, num_tokens: int) -> None:
         """Share all blocks of a request, of which `num_tokens` tokens are computed."""

@@ -13,6 +13,7 @@ class SchedulerStats(NamedTuple):
     num_prefix_waits: requests that waited for another one to compute their prefix.
     num_window_blocks: blocks of the layers that see a window; None if these have none of their own.
         All other counts of blocks are of the others.
+    num_window_missed_tokens: found in the others and computed again, since windows were gone (or states).
     num_checkpoints: recurrent states in the prefix cache; None if the model has no such states.
     num_checkpoints_skipped: states not stored: there are no slots, or their blocks are not findable.
     num_state_missed_tokens: found in the pool and computed again, since no state was kept there.
@@ -43,6 +44,7 @@ class SchedulerStats(NamedTuple):
     num_state_missed_tokens: int = 0
     num_window_blocks: int | None = None
     num_free_window_blocks: int = 0
+    num_window_missed_tokens: int = 0
 
 
 @dataclass(slots=True)

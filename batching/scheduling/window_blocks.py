@@ -27,11 +27,14 @@ class WindowBlocks:
         self._block_size = config.block_size
         self._num_visible = blocks_in_window(config.window, config.block_size)
         self._copies: list[BlockCopy] = []
+        self._num_missed_tokens = 0
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
+        """Return the statistics of the scheduler, those of these blocks included."""
         return stats._replace(
             num_window_blocks=self.block_manager.num_blocks,
             num_free_window_blocks=self.block_manager.num_free_blocks,
+            num_window_missed_tokens=self._num_missed_tokens,
         )
 
     def take_copies(self) -> list[BlockCopy]:
@@ -48,8 +51,13 @@ class WindowBlocks:
                 stop = index
         return stop
 
-    def start(self, request: BatchRequest, cached: Sequence[BlockHash]) -> None:
-        """Share the blocks that a request sees which begins behind these."""
+    def start(self, request: BatchRequest, cached: Sequence[BlockHash], num_found: int) -> None:
+        """Share the blocks that a request sees which begins behind these.
+
+        num_found: how many blocks it could have shared, were their windows there.
+        """
+        if request.num_preemptions == 0:
+            self._num_missed_tokens += (num_found - len(cached)) * self._block_size
         first = self._first_visible(len(cached))
         found = [self.block_manager.find(block_hash) for block_hash in cached[first:]]
         self._share(request, first, [block_id for block_id in found if block_id is not None])

@@ -103,7 +103,9 @@ def test_a_prefix_is_a_hit_as_long_as_its_window_is_there() -> None:
     assert server.num_hit(1, [*system, *tokens(2, 20)]) == 32
     # The blocks of all its tokens are still there, but not those of the windowed layers.
     assert server.num_hit(2, tokens(3, 90)) == 0
+    assert server.scheduler.stats().num_window_missed_tokens == 0
     assert server.num_hit(3, [*system, *tokens(4, 20)]) == 0
+    assert server.scheduler.stats().num_window_missed_tokens == 32
     assert server.num_hit(4, [*system, *tokens(5, 20)]) == 32
 
 

@@ -128,6 +128,24 @@ _STATE_COUNTERS: Final = (
 )
 
 
+# Only of models whose layers with a window have blocks of their own.
+_WINDOW_GAUGES: Final = (
+    Reading(
+        "mlx_server:window_cache_usage_perc",
+        "Fraction of the blocks of layers with a window in use by requests, 0 to 1.",
+        lambda s: 1 - s.num_free_window_blocks / max(1, s.num_window_blocks or 0),
+    ),
+)
+
+_WINDOW_COUNTERS: Final = (
+    Reading(
+        "mlx_server:window_missed_tokens",
+        "Prompt tokens found in blocks and computed again, since layers with a window had evicted theirs.",
+        lambda s: s.num_window_missed_tokens,
+    ),
+)
+
+
 @dataclass(slots=True)
 class EngineState:
     """What is known of an engine; `cache_config` is empty until it is known."""
@@ -163,6 +181,8 @@ class EngineGauges(Collector):
         yield from _readings(_GAUGES, _COUNTERS, stats)
         if recurrent := {m: s for m, s in stats.items() if s.num_checkpoints is not None}:
             yield from _readings(_STATE_GAUGES, _STATE_COUNTERS, recurrent)
+        if windowed := {m: s for m, s in stats.items() if s.num_window_blocks is not None}:
+            yield from _readings(_WINDOW_GAUGES, _WINDOW_COUNTERS, windowed)
         yield self._waiting_by_reason()
         if configs := {model: s.cache_config for model, s in states.items() if s.cache_config}:
             yield _info("vllm:cache_config_info", "The KV cache.", configs)

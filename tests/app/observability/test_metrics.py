@@ -174,6 +174,19 @@ def test_a_model_with_recurrent_state_shows_what_became_of_its_checkpoints(
     assert page("mlx_server:state_missed_tokens_total") == 15
 
 
+def test_a_model_with_windows_shows_how_full_their_blocks_are(
+    metrics: Metrics, engine: EngineMetrics
+) -> None:
+    engine.observe_stats(STATS)
+    assert not [name for name in Page(metrics).families if name.startswith("mlx_server:window_")]
+    engine.observe_stats(
+        STATS._replace(num_window_blocks=16, num_free_window_blocks=12, num_window_missed_tokens=64)
+    )
+    page = Page(metrics)
+    assert page("mlx_server:window_cache_usage_perc") == 0.25
+    assert page("mlx_server:window_missed_tokens_total") == 64
+
+
 def test_the_statistics_of_an_idle_engine_replace_those_of_its_last_step(
     metrics: Metrics, engine: EngineMetrics
 ) -> None:
