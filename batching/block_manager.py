@@ -38,6 +38,7 @@ class KVBlock:
 
     published: when its contents became findable.
     last_used: when the last reference to it was dropped; of a cached block.
+    num_hits: how many requests have begun with it, among other blocks; counted for windows only.
     """
 
     block_id: int
@@ -45,6 +46,7 @@ class KVBlock:
     block_hash: BlockHash | None = None
     published: float = 0.0
     last_used: float = 0.0
+    num_hits: int = 0
 
 
 class BlockTable:
@@ -187,11 +189,13 @@ class PagedBlockManager:
             self._ages.reused(self.now - block.last_used)
         block.ref_count += 1
 
-    def release(self, block_ids: Sequence[int]) -> None:
+    def release(self, block_ids: Sequence[int], *, evict_first: bool = False) -> None:
         """Drop one reference each.
 
         The last block goes first: the tail of a prefix is worth nothing without its head,
         so the tail is the first to be evicted.
+
+        evict_first: these go before all that are cached, as if they had been used longest ago.
         """
         for block_id in reversed(block_ids):
             block = self.blocks[block_id]
@@ -199,6 +203,8 @@ class PagedBlockManager:
             block.ref_count -= 1
             if block.ref_count == 0:
                 self._free(block)
+                if evict_first and block_id in self._cached:
+                    self._cached.move_to_end(block_id, last=False)
 
     def find(self, block_hash: BlockHash) -> int | None:
         """Return the block with these contents, in use or cached."""
@@ -215,6 +221,7 @@ class PagedBlockManager:
         if block.block_hash is None and block_hash not in self._by_hash:
             block.block_hash = block_hash
             block.published = self.now
+            block.num_hits = 0
             self._by_hash[block_hash] = block_id
 
     def fork(self, table: BlockTable) -> BlockTable:

@@ -1,19 +1,23 @@
 """The blocks of layers that see a window: a request gives up those that have left it."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from batching.block_manager import BlockCopy, BlockHash, PagedBlockManager
 from batching.config import SchedulerConfig, blocks_in_window
 from batching.request import BatchRequest
 from batching.scheduling.stats import SchedulerStats
 
+# From so many on, other requests are taken to begin with a block, too.
+_MIN_HITS: Final = 2
+
 
 class WindowBlocks:
     """Gives admitted requests the blocks that their windowed layers still see.
 
     A request has the blocks of its next tokens and those that a token of its last full block's end
-    sees, so that one which continues it there can begin.  What it gives up stays findable until it
-    is evicted, as what it releases at its end.
+    sees, so that one which continues it there can begin.  What it gives up before stays findable
+    until it is evicted, which is earlier than what it releases at its end.
 
     There are enough blocks for all running requests (SchedulerConfig checks), so that none is ever
     refused: admission and preemption know of the other blocks only.
@@ -28,6 +32,8 @@ class WindowBlocks:
         self._num_visible = blocks_in_window(config.window, config.block_size)
         self._copies: list[BlockCopy] = []
         self._num_missed_tokens = 0
+        # The blocks that a request would have begun with.
+        self._wanted: dict[int, range] = {}
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
         """Return the statistics of the scheduler, those of these blocks included."""
@@ -56,11 +62,16 @@ class WindowBlocks:
 
         num_found: how many blocks it could have shared, were their windows there.
         """
+        if num_found > len(cached):
+            self._wanted[request.request_id] = range(self._first_visible(num_found), num_found)
         if request.num_preemptions == 0:
             self._num_missed_tokens += (num_found - len(cached)) * self._block_size
         first = self._first_visible(len(cached))
         found = [self.block_manager.find(block_hash) for block_hash in cached[first:]]
-        self._share(request, first, [block_id for block_id in found if block_id is not None])
+        block_ids = [block_id for block_id in found if block_id is not None]
+        for block_id in block_ids:
+            self.block_manager.blocks[block_id].num_hits += 1
+        self._share(request, first, block_ids)
 
     def fork(self, request: BatchRequest, fork: BatchRequest, num_tokens: int) -> None:
         """Share what a fork of a request sees that begins behind `num_tokens` tokens."""
@@ -87,14 +98,29 @@ class WindowBlocks:
         table = request.window_table
         for index in range(start, stop):
             self.block_manager.publish(table.block_ids[index], hashes[index])
+            if index in self._wanted.get(request.request_id, ()):
+                self.block_manager.blocks[table.block_ids[index]].num_hits = _MIN_HITS
         first = self._first_visible(request.num_computed_tokens // self._block_size)
         if first > table.num_dropped:
-            self.block_manager.release(table.drop(first))
+            self._give_up(table.drop(first))
 
     def release(self, request: BatchRequest) -> None:
         """Take back all blocks of a request."""
+        self._wanted.pop(request.request_id, None)
         self.block_manager.release(request.window_table.held)
         request.window_table.clear()
+
+    def _give_up(self, block_ids: Sequence[int]) -> None:
+        """Release blocks in the middle of a request, where hardly any other will begin.
+
+        More than one has begun at the end of a prefix that they share.  One begins at the end of
+        another's turn, and goes on from there.
+        """
+        blocks = self.block_manager.blocks
+        shared = [b for b in block_ids if blocks[b].num_hits >= _MIN_HITS]
+        self.block_manager.release(shared)
+        others = [b for b in block_ids if blocks[b].num_hits < _MIN_HITS]
+        self.block_manager.release(others, evict_first=True)
 
     def _first_visible(self, index: int) -> int:
         """Return the first block that a token in block `index` may see."""

@@ -261,6 +261,31 @@ def test_the_least_recently_released_is_evicted_first_and_its_tail_before_its_he
     assert manager.num_evictions == 4
 
 
+def test_what_is_said_to_go_first_does() -> None:
+    manager = PagedBlockManager(num_blocks=4, block_size=4)
+    hashes = HashChain().extended(list(range(16)), 4)
+    block_ids = manager.allocate(4) or []
+    for block_id, block_hash in zip(block_ids, hashes, strict=True):
+        manager.publish(block_id, block_hash)
+    manager.release(block_ids[:2])
+    manager.release(block_ids[2:3], evict_first=True)
+    manager.release(block_ids[3:])
+    manager.allocate(2)
+    assert [manager.find(h) is not None for h in hashes] == [True, False, False, True]
+
+
+def test_a_table_that_drops_blocks_keeps_the_indices_of_the_others() -> None:
+    table = BlockTable([5, 6, 7, 2])
+    assert table.drop(1) == [5]
+    assert table.drop(3) == [6, 7]
+    table.extend([3])
+    assert (table.block_ids, table.held, table.runs) == ([2, 2, 2, 2, 3], [2, 3], [Run(2, 2)])
+    table.replace(3, 9)
+    assert (table.block_ids, table.held) == ([9, 9, 9, 9, 3], [9, 3])
+    table.clear()
+    assert (len(table), table.num_dropped) == (0, 0)
+
+
 def test_a_cached_block_in_use_is_not_evicted() -> None:
     manager = PagedBlockManager(2, 4)
     block_ids = manager.allocate(2) or []

@@ -102,18 +102,31 @@ def test_a_prefix_is_a_hit_as_long_as_its_window_is_there() -> None:
     assert server.num_hit(0, [*system, *tokens(1, 20)]) == 0
     assert server.num_hit(1, [*system, *tokens(2, 20)]) == 32
     # The blocks of all its tokens are still there, but not those of the windowed layers.
-    assert server.num_hit(2, tokens(3, 90)) == 0
+    assert [server.num_hit(10 + i, tokens(40 + i, 10)) for i in range(8)] == [0] * 8
     assert server.scheduler.stats().num_window_missed_tokens == 0
     assert server.num_hit(3, [*system, *tokens(4, 20)]) == 0
     assert server.scheduler.stats().num_window_missed_tokens == 32
     assert server.num_hit(4, [*system, *tokens(5, 20)]) == 32
 
 
+def test_a_long_prompt_evicts_no_window_in_which_a_request_will_begin() -> None:
+    """What it gives up goes first: not the ends of others, not those of prefixes that many share."""
+    server = Server(num_extra=16, num_blocks=256)
+    system = tokens(0, 32)
+    turns = [[*system, *tokens(i, 20)] for i in range(1, 4)]
+    num_hits = [server.num_hit(i, turn) for i, turn in enumerate(turns)]
+    assert num_hits == [0, 32, 32]
+    assert server.num_hit(3, tokens(3, 200)) == 0
+    assert [server.num_hit(4 + i, [*turn, 1, 2, 3]) for i, turn in enumerate(turns)] == [52, 52, 52]
+    assert server.num_hit(7, [*system, *tokens(9, 20)]) == 32
+    assert server.scheduler.stats().num_window_missed_tokens == 0
+
+
 def test_a_request_waits_while_the_window_that_it_needs_is_computed_again() -> None:
     server = Server(num_extra=0, max_batched_tokens=64)
     system = tokens(0, 32)
     server.num_hit(0, [*system, *tokens(1, 20)])
-    server.num_hit(1, tokens(3, 200))
+    assert [server.num_hit(10 + i, tokens(40 + i, 10)) for i in range(20)] == [0] * 20
     requests = [BatchRequest(i, [*system, *tokens(i, 20)], max_tokens=1) for i in (4, 5)]
     assert server.serve(*requests)[0] == "4[0:52]"
     assert [r.num_cached_tokens for r in requests] == [0, 32]
