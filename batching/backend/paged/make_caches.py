@@ -29,12 +29,6 @@ def make_caches(
     """
     num_slots = num_blocks * block_size
 
-    def pooled(shape: LayerShape) -> LayerCache:
-        is_windowed = bool(num_window_blocks) and shape.is_windowed
-        layer = make(shape, num_window_blocks if is_windowed else num_blocks)
-        layer.is_windowed = is_windowed
-        return layer
-
     def cache(layer: LayerLayout) -> ModelCache:
         match layer:
             case None:
@@ -49,7 +43,7 @@ def make_caches(
                 return LatentLayerCache(layer, num_slots, block_size)
             case LayerShape(is_gathered=True):
                 return GatheredLayerCache(layer, num_slots, block_size)
-        return pooled(layer)
+        return _pooled(layer, make, num_blocks, num_window_blocks)
 
     caches = [cache(layer) for layer in layers]
     defers = any(shape.is_gathered for shape in CacheLayout(tuple(layers)).shapes)
@@ -57,3 +51,15 @@ def make_caches(
         if isinstance(leaf, LayerCache):
             leaf.defers_masks = defers
     return caches
+
+
+def _pooled(
+    shape: LayerShape,
+    make: Callable[[LayerShape, int], LayerCache],
+    num_blocks: int,
+    num_window_blocks: int,
+) -> LayerCache:
+    is_windowed = bool(num_window_blocks) and shape.is_windowed
+    layer = make(shape, num_window_blocks if is_windowed else num_blocks)
+    layer.is_windowed = is_windowed
+    return layer
