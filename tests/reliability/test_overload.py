@@ -46,7 +46,8 @@ def test_less_urgent_work_is_rejected_first(server: Server) -> None:
         async with asyncio.TaskGroup() as group:
             waiting = [
                 group.create_task(
-                    ask(address, CHAT, overload.request(i, max_tokens=1) | {"priority": "normal"})
+                    # So many tokens that none is done before the next two are asked.
+                    ask(address, CHAT, overload.request(i, max_tokens=16) | {"priority": "normal"})
                 )
                 for i in range(SEATS + MAX_QUEUED)
             ]

@@ -37,12 +37,6 @@ INCONSISTENT: Final[dict[str, str]] = {
     "plamo3": "its mask lets a token attend to one position more than its cache keeps",
 }
 
-# Types that do not run on the native kernels, and why: they are loaded again without these.
-WITHOUT_KERNELS: Final[dict[str, str]] = {
-    "gemma3n": "its code reads weights of linear layers",
-    "kimi_k3": "its code reads weights of linear layers",
-}
-
 # Types that mlx-lm cannot quantize, and why.
 UNQUANTIZABLE: Final[dict[str, str]] = {
     "afm7": "its fused layers do not take the mode that nn.quantize passes",

@@ -29,14 +29,20 @@ class Served(NamedTuple):
 
 
 def limits(checked: CheckedModel, config: SchedulerConfig = TIGHT) -> SchedulerConfig:
-    """Return the limits within which a model is served: one with states has checkpoints, too."""
-    return replace(config, num_checkpoints=6) if checked.layout.has_state else config
+    """Return the limits within which a model is served: with checkpoints, with blocks for windows."""
+    if checked.layout.has_state:
+        config = replace(config, num_checkpoints=6)
+    if (window := checked.layout.window) is not None:
+        num_blocks = config.max_window_blocks_in_use(window) + 4
+        config = replace(config, window=window, num_window_blocks=num_blocks)
+    return config
 
 
 def make_runner(
     model: nn.Module, vocab_size: int, checked: CheckedModel, config: SchedulerConfig = TIGHT
 ) -> MLXRunner:
-    cache = checked.cache(config.num_blocks, config.block_size)
+    num_window_blocks = limits(checked, config).num_window_blocks
+    cache = checked.cache(config.num_blocks, config.block_size, num_window_blocks=num_window_blocks)
     cache.reset()
     return MLXRunner(model, vocab_size, checked.selection, cache, checked.arg_max)
 
@@ -56,4 +62,5 @@ def serve(runner: ModelRunner, config: SchedulerConfig, requests: Sequence[Batch
             outputs[request_id].append(output)
     stats = scheduler.stats()
     assert stats.num_free_blocks == config.num_blocks
+    assert stats.num_free_window_blocks == config.num_window_blocks
     return Served(outputs, stats)

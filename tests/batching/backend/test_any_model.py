@@ -17,7 +17,6 @@ from tests.support.model_zoo import (
     INCONSISTENT,
     UNAVAILABLE,
     UNQUANTIZABLE,
-    WITHOUT_KERNELS,
     ZOO,
     make_tiny,
 )
@@ -46,7 +45,7 @@ def assert_conforms(name: str, model: nn.Module, checked: CheckedModel, plain: n
 
 def check(name: str, model: nn.Module, native: Native | NoNative) -> CheckedModel:
     """Check a model with the kernels, if there are any and it runs on them."""
-    if isinstance(native, NoNative) or name in WITHOUT_KERNELS:
+    if isinstance(native, NoNative):
         return check_model(model, VOCAB_SIZE)
     return check_model(use_kernels(model, native), VOCAB_SIZE, native)
 
@@ -81,15 +80,6 @@ def test_without_the_kernels(
     monkeypatch.setattr(choose_pool, "_SCALAR_MACHINES", machines)
     model = make_tiny(name)
     assert_conforms(name, model, check_model(model, VOCAB_SIZE), make_tiny(name))
-
-
-@pytest.mark.parametrize("name", WITHOUT_KERNELS)
-def test_a_model_that_reads_weights_itself_does_not_run_on_the_kernels(
-    name: str, native: Native
-) -> None:
-    """So it is loaded again, without them."""
-    with pytest.raises(AttributeError, match="weight"):
-        check_model(use_kernels(make_tiny(name), native), VOCAB_SIZE, native)
 
 
 @pytest.mark.parametrize("reads_positions", [False, True])
