@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -117,11 +117,11 @@ def check_model(
     prompts, expected = _plain_logits(model, vocab_size)
     observed = Observation(model, prompts[0])
     probe = _Probe(model, vocab_size, native, kv_dtype, prompts, expected, observed)
-    checked, gathers_all = probe.fastest()
+    checked, made = probe.fastest()
     if not sizes.undo():
         return checked
     real = replace(probe, observed=Observation(model, prompts[0]))
-    return replace(checked, layout=real.layout(checked.way, gathers_all=gathers_all))
+    return replace(checked, layout=real.layout(made))
 
 
 def _shrunk_sizes(model: nn.Module, vocab_size: int) -> Changes:
@@ -139,6 +139,18 @@ def _shrunk_sizes(model: nn.Module, vocab_size: int) -> Changes:
     return changes
 
 
+class _Try(NamedTuple):
+    """A way, and how it is made.
+
+    gathers_all: no attention is trusted to read nothing but what it seems to read.
+    mask_axes: of masks of decodes.  Gemma 2's scores have one more, of the heads that share a key.
+    """
+
+    way: Way
+    gathers_all: bool = True
+    mask_axes: int = 4
+
+
 @dataclass(frozen=True)
 class _Probe:
     """A model, and what it must give: `expected` is empty if no prompts have finite logits."""
@@ -151,12 +163,13 @@ class _Probe:
     expected: Sequence[mx.array]
     observed: Observation
 
-    def fastest(self) -> tuple[CheckedModel, bool]:
-        """Return the fastest way that is right, hooked in, and whether it trusts no attention."""
+    def fastest(self) -> tuple[CheckedModel, _Try]:
+        """Return the fastest way that is right, hooked into the model."""
         reason = "" if self.expected else "its logits are not finite"
-        for way, gathers_all in self._ways() if self.expected else ():
-            checked = self._checked(way, reason, gathers_all=gathers_all)
-            changes = self._change(way, checked.selection, gathers_all=gathers_all)
+        for each in self._tries() if self.expected else ():
+            layout, selection = self.layout(each), RowSelection()
+            checked = CheckedModel(layout, selection, each.way, self.native, reason)
+            changes = self._change(each, selection)
             try:
                 difference = self._largest_difference(checked)
             except Exception as error:
@@ -164,41 +177,39 @@ class _Probe:
                 reason = reason or f"its code does not run over a paged cache ({error})"
             else:
                 if difference <= self._tolerance(checked.layout):
-                    return checked, gathers_all
+                    return checked, each
                 reason = reason or (
                     f"a batch changes its logits by {difference:.2g} of the largest one"
                 )
             changes.undo()
-        return _own_caches(self.model, self.prompts[0], self.native, reason), True
+        return _own_caches(self.model, self.prompts[0], self.native, reason), _Try(Way.OWN)
 
-    def layout(self, way: Way, *, gathers_all: bool = True) -> CacheLayout:
-        if way is Way.OWN:
+    def layout(self, made: _Try) -> CacheLayout:
+        if made.way is Way.OWN:
             return own_layout(self.model, self.prompts[0])
-        layout = self.observed.layout(gathers_all=gathers_all)
+        layout = self.observed.layout(gathers_all=made.gathers_all)
         return layout if self.kv_dtype is None else layout.with_dtype(self.kv_dtype)
 
-    def _ways(self) -> Iterator[tuple[Way, bool]]:
-        """Yield ways to serve the model, with and without trust in what attention seems to read."""
-        yield (Way.PIECES if self.observed.to_regroup() else Way.RAGGED), False
+    def _tries(self) -> Iterator[_Try]:
+        first = Way.PIECES if self.observed.to_regroup() else Way.RAGGED
+        yield _Try(first, gathers_all=False)
         gathered = self.observed.layout(gathers_all=True)
         if gathered != self.observed.layout():
-            yield Way.PIECES, True
-        yield Way.ONE_BY_ONE, True
+            yield _Try(Way.PIECES)
+        if gathered.shapes:
+            yield _Try(Way.PIECES, mask_axes=5)
+        yield _Try(Way.ONE_BY_ONE)
         if not gathered.has_own:
-            yield Way.WHOLE, True
+            yield _Try(Way.WHOLE)
 
-    def _checked(self, way: Way, reason: str, *, gathers_all: bool = True) -> CheckedModel:
-        layout = self.layout(way, gathers_all=gathers_all)
-        return CheckedModel(layout, RowSelection(), way, self.native, reason)
-
-    def _change(self, way: Way, selection: RowSelection, *, gathers_all: bool = True) -> Changes:
+    def _change(self, made: _Try, selection: RowSelection) -> Changes:
         """Hook a way into the model."""
         changes = Changes()
-        if way is Way.WHOLE:
+        if made.way is Way.WHOLE:
             regroup(self.model, changes)
             return changes
-        for module in self.observed.to_regroup(gathers_all=gathers_all):
-            regroup(module, changes)
+        for module in self.observed.to_regroup(gathers_all=made.gathers_all):
+            regroup(module, changes, mask_axes=made.mask_axes)
         select_rows(self.model, selection, changes)
         return changes
 
