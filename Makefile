@@ -47,7 +47,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov
 
 test-slow: $(VENV)/.dev $(VENV)/.gemma
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m slow
 
 test-clients: $(VENV)/.native $(CLIENTS)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest tests/clients
