@@ -90,7 +90,7 @@ def test_the_documents_examples_run_as_they_stand(
 
 @pytest.mark.parametrize("question", ["Can you tell me the", "What is the"])
 def test_the_first_request_is_answered_right_by_default(server: Server, question: str) -> None:
-    (body,) = re.findall(r"curl .* -d '(.*)'", server.log)
+    body = server.wait_for_line(r"curl .* -d '(.*)'")[1]
     assert "Can you tell me the capital of France?" in body
     asked = body.replace("Can you tell me the", question)
     url, headers = f"{server.url}/v1/chat/completions", {"Content-Type": "application/json"}

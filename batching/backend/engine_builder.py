@@ -123,10 +123,7 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
     try:
         if isinstance(native, Native):
             bits = _input_bits(config, native)
-            model = use_kernels(
-                loaded.model, native, rounds_to_fp16=loaded.rounds_to_fp16, input_bits=bits
-            )
-            loaded = replace(loaded, model=model)
+            loaded = replace(loaded, model=use_kernels(loaded.model, native, input_bits=bits))
         return loaded, _backend(config, loaded, native)
     except ModelLoadError:
         raise

@@ -66,7 +66,6 @@ _CODE: Final = "*.py"
 class LoadedModel:
     """A model in evaluation mode, all its arrays computed in the thread that loaded it.
 
-    rounds_to_fp16: quantized weights are dequantized as in float16.
     converted: what has lost bits, for the start-up line.
     """
 
@@ -77,7 +76,6 @@ class LoadedModel:
     max_model_len: int
     model_type: str
     source: str
-    rounds_to_fp16: bool
     sampling_defaults: SamplingDefaults
     converted: str = ""
 
@@ -231,7 +229,6 @@ def _loaded(
         max_model_len=max_model_len(config),
         model_type=str(config["model_type"]),
         source=str(path),
-        rounds_to_fp16=path.is_file(),
         sampling_defaults=sampling_defaults,
     )
 

@@ -61,7 +61,6 @@ def _formats(supports_int_inputs: bool) -> list[tuple[str, int, dict[str, int]]]
         ("float32", 0, {}),
         ("8 bits", 8, {}),
         ("4 bits", 4, {}),
-        ("4 bits as float16", 4, {"rounds_to_fp16": True}),
     ]
     if supports_int_inputs:
         formats += [(f"4 bits, inputs of {bits}", 4, {"input_bits": bits}) for bits in (16, 8)]

@@ -36,7 +36,6 @@ std::string describe(const PlainWeights& plain) {
   const char* const names[] = {"float32", "bfloat16", "8 bits", "4 bits"};
   const char* const inputs[] = {" ", ", inputs of 16, ", ", inputs of 8, "};
   return std::string(names[static_cast<int>(plain.format)]) +
-         (plain.rounds_to_fp16 ? " rounded" : "") +
          inputs[static_cast<int>(plain.input_type)] +
          std::to_string(plain.num_outputs) + "x" + std::to_string(plain.num_inputs) + "/" +
          std::to_string(plain.group);
@@ -75,9 +74,7 @@ void fill_floats(Layer& layer, Random& random) {
         {layer.halves.empty() ? layer.floats[i] : from_bf16(layer.halves[i]), 0});
 }
 
-Expected dequantized(int q, float scale, float bias, bool rounds_to_fp16) {
-  if (rounds_to_fp16)
-    return {round_to_fp16(round_to_fp16(static_cast<float>(q) * scale) + bias), 0};
+Expected dequantized(int q, float scale, float bias) {
   const double product = static_cast<double>(q) * scale;
   return {product + bias, EPSILON * (std::abs(product) + std::abs(product + bias))};
 }
@@ -87,8 +84,7 @@ void fill_quantized(Layer& layer, Random& random) {
   const int bits = plain.format == Format::kBits8 ? 8 : 4;
   const size_t size = static_cast<size_t>(plain.num_outputs) * plain.num_inputs;
   layer.words.resize(size * bits / 32);
-  const auto kind = plain.rounds_to_fp16 ? Parameters::kHalves
-                                 : static_cast<Parameters>(random.between(0, 2));
+  const auto kind = static_cast<Parameters>(random.between(0, 2));
   layer.are_fp16 = kind != Parameters::kFloats;
   layer.scales = parameters(random, kind, size / plain.group);
   layer.biases = parameters(random, kind, size / plain.group);
@@ -97,8 +93,7 @@ void fill_quantized(Layer& layer, Random& random) {
     const size_t bit = i * bits;
     layer.words[bit / 32] |= static_cast<uint32_t>(q) << bit % 32;
     const size_t group = i / plain.group;
-    layer.weights.push_back(
-        dequantized(q, layer.scales[group], layer.biases[group], plain.rounds_to_fp16));
+    layer.weights.push_back(dequantized(q, layer.scales[group], layer.biases[group]));
   }
   plain.weights = layer.words.data();
   plain.scales = layer.scales.data();
@@ -108,7 +103,6 @@ void fill_quantized(Layer& layer, Random& random) {
 /// The kind of a layer, without its size.
 struct Kind {
   Format format;
-  bool rounds_to_fp16 = false;
   InputType input_type = InputType::kFloat32;
 
   bool is_quantized() const { return format == Format::kBits8 || format == Format::kBits4; }
@@ -123,7 +117,6 @@ LayerPointer make_layer(Random& random, const Kind& kind, int num_inputs = 0, in
                                                     .num_outputs = num_outputs,
                                                     .num_inputs = num_inputs,
                                                     .group = group,
-                                                    .rounds_to_fp16 = kind.rounds_to_fp16,
                                                     .input_type = kind.input_type});
   kind.is_quantized() ? fill_quantized(*layer, random) : fill_floats(*layer, random);
   return layer;
@@ -345,7 +338,6 @@ void test_linear() {
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4})
     test_kind(random, {format});
   for (Format format : {Format::kBits8, Format::kBits4}) {
-    test_kind(random, {.format = format, .rounds_to_fp16 = true});
     if (kernels()->max_tile_rows_int == 0) continue;
     for (InputType input_type : {InputType::kInt16, InputType::kInt8})
       test_kind(random, {.format = format, .input_type = input_type});

@@ -78,20 +78,19 @@ class Weight:
         return replace(self, parts={name: change(part) for name, part in self.parts.items()})
 
     def dense(self) -> mx.array:
-        """Dequantize in the scales' float16, as mlx-lm does.
-
-        The rounding is part of the weights that others got from such a file, and the golden
-        answers were made with it.
-        """
+        """Dequantize, in float32: rounding to the scales' float16 would change the weights."""
         if self.format is None:
             return self.parts["weight"]
+        words, *parameters = self.parts.values()
+        if self.format.mode == "affine":
+            parameters = [each.astype(mx.float32) for each in parameters]
         return mx.dequantize(
-            self.parts["weight"],
-            self.parts["scales"],
-            self.parts.get("biases"),
+            words,
+            *parameters,
             group_size=self.format.group_size,
             bits=self.format.bits,
             mode=self.format.mode,
+            dtype=mx.float32,
         )
 
 

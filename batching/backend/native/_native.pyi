@@ -32,7 +32,6 @@ def pack(
     scales: mx.array | None = None,
     biases: mx.array | None = None,
     bits: int = 0,
-    rounds_to_fp16: bool = False,
     input_bits: int = 32,
 ) -> PackedWeights: ...
 def linear(

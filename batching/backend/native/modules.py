@@ -29,17 +29,14 @@ _BITS: Final = (4, 8)
 _GROUP_SIZES: Final = (32, 64, 128)
 
 
-def replace_modules(
-    model: nn.Module, native: Native, *, rounds_to_fp16: bool = False, input_bits: int = 32
-) -> nn.Module:
+def replace_modules(model: nn.Module, native: Native, *, input_bits: int = 32) -> nn.Module:
     """Return the model with modules replaced by kernels and with float32 activations.
 
-    rounds_to_fp16: dequantize weights as in float16; ignored where inputs are rounded.
     input_bits: round the inputs of quantized weights to 8 or 16 bits, if the kernels support it; 32
         rounds nothing.
     """
     kernels = native.module
-    packing = Packing(kernels, rounds_to_fp16, input_bits)
+    packing = Packing(kernels, input_bits)
     for group in _groups(model):
         product = Product(packing, group)
         for index, module in enumerate(group):
@@ -125,7 +122,6 @@ class Packing:
     """How weights are packed; see `replace_modules`."""
 
     kernels: Any
-    rounds_to_fp16: bool
     input_bits: int
 
     def of(self, module: nn.Module) -> Any:
@@ -136,7 +132,6 @@ class Packing:
             module.scales,
             module.biases,
             module.bits,
-            self.rounds_to_fp16,
             self.input_bits,
         )
 

@@ -53,7 +53,7 @@ class Server:
         if isinstance(native, NoNative):
             check = check_model(loaded.model, loaded.vocab_size)
         else:
-            model = use_kernels(loaded.model, native, rounds_to_fp16=loaded.rounds_to_fp16)
+            model = use_kernels(loaded.model, native)
             loaded = replace(loaded, model=model)
             check = check_model(model, loaded.vocab_size, native)
         self._loaded = loaded

@@ -38,9 +38,6 @@ struct Panels {
   int num_inputs;
   int group;    // inputs that share a scale and a bias, a divisor of num_inputs; 0 for floats
   int columns;  // of a panel; columns beyond the outputs are zero
-  // q * scale and the sum with the bias are each rounded to float16; with integer inputs, only
-  // for embedding lookup.
-  bool rounds_to_fp16;
   InputType input_type;
   bool has_fp16_parameters;  // scales and biases
   const uint8_t* data;

@@ -88,7 +88,7 @@ NB_MODULE(_native, m) {
         "value_dim"_a, "is_bf16"_a = false);
 
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
-        "bits"_a = 0, "rounds_to_fp16"_a = false, "input_bits"_a = 32);
+        "bits"_a = 0, "input_bits"_a = 32);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   m.def("arg_max", &graph::arg_max, "logits"_a);
   m.def("embed", &graph::embed, "tokens"_a, "weights"_a);

@@ -42,7 +42,6 @@ Panels layout(const PlainWeights& plain, int columns) {
           .num_inputs = plain.num_inputs,
           .group = plain.group,
           .columns = columns,
-          .rounds_to_fp16 = plain.rounds_to_fp16,
           .input_type = plain.input_type,
           .has_fp16_parameters =
               are_fp16(plain.scales, num_groups) && are_fp16(plain.biases, num_groups),
@@ -131,12 +130,6 @@ void pack_quantized(const PlainWeights& plain, const Panels& panels, int panel, 
   }
 }
 
-/// As in kernels/linear.h.
-float round_to_fp16(float x) {
-  const float shifted = std::fma(x, 8193.0f, 0.0f), rest = shifted - x;
-  return shifted - rest;
-}
-
 std::atomic<size_t> total_bytes{0};
 
 }  // namespace
@@ -185,7 +178,6 @@ float PackedWeights::quantized(const uint8_t* panel, size_t input, size_t column
   const ValuePosition position(panels_, input % panels_.group, column);
   const int mask = panels_.format == Format::kBits4 ? 15 : 255;
   const float q = static_cast<float>(block[position.byte] >> position.shift & mask);
-  if (panels_.rounds_to_fp16) return round_to_fp16(round_to_fp16(q * scale) + bias);
   return std::fma(q, scale, bias);
 }
 

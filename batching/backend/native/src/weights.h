@@ -15,7 +15,6 @@ struct PlainWeights {
   int num_outputs;
   int num_inputs;
   int group;
-  bool rounds_to_fp16;    // as in Panels
   InputType input_type;   // as in Panels
   const void* weights;
   const float* scales;

@@ -209,17 +209,17 @@ def test_the_argmax_of_a_row_with_nan_is_nan(kernels: Any, where: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_weights_of_float16_are_rounded_as_mlx_rounds_them(kernels: Any, bits: int) -> None:
-    """Bit for bit, by products with the rows of a unit matrix."""
+def test_weights_with_scales_of_float16_are_dequantized_in_float32(kernels: Any, bits: int) -> None:
+    """Bit for bit q * scale + bias, by products with the rows of a unit matrix."""
     weight = mx.random.normal((70, 128), key=mx.random.key(bits)).astype(mx.float16)
-    parts = mx.quantize(weight, group_size=32, bits=bits)
-    plain = mx.dequantize(*parts, group_size=32, bits=bits)
-    assert plain.dtype == mx.float16
-    packed = kernels.pack(*parts, bits, rounds_to_fp16=True)
+    words, *parameters = mx.quantize(weight, group_size=32, bits=bits)
+    exact = [each.astype(mx.float32) for each in parameters]
+    plain = mx.dequantize(words, *exact, group_size=32, bits=bits)
+    packed = kernels.pack(words, *parameters, bits)
     (y,) = kernels.linear(mx.eye(128), [packed], [None])
-    assert mx.array_equal(y.T, plain.astype(mx.float32))
+    assert mx.array_equal(y.T, plain)
     embedded = kernels.embed(mx.array([[3], [69]]), packed)
-    assert mx.array_equal(embedded[:, 0], plain.astype(mx.float32)[mx.array([3, 69])])
+    assert mx.array_equal(embedded[:, 0], plain[mx.array([3, 69])])
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", 4, 8])

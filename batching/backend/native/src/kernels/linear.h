@@ -33,36 +33,9 @@ ALWAYS_INLINE Prefetcher prefetcher_for(const Panels& weights, const uint8_t* pa
   return {panel + size + (tile - 1) * part * num_groups, part};
 }
 
-/// q * scale rounded to 11 bits, as in float16: exact for 8-bit integers and float16 scales.
-ALWAYS_INLINE F32 round_product_to_fp16(F32 q, F32 scale) {
-  // The sum has space for 11 bits of the product; the subtraction leaves these.
-  const F32 product = q * scale;
-  const F32 shifted = product * splat(8192.0f) + product;
-  return shifted - product * splat(8192.0f);
-}
-
-/// Round to 11 bits (Veltkamp's splitting; Dekker 1971).
-ALWAYS_INLINE F32 round_to_fp16(F32 x) {
-  F32 shifted = x * splat(8193.0f);
-  // Prevents fusing with the subtraction: the product must be rounded first.
-#if defined(__x86_64__)
-  asm("" : "+v"(shifted));
-#elif defined(__aarch64__)
-  asm("" : "+w"(shifted));
-#endif
-  return shifted - (shifted - x);
-}
-
-/// Dequantize.
-template <bool ROUNDS>
-ALWAYS_INLINE F32 affine(I32 q, F32 scale, F32 bias) {
-  if constexpr (ROUNDS) return round_to_fp16(round_product_to_fp16(to_float(q), scale) + bias);
-  return to_float(q) * scale + bias;
-}
-
 /// Call `use(i, weights)` for the inputs of a group, with the weights of a panel's columns; return
 /// the start of the next group.
-template <Format FORMAT, bool ROUNDS, typename Use>
+template <Format FORMAT, typename Use>
 ALWAYS_INLINE const uint8_t* for_group(const Panels& weights, const uint8_t* p, int size,
                                        Prefetcher& prefetcher, Use use) {
   F32 w[VECTORS];
@@ -80,7 +53,7 @@ ALWAYS_INLINE const uint8_t* for_group(const Panels& weights, const uint8_t* p, 
   const size_t num_bytes = static_cast<size_t>(size) * COLUMNS / PER_BYTE;
   const Parameters group(weights, p + num_bytes);
   const auto unpack = [&](int v, I32 q) __attribute__((always_inline)) {
-    return affine<ROUNDS>(q, group.scales[v], group.biases[v]);
+    return to_float(q) * group.scales[v] + group.biases[v];
   };
   for (int i = 0; i < size; i += PER_BYTE, p += COLUMNS) {
     I32 q[VECTORS];
@@ -121,7 +94,7 @@ void multiply_panel(const Panels& weights, const float* x, const uint8_t* p, flo
   const int group = group_of(weights);
   for (int first = 0; first < weights.num_inputs; first += group) {
     const int left = weights.num_inputs - first;
-    p = for_group<FORMAT, false>(weights, p, left < group ? left : group, prefetcher,
+    p = for_group<FORMAT>(weights, p, left < group ? left : group, prefetcher,
                                  [&](int i, const F32(&w)[VECTORS])
                                      __attribute__((always_inline)) {
       outputs.add(x + i * ROWS, w);
@@ -134,7 +107,7 @@ void multiply_panel(const Panels& weights, const float* x, const uint8_t* p, flo
 /// The same, storing the dequantized weights in `unpacked` for other tiles.
 ///
 /// A group is unpacked while the one before it is multiplied, so that neither waits for the other.
-template <Format FORMAT, bool ROUNDS, int ROWS>
+template <Format FORMAT, int ROWS>
 void multiply_unpacking(const Panels& weights, const float* x, const uint8_t* p, float* y,
                         size_t ldy, Prefetcher prefetcher, float* unpacked) {
   Outputs<ROWS> outputs;
@@ -148,10 +121,10 @@ void multiply_unpacking(const Panels& weights, const float* x, const uint8_t* p,
     for (int v = 0; v < VECTORS; v++) w[v] = load(unpacked + i * COLUMNS + v * LANES);
     outputs.add(x + i * ROWS, w);
   };
-  p = for_group<FORMAT, ROUNDS>(weights, p, group, prefetcher, unpack);
+  p = for_group<FORMAT>(weights, p, group, prefetcher, unpack);
   for (int first = group; first < weights.num_inputs; first += group) {
     target = unpacked + group * COLUMNS;
-    p = for_group<FORMAT, ROUNDS>(weights, p, group, prefetcher,
+    p = for_group<FORMAT>(weights, p, group, prefetcher,
                                   [&](int i, const F32(&w)[VECTORS])
                                       __attribute__((always_inline)) {
       unpack(i, w);
@@ -165,7 +138,7 @@ void multiply_unpacking(const Panels& weights, const float* x, const uint8_t* p,
 }
 
 /// Compute one tile of a panel; the first tile fills `unpacked` for the others.
-template <Format FORMAT, bool ROUNDS>
+template <Format FORMAT>
 void linear_tile(const LinearArgs& args, int tile, const uint8_t* p, float* y, size_t ldy,
                  Prefetcher prefetcher, float* unpacked) {
   constexpr bool IS_QUANTIZED = FORMAT == Format::kBits8 || FORMAT == Format::kBits4;
@@ -178,8 +151,8 @@ void linear_tile(const LinearArgs& args, int tile, const uint8_t* p, float* y, s
     if constexpr (IS_QUANTIZED) {                                                               \
       if (tile > 0)                                                                             \
         return multiply_panel<Format::kFloat32, ROWS>(w, x, again, y, ldy, prefetcher);         \
-      if (ROUNDS || tiles.count() > 1)                                                          \
-        return multiply_unpacking<FORMAT, ROUNDS, ROWS>(w, x, p, y, ldy, prefetcher, unpacked); \
+      if (tiles.count() > 1)                                                          \
+        return multiply_unpacking<FORMAT, ROWS>(w, x, p, y, ldy, prefetcher, unpacked); \
     }                                                                                           \
     return multiply_panel<FORMAT, ROWS>(w, x, p, y, ldy, prefetcher);
   switch (tiles.height(tile)) { FOR_EACH_HEIGHT(CASE) }
@@ -191,20 +164,18 @@ Tiles tiles_of(const LinearArgs& args) {
   return {args.num_rows, has_floats ? MAX_ROWS : MAX_ROWS_INT};
 }
 
-using LinearTile = decltype(&linear_tile<Format::kFloat32, false>);
+using LinearTile = decltype(&linear_tile<Format::kFloat32>);
 
 LinearTile linear_tile_of(const Panels& weights) {
   if (weights.input_type == InputType::kInt16) return linear_tile_int<int16_t>;
   if (weights.input_type == InputType::kInt8) return linear_tile_int<int8_t>;
   switch (weights.format) {
-    case Format::kFloat32: return linear_tile<Format::kFloat32, false>;
-    case Format::kBfloat16: return linear_tile<Format::kBfloat16, false>;
+    case Format::kFloat32: return linear_tile<Format::kFloat32>;
+    case Format::kBfloat16: return linear_tile<Format::kBfloat16>;
     case Format::kBits8:
-      return weights.rounds_to_fp16 ? linear_tile<Format::kBits8, true>
-                                    : linear_tile<Format::kBits8, false>;
+      return linear_tile<Format::kBits8>;
     case Format::kBits4:
-      return weights.rounds_to_fp16 ? linear_tile<Format::kBits4, true>
-                                    : linear_tile<Format::kBits4, false>;
+      return linear_tile<Format::kBits4>;
   }
   return nullptr;
 }

@@ -23,8 +23,7 @@ InputType input_type_of(int bits) {
 }  // namespace
 
 Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
-             const std::optional<mx::array>& biases, int bits, bool rounds_to_fp16,
-             int input_bits) {
+             const std::optional<mx::array>& biases, int bits, int input_bits) {
   require(weight.ndim() == 2, "weights are a matrix");
   const int columns = kernels()->columns;
   const int num_outputs = weight.shape(0);
@@ -33,7 +32,7 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
     const mx::array rows = evaluated(weight, is_bf16 ? mx::bfloat16 : mx::float32);
     const Format format = is_bf16 ? Format::kBfloat16 : Format::kFloat32;
     return std::make_shared<PackedWeights>(
-        PlainWeights{format, num_outputs, weight.shape(1), 0, false, InputType::kFloat32,
+        PlainWeights{format, num_outputs, weight.shape(1), 0, InputType::kFloat32,
                      rows.data<uint8_t>(), nullptr, nullptr},
         columns);
   }
@@ -48,7 +47,7 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
   const mx::array bias_rows = evaluated(*biases, mx::float32);
   return std::make_shared<PackedWeights>(
       PlainWeights{bits == 4 ? Format::kBits4 : Format::kBits8, num_outputs, num_inputs, group,
-                   rounds_to_fp16, input_type, rows.data<uint8_t>(), scale_rows.data<float>(),
+                   input_type, rows.data<uint8_t>(), scale_rows.data<float>(),
                    bias_rows.data<float>()},
       columns);
 }

@@ -16,10 +16,10 @@ namespace native::graph {
 namespace mx = mlx::core;
 
 /// Pack weights `[outputs, inputs]`, quantized to 4 or 8 bits if there are scales and biases
-/// `[outputs, inputs / group]`.  With `rounds_to_fp16` they are dequantized as in float16; with
-/// `input_bits` of 8 or 16 their inputs are rounded to integers instead; 32 rounds nothing.
+/// `[outputs, inputs / group]`.  With `input_bits` of 8 or 16 the inputs of quantized weights are
+/// rounded to integers; 32 rounds nothing.
 Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
-             const std::optional<mx::array>& biases, int bits, bool rounds_to_fp16, int input_bits);
+             const std::optional<mx::array>& biases, int bits, int input_bits);
 
 /// x W^T + b of several layers with the same input `[..., inputs]`, float32.
 std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& weights,
