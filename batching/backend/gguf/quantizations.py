@@ -81,12 +81,13 @@ class Weight:
         """Dequantize, in float32: rounding to the scales' float16 would change the weights."""
         if self.format is None:
             return self.parts["weight"]
-        words, *parameters = self.parts.values()
-        if self.format.mode == "affine":
-            parameters = [each.astype(mx.float32) for each in parameters]
+        scales, biases = self.parts["scales"], self.parts.get("biases")
+        if biases is not None:
+            scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
         return mx.dequantize(
-            words,
-            *parameters,
+            self.parts["weight"],
+            scales,
+            biases,
             group_size=self.format.group_size,
             bits=self.format.bits,
             mode=self.format.mode,

@@ -212,10 +212,10 @@ def test_the_argmax_of_a_row_with_nan_is_nan(kernels: Any, where: int) -> None:
 def test_weights_with_scales_of_float16_are_dequantized_in_float32(kernels: Any, bits: int) -> None:
     """Bit for bit q * scale + bias, by products with the rows of a unit matrix."""
     weight = mx.random.normal((70, 128), key=mx.random.key(bits)).astype(mx.float16)
-    words, *parameters = mx.quantize(weight, group_size=32, bits=bits)
-    exact = [each.astype(mx.float32) for each in parameters]
+    words, scales, biases = mx.quantize(weight, group_size=32, bits=bits)
+    exact = scales.astype(mx.float32), biases.astype(mx.float32)
     plain = mx.dequantize(words, *exact, group_size=32, bits=bits)
-    packed = kernels.pack(words, *parameters, bits)
+    packed = kernels.pack(words, scales, biases, bits)
     (y,) = kernels.linear(mx.eye(128), [packed], [None])
     assert mx.array_equal(y.T, plain)
     embedded = kernels.embed(mx.array([[3], [69]]), packed)
