@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "check.h"
+#include "operations/experts.h"
 #include "operations/linear.h"
 
 namespace tests {
@@ -22,7 +23,8 @@ struct Layer {
   std::vector<uint16_t> halves;
   std::vector<uint32_t> words;
   std::vector<float> scales, biases;
-  bool are_fp16 = false;
+  std::vector<uint8_t> exponents;
+  ParameterType parameter_type = ParameterType::kFloat32;
   std::vector<Expected> weights;  // [outputs, inputs]
 
   explicit Layer(const PlainWeights& shape) : plain(shape) {}
@@ -33,9 +35,10 @@ struct Layer {
 using LayerPointer = std::unique_ptr<Layer>;
 
 std::string describe(const PlainWeights& plain) {
-  const char* const names[] = {"float32", "bfloat16", "8 bits", "4 bits"};
+  const char* const names[] = {"float32", "bfloat16", "8 bits", "4 bits", "MXFP4"};
   const char* const inputs[] = {" ", ", inputs of 16, ", ", inputs of 8, "};
   return std::string(names[static_cast<int>(plain.format)]) +
+         (plain.bits ? " of " + std::to_string(plain.bits) : "") +
          inputs[static_cast<int>(plain.input_type)] +
          std::to_string(plain.num_outputs) + "x" + std::to_string(plain.num_inputs) + "/" +
          std::to_string(plain.group);
@@ -49,13 +52,14 @@ float round_to_fp16(float x) {
 }
 
 /// The values of scales and biases.
-enum class Parameters { kFloats, kHalves, kSmallHalves };
+enum class Parameters { kFloats, kHalves, kSmallHalves, kCentered };
 
 /// The small ones are subnormal in float16.
 std::vector<float> parameters(Random& random, Parameters kind, size_t size) {
   std::vector<float> numbers = random.normal(size);
   for (float& x : numbers) {
-    if (kind == Parameters::kHalves) x = std::abs(x) < 0x1p-14f ? 0 : round_to_fp16(x);
+    if (kind == Parameters::kHalves || kind == Parameters::kCentered)
+      x = std::abs(x) < 0x1p-14f ? 0 : round_to_fp16(x);
     if (kind == Parameters::kSmallHalves) x = std::nearbyint(x * 250) * 0x1p-24f;
   }
   return numbers;
@@ -63,7 +67,8 @@ std::vector<float> parameters(Random& random, Parameters kind, size_t size) {
 
 void fill_floats(Layer& layer, Random& random) {
   PlainWeights& plain = layer.plain;
-  layer.floats = random.normal(static_cast<size_t>(plain.num_outputs) * plain.num_inputs);
+  const size_t rows = static_cast<size_t>(plain.num_matrices) * plain.num_outputs;
+  layer.floats = random.normal(rows * plain.num_inputs);
   plain.weights = layer.floats.data();
   if (plain.format == Format::kBfloat16) {
     for (float x : layer.floats) layer.halves.push_back(to_bf16(x));
@@ -79,25 +84,49 @@ Expected dequantized(int q, float scale, float bias) {
   return {product + bias, EPSILON * (std::abs(product) + std::abs(product + bias))};
 }
 
-void fill_quantized(Layer& layer, Random& random) {
+/// Scales and biases of the codes of a layer, also where it stores exponents.
+void fill_parameters(Layer& layer, Random& random, size_t size) {
   PlainWeights& plain = layer.plain;
-  const int bits = plain.format == Format::kBits8 ? 8 : 4;
-  const size_t size = static_cast<size_t>(plain.num_outputs) * plain.num_inputs;
-  layer.words.resize(size * bits / 32);
-  const auto kind = static_cast<Parameters>(random.between(0, 2));
-  layer.are_fp16 = kind != Parameters::kFloats;
-  layer.scales = parameters(random, kind, size / plain.group);
-  layer.biases = parameters(random, kind, size / plain.group);
-  for (size_t i = 0; i < size; i++) {
-    const int q = random.between(0, (1 << bits) - 1);
-    const size_t bit = i * bits;
-    layer.words[bit / 32] |= static_cast<uint32_t>(q) << bit % 32;
-    const size_t group = i / plain.group;
-    layer.weights.push_back(dequantized(q, layer.scales[group], layer.biases[group]));
+  if (plain.format == Format::kMxfp4) {
+    layer.parameter_type = ParameterType::kPowerOfTwo;
+    for (size_t i = 0; i < size; i++) {
+      layer.exponents.push_back(random.between(120, 130));
+      layer.scales.push_back(std::ldexp(1.0f, layer.exponents.back() - 128));
+      layer.biases.push_back(-MXFP4_CENTER * layer.scales.back());
+    }
+    plain.exponents = layer.exponents.data();
+    return;
   }
-  plain.weights = layer.words.data();
+  const auto kind = static_cast<Parameters>(random.between(0, 3));
+  layer.scales = parameters(random, kind, size);
+  layer.biases = parameters(random, kind, size);
+  layer.parameter_type =
+      kind == Parameters::kFloats ? ParameterType::kFloat32 : ParameterType::kFloat16;
+  if (kind == Parameters::kCentered) {
+    layer.parameter_type = ParameterType::kCentered;
+    for (size_t i = 0; i < size; i++)
+      layer.biases[i] = -std::ldexp(layer.scales[i], plain.bits - 1);
+  }
   plain.scales = layer.scales.data();
   plain.biases = layer.biases.data();
+}
+
+void fill_quantized(Layer& layer, Random& random) {
+  PlainWeights& plain = layer.plain;
+  const size_t rows = static_cast<size_t>(plain.num_matrices) * plain.num_outputs;
+  const size_t size = rows * plain.num_inputs;
+  layer.words.resize(size * plain.bits / 32);
+  fill_parameters(layer, random, size / plain.group);
+  auto* bytes = reinterpret_cast<uint8_t*>(layer.words.data());
+  for (size_t i = 0; i < size; i++) {
+    const int q = random.between(0, (1 << plain.bits) - 1);
+    for (int b = 0; b < plain.bits; b++)
+      bytes[(i * plain.bits + b) / 8] |= (q >> b & 1) << (i * plain.bits + b) % 8;
+    const size_t group = i / plain.group;
+    const int code = plain.format == Format::kMxfp4 ? MXFP4_CODES[q] : q;
+    layer.weights.push_back(dequantized(code, layer.scales[group], layer.biases[group]));
+  }
+  plain.weights = layer.words.data();
 }
 
 /// The kind of a layer, without its size.
@@ -105,19 +134,29 @@ struct Kind {
   Format format;
   InputType input_type = InputType::kFloat32;
 
-  bool is_quantized() const { return format == Format::kBits8 || format == Format::kBits4; }
+  bool is_quantized() const { return native::is_quantized(format); }
 };
 
-LayerPointer make_layer(Random& random, const Kind& kind, int num_inputs = 0, int group = 0) {
+int random_bits(Random& random, Format format) {
+  if (format == Format::kBits8) return random.one_of({5, 6, 8, 8});
+  return format == Format::kBits4 ? random.one_of({2, 3, 4, 4}) : 4;
+}
+
+LayerPointer make_layer(Random& random, const Kind& kind, int num_inputs = 0, int group = 0,
+                        int num_matrices = 1) {
   if (group == 0 && kind.is_quantized()) group = random.one_of({32, 64, 128});
+  if (kind.format == Format::kMxfp4) group = 32;
   const int num_outputs = random.between(1, 130);
   if (num_inputs == 0)
     num_inputs = group ? group * random.between(1, 5) : random.between(1, 400);
-  auto layer = std::make_unique<Layer>(PlainWeights{.format = kind.format,
-                                                    .num_outputs = num_outputs,
-                                                    .num_inputs = num_inputs,
-                                                    .group = group,
-                                                    .input_type = kind.input_type});
+  auto layer = std::make_unique<Layer>(
+      PlainWeights{.format = kind.format,
+                   .num_matrices = num_matrices,
+                   .num_outputs = num_outputs,
+                   .num_inputs = num_inputs,
+                   .group = group,
+                   .bits = kind.is_quantized() ? random_bits(random, kind.format) : 0,
+                   .input_type = kind.input_type});
   kind.is_quantized() ? fill_quantized(*layer, random) : fill_floats(*layer, random);
   return layer;
 }
@@ -161,7 +200,8 @@ double integer_tolerance(const Product& product, int row, int output) {
   const PlainWeights& plain = product.layer->plain;
   const float* x = product.x.data() + static_cast<size_t>(row) * plain.num_inputs;
   const Expected* weights = product.layer->weights.data() + size_t(output) * plain.num_inputs;
-  const float* biases = plain.biases + size_t(output) * plain.num_inputs / plain.group;
+  const Layer& layer = *product.layer;
+  const float* biases = layer.biases.data() + size_t(output) * plain.num_inputs / plain.group;
   const int top = plain.input_type == InputType::kInt8 ? 127 : 32767;
   double tolerance = 0;
   for (int first = 0; first < plain.num_inputs; first += plain.group) {
@@ -239,7 +279,7 @@ void check_arg_max(Product& product) {
 
 /// `unpack` finds the weights, and so does the product with each unit vector.
 void check_unpack(const Product& product) {
-  const Panels& panels = product.packed.panels();
+  const Panels panels = product.packed.panels();
   const size_t size = panels.num_inputs;
   std::vector<float> unpacked(panels.num_outputs * size);
   for (int j = 0; j < panels.num_outputs; j++)
@@ -262,14 +302,14 @@ void check_unpack(const Product& product) {
   for (float& x : unpacked) x += 0.0f;
   const std::string what = "product with the identity: " + product.name();
   // Some builds fuse the product with a float32 scale and the addition of the bias.
-  if (panels.group == 0 || panels.has_fp16_parameters)
+  if (panels.group == 0 || panels.parameter_type != ParameterType::kFloat32)
     expect_same(rows, unpacked, what);
   else
     expect_close(rows, product.layer->weights, what);
 }
 
 void check_embed(const Product& product, Random& random) {
-  const Panels& panels = product.packed.panels();
+  const Panels panels = product.packed.panels();
   const size_t size = panels.num_inputs;
   std::vector<int32_t> tokens = {-1, panels.num_outputs};
   for (int i = 0; i < 30; i++) tokens.push_back(random.between(0, panels.num_outputs - 1));
@@ -289,8 +329,8 @@ void test_kind(Random& random, const Kind& kind) {
     set_num_threads(random.one_of({1, 2, 4}));
     multiply({product.args()});
     if (kind.is_quantized())
-      expect(product.packed.panels().has_fp16_parameters == product.layer->are_fp16,
-             "float16 scales take 16 bits: " + product.name());
+      expect(product.packed.panels().parameter_type == product.layer->parameter_type,
+             "scales take as few bits as they can: " + product.name());
     check_product(product);
     check_rows_alone(product);
     check_unpack(product);
@@ -333,11 +373,50 @@ void test_two_callers(Random& random) {
 
 }  // namespace
 
+/// Each slot's bits are those of the product of its row with its expert alone.
+void check_experts(Random& random, Product& product, int num_matrices) {
+  const Panels first = product.packed.panels();
+  const size_t num_inputs = first.num_inputs, num_outputs = first.num_outputs;
+  const int slots_per_row = random.between(1, 3), num_slots = product.num_rows * slots_per_row;
+  std::vector<int32_t> indices;
+  for (int i = 0; i < num_slots; i++) indices.push_back(random.between(0, num_matrices - 1));
+  const std::vector<float> bias =
+      random.chance() ? random.normal(num_matrices * num_outputs) : std::vector<float>{};
+  std::vector<float> y(num_slots * num_outputs, NAN), alone(y);
+  switch_linear({&product.packed, bias.empty() ? nullptr : bias.data()}, product.x.data(),
+                slots_per_row, Routing(indices.data(), num_slots, num_matrices), y.data());
+  for (int i = 0; i < num_slots; i++)
+    multiply({{.weights = product.packed.panels(indices[i]),
+               .bias = bias.empty() ? nullptr : bias.data() + indices[i] * num_outputs,
+               .residual = nullptr,
+               .x = product.x.data() + i / slots_per_row * num_inputs,
+               .y = alone.data() + i * num_outputs,
+               .num_rows = 1}});
+  expect_same(y, alone, "experts: " + product.name());
+}
+
+void test_experts(Random& random) {
+  for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4,
+                        Format::kMxfp4})
+    for (InputType input_type : {InputType::kFloat32, InputType::kInt16, InputType::kInt8}) {
+      const bool has_integers = input_type != InputType::kFloat32;
+      if (has_integers && (!is_quantized(format) || kernels()->max_tile_rows_int == 0)) continue;
+      for (int num_rows : {1, 2, 30}) {
+        const int num_matrices = random.between(1, 9);
+        Product product(random, make_layer(random, {format, input_type}, 0, 0, num_matrices),
+                        num_rows);
+        set_num_threads(random.one_of({1, 2, 4}));
+        check_experts(random, product, num_matrices);
+      }
+    }
+}
+
 void test_linear() {
   Random random(1);
-  for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4})
+  for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4,
+                        Format::kMxfp4})
     test_kind(random, {format});
-  for (Format format : {Format::kBits8, Format::kBits4}) {
+  for (Format format : {Format::kBits8, Format::kBits4, Format::kMxfp4}) {
     if (kernels()->max_tile_rows_int == 0) continue;
     for (InputType input_type : {InputType::kInt16, InputType::kInt8})
       test_kind(random, {.format = format, .input_type = input_type});
@@ -347,6 +426,7 @@ void test_linear() {
     for (InputType input_type : {InputType::kInt16, InputType::kInt8})
       test_several_of_one_input(random, input_type);
   test_two_callers(random);
+  test_experts(random);
 }
 
 }  // namespace tests

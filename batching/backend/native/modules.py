@@ -7,7 +7,6 @@ activations.
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.core as mx
@@ -19,14 +18,14 @@ from mlx_lm.models.activations import precise_swiglu as mlx_precise_swiglu, swig
 from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
 from batching.backend.dequantize import dequantize
 from batching.backend.memory.device import check_room
+from batching.backend.native.experts import replace_experts
+from batching.backend.native.packing import Packing, is_packable, replace_class
 from batching.backend.native.recurrent import rebind_recurrences, replace_convolution
 from batching.backend.native_loader import Native
 
 # Children with these names have the same input and are computed together.
 _SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _MAX_THIN: Final = 4
-_BITS: Final = (4, 8)
-_GROUP_SIZES: Final = (32, 64, 128)
 
 
 def replace_modules(model: nn.Module, native: Native, *, input_bits: int = 32) -> nn.Module:
@@ -40,10 +39,11 @@ def replace_modules(model: nn.Module, native: Native, *, input_bits: int = 32) -
     for group in _groups(model):
         product = Product(packing, group)
         for index, module in enumerate(group):
-            _replace_class(module, Linear, product=product, index=index)
+            replace_class(module, Linear, product=product, index=index)
     for module in model.modules():
         if _is_embedding(module):
-            _replace_class(module, Embedding, product=Product(packing, [module]))
+            replace_class(module, Embedding, product=Product(packing, [module]))
+    replace_experts(model, packing)
     _check_room_for_the_rest(model)
     model.set_dtype(mx.float32)
     model = dequantize(model)
@@ -97,43 +97,12 @@ def _is_linear(module: Any) -> bool:
     if type(module) is nn.Linear:
         # Such a thin one is no work, and models read its weight (Gemma 3n, Kimi K3).
         return min(module.weight.shape) > _MAX_THIN
-    return type(module) is nn.QuantizedLinear and _is_known(module)
+    return type(module) is nn.QuantizedLinear and is_packable(module)
 
 
 def _is_embedding(module: nn.Module) -> bool:
     is_quantized = type(module) is nn.QuantizedEmbedding
-    return type(module) is nn.Embedding or (is_quantized and _is_known(module))
-
-
-def _is_known(module: nn.Module) -> bool:
-    return module.mode == "affine" and module.bits in _BITS and module.group_size in _GROUP_SIZES
-
-
-def _replace_class(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
-    """Make a module an instance of another class, without its arrays."""
-    module.clear()
-    module.__class__ = kind
-    for name, value in attributes.items():
-        setattr(module, name, value)
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How weights are packed; see `replace_modules`."""
-
-    kernels: Any
-    input_bits: int
-
-    def of(self, module: nn.Module) -> Any:
-        if "scales" not in module:
-            return self.kernels.pack(module.weight)
-        return self.kernels.pack(
-            module.weight,
-            module.scales,
-            module.biases,
-            module.bits,
-            self.input_bits,
-        )
+    return type(module) is nn.Embedding or (is_quantized and is_packable(module))
 
 
 class Product:

@@ -14,7 +14,25 @@ enum class Format : int32_t {
   kBfloat16,
   kBits8,  // affine: q * scale + bias, a scale and a bias for each group of inputs
   kBits4,
+  kMxfp4,  // floats of 4 bits with a power of 2 for each group (OCP microscaling formats, 2023)
 };
+
+/// Whether weights are integers with a scale for each group of inputs.
+ALWAYS_INLINE constexpr bool is_quantized(Format format) { return format >= Format::kBits8; }
+/// Whether two weights share a byte.
+ALWAYS_INLINE constexpr bool has_nibbles(Format format) { return format >= Format::kBits4; }
+
+/// How the scales and biases of quantized weights are stored.
+enum class ParameterType : int32_t {
+  kFloat32,
+  kFloat16,     // if all are exact in it
+  kCentered,    // float16 scales; each bias is the scale times -Panels::center
+  kPowerOfTwo,  // the same, scales being the exponents of powers of 2, a byte each
+};
+
+/// Twice the floats of MXFP4 plus MXFP4_CENTER: integers that are scaled like affine ones.
+constexpr uint8_t MXFP4_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+constexpr int MXFP4_CENTER = 12;
 
 /// What inputs are rounded to before they are multiplied with quantized weights.
 enum class InputType : int32_t {
@@ -28,7 +46,7 @@ enum class InputType : int32_t {
 /// A panel holds `columns` outputs side by side, input by input:
 /// - floats: `[inputs][columns]`
 /// - 8 bits: for each group of inputs, `[group][columns]` bytes, then `columns` scales and as many
-///   biases, float16 if all of them are exact in float16, else float32
+///   biases
 /// - 4 bits: the same, a byte holding the values of two successive inputs, the first one low
 /// For integer inputs the bytes are `[..][columns][4]`: those of four successive inputs of a column
 /// are adjacent; with 4 bits, the high halves belong to the four inputs after these.
@@ -39,14 +57,21 @@ struct Panels {
   int group;    // inputs that share a scale and a bias, a divisor of num_inputs; 0 for floats
   int columns;  // of a panel; columns beyond the outputs are zero
   InputType input_type;
-  bool has_fp16_parameters;  // scales and biases
+  ParameterType parameter_type;
+  int center;
   const uint8_t* data;
 
   ALWAYS_INLINE int num_panels() const { return (num_outputs + columns - 1) / columns; }
 
   /// Scales and biases of a group.
   ALWAYS_INLINE size_t parameter_bytes() const {
-    return 2 * static_cast<size_t>(columns) * (has_fp16_parameters ? 2 : 4);
+    switch (parameter_type) {
+      case ParameterType::kFloat32: return 8 * static_cast<size_t>(columns);
+      case ParameterType::kFloat16: return 4 * static_cast<size_t>(columns);
+      case ParameterType::kCentered: return 2 * static_cast<size_t>(columns);
+      case ParameterType::kPowerOfTwo: return columns;
+    }
+    return 0;
   }
 
   ALWAYS_INLINE size_t panel_bytes() const {
@@ -56,7 +81,8 @@ struct Panels {
       case Format::kFloat32: return weights * 4;
       case Format::kBfloat16: return weights * 2;
       case Format::kBits8: return weights + parameters;
-      case Format::kBits4: return weights / 2 + parameters;
+      case Format::kBits4:
+      case Format::kMxfp4: return weights / 2 + parameters;
     }
     return 0;
   }
@@ -239,6 +265,10 @@ struct Kernels {
                bool traditional, float* y);
   /// y = gate / (1 + e^-gate) * up; without `up` if that is null.
   void (*swiglu)(const float* gate, const float* up, size_t size, float* y);
+  /// The same of gpt-oss: gate at most `limit`, `up` within +-limit, y = gate / (1 + e^(-alpha gate))
+  /// * (up + 1).
+  void (*clipped_swiglu)(const float* gate, const float* up, float alpha, float limit, size_t size,
+                         float* y);
   /// Rows [first, next) of the state of one head of one request, request * num_heads + head, for
   /// all tokens.
   void (*delta_rule)(const DeltaArgs& args, int head, int first, int next);

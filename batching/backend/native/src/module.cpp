@@ -90,6 +90,10 @@ NB_MODULE(_native, m) {
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bits"_a = 0, "input_bits"_a = 32);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
+  m.def("switch_linear", &graph::switch_linear, "x"_a, "indices"_a, "weights"_a,
+        "bias"_a = nb::none());
+  m.def("experts", &graph::experts, "x"_a, "indices"_a, "scores"_a.none(), "weights"_a, "biases"_a,
+        "alpha"_a = 0.0f, "limit"_a = 0.0f);
   m.def("arg_max", &graph::arg_max, "logits"_a);
   m.def("embed", &graph::embed, "tokens"_a, "weights"_a);
   m.def("rms_norm", &graph::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);

@@ -5,6 +5,9 @@
 #include <bit>
 #include <cmath>
 #include <optional>
+#include <utility>
+
+#include "thread_pool.h"
 
 namespace native {
 
@@ -34,23 +37,45 @@ bool are_fp16(const float* numbers, size_t size) {
   return std::all_of(numbers, numbers + size, [](float x) { return to_fp16(x).has_value(); });
 }
 
+/// As of GGUF's Q4_0 and Q8_0.
+int center_of(const PlainWeights& plain) {
+  if (plain.format == Format::kMxfp4) return MXFP4_CENTER;
+  return plain.bits > 0 ? 1 << (plain.bits - 1) : 0;
+}
+
+ParameterType parameter_type(const PlainWeights& plain) {
+  if (plain.format == Format::kMxfp4) return ParameterType::kPowerOfTwo;
+  const size_t rows = static_cast<size_t>(plain.num_matrices) * plain.num_outputs;
+  const size_t size = plain.group ? rows * (plain.num_inputs / plain.group) : 0;
+  if (!are_fp16(plain.scales, size)) return ParameterType::kFloat32;
+  const float center = center_of(plain);
+  const auto is_centered = [=](float scale, float bias) { return bias == -center * scale; };
+  if (std::equal(plain.scales, plain.scales + size, plain.biases, is_centered))
+    return ParameterType::kCentered;
+  return are_fp16(plain.biases, size) ? ParameterType::kFloat16 : ParameterType::kFloat32;
+}
+
 Panels layout(const PlainWeights& plain, int columns) {
-  const size_t num_groups =
-      plain.group ? size_t(plain.num_outputs) * (plain.num_inputs / plain.group) : 0;
   return {.format = plain.format,
           .num_outputs = plain.num_outputs,
           .num_inputs = plain.num_inputs,
           .group = plain.group,
           .columns = columns,
           .input_type = plain.input_type,
-          .has_fp16_parameters =
-              are_fp16(plain.scales, num_groups) && are_fp16(plain.biases, num_groups),
+          .parameter_type = parameter_type(plain),
+          .center = center_of(plain),
           .data = nullptr};
 }
 
+/// The first of a matrix's outputs, of all matrices.
+size_t first_output(const PlainWeights& plain, int matrix) {
+  return static_cast<size_t>(matrix) * plain.num_outputs;
+}
+
 template <typename Float>
-void pack_floats(const PlainWeights& plain, int columns, int panel, uint8_t* target) {
-  auto* values = static_cast<const Float*>(plain.weights);
+void pack_floats(const PlainWeights& plain, int columns, int matrix, int panel, uint8_t* target) {
+  auto* values =
+      static_cast<const Float*>(plain.weights) + first_output(plain, matrix) * plain.num_inputs;
   auto* packed = reinterpret_cast<Float*>(target);
   for (int j = 0; j < columns; j++) {
     const int output = panel * columns + j;
@@ -61,11 +86,13 @@ void pack_floats(const PlainWeights& plain, int columns, int panel, uint8_t* tar
   }
 }
 
-/// Value `i` of a row of words, least significant bits first.
-template <int BITS>
-uint8_t value(const uint32_t* row, int i) {
-  constexpr int PER_WORD = 32 / BITS;
-  return row[i / PER_WORD] >> (i % PER_WORD * BITS) & ((1u << BITS) - 1);
+/// Value `i` of a row of `bits` each.
+uint8_t value(const uint8_t* row, size_t i, int bits) {
+  const size_t bit = i * bits;
+  const unsigned low = row[bit / 8] >> bit % 8;
+  // The next byte, only where the value reaches into it: the last one has none.
+  const unsigned high = bit % 8 + bits > 8 ? row[bit / 8 + 1] << (8 - bit % 8) : 0;
+  return (low | high) & ((1u << bits) - 1);
 }
 
 /// Where the value of an input and a column is stored within a group.
@@ -74,7 +101,7 @@ struct ValuePosition {
   int shift;  // in bits
 
   ValuePosition(const Panels& panels, size_t input, size_t column) {
-    const size_t bits = panels.format == Format::kBits4 ? 4 : 8, per_byte = 8 / bits;
+    const size_t bits = has_nibbles(panels.format) ? 4 : 8, per_byte = 8 / bits;
     if (panels.input_type == InputType::kFloat32) {
       byte = input / per_byte * panels.columns + column;
       shift = static_cast<int>(input % per_byte * bits);
@@ -88,45 +115,78 @@ struct ValuePosition {
 
 size_t group_value_bytes(const Panels& panels) {
   const size_t values = static_cast<size_t>(panels.group) * panels.columns;
-  return panels.format == Format::kBits4 ? values / 2 : values;
+  return has_nibbles(panels.format) ? values / 2 : values;
 }
 
 size_t group_bytes(const Panels& panels) {
   return group_value_bytes(panels) + panels.parameter_bytes();
 }
 
-/// Set scale or bias `at` of a group.
-void set_parameter(const Panels& panels, uint8_t* parameters, size_t at, float x) {
-  if (panels.has_fp16_parameters)
-    reinterpret_cast<uint16_t*>(parameters)[at] = *to_fp16(x);
-  else
-    reinterpret_cast<float*>(parameters)[at] = x;
+/// Set the scale and the bias of a column in a group.
+void set_parameters(const Panels& panels, const PlainWeights& plain, size_t group, size_t column,
+                    uint8_t* parameters) {
+  const size_t of_bias = panels.columns + column;
+  switch (panels.parameter_type) {
+    case ParameterType::kPowerOfTwo: parameters[column] = plain.exponents[group]; break;
+    case ParameterType::kCentered:
+      reinterpret_cast<uint16_t*>(parameters)[column] = *to_fp16(plain.scales[group]);
+      break;
+    case ParameterType::kFloat16:
+      reinterpret_cast<uint16_t*>(parameters)[column] = *to_fp16(plain.scales[group]);
+      reinterpret_cast<uint16_t*>(parameters)[of_bias] = *to_fp16(plain.biases[group]);
+      break;
+    case ParameterType::kFloat32:
+      reinterpret_cast<float*>(parameters)[column] = plain.scales[group];
+      reinterpret_cast<float*>(parameters)[of_bias] = plain.biases[group];
+      break;
+  }
 }
 
-float parameter(const Panels& panels, const uint8_t* parameters, size_t at) {
-  return panels.has_fp16_parameters
-             ? from_fp16(reinterpret_cast<const uint16_t*>(parameters)[at])
-             : reinterpret_cast<const float*>(parameters)[at];
+/// The scale and the bias of a column in a group.
+std::pair<float, float> parameters_of(const Panels& panels, const uint8_t* parameters,
+                                      size_t column) {
+  const size_t of_bias = panels.columns + column;
+  const auto* halves = reinterpret_cast<const uint16_t*>(parameters);
+  const auto* floats = reinterpret_cast<const float*>(parameters);
+  const auto centered = [&](float scale) { return std::pair(scale, -panels.center * scale); };
+  switch (panels.parameter_type) {
+    case ParameterType::kPowerOfTwo:
+      return centered(std::bit_cast<float>(uint32_t{parameters[column]} << 23) / 2);
+    case ParameterType::kCentered: return centered(from_fp16(halves[column]));
+    case ParameterType::kFloat16: return {from_fp16(halves[column]), from_fp16(halves[of_bias])};
+    case ParameterType::kFloat32: return {floats[column], floats[of_bias]};
+  }
+  return {0, 0};
 }
 
-template <int BITS>
-void pack_quantized(const PlainWeights& plain, const Panels& panels, int panel, uint8_t* target) {
+void pack_quantized(const PlainWeights& plain, const Panels& panels, int matrix, int panel,
+                    uint8_t* target) {
   const int num_groups = plain.num_inputs / plain.group;
-  auto* words = static_cast<const uint32_t*>(plain.weights);
+  const size_t row_bytes = static_cast<size_t>(plain.num_inputs) * plain.bits / 8;
   for (int j = 0; j < panels.columns; j++) {
-    const size_t output = static_cast<size_t>(panel) * panels.columns + j;
-    if (output >= static_cast<size_t>(plain.num_outputs)) return;
-    const uint32_t* row = words + output * (plain.num_inputs * BITS / 32);
+    const int own = panel * panels.columns + j;
+    if (own >= plain.num_outputs) return;
+    const size_t output = first_output(plain, matrix) + own;
+    const auto* row = static_cast<const uint8_t*>(plain.weights) + output * row_bytes;
     for (int g = 0; g < num_groups; g++) {
       uint8_t* block = target + g * group_bytes(panels);
       for (int i = 0; i < plain.group; i++) {
         const ValuePosition position(panels, i, j);
-        block[position.byte] |= value<BITS>(row, g * plain.group + i) << position.shift;
+        block[position.byte] |= value(row, g * plain.group + i, plain.bits) << position.shift;
       }
-      uint8_t* parameters = block + group_value_bytes(panels);
-      set_parameter(panels, parameters, j, plain.scales[output * num_groups + g]);
-      set_parameter(panels, parameters, panels.columns + j, plain.biases[output * num_groups + g]);
+      set_parameters(panels, plain, output * num_groups + g, j, block + group_value_bytes(panels));
     }
+  }
+}
+
+void pack_panel(const PlainWeights& plain, const Panels& panels, int matrix, int panel,
+                uint8_t* target) {
+  switch (plain.format) {
+    case Format::kFloat32:
+      return pack_floats<float>(plain, panels.columns, matrix, panel, target);
+    case Format::kBfloat16:
+      return pack_floats<uint16_t>(plain, panels.columns, matrix, panel, target);
+    default: return pack_quantized(plain, panels, matrix, panel, target);
   }
 }
 
@@ -135,17 +195,14 @@ std::atomic<size_t> total_bytes{0};
 }  // namespace
 
 PackedWeights::PackedWeights(const PlainWeights& plain, int columns)
-    : panels_(layout(plain, columns)), memory_(panels_.panel_bytes() * panels_.num_panels()) {
+    : num_matrices_(plain.num_matrices),
+      panels_(layout(plain, columns)),
+      memory_(matrix_bytes() * num_matrices_) {
   auto* data = static_cast<uint8_t*>(memory_.data());
-  for (int panel = 0; panel < panels_.num_panels(); panel++) {
-    uint8_t* target = data + panel * panels_.panel_bytes();
-    switch (plain.format) {
-      case Format::kFloat32: pack_floats<float>(plain, columns, panel, target); break;
-      case Format::kBfloat16: pack_floats<uint16_t>(plain, columns, panel, target); break;
-      case Format::kBits8: pack_quantized<8>(plain, panels_, panel, target); break;
-      case Format::kBits4: pack_quantized<4>(plain, panels_, panel, target); break;
-    }
-  }
+  const int num_panels = panels_.num_panels();
+  threads().for_each(num_matrices_ * num_panels, [&](int i) {
+    pack_panel(plain, panels_, i / num_panels, i % num_panels, data + i * panels_.panel_bytes());
+  });
   panels_.data = data;
   total_bytes += memory_.size();
 }
@@ -153,6 +210,12 @@ PackedWeights::PackedWeights(const PlainWeights& plain, int columns)
 PackedWeights::~PackedWeights() { total_bytes -= memory_.size(); }
 
 size_t PackedWeights::all_bytes() { return total_bytes; }
+
+Panels PackedWeights::panels(int matrix) const {
+  Panels of_matrix = panels_;
+  of_matrix.data += matrix * matrix_bytes();
+  return of_matrix;
+}
 
 void PackedWeights::unpack(int output, float* row) const {
   const size_t columns = panels_.columns, j = output % columns;
@@ -173,12 +236,12 @@ void PackedWeights::unpack(int output, float* row) const {
 float PackedWeights::quantized(const uint8_t* panel, size_t input, size_t column) const {
   const uint8_t* block = panel + input / panels_.group * group_bytes(panels_);
   const uint8_t* parameters = block + group_value_bytes(panels_);
-  const float scale = parameter(panels_, parameters, column);
-  const float bias = parameter(panels_, parameters, panels_.columns + column);
+  const auto [scale, bias] = parameters_of(panels_, parameters, column);
   const ValuePosition position(panels_, input % panels_.group, column);
-  const int mask = panels_.format == Format::kBits4 ? 15 : 255;
-  const float q = static_cast<float>(block[position.byte] >> position.shift & mask);
-  return std::fma(q, scale, bias);
+  const int mask = has_nibbles(panels_.format) ? 15 : 255;
+  const int q = block[position.byte] >> position.shift & mask;
+  return std::fma(static_cast<float>(panels_.format == Format::kMxfp4 ? MXFP4_CODES[q] : q), scale,
+                  bias);
 }
 
 }  // namespace native

@@ -33,6 +33,13 @@ ALWAYS_INLINE Prefetcher prefetcher_for(const Panels& weights, const uint8_t* pa
   return {panel + size + (tile - 1) * part * num_groups, part};
 }
 
+/// The number that a scale multiplies, of the low bits of each lane.
+template <Format FORMAT>
+ALWAYS_INLINE F32 code_of(I32 q) {
+  if constexpr (FORMAT == Format::kMxfp4) return mxfp4_codes(q);
+  return to_float(FORMAT == Format::kBits4 ? q & 15 : q);
+}
+
 /// Call `use(i, weights)` for the inputs of a group, with the weights of a panel's columns; return
 /// the start of the next group.
 template <Format FORMAT, typename Use>
@@ -49,16 +56,16 @@ ALWAYS_INLINE const uint8_t* for_group(const Panels& weights, const uint8_t* p, 
     }
     return reinterpret_cast<const uint8_t*>(values);
   }
-  constexpr int PER_BYTE = FORMAT == Format::kBits4 ? 2 : 1;
+  constexpr int PER_BYTE = has_nibbles(FORMAT) ? 2 : 1;
   const size_t num_bytes = static_cast<size_t>(size) * COLUMNS / PER_BYTE;
   const Parameters group(weights, p + num_bytes);
   const auto unpack = [&](int v, I32 q) __attribute__((always_inline)) {
-    return to_float(q) * group.scales[v] + group.biases[v];
+    return code_of<FORMAT>(q) * group.scales[v] + group.biases[v];
   };
   for (int i = 0; i < size; i += PER_BYTE, p += COLUMNS) {
     I32 q[VECTORS];
     for (int v = 0; v < VECTORS; v++) q[v] = load_bytes(p + v * LANES);
-    for (int v = 0; v < VECTORS; v++) w[v] = unpack(v, PER_BYTE == 2 ? q[v] & 15 : q[v]);
+    for (int v = 0; v < VECTORS; v++) w[v] = unpack(v, q[v]);
     use(i, w);
     if constexpr (PER_BYTE == 2) {
       for (int v = 0; v < VECTORS; v++) w[v] = unpack(v, q[v] >> 4);
@@ -141,14 +148,13 @@ void multiply_unpacking(const Panels& weights, const float* x, const uint8_t* p,
 template <Format FORMAT>
 void linear_tile(const LinearArgs& args, int tile, const uint8_t* p, float* y, size_t ldy,
                  Prefetcher prefetcher, float* unpacked) {
-  constexpr bool IS_QUANTIZED = FORMAT == Format::kBits8 || FORMAT == Format::kBits4;
   const Tiles tiles{args.num_rows, MAX_ROWS};
   const Panels& w = args.weights;
   const float* x = args.packed.floats + static_cast<size_t>(tiles.first(tile)) * w.num_inputs;
   const auto* again = reinterpret_cast<const uint8_t*>(unpacked);
 #define CASE(ROWS)                                                                              \
   case ROWS:                                                                                    \
-    if constexpr (IS_QUANTIZED) {                                                               \
+    if constexpr (is_quantized(FORMAT)) {                                                               \
       if (tile > 0)                                                                             \
         return multiply_panel<Format::kFloat32, ROWS>(w, x, again, y, ldy, prefetcher);         \
       if (tiles.count() > 1)                                                          \
@@ -172,10 +178,9 @@ LinearTile linear_tile_of(const Panels& weights) {
   switch (weights.format) {
     case Format::kFloat32: return linear_tile<Format::kFloat32>;
     case Format::kBfloat16: return linear_tile<Format::kBfloat16>;
-    case Format::kBits8:
-      return linear_tile<Format::kBits8>;
-    case Format::kBits4:
-      return linear_tile<Format::kBits4>;
+    case Format::kBits8: return linear_tile<Format::kBits8>;
+    case Format::kBits4: return linear_tile<Format::kBits4>;
+    case Format::kMxfp4: return linear_tile<Format::kMxfp4>;
   }
   return nullptr;
 }

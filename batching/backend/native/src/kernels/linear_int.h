@@ -67,11 +67,11 @@ void pack_row_int(const float* x, int row, int height, int size, int group, uint
   }
 }
 
-/// Compute one tile of a panel, with weights of BITS bits.
-template <typename Int, int BITS, int ROWS>
+/// Compute one tile of a panel.
+template <typename Int, native::Format FORMAT, int ROWS>
 void multiply_int(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
                   float* y, size_t ldy, Prefetcher prefetcher) {
-  constexpr int PER_BYTE = 8 / BITS, WORDS = sizeof(Int);  // of four inputs
+  constexpr int PER_BYTE = has_nibbles(FORMAT) ? 2 : 1, WORDS = sizeof(Int);  // of four inputs
   const uint8_t* inputs = x.integers;
   F32 results[ROWS][VECTORS] = {};
   for (int g = 0; g < weights.num_inputs / weights.group; g++) {
@@ -87,7 +87,8 @@ void multiply_int(const native::Panels& weights, const native::PackedInputs& x, 
         U16Pairs bytes[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
           bytes[v] = four % PER_BYTE ? loaded[v] >> 4 : loaded[v];
-          if (BITS == 4) bytes[v] &= 0x0f0f;
+          if (PER_BYTE == 2) bytes[v] &= 0x0f0f;
+          if (FORMAT == native::Format::kMxfp4) bytes[v] = mxfp4_codes(bytes[v]);
         }
         for (int word = 0; word < WORDS; word++) {
           I32 w[VECTORS];
@@ -123,13 +124,18 @@ void linear_tile_int(const native::LinearArgs& args, int tile, const uint8_t* p,
   const native::PackedInputs& all = args.packed;
   const native::PackedInputs x = {nullptr, all.integers + first * w.num_inputs * sizeof(Int),
                                   all.scales + groups, all.sums + groups};
-#define CASE(ROWS)                                                       \
-  case ROWS:                                                             \
-    return w.format == native::Format::kBits4                            \
-               ? multiply_int<Int, 4, ROWS>(w, x, p, y, ldy, prefetcher) \
-               : multiply_int<Int, 8, ROWS>(w, x, p, y, ldy, prefetcher);
-  switch (tiles.height(tile)) { FOR_EACH_HEIGHT_INT(CASE) }
+  const auto run = [&]<native::Format FORMAT>() {
+#define CASE(ROWS) \
+  case ROWS:       \
+    return multiply_int<Int, FORMAT, ROWS>(w, x, p, y, ldy, prefetcher);
+    switch (tiles.height(tile)) { FOR_EACH_HEIGHT_INT(CASE) }
 #undef CASE
+  };
+  switch (w.format) {
+    case native::Format::kBits8: return run.template operator()<native::Format::kBits8>();
+    case native::Format::kBits4: return run.template operator()<native::Format::kBits4>();
+    default: return run.template operator()<native::Format::kMxfp4>();
+  }
 }
 
 #else

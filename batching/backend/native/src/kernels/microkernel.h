@@ -48,9 +48,25 @@ struct Parameters {
     const auto* floats = reinterpret_cast<const float*>(p);
     for (int v = 0; v < VECTORS; v++) {
       const int at = v * LANES;
-      scales[v] = weights.has_fp16_parameters ? load_fp16(halves + at) : load(floats + at);
-      biases[v] = weights.has_fp16_parameters ? load_fp16(halves + COLUMNS + at)
-                                              : load(floats + COLUMNS + at);
+      switch (weights.parameter_type) {
+        case native::ParameterType::kFloat32:
+          scales[v] = load(floats + at);
+          biases[v] = load(floats + COLUMNS + at);
+          break;
+        case native::ParameterType::kFloat16:
+          scales[v] = load_fp16(halves + at);
+          biases[v] = load_fp16(halves + COLUMNS + at);
+          break;
+        case native::ParameterType::kCentered:
+          scales[v] = load_fp16(halves + at);
+          biases[v] = scales[v] * splat(-weights.center);
+          break;
+        case native::ParameterType::kPowerOfTwo:
+          // Of MXFP4, whose codes are twice the weights.
+          scales[v] = (F32)(load_bytes(p + at) << 23) * splat(0.5f);
+          biases[v] = scales[v] * splat(-weights.center);
+          break;
+      }
     }
   }
 };

@@ -33,19 +33,36 @@ void rope(const float* x, const float* cosines, const float* sines, int half, in
 
 ALWAYS_INLINE F32 silu(F32 x) { return x / (splat(1.0f) + exp(-x)); }
 
-void swiglu(const float* gate, const float* up, size_t size, float* y) {
+/// y = run(gate, up), of vectors; `up` is 1 if it is null.
+template <typename Run>
+ALWAYS_INLINE void for_pairs(const float* gate, const float* up, size_t size, float* y, Run run) {
   const size_t whole = size / LANES * LANES;
-  for (size_t i = 0; i < whole; i += LANES) {
-    const F32 gated = silu(load(gate + i));
-    store(y + i, up ? gated * load(up + i) : gated);
-  }
+  for (size_t i = 0; i < whole; i += LANES)
+    store(y + i, run(load(gate + i), up ? load(up + i) : splat(1.0f)));
   if (whole == size) return;
   // The rest as one vector, so that a result does not depend on its position.
   float last[2][LANES] = {};
   for (size_t i = whole; i < size; i++)
     last[0][i - whole] = gate[i], last[1][i - whole] = up ? up[i] : 1;
-  F32 result = silu(load(last[0])) * load(last[1]);
+  const F32 result = run(load(last[0]), load(last[1]));
   for (size_t i = whole; i < size; i++) y[i] = result[i - whole];
+}
+
+void swiglu(const float* gate, const float* up, size_t size, float* y) {
+  for_pairs(gate, up, size, y, [](F32 g, F32 u) __attribute__((always_inline)) {
+    return silu(g) * u;
+  });
+}
+
+void clipped_swiglu(const float* gate, const float* up, float alpha, float limit, size_t size,
+                    float* y) {
+  const F32 top = splat(limit), factor = splat(alpha);
+  for_pairs(gate, up, size, y, [=](F32 g, F32 u) __attribute__((always_inline)) {
+    g = g > top ? top : g;  // a NaN stays
+    u = u > top ? top : u;
+    u = u < -top ? -top : u;
+    return g / (splat(1.0f) + exp(-factor * g)) * (u + splat(1.0f));
+  });
 }
 
 }  // namespace

@@ -50,6 +50,20 @@ ALWAYS_INLINE I32 load_bytes(const uint8_t* p) {
 #endif
 }
 
+/// The codes of MXFP4 (see kernels.h), of the low 4 bits of each lane.
+ALWAYS_INLINE F32 mxfp4_codes(I32 q) {
+#if defined(__AVX512F__)
+  const __m512 table = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(native::MXFP4_CODES))));
+  return (F32)_mm512_permutexvar_ps((__m512i)q, table);
+#else
+  const I32 exponent = q >> 1 & 3, is_normal = (I32)(exponent > 0);
+  const I32 size = ((q & 1) | (is_normal & 2)) << (exponent + is_normal);
+  const I32 is_negative = q << 28 >> 31;
+  return to_float((size ^ is_negative) - is_negative + native::MXFP4_CENTER);
+#endif
+}
+
 /// bfloat16 is the upper half of a float.
 ALWAYS_INLINE F32 load(const uint16_t* bf16) {
 #if defined(__AVX512F__)  // the compiler would convert in halves
@@ -166,6 +180,16 @@ ALWAYS_INLINE auto narrow(I32 v) {
 
 ALWAYS_INLINE U16Pairs load_pairs(const uint8_t* p) {
   return *reinterpret_cast<const U16Pairs*>(p);
+}
+
+/// The codes of MXFP4 of bytes below 16.
+ALWAYS_INLINE U16Pairs mxfp4_codes(U16Pairs q) {
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(native::MXFP4_CODES));
+#if defined(__AVX512VNNI__)
+  return (U16Pairs)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)q);
+#else
+  return (U16Pairs)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)q);
+#endif
 }
 
 /// Add to each lane the dot product of its weights, four unsigned bytes or two 16-bit integers, and

@@ -28,6 +28,7 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .rms_norm = rms_norm,
     .rope = rope,
     .swiglu = swiglu,
+    .clipped_swiglu = clipped_swiglu,
     .delta_rule = delta_rule,
     .convolve = convolve,
 };

@@ -19,28 +19,49 @@ float* scratch(size_t size) {
 
 size_t integer_size(InputType input_type) { return input_type == InputType::kInt16 ? 2 : 1; }
 
-int count_panels(const std::vector<LinearArgs>& products) {
-  int num_panels = 0;
-  for (const LinearArgs& p : products) num_panels += p.weights.num_panels();
-  return num_panels;
-}
+/// What a panel costs to read, in rows to multiply with it.
+constexpr int64_t READ_COST = 4;
 
-int count_parts(const std::vector<LinearArgs>& products) {
-  return std::min(count_panels(products), PARTS_PER_THREAD * threads().num_threads());
-}
+int64_t panel_cost(const LinearArgs& product) { return READ_COST + product.num_rows; }
 
-/// Call `run(product, panel, scratch, part)` for all panels of products of one packed input.
+/// Panels [first, next) of all panels of successive products, by what they cost together.
+struct Parts {
+  std::vector<std::pair<size_t, int>> starts;  // product and panel; the last is the end
+
+  explicit Parts(const std::vector<LinearArgs>& products) {
+    int64_t num_panels = 0, total = 0;
+    for (const LinearArgs& p : products) {
+      num_panels += p.weights.num_panels();
+      total += p.weights.num_panels() * panel_cost(p);
+    }
+    const int64_t count =
+        std::min<int64_t>(num_panels, PARTS_PER_THREAD * threads().num_threads());
+    int64_t before = 0;
+    size_t product = 0;
+    for (int64_t part = 0; part < count; part++) {
+      const int64_t start = total * part / count;
+      const auto cost = [&] {
+        return products[product].weights.num_panels() * panel_cost(products[product]);
+      };
+      while (start - before >= cost()) before += cost(), product++;
+      starts.emplace_back(product, (start - before) / panel_cost(products[product]));
+    }
+    starts.emplace_back(products.size(), 0);
+  }
+
+  int count() const { return static_cast<int>(starts.size()) - 1; }
+};
+
+/// Call `run(product, panel, scratch, part)` for all panels.
 template <typename Run>
-void for_panels(const std::vector<LinearArgs>& products, const Run& run) {
+void for_panels(const std::vector<LinearArgs>& products, const Parts& parts, const Run& run) {
   const size_t size = static_cast<size_t>(kernels()->columns) * products[0].weights.num_inputs;
-  const int num_panels = count_panels(products), num_parts = count_parts(products);
-  threads().for_each(num_parts, [&](int part) {
-    const LinearArgs* p = products.data();
-    int panel = static_cast<int>(int64_t{num_panels} * part / num_parts);
-    const int next = static_cast<int>(int64_t{num_panels} * (part + 1) / num_parts);
-    for (int before = 0; panel < next; panel++) {
-      while (panel - before >= p->weights.num_panels()) before += p++->weights.num_panels();
-      run(*p, panel - before, scratch(size), part);
+  threads().for_each(parts.count(), [&](int part) {
+    auto [product, panel] = parts.starts[part];
+    const auto end = parts.starts[part + 1];
+    while (std::pair(product, panel) < end) {
+      run(products[product], panel, scratch(size), part);
+      if (++panel == products[product].weights.num_panels()) product++, panel = 0;
     }
   });
 }
@@ -49,54 +70,54 @@ void nothing_to_prepare(int, int) {}
 
 }  // namespace
 
-InputPacker::InputPacker(const LinearArgs& product)
-    : x_(product.x),
-      input_type_(product.weights.input_type),
-      size_(product.weights.num_inputs),
-      group_(product.weights.group),
-      tiles_{product.num_rows, input_type_ == InputType::kFloat32 ? kernels()->max_tile_rows
-                                                          : kernels()->max_tile_rows_int} {
+InputPacker::InputPacker(const Panels& weights, int num_rows)
+    : input_type_(weights.input_type),
+      size_(weights.num_inputs),
+      group_(weights.group),
+      num_rows_(num_rows) {
   // Other threads write to them.
   thread_local std::vector<float> floats, scales, sums;
   thread_local std::vector<uint8_t> integers;
-  const size_t total = product.num_rows * size_;
-  if (input_type_ != InputType::kFloat32) {
+  const size_t total = num_rows * size_;
+  if (input_type_ == InputType::kFloat32) {
+    floats_ = grow(floats, total);
+  } else {
     integers_ = grow(integers, total * integer_size(input_type_));
     scales_ = grow(scales, total / group_);
     sums_ = grow(sums, total / group_);
-  } else if (product.num_rows > 1) {
-    floats_ = grow(floats, total);
   }
-  // A single row of floats needs no packing.
-  packed_ = {floats_ ? floats_ : x_, integers_, scales_, sums_};
 }
 
 int InputPacker::rows_per_part() const {
   const int num_threads = threads().num_threads();
   // Rows of a tile are interleaved: two threads should not write to the same cache lines.
-  return std::clamp((tiles_.num_rows + num_threads - 1) / num_threads, 1, 2 * ROWS_PER_PART);
+  return std::clamp((num_rows_ + num_threads - 1) / num_threads, 1, 2 * ROWS_PER_PART);
 }
 
-void InputPacker::pack(int first, int next) const {
-  if (!floats_ && !integers_) return;
+PackedInputs InputPacker::packed(const RowRange& rows) const {
+  const size_t at = rows.first * size_;
+  if (floats_) return {floats_ + at, nullptr, nullptr, nullptr};
+  return {nullptr, integers_ + at * integer_size(input_type_), scales_ + at / group_,
+          sums_ + at / group_};
+}
+
+void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
   const Kernels& k = *kernels();
+  const Tiles tiles{rows.num_rows, floats_ ? k.max_tile_rows : k.max_tile_rows_int};
+  const int own = row - rows.first, tile = tiles.of(own), height = tiles.height(tile);
+  const PackedInputs to = packed({rows.first + tiles.first(tile), height});
+  const int m = own - tiles.first(tile);
+  if (floats_) return k.pack_row(x, m, height, size_, const_cast<float*>(to.floats));
   const auto pack_row_int = input_type_ == InputType::kInt16 ? k.pack_row_int16 : k.pack_row_int8;
-  for (int row = first; row < next; row++) {
-    const int tile = tiles_.of(row), height = tiles_.height(tile), m = row - tiles_.first(tile);
-    const size_t at = tiles_.first(tile) * size_;
-    const float* x = x_ + row * size_;
-    if (floats_)
-      k.pack_row(x, m, height, size_, floats_ + at);
-    else
-      pack_row_int(x, m, height, size_, group_, integers_ + at * integer_size(input_type_),
-                       scales_ + at / group_, sums_ + at / group_);
-  }
+  pack_row_int(x, m, height, size_, group_, const_cast<uint8_t*>(to.integers),
+               const_cast<float*>(to.scales), const_cast<float*>(to.sums));
 }
 
 void multiply_packed(const std::vector<LinearArgs>& products) {
-  for_panels(products, [](const LinearArgs& product, int panel, float* scratch, int) {
-    kernels()->linear(product, panel, scratch);
-  });
+  for_panels(products, Parts(products),
+             [](const LinearArgs& product, int panel, float* scratch, int) {
+               kernels()->linear(product, panel, scratch);
+             });
 }
 
 void multiply(std::vector<LinearArgs> products) {
@@ -107,8 +128,9 @@ void arg_max(const LinearArgs& product, uint32_t* indices, float* values) {
   std::vector<LinearArgs> products{product};
   pack_input(products, nothing_to_prepare);
   const size_t num_rows = product.num_rows;
-  std::vector<ArgMax> partials(count_parts(products) * num_rows);
-  for_panels(products, [&](const LinearArgs& p, int panel, float* scratch, int part) {
+  const Parts parts(products);
+  std::vector<ArgMax> partials(parts.count() * num_rows);
+  for_panels(products, parts, [&](const LinearArgs& p, int panel, float* scratch, int part) {
     kernels()->argmax(p, panel, scratch, partials.data() + part * num_rows);
   });
   for (size_t m = 0; m < num_rows; m++) {

@@ -9,39 +9,53 @@
 
 namespace native {
 
-/// Packs the input of products, in memory of the calling thread that its next product overwrites.
+/// Rows that are packed together: all of one product.
+struct RowRange {
+  int first;
+  int num_rows;
+};
+
+/// Packs the inputs of products, in memory of the calling thread that its next products overwrite.
 class InputPacker {
  public:
-  explicit InputPacker(const LinearArgs& product);
+  /// For `num_rows` rows of products with weights like these.
+  InputPacker(const Panels& weights, int num_rows);
 
-  const PackedInputs& packed() const { return packed_; }
   int rows_per_part() const;
-  /// Pack rows [first, next), in any thread.
-  void pack(int first, int next) const;
+  /// What the product of these rows reads.
+  PackedInputs packed(const RowRange& rows) const;
+  /// Pack the inputs of row `row` of all, in any thread; `rows` are those of its product.
+  void pack(const float* x, const RowRange& rows, int row) const;
 
  private:
-  const float* x_;
   InputType input_type_;
   size_t size_;
   int group_;
-  Tiles tiles_;
+  int num_rows_;
   float *floats_ = nullptr, *scales_ = nullptr, *sums_ = nullptr;
   uint8_t* integers_ = nullptr;
-  PackedInputs packed_;
 };
 
 /// Pack the input that some products share; `prepare(first, next)` computes its rows before.
 template <typename Prepare>
 void pack_input(std::vector<LinearArgs>& products, const Prepare& prepare) {
-  const InputPacker packer(products[0]);
-  for_rows(products[0].num_rows, packer.rows_per_part(), [&](int first, int next) {
+  const LinearArgs& any = products[0];
+  const InputPacker packer(any.weights, any.num_rows);
+  const RowRange all{0, any.num_rows};
+  // A single row of floats needs no packing.
+  const bool is_packed = any.num_rows == 1 && any.weights.input_type == InputType::kFloat32;
+  for_rows(any.num_rows, packer.rows_per_part(), [&](int first, int next) {
     prepare(first, next);
-    packer.pack(first, next);
+    for (int row = first; !is_packed && row < next; row++)
+      packer.pack(any.x + static_cast<size_t>(row) * any.weights.num_inputs, all, row);
   });
-  for (LinearArgs& product : products) product.packed = packer.packed();
+  const PackedInputs packed = packer.packed(all);
+  for (LinearArgs& product : products) product.packed = packed;
+  if (is_packed)
+    for (LinearArgs& product : products) product.packed.floats = any.x;
 }
 
-/// Compute several products of one packed input.
+/// Compute several products of packed inputs.
 void multiply_packed(const std::vector<LinearArgs>& products);
 
 /// Compute several products of one input, whose rows `prepare(first, next)` computes before.

@@ -24,32 +24,49 @@ InputType input_type_of(int bits) {
 
 Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
              const std::optional<mx::array>& biases, int bits, int input_bits) {
-  require(weight.ndim() == 2, "weights are a matrix");
+  require(weight.ndim() == 2 || weight.ndim() == 3, "weights are a matrix, or several");
+  PlainWeights plain{.format = Format::kFloat32,
+                     .num_matrices = weight.ndim() == 3 ? weight.shape(0) : 1,
+                     .num_outputs = weight.shape(-2),
+                     .num_inputs = weight.shape(-1),
+                     .group = 0,
+                     .bits = bits,
+                     .input_type = InputType::kFloat32,
+                     .weights = nullptr,
+                     .scales = nullptr,
+                     .biases = nullptr,
+                     .exponents = nullptr};
   const int columns = kernels()->columns;
-  const int num_outputs = weight.shape(0);
   if (!scales) {
     const bool is_bf16 = weight.dtype() == mx::bfloat16;
     const mx::array rows = evaluated(weight, is_bf16 ? mx::bfloat16 : mx::float32);
-    const Format format = is_bf16 ? Format::kBfloat16 : Format::kFloat32;
-    return std::make_shared<PackedWeights>(
-        PlainWeights{format, num_outputs, weight.shape(1), 0, InputType::kFloat32,
-                     rows.data<uint8_t>(), nullptr, nullptr},
-        columns);
+    plain.format = is_bf16 ? Format::kBfloat16 : Format::kFloat32;
+    plain.weights = rows.data<uint8_t>();
+    return std::make_shared<PackedWeights>(plain, columns);
   }
-  const InputType input_type = input_type_of(input_bits);
-  require(bits == 4 || bits == 8, "quantized weights have 4 or 8 bits");
-  require(biases.has_value() && weight.dtype() == mx::uint32, "quantized weights are affine");
-  const int num_inputs = weight.shape(1) * 32 / bits;
-  const int group = num_inputs / scales->shape(1);
-  require(group == 32 || group == 64 || group == 128, "a group has 32, 64 or 128 weights");
+  require(weight.dtype() == mx::uint32, "quantized weights are packed in words");
+  require(2 <= bits && bits <= 8, "quantized weights have 2 to 8 bits");
+  plain.input_type = input_type_of(input_bits);
+  plain.num_inputs = static_cast<int>(int64_t{weight.shape(-1)} * 32 / bits);
+  plain.group = plain.num_inputs / scales->shape(-1);
+  require(plain.group == 32 || plain.group == 64 || plain.group == 128,
+          "a group has 32, 64 or 128 weights");
   const mx::array rows = evaluated(weight, mx::uint32);
+  plain.weights = rows.data<uint8_t>();
+  if (!biases) {
+    require(bits == 4 && plain.group == 32 && scales->dtype() == mx::uint8,
+            "weights without biases are of MXFP4");
+    const mx::array exponents = evaluated(*scales, mx::uint8);
+    plain.format = Format::kMxfp4;
+    plain.exponents = exponents.data<uint8_t>();
+    return std::make_shared<PackedWeights>(plain, columns);
+  }
   const mx::array scale_rows = evaluated(*scales, mx::float32);
   const mx::array bias_rows = evaluated(*biases, mx::float32);
-  return std::make_shared<PackedWeights>(
-      PlainWeights{bits == 4 ? Format::kBits4 : Format::kBits8, num_outputs, num_inputs, group,
-                   input_type, rows.data<uint8_t>(), scale_rows.data<float>(),
-                   bias_rows.data<float>()},
-      columns);
+  plain.format = bits <= 4 ? Format::kBits4 : Format::kBits8;
+  plain.scales = scale_rows.data<float>();
+  plain.biases = bias_rows.data<float>();
+  return std::make_shared<PackedWeights>(plain, columns);
 }
 
 }  // namespace native::graph

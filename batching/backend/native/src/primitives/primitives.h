@@ -15,8 +15,8 @@ namespace native::graph {
 
 namespace mx = mlx::core;
 
-/// Pack weights `[outputs, inputs]`, quantized to 4 or 8 bits if there are scales and biases
-/// `[outputs, inputs / group]`.  With `input_bits` of 8 or 16 the inputs of quantized weights are
+/// Pack weights `[outputs, inputs]`, or `[matrices, outputs, inputs]`, quantized to up to 8 bits if
+/// there are scales and biases `[.., outputs, inputs / group]`, to MXFP4 if only scales.  With `input_bits` of 8 or 16 the inputs of quantized weights are
 /// rounded to integers; 32 rounds nothing.
 Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
              const std::optional<mx::array>& biases, int bits, int input_bits);
@@ -24,6 +24,17 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
 /// x W^T + b of several layers with the same input `[..., inputs]`, float32.
 std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& weights,
                               const std::vector<std::optional<mx::array>>& biases);
+
+/// x W^T + b of the expert of each index: x `[..., inputs]` with as many of the indices for each of
+/// its rows; `[*indices, outputs]`.
+mx::array switch_linear(const mx::array& x, const mx::array& indices, Weights weights,
+                        const std::optional<mx::array>& bias);
+
+/// Gated experts (gate, up, down): `[*indices, outputs]`, or with scores, one for each index, their
+/// weighted sum over the last axis of the indices.  A limit above 0 is that of gpt-oss's SwiGLU.
+mx::array experts(const mx::array& x, const mx::array& indices,
+                  const std::optional<mx::array>& scores, const std::vector<Weights>& weights,
+                  const std::vector<std::optional<mx::array>>& biases, float alpha, float limit);
 
 /// The index, uint32, and value of the largest of each row of logits `[rows, size]`; NaN if one of
 /// the row is NaN.  Logits that are an unevaluated `linear` are compared as they are computed, and

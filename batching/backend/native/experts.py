@@ -1,0 +1,84 @@
+"""Mixtures of experts, whose rows the native kernels group by expert."""
+
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.activations import SwigluOAI
+from mlx_lm.models.switch_layers import (
+    QuantizedSwitchLinear,
+    SwiGLU,
+    SwitchGLU,
+    SwitchLinear as MlxSwitchLinear,
+)
+
+from batching.backend.native.packing import Packing, is_packable, replace_class
+
+_PRODUCTS: Final = ("gate_proj", "up_proj", "down_proj")
+
+
+def replace_experts(model: nn.Module, packing: Packing) -> None:
+    """Replace the products of experts, and where it is known what is between them, all at once."""
+    for module in model.modules():
+        if type(module) is MlxSwitchLinear or (
+            type(module) is QuantizedSwitchLinear and is_packable(module)
+        ):
+            bias = module.bias.astype(mx.float32) if "bias" in module else None
+            packed = packing.of(module)
+            replace_class(module, SwitchLinear, kernels=packing.kernels, packed=packed, bias=bias)
+    for module in model.modules():
+        if type(module) is SwitchGLU and _is_known(module):
+            module.__class__ = Experts
+            module.kernels = packing.kernels
+
+
+def _is_known(module: nn.Module) -> bool:
+    has_products = all(type(module[name]) is SwitchLinear for name in _PRODUCTS)
+    return has_products and type(module.activation) in (SwiGLU, SwigluOAI)
+
+
+class SwitchLinear(nn.Module):
+    """The product of each row with the matrix of an expert."""
+
+    kernels: Any
+    packed: Any
+    bias: mx.array | None
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        """x `[..., rows, inputs]`; its other axes are broadcast with the indices."""
+        num_rows, size = x.shape[-2:]
+        # What follows has as many indices for each row: those of experts already do.
+        if num_rows > 1 or x.shape[:-2] != (*indices.shape[:-1], 1):
+            shape = np.broadcast_shapes(x.shape[:-2], indices.shape)
+            x = mx.broadcast_to(x, (*shape, num_rows, size))
+            indices = mx.broadcast_to(indices, shape)
+        each = mx.broadcast_to(indices[..., None], (*indices.shape, num_rows))
+        product: mx.array = self.kernels.switch_linear(x, each, self.packed, self.bias)
+        return product
+
+
+class Experts(SwitchGLU):
+    """Gate, up, what is between them, and down, as one operation."""
+
+    kernels: Any
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        return self.run(x, indices, None)
+
+    def run(self, x: mx.array, indices: mx.array, scores: mx.array | None) -> mx.array:
+        """Return the output of each index, or with scores their weighted sum, of each row."""
+        products = [self[name] for name in _PRODUCTS]
+        activation = self.activation
+        clip = (
+            (activation._alpha, activation._limit) if type(activation) is SwigluOAI else (0.0, 0.0)
+        )
+        result: mx.array = self.kernels.experts(
+            x,
+            indices,
+            scores,
+            [each.packed for each in products],
+            [each.bias for each in products],
+            *clip,
+        )
+        return result

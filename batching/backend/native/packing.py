@@ -1,0 +1,39 @@
+"""How the native kernels store weights."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.nn as nn
+
+_GROUP_SIZES: Final = (32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How weights are packed; see `replace_modules`."""
+
+    kernels: Any
+    input_bits: int
+
+    def of(self, module: nn.Module) -> Any:
+        """Pack the weights of a module, quantized or not: a matrix, or one for each expert."""
+        if "scales" not in module:
+            return self.kernels.pack(module.weight)
+        return self.kernels.pack(
+            module.weight, module.scales, module.get("biases"), module.bits, self.input_bits
+        )
+
+
+def is_packable(module: nn.Module) -> bool:
+    """Tell whether the kernels know a quantization."""
+    if module.mode == "mxfp4":
+        return True
+    return module.mode == "affine" and module.bits <= 8 and module.group_size in _GROUP_SIZES
+
+
+def replace_class(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
+    """Make a module an instance of another class, without its arrays."""
+    module.clear()
+    module.__class__ = kind
+    for name, value in attributes.items():
+        setattr(module, name, value)
