@@ -339,14 +339,14 @@ void test_kind(Random& random, const Kind& kind) {
   }
 }
 
-void test_several_of_one_input(Random& random, InputType input_type) {
-  const bool are_integers = input_type != InputType::kFloat32;
+void test_several_of_one_input(Random& random, InputType input_type,
+                               const std::vector<Format>& formats) {
   std::list<Product> products;
   std::vector<LinearArgs> args;
   for (int i = 0; i < 3; i++)
-    for (Format format : {are_integers ? Format::kBits8 : Format::kFloat32, Format::kBits4}) {
+    for (Format format : formats) {
       const Kind kind{.format = format, .input_type = input_type};
-      products.emplace_back(random, make_layer(random, kind, 256, are_integers ? 64 : 0), 30);
+      products.emplace_back(random, make_layer(random, kind, 256, kind.is_quantized() ? 64 : 0), 30);
       products.back().x = products.front().x;
       args.push_back(products.back().args());
       args.back().x = products.front().x.data();
@@ -421,10 +421,12 @@ void test_linear() {
     for (InputType input_type : {InputType::kInt16, InputType::kInt8})
       test_kind(random, {.format = format, .input_type = input_type});
   }
-  test_several_of_one_input(random, InputType::kFloat32);
+  const std::vector<Format> quantized{Format::kBits8, Format::kBits4};
+  test_several_of_one_input(random, InputType::kFloat32, quantized);
+  test_several_of_one_input(random, InputType::kFloat32, {Format::kFloat32, Format::kBfloat16});
   if (kernels()->max_tile_rows_int > 0)
     for (InputType input_type : {InputType::kInt16, InputType::kInt8})
-      test_several_of_one_input(random, input_type);
+      test_several_of_one_input(random, input_type, quantized);
   test_two_callers(random);
   test_experts(random);
 }

@@ -104,8 +104,8 @@ struct Tiles {
   }
 };
 
-/// Inputs as the kernels read them, the rows of a tile interleaved: floats `[tile][input][row]`; or
-/// integers `[tile][input / 8][row][8]` with, for each group, the scale and the scale times the sum
+/// Inputs as the kernels read them, the rows of a tile interleaved: floats `[tile][input][row]` with,
+/// for quantized weights, the sums of each group, `[tile][group][row]`; or integers `[tile][input / 8][row][8]` with, for each group, the scale and the scale times the sum
 /// of the integers, `[tile][group][row]`.  16-bit integers of four inputs are in the order 0, 2, 1,
 /// 3.
 struct PackedInputs {
@@ -241,15 +241,16 @@ struct Kernels {
   int max_tile_rows;      // with float inputs
   int max_tile_rows_int;  // with integer inputs; 0 if the processor has no instructions for them
   /// Pack one row `[size]` of a tile; see PackedInputs.
-  void (*pack_row)(const float* x, int row, int height, int size, float* floats);
+  void (*pack_row)(const float* x, int row, int height, int size, int group, float* floats,
+                   float* sums);
   void (*pack_row_int16)(const float* x, int row, int height, int size, int group,
                         uint8_t* integers, float* scales, float* sums);
   void (*pack_row_int8)(const float* x, int row, int height, int size, int group,
                        uint8_t* integers, float* scales, float* sums);
-  /// Compute one panel; `scratch` has space for `columns` floats per input.
-  void (*linear)(const LinearArgs& args, int panel, float* scratch);
-  /// Update each row's largest output with one panel; does not write to `y`.
-  void (*argmax)(const LinearArgs& args, int panel, float* scratch, ArgMax* rows);
+  /// Compute panels [panel, next); `scratch` has space for `columns` floats per input.
+  void (*linear)(const LinearArgs& args, int panel, int next, float* scratch);
+  /// Update each row's largest output with panels [panel, next); does not write to `y`.
+  void (*argmax)(const LinearArgs& args, int panel, int next, float* scratch, ArgMax* rows);
   /// Write rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into slots.
   void (*write)(const PoolLayout& pool, void* pool_keys, void* pool_values, const int32_t* slots,
                 int num_rows, const float* keys, const float* values);

@@ -116,7 +116,7 @@ void multiply_int(const native::Panels& weights, const native::PackedInputs& x, 
 }
 
 template <typename Int>
-void linear_tile_int(const native::LinearArgs& args, int tile, const uint8_t* p, float* y,
+void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_t* p, float* y,
                      size_t ldy, Prefetcher prefetcher, float*) {
   const native::Panels& w = args.weights;
   const native::Tiles tiles{args.num_rows, MAX_ROWS_INT};
@@ -144,8 +144,8 @@ constexpr int MAX_ROWS_INT = 0;
 template <typename Int>
 void pack_row_int(const float*, int, int, int, int, uint8_t*, float*, float*) {}
 template <typename Int>
-void linear_tile_int(const native::LinearArgs&, int, const uint8_t*, float*, size_t, Prefetcher,
-                     float*) {}
+void linear_tile_int(const native::LinearArgs&, int, int, const uint8_t*, float*, size_t,
+                     Prefetcher, float*) {}
 
 #endif
 

@@ -50,18 +50,12 @@ ALWAYS_INLINE I32 load_bytes(const uint8_t* p) {
 #endif
 }
 
-/// The codes of MXFP4 (see kernels.h), of the low 4 bits of each lane.
-ALWAYS_INLINE F32 mxfp4_codes(I32 q) {
-#if defined(__AVX512F__)
-  const __m512 table = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(
-      _mm_loadu_si128(reinterpret_cast<const __m128i*>(native::MXFP4_CODES))));
-  return (F32)_mm512_permutexvar_ps((__m512i)q, table);
-#else
+/// Twice the float of 4 bits of each lane (OCP microscaling formats, 2023).
+ALWAYS_INLINE I32 mxfp4_code(I32 q) {
   const I32 exponent = q >> 1 & 3, is_normal = (I32)(exponent > 0);
   const I32 size = ((q & 1) | (is_normal & 2)) << (exponent + is_normal);
   const I32 is_negative = q << 28 >> 31;
-  return to_float((size ^ is_negative) - is_negative + native::MXFP4_CENTER);
-#endif
+  return (size ^ is_negative) - is_negative;
 }
 
 /// bfloat16 is the upper half of a float.
@@ -84,6 +78,18 @@ ALWAYS_INLINE F32 load_fp16(const uint16_t* p) {
   return (F32)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
 #error "no instruction for float16 is known here"
+#endif
+}
+
+/// a * b + c, rounded once: where there are branches the compiler may round twice in one of them.
+ALWAYS_INLINE F32 fused(F32 a, F32 b, F32 c) {
+#if defined(__AVX512F__)
+  return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (F32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
 #endif
 }
 

@@ -52,16 +52,16 @@ struct Parts {
   int count() const { return static_cast<int>(starts.size()) - 1; }
 };
 
-/// Call `run(product, panel, scratch, part)` for all panels.
+/// Call `run(product, panel, next, scratch, part)` for ranges of panels.
 template <typename Run>
 void for_panels(const std::vector<LinearArgs>& products, const Parts& parts, const Run& run) {
   const size_t size = static_cast<size_t>(kernels()->columns) * products[0].weights.num_inputs;
   threads().for_each(parts.count(), [&](int part) {
     auto [product, panel] = parts.starts[part];
     const auto end = parts.starts[part + 1];
-    while (std::pair(product, panel) < end) {
-      run(products[product], panel, scratch(size), part);
-      if (++panel == products[product].weights.num_panels()) product++, panel = 0;
+    for (; std::pair(product, panel) < end; product++, panel = 0) {
+      const LinearArgs& p = products[product];
+      run(p, panel, product == end.first ? end.second : p.weights.num_panels(), scratch(size), part);
     }
   });
 }
@@ -84,8 +84,8 @@ InputPacker::InputPacker(const Panels& weights, int num_rows)
   } else {
     integers_ = grow(integers, total * integer_size(input_type_));
     scales_ = grow(scales, total / group_);
-    sums_ = grow(sums, total / group_);
   }
+  if (group_) sums_ = grow(sums, total / group_);
 }
 
 int InputPacker::rows_per_part() const {
@@ -96,9 +96,9 @@ int InputPacker::rows_per_part() const {
 
 PackedInputs InputPacker::packed(const RowRange& rows) const {
   const size_t at = rows.first * size_;
-  if (floats_) return {floats_ + at, nullptr, nullptr, nullptr};
-  return {nullptr, integers_ + at * integer_size(input_type_), scales_ + at / group_,
-          sums_ + at / group_};
+  float* sums = group_ ? sums_ + at / group_ : nullptr;
+  if (floats_) return {floats_ + at, nullptr, nullptr, sums};
+  return {nullptr, integers_ + at * integer_size(input_type_), scales_ + at / group_, sums};
 }
 
 void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
@@ -107,7 +107,9 @@ void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
   const int own = row - rows.first, tile = tiles.of(own), height = tiles.height(tile);
   const PackedInputs to = packed({rows.first + tiles.first(tile), height});
   const int m = own - tiles.first(tile);
-  if (floats_) return k.pack_row(x, m, height, size_, const_cast<float*>(to.floats));
+  if (floats_)
+    return k.pack_row(x, m, height, size_, group_, const_cast<float*>(to.floats),
+                      const_cast<float*>(to.sums));
   const auto pack_row_int = input_type_ == InputType::kInt16 ? k.pack_row_int16 : k.pack_row_int8;
   pack_row_int(x, m, height, size_, group_, const_cast<uint8_t*>(to.integers),
                const_cast<float*>(to.scales), const_cast<float*>(to.sums));
@@ -115,8 +117,8 @@ void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
 
 void multiply_packed(const std::vector<LinearArgs>& products) {
   for_panels(products, Parts(products),
-             [](const LinearArgs& product, int panel, float* scratch, int) {
-               kernels()->linear(product, panel, scratch);
+             [](const LinearArgs& product, int panel, int next, float* scratch, int) {
+               kernels()->linear(product, panel, next, scratch);
              });
 }
 
@@ -130,8 +132,8 @@ void arg_max(const LinearArgs& product, uint32_t* indices, float* values) {
   const size_t num_rows = product.num_rows;
   const Parts parts(products);
   std::vector<ArgMax> partials(parts.count() * num_rows);
-  for_panels(products, parts, [&](const LinearArgs& p, int panel, float* scratch, int part) {
-    kernels()->argmax(p, panel, scratch, partials.data() + part * num_rows);
+  for_panels(products, parts, [&](const LinearArgs& p, int panel, int next, float* scratch, int part) {
+    kernels()->argmax(p, panel, next, scratch, partials.data() + part * num_rows);
   });
   for (size_t m = 0; m < num_rows; m++) {
     ArgMax row;

@@ -42,17 +42,13 @@ void pack_input(std::vector<LinearArgs>& products, const Prepare& prepare) {
   const LinearArgs& any = products[0];
   const InputPacker packer(any.weights, any.num_rows);
   const RowRange all{0, any.num_rows};
-  // A single row of floats needs no packing.
-  const bool is_packed = any.num_rows == 1 && any.weights.input_type == InputType::kFloat32;
   for_rows(any.num_rows, packer.rows_per_part(), [&](int first, int next) {
     prepare(first, next);
-    for (int row = first; !is_packed && row < next; row++)
+    for (int row = first; row < next; row++)
       packer.pack(any.x + static_cast<size_t>(row) * any.weights.num_inputs, all, row);
   });
   const PackedInputs packed = packer.packed(all);
   for (LinearArgs& product : products) product.packed = packed;
-  if (is_packed)
-    for (LinearArgs& product : products) product.packed.floats = any.x;
 }
 
 /// Compute several products of packed inputs.
