@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Final
 
 from app.parsing.grammars.schema_types import loaded
 from app.parsing.message_format import HistoryFormat
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.tool_format import call_text
-from app.prompts.conversation import ChatMessage, ToolCall
+from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, ToolCall
 
 _DESCRIPTION: Final = """\
 # Tools
@@ -24,19 +26,17 @@ What it returns comes back between <tool_response> and </tool_response>."""
 
 
 def template_messages(
-    messages: Sequence[ChatMessage], format_: HistoryFormat, tools: Sequence[ToolSpec]
+    messages: Sequence[ChatMessage], format_: HistoryFormat
 ) -> list[dict[str, Any]]:
     """Return the turns that a chat template gets.
 
-    A template that knows tools gets calls and results in fields of their own, and the tools
-    beside the turns.  For any other, calls are text, results are the user's, and a system
-    message describes the tools.
+    A template that knows tools gets calls and results in fields of their own.  For any other,
+    calls are text, and results are the user's.
     """
     if format_.is_native:
         names = {call.id: call.name for turn in messages for call in turn.tool_calls}
         return [_native_turn(turn, names, format_.num_id_characters) for turn in messages]
-    turns = _merged([_turn_as_text(message) for message in messages], messages)
-    return _with_description(turns, tools) if tools else turns
+    return _merged([_turn_as_text(message) for message in messages], messages)
 
 
 def _native_turn(
@@ -103,13 +103,16 @@ def _merged(
     return merged
 
 
-def _with_description(
-    turns: list[dict[str, Any]], tools: Sequence[ToolSpec]
-) -> list[dict[str, Any]]:
+def with_description(
+    messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]
+) -> list[ChatMessage]:
+    """Return the turns with the tools in a system message, for a template that knows no tools."""
     lines = [json.dumps(tool.template_fields(), ensure_ascii=False) for tool in tools]
     example = call_text("<name>", '{"<parameter>": "<value>"}')
     text = _DESCRIPTION.format(tools="\n".join(lines), example=example)
-    if turns[0]["role"] != "system":
-        return [{"role": "system", "content": text}, *turns]
-    system = turns[0] | {"content": f"{turns[0]['content']}\n\n{text}"}
-    return [system, *turns[1:]]
+    system = list(takewhile(lambda message: message.role in SYSTEM_ROLES, messages))
+    rest = messages[len(system) :]
+    if not system:
+        return [ChatMessage(role="system", content=text), *rest]
+    last = replace(system[-1], content=f"{system[-1].content}\n\n{text}")
+    return [*system[:-1], last, *rest]

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from app.parsing.tool_spec import ToolChoice, ToolSpec
 
 # `system`, `developer`, `user`, `assistant`, `tool`, or any other that a template knows.
 Role = str
+
+SYSTEM_ROLES: Final = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from app.parsing.harmony.harmony_parser import CHANNEL, END, MESSAGE, START
 from app.parsing.message_format import MessageFormat
-from app.parsing.tool_spec import ToolSpec
 from app.prompts.chat_history import template_messages
 from app.prompts.conversation import ChatMessage
 
@@ -22,13 +21,11 @@ def harmony_effort(effort: str) -> str:
     return _EFFORTS.get(effort, effort)
 
 
-def template_turns(
-    messages: Sequence[ChatMessage], format_: MessageFormat, tools: Sequence[ToolSpec]
-) -> list[dict[str, Any]]:
+def template_turns(messages: Sequence[ChatMessage], format_: MessageFormat) -> list[dict[str, Any]]:
     """Return the turns that the model's template gets."""
     # What renders them fills in `thinking`, the template's name of the reasoning.
     turns = _one_call_turns(messages) if format_.has_channels else messages
-    return template_messages(turns, format_, tools)
+    return template_messages(turns, format_)
 
 
 def _one_call_turns(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

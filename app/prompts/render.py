@@ -8,10 +8,11 @@ from typing import Any, Final, Literal
 from jinja2 import TemplateError
 
 from app.parsing.message_format import MessageFormat
+from app.prompts.chat_history import with_description
 from app.prompts.conversation import Conversation
 from app.prompts.harmony_history import harmony_effort, template_turns
 from app.prompts.length_bound import longest_token
-from app.prompts.turn_order import adapted_turns
+from app.prompts.turn_order import adapted_turns, takes_system
 from batching import ContextLengthExceeded, InvalidRequest, ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -99,10 +100,7 @@ def _rendered(model: ModelInfo, conversation: Conversation, format_: MessageForm
     kwargs = _template_kwargs(conversation, format_)
     if described and format_.is_native:
         kwargs["tools"] = [tool.template_fields() for tool in described]
-    messages = conversation.messages
-    if conversation.adapt_turns:
-        messages = adapted_turns(model, messages)
-    turns = template_turns(messages, format_, described)
+    turns = _turns(model, conversation, format_)
     try:
         text: str = model.tokenizer.apply_chat_template(turns, tokenize=False, **kwargs)
     except InvalidRequest:
@@ -113,6 +111,18 @@ def _rendered(model: ModelInfo, conversation: Conversation, format_: MessageForm
         param = "chat_template_kwargs" if conversation.template_kwargs else "messages"
         raise InvalidRequest(param, _template_error_message(model, error)) from None
     return text
+
+
+def _turns(
+    model: ModelInfo, conversation: Conversation, format_: MessageFormat
+) -> list[dict[str, Any]]:
+    messages = conversation.messages
+    is_adapted = conversation.adapt_turns
+    if (described := conversation.described_tools) and not format_.is_native:
+        messages = with_description(messages, described)
+        # The system message may be none of the client's.
+        is_adapted = is_adapted or not takes_system(model)
+    return template_turns(adapted_turns(model, messages) if is_adapted else messages, format_)
 
 
 def _template_error_message(model: ModelInfo, error: Exception) -> str:

@@ -12,11 +12,10 @@ from functools import lru_cache
 from typing import Final
 
 from app.parsing.formats.model_format import message_format
-from app.prompts.conversation import ChatMessage, ToolCall
+from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, ToolCall
 from app.prompts.harmony_history import template_turns
 from batching import ModelInfo
 
-_SYSTEM: Final = ("system", "developer")
 _SEPARATOR: Final = "\n"
 
 _FIRST: Final = ChatMessage(role="system", content="probe-0")
@@ -46,15 +45,21 @@ class TurnOrder:
 def turn_order(model: ModelInfo) -> TurnOrder:
     """Return what a model's template takes."""
     return TurnOrder(
-        system_first=_takes(model, _FIRST, _USER),
+        system_first=takes_system(model),
         system_later=_takes(model, _USER, _LATER, _ASSISTANT, _NEXT)
         and _takes(model, _USER, _ASSISTANT, _LATER, _NEXT),
         user_after_result=_takes(model, _USER, _CALLING, _RESULT, _NEXT),
     )
 
 
+@lru_cache(maxsize=8)
+def takes_system(model: ModelInfo) -> bool:
+    """Return whether a template takes a system message before all other turns."""
+    return _takes(model, _FIRST, _USER)
+
+
 def _takes(model: ModelInfo, *messages: ChatMessage) -> bool:
-    turns = template_turns(messages, message_format(model), ())
+    turns = template_turns(messages, message_format(model))
     try:
         text: str = model.tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=True
@@ -71,7 +76,7 @@ def adapted_turns(model: ModelInfo, messages: Sequence[ChatMessage]) -> list[Cha
     order = turn_order(model)
     groups: list[list[ChatMessage]] = []
     for message in messages:
-        is_later = any(group[0].role not in _SYSTEM for group in groups)
+        is_later = any(group[0].role not in SYSTEM_ROLES for group in groups)
         turn = _in_a_role(message, is_taken=order.system_later if is_later else order.system_first)
         if groups and _are_joined(groups[-1][0], turn, order):
             groups[-1].append(turn)
@@ -81,7 +86,7 @@ def adapted_turns(model: ModelInfo, messages: Sequence[ChatMessage]) -> list[Cha
 
 
 def _in_a_role(message: ChatMessage, *, is_taken: bool) -> ChatMessage:
-    if message.role not in _SYSTEM:
+    if message.role not in SYSTEM_ROLES:
         return message
     if is_taken:
         return replace(message, role="system")

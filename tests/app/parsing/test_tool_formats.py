@@ -137,7 +137,7 @@ class TestFormat:
         ids = [event.call_id for event in events if isinstance(event, ToolCallStart)]
         made = [ToolCall(i, n, a) for i, (n, a) in zip(ids, calls_of(events), strict=True)]
         message = ChatMessage(role="assistant", content="", tool_calls=made)
-        (turn,) = template_messages([message], FORMATS["json_tools"], [])
+        (turn,) = template_messages([message], FORMATS["json_tools"])
         again = rendered(name, turn)
         if name == "mistral":
             # The model wrote its id after the arguments, which were on their way then.

@@ -8,7 +8,7 @@ import pytest
 from app.api.openai.chat.messages import MessageParam
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.tool_format import call_text
-from app.prompts.chat_history import template_messages
+from app.prompts.chat_history import template_messages, with_description
 from app.prompts.conversation import ChatMessage
 from tests.support.tool_formats import GENERAL, JSON, MISTRAL
 
@@ -30,6 +30,7 @@ def call(arguments: str = '{"city": "Köln"}', call_id: str = CALL_ID) -> dict[s
     return {"id": call_id, "type": "function", "function": function}
 
 
+SYSTEM = {"role": "system", "content": "Be kind."}
 USER = {"role": "user", "content": "Weather?"}
 CALLING = {"role": "assistant", "content": None, "tool_calls": [call()]}
 RESULT = {"role": "tool", "tool_call_id": CALL_ID, "content": "Rain."}
@@ -38,7 +39,7 @@ RESULT = {"role": "tool", "tool_call_id": CALL_ID, "content": "Rain."}
 def test_a_template_that_knows_tools_gets_them_in_their_own_fields() -> None:
     thinking = CALLING | {"reasoning": "Look it up."}
     conversation = turns({"role": "developer", "content": "Be brief."}, USER, thinking, RESULT)
-    assert template_messages(conversation, JSON, [TOOL]) == [
+    assert template_messages(conversation, JSON) == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Weather?"},
         {
@@ -60,7 +61,7 @@ def test_a_template_that_knows_tools_gets_them_in_their_own_fields() -> None:
 def test_a_result_keeps_its_own_name_and_may_have_no_call() -> None:
     named = RESULT | {"name": "own"}
     lonely = RESULT | {"tool_call_id": "unheard of"}
-    rendered = template_messages(turns(CALLING, named, lonely), JSON, [TOOL])
+    rendered = template_messages(turns(CALLING, named, lonely), JSON)
     assert [turn.get("name") for turn in rendered] == [None, "own", None]
 
 
@@ -79,12 +80,12 @@ def test_a_result_keeps_its_own_name_and_may_have_no_call() -> None:
 )
 def test_arguments_are_an_object_if_they_are_one(arguments: str, rendered: Any) -> None:
     calling = CALLING | {"tool_calls": [call(arguments)]}
-    (turn,) = template_messages(turns(calling), JSON, [])
+    (turn,) = template_messages(turns(calling), JSON)
     assert turn["tool_calls"][0]["function"]["arguments"] == rendered
 
 
 def test_ids_are_as_long_as_the_template_has_them() -> None:
-    _, calling, result = template_messages(turns(USER, CALLING, RESULT), MISTRAL, [TOOL])
+    _, calling, result = template_messages(turns(USER, CALLING, RESULT), MISTRAL)
     assert calling["tool_calls"][0]["id"] == result["tool_call_id"] == CALL_ID[-9:]
     assert result["name"] == "weather"
 
@@ -105,7 +106,7 @@ def test_for_any_other_template_calls_and_results_are_text() -> None:
     )
     weather = call_text("weather", '{"city": "Köln"}')
     results = "<tool_response>\nRain.\n</tool_response>\n<tool_response>\nSun.\n</tool_response>"
-    assert template_messages(conversation, GENERAL, []) == [
+    assert template_messages(conversation, GENERAL) == [
         {"role": "user", "content": "Weather?"},
         {
             "role": "assistant",
@@ -121,18 +122,18 @@ def test_for_any_other_template_calls_and_results_are_text() -> None:
 
 
 def test_it_gets_the_tools_in_a_system_message() -> None:
-    system, user = template_messages(turns(USER), GENERAL, [TOOL])
-    assert system["role"] == "system" and user == {"role": "user", "content": "Weather?"}
-    lines = system["content"].splitlines()
+    system, *rest = with_description(turns(USER), [TOOL])
+    assert system.role == "system" and rest == turns(USER)
+    lines = system.content.splitlines()
     assert json.loads(lines[lines.index("<tools>") + 1]) == TOOL.template_fields()
-    assert "Köln" in system["content"]
-    assert call_text("<name>", '{"<parameter>": "<value>"}') in system["content"]
+    assert "Köln" in system.content
+    assert call_text("<name>", '{"<parameter>": "<value>"}') in system.content
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_the_description_joins_a_system_message_that_is_there(role: str) -> None:
-    conversation = turns({"role": role, "content": "Be brief."}, USER)
-    system, user = template_messages(conversation, GENERAL, [TOOL])
-    assert system["role"] == "system" and user["role"] == "user"
-    assert system["content"].startswith("Be brief.\n\n# Tools")
-    assert "name" not in system
+    late = {"role": role, "content": "Be brief."}
+    first, system, *rest = with_description(turns(SYSTEM, late, USER, SYSTEM), [TOOL])
+    assert [first] == turns(SYSTEM) and rest == turns(USER, SYSTEM)
+    assert system.role == role
+    assert system.content.startswith("Be brief.\n\n# Tools")

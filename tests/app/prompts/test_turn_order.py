@@ -33,6 +33,7 @@ Hi
 <system>
 It is late.
 </system>[assistant]Hello[user]Hi"""
+SYSTEM_TOOLS: Final = "[user]<system>\nBe brief.\n\n# Tools"
 # It takes tools, and no user right after their results.
 STRICT_TOOLS: Final = """\
 {% for m in messages %}{% if m.role == 'user' and not loop.first \
@@ -108,6 +109,25 @@ def test_a_system_message_in_the_middle_stays_there(template: str, text: str) ->
     messages = [SYSTEM, USER, REMINDER, ASSISTANT, USER]
     assert rendered(model, *messages) == text
     assert text.startswith(rendered(model, *messages[:4]))
+
+
+@pytest.mark.parametrize("adapt_turns", [True, False])
+def test_tools_are_described_to_the_user_where_no_system_message_is_taken(
+    adapt_turns: bool,
+) -> None:
+    """The system message that describes them may be none of the client's."""
+    model = model_with(WITHOUT_SYSTEM)
+    for messages, begin in (([USER], "[user]<system>\n# Tools"), ([SYSTEM, USER], SYSTEM_TOOLS)):
+        conversation = Conversation(
+            messages=messages,
+            tools=[ToolSpec("now", {})],
+            tool_choice="auto",
+            adapt_turns=adapt_turns,
+        )
+        text = chat_prompt(model, conversation, message_format(model)).text
+        assert text.startswith(begin)
+        assert text.endswith("\n</system>\nHi")
+        assert text.count("[user]") == 1
 
 
 def test_adjacent_turns_of_one_role_are_joined() -> None:
