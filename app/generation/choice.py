@@ -30,6 +30,7 @@ class TextOptions:
     hidden_token_ids: tokens that end the output and are no part of its text.
     min_tokens: stop strings count only after as many tokens.
     is_empty: no token belongs to the output.
+    has_all_logprobs: tokens have log probabilities also where they have no text.
     """
 
     hidden_token_ids: frozenset[int] = frozenset()
@@ -38,6 +39,7 @@ class TextOptions:
     min_tokens: int = 0
     skip_special_tokens: bool = True
     is_empty: bool = False
+    has_all_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +131,14 @@ class Choice:
 
     def _record_logprob(self, token_id: int, offset: int, logprobs: TokenLogprobs) -> None:
         self._sum_logprobs += logprobs.logprob
-        if token_id not in self.options.hidden_token_ids:
+        if self.options.has_all_logprobs or token_id not in self.options.hidden_token_ids:
             self._pending_logprobs.append(
                 TokenWithLogprob(token_id, offset, logprobs, self._is_reasoning)
             )
 
     def _take_ready_logprobs(self, *, is_last: bool) -> Sequence[TokenWithLogprob]:
         """Return the tokens whose text has come, and in the end those that have none."""
-        if is_last and not self._stop_strings.is_matched:
+        if is_last and (self.options.has_all_logprobs or not self._stop_strings.is_matched):
             ready, self._pending_logprobs = self._pending_logprobs, []
             return ready
         ready = [

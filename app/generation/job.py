@@ -47,6 +47,7 @@ class GenerationParams:
     num_choices: for each prompt.
     logprobs: log probabilities of so many tokens beside each sampled one; None is without.
     prompt_logprobs: the same for the tokens of the prompts.
+    has_all_logprobs: also tokens without text, as the one that ends the output.
     logprob_token_ids: of these tokens beside each sampled one, instead of the most probable ones.
     """
 
@@ -73,6 +74,7 @@ class GenerationParams:
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
     logprobs: int | None = None
+    has_all_logprobs: bool = False
     prompt_logprobs: int | None = None
     logprob_token_ids: Sequence[int] = ()
     cache_salt: str | None = None
@@ -251,4 +253,5 @@ def _text_options(
         min_tokens=params.min_tokens,
         skip_special_tokens=params.skip_special_tokens and not visible_ids,
         is_empty=params.max_tokens == 0,
+        has_all_logprobs=params.has_all_logprobs,
     )

@@ -49,6 +49,21 @@ async def test_token_ids_end_where_a_stop_string_does() -> None:
     assert chat["choices"][0]["token_ids"] == [97, 98, 99]
 
 
+@pytest.mark.parametrize("fields", [{}, {"stop": ["c"]}], ids=["end token", "stop string"])
+async def test_each_token_id_has_its_log_probability(fields: dict[str, Any]) -> None:
+    async with served(b"abcd") as server:
+        asked = {"return_token_ids": True, **fields}
+        chat = (await server.chat(logprobs=True, top_logprobs=1, **asked)).json()
+        text = (await server.complete("x", logprobs=1, **asked)).json()
+        plain = (await server.complete("x", logprobs=1, **fields)).json()
+    (choice,) = chat["choices"]
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
+    (choice,) = text["choices"]
+    assert len(choice["logprobs"]["tokens"]) == len(choice["token_ids"])
+    (choice,) = plain["choices"]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+
+
 async def test_tokens_are_named_by_their_ids_on_request() -> None:
     fields = {"return_tokens_as_token_ids": True}
     async with served(b"a") as server:
