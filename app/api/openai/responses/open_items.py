@@ -185,7 +185,9 @@ class OpenFunctionCall:
 
     def end(self, status: ItemStatus) -> Iterator[Event]:
         arguments = "".join(self._pieces)
-        yield "function_call_arguments.done", {"item_id": self._id, "arguments": arguments}
+        # openai-python 2 has the name in its type; version 3 has not, and ignores it.
+        place = {"item_id": self._id, "name": self._fields["name"]}
+        yield "function_call_arguments.done", place | {"arguments": arguments}
 
 
 class OpenCustomCall:

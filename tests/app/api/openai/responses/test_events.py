@@ -222,7 +222,7 @@ async def test_the_events_of_calls() -> None:
     assert len(first) > 3
     assert "".join(first) == '{"a": 1}'
     (done, _) = [e for e in events if e["type"] == "response.function_call_arguments.done"]
-    assert (done["output_index"], done["arguments"]) == (1, '{"a": 1}')
+    assert (done["output_index"], done["name"], done["arguments"]) == (1, "add", '{"a": 1}')
 
 
 async def test_a_call_in_a_namespace_comes_back_in_two_parts() -> None:
