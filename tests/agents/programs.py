@@ -15,7 +15,9 @@ from scripts.server_process import Server, wait_until
 INSTALLED: Final = Path(__file__).parents[2] / "build" / "agents"
 MODEL: Final = "smollm2-135m-instruct"
 SECRET: Final = "marmalade"
-_TIMEOUT: Final = 100.0  # seconds; most runs take five
+# Seconds after which programs give up on a stream that is silent, wherever that can be set.
+IDLE_TIMEOUT: Final = 20
+_TIMEOUT: Final = 150.0  # seconds; most runs take five
 _BLOCK_SIZE: Final = 32
 _LOGGED: Final = re.compile(
     r"client=\S+ prompt=(\d+) cached=(\d+) output=(\d+) .*reason=(\S+)$", re.MULTILINE

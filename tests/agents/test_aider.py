@@ -5,39 +5,10 @@ from pathlib import Path
 import pytest
 
 from scripts.server_process import Server
-from tests.agents.programs import (
-    INSTALLED,
-    MODEL,
-    SECRET,
-    Workplace,
-    num_aborted,
-    requests_of,
-    wait_for_abort,
-    workplace,
-)
+from tests.agents.aider import command, prepared
+from tests.agents.programs import num_aborted, requests_of, wait_for_abort
 
 pytestmark = pytest.mark.agents
-AIDER = INSTALLED / "python" / "bin" / "aider"
-QUIET = ["--yes-always", "--no-check-update", "--no-analytics", "--no-show-model-warnings"]
-EDIT = f"""notes.txt
-```
-<<<<<<< SEARCH
-the secret word is {SECRET}
-=======
-the secret word is honey
->>>>>>> REPLACE
-```"""
-
-
-def prepared(home: Path, server: Server) -> Workplace:
-    place = workplace(home, OPENAI_API_BASE=f"{server.url}/v1", OPENAI_API_KEY="none")
-    (place.home / "message").write_text(f"[[say {EDIT}]]")
-    return place
-
-
-def command(*arguments: str) -> list[str | Path]:
-    model = ["--model", f"openai/{MODEL}", "--edit-format", "diff", "--map-tokens", "0"]
-    return [AIDER, *QUIET, *model, *arguments, "notes.txt"]
 
 
 def test_an_edit_is_made(tmp_path: Path, server: Server) -> None:

@@ -1,53 +1,20 @@
 """Claude Code, which speaks Anthropic's Messages."""
 
-import json
 from pathlib import Path
-from typing import Any, Final
 
 import pytest
 
 from scripts.server_process import Server
+from tests.agents.claude_code import RUN, prepared, result
 from tests.agents.programs import (
-    INSTALLED,
-    MODEL,
     SECRET,
-    Workplace,
     found_all_but_the_end,
     num_aborted,
     requests_of,
     wait_for_abort,
-    workplace,
 )
 
 pytestmark = pytest.mark.agents
-CLAUDE: Final = INSTALLED / "node_modules" / ".bin" / "claude"
-RUN: Final[list[str | Path]] = [
-    CLAUDE,
-    "-p",
-    "--output-format=stream-json",
-    "--verbose",
-    "--dangerously-skip-permissions",
-]
-
-
-def prepared(home: Path, server: Server) -> Workplace:
-    return workplace(
-        home,
-        ANTHROPIC_BASE_URL=server.url,
-        ANTHROPIC_AUTH_TOKEN="none",
-        ANTHROPIC_MODEL=MODEL,
-        ANTHROPIC_DEFAULT_HAIKU_MODEL=MODEL,
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-        # It refuses to skip permissions as root, except in a sandbox.
-        IS_SANDBOX="1",
-    )
-
-
-def result(output: str) -> dict[str, Any]:
-    """Return the last event of a run."""
-    event: dict[str, Any] = json.loads(output.splitlines()[-1])
-    assert event["type"] == "result"
-    return event
 
 
 def test_a_tool_is_called_and_the_next_turn_finds_the_first(tmp_path: Path, server: Server) -> None:

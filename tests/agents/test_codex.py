@@ -1,61 +1,20 @@
 """Codex, which speaks Responses."""
 
-import json
 from pathlib import Path
-from typing import Any, Final
 
 import pytest
 
 from scripts.server_process import Server
+from tests.agents.codex import EXEC, items, last_message, prepared
 from tests.agents.programs import (
-    INSTALLED,
-    MODEL,
     SECRET,
-    Workplace,
     found_all_but_the_end,
     num_aborted,
     requests_of,
     wait_for_abort,
-    workplace,
 )
 
 pytestmark = pytest.mark.agents
-CODEX: Final = INSTALLED / "node_modules" / ".bin" / "codex"
-EXEC: Final[list[str | Path]] = [
-    CODEX,
-    "exec",
-    "--json",
-    "--dangerously-bypass-approvals-and-sandbox",
-]
-# Below the time that the scripted model takes before it speaks slowly.
-IDLE_TIMEOUT_MS: Final = 15_000
-
-
-def prepared(home: Path, server: Server) -> Workplace:
-    folder = home / ".codex"
-    folder.mkdir()
-    lines = [
-        f'model = "{MODEL}"',
-        'model_provider = "local"',
-        "[model_providers.local]",
-        'name = "local"',
-        f'base_url = "{server.url}/v1"',
-        'wire_api = "responses"',
-        "stream_max_retries = 0",
-        f"stream_idle_timeout_ms = {IDLE_TIMEOUT_MS}",
-    ]
-    (folder / "config.toml").write_text("\n".join(lines))
-    return workplace(home, CODEX_HOME=str(folder))
-
-
-def items(output: str) -> list[dict[str, Any]]:
-    events = [json.loads(line) for line in output.splitlines()]
-    return [event["item"] for event in events if event["type"] == "item.completed"]
-
-
-def last_message(output: str) -> str:
-    texts = [item["text"] for item in items(output) if item["type"] == "agent_message"]
-    return str(texts[-1])
 
 
 def test_a_tool_is_called_and_the_next_turn_finds_the_first(tmp_path: Path, server: Server) -> None:
@@ -88,12 +47,6 @@ def test_a_call_in_a_namespace_reaches_its_tool(tmp_path: Path, server: Server) 
     assert run.returncode == 0, run.stderr
     assert "unsupported call" not in run.stdout
     assert last_message(run.stdout).startswith('The tool returned: {"agent_id"')
-
-
-def test_a_prefill_that_takes_long_is_no_silence(tmp_path: Path, server: Server) -> None:
-    run = prepared(tmp_path, server).run([*EXEC, "-"], "[[slow At last.]]")
-    assert run.returncode == 0, run.stdout
-    assert last_message(run.stdout) == "At last."
 
 
 def test_a_program_that_is_ended_leaves_nothing_running(tmp_path: Path, server: Server) -> None:

@@ -3,14 +3,15 @@
 The tokenizer and the chat template are the bundled model's, and everything above the model runner is real.
 The model reads its prompt as text: the last `[[say TEXT]]` or `[[call NAME key=value; key=value]]` in it
 decides what it writes, and once the result of a call has followed, it repeats the result's beginning.  After
-`[[count]]` it counts, slowly, until the client leaves; `[[slow TEXT]]` is said after a while.  The command line is that of `python -m app`; the
-context is `MLX_SERVER_MAX_MODEL_LEN`, 65,536 without it.
+`[[count]]` it counts, slowly, until the client leaves; `[[slow TEXT]]` is said after more than a minute.  The
+command line is that of `python -m app`; the context is `MLX_SERVER_MAX_MODEL_LEN`, 65,536 without it.
 """
 
 import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from threading import Event
 from typing import Any, Final
 
@@ -35,8 +36,8 @@ _DIRECTIVE: Final = re.compile(r"\[\[(say|call|count|slow) ?(.*?)\]\]", re.DOTAL
 _RESULT: Final = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _NUM_REPEATED: Final = 200  # characters of a result
 _COUNTED: Final = 2000
-_STEP_TIME: Final = 0.02  # seconds, while it counts
-_PREFILL_TIME: Final = 25.0  # seconds, before it says something slowly
+_STEP_TIME: Final = 0.02  # seconds, while it counts or all prompts are slow
+_PREFILL_TIME: Final = 65.0  # seconds, from a request's arrival until it says something slowly
 # A prompt without a directive: clients ask for titles and summaries by themselves.
 _SILENCE: Final = "Understood."
 
@@ -59,6 +60,27 @@ def answer(prompt: str) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+class SlowScheduler(ContinuousBatchingScheduler):
+    """Keeps a prompt with `[[slow` prefilling for a while, beside others; steps stay short."""
+
+    def __init__(self, config: SchedulerConfig, tokenizer: Any) -> None:
+        super().__init__(config)
+        self._tokenizer = tokenizer
+        self._due: dict[int, float] = {}
+
+    def schedule(self, max_prefill_tokens: int | None = None, *, now: float = 0.0) -> StepPlan:
+        plan = super().schedule(max_prefill_tokens, now=now)
+        return replace(
+            plan, slices=tuple(s for s in plan.slices if self._due_time(s.request) <= now)
+        )
+
+    def _due_time(self, request: BatchRequest) -> float:
+        if request.request_id not in self._due:
+            is_slow = "[[slow" in self._tokenizer.decode(request.token_ids)
+            self._due[request.request_id] = request.arrival_time + _PREFILL_TIME * is_slow
+        return self._due[request.request_id]
+
+
 class ScriptedRunner:
     """Writes the tokens of `answer` for each request; it has no KV pool."""
 
@@ -68,6 +90,8 @@ class ScriptedRunner:
         self._answers: dict[int, list[int]] = {}
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
+        if not plan.slices:
+            Event().wait(_STEP_TIME)
         if any(len(self._answers.get(s.request.request_id, ())) > _COUNTED for s in plan.slices):
             print_stderr("the scripted model counts")
             Event().wait(_STEP_TIME)
@@ -85,8 +109,6 @@ class ScriptedRunner:
     def _next(self, request: BatchRequest, index: int) -> int:
         if request.request_id not in self._answers:
             prompt = self._tokenizer.decode(request.token_ids[: request.num_prompt_tokens])
-            if "[[slow" in prompt:
-                Event().wait(_PREFILL_TIME)
             token_ids = self._tokenizer.encode(answer(prompt), add_special_tokens=False)
             self._answers[request.request_id] = [*token_ids, self._eos_token_id]
         tokens = self._answers[request.request_id]
@@ -98,7 +120,7 @@ def build(config: EngineConfig) -> LoadedEngine:
     context = config.max_model_len or _CONTEXT
     limits: SchedulerConfig = config.scheduler_config(2 * context // _BLOCK_SIZE, context)
     runner = ScriptedRunner(tokenizer, tokenizer.eos_token_id)
-    engine = BatchInferenceEngine(ContinuousBatchingScheduler(limits), runner)
+    engine = BatchInferenceEngine(SlowScheduler(limits, tokenizer), runner)
     model = ModelInfo(
         config.model_id,
         tokenizer,
