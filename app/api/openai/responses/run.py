@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import anyio
 from fastapi import Request, Response
@@ -22,6 +23,7 @@ from app.server_state import ServerState, server_state
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Save = Callable[[ResponseObject], Awaitable[None]]
 
 
@@ -77,7 +79,7 @@ class ResponseRun:
     async def _run(self, in_flight: InFlightRequests) -> None:
         """Generate to the end; the store has what becomes of it."""
         with in_flight.counting("a response in the background"):
-            steps = self._steps_or_failure()
+            steps = self._written(len)
             await anext(steps)
             await self._save_if_possible()
             async for _ in steps:
@@ -99,21 +101,21 @@ class ResponseRun:
             logger.error("a response is not stored: %s", summarize_exception(error))
 
     async def _frames(self) -> AsyncIterator[bytes]:
-        async for events in self._steps_or_failure():
-            if frames := self._writer.encode(events):
+        async for frames in self._written(self._writer.encode):
+            if frames:
                 yield frames
 
-    async def _steps_or_failure(self) -> AsyncIterator[Sequence[Event]]:
-        """Yield the events of each step, or of the error that ended them."""
+    async def _written(self, write: Callable[[Sequence[Event]], T]) -> AsyncIterator[T]:
+        """Write the events of each step, or of the error that ended them."""
         try:
             async for events in self._steps():
-                yield events
+                yield write(events)
         except Exception as error:
             message = stream_error_report(error).message
             reason = ResponseError(code="server_error", message=message)
             failed = self._writer.fail(reason)
             await self._save_if_possible()
-            yield failed
+            yield write(failed)
 
     async def _steps(self) -> AsyncIterator[Sequence[Event]]:
         yield self._writer.begin()

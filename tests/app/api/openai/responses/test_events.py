@@ -9,6 +9,8 @@ import pytest
 from starlette.types import Message
 
 from app.api import sse
+from app.api.openai.responses.open_items import Event
+from app.api.openai.responses.response_writer import ResponseWriter
 from tests.support.byte_tokenizers import Bytes
 from tests.support.fakes import expected_logprobs
 from tests.support.responses import (
@@ -365,6 +367,26 @@ async def test_a_failure_in_the_middle_is_an_event() -> None:
     assert failed["response"]["error"]["code"] == "server_error"
     assert failed["response"]["output"] == []
     assert whole.status_code == 500
+
+
+@pytest.mark.parametrize("kind", ["response.created", "response.completed"])
+async def test_an_event_that_cannot_be_written_fails_the_response(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    encode = ResponseWriter.encode
+
+    def encode_others(writer: ResponseWriter, events: Sequence[Event]) -> bytes:
+        if any(kind == f"response.{name}" for name, _ in events):
+            raise ValueError
+        return encode(writer, events)
+
+    monkeypatch.setattr(ResponseWriter, "encode", encode_others)
+    async with served(b"ok") as server:
+        failed = (await stream(server))[-1]
+        stored = await server.client.get(f"{PATH}/{failed['response']['id']}")
+        assert await server.num_unfinished() == 0
+    assert failed["type"] == "response.failed"
+    assert stored.json() == failed["response"]
 
 
 async def test_a_bug_in_the_middle_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
