@@ -248,6 +248,11 @@ class Settings(BaseSettings):
         ge=1,
         description="Most stored responses of one API key; older ones are dropped.",
     )
+    max_stored_mib: int = Field(
+        default=256,
+        ge=1,
+        description="Most MiB of stored responses of one API key, with their inputs; older ones are dropped.",
+    )
     stored_response_ttl: float = Field(
         default=2_592_000.0,
         gt=0,
@@ -341,7 +346,9 @@ class Settings(BaseSettings):
         return template
 
     def store_limits(self) -> StoreLimits:
-        return StoreLimits(self.max_stored_responses, self.stored_response_ttl)
+        return StoreLimits(
+            self.max_stored_responses, self.stored_response_ttl, self.max_stored_mib << 20
+        )
 
     def open_storage(self) -> Storage:
         """Open what outlives the server; in memory if the platform's folder cannot be written.

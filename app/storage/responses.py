@@ -6,40 +6,65 @@ Every call blocks for a moment: a worker thread is the place for it.
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from time import time
 from typing import Final
 
+from app.storage.presence import Presence
+
 _FILE: Final = "responses.sqlite"
 _BUSY_TIMEOUT: Final = 5.0
 
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS responses (
+# Another one is dropped: what is stored is there for some time only.
+_SCHEMA_VERSION: Final = 2
+_SCHEMA: Final = f"""
+BEGIN IMMEDIATE;
+DROP TABLE IF EXISTS items;
+DROP TABLE IF EXISTS responses;
+CREATE TABLE responses (
     id TEXT PRIMARY KEY,
     owner TEXT NOT NULL,
     created REAL NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    server TEXT NOT NULL,
     is_finished INTEGER NOT NULL,
     body TEXT NOT NULL,
     input TEXT NOT NULL
 );
-CREATE INDEX IF NOT EXISTS responses_by_age ON responses (owner, created);
-CREATE TABLE IF NOT EXISTS items (
+CREATE INDEX responses_by_age ON responses (owner, created, num_bytes);
+CREATE TABLE items (
     id TEXT PRIMARY KEY,
     response_id TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE,
     body TEXT NOT NULL
 );
-CREATE INDEX IF NOT EXISTS items_of_response ON items (response_id);
+CREATE INDEX items_of_response ON items (response_id);
+PRAGMA user_version = {_SCHEMA_VERSION};
+COMMIT;
+"""
+
+# The newest response stays, however large it is.
+_DROP_OLDEST: Final = """
+DELETE FROM responses WHERE rowid IN (
+    SELECT number FROM (
+        SELECT rowid AS number,
+            ROW_NUMBER() OVER newest_first AS position,
+            SUM(num_bytes) OVER newest_first AS total
+        FROM responses WHERE owner = ?
+        WINDOW newest_first AS (ORDER BY created DESC, rowid DESC)
+    ) WHERE position > ? OR total > ? AND position > 1
+)
 """
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How many responses of each owner are kept, and for how many seconds."""
+    """How much is kept of each owner, and for how many seconds."""
 
     max_responses: int = 1000
     max_age: float = 30 * 86_400.0
+    max_bytes: int = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +73,18 @@ class StoredResponse:
 
     input: the list of the items that it responds to.
     output: its own items by their ids, which `body` has as well.
+    is_elsewhere: another server that runs generates it.
     """
 
     body: str
     input: str
     is_finished: bool
     output: Mapping[str, str] = field(default_factory=dict)
+    is_elsewhere: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(text.encode()) for text in (self.body, self.input, *self.output.values()))
 
 
 _DEFAULT_LIMITS: Final = StoreLimits()
@@ -62,7 +93,7 @@ _DEFAULT_LIMITS: Final = StoreLimits()
 class ResponseStore:
     """Keeps the responses of each owner: the latest ones, for some time.
 
-    An owner sees its own responses only.
+    An owner sees its own responses only.  Several servers may share a folder.
     """
 
     def __init__(
@@ -76,12 +107,14 @@ class ResponseStore:
         Raises:
             OSError: it cannot be read or written.
         """
+        self._presence: Final = Presence(folder)
         self._limits: Final = limits
         self._clock: Final = clock
         self._lock: Final = Lock()
         try:
             self._database: Final = _connect(folder)
         except sqlite3.Error as error:
+            self._presence.close()
             raise OSError(f"{_FILE}: {error}") from None
 
     def put(self, owner: str, response_id: str, response: StoredResponse) -> None:
@@ -91,34 +124,49 @@ class ResponseStore:
             OSError: the database cannot be written.
         """
         now = self._clock()
-        row = (response_id, owner, now, response.is_finished, response.body, response.input)
         with self._transaction() as database:
             database.execute(
-                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) "
-                "DO UPDATE SET body = excluded.body, is_finished = excluded.is_finished",
-                row,
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
+                "SET body = excluded.body, num_bytes = excluded.num_bytes, "
+                "is_finished = excluded.is_finished",
+                (
+                    response_id,
+                    owner,
+                    now,
+                    response.num_bytes,
+                    self._presence.server_id,
+                    response.is_finished,
+                    response.body,
+                    response.input,
+                ),
             )
-            database.executemany(
-                "INSERT OR REPLACE INTO items VALUES (?, ?, ?)",
-                [(item_id, response_id, item) for item_id, item in response.output.items()],
+            _put_items(database, response_id, response)
+            self._drop_old(database, owner, now)
+
+    def update(self, owner: str, response_id: str, response: StoredResponse) -> None:
+        """Replace a response that is neither finished nor deleted.
+
+        Raises:
+            OSError: the database cannot be written.
+        """
+        with self._transaction() as database:
+            found = database.execute(
+                "UPDATE responses SET body = ?, num_bytes = ?, is_finished = ? "
+                "WHERE id = ? AND owner = ? AND NOT is_finished",
+                (response.body, response.num_bytes, response.is_finished, response_id, owner),
             )
-            database.execute(
-                "DELETE FROM responses WHERE created < ?", (now - self._limits.max_age,)
-            )
-            database.execute(
-                "DELETE FROM responses WHERE id IN (SELECT id FROM responses WHERE owner = ? "
-                "ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?)",
-                (owner, self._limits.max_responses),
-            )
+            if found.rowcount:
+                _put_items(database, response_id, response)
+                self._drop_old(database, owner, self._clock())
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        row = self._find(
-            "SELECT body, input, is_finished FROM responses "
-            "WHERE id = ? AND owner = ? AND created >= ?",
-            response_id,
-            owner,
-        )
-        return None if row is None else StoredResponse(row[0], row[1], bool(row[2]))
+        found, server = self._read(owner, response_id)
+        if found is None or found.is_finished or server == self._presence.server_id:
+            return found
+        if self._presence.is_running(server):
+            return replace(found, is_elsewhere=True)
+        # It may have ended after it finished the response.
+        return self._read(owner, response_id)[0]
 
     def item(self, owner: str, item_id: str) -> str | None:
         """Return an item of the output of a response."""
@@ -139,6 +187,25 @@ class ResponseStore:
     def close(self) -> None:
         with self._lock:
             self._database.close()
+            self._presence.close()
+
+    def _read(self, owner: str, response_id: str) -> tuple[StoredResponse | None, str]:
+        """Return a response, and the server that it was added by."""
+        row = self._find(
+            "SELECT body, input, is_finished, server FROM responses "
+            "WHERE id = ? AND owner = ? AND created >= ?",
+            response_id,
+            owner,
+        )
+        if row is None:
+            return None, ""
+        body, items, is_finished, server = row
+        return StoredResponse(body, items, bool(is_finished)), server
+
+    def _drop_old(self, database: sqlite3.Connection, owner: str, now: float) -> None:
+        limits = self._limits
+        database.execute("DELETE FROM responses WHERE created < ?", (now - limits.max_age,))
+        database.execute(_DROP_OLDEST, (owner, limits.max_responses, limits.max_bytes))
 
     def _find(self, query: str, key: str, owner: str) -> tuple[str, ...] | None:
         oldest = self._clock() - self._limits.max_age
@@ -156,6 +223,13 @@ class ResponseStore:
             raise OSError(f"{_FILE}: {error}") from None
 
 
+def _put_items(database: sqlite3.Connection, response_id: str, response: StoredResponse) -> None:
+    database.executemany(
+        "INSERT OR REPLACE INTO items VALUES (?, ?, ?)",
+        [(item_id, response_id, item) for item_id, item in response.output.items()],
+    )
+
+
 def _connect(folder: Path | None) -> sqlite3.Connection:
     path = ":memory:" if folder is None else str(folder / _FILE)
     if folder is not None:
@@ -166,7 +240,8 @@ def _connect(folder: Path | None) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA foreign_keys = ON")
-        database.executescript(_SCHEMA)
+        if database.execute("PRAGMA user_version").fetchone() != (_SCHEMA_VERSION,):
+            database.executescript(_SCHEMA)
     except sqlite3.Error:
         database.close()
         raise

@@ -76,6 +76,7 @@ OF_THE_SERVER: Final = {
     "data_dir",
     "response_store",
     "max_stored_responses",
+    "max_stored_mib",
     "stored_response_ttl",
     "log_level",
     "log_format",
@@ -382,14 +383,16 @@ def test_origins_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_outlives_the_server_is_in_the_folder_that_is_set(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path / "a", max_stored_responses=1, stored_response_ttl=60)
+    settings = Settings(
+        data_dir=tmp_path / "a", max_stored_responses=1, max_stored_mib=2, stored_response_ttl=60
+    )
     with closing(settings.open_storage()) as storage:
         storage.responses.put("o", "r", StoredResponse("{}", "[]", True))
         sealed = storage.sealer.seal("p", "text")
     with closing(settings.open_storage()) as again:
         assert again.responses.get("o", "r") is not None
         assert again.sealer.unseal("p", sealed) == "text"
-    assert settings.store_limits() == StoreLimits(1, 60)
+    assert settings.store_limits() == StoreLimits(1, 60, 2 << 20)
 
 
 def test_responses_in_memory_end_with_the_server_and_the_key_does_not(tmp_path: Path) -> None:

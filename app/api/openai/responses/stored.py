@@ -36,7 +36,7 @@ class OwnResponses:
         self._max_characters = server_state(request).settings.max_body_bytes
 
     async def put(self, response: ResponseObject, input_items: Callable[[], str]) -> None:
-        """Add or replace a response, to the end also if the caller's task is cancelled meanwhile.
+        """Add or update a response, to the end also if the caller's task is cancelled meanwhile.
 
         input_items: the list of what it responds to; called in a worker thread.
 
@@ -49,7 +49,10 @@ class OwnResponses:
             is_finished = response.status not in _UNFINISHED
             items = {item.id: item.model_dump_json(exclude_unset=True) for item in response.output}
             stored = StoredResponse(body, input_items(), is_finished, items)
-            self._store.put(self._owner, response.id, stored)
+            # One in the background is added at first; then another server may end or delete it.
+            is_new = response.status == "queued" or not response.background
+            write = self._store.put if is_new else self._store.update
+            write(self._owner, response.id, stored)
 
         # A thread cannot be interrupted: without waiting for it, a cancelled task would seem to have
         # ended, and its response be replaced by this one later.

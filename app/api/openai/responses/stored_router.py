@@ -64,13 +64,12 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     stored = await own.get(response_id)
     if not json.loads(stored.body)["background"]:
         raise InvalidRequest("response_id", "only a response in the background can be cancelled")
-    if await _stop(request, response_id):
+    if await _stop(request, response_id) or stored.is_elsewhere:
         stored = await own.get(response_id)
         if not stored.is_finished:
             response = ResponseObject.model_validate_json(stored.body)
             response.status = "cancelled"
             await own.put(response, partial(str, stored.input))
-            return _json(response)
     return _json(await _current(request, response_id))
 
 
@@ -114,7 +113,7 @@ async def _current(request: Request, response_id: str) -> ResponseObject:
     is_worked_on = response_id in server_state(request).detached
     stored = await OwnResponses(request).get(response_id)
     response = await anyio.to_thread.run_sync(ResponseObject.model_validate_json, stored.body)
-    if not stored.is_finished and not is_worked_on:
+    if not (stored.is_finished or is_worked_on or stored.is_elsewhere):
         response.status = "failed"
         response.error = ResponseError(code="server_error", message=_LOST)
     return response
