@@ -16,6 +16,16 @@ class FreeformInput:
     definition: str = ""
 
 
+def freeform_parameters(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of the arguments of a tool that takes text, from that of the text."""
+    return {
+        "type": "object",
+        "properties": {"input": text},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
     """A function.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, Final
 
-from app.parsing.grammars.schema_types import loaded
+from app.parsing.json_text import load_json
 from app.parsing.message_format import HistoryFormat
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.tool_format import call_text
@@ -69,7 +69,7 @@ def _short_id(call_id: str, num_characters: int | None) -> str:
 def _parsed(arguments: str) -> dict[str, Any] | str:
     """Return the object that templates expect, or the text if it is none."""
     try:
-        value = loaded(arguments or "{}")
+        value = load_json(arguments or "{}")
     except ValueError:
         return arguments
     return value if isinstance(value, dict) else arguments

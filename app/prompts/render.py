@@ -38,7 +38,8 @@ class PromptTooLong(ContextLengthExceeded):
         self.args = (message,)
 
 
-_LEAST_RESERVED: Final = 256  # tokens of output
+# Tokens of output that a truncated prompt leaves room for, unless the request says how many.
+DEFAULT_RESERVED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Truncation:
             return self.num_tokens
         room = model.max_model_len - self.num_reserved
         # More output than there is context for is refused or reduced later; the prompt stays.
-        least = min(_LEAST_RESERVED, model.max_model_len // 2)
+        least = min(DEFAULT_RESERVED, model.max_model_len // 2)
         return room if room > 0 else model.max_model_len - least
 
     def kept(self, num_tokens: int) -> slice:

@@ -9,6 +9,7 @@ from app.api.anthropic.tools import ToolChoice, ToolList, tool_specs
 from app.api.schemas.base import Defaults, RequestModel
 from app.api.schemas.fields import (
     INT32_MAX,
+    MAX_MESSAGES,
     JsonSchema,
     StopString,
     Text,
@@ -21,7 +22,6 @@ from app.parsing.output_format import GrammarSpec
 from app.parsing.tool_spec import ToolSpec
 from batching import json_schema_grammar
 
-_MAX_MESSAGES: Final = 8192
 # Of all turns.  Validating one takes some six microseconds of the event loop.
 _MAX_BLOCKS: Final = 16_384
 # Anthropic's API rejects a request without a number, llama.cpp takes this one.
@@ -61,7 +61,7 @@ def _checked_lengths(messages: Any) -> Any:
     """Reject too many turns or blocks before each is looked at."""
     if not isinstance(messages, list):
         return messages
-    check_length(messages, _MAX_MESSAGES)
+    check_length(messages, MAX_MESSAGES)
     blocks = _contents(messages)
     if len(blocks) + len(_contents(blocks)) > _MAX_BLOCKS:
         message = f"its turns have more than {_MAX_BLOCKS} blocks"
@@ -81,7 +81,7 @@ Messages = Annotated[
     BeforeValidator(
         _checked_lengths,
         json_schema_input_type=Annotated[
-            list[TurnParam], Field(min_length=1, max_length=_MAX_MESSAGES)
+            list[TurnParam], Field(min_length=1, max_length=MAX_MESSAGES)
         ],
     ),
 ]

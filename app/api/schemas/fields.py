@@ -22,6 +22,9 @@ _MAX_SCHEMA_DEPTH: Final = 100
 # The largest vocabularies have as many tokens.
 MAX_TOKEN_IDS: Final = 1 << 18
 
+# Turns or items of a conversation: validating one takes some five microseconds of the event loop.
+MAX_MESSAGES: Final = 8192
+
 INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _MAX_TIMEOUT: Final = 86_400

@@ -1,8 +1,7 @@
 """Which types of values a JSON Schema allows, for formats that write each type in its own way."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 Schema = Mapping[str, Any]
 
@@ -46,25 +45,9 @@ def nested(schema: Any, root: Schema) -> Any:
     return {key: root[key] for key in _DEFINITIONS if key in root} | dict(schema)
 
 
-def loaded(text: str) -> Any:
-    """Return the value of a JSON text; JSON has no NaN.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-
-
 def type_of(value: Any) -> str:
     """Return the type of a JSON value; an integer is a number."""
     return _NAMES.get(type(value), "null")
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
 
 
 class _Variants:

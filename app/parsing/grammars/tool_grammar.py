@@ -9,7 +9,7 @@ from app.parsing.grammars.freeform import ANY_TEXT, pattern_of
 from app.parsing.grammars.lark_pattern import NotRegular, quoted
 from app.parsing.grammars.schema_types import Schema, nested
 from app.parsing.tool_call_reader import CallText, Steps
-from app.parsing.tool_spec import FreeformInput, ToolSpec
+from app.parsing.tool_spec import FreeformInput, ToolSpec, freeform_parameters
 from batching import GrammarText, InvalidRequest, json_rule
 
 _ANY_OBJECT: Final = {"type": "object"}
@@ -148,12 +148,7 @@ def argument_schema(tool: ToolSpec, *, is_bound: bool) -> Schema:
     """
     if tool.freeform is None:
         return tool.parameters if is_bound else _ANY_OBJECT
-    return {
-        "type": "object",
-        "properties": {"input": text_schema(tool.name, tool.freeform)},
-        "required": ["input"],
-        "additionalProperties": False,
-    }
+    return freeform_parameters(text_schema(tool.name, tool.freeform))
 
 
 def text_schema(tool_name: str, freeform: FreeformInput) -> Schema:

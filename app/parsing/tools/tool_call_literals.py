@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from app.parsing.grammars.schema_types import TYPES, loaded, type_of
+from app.parsing.grammars.schema_types import TYPES, type_of
 from app.parsing.grammars.tool_grammar import Rules
 from app.parsing.grammars.tool_literal_grammar import LiteralRules
+from app.parsing.json_text import load_json
 from app.parsing.tool_call_reader import (
     BLANKS,
     CallArguments,
@@ -227,13 +228,13 @@ def json_of(text: str, types: frozenset[str]) -> str | None:
     value = _json(written) or _PYTHON.read_literal(written)
     if value is None or types == _ANY:
         return value
-    name = type_of(loaded(value))
+    name = type_of(load_json(value))
     return value if "string" not in types or name in types - {"string"} else None
 
 
 def _json(text: str) -> str | None:
     try:
-        loaded(text)
+        load_json(text)
     except ValueError:
         return None
     return text

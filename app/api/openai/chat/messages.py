@@ -1,19 +1,19 @@
 """The turns of a conversation, as chat requests have them."""
 
+from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validator
 
 from app.api.openai.schemas import unsupported
+from app.api.openai.schemas.text_parts import join_parts
 from app.api.openai.schemas.tools import ToolCall
 from app.api.schemas.base import RequestModel
-from app.api.schemas.fields import Text, check_length, field_error
+from app.api.schemas.fields import MAX_MESSAGES, Text, check_length, field_error
 from app.prompts.conversation import ChatMessage
 
-_PART_SEPARATOR: Final = "\n"  # vLLM's and llama.cpp's too
-# Validating one takes some five microseconds of the event loop.
-_MAX_MESSAGES: Final = 8192
 _MAX_TOOL_CALLS: Final = 8192  # of all turns
+_TEXT_FIELDS: Final = {"text": "text", "refusal": "refusal"}
 
 
 class TextPart(BaseModel):
@@ -26,26 +26,12 @@ class RefusalPart(BaseModel):
     refusal: str
 
 
-def _joined_parts(content: Any) -> Any:
-    """Return the text of a list of text parts."""
-    if not isinstance(content, list):
-        return content
-    return _PART_SEPARATOR.join(_text_of(part) for part in content)
-
-
-def _text_of(part: Any) -> str:
-    match part:
-        case {"type": "text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
-            return text
-        case {"type": str(kind)} if kind not in ("text", "refusal"):
-            message = f"a part of type {kind[:40]!r} cannot be read: this model takes text only"
-            raise field_error(message)
-        case _:
-            raise field_error("a part must have a type, and a text of that name")
-
-
 Content = Annotated[
-    Text, BeforeValidator(_joined_parts, json_schema_input_type=str | list[TextPart | RefusalPart])
+    Text,
+    BeforeValidator(
+        partial(join_parts, fields=_TEXT_FIELDS),
+        json_schema_input_type=str | list[TextPart | RefusalPart],
+    ),
 ]
 
 
@@ -112,7 +98,7 @@ def _checked_lengths(messages: Any) -> Any:
     """Reject too many turns or tool calls before each is looked at."""
     if not isinstance(messages, list):
         return messages
-    check_length(messages, _MAX_MESSAGES)
+    check_length(messages, MAX_MESSAGES)
     calls = [turn.get("tool_calls") for turn in messages if isinstance(turn, dict)]
     if sum(len(each) for each in calls if isinstance(each, list)) > _MAX_TOOL_CALLS:
         message = f"its turns have more than {_MAX_TOOL_CALLS} tool calls"
@@ -128,7 +114,7 @@ Messages = Annotated[
     BeforeValidator(
         _checked_lengths,
         json_schema_input_type=Annotated[
-            list[MessageParam], Field(min_length=1, max_length=_MAX_MESSAGES)
+            list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)
         ],
     ),
 ]

@@ -1,6 +1,6 @@
 """`/v1/chat/completions`: the request."""
 
-from typing import Final, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -12,8 +12,7 @@ from app.api.openai.schemas.structured_outputs import ResponseFormat
 from app.api.schemas.fields import INT32_MAX, field_error
 from app.parsing.output_format import GrammarSpec
 from app.prompts.conversation import Conversation
-
-_MIN_OUTPUT: Final = 256
+from app.prompts.render import DEFAULT_RESERVED
 
 
 class ChatCompletionRequest(GenerationRequest, ConversationOptions):
@@ -48,7 +47,7 @@ class ChatCompletionRequest(GenerationRequest, ConversationOptions):
     @property
     def num_reserved_tokens(self) -> int:
         """Without a limit of the request a truncated prompt leaves some room."""
-        return self.max_output_tokens or max(_MIN_OUTPUT, self.min_tokens)
+        return self.max_output_tokens or max(DEFAULT_RESERVED, self.min_tokens)
 
     @property
     def num_logprobs(self) -> int | None:

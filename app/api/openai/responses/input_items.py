@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 from uuid import uuid4
 
@@ -15,14 +16,12 @@ from app.api.openai.responses.tools import (
     callable_tools,
     qualified_name,
 )
+from app.api.openai.schemas.text_parts import join_parts
 from app.api.schemas.base import RequestModel
-from app.api.schemas.fields import GivenName, Text, check_length, field_error
+from app.api.schemas.fields import MAX_MESSAGES, GivenName, Text, check_length
 from app.prompts.conversation import ToolCall
 
-_PART_SEPARATOR: Final = "\n"  # as in chat
-# Validating one takes some five microseconds of the event loop.
-MAX_ITEMS: Final = 8192
-_TEXT_PARTS: Final = {
+_TEXT_FIELDS: Final = {
     "input_text": "text",
     "output_text": "text",
     "text": "text",
@@ -39,28 +38,11 @@ class TextPart(BaseModel):
     text: str
 
 
-def _joined_parts(content: Any) -> Any:
-    """Return the text of a list of text parts."""
-    if not isinstance(content, list):
-        return content
-    return _PART_SEPARATOR.join(_text_of(part) for part in content)
-
-
-def _text_of(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str):
-        raise field_error("a part must be an object with a type")
-    if kind not in _TEXT_PARTS:
-        message = f"a part of type {kind[:40]!r} cannot be read: this model takes text only"
-        raise field_error(message)
-    if not isinstance(text := part.get(_TEXT_PARTS[kind]), str):
-        message = f"a part of type {kind!r} must have a text"
-        raise field_error(message)
-    return text
-
-
 _Content = Annotated[
-    Text, BeforeValidator(_joined_parts, json_schema_input_type=str | list[TextPart])
+    Text,
+    BeforeValidator(
+        partial(join_parts, fields=_TEXT_FIELDS), json_schema_input_type=str | list[TextPart]
+    ),
 ]
 
 
@@ -214,11 +196,11 @@ def _as_items(value: Any) -> Any:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if isinstance(value, list):
-        check_length(value, MAX_ITEMS)
+        check_length(value, MAX_MESSAGES)
     return value
 
 
-_Items = Annotated[list[AnyItem], Field(max_length=MAX_ITEMS)]
+_Items = Annotated[list[AnyItem], Field(max_length=MAX_MESSAGES)]
 # Only the first error is reported.
 InputItems = Annotated[
     list[Annotated[AnyItem, BeforeValidator(parse_item)]],

@@ -25,11 +25,9 @@ from app.api.schemas.fields import (
 )
 from app.generation.job import GenerationParams
 from app.parsing.output_format import GrammarSpec
-from app.prompts.render import Truncation
+from app.prompts.render import DEFAULT_RESERVED, Truncation
 from batching import Priority, json_object_grammar, json_schema_grammar
 
-# Without a limit of the request a truncated prompt leaves this room.
-_MIN_OUTPUT: Final = 256
 _MAX_METADATA: Final = 16
 
 LOGPROBS: Final = "message.output_text.logprobs"
@@ -209,7 +207,7 @@ class ResponseRequest(RequestModel):
     def prompt_truncation(self) -> Truncation | None:
         if self.truncation == "disabled":
             return None
-        return Truncation(None, self.max_output_tokens or _MIN_OUTPUT)
+        return Truncation(None, self.max_output_tokens or DEFAULT_RESERVED)
 
     def to_generation_params(self) -> GenerationParams:
         return GenerationParams(

@@ -10,7 +10,6 @@ from fastapi import Request
 from pydantic import ValidationError
 
 from app.api.openai.responses.input_items import (
-    MAX_ITEMS,
     AnyItem,
     InputItem,
     ItemReference,
@@ -18,6 +17,7 @@ from app.api.openai.responses.input_items import (
     parse_item,
 )
 from app.api.openai.responses.output_items import ResponseObject
+from app.api.schemas.fields import MAX_MESSAGES
 from app.api.serving import client_of
 from app.http.rejections import NotFound
 from app.server_state import server_state
@@ -108,8 +108,8 @@ class _Resolver:
 
     def resolved(self, previous_id: str | None, items: Sequence[AnyItem]) -> list[InputItem]:
         history = [] if previous_id is None else self._history(previous_id)
-        if len(history) + len(items) > MAX_ITEMS:
-            message = f"with the earlier response it has more than {MAX_ITEMS} items"
+        if len(history) + len(items) > MAX_MESSAGES:
+            message = f"with the earlier response it has more than {MAX_MESSAGES} items"
             raise InvalidRequest("input", message)
         resolved = [_reread(item, "previous_response_id") for item in history]
         for index, item in enumerate(items):

@@ -16,7 +16,7 @@ from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import Text, field_error, json_text
 from app.api.schemas.tools import check_tool_specs, check_tools_size
 from app.parsing import tool_spec
-from app.parsing.tool_spec import FreeformInput, ToolSpec
+from app.parsing.tool_spec import FreeformInput, ToolSpec, freeform_parameters
 
 _MAX_TOOLS: Final = 512
 _MAX_DEFINITION: Final = 64 * 1024
@@ -115,14 +115,8 @@ class CustomTool(RequestModel):
         text: dict[str, Any] = {"type": "string"}
         if freeform.syntax is not None:
             text["description"] = f"Follows this {freeform.syntax} grammar:\n{freeform.definition}"
-        parameters = {
-            "type": "object",
-            "properties": {"input": text},
-            "required": ["input"],
-            "additionalProperties": False,
-        }
         name, description = qualified_name(self.name, namespace), _below(heading, self.description)
-        spec = ToolSpec(name, parameters, description, freeform=freeform)
+        spec = ToolSpec(name, freeform_parameters(text), description, freeform=freeform)
         yield CallableTool(spec, self.name, namespace)
 
 

@@ -225,7 +225,11 @@ async def test_an_empty_stop_string_is_rejected(stop: Any) -> None:
             "messages.0.content",
             "a part of type 'image_url' cannot be read: this model takes text only",
         ),
-        ({"role": "user", "content": ["Hi"]}, "messages.0.content", "a part must have a type"),
+        (
+            {"role": "user", "content": ["Hi"]},
+            "messages.0.content",
+            "a part must be an object with a type",
+        ),
         ({"role": "user", "content": "\ud800"}, "messages.0.content", "it contains half"),
         ("Hi", "messages.0", "Input should be a valid dictionary"),
     ],
