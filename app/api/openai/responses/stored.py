@@ -70,7 +70,7 @@ class OwnResponses:
             NotFound: the client has none with this id.
         """
         if (stored := await self._find(response_id)) is None:
-            raise NotFound("there is no stored response with this id")
+            raise NotFound(f"Response with id '{response_id}' not found.")
         return stored
 
     async def delete(self, response_id: str) -> None:

@@ -63,7 +63,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     own = OwnResponses(request)
     stored = await own.get(response_id)
     if not json.loads(stored.body)["background"]:
-        raise InvalidRequest("response_id", "only a response in the background can be cancelled")
+        raise InvalidRequest("response_id", "Cannot cancel a synchronous response.")
     if await _stop(request, response_id) or stored.is_elsewhere:
         stored = await own.get(response_id)
         if not stored.is_finished:
