@@ -153,7 +153,7 @@ class Settings(BaseSettings):
         default=None,
         ge=1,
         le=1024,
-        description="Threads of the native kernels; empty is one for each core that the process may use.",
+        description="Threads of the native kernels, at most one for each core that the process may use, which empty is; the quota of a container counts.",
     )
     max_queued_requests: int = Field(
         default=128,

@@ -1,25 +1,43 @@
-"""All quantized weights of a model, dequantized."""
+"""Quantized weights of a model, dequantized."""
+
+from collections.abc import Callable
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 from mlx_lm.utils import dequantize_model
 
+_LAYERS = (nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear)
 
-def dequantize(model: nn.Module) -> nn.Module:
-    """Return the model without quantized weights; those of each head, too, which mlx-lm leaves out."""
+
+def dequantize(model: nn.Module, keep: Callable[[nn.Module], bool] = lambda _: False) -> nn.Module:
+    """Return the model without quantized weights but those to keep.
+
+    Those of each head are dequantized, too, which mlx-lm leaves out.
+    """
     dense = [
         (name, _dense(module))
         for name, module in model.named_modules()
-        if isinstance(module, QuantizedMultiLinear)
+        if isinstance(module, (QuantizedMultiLinear, *_LAYERS)) and not keep(module)
     ]
     if dense:
         model.update_modules(tree_unflatten(dense))
-    return dequantize_model(model)
+    return model
 
 
-def _dense(module: QuantizedMultiLinear) -> MultiLinear:
+def _dense(module: nn.Module) -> nn.Module:
+    if isinstance(module, QuantizedMultiLinear):
+        return _dense_heads(module)
+    holder = nn.Sequential(module)
+    dequantize_model(holder)
+    [made] = holder.layers
+    assert isinstance(made, nn.Module)
+    return made
+
+
+def _dense_heads(module: QuantizedMultiLinear) -> MultiLinear:
     weight = mx.dequantize(
         module.weight,
         module.scales,

@@ -2,14 +2,13 @@
 
 import importlib
 import importlib.metadata
-import os
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from batching.backend.cores import usable_cores
 from batching.errors import ModelLoadError
 
 
@@ -17,6 +16,7 @@ from batching.errors import ModelLoadError
 class Native:
     """The kernels of this processor's instruction set, and their threads.
 
+    cores: those that the process may use, for the start-up line.
     supports_int_inputs: inputs can be rounded to integers, for the fast modes.
     """
 
@@ -24,9 +24,10 @@ class Native:
     isa: str
     num_threads: int
     supports_int_inputs: bool
+    cores: str = ""
 
     def __str__(self) -> str:
-        return f"{self.isa}, {self.num_threads} threads"
+        return f"{self.isa}, {self.num_threads} threads on {self.cores}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class NoNative:
 def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
     """Return the kernels if `mode` ("auto", "off", "require") and the machine allow.
 
-    All engines of a process share their threads; the last one loaded sets how many.  None is one for each core that this process may use.
+    All engines of a process share their threads; the last one loaded sets how many.  None is one for each core
+    that this process may use; there are never more.
 
     Raises:
         ModelLoadError: they are required and not there.
@@ -49,8 +51,9 @@ def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
         return NoNative("switched off")
     found = _load() if mx.default_device() == mx.cpu else NoNative("MLX computes on a GPU")
     if isinstance(found, Native):
-        found.module.set_num_threads(num_threads or num_cores())
-        return replace(found, num_threads=found.module.num_threads())
+        cores = usable_cores()
+        found.module.set_num_threads(min(num_threads or cores.count, cores.count))
+        return replace(found, num_threads=found.module.num_threads(), cores=str(cores))
     if mode == "require":
         raise ModelLoadError(f"the native kernels are required, and {found.reason}")
     return found
@@ -77,17 +80,3 @@ def weight_bytes() -> int:
     """Return what packed weights take, which MLX does not count."""
     found = _load() if _load.cache_info().currsize else None
     return int(found.module.weight_bytes()) if isinstance(found, Native) else 0
-
-
-def num_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many cores this process may use, also where a container has a part of them.
-
-    quota: a file of cgroup v2, microseconds of a period, or "max".
-    """
-    has_affinity = hasattr(os, "sched_getaffinity")
-    available = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    try:
-        limit, period = quota.read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return available
-    return available if limit == "max" else max(1, min(available, int(limit) // int(period)))

@@ -21,9 +21,7 @@ _PRODUCTS: Final = ("gate_proj", "up_proj", "down_proj")
 def replace_experts(model: nn.Module, packing: Packing) -> None:
     """Replace the products of experts, and where it is known what is between them, all at once."""
     for module in model.modules():
-        if type(module) is MlxSwitchLinear or (
-            type(module) is QuantizedSwitchLinear and is_packable(module)
-        ):
+        if is_switch_linear(module):
             bias = module.bias.astype(mx.float32) if "bias" in module else None
             packed = packing.of(module)
             replace_class(module, SwitchLinear, kernels=packing.kernels, packed=packed, bias=bias)
@@ -31,6 +29,12 @@ def replace_experts(model: nn.Module, packing: Packing) -> None:
         if type(module) is SwitchGLU and _is_known(module):
             module.__class__ = Experts
             module.kernels = packing.kernels
+
+
+def is_switch_linear(module: Any) -> bool:
+    """Tell whether the kernels know the products of a module's experts."""
+    is_quantized = type(module) is QuantizedSwitchLinear
+    return type(module) is MlxSwitchLinear or (is_quantized and is_packable(module))
 
 
 def _is_known(module: nn.Module) -> bool:

@@ -14,11 +14,12 @@ import mlx.nn as nn
 from mlx.nn import silu as mlx_silu
 from mlx_lm.models import activations
 from mlx_lm.models.activations import precise_swiglu as mlx_precise_swiglu, swiglu as mlx_swiglu
+from mlx_lm.models.mla import QuantizedMultiLinear
 
 from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
 from batching.backend.dequantize import dequantize
 from batching.backend.memory.device import check_room
-from batching.backend.native.experts import replace_experts
+from batching.backend.native.experts import is_switch_linear, replace_experts
 from batching.backend.native.packing import Packing, is_packable, replace_class
 from batching.backend.native.recurrent import rebind_recurrences, replace_convolution
 from batching.backend.native_loader import Native
@@ -35,6 +36,9 @@ def replace_modules(model: nn.Module, native: Native, *, input_bits: int = 32) -
         rounds nothing.
     """
     kernels = native.module
+    _check_room(model)
+    # What the kernels do not know is exact in bfloat16.
+    model = dequantize(model, keep=is_packable)
     packing = Packing(kernels, input_bits)
     for group in _groups(model):
         product = Product(packing, group)
@@ -44,9 +48,7 @@ def replace_modules(model: nn.Module, native: Native, *, input_bits: int = 32) -
         if _is_embedding(module):
             replace_class(module, Embedding, product=Product(packing, [module]))
     replace_experts(model, packing)
-    _check_room_for_the_rest(model)
     model.set_dtype(mx.float32)
-    model = dequantize(model)
     rotation = Rotation()
     for module in model.modules():
         replace_convolution(module, kernels)
@@ -68,16 +70,34 @@ def min_input_bits(model: nn.Module) -> int:
     return min((module.product.input_bits for module in replaced), default=32)
 
 
-def _check_room_for_the_rest(model: nn.Module) -> None:
-    """Raise ModelLoadError if what is not replaced, as experts, does not fit in float32."""
-    more = 0
-    for module in model.modules():
-        arrays = {name: a for name, a in module.items() if isinstance(a, mx.array)}
-        per_word = 32 // module.bits if "scales" in arrays else 1
-        sizes = {name: a.size * (per_word if name == "weight" else 1) for name, a in arrays.items()}
-        more += mx.float32.size * sum(sizes.values()) - sum(a.nbytes for a in arrays.values())
+def _check_room(model: nn.Module) -> None:
+    """Raise ModelLoadError if what is kept in more bits than it is stored in does not fit."""
+    more = sum(_kept_bytes(module) - _stored_bytes(module) for module in model.modules())
     advice = "take a smaller model, or MLX_SERVER_NATIVE=off with a dtype that takes less"
-    check_room(max(0, more), "weights that become float32", advice)
+    check_room(max(0, more), "weights that take more bits than they are stored in", advice)
+
+
+def _arrays(module: nn.Module) -> dict[str, mx.array]:
+    return {name: a for name, a in module.items() if isinstance(a, mx.array)}
+
+
+def _stored_bytes(module: nn.Module) -> int:
+    return sum(array.nbytes for array in _arrays(module).values())
+
+
+def _kept_bytes(module: nn.Module) -> int:
+    """Return what a module takes when it is replaced: what is not packed becomes float32."""
+    arrays = _arrays(module)
+    is_quantized = "scales" in arrays
+    if is_quantized and is_packable(module):
+        return _stored_bytes(module)
+    per_word = 32 // module.bits if is_quantized else 1
+    sizes = {name: a.size * (per_word if name == "weight" else 1) for name, a in arrays.items()}
+    is_layer = _is_linear(module) or _is_embedding(module) or is_switch_linear(module)
+    is_bf16 = is_layer and arrays["weight"].dtype == mx.bfloat16
+    if is_quantized:
+        is_bf16 = not isinstance(module, QuantizedMultiLinear)
+    return (mx.bfloat16.size if is_bf16 else mx.float32.size) * sum(sizes.values())
 
 
 def _groups(model: nn.Module) -> Iterator[list[nn.Module]]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.nn as nn
+from mlx_lm.models.mla import QuantizedMultiLinear
 
 _GROUP_SIZES: Final = (32, 64, 128)
 
@@ -25,7 +26,9 @@ class Packing:
 
 
 def is_packable(module: nn.Module) -> bool:
-    """Tell whether the kernels know a quantization."""
+    """Tell whether the kernels know a quantization of what they know."""
+    if isinstance(module, QuantizedMultiLinear):
+        return False
     if module.mode == "mxfp4":
         return True
     return module.mode == "affine" and module.bits <= 8 and module.group_size in _GROUP_SIZES

@@ -150,20 +150,22 @@ def test_a_pool_of_16_bits_takes_half_the_memory(directory: Path) -> None:
     assert "256 blocks of 32 tokens (2 MiB, bfloat16)" in lines
 
 
-@pytest.mark.parametrize("bits", [None, 4])
-def test_experts_that_the_kernels_do_not_know_fit_as_float32_or_are_rejected(
-    native: Native, monkeypatch: pytest.MonkeyPatch, bits: int | None
+@pytest.mark.parametrize("mode", [None, "mxfp8"])
+def test_experts_that_take_more_bits_fit_or_are_rejected(
+    native: Native, monkeypatch: pytest.MonkeyPatch, mode: str | None
 ) -> None:
-    """Of one expert of 64 x 128 numbers there are 4."""
+    """Of 64 x 128 numbers, 4 experts: float16 becomes float32, and MXFP8, which no kernel knows, bfloat16."""
     experts: nn.Module = SwitchLinear(128, 64, 4, bias=False)
     experts.set_dtype(mx.float16)
-    if bits is not None:
-        experts = experts.to_quantized(group_size=64, bits=bits)
-    more = 4 * 4 * 64 * 128 - (4 * 64 * 128 // 2 if bits else 2 * 4 * 64 * 128)
+    if mode is not None:
+        experts = experts.to_quantized(group_size=32, bits=8, mode=mode)
+    more = ((2 - 1) if mode else (4 - 2)) * 4 * 64 * 128
     have_memory(monkeypatch, more - 1)
-    with pytest.raises(ModelLoadError, match="MiB of weights that become float32 do not fit"):
+    with pytest.raises(
+        ModelLoadError,
+        match="MiB of weights that take more bits than they are stored in do not fit",
+    ):
         replace_modules(nn.Sequential(experts), native)
     have_memory(monkeypatch, more + 4096)
     [replaced] = replace_modules(nn.Sequential(experts), native).layers
-    assert replaced.weight.dtype == mx.float32
-    assert replaced.weight.shape == (4, 64, 128)
+    assert replaced.packed.nbytes == (2 if mode else 4) * 4 * 64 * 128

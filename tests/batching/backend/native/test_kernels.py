@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
@@ -16,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from batching.backend.native_loader import Native, num_cores
+from batching.backend.native_loader import Native
 
 Floats = npt.NDArray[np.float32]
 
@@ -531,20 +530,6 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
     for call in calls:
         with pytest.raises(ValueError, match=r"\w+ \w+"):
             call()
-
-
-@pytest.mark.parametrize(
-    ("quota", "expected"),
-    [("max 100000", 8), ("200000 100000", 2), ("150000 100000", 1), ("5000 100000", 1), ("?", 8)],
-)
-def test_a_container_gets_threads_for_its_share_of_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, expected: int
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    path = tmp_path / "cpu.max"
-    assert num_cores(path) == 8
-    path.write_text(quota, encoding="ascii")
-    assert num_cores(path) == expected
 
 
 @pytest.mark.slow

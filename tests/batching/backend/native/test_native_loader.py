@@ -16,6 +16,7 @@ from mlx_lm.models import llama
 
 import batching.backend.native as package
 from batching.backend import engine_builder, native_loader as extension
+from batching.backend.cores import usable_cores
 from batching.backend.engine_builder import build_engine
 from batching.backend.native import build
 from batching.backend.native.model import use_kernels
@@ -73,7 +74,7 @@ def test_kernels_that_are_switched_off_are_not_looked_for(install: Install) -> N
 def test_a_module_that_fits_is_used(install: Install) -> None:
     install("_native.py", module_for(importlib.metadata.version("mlx"), "sse9"))
     for mode in ("auto", "require"):
-        assert str(load_native(mode)) == "sse9, 3 threads"
+        assert str(load_native(mode)) == f"sse9, 3 threads on {usable_cores()}"
 
 
 def test_without_a_module_it_is_said_how_to_get_one(install: Install) -> None:
