@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -159,10 +160,44 @@ std::pair<float, float> parameters_of(const Panels& panels, const uint8_t* param
   return {0, 0};
 }
 
+/// The nibbles 0 to 7 of a word in the order 0, 4, 1, 5, 2, 6, 3, 7.
+uint32_t interleave(uint32_t nibbles) {
+  const auto spread = [](uint32_t half) {
+    half = (half | half << 8) & 0x00ff00ff;
+    return (half | half << 4) & 0x0f0f0f0f;
+  };
+  return spread(nibbles & 0xffff) | spread(nibbles >> 16) << 4;
+}
+
+/// Store the values of a column in a group, `row` being where they begin.
+void pack_values(const Panels& panels, const uint8_t* row, size_t column, uint8_t* block) {
+  const size_t columns = panels.columns, num_bytes = group_value_bytes(panels) / columns;
+  if (panels.input_type == InputType::kFloat32) {
+    for (size_t i = 0; i < num_bytes; i++) block[i * columns + column] = row[i];
+    return;
+  }
+  for (size_t i = 0; i < num_bytes / 4; i++) {
+    uint32_t word;
+    std::memcpy(&word, row + 4 * i, sizeof(word));
+    if (has_nibbles(panels.format)) word = interleave(word);
+    std::memcpy(block + (i * columns + column) * 4, &word, sizeof(word));
+  }
+}
+
+/// The same, of any number of bits; the memory is zero.
+void pack_bits(const Panels& panels, const uint8_t* row, size_t first, int bits, size_t column,
+               uint8_t* block) {
+  for (int i = 0; i < panels.group; i++) {
+    const ValuePosition position(panels, i, column);
+    block[position.byte] |= value(row, first + i, bits) << position.shift;
+  }
+}
+
 void pack_quantized(const PlainWeights& plain, const Panels& panels, int matrix, int panel,
                     uint8_t* target) {
   const int num_groups = plain.num_inputs / plain.group;
   const size_t row_bytes = static_cast<size_t>(plain.num_inputs) * plain.bits / 8;
+  const bool is_stored_so = plain.bits == (has_nibbles(plain.format) ? 4 : 8);
   for (int j = 0; j < panels.columns; j++) {
     const int own = panel * panels.columns + j;
     if (own >= plain.num_outputs) return;
@@ -170,10 +205,10 @@ void pack_quantized(const PlainWeights& plain, const Panels& panels, int matrix,
     const auto* row = static_cast<const uint8_t*>(plain.weights) + output * row_bytes;
     for (int g = 0; g < num_groups; g++) {
       uint8_t* block = target + g * group_bytes(panels);
-      for (int i = 0; i < plain.group; i++) {
-        const ValuePosition position(panels, i, j);
-        block[position.byte] |= value(row, g * plain.group + i, plain.bits) << position.shift;
-      }
+      if (is_stored_so)
+        pack_values(panels, row + g * plain.group * plain.bits / 8, j, block);
+      else
+        pack_bits(panels, row, g * plain.group, plain.bits, j, block);
       set_parameters(panels, plain, output * num_groups + g, j, block + group_value_bytes(panels));
     }
   }
