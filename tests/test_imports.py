@@ -43,10 +43,12 @@ APP_LAYERS: Final = (
 )
 BENCHMARK: Final = "batching.benchmark"
 MICROBENCH: Final = "scripts.microbench"
+MAKE_MODEL: Final = "scripts.make_model"
 BACKEND_USERS: Final = {
     "batching.scheduler_manager",
     BENCHMARK,
     MICROBENCH,
+    MAKE_MODEL,
     "scripts.guidellm",
     "scripts.model_types",
 }
@@ -158,7 +160,7 @@ def test_what_the_apis_share_knows_none_of_them() -> None:
 
 
 def test_only_the_backend_imports_mlx() -> None:
-    outside = [n for n in graph() if not within(n, "batching.backend", MICROBENCH)]
+    outside = [n for n in graph() if not within(n, "batching.backend", MICROBENCH, MAKE_MODEL)]
     assert [edge for edge in edges(outside) if within(edge[1], "mlx", "mlx_lm")] == []
 
 

@@ -33,7 +33,7 @@ _COMMON: Final[Config] = {
     "tie_word_embeddings": False,
 }
 # Methods of gguf.GGUFWriter without `add_`, and the config's value that each writes.
-_SETTINGS: Final[dict[str, Any]] = {
+SETTINGS: Final[dict[str, Any]] = {
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size",
@@ -79,7 +79,7 @@ def write_model(
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[tiny.arch])
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(config["vocab_size"])
-    for method, value in (_SETTINGS | tiny.settings).items():
+    for method, value in (SETTINGS | tiny.settings).items():
         add = getattr(writer, f"add_{method}")
         add(config[value] if isinstance(value, str) else value(config))
     names = gguf.get_tensor_name_map(tiny.arch, config["num_hidden_layers"])
@@ -87,7 +87,7 @@ def write_model(
     for name, array in parameters(model).items():
         value = np.array(array.astype(mx.float32))
         for tensor, content in _converted(tiny, config, name, value):
-            tensors[_name(names, tensor)] = content
+            tensors[tensor_name(names, tensor)] = content
     for name in [name for name in tensors if joins_gates and "ffn_gate_exps" in name]:
         both = [tensors.pop(name), tensors.pop(name.replace("gate", "up"))]
         tensors[name.replace("gate", "gate_up")] = np.concatenate(both, axis=1)
@@ -103,7 +103,7 @@ def write_model(
     return path
 
 
-def _name(names: gguf.TensorNameMap, tensor: str) -> str:
+def tensor_name(names: gguf.TensorNameMap, tensor: str) -> str:
     found = (
         names.get_name(name, try_suffixes=(".weight", ".bias"))
         for name in (tensor, tensor.removeprefix("model."))

@@ -1,0 +1,1 @@
+"""Models of random weights in published shapes, for benchmarks: nothing is downloaded."""
