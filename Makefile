@@ -9,6 +9,7 @@
 # make all      check and test
 # make wheel    a wheel in dist/, with the CPU kernels if they are built
 # make bench    measure the server over HTTP; BENCHFLAGS=--help lists the options
+# make bench-models   measure it beside llama.cpp on random weights in the shapes of published models
 # make bench-guidellm   measure it with GuideLLM, in an environment of its own, .venv-guidellm
 # make docs     build the site in build/site, in an environment of its own, .venv-docs
 # make lock     write requirements/*.txt again; LOCKFLAGS=--upgrade moves the pins
@@ -39,7 +40,7 @@ unexport VIRTUAL_ENV PYTHONHOME
 
 NATIVE_TESTS := plain memory threads
 
-.PHONY: serve test test-slow test-clients test-agents soak check fmt all install wheel bench bench-guidellm docs \
+.PHONY: serve test test-slow test-clients test-agents soak check fmt all install wheel bench bench-models bench-guidellm docs \
   lock clean test-native $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
@@ -90,6 +91,10 @@ wheel: $(VENV)/.native
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m scripts.bench $(BENCHFLAGS)
+
+bench-models: $(VENV)/.dev
+	@mkdir -p build/models
+	$(BIN)/python -m scripts.bench.models build/models $(BENCHFLAGS)
 
 bench-guidellm: $(VENV)/.native $(GUIDELLM)/.installed
 	@mkdir -p build/guidellm

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "machine": describe(),
     }
     try:
-        with _ended_by_signals(), fleet(options.servers, options.start_timeout) as targets:
+        with ended_by_signals(), fleet(options.servers, options.start_timeout) as targets:
             outcome = asyncio.run(run(options.plan, targets))
     except ServerFailed as error:
         print(error, file=sys.stderr)
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM end a run as Ctrl-C does, so that no server is left behind."""
     # A background job starts with SIGINT ignored, and asyncio knows the default handler only.
     handlers = {

@@ -85,6 +85,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     words = f"of each client, or of the open loop, there by default {_OPEN_LOOP_REQUESTS}"
     add("--requests", type=_count, metavar="N", help=words)
     add("--max-tokens", type=_count, metavar="N", help="of each completion")
+    words = "send ignore_eos, so that each completion has all its tokens; not all servers know it"
+    add("--ignore-eos", action="store_true", help=words)
     add("--seed", type=int, default=0, help="of the prompts and the arrivals")
 
 
@@ -126,6 +128,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         seed=args.seed,
         timeout=args.timeout,
         time_limit=args.time_limit,
+        ignores_eos=args.ignore_eos,
         limits=None if args.goodput is None else dict(args.goodput),
     )
 

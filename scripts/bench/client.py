@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from time import perf_counter
@@ -101,12 +101,19 @@ class ChatClient:
     """Sends chat completions to one server; any number may be in flight at once.
 
     `ask` raises nothing that a server can cause: that is the record's `error`.
+    `options` are further fields of each request.
     """
 
     def __init__(
-        self, url: str, model: str, timeout: float, clock: Callable[[], float] = perf_counter
+        self,
+        url: str,
+        model: str,
+        timeout: float,
+        options: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._model = model
+        self._options = options or {}
         self._timeout = timeout
         self._clock = clock
         self._http = httpx.AsyncClient(
@@ -133,6 +140,7 @@ class ChatClient:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._options,
         }
         if priority is not None:
             body["priority"] = priority

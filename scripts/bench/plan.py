@@ -136,6 +136,7 @@ class Plan:
     seed: int
     timeout: float
     time_limit: float
+    ignores_eos: bool
     limits: Values | None
 
     @property

@@ -28,7 +28,15 @@ def as_json(
     outcome: Outcome, plan: Plan, targets: Sequence[Target], circumstances: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return all of a run in types that JSON has."""
-    common = ("rounds", "num_warmup_requests", "seed", "timeout", "time_limit", "limits")
+    common = (
+        "rounds",
+        "num_warmup_requests",
+        "seed",
+        "timeout",
+        "time_limit",
+        "ignores_eos",
+        "limits",
+    )
     return {
         **circumstances,
         "is_complete": outcome.is_complete,

@@ -83,7 +83,8 @@ class _Session:
     async def _serve(self, point: Point, number: int, target: Target) -> list[RequestRecord]:
         run_name = point.run_name(self._plan.seed, number)
         # A new client each time: connections do not outlive a server's pause.
-        async with ChatClient(target.url, target.model, self._plan.timeout) as client:
+        options = {"ignore_eos": True} if self._plan.ignores_eos else {}
+        async with ChatClient(target.url, target.model, self._plan.timeout, options) as client:
             ask = await self._asker(client, point, target)
             warmup = (
                 converse(

@@ -88,6 +88,13 @@ def test_our_server_and_a_peer_are_started_and_ended(
             httpx.get(server["url"], trust_env=False)
 
 
+@pytest.mark.parametrize("ignores_eos", [False, True])
+def test_servers_are_asked_to_ignore_the_end_only_on_demand(ignores_eos: bool) -> None:
+    with fake_server() as server:
+        assert main(["--url", server.url, *SMALL, *["--ignore-eos"] * ignores_eos]) == 0
+    assert {body.get("ignore_eos", False) for body in server.bodies} == {ignores_eos}
+
+
 def test_all_scenarios_have_a_line_and_priorities_one_each(
     ours: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
