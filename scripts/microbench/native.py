@@ -48,7 +48,13 @@ def run_native(pace: Pace) -> Result:
         for name, bits, options in _formats(native.supports_int_inputs)
         for num_rows in rows
     }
-    cases |= {f"attention, {n} rows x {c}": _attention(kernels, n, c) for n, c in _contexts(pace)}
+    cases |= {
+        f"attention, {bits} bits, {num_rows} rows x {context}": _attention(
+            kernels, num_rows, context, bits
+        )
+        for bits in (32, 16, 8)
+        for num_rows, context in _contexts(pace)
+    }
     timings = [
         replace(timing, note=_rates(timing.seconds, cases[timing.name], roofline))
         for timing in compare({name: case.run for name, case in cases.items()}, pace)
@@ -88,11 +94,11 @@ def _product(kernels: Any, num_rows: int, bits: int, **options: int) -> Case:
     return Case(run, 2.0 * num_rows * weight.size * times, float(first.nbytes * times))
 
 
-def _attention(kernels: Any, num_rows: int, context: int) -> Case:
+def _attention(kernels: Any, num_rows: int, context: int, bits: int) -> Case:
     """Decodes of as many requests, each with a context of its own."""
     num_heads, group, dim = _HEADS
     num_blocks = context // _BLOCK_SIZE
-    pool = kernels.pool(num_rows * num_blocks, _BLOCK_SIZE, num_heads, dim, dim)
+    pool = kernels.pool(num_rows * num_blocks, _BLOCK_SIZE, num_heads, dim, dim, bits)
     blocks = np.random.default_rng(1).permutation(num_rows * num_blocks).astype(np.int32)
     slices = [(row, 1, context - 1, row * num_blocks) for row in range(num_rows)]
     slots = blocks[num_blocks - 1 :: num_blocks] * _BLOCK_SIZE + _BLOCK_SIZE - 1
@@ -105,7 +111,8 @@ def _attention(kernels: Any, num_rows: int, context: int) -> Case:
         mx.eval(kernels.attend(queries, new, new, pool, step, dim**-0.5))
 
     keys = num_rows * context * num_heads
-    return Case(run, 4.0 * keys * group * dim, 2.0 * keys * dim * mx.float32.size)
+    num_bytes = dim * bits // 8 + (4 if bits == 8 else 0)
+    return Case(run, 4.0 * keys * group * dim, 2.0 * keys * num_bytes)
 
 
 def _rates(seconds: float, case: Case, roofline: Roofline) -> str:

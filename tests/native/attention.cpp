@@ -41,15 +41,43 @@ std::string describe(const Shape& shape) {
   std::ostringstream text;
   text << "attention: " << pool.num_heads << "x" << shape.group << " heads of " << pool.key_dim
        << "," << pool.value_dim << ", blocks of " << pool.block_size
-       << (pool.is_bf16 ? ", bf16" : "") << ", window " << shape.window
+       << ", type " << static_cast<int>(pool.type) << ", window " << shape.window
        << (shape.is_chunked ? ", chunked" : "") << ", cap "
        << shape.soft_cap << (shape.has_sinks ? ", sinks," : ",");
   for (const Request& r : shape.requests) text << " " << r.num_before << "+" << r.num_rows;
   return text.str();
 }
 
-/// A value as the pool stores it.
-float stored(float x, const PoolLayout& pool) { return pool.is_bf16 ? from_bf16(to_bf16(x)) : x; }
+/// Replace numbers by what integers with a common scale make of them.
+void round(std::span<float> vector) {
+  float largest = 0;
+  for (const float x : vector) largest = std::max(largest, std::abs(x));
+  const double factor = largest > 0 ? 127 / largest : 0;
+  for (float& x : vector) x = static_cast<float>(std::nearbyint(x * factor)) * (largest / 127);
+}
+
+/// Multiply every `n` numbers by a Hadamard matrix, in the kernels' order of sums.
+void rotate(std::span<float> vector, size_t n) {
+  for (size_t half = 1; half < n; half *= 2) {
+    const std::vector<float> x(vector.begin(), vector.end());
+    for (size_t i = 0; i < x.size(); i++)
+      vector[i] = i / half % 2 == 0 ? x[i] + x[i + half] : x[i - half] - x[i];
+  }
+}
+
+/// Replace vectors of `dim` numbers, side by side, by what the pool stores.
+void store(std::vector<float>& numbers, size_t dim, CacheType type, size_t rotated = 1) {
+  if (type == CacheType::kBfloat16)
+    for (float& x : numbers) x = from_bf16(to_bf16(x));
+  if (type != CacheType::kInt8) return;
+  for (size_t i = 0; i < numbers.size(); i += dim) {
+    const std::span<float> vector{numbers.data() + i, dim};
+    rotate(vector, rotated);
+    round(vector);
+    rotate(vector, rotated);
+    for (float& x : vector) x /= static_cast<float>(rotated);
+  }
+}
 
 /// A step, its inputs, and a pool that holds what came before it.
 class Case {
@@ -135,8 +163,9 @@ class Case {
       keys_.insert(keys_.end(), key, key + key_size());
       values_.insert(values_.end(), value, value + value_size());
     }
-    for (float& x : keys) x = stored(x, shape_.layout);
-    for (float& x : values) x = stored(x, shape_.layout);
+    const PoolLayout& pool = shape_.layout;
+    store(keys, pool.key_dim, pool.type, pool.rotated());
+    store(values, pool.value_dim, pool.type);
     all_keys_.push_back(std::move(keys));
     all_values_.push_back(std::move(values));
   }
@@ -220,15 +249,17 @@ class Case {
   }
 };
 
+CacheType random_type(Random& random) { return static_cast<CacheType>(random.between(0, 2)); }
+
 Shape random_shape(Random& random) {
   const int columns = kernels()->columns;
   const int group = random.one_of({1, 2, 3, 5, 48});
   Shape shape{.requests = {},
               .layout = {.num_heads = random.between(1, 3),
                          .block_size = random.one_of({1, 5, 16, 32, 40}),
-                         .key_dim = random.between(1, 80),
+                         .key_dim = random.one_of({random.between(1, 80), 64, 96, 256, 512}),
                          .value_dim = random.between(1, 80),
-                         .is_bf16 = random.chance(),
+                         .type = random_type(random),
                          .columns = columns},
               .group = group,
               .window = random.chance() ? random.between(1, 300) : 0,
@@ -261,16 +292,91 @@ void test_long_contexts(Random& random) {
   }
 }
 
-void test_copied_block(Random& random) {
-  const PoolLayout layout{2, 4, 3, 5, random.chance(), kernels()->columns};
+std::vector<uint8_t> bytes(const Pool& pool) {
+  std::vector<uint8_t> all;
+  for (const Memory* memory : {&pool.key_memory(), &pool.value_memory()}) {
+    const auto* data = static_cast<const uint8_t*>(memory->data());
+    all.insert(all.end(), data, data + memory->size());
+  }
+  return all;
+}
+
+/// What is stored of a token depends on it alone.
+void test_tokens_written_together_or_alone(Random& random, CacheType type) {
+  const PoolLayout layout{random.between(1, 3), random.one_of({1, 5, 32}), random.between(1, 80),
+                          random.between(1, 80), type, kernels()->columns};
+  const int num_rows = random.between(2, 40), first = random.between(0, 6);
+  const size_t key_size = layout.num_heads * layout.key_dim;
+  const size_t value_size = layout.num_heads * layout.value_dim;
+  const auto keys = random.normal(num_rows * key_size);
+  const auto values = random.normal(num_rows * value_size);
+  std::vector<int> slots(num_rows);
+  std::iota(slots.begin(), slots.end(), first);
+  const int num_blocks = slots.back() / layout.block_size + 1;
+  Pool together(layout, num_blocks), alone(layout, num_blocks);
+  together.write(slots.data(), num_rows, keys.data(), values.data());
+  for (int row = num_rows; row-- > 0;) {
+    const float* key = keys.data() + row * key_size;
+    const float* value = values.data() + row * value_size;
+    // What was there before does not matter.
+    alone.write(&slots[row], 1, keys.data(), values.data());
+    alone.write(&slots[row], 1, key, value);
+  }
+  expect(bytes(together) == bytes(alone), "a token is stored as if it were alone");
+}
+
+/// The first output of one token that attends to itself alone.
+float own_value(CacheType type, std::vector<float> key, const std::vector<float>& value) {
+  const PoolLayout layout{1, 4, int(key.size()), int(value.size()), type, kernels()->columns};
+  Pool pool(layout, 1);
+  const Step step{{{0, 1, 0, 0}}, {0}, {0}};
+  std::vector<float> q(key.size(), 1), y(value.size(), 7);
+  const AttentionArgs args{.pool = layout,
+                           .keys = pool.keys(),
+                           .values = pool.values(),
+                           .q = q.data(),
+                           .y = y.data(),
+                           .num_query_heads = 1,
+                           .scale = 1,
+                           .soft_cap = 0,
+                           .window = 0,
+                           .is_chunked = false,
+                           .sinks = nullptr,
+                           .span_blocks = 0};
+  write_and_attend(pool, step, args, key.data(), value.data(), 1);
+  return y[0];
+}
+
+void test_extreme_numbers(CacheType type) {
+  for (const int dim : {1, 18, 32}) {
+    const auto with_last = [dim](float x) {
+      std::vector<float> numbers(dim, x / 4);
+      numbers[dim - 1] = x;
+      return numbers;
+    };
+    const std::vector<float> zero = with_last(0), one(dim, 1);
+    expect(own_value(type, zero, zero) == 0, "zeros are zeros");
+    expect(own_value(type, with_last(1e-40f), with_last(1e-40f)) < 1e-39f, "tiny numbers");
+    expect(std::isfinite(own_value(type, one, with_last(3e38f))), "huge numbers");
+    for (const float x : {NAN, INFINITY, -INFINITY}) {
+      std::vector<float> some = zero;
+      some[dim / 2] = some[0] = x;
+      expect(!std::isfinite(own_value(type, one, some)), "a value that is no number is kept");
+      expect(x < 0 || std::isnan(own_value(type, some, one)), "a key that is no number is kept");
+    }
+  }
+}
+
+void test_copied_block(Random& random, CacheType type) {
+  const PoolLayout layout{2, 4, 3, 5, type, kernels()->columns};
   Pool pool(layout, 3);
   const auto numbers = random.normal(10);
   for (int slot = 4; slot < 8; slot++) pool.write(&slot, 1, numbers.data(), numbers.data());
   pool.copy(1, 2);
   const auto is_copied = [](const Memory& memory) {
-    const auto* bytes = static_cast<const uint8_t*>(memory.data());
+    const auto* data = static_cast<const uint8_t*>(memory.data());
     const size_t size = memory.size() / 3;
-    return std::equal(bytes + size, bytes + 2 * size, bytes + 2 * size);
+    return std::equal(data + size, data + 2 * size, data + 2 * size);
   };
   expect(is_copied(pool.key_memory()) && is_copied(pool.value_memory()), "a block is copied");
   bool is_rejected = false;
@@ -288,7 +394,11 @@ void test_attention() {
   Random random(3);
   test_ragged_steps(random);
   test_long_contexts(random);
-  test_copied_block(random);
+  for (const CacheType type : {CacheType::kFloat32, CacheType::kBfloat16, CacheType::kInt8}) {
+    test_copied_block(random, type);
+    test_extreme_numbers(type);
+    for (int i = 0; i < 20; i++) test_tokens_written_together_or_alone(random, type);
+  }
 }
 
 }  // namespace tests

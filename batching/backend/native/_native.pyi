@@ -72,7 +72,7 @@ def pool(
     num_heads: int,
     key_dim: int,
     value_dim: int,
-    is_bf16: bool = False,
+    bits: int = 32,
 ) -> Pool: ...
 def attend(
     queries: mx.array,

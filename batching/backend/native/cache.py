@@ -1,6 +1,7 @@
 """The KV pool of the native kernels, read in place through the block tables."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import mlx.core as mx
 import numpy as np
@@ -19,6 +20,9 @@ from batching.backend.paged.layout import LayerLayout, LayerShape
 from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.scheduling.step_plan import Slice
+
+# Of a number in the pool; all others become float32.
+_BITS: Final = {mx.bfloat16: 16, mx.int8: 8}
 
 
 def native_cache(
@@ -110,7 +114,7 @@ class NativeLayerCache(LayerCache):
             shape.num_heads,
             shape.key_dim,
             shape.value_dim,
-            is_bf16=shape.dtype == mx.bfloat16,
+            _BITS.get(shape.dtype, 32),
         )
         super().__init__(shape, num_blocks * block_size)
 

@@ -2,14 +2,18 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
+
+# A float32 for each token and head of keys, and of values, that are kept in 8 bits.
+_SCALE_BYTES: Final = 4
 
 
 class LayerShape(NamedTuple):
     """Keys and values: what one layer keeps for a token.
 
+    dtype: int8 is integers with scales, which the native kernels keep.
     window: the layer attends to that many last positions; None is all of them.
     is_chunked: it attends to those of them that lie in the row's own chunk of `window` positions.
     is_gathered: the model's own code reads them, and not the attention function that is hooked.
@@ -36,7 +40,13 @@ class LayerShape(NamedTuple):
 
     @property
     def bytes_per_token(self) -> int:
-        return self.num_heads * (self.key_dim + self.value_dim) * self.dtype.size
+        scales = 2 * _SCALE_BYTES if self.dtype == mx.int8 else 0
+        return self.num_heads * ((self.key_dim + self.value_dim) * self.dtype.size + scales)
+
+    def with_dtype(self, dtype: mx.Dtype) -> "LayerShape":
+        """Return the same in another type, but what is gathered: not in integers."""
+        is_plain = not (self.is_gathered or self.is_latent)
+        return self._replace(dtype=dtype) if is_plain or dtype != mx.int8 else self
 
 
 class StateShape(NamedTuple):
@@ -117,7 +127,7 @@ class CacheLayout:
         def changed(layer: LayerLayout) -> LayerLayout:
             if isinstance(layer, Several):
                 return Several(tuple(map(changed, layer.parts)))
-            return layer._replace(dtype=dtype) if isinstance(layer, LayerShape) else layer
+            return layer.with_dtype(dtype) if isinstance(layer, LayerShape) else layer
 
         return CacheLayout(tuple(map(changed, self.layers)))
 

@@ -139,24 +139,53 @@ struct ArgMax {
   }
 };
 
+/// How keys and values are stored.
+enum class CacheType : int32_t {
+  kFloat32,
+  kBfloat16,
+  kInt8,  // with a scale, |largest| / 127, for each head and token: no other token changes it
+};
+
+/// A power of 2.
+constexpr int MAX_ROTATED = 256;
+
 /// The memory layout of one layer's keys and values, in blocks of `block_size` tokens.
 ///
 /// For each block and head, keys are transposed, `[key_dim][key_stride]`, and values are
-/// `[block_size][value_stride]`: both are then read along vectors of the result.
+/// `[block_size][value_stride]`: both are then read along vectors of the result.  Scales follow, a
+/// float for each token, `[key_stride]` of the keys and as many of the values.
 struct PoolLayout {
   int num_heads;
   int block_size;
   int key_dim;
   int value_dim;
-  bool is_bf16;
+  CacheType type;
   int columns;  // that a kernel computes at a time; strides are multiples of it
 
   ALWAYS_INLINE int key_stride() const { return (block_size + columns - 1) / columns * columns; }
   ALWAYS_INLINE int value_stride() const { return (value_dim + columns - 1) / columns * columns; }
-  ALWAYS_INLINE size_t key_floats() const { return static_cast<size_t>(key_dim) * key_stride(); }
-  ALWAYS_INLINE size_t value_floats() const {
+  /// Numbers of one block and head.
+  ALWAYS_INLINE size_t key_size() const { return static_cast<size_t>(key_dim) * key_stride(); }
+  ALWAYS_INLINE size_t value_size() const {
     return static_cast<size_t>(block_size) * value_stride();
   }
+
+  /// Bytes of so many numbers and, if there are any, of their scales.
+  ALWAYS_INLINE size_t bytes(size_t size) const {
+    switch (type) {
+      case CacheType::kFloat32: return size * 4;
+      case CacheType::kBfloat16: return size * 2;
+      case CacheType::kInt8: return size + key_stride() * sizeof(float);
+    }
+    return 0;
+  }
+  /// How many numbers of a query and of a key that becomes integers are rotated together.
+  ALWAYS_INLINE int rotated() const {
+    const int power = key_dim & -key_dim;
+    return type != CacheType::kInt8 ? 1 : power < MAX_ROTATED ? power : MAX_ROTATED;
+  }
+  ALWAYS_INLINE size_t key_bytes() const { return bytes(key_size()); }
+  ALWAYS_INLINE size_t value_bytes() const { return bytes(value_size()); }
 };
 
 /// Query vectors (rows times query heads that share a key head) of one call: as many rows as fit in
@@ -251,9 +280,10 @@ struct Kernels {
   void (*linear)(const LinearArgs& args, int panel, int next, float* scratch);
   /// Update each row's largest output with panels [panel, next); does not write to `y`.
   void (*argmax)(const LinearArgs& args, int panel, int next, float* scratch, ArgMax* rows);
-  /// Write rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into slots.
+  /// Write rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into slots;
+  /// `scratch` has space for `key_dim` floats.
   void (*write)(const PoolLayout& pool, void* pool_keys, void* pool_values, const int32_t* slots,
-                int num_rows, const float* keys, const float* values);
+                int num_rows, const float* keys, const float* values, float* scratch);
   /// See AttentionPart.
   void (*attend)(const AttentionArgs& args, const AttentionPart& part, float* scratch);
   /// Merge `num_spans` results at `part.partial` into the outputs.

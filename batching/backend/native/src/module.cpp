@@ -34,12 +34,22 @@ std::shared_ptr<Step> make_step(const Rows& slices, const Ints& tables, const In
   return step;
 }
 
+CacheType cache_type(int bits) {
+  switch (bits) {
+    case 32: return CacheType::kFloat32;
+    case 16: return CacheType::kBfloat16;
+    case 8: return CacheType::kInt8;
+  }
+  throw std::invalid_argument("keys and values have 8, 16 or 32 bits");
+}
+
 std::shared_ptr<Pool> make_pool(int num_blocks, int block_size, int num_heads, int key_dim,
-                                int value_dim, bool is_bf16) {
+                                int value_dim, int bits) {
   if (std::min({num_blocks, block_size, num_heads, key_dim, value_dim}) < 1)
     throw std::invalid_argument("a pool has blocks, heads and dimensions");
   return std::make_shared<Pool>(
-      PoolLayout{num_heads, block_size, key_dim, value_dim, is_bf16, kernels()->columns},
+      PoolLayout{num_heads, block_size, key_dim, value_dim, cache_type(bits),
+                 kernels()->columns},
       num_blocks);
 }
 
@@ -85,7 +95,7 @@ NB_MODULE(_native, m) {
         return regions;
       });
   m.def("pool", &make_pool, "num_blocks"_a, "block_size"_a, "num_heads"_a, "key_dim"_a,
-        "value_dim"_a, "is_bf16"_a = false);
+        "value_dim"_a, "bits"_a = 32);
 
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bits"_a = 0, "input_bits"_a = 32);

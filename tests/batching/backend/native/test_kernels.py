@@ -295,6 +295,17 @@ def test_rotary_embedding(kernels: Any, traditional: bool, dims: int) -> None:
 # Attention
 
 
+def hadamard(vectors: npt.NDArray[Any], num: int) -> npt.NDArray[Any]:
+    """Multiply every `num` numbers by a Hadamard matrix, in the kernels' order of sums."""
+    half = 1
+    while half < num:
+        pairs = vectors.reshape(*vectors.shape[:-1], -1, 2, half)
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        vectors = np.stack([a + b, a - b], axis=-2).reshape(vectors.shape)
+        half *= 2
+    return vectors
+
+
 @dataclass
 class Layer:
     """Requests whose keys and values are all known, and the blocks that they have in a pool."""
@@ -307,7 +318,7 @@ class Layer:
     group: int
     key_dim: int
     value_dim: int
-    is_half: bool = False
+    bits: int = 32
 
     def __post_init__(self) -> None:
         counts = [-(-length // self.block_size) for length in self.lengths]
@@ -324,14 +335,23 @@ class Layer:
             self.num_heads,
             self.key_dim,
             self.value_dim,
-            self.is_half,
+            self.bits,
         )
 
     def random(self, *shape: int) -> Floats:
-        numbers = mx.array(self.rng.standard_normal(shape).astype(np.float32))
-        if self.is_half:
-            numbers = numbers.astype(mx.bfloat16).astype(mx.float32)
-        return np.array(numbers)
+        return self.rng.standard_normal(shape).astype(np.float32)
+
+    def stored(self, vectors: Floats, num_rotated: int = 1) -> npt.NDArray[np.float64]:
+        """Return what the pool keeps of vectors."""
+        if self.bits == 16:
+            halves = mx.array(vectors).astype(mx.bfloat16)
+            return np.array(halves.astype(mx.float32)).astype(np.float64)
+        if self.bits == 32:
+            return vectors.astype(np.float64)
+        rotated = hadamard(vectors, num_rotated)
+        largest = np.abs(rotated).max(axis=-1, keepdims=True)
+        integers = np.round(rotated.astype(np.float64) * (np.float32(127) / largest))
+        return hadamard(integers * (largest / 127), num_rotated) / num_rotated
 
     def queries(self, slices: list[tuple[int, int, int]]) -> Floats:
         return self.random(
@@ -372,6 +392,9 @@ class Layer:
         is_chunked: bool = False,
     ) -> npt.NDArray[np.float64]:
         results = []
+        num_rotated = self.key_dim & -self.key_dim
+        all_keys = [self.stored(keys, num_rotated) for keys in self.keys]
+        all_values = [self.stored(values) for values in self.values]
         positions = [(r, p) for r, start, stop in slices for p in range(start, stop)]
         for row, (request, position) in enumerate(positions):
             first = max(0, position - window + 1) if window else 0
@@ -379,7 +402,7 @@ class Layer:
                 first = position - position % window
             for head in range(self.num_heads * self.group):
                 seen = slice(first, position + 1)
-                keys = self.keys[request][seen, head // self.group].astype(np.float64)
+                keys = all_keys[request][seen, head // self.group]
                 scores = keys @ queries[row, head] * scale
                 if soft_cap:
                     scores = soft_cap * np.tanh(scores / soft_cap)
@@ -387,7 +410,7 @@ class Layer:
                 highest = max([scores.max(), *sink])
                 weights = np.exp(scores - highest)
                 total = weights.sum() + sum(np.exp(s - highest) for s in sink)
-                results.append(weights @ self.values[request][seen, head // self.group] / total)
+                results.append(weights @ all_values[request][seen, head // self.group] / total)
         return np.array(results).reshape(len(positions), -1, self.value_dim)
 
 
@@ -401,7 +424,7 @@ class Layer:
     is_chunked=st.booleans(),
     soft_cap=st.sampled_from([0.0, 3.0]),
     has_sinks=st.booleans(),
-    is_half=st.booleans(),
+    bits=st.sampled_from([32, 16, 8]),
     seed=st.integers(0, 1000),
 )
 def test_attention_of_ragged_steps(
@@ -414,12 +437,12 @@ def test_attention_of_ragged_steps(
     is_chunked: bool,
     soft_cap: float,
     has_sinks: bool,
-    is_half: bool,
+    bits: int,
     seed: int,
 ) -> None:
     """Each request is read in two steps, cut anywhere, beside the others."""
     rng = np.random.default_rng(seed)
-    layer = Layer(kernels, rng, block_size, lengths, *heads, *dims, is_half)
+    layer = Layer(kernels, rng, block_size, lengths, *heads, *dims, bits)
     sinks = rng.standard_normal(heads[0] * heads[1]).astype(np.float32) if has_sinks else None
     cuts = [int(rng.integers(0, length)) for length in lengths]
     steps = [
@@ -448,11 +471,11 @@ def test_one_key_head_may_have_many_query_heads(kernels: Any) -> None:
     np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("is_half", [False, True])
-def test_a_rows_attention_does_not_depend_on_the_step(native: Native, is_half: bool) -> None:
+@pytest.mark.parametrize("bits", [32, 16, 8])
+def test_a_rows_attention_does_not_depend_on_the_step(native: Native, bits: int) -> None:
     """Alone, in a chunk, beside others, spans shared out among threads or not: the same bits."""
     rng = np.random.default_rng(4)
-    layer = Layer(native.module, rng, 32, [700, 40, 300], 2, 3, 64, 64, is_half)
+    layer = Layer(native.module, rng, 32, [700, 40, 300], 2, 3, 64, 64, bits)
     whole = [(0, 0, 700), (1, 0, 40), (2, 0, 300)]
     queries = layer.queries(whole)
     together = layer.attend(whole, queries, scale=0.125)
@@ -469,8 +492,9 @@ def test_a_rows_attention_does_not_depend_on_the_step(native: Native, is_half: b
         native.module.set_num_threads(native.num_threads)
 
 
-def test_a_copied_block_is_read_like_the_original(kernels: Any) -> None:
-    layer = Layer(kernels, np.random.default_rng(5), 4, [8], 2, 1, 8, 8)
+@pytest.mark.parametrize("bits", [32, 16, 8])
+def test_a_copied_block_is_read_like_the_original(kernels: Any, bits: int) -> None:
+    layer = Layer(kernels, np.random.default_rng(5), 4, [8], 2, 1, 8, 8, bits)
     slices = [(0, 0, 8)]
     queries = layer.queries(slices)
     y = layer.attend(slices, queries, scale=1.0)
@@ -520,6 +544,7 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
         lambda: kernels.swiglu(mx.ones(3), mx.ones(4)),
         lambda: kernels.rms_norm(mx.ones((2, 8)), mx.ones(7), 1e-5),
         lambda: kernels.rope(mx.ones((2, 1, 1, 8)), mx.ones((2, 5)), mx.ones((2, 5)), False),
+        lambda: kernels.pool(2, 4, 2, 8, 8, 4),
         lambda: kernels.attend(good, good, mx.ones((1, 2, 1, 4)), pool, step, 1.0),
         lambda: kernels.attend(mx.ones((1, 3, 1, 8)), good, good, pool, step, 1.0),
         lambda: kernels.attend(good, good, good, pool, step, 1.0, sinks=mx.ones(3)),

@@ -15,6 +15,7 @@ namespace {
 
 using native::AttentionArgs;
 using native::AttentionPart;
+using native::CacheType;
 using native::PoolLayout;
 
 constexpr float INF = __builtin_inff();
@@ -29,6 +30,34 @@ struct Partial {
 
 constexpr int MAX_TILE = native::MAX_TILE;
 static_assert(MAX_TILE % LANES == 0);
+
+/// Replace numbers that are HALF apart by sum and difference, in every 2 * HALF of `[size]`.
+template <int HALF>
+ALWAYS_INLINE void butterflies(float* x, int size) {
+  for (int i = 0; i < size; i += 2 * HALF) {
+    for (int j = i; j < i + HALF; j++) {
+      const float a = x[j], b = x[j + HALF];
+      x[j] = a + b;
+      x[j + HALF] = a - b;
+    }
+  }
+}
+
+/// Multiply every `n` numbers of `[size]`, a power of 2, by a Hadamard matrix, whose square is n
+/// times the identity.  A few channels of keys are much larger than the others, and integers of a
+/// scale for all of them would be coarse; this spreads them out (as in QuaRot, Ashkboos et al.
+/// 2024), and a product with a query that is rotated, too, is the same but for the factor n.
+ALWAYS_INLINE void rotate(float* x, int size, int n) {
+  if (n > 1) butterflies<1>(x, size);
+  if (n > 2) butterflies<2>(x, size);
+  if (n > 4) butterflies<4>(x, size);
+  if (n > 8) butterflies<8>(x, size);
+  if (n > 16) butterflies<16>(x, size);
+  if (n > 32) butterflies<32>(x, size);
+  if (n > 64) butterflies<64>(x, size);
+  if (n > 128) butterflies<128>(x, size);
+  static_assert(native::MAX_ROTATED == 256);
+}
 
 /// y *= factor, in whole vectors.
 ALWAYS_INLINE void scale(float* y, int size, float factor) {
@@ -76,13 +105,21 @@ void update_softmax(float* scores, int size, int stride, int width, float* maxim
   }
 }
 
-/// Keys or values of a block in the pool, and those to prefetch, or null.
+/// Keys or values of a block in the pool, and those to prefetch, or null; `scales` of integers.
 template <typename Stored>
 struct StoredBlock {
   const Stored* data;
   const Stored* next;
   int stride;
+  const float* scales = nullptr;
 };
+
+/// Multiply columns `[size][stride]`, `width` of them, by a number each.
+ALWAYS_INLINE void scale_columns(float* x, int size, int stride, int width, const float* factors) {
+  for (int m = 0; m < size; m++)
+    for (int j = m * stride; j < m * stride + width; j += LANES)
+      store(x + j, load(x + j) * load(factors + j - m * stride));
+}
 
 /// y (+)= x times the first `width` columns of `[k][stride]`; `floats` has space for all of them.
 template <typename Stored>
@@ -92,7 +129,7 @@ void multiply_block(int size, const float* x, int ldx, const StoredBlock<Stored>
     // Converted once, since several tiles read them.
     const Stored* ahead = block.next ? block.next : block.data;
     for (int i = 0; i < k * block.stride; i += LANES) {
-      if (i % 32 == 0) prefetch(ahead + i);
+      if (i % (64 / sizeof(Stored)) == 0) prefetch(ahead + i);
       store(floats + i, load(block.data + i));
     }
     const StoredBlock<float> unpacked{floats, nullptr, block.stride};
@@ -127,10 +164,17 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
   const PoolLayout& pool = args.pool;
   const int size = tile.size();
   const int stride = pool.key_stride();
-  const auto stored = [&](const void* data, size_t size, int64_t at, int64_t next, int width) {
-    const auto* blocks = static_cast<const Stored*>(data);
-    const Stored* ahead = next < 0 ? nullptr : blocks + next * size;
-    return StoredBlock<Stored>{blocks + at * size, ahead, width};
+  constexpr bool HAS_SCALES = sizeof(Stored) == 1;
+  const auto stored = [&](const void* data, size_t numbers, int64_t at, int64_t next, int width) {
+    const auto* blocks = static_cast<const uint8_t*>(data);
+    const size_t bytes = pool.bytes(numbers);
+    StoredBlock<Stored> block{reinterpret_cast<const Stored*>(blocks + at * bytes), nullptr, width};
+    if (next >= 0) block.next = reinterpret_cast<const Stored*>(blocks + next * bytes);
+    if constexpr (HAS_SCALES) {
+      block.scales = reinterpret_cast<const float*>(block.data + numbers);
+      for (size_t i = numbers; block.next && i < bytes; i += 64) prefetch(block.next + i);
+    }
+    return block;
   };
   const int last_block = part.span < 0 ? tile.last_position() / pool.block_size + 1 : next_block;
   for (int m = 0; m < size; m++) result.maxima[m] = -INF, result.sums[m] = 0.0f;
@@ -144,10 +188,11 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
     // Memory is read twice as fast if the next block is prefetched bit by bit meanwhile.
     int64_t ahead = part.next;
     if (b + 1 < last_block) ahead = int64_t{part.blocks[b + 1]} * pool.num_heads + part.head;
-    const auto keys = stored(args.keys, pool.key_floats(), block, ahead, stride);
+    const auto keys = stored(args.keys, pool.key_size(), block, ahead, stride);
     multiply_block(size, tile.queries, pool.key_dim, keys, pool.key_dim, num_keys, scratch.scores,
                    stride, false, scratch.block);
     const int width = (num_keys + LANES - 1) / LANES * LANES;
+    if constexpr (HAS_SCALES) scale_columns(scratch.scores, size, stride, width, keys.scales);
     for (int m = 0; m < size; m++) {
       float* row = scratch.scores + m * stride;
       if (args.soft_cap > 0)
@@ -164,8 +209,8 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
     for (int m = 0; m < size; m++)
       if (scratch.factors[m] != 1.0f)
         scale(result.values + m * pool.value_stride(), pool.value_stride(), scratch.factors[m]);
-    const auto values =
-        stored(args.values, pool.value_floats(), block, ahead, pool.value_stride());
+    const auto values = stored(args.values, pool.value_size(), block, ahead, pool.value_stride());
+    if constexpr (HAS_SCALES) scale_columns(scratch.scores, size, stride, width, values.scales);
     multiply_block(size, scratch.scores, stride, values, num_keys, pool.value_stride(),
                    result.values, pool.value_stride(), true, scratch.block);
   }
@@ -230,11 +275,13 @@ struct Arena {
 };
 
 Tile load_tile(const AttentionArgs& args, const AttentionPart& part, int group, float* queries) {
-  const int dim = args.pool.key_dim;
+  const int dim = args.pool.key_dim, rotated = args.pool.rotated();
+  const float scale = args.scale / rotated;
   for (int m = 0; m < part.num_rows * group; m++) {
     const size_t row = static_cast<size_t>(part.first_row) + m / group;
     const float* q = args.q + (row * args.num_query_heads + part.head * group + m % group) * dim;
-    for (int i = 0; i < dim; i++) queries[m * dim + i] = q[i] * args.scale;
+    for (int i = 0; i < dim; i++) queries[m * dim + i] = q[i] * scale;
+    rotate(queries + m * dim, dim, rotated);
   }
   return {part.first_position, part.num_rows, group, queries};
 }
@@ -248,11 +295,13 @@ void attend(const AttentionArgs& args, const AttentionPart& part, float* memory)
   float* queries = arena.allocate(static_cast<size_t>(size) * pool.key_dim);
   const Tile tile = load_tile(args, part, group, queries);
   const Scratch scratch{arena.allocate(static_cast<size_t>(MAX_TILE) * pool.key_stride()),
-                        arena.allocate(pool.key_floats() > pool.value_floats() ? pool.key_floats()
-                                                                          : pool.value_floats()),
+                        arena.allocate(pool.key_size() > pool.value_size() ? pool.key_size()
+                                                                          : pool.value_size()),
                         arena.allocate(MAX_TILE)};
   const int num_blocks = tile.last_position() / pool.block_size + 1;
-  const auto attend_blocks = pool.is_bf16 ? attend_span<uint16_t> : attend_span<float>;
+  const auto attend_blocks = pool.type == CacheType::kFloat32    ? attend_span<float>
+                             : pool.type == CacheType::kBfloat16 ? attend_span<uint16_t>
+                                                                 : attend_span<int8_t>;
   if (part.span >= 0) {
     Arena shared{part.partial};
     const int first = part.span * args.span_blocks, next = first + args.span_blocks;
@@ -294,15 +343,16 @@ ALWAYS_INLINE void store_as(float x, uint16_t* stored) { *stored = to_bf16(x); }
 
 /// Write successive tokens of one block.
 template <typename Stored>
-void write_tokens(const PoolLayout& pool, Stored* pool_keys, Stored* pool_values, int slot,
-                  int num_tokens, const float* keys, const float* values) {
+void write_tokens(const PoolLayout& pool, void* pool_keys, void* pool_values, int slot,
+                  int num_tokens, const float* keys, const float* values, float*) {
   const size_t block = slot / pool.block_size, at = slot % pool.block_size;
   for (int h = 0; h < pool.num_heads; h++) {
-    Stored* key = pool_keys + (block * pool.num_heads + h) * pool.key_floats() + at;
+    const size_t head = block * pool.num_heads + h;
+    Stored* key = static_cast<Stored*>(pool_keys) + head * pool.key_size() + at;
     for (int i = 0; i < pool.key_dim; i++, key += pool.key_stride())
       for (int t = 0; t < num_tokens; t++)
         store_as(keys[(t * pool.num_heads + h) * pool.key_dim + i], key + t);
-    Stored* value = pool_values + (block * pool.num_heads + h) * pool.value_floats() +
+    Stored* value = static_cast<Stored*>(pool_values) + head * pool.value_size() +
                     at * pool.value_stride();
     for (int t = 0; t < num_tokens; t++, value += pool.value_stride())
       for (int i = 0; i < pool.value_dim; i++)
@@ -310,8 +360,65 @@ void write_tokens(const PoolLayout& pool, Stored* pool_keys, Stored* pool_values
   }
 }
 
+/// The largest magnitude; infinite if a number is not finite.
+ALWAYS_INLINE float largest_magnitude(const float* x, int size) {
+  F32 top{};
+  I32 is_nan{};
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    const F32 value = load(x + i);
+    top = max(top, absolute(value));
+    is_nan |= value != value;
+  }
+  float largest = any(is_nan) ? INF : max(top);
+  for (; i < size; i++) {
+    const float value = __builtin_fabsf(x[i]);
+    largest = value <= largest ? largest : value == value ? value : INF;
+  }
+  return largest;
+}
+
+/// Round numbers to integers `stride` apart; return their scale, NaN if a number is not finite.
+ALWAYS_INLINE float quantize(const float* x, int size, int8_t* integers, int stride) {
+  const float largest = largest_magnitude(x, size);
+  const bool is_finite = largest < INF;
+  // Avoids a division by 0; numbers that small are negligible.
+  const float factor = is_finite && largest > 1e-30f ? 127 / largest : 0;
+  const float round = 12582912.0f;  // as in exp
+  for (int i = 0; i < size; i++) {
+    const int32_t shifted = __builtin_bit_cast(int32_t, x[i] * factor + round);
+    integers[i * stride] = static_cast<int8_t>(shifted - __builtin_bit_cast(int32_t, round));
+  }
+  return is_finite ? largest / 127 : __builtin_nanf("");
+}
+
+template <>
+void write_tokens<int8_t>(const PoolLayout& pool, void* pool_keys, void* pool_values, int slot,
+                          int num_tokens, const float* keys, const float* values,
+                          float* rotated) {
+  const int block = slot / pool.block_size, at = slot % pool.block_size;
+  for (int h = 0; h < pool.num_heads; h++) {
+    const size_t head = static_cast<size_t>(block) * pool.num_heads + h;
+    auto* key = static_cast<int8_t*>(pool_keys) + head * pool.key_bytes();
+    auto* value = static_cast<int8_t*>(pool_values) + head * pool.value_bytes();
+    auto* key_scales = reinterpret_cast<float*>(key + pool.key_size());
+    auto* value_scales = reinterpret_cast<float*>(value + pool.value_size());
+    for (int t = 0; t < num_tokens; t++) {
+      const int row = t * pool.num_heads + h, slot = at + t;
+      for (int i = 0; i < pool.key_dim; i++) rotated[i] = keys[row * pool.key_dim + i];
+      rotate(rotated, pool.key_dim, pool.rotated());
+      key_scales[slot] = quantize(rotated, pool.key_dim, key + slot, pool.key_stride());
+      value_scales[slot] = quantize(values + row * pool.value_dim, pool.value_dim,
+                                    value + slot * pool.value_stride(), 1);
+    }
+  }
+}
+
 void write(const PoolLayout& pool, void* pool_keys, void* pool_values, const int32_t* slots,
-           int num_rows, const float* keys, const float* values) {
+           int num_rows, const float* keys, const float* values, float* scratch) {
+  const auto write_run = pool.type == CacheType::kFloat32    ? write_tokens<float>
+                         : pool.type == CacheType::kBfloat16 ? write_tokens<uint16_t>
+                                                             : write_tokens<int8_t>;
   int next;
   for (int first = 0; first < num_rows; first = next) {
     next = first + 1;
@@ -319,12 +426,7 @@ void write(const PoolLayout& pool, void* pool_keys, void* pool_values, const int
       next++;
     const float* k = keys + static_cast<size_t>(first) * pool.num_heads * pool.key_dim;
     const float* v = values + static_cast<size_t>(first) * pool.num_heads * pool.value_dim;
-    if (pool.is_bf16)
-      write_tokens(pool, static_cast<uint16_t*>(pool_keys), static_cast<uint16_t*>(pool_values),
-                   slots[first], next - first, k, v);
-    else
-      write_tokens(pool, static_cast<float*>(pool_keys), static_cast<float*>(pool_values),
-                   slots[first], next - first, k, v);
+    write_run(pool, pool_keys, pool_values, slots[first], next - first, k, v, scratch);
   }
 }
 

@@ -68,6 +68,17 @@ ALWAYS_INLINE F32 load(const uint16_t* bf16) {
 #endif
 }
 
+/// Signed bytes.
+ALWAYS_INLINE F32 load(const int8_t* p) {
+#if defined(__AVX512F__)
+  return to_float((I32)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif defined(__AVX2__)
+  return to_float((I32)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#else
+  return to_float(__builtin_convertvector(*reinterpret_cast<const I8*>(p), I32));
+#endif
+}
+
 /// float16.
 ALWAYS_INLINE F32 load_fp16(const uint16_t* p) {
 #if defined(__AVX512F__)

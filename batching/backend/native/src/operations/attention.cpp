@@ -112,7 +112,7 @@ size_t scratch_floats(const AttentionArgs& args) {
   const PoolLayout& pool = args.pool;
   constexpr size_t size = MAX_TILE;
   return size * (pool.key_dim + pool.key_stride() + 1) +
-         std::max(pool.key_floats(), pool.value_floats()) +
+         std::max(pool.key_size(), pool.value_size()) +
          2 * partial_floats(static_cast<int>(size), pool) + 128;
 }
 
