@@ -106,8 +106,9 @@ def check_model(
     Ragged steps over the pool are compared with mlx-lm's own single requests: unlike prompts are
     prefilled in chunks, mixed with decodes, over scattered blocks, with a prefix that is found and drafts
     that are wrong; the logits of every token must be those of a plain forward pass.  Windows and the like
-    are shrunk meanwhile, so that these prompts exceed them, and what has left a window is NaN.  Keys and values are kept in `kv_dtype`; None
-    is the type in which the model makes them.
+    are shrunk meanwhile, so that these prompts exceed them, and what has left a window is NaN.
+
+    Keys and values are kept in `kv_dtype`, int8 only by the kernels; None is the type in which the model makes them.
     """
     hook_attention(model)
     hook_ranges(model)
@@ -176,12 +177,12 @@ class _Probe:
             checked = CheckedModel(layout, selection, each.way, self.native, reason)
             changes = self._change(each, selection)
             try:
-                difference = self._largest_difference(checked)
+                difference, tolerance = self._difference(checked, each)
             except Exception as error:
                 # A model's code can do anything with a cache, so it can raise anything.
                 reason = reason or f"its code does not run over a paged cache ({error})"
             else:
-                if difference <= self._tolerance(checked.layout):
+                if difference <= tolerance:
                     return checked, each
                 reason = reason or (
                     f"a batch changes its logits by {difference:.2g} of the largest one"
@@ -217,6 +218,15 @@ class _Probe:
             regroup(module, changes)
         select_rows(self.model, selection, changes)
         return changes
+
+    def _difference(self, checked: CheckedModel, made: _Try) -> tuple[float, float]:
+        """Return how far a logit is off, and how far it may be."""
+        difference, tolerance = self._largest_difference(checked), self._tolerance(checked.layout)
+        plain = replace(checked, layout=replace(self, kv_dtype=None).layout(made))
+        if difference > tolerance and plain.layout != checked.layout:
+            # Keys that are rounded may lead to another expert: that says nothing of the way.
+            return self._largest_difference(plain), self._tolerance(plain.layout)
+        return difference, tolerance
 
     def _tolerance(self, layout: CacheLayout) -> float:
         if min_input_bits(self.model) == 8:
@@ -257,8 +267,7 @@ def _fill_with_nan(cache: PagedKVCache) -> None:
             shape = layer.shape
             size = (BLOCK_SIZE, shape.num_heads, 1)
             keys, values = (
-                mx.full((*size, dim), mx.nan, shape.dtype)
-                for dim in (shape.key_dim, shape.value_dim)
+                mx.full((*size, dim), mx.nan) for dim in (shape.key_dim, shape.value_dim)
             )
             layer.update_and_fetch(keys, values)
             layer.flush()

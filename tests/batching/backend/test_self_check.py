@@ -11,6 +11,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from batching.backend import self_check_steps
 from batching.backend.hooks import ranges
+from batching.backend.native.model import use_kernels
 from batching.backend.native.modules import replace_modules
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import LayerCache, StepInputs
@@ -87,6 +88,16 @@ def test_a_model_whose_batch_differs_is_served_one_by_one(
     assert "a batch changes its logits" in checked.reason
     if input_bits in (None, 32):
         assert_served_right(model, checked)
+
+
+@pytest.mark.parametrize("kv_dtype", [mx.bfloat16, mx.int8])
+def test_experts_that_rounded_keys_choose_do_not_make_a_model_slow(
+    native: Native, kv_dtype: mx.Dtype
+) -> None:
+    model = use_kernels(tiny_model("gpt_oss"), native)
+    checked = check_model(model, VOCAB_SIZE, native, kv_dtype)
+    assert (checked.way, checked.reason) == (Way.RAGGED, "")
+    assert {shape.dtype for shape in checked.layout.shapes} == {kv_dtype}
 
 
 def test_a_model_that_needs_caches_of_mlx_lm_gets_them() -> None:
