@@ -14,7 +14,7 @@ from app.observability.logs import print_stderr
 from app.observability.tracing import TracingUnavailable, make_tracer
 from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
-from batching import ModelLoadError, PoolTooLarge, SchedulerManager
+from batching import ModelLoadError, PoolTooLarge, SchedulerManager, UnsupportedKVDType
 
 _CANNOT_START: Final = 2
 _ENGINE_STOP_TIMEOUT: Final = 5.0
@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] = ()) -> int:
         return run(settings, SchedulerManager([settings.engine_config()]))
     except PoolTooLarge as error:
         print_stderr(name_flags(f"{env_name('batch_block_pool_size')}: {error}", flags))
+        return _CANNOT_START
+    except UnsupportedKVDType as error:
+        print_stderr(name_flags(f"{env_name('kv_cache_dtype')}: {error}", flags))
         return _CANNOT_START
     except (SettingsError, BindError, ModelLoadError, TracingUnavailable) as error:
         print_stderr(name_flags(str(error), flags))

@@ -27,6 +27,7 @@ from batching.errors import (
     PoolTooLarge,
     RequestError,
     RequestFailed,
+    UnsupportedKVDType,
 )
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
 from batching.observer import Observers, SequenceStats, StepRecord
@@ -66,6 +67,7 @@ __all__ = [
     "TokenOutput",
     "TokenStream",
     "Tokenizer",
+    "UnsupportedKVDType",
     "check_token_ids",
     "choice_grammar",
     "gbnf_grammar",

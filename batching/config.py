@@ -7,7 +7,7 @@ BLOCK_SIZE: Final = 32
 DEFAULT_NUM_BLOCKS: Final = 1024
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
-KVCacheDTypeName = Literal["auto", "float32", "bfloat16"]
+KVCacheDTypeName = Literal["auto", "float32", "bfloat16", "int8"]
 CpuPrecision = Literal["exact", "fast", "fastest"]
 NativeMode = Literal["auto", "off", "require"]
 DeviceName = Literal["auto", "cpu", "gpu"]

@@ -11,7 +11,8 @@ EngineError
 ├── EngineStopped           it serves no more requests
 ├── ModelNotFound           no such model is served here
 └── ModelLoadError          the model cannot be found or read
-    └── PoolTooLarge        the KV pool that was asked for does not fit
+    ├── PoolTooLarge        the KV pool that was asked for does not fit
+    └── UnsupportedKVDType  no pool here keeps keys and values in it
 """
 
 from typing import Final
@@ -102,3 +103,8 @@ class PoolTooLarge(ModelLoadError):
             f"a KV pool of {num_blocks} blocks needs {-(-num_bytes // _MIB)} MiB; "
             f"{free // _MIB} MiB are free, which hold {num_fitting} blocks"
         )
+
+
+class UnsupportedKVDType(ModelLoadError):
+    def __init__(self, dtype: str, reason: str) -> None:
+        super().__init__(f"{dtype} needs the native kernels, which are {reason}")

@@ -21,7 +21,7 @@ from batching.backend.self_check import CheckedModel, Way, check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
-from batching.errors import ModelLoadError
+from batching.errors import ModelLoadError, UnsupportedKVDType
 from batching.model_info import ModelInfo, SamplingDefaults
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner
@@ -29,6 +29,7 @@ from batching.scheduling.model_runner import ModelRunner
 logger = logging.getLogger(__name__)
 
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+_KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.int8}
 # Of what is multiplied with quantized weights.
 _INPUT_BITS: Final = {"exact": 32, "fast": 16, "fastest": 8}
 # How a model is served for which a faster way was tried.
@@ -114,6 +115,8 @@ def _input_bits(config: EngineConfig, native: Native | NoNative) -> int:
 
 
 def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel, _Backend]:
+    if config.kv_cache_dtype == "int8" and isinstance(native, NoNative):
+        raise UnsupportedKVDType("int8", str(native))
     loaded = load_model(
         config.model,
         dtype=_weights_dtype(config, native),
@@ -133,12 +136,16 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
 
 def _backend(config: EngineConfig, loaded: LoadedModel, native: Native | NoNative) -> _Backend:
     kernels = native if isinstance(native, Native) else None
-    kv_dtype = None if config.kv_cache_dtype == "auto" else _DTYPES[config.kv_cache_dtype]
+    kv_dtype = _KV_DTYPES.get(config.kv_cache_dtype)
     checked = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype)
     if checked.reason:
         logger.warning("%s: %s, since %s", config.model_id, _SLOWER[checked.way], checked.reason)
-    if kv_dtype is not None and not checked.layout.shapes:
-        logger.warning("it keeps its state as it likes, and not in %s", config.kv_cache_dtype)
+    if kv_dtype is not None and kv_dtype not in _dtypes(checked.layout):
+        logger.warning(
+            "kv_cache_dtype: %s reads its keys, values or states itself, and keeps none in %s",
+            config.model_id,
+            config.kv_cache_dtype,
+        )
     return _paged(config, loaded, checked)
 
 
@@ -179,6 +186,11 @@ def _block_bytes(layout: CacheLayout, limits: SchedulerConfig) -> BlockBytes:
     return BlockBytes(limits.block_size * total, limits.block_size * windowed, least_windowed)
 
 
+def _dtypes(layout: CacheLayout) -> list[mx.Dtype]:
+    """Return the types of keys and values, that of the first layer first."""
+    return list(dict.fromkeys(shape.dtype for shape in layout.shapes))
+
+
 def _pool_line(config: EngineConfig, layout: CacheLayout, size: PoolSize, block: BlockBytes) -> str:
     prefix_cache = f"prefix cache {'on' if config.enable_prefix_cache else 'off'}{size.note}"
     if not layout.shapes:
@@ -186,7 +198,7 @@ def _pool_line(config: EngineConfig, layout: CacheLayout, size: PoolSize, block:
     in_windows = size.num_window_blocks
     windows = f", {in_windows} in windows of {layout.window}" if in_windows else ""
     num_mib = block.of(size.num_blocks, in_windows) // MIB
-    dtype = dtype_name(layout.shapes[0].dtype)
+    dtype = " and ".join(map(dtype_name, _dtypes(layout)))
     return (
         f"{size.num_blocks} blocks of {config.block_size} tokens{windows} ({num_mib} MiB, {dtype}), "
         f"{prefix_cache}"

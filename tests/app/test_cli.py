@@ -83,3 +83,14 @@ def test_a_pool_that_does_not_fit_is_rejected_by_what_has_set_it(
         r"\d+ MiB are free, which hold \d+ blocks",
         capsys.readouterr().err.splitlines()[-1],
     )
+
+
+def test_a_dtype_of_the_cache_that_needs_kernels_is_rejected_by_what_has_set_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--kv-cache-dtype=INT8", "--native=off", "--port=0", "--device=cpu"]
+    assert main([*flags, f"--data-dir={tmp_path}"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "--kv-cache-dtype: int8 needs the native kernels, which are off: switched off"
+    )

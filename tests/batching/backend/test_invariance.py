@@ -368,7 +368,9 @@ def agreement(bundled: Bundled) -> tuple[int, list[float]]:
     return num_same, differences
 
 
-@pytest.mark.parametrize(("input_bits", "kv_dtype"), [(8, mx.bfloat16), (16, None), (32, None)])
+@pytest.mark.parametrize(
+    ("input_bits", "kv_dtype"), [(8, mx.bfloat16), (16, mx.int8), (16, None), (32, None)]
+)
 def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
     native: Native, input_bits: int, kv_dtype: mx.Dtype | None
 ) -> None:
@@ -410,6 +412,8 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
         (16, None, 12, 0.0005, 0.005),
         (32, mx.bfloat16, 9, 0.005, 0.05),
         pytest.param(16, mx.bfloat16, 9, 0.005, 0.05, marks=pytest.mark.slow),
+        (32, mx.int8, 8, 0.012, 0.2),
+        pytest.param(16, mx.int8, 8, 0.012, 0.2, marks=pytest.mark.slow),
         (8, None, 0, 0.04, 0.6),
         pytest.param(8, mx.bfloat16, 0, 0.04, 0.6, marks=pytest.mark.slow),
     ],

@@ -84,6 +84,24 @@ def test_keys_and_values_of_16_bits_take_half_the_room_and_requests_do_not_mix(
     assert completions(PROMPTS) == [completions([prompt])[0] for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_oss"])
+def test_keys_and_values_of_8_bits_take_what_is_counted_and_requests_do_not_mix(
+    native: Native, family: str
+) -> None:
+    """Windows, soft caps and sinks."""
+    model = use_kernels(tiny_model(family, head_dim=32), native)
+    check = check_model(model, VOCAB_SIZE, native, mx.int8)
+    assert check.way is Way.RAGGED
+    # Of two layers and two heads: 32 bytes and a scale of a key, and as many of a value.
+    assert check.layout.bytes_per_token == 2 * 2 * 2 * (32 + 4)
+    assert pool_bytes(check.cache(3, 32)) == 3 * 32 * check.layout.bytes_per_token
+
+    def completions(prompts: list[list[int]]) -> list[list[int]]:
+        return greedy(make_runner(model, VOCAB_SIZE, check), check, prompts)
+
+    assert completions(PROMPTS) == [completions([prompt])[0] for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_block_in_one_kernel_is_its_modules_bit_for_bit(native: Native, family: str) -> None:
     logits: list[mx.array] = []

@@ -9,17 +9,18 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_lm.utils import save_config, save_model
 
 from batching.backend import engine_builder
 from batching.backend.engine_builder import build_engine
 from batching.backend.gguf.model import arrays_of
 from batching.backend.loader import load_model
 from batching.backend.memory import device as memory
-from batching.backend.memory.device import bytes_within, free_memory
+from batching.backend.memory.device import MIB, bytes_within, free_memory
 from batching.backend.native.modules import replace_modules
 from batching.backend.native_loader import Native
 from batching.config import EngineConfig
-from batching.errors import ModelLoadError, PoolTooLarge
+from batching.errors import ModelLoadError, PoolTooLarge, UnsupportedKVDType
 from tests.support.gguf_models import (
     BPE,
     blocks,
@@ -29,6 +30,7 @@ from tests.support.gguf_models import (
 )
 from tests.support.gguf_writer import Q4_0, Q8_0, write_gguf
 from tests.support.model_files import rejection, write_model
+from tests.support.model_zoo import make_tiny, tiny_config
 
 
 def test_a_share_of_the_memory_is_less_what_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +150,42 @@ def test_a_pool_of_16_bits_takes_half_the_memory(directory: Path) -> None:
     halves = replace(config(directory, 256), kv_cache_dtype="bfloat16")
     lines = "".join(build_engine(halves).startup_lines)
     assert "256 blocks of 32 tokens (2 MiB, bfloat16)" in lines
+
+
+def test_a_pool_of_8_bits_takes_a_quarter_and_the_scales(directory: Path, native: Native) -> None:
+    eighths = replace(config(directory, 256), kv_cache_dtype="int8")
+    lines = "".join(build_engine(eighths).startup_lines)
+    # Two layers of 2 heads: 16 bytes and a scale of a key, and of a value.
+    assert 256 * 32 * 2 * 2 * 2 * (16 + 4) // MIB == 1
+    assert "256 blocks of 32 tokens (1 MiB, int8)" in lines
+
+
+def test_without_the_kernels_a_pool_of_8_bits_is_rejected(directory: Path) -> None:
+    plain = replace(config(directory, 256), kv_cache_dtype="int8", native="off")
+    with pytest.raises(UnsupportedKVDType, match=r"^int8 needs the native kernels, .* off: switch"):
+        build_engine(plain)
+
+
+def test_a_model_that_the_kernels_cannot_run_has_no_pool_of_8_bits(
+    directory: Path, native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("it reaches into modules")
+
+    monkeypatch.setattr(engine_builder, "check_model", fail)
+    with pytest.raises(UnsupportedKVDType, match="off: the model does not run on them"):
+        build_engine(replace(config(directory, 8), kv_cache_dtype="int8"))
+
+
+def test_latent_keys_are_not_kept_in_8_bits_and_a_warning_says_so(
+    tmp_path: Path, native: Native, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(tmp_path)
+    save_model(tmp_path, make_tiny("deepseek_v3"))
+    save_config(tiny_config("deepseek_v3"), tmp_path / "config.json")
+    lines = build_engine(replace(config(tmp_path, 8), kv_cache_dtype="int8")).startup_lines
+    assert "float32), prefix cache" in "".join(lines)
+    assert "kv_cache_dtype: tiny reads" in caplog.text
 
 
 @pytest.mark.parametrize("mode", [None, "mxfp8"])
