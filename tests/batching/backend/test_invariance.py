@@ -255,10 +255,13 @@ def drawing(request_id: int) -> BatchRequest:
 
 
 def test_forks_sample_as_if_each_had_prefilled_the_prompt(bundled: Bundled) -> None:
+    assert_forks_sample_as_singles(bundled)
+
+
+def assert_forks_sample_as_singles(bundled: Bundled) -> None:
+    """They share the prompt's blocks, and copy the last one."""
     rows: list[int] = []
-    scheduler, engine = bundled.engine(
-        SchedulerConfig(num_blocks=256, max_num_seqs=16), lambda plan: rows.append(plan.num_tokens)
-    )
+    scheduler, engine = bundled.engine(SchedulerConfig(num_blocks=256, max_num_seqs=16))
     alone = drawing(0)
     serve(scheduler, engine, [alone])
     scheduler, engine = bundled.engine(
@@ -266,7 +269,6 @@ def test_forks_sample_as_if_each_had_prefilled_the_prompt(bundled: Bundled) -> N
     )
     made = drawing(1)
     forks = [made.fork(2 + i) for i in range(3)]
-    rows.clear()
     engine.add(made, *forks)
     while engine.has_work:
         engine.step()
@@ -404,6 +406,7 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
     assert logprobs(chunked, unlike_neighbours(5)) == alone
     small = SchedulerConfig(num_blocks=12, max_num_seqs=6, max_draft_tokens=7)
     assert logprobs(small) == alone
+    assert_forks_sample_as_singles(bundled)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from batching.backend.cpu.host_cache import HostLayerCache
 from batching.backend.engine_builder import build_engine
 from batching.backend.memory.pool_size import BlockBytes, least_window_blocks
 from batching.backend.mlx_runner import MLXRunner
+from batching.backend.native.model import use_kernels
+from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.mlx_pool import DeviceLayerCache
 from batching.backend.self_check import CheckedModel, check_model
@@ -95,7 +97,7 @@ class Poisoner:
             if layer.is_windowed:
                 shape, count = layer.shape, LIMITS.block_size
                 keys, values = (
-                    mx.full((count, shape.num_heads, 1, dim), value, shape.dtype)
+                    mx.full((count, shape.num_heads, 1, dim), value)
                     for dim in (shape.key_dim, shape.value_dim)
                 )
                 layer.update_and_fetch(keys, values)
@@ -156,6 +158,18 @@ def test_what_has_left_the_window_is_not_needed(
     assert {layer.is_windowed for layer in runner.cache.layers} == {True, False}
     for _ in range(2):
         assert serve(runner, config) == [*expected, expected[-1]]
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_oss", "mistral"])
+def test_windows_of_8_bits_give_what_a_request_alone_gives(native: Native, model_type: str) -> None:
+    model = use_kernels(make_tiny(model_type), native)
+    checked = check_model(model, VOCAB_SIZE, native, mx.int8)
+    config = windowed(checked)
+    alone = replace(config, num_blocks=200, max_num_seqs=1, prefill_chunk=16, max_draft_tokens=0)
+    alone = replace(alone, enable_prefix_cache=False)
+    expected = serve(Poisoner(model, checked, alone), alone)
+    assert expected is not None
+    assert serve(Poisoner(model, checked, config), config) == expected
 
 
 def test_a_block_that_is_given_up_too_early_is_noticed(
