@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from batching.backend.cores import usable_cores
 from batching.backend.gguf.header import read_header
-from batching.backend.native_loader import num_cores
 from scripts.bench.__main__ import ended_by_signals
 from scripts.bench.cli import Options, parse
 from scripts.bench.metrics import medians
@@ -93,7 +93,7 @@ def _llama_cpp() -> list[str]:
     if shutil.which("llama-server") is None:
         print("llama-server is not installed: this server alone is measured", file=sys.stderr)
         return []
-    return ["--vs-command", f"llama.cpp={_LLAMA_CPP % num_cores()}"]
+    return ["--vs-command", f"llama.cpp={_LLAMA_CPP % usable_cores().count}"]
 
 
 def _measure(name: str, path: Path, words: Sequence[str]) -> dict[str, Any]:

@@ -280,10 +280,10 @@ struct Kernels {
   void (*linear)(const LinearArgs& args, int panel, int next, float* scratch);
   /// Update each row's largest output with panels [panel, next); does not write to `y`.
   void (*argmax)(const LinearArgs& args, int panel, int next, float* scratch, ArgMax* rows);
-  /// Write rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into slots;
-  /// `scratch` has space for `key_dim` floats.
+  /// Write rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into slots.
   void (*write)(const PoolLayout& pool, void* pool_keys, void* pool_values, const int32_t* slots,
-                int num_rows, const float* keys, const float* values, float* scratch);
+                int num_rows, const float* keys, const float* values,
+                float* scratch);  // [key_dim]
   /// See AttentionPart.
   void (*attend)(const AttentionArgs& args, const AttentionPart& part, float* scratch);
   /// Merge `num_spans` results at `part.partial` into the outputs.
