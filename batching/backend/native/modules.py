@@ -89,11 +89,11 @@ def _kept_bytes(module: nn.Module) -> int:
     """Return what a module takes when it is replaced: what is not packed becomes float32."""
     arrays = _arrays(module)
     is_quantized = "scales" in arrays
-    if is_quantized and is_packable(module):
+    is_layer = _is_linear(module) or _is_embedding(module) or is_switch_linear(module)
+    if is_quantized and is_layer:
         return _stored_bytes(module)
     per_word = 32 // module.bits if is_quantized else 1
     sizes = {name: a.size * (per_word if name == "weight" else 1) for name, a in arrays.items()}
-    is_layer = _is_linear(module) or _is_embedding(module) or is_switch_linear(module)
     is_bf16 = is_layer and arrays["weight"].dtype == mx.bfloat16
     if is_quantized:
         is_bf16 = not isinstance(module, QuantizedMultiLinear)

@@ -1,9 +1,9 @@
 // Products of quantized weights and float inputs: the exact mode.
 //
 // The weights of a group are integers but for a scale and a bias, so that a group contributes
-//     scale * sum(q x) + bias * sum(x)
-// which is one operation a weight.  Where all biases are the same multiple of their scales, it is
-// taken from the integers instead.
+//     scale * sum((q - center) x) + (bias + center * scale) * sum(x)
+// which is one operation a weight.  The center is the middle of the integers: the larger they are,
+// the more of the sums would cancel.  Where the bias is -center * scale, its term is left out.
 #pragma once
 
 #include "kernels.h"
@@ -42,7 +42,7 @@ struct Codes {
 #endif
 
   ALWAYS_INLINE explicit Codes(const Panels& weights)
-      : center(has_biases(weights) ? 0 : weights.center) {
+      : center(weights.center) {
 #if defined(__AVX512F__)
     constexpr uint8_t NIBBLES[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     table = (__m512)code_of<FORMAT>(load_bytes(NIBBLES), center);
@@ -81,11 +81,14 @@ struct GroupedOutputs {
                             const float* x_sums) {
     for (int panel = 0; panel < PANELS; panel++) {
       const Parameters group(weights, parameters + panel * weights.panel_bytes());
+      F32 biases[VECTORS];
+      for (int v = 0; v < VECTORS; v++)
+        biases[v] = fused(group.scales[v], splat(weights.center), group.biases[v]);
       for (int m = 0; m < ROWS; m++)
         for (int v = 0; v < VECTORS; v++) {
           F32& result = results[m][panel * VECTORS + v];
           result = fused(sums[m][panel * VECTORS + v], group.scales[v], result);
-          if (has_biases(weights)) result = fused(splat(x_sums[m]), group.biases[v], result);
+          if (has_biases(weights)) result = fused(splat(x_sums[m]), biases[v], result);
         }
     }
   }
