@@ -82,7 +82,8 @@ void fill_floats(Layer& layer, Random& random) {
 /// A kernel may take a center, which `top` is more than, from the integers.
 Expected dequantized(int q, float scale, float bias, int top) {
   const double product = static_cast<double>(q) * scale;
-  return {product + bias, EPSILON * (std::abs(product + bias) + top * std::abs(scale))};
+  const double magnitude = std::abs(product + bias) + std::abs(bias) + top * std::abs(scale);
+  return {product + bias, EPSILON * magnitude};
 }
 
 /// Scales and biases of the codes of a layer, also where it stores exponents.
