@@ -53,6 +53,23 @@ void test_swiglu(Random& random) {
   expect_same(alone, y, "silu " + std::to_string(size));
 }
 
+void test_geglu(Random& random) {
+  const size_t size = random.between(1, 5000);
+  auto gate = random.normal(size);
+  const auto up = random.normal(size);
+  gate[0] = random.one_of({-200, -20, -5, 0, 20, 200});
+  std::vector<Expected> expected;
+  for (size_t i = 0; i < size; i++) {
+    const double x = gate[i];
+    const double twice = 2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+    const double value = x / (1 + std::exp(-twice)) * up[i];
+    // e^-u is as far off as u is, which is a sum of two.
+    expected.push_back({value, 1e-6 * (1 + std::abs(twice)) * std::abs(value) + 1e-30});
+  }
+  geglu(gate.data(), up.data(), size, gate.data());
+  expect_close(gate, expected, "geglu " + std::to_string(size));
+}
+
 void test_rotate(Random& random) {
   const int num_rows = random.between(1, 30), num_heads = random.between(1, 5);
   const int half = random.between(1, 40), dim = 2 * half + random.one_of({0, 0, 1, 16});
@@ -88,6 +105,7 @@ void test_pointwise() {
     set_num_threads(random.one_of({1, 2, 4}));
     test_rms_norm(random);
     test_swiglu(random);
+    test_geglu(random);
     test_rotate(random);
   }
 }

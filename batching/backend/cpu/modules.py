@@ -35,6 +35,7 @@ def replace_modules(model: nn.Module) -> None:
         elif type(module) is nn.RoPE:
             module.__class__ = RoPE
             module.rotation = rotation
+            module.frequencies = plain_frequencies(module.dims, module.base, module.scale)
     # The models import the function by name, so it is their names that are rebound.
     for name in {type(module).__module__ for module in model.modules()} - {activations.__name__}:
         names = vars(sys.modules[name])
@@ -80,18 +81,38 @@ class RoPE(nn.RoPE):
     """
 
     rotation: "Rotation"
+    frequencies: "Frequencies"
 
     def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
         is_step = isinstance(offset, mx.array) and offset.ndim == 1 and x.shape[-2] == 1
         if not is_step or x.dtype != mx.float32:
             rotated: mx.array = super().__call__(x, offset)
             return rotated
-        angles = self.rotation.angles(offset, self.dims, self.base, self.scale)
+        angles = self.rotation.angles(offset, self.frequencies)
         axis = -1 if self.traditional else -2
         if len(x) == 1:
             return _rotate_one(x, angles, axis)
         mx.eval(x)
         return mx.array(_rotate(np.asarray(x), angles, axis))
+
+
+@dataclass(frozen=True, eq=False)
+class Frequencies:
+    """The radians by which pairs turn from a position to the next, and a factor for what is rotated."""
+
+    radians: npt.NDArray[np.float64]
+    factor: float = 1.0
+
+
+# Equal ones are one object, so that layers share their angles.
+@cache
+def plain_frequencies(dims: int, base: float, scale: float) -> Frequencies:
+    return Frequencies(scale * base ** (-np.arange(0, dims, 2) / dims))
+
+
+@cache
+def tabulated_frequencies(periods: tuple[float, ...], factor: float) -> Frequencies:
+    return Frequencies(1 / np.array(periods), factor)
 
 
 class Rotation:
@@ -102,24 +123,24 @@ class Rotation:
 
     def __init__(self) -> None:
         self._positions: mx.array | None = None
-        self._angles: dict[tuple[int, float, float], Angles] = {}
+        self._angles: dict[Frequencies, Angles] = {}
 
-    def angles(self, positions: mx.array, dims: int, base: float, scale: float) -> "Angles":
+    def angles(self, positions: mx.array, frequencies: Frequencies) -> "Angles":
         if positions is not self._positions:
             self._positions, self._angles = positions, {}
-        key = (dims, base, scale)
-        if key not in self._angles:
-            frequencies = base ** (-np.arange(0, dims, 2) / dims)
-            radians = np.array(positions)[:, None, None, None] * scale * frequencies
-            self._angles[key] = Angles(
-                np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)
+        if frequencies not in self._angles:
+            radians = np.array(positions)[:, None, None, None] * frequencies.radians
+            cosines, sines = (
+                (frequencies.factor * turned).astype(np.float32)
+                for turned in (np.cos(radians), np.sin(radians))
             )
-        return self._angles[key]
+            self._angles[frequencies] = Angles(cosines, sines)
+        return self._angles[frequencies]
 
 
 @dataclass(frozen=True)
 class Angles:
-    """`[T, 1, 1, dims / 2]` each."""
+    """`[T, 1, 1, dims / 2]` each, times the factor."""
 
     cosines: Floats
     sines: Floats

@@ -13,6 +13,8 @@ mlx_version: str
 class PackedWeights:
     @property
     def nbytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
 
 class Pool:
     @property
@@ -20,7 +22,13 @@ class Pool:
     def copy(self, source: int, target: int) -> None: ...
 
 class Step: ...
-class Block: ...
+class AttentionHalf: ...
+class MlpHalf: ...
+
+# Weights and a bias; an empty one is none.
+Layer = tuple[PackedWeights, Sequence[float]]
+# A weight, empty for none, and eps.
+Norm = tuple[Sequence[float], float]
 
 def supports_int_inputs() -> bool: ...
 def isa() -> str: ...
@@ -54,6 +62,7 @@ def embed(tokens: mx.array, weights: PackedWeights) -> mx.array: ...
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array: ...
 def swiglu(gate: mx.array, up: mx.array) -> mx.array: ...
 def silu(x: mx.array) -> mx.array: ...
+def gelu(x: mx.array) -> mx.array: ...
 def rope(x: mx.array, cosines: mx.array, sines: mx.array, traditional: bool) -> mx.array: ...
 def delta_rule(
     queries: mx.array,
@@ -86,21 +95,27 @@ def attend(
     sinks: mx.array | None = None,
     is_chunked: bool = False,
 ) -> mx.array: ...
-def block(
-    weights: Sequence[PackedWeights],
-    biases: Sequence[Sequence[float]],
-    norms: Sequence[Sequence[float]],
-    epsilons: Sequence[float],
+def attention(
+    layers: Sequence[Layer],
+    norms: Sequence[Norm],
     num_heads: int,
     scale: float,
-) -> Block: ...
-def run_block(
+    sinks: Sequence[float] = (),
+    residual: float = 0.0,
+) -> AttentionHalf: ...
+def run_attention(
     x: mx.array,
-    cosines: mx.array,
-    sines: mx.array,
+    cosines: mx.array | None,
+    sines: mx.array | None,
     traditional: bool,
-    block: Block,
+    half: AttentionHalf,
     pool: Pool,
     step: Step,
     window: int = 0,
+    is_chunked: bool = False,
+    soft_cap: float = 0.0,
 ) -> mx.array: ...
+def mlp(
+    layers: Sequence[Layer], norms: Sequence[Norm], is_gelu: bool = False, residual: float = 0.0
+) -> MlpHalf: ...
+def run_mlp(x: mx.array, half: MlpHalf) -> mx.array: ...

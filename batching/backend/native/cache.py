@@ -151,12 +151,12 @@ class NativeLayerCache(LayerCache):
             self._written = None
         return self._attended
 
-    def run_block(
-        self, run: Callable[[object, object, int], mx.array], window: SlidingWindow | None
+    def run_attention(
+        self, run: Callable[[object, object, SlidingWindow], mx.array], mask: object
     ) -> mx.array:
-        """Run a transformer block, given pool, step and window; it writes and attends."""
-        window = self.visible(window)
-        self._attended = run(self.pool, self._native_step(), window.size if window else 0)
+        """Run what writes and attends, given pool, step and window; one of size 0 is none."""
+        window = self.window(mask) or SlidingWindow(0)
+        self._attended = run(self.pool, self._native_step(), window)
         return self._attended
 
     def _native_step(self) -> object:

@@ -13,5 +13,5 @@ def use_kernels(model: nn.Module, native: Native, *, input_bits: int = 32) -> nn
     `input_bits` is that of `replace_modules`.
     """
     model = replace_modules(model, native, input_bits=input_bits)
-    replace_blocks(model, native.module)
+    replace_blocks(model, native)
     return model

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.nn import silu as mlx_silu
+from mlx.nn import gelu_approx as mlx_gelu, silu as mlx_silu
 from mlx_lm.models import activations
 from mlx_lm.models.activations import precise_swiglu as mlx_precise_swiglu, swiglu as mlx_swiglu
 from mlx_lm.models.mla import QuantizedMultiLinear
@@ -20,12 +20,14 @@ from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
 from batching.backend.dequantize import dequantize
 from batching.backend.memory.device import check_room
 from batching.backend.native.experts import is_switch_linear, replace_experts
+from batching.backend.native.norms import replace_norm
 from batching.backend.native.packing import Packing, is_packable, replace_class
 from batching.backend.native.recurrent import rebind_recurrences, replace_convolution
+from batching.backend.native.rotary import replace_rope
 from batching.backend.native_loader import Native
 
 # Children with these names have the same input and are computed together.
-_SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 _MAX_THIN: Final = 4
 
 
@@ -52,12 +54,8 @@ def replace_modules(model: nn.Module, native: Native, *, input_bits: int = 32) -
     rotation = Rotation()
     for module in model.modules():
         replace_convolution(module, kernels)
-        if type(module) is nn.RMSNorm:
-            module.__class__ = RMSNorm
-            module.kernels = kernels
-        elif type(module) is nn.RoPE:
-            module.__class__ = RoPE
-            module.kernels, module.rotation = kernels, rotation
+        replace_norm(module, kernels)
+        replace_rope(module, kernels, rotation)
     _rebind_activations(model, kernels)
     rebind_recurrences(kernels)
     mx.eval(model.parameters())
@@ -171,34 +169,6 @@ class Embedding(nn.Module):
         return self.product.of(x)
 
 
-class RMSNorm(nn.RMSNorm):
-    kernels: Any
-
-    def __call__(self, x: mx.array) -> mx.array:
-        normed: mx.array = self.kernels.rms_norm(x, self["weight"], self.eps)
-        return normed
-
-
-class RoPE(nn.RoPE):
-    """Rotary embedding (Su et al. 2021) with the angles of a step computed once."""
-
-    kernels: Any
-    rotation: Rotation
-
-    def __call__(self, x: mx.array, offset: Any = 0) -> mx.array:
-        is_step = isinstance(offset, mx.array) and offset.ndim == 1 and x.shape[-2] == 1
-        if not is_step:
-            plain: mx.array = super().__call__(x, offset)
-            return plain
-        rotated: mx.array = self.kernels.rope(x, *self.angles(offset), self.traditional)
-        return rotated
-
-    def angles(self, positions: mx.array) -> tuple[mx.array, mx.array]:
-        """Return cosines and sines, `[T, dims / 2]`."""
-        angles = self.rotation.angles(positions, self.dims, self.base, self.scale)
-        return angles.by_row
-
-
 def _rebind_activations(model: nn.Module, kernels: Any) -> None:
     """Rebind what the models call by name, in their own modules, or as a name of mlx.nn."""
 
@@ -224,4 +194,9 @@ def _rebind_activations(model: nn.Module, kernels: Any) -> None:
             names["swiglu"] = swiglu
         if names.get("precise_swiglu") is mlx_precise_swiglu:
             names["precise_swiglu"] = precise_swiglu
-    vars(nn)["silu"] = silu
+
+    def gelu(x: mx.array) -> mx.array:
+        result: mx.array = kernels.gelu(x) if x.dtype == mx.float32 else mlx_gelu(x)
+        return result
+
+    vars(nn)["silu"], vars(nn)["gelu_approx"] = silu, gelu

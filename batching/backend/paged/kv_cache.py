@@ -200,6 +200,10 @@ class LayerCache(KeepsAll, ABC):
         self, queries: mx.array, *, scale: float, mask: object, sinks: mx.array | None
     ) -> mx.array:
         """Attend all rows, `[T, num_query_heads, 1, head_dim]` in and out."""
+        return self.attend_within(queries, scale, self.window(mask), sinks)
+
+    def window(self, mask: object) -> SlidingWindow | None:
+        """Return the window in which attention with a model's mask is."""
         if self.shape.is_chunked:
             # What the model has made is of the rows alone; see `start_position`.
             mask = self._window
@@ -207,7 +211,7 @@ class LayerCache(KeepsAll, ABC):
             mask = SlidingWindow(mask.window) if mask.window else None
         if mask is not None and not isinstance(mask, SlidingWindow):
             raise TypeError(f"attention over the paged pool takes no mask of {type(mask)}")
-        return self.attend_within(queries, scale, self.visible(mask), sinks)
+        return self.visible(mask)
 
     def visible(self, window: SlidingWindow | None) -> SlidingWindow | None:
         """Return the window of a row: no wider than what is sure to be there.

@@ -9,18 +9,13 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.model import use_kernels
-from batching.backend.native.modules import replace_modules
-from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.self_check import CheckedModel, Way, check_model
 from batching.batch_inference import BatchInferenceEngine
-from batching.block_manager import BlockTable
 from batching.constraints.protocol import AllowedTokens
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure
-from batching.scheduling.step_plan import Slice
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, Check, tiny_model
 
@@ -100,24 +95,6 @@ def test_keys_and_values_of_8_bits_take_what_is_counted_and_requests_do_not_mix(
         return greedy(make_runner(model, VOCAB_SIZE, check), check, prompts)
 
     assert completions(PROMPTS) == [completions([prompt])[0] for prompt in PROMPTS]
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_block_in_one_kernel_is_its_modules_bit_for_bit(native: Native, family: str) -> None:
-    logits: list[mx.array] = []
-    for is_fused in (False, True):
-        model = tiny_model(family)
-        model = use_kernels(model, native) if is_fused else replace_modules(model, native)
-        assert all("fused" in vars(layer) for layer in model.layers) == is_fused
-        check = check_model(model, VOCAB_SIZE, native)
-        cache = check.cache(16, 4)
-        runner = MLXRunner(model, VOCAB_SIZE, check.selection, cache)
-        requests = [BatchRequest(i, PROMPTS[i], max_tokens=1) for i in (2, 3)]
-        for request, first in zip(requests, (0, 8), strict=True):
-            request.block_table = BlockTable(list(range(first, first + 8)))
-        step = cache.begin([Slice(r, 0, r.num_tokens) for r in requests])
-        logits.append(runner.logits(step))
-    assert mx.array_equal(logits[0], logits[1])
 
 
 @pytest.mark.parametrize("family", ["mamba", "stablelm"])

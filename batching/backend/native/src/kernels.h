@@ -300,6 +300,8 @@ struct Kernels {
   /// * (up + 1).
   void (*clipped_swiglu)(const float* gate, const float* up, float alpha, float limit, size_t size,
                          float* y);
+  /// y = gelu(gate) * up, in the tanh form of GELU; without `up` if that is null.
+  void (*geglu)(const float* gate, const float* up, size_t size, float* y);
   /// Rows [first, next) of the state of one head of one request, request * num_heads + head, for
   /// all tokens.
   void (*delta_rule)(const DeltaArgs& args, int head, int first, int next);

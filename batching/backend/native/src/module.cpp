@@ -55,17 +55,40 @@ std::shared_ptr<Pool> make_pool(int num_blocks, int block_size, int num_heads, i
 
 using Floats = std::vector<float>;
 
-std::shared_ptr<Block> make_block(const std::vector<Weights>& weights,
-                                  const std::vector<Floats>& biases,
-                                  const std::vector<Floats>& norms, const Floats& epsilons,
-                                  int num_heads, float scale) {
-  if (weights.size() != 7 || biases.size() != 7 || norms.size() != 4 || epsilons.size() != 4)
-    throw std::invalid_argument("a block has 7 products and up to 4 norms");
-  return std::make_shared<Block>(
-      Block{weights[0], weights[1], weights[2], weights[3],  weights[4],  weights[5],  weights[6],
-            biases[0],  biases[1],  biases[2],  biases[3],   biases[4],   biases[5],   biases[6],
-            norms[0],   norms[1],   norms[2],   norms[3],    epsilons[0], epsilons[2], epsilons[3],
-            epsilons[1], num_heads, scale});
+using Layers = std::vector<std::pair<Weights, Floats>>;
+// Weights, empty for none, and eps.
+using Norms = std::vector<std::pair<Floats, float>>;
+
+/// The layers of a half but the last one, which is that of its output.
+std::vector<Layer> inputs_of(const Layers& layers) {
+  std::vector<Layer> inputs;
+  for (size_t i = 0; i + 1 < layers.size(); i++)
+    inputs.push_back({layers[i].first, layers[i].second});
+  return inputs;
+}
+
+Norm norm_of(const std::pair<Floats, float>& norm) { return {norm.first, norm.second}; }
+
+Output output_of(const Layers& layers, const Norms& norms, float residual) {
+  return {{layers.back().first, layers.back().second}, norm_of(norms.back()), residual};
+}
+
+std::shared_ptr<AttentionHalf> make_attention(const Layers& layers, const Norms& norms,
+                                              int num_heads, float scale, const Floats& sinks,
+                                              float residual) {
+  if (layers.size() < 2 || layers.size() > 4 || norms.size() != 5 || num_heads < 1)
+    throw std::invalid_argument("attention has 2 to 4 layers and up to 5 norms");
+  return std::make_shared<AttentionHalf>(
+      AttentionHalf{inputs_of(layers), norm_of(norms[0]), norm_of(norms[1]), norm_of(norms[2]),
+                    norm_of(norms[3]), output_of(layers, norms, residual), sinks, num_heads, scale});
+}
+
+std::shared_ptr<MlpHalf> make_mlp(const Layers& layers, const Norms& norms, bool is_gelu,
+                                  float residual) {
+  if ((layers.size() != 3 && layers.size() != 2) || norms.size() != 2)
+    throw std::invalid_argument("an MLP has 3 layers, or 2, and up to 2 norms");
+  return std::make_shared<MlpHalf>(MlpHalf{inputs_of(layers), norm_of(norms[0]),
+                                           output_of(layers, norms, residual), is_gelu});
 }
 
 }  // namespace
@@ -82,7 +105,11 @@ NB_MODULE(_native, m) {
   m.def("set_num_threads", &set_num_threads, "num_threads"_a);
   m.def("num_threads", [] { return threads().num_threads(); });
 
-  nb::class_<PackedWeights>(m, "PackedWeights").def_prop_ro("nbytes", &PackedWeights::num_bytes);
+  nb::class_<PackedWeights>(m, "PackedWeights")
+      .def_prop_ro("nbytes", &PackedWeights::num_bytes)
+      .def_prop_ro("shape", [](const PackedWeights& weights) {
+        return std::make_pair(weights.panels().num_outputs, weights.panels().num_inputs);
+      });
   nb::class_<Step>(m, "Step");
   m.def("step", &make_step, "slices"_a, "tables"_a, "slots"_a);
   nb::class_<Pool>(m, "Pool")
@@ -109,6 +136,7 @@ NB_MODULE(_native, m) {
   m.def("rms_norm", &graph::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
   m.def("swiglu", &graph::swiglu, "gate"_a, "up"_a);
   m.def("silu", &graph::silu, "x"_a);
+  m.def("gelu", &graph::gelu, "x"_a);
   m.def("rope", &graph::rope, "x"_a, "cosines"_a, "sines"_a, "traditional"_a);
   m.def("delta_rule", &graph::delta_rule, "queries"_a, "keys"_a, "values"_a, "decay"_a, "beta"_a,
         "state"_a = nb::none(), "is_additive"_a = false);
@@ -117,9 +145,13 @@ NB_MODULE(_native, m) {
         "window"_a = 0, "soft_cap"_a = 0.0f, "sinks"_a = nb::none(),
         "is_chunked"_a = false);
 
-  nb::class_<Block>(m, "Block");
-  m.def("block", &make_block, "weights"_a, "biases"_a, "norms"_a, "epsilons"_a, "num_heads"_a,
-        "scale"_a);
-  m.def("run_block", &graph::run_block, "x"_a, "cosines"_a, "sines"_a, "traditional"_a, "block"_a,
-        "pool"_a, "step"_a, "window"_a = 0);
+  nb::class_<AttentionHalf>(m, "AttentionHalf");
+  m.def("attention", &make_attention, "layers"_a, "norms"_a, "num_heads"_a, "scale"_a,
+        "sinks"_a = Floats{}, "residual"_a = 0.0f);
+  m.def("run_attention", &graph::run_attention, "x"_a, "cosines"_a.none(), "sines"_a.none(),
+        "traditional"_a, "half"_a, "pool"_a, "step"_a, "window"_a = 0, "is_chunked"_a = false,
+        "soft_cap"_a = 0.0f);
+  nb::class_<MlpHalf>(m, "MlpHalf");
+  m.def("mlp", &make_mlp, "layers"_a, "norms"_a, "is_gelu"_a = false, "residual"_a = 0.0f);
+  m.def("run_mlp", &graph::run_mlp, "x"_a, "half"_a);
 }

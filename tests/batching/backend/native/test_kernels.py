@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -258,15 +259,19 @@ def test_norms_and_activations(kernels: Any, rows: int, size: int, seed: int) ->
     expected = gate / (1 + np.exp(-gate.astype(np.float64))) * x
     check(kernels.swiglu(mx.array(gate), mx.array(x)), expected)
     check(kernels.silu(mx.array(gate)), expected / x)
+    wide = gate.astype(np.float64)
+    inner = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
+    check(kernels.gelu(mx.array(gate)), wide / 2 * (1 + np.tanh(inner)))
 
 
 def test_activations_in_functions_compiled_for_any_shape(kernels: Any) -> None:
     compiled = mx.compile(
-        lambda gate, x: kernels.silu(gate) * x + kernels.swiglu(gate, x), shapeless=True
+        lambda gate, x: kernels.silu(gate) * x + kernels.swiglu(gate, x) + kernels.gelu(gate),
+        shapeless=True,
     )
     for size in (5, 300):
         gate, x = mx.random.normal((2, 3, size))
-        expected = 2 * gate * mx.sigmoid(gate) * x
+        expected = 2 * gate * mx.sigmoid(gate) * x + nn.gelu_approx(gate)
         assert mx.allclose(compiled(gate, x), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -33,6 +33,12 @@ void rope(const float* x, const float* cosines, const float* sines, int half, in
 
 ALWAYS_INLINE F32 silu(F32 x) { return x / (splat(1.0f) + exp(-x)); }
 
+/// GELU (Hendrycks and Gimpel 2016) in its tanh form: x / 2 (1 + tanh(u)) is x / (1 + e^-2u).
+ALWAYS_INLINE F32 gelu(F32 x) {
+  const F32 twice = splat(1.5957691216057308f) * x * (splat(1.0f) + splat(0.044715f) * x * x);
+  return x / (splat(1.0f) + exp(-twice));
+}
+
 /// y = run(gate, up), of vectors; `up` is 1 if it is null.
 template <typename Run>
 ALWAYS_INLINE void for_pairs(const float* gate, const float* up, size_t size, float* y, Run run) {
@@ -48,9 +54,10 @@ ALWAYS_INLINE void for_pairs(const float* gate, const float* up, size_t size, fl
   for (size_t i = whole; i < size; i++) y[i] = result[i - whole];
 }
 
-void swiglu(const float* gate, const float* up, size_t size, float* y) {
+template <F32 (*activation)(F32)>
+void gated(const float* gate, const float* up, size_t size, float* y) {
   for_pairs(gate, up, size, y, [](F32 g, F32 u) __attribute__((always_inline)) {
-    return silu(g) * u;
+    return activation(g) * u;
   });
 }
 

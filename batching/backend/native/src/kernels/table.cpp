@@ -27,8 +27,9 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .merge_spans = merge_spans,
     .rms_norm = rms_norm,
     .rope = rope,
-    .swiglu = swiglu,
+    .swiglu = gated<silu>,
     .clipped_swiglu = clipped_swiglu,
+    .geglu = gated<gelu>,
     .delta_rule = delta_rule,
     .convolve = convolve,
 };

@@ -1,5 +1,8 @@
 #include "operations/block.h"
 
+#include <cstring>
+#include <initializer_list>
+
 #include "kernels.h"
 #include "memory.h"
 #include "operations/linear.h"
@@ -13,79 +16,131 @@ const float* data_or_null(const std::vector<float>& values) {
   return values.empty() ? nullptr : values.data();
 }
 
-LinearArgs product(const Weights& weights, const std::vector<float>& bias, const float* residual,
-                   const float* x, int num_rows, float* y) {
-  return {weights->panels(), data_or_null(bias), residual, x, y, num_rows};
+LinearArgs product(const Layer& layer, const float* residual, const float* x, int num_rows,
+                   float* y) {
+  return {layer.weights->panels(), data_or_null(layer.bias), residual, x, y, num_rows};
 }
 
-/// Intermediate results of a block.
-struct Buffers {
-  float *normed, *q, *k, *v, *attended, *middle, *gate, *up;
-
-  Buffers(const Block& block, size_t num_rows) {
-    const auto size = [&](const Weights& w) { return num_rows * w->panels().num_outputs; };
-    const size_t sizes[] = {num_rows * block.size(), size(block.q), size(block.k), size(block.v),
-                            num_rows * block.o->panels().num_inputs, num_rows * block.size(),
-                            size(block.gate), size(block.up)};
-    float** const buffers[] = {&normed, &q, &k, &v, &attended, &middle, &gate, &up};
-    size_t total = 0;
-    for (size_t each : sizes) total += each;
-    thread_local std::vector<float> memory;
-    float* next = grow(memory, total);
-    for (size_t i = 0; i < std::size(sizes); next += sizes[i++]) *buffers[i] = next;
-  }
+struct Buffer {
+  float** data;
+  size_t size;
 };
+
+/// Assign memory that the calling thread's next half overwrites.
+void assign(std::initializer_list<Buffer> buffers) {
+  size_t total = 0;
+  for (const Buffer& buffer : buffers) total += buffer.size;
+  thread_local std::vector<float> memory;
+  float* next = grow(memory, total);
+  for (const Buffer& buffer : buffers) {
+    *buffer.data = next;
+    next += buffer.size;
+  }
+}
+
+/// Compute the products of norm(x), with `normed` as space for it; their outputs follow each other.
+void multiply_normed(const std::vector<Layer>& layers, const Norm& norm, const float* x,
+                     int num_rows, float* normed, float* y) {
+  const int size = layers[0].num_inputs();
+  std::vector<LinearArgs> products;
+  for (const Layer& layer : layers) {
+    products.push_back(product(layer, nullptr, norm.size() ? normed : x, num_rows, y));
+    y += static_cast<size_t>(num_rows) * layer.num_outputs();
+  }
+  multiply(std::move(products), [&](int first, int next) {
+    if (norm.size()) norm_rows(x, norm.weight.data(), norm.eps, first, next, size, normed);
+  });
+}
+
+/// Compute the output from its layer's input, whose rows `prepare` computes before.
+template <typename Prepare>
+void multiply_output(const Output& output, const float* x, const float* input, int num_rows,
+                     float* y, const Prepare& prepare) {
+  const Norm& norm = output.norm;
+  const bool is_sum = !norm.size() && output.residual == 1;
+  multiply({product(output.layer, is_sum ? x : nullptr, input, num_rows, y)}, prepare);
+  if (is_sum || (!norm.size() && output.residual == 0)) return;
+  const size_t size = output.layer.num_outputs();
+  for_rows(num_rows, ROWS_PER_PART, [&](int first, int next) {
+    if (norm.size()) norm_rows(y, norm.weight.data(), norm.eps, first, next, size, y);
+    if (output.residual == 0) return;
+    for (size_t i = first * size; i < next * size; i++) y[i] = x[i] + output.residual * y[i];
+  });
+}
+
+/// Copy a part of each row [first, next) of joined outputs.
+void split(const float* joined, size_t stride, size_t size, int first, int next, float* y) {
+  for (size_t m = first; m < static_cast<size_t>(next); m++)
+    std::memcpy(y + m * size, joined + m * stride, size * sizeof(float));
+}
+
+void norm_heads(const Norm& norm, int first, int next, int size, float* heads) {
+  if (!norm.size()) return;
+  const int count = size / norm.size();
+  norm_rows(heads, norm.weight.data(), norm.eps, first * count, next * count, norm.size(), heads);
+}
 
 }  // namespace
 
-void run_block(const Block& block, Pool& pool, const Step& step, const Rotation& rotation,
-               int window, const float* x, int num_rows, float* y) {
-  const Buffers b(block, num_rows);
+void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
+                   const Rotation& rotation, const Visibility& visibility, const float* x,
+                   int num_rows, float* y) {
   const PoolLayout& layout = pool.layout();
-  const int size = block.size(), dim = layout.key_dim;
-  const auto norm = [&](const float* from, const std::vector<float>& weight, float eps) {
-    return [&b, from, w = weight.data(), eps, size](int first, int next) {
-      norm_rows(from, w, eps, first, next, size, b.normed);
-    };
-  };
-  const auto norm_and_rotate = [&](const std::vector<float>& weight, float eps, int first,
-                                   int next, int num_heads, float* heads) {
-    if (!weight.empty())
-      norm_rows(heads, weight.data(), eps, first * num_heads, next * num_heads, dim, heads);
-    rotate_rows(heads, rotation, first, next, num_heads, dim, heads);
-  };
-  multiply({product(block.q, block.q_bias, nullptr, b.normed, num_rows, b.q),
-            product(block.k, block.k_bias, nullptr, b.normed, num_rows, b.k),
-            product(block.v, block.v_bias, nullptr, b.normed, num_rows, b.v)},
-           norm(x, block.attention_norm, block.eps));
+  const int dim = layout.key_dim, num_keys = layout.num_heads;
+  const size_t rows = num_rows, q_size = half.num_heads * dim, k_size = num_keys * dim;
+  const size_t v_size = num_keys * layout.value_dim, total = q_size + k_size + v_size;
+  float *normed, *q, *k, *v, *attended, *joined;
+  // As layers of their own, q, k and v are written one after the other.
+  assign({{&normed, rows * half.size()}, {&q, rows * q_size}, {&k, rows * k_size},
+          {&v, rows * v_size}, {&attended, rows * half.output.layer.num_inputs()},
+          {&joined, half.is_joined() ? rows * total : 0}});
+  multiply_normed(half.qkv, half.norm, x, num_rows, normed, half.is_joined() ? joined : q);
   for_rows(num_rows, ROWS_PER_PART, [&](int first, int next) {
-    norm_and_rotate(block.q_norm, block.q_eps, first, next, block.num_heads, b.q);
-    norm_and_rotate(block.k_norm, block.k_eps, first, next, layout.num_heads, b.k);
-    write_rows(pool, step, first, next, b.k, b.v);
+    if (half.is_joined()) {
+      split(joined, total, q_size, first, next, q);
+      split(joined + q_size, total, k_size, first, next, k);
+      split(joined + q_size + k_size, total, v_size, first, next, v);
+    }
+    if (!half.has_own_values()) split(k, k_size, v_size, first, next, v);
+    norm_heads(half.q_norm, first, next, static_cast<int>(q_size), q);
+    norm_heads(half.k_norm, first, next, static_cast<int>(k_size), k);
+    norm_heads(half.v_norm, first, next, static_cast<int>(v_size), v);
+    if (rotation.half) {
+      rotate_rows(q, rotation, first, next, half.num_heads, dim, q);
+      rotate_rows(k, rotation, first, next, num_keys, dim, k);
+    }
+    write_rows(pool, step, first, next, k, v);
   });
   const AttentionArgs args{.pool = layout,
                            .keys = pool.keys(),
                            .values = pool.values(),
-                           .q = b.q,
-                           .y = b.attended,
-                           .num_query_heads = block.num_heads,
-                           .scale = block.scale,
-                           .soft_cap = 0,
-                           .window = window,
-                           .is_chunked = false,
-                           .sinks = nullptr,
+                           .q = q,
+                           .y = attended,
+                           .num_query_heads = half.num_heads,
+                           .scale = half.scale,
+                           .soft_cap = visibility.soft_cap,
+                           .window = visibility.window,
+                           .is_chunked = visibility.is_chunked,
+                           .sinks = data_or_null(half.sinks),
                            .span_blocks = 0};
   attend(step, args, num_rows);
-  multiply({product(block.o, block.o_bias, x, b.attended, num_rows, b.middle)});
-  multiply({product(block.gate, block.gate_bias, nullptr, b.normed, num_rows, b.gate),
-            product(block.up, block.up_bias, nullptr, b.normed, num_rows, b.up)},
-           norm(b.middle, block.mlp_norm, block.mlp_eps));
-  const size_t width = block.gate->panels().num_outputs;
-  multiply({product(block.down, block.down_bias, b.middle, b.gate, num_rows, y)},
-           [&](int first, int next) {
-             const size_t at = first * width;
-             kernels()->swiglu(b.gate + at, b.up + at, (next - first) * width, b.gate + at);
-           });
+  multiply_output(half.output, x, attended, num_rows, y, [](int, int) {});
+}
+
+void run_mlp(const MlpHalf& half, const float* x, int num_rows, float* y) {
+  const size_t rows = num_rows, width = half.output.layer.num_inputs();
+  float *normed, *gate, *up, *gated;
+  assign({{&normed, rows * half.size()}, {&gate, rows * width}, {&up, rows * width},
+          {&gated, half.is_joined() ? rows * width : 0}});
+  multiply_normed(half.gate_up, half.norm, x, num_rows, normed, gate);
+  const size_t stride = half.is_joined() ? 2 * width : width;
+  if (half.is_joined()) up = gate + width;
+  else gated = gate;
+  const auto activate = half.is_gelu ? kernels()->geglu : kernels()->swiglu;
+  multiply_output(half.output, x, gated, num_rows, y, [&](int first, int next) {
+    for (size_t m = first; m < static_cast<size_t>(next); m++)
+      activate(gate + m * stride, up + m * stride, width, gated + m * width);
+  });
 }
 
 }  // namespace native

@@ -14,6 +14,16 @@ int rows_per_part(size_t values_per_row) {
   return std::max(1, static_cast<int>(VALUES_PER_PART / values_per_row));
 }
 
+template <typename Activate>
+void gated(const Activate& activate, const float* gate, const float* up, size_t size, float* y) {
+  const int num_parts = static_cast<int>((size + VALUES_PER_PART - 1) / VALUES_PER_PART);
+  threads().for_each(num_parts, [&](int part) {
+    const size_t first = part * VALUES_PER_PART;
+    activate(gate + first, up ? up + first : nullptr, std::min(VALUES_PER_PART, size - first),
+             y + first);
+  });
+}
+
 }  // namespace
 
 void norm_rows(const float* x, const float* weight, float eps, int first, int next, int size,
@@ -40,12 +50,11 @@ void rms_norm(const float* x, const float* weight, float eps, int num_rows, int 
 }
 
 void swiglu(const float* gate, const float* up, size_t size, float* y) {
-  const int num_parts = static_cast<int>((size + VALUES_PER_PART - 1) / VALUES_PER_PART);
-  threads().for_each(num_parts, [&](int part) {
-    const size_t first = part * VALUES_PER_PART;
-    kernels()->swiglu(gate + first, up ? up + first : nullptr, std::min(VALUES_PER_PART, size - first),
-                      y + first);
-  });
+  gated(kernels()->swiglu, gate, up, size, y);
+}
+
+void geglu(const float* gate, const float* up, size_t size, float* y) {
+  gated(kernels()->geglu, gate, up, size, y);
 }
 
 void rotate(const float* x, const Rotation& rotation, int num_rows, int num_heads, int dim,

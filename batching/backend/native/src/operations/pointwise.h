@@ -10,6 +10,7 @@ void rms_norm(const float* x, const float* weight, float eps, int num_rows, int 
 
 /// `up` may be null.
 void swiglu(const float* gate, const float* up, size_t size, float* y);
+void geglu(const float* gate, const float* up, size_t size, float* y);
 
 /// Cosines and sines `[num_rows, half]` of the angles by which pairs are rotated.
 struct Rotation {

@@ -1,4 +1,4 @@
-// A transformer block as one operation.
+// The halves of a transformer block as operations.
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
 
@@ -6,55 +6,120 @@ namespace native::graph {
 
 namespace {
 
-class TransformerBlock : public CpuPrimitive {
+class Attention : public CpuPrimitive {
  public:
-  TransformerBlock(std::shared_ptr<const Block> block, std::shared_ptr<Pool> pool,
-                   std::shared_ptr<const Step> step, bool traditional, int window)
-      : block_(std::move(block)), pool_(std::move(pool)), step_(std::move(step)),
-        traditional_(traditional), window_(window) {}
+  Attention(std::shared_ptr<const AttentionHalf> half, std::shared_ptr<Pool> pool,
+            std::shared_ptr<const Step> step, bool traditional, const Visibility& visibility)
+      : half_(std::move(half)), pool_(std::move(pool)), step_(std::move(step)),
+        traditional_(traditional), visibility_(visibility) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    const Rotation rotation{contiguous(inputs[1]), contiguous(inputs[2]), inputs[1].shape(1),
-                            traditional_};
-    dispatch([x = contiguous(inputs[0]), rotation, num_rows = inputs[0].shape(0), block = block_,
-              pool = pool_, step = step_, window = window_, y = allocate(outputs[0])] {
-      native::run_block(*block, *pool, *step, rotation, window, x, num_rows, y);
+    Rotation rotation{nullptr, nullptr, 0, traditional_};
+    if (inputs.size() > 1)
+      rotation = {contiguous(inputs[1]), contiguous(inputs[2]), inputs[1].shape(1), traditional_};
+    dispatch([x = contiguous(inputs[0]), rotation, num_rows = inputs[0].shape(0), half = half_,
+              pool = pool_, step = step_, visibility = visibility_, y = allocate(outputs[0])] {
+      native::run_attention(*half, *pool, *step, rotation, visibility, x, num_rows, y);
     });
   }
 
-  DEFINE_NAME(NativeTransformerBlock)
+  DEFINE_NAME(NativeAttentionHalf)
 
  private:
-  std::shared_ptr<const Block> block_;
+  std::shared_ptr<const AttentionHalf> half_;
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<const Step> step_;
   bool traditional_;
-  int window_;
+  Visibility visibility_;
 };
+
+class Mlp : public CpuPrimitive {
+ public:
+  explicit Mlp(std::shared_ptr<const MlpHalf> half) : half_(std::move(half)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const int num_rows = static_cast<int>(inputs[0].size() / half_->size());
+    dispatch([x = contiguous(inputs[0]), num_rows, half = half_, y = allocate(outputs[0])] {
+      native::run_mlp(*half, x, num_rows, y);
+    });
+  }
+
+  DEFINE_NAME(NativeMlpHalf)
+
+ private:
+  std::shared_ptr<const MlpHalf> half_;
+};
+
+bool fits(const Norm& norm, int size) { return !norm.size() || norm.size() == size; }
+
+bool fits(const Output& output, int size) {
+  return output.layer.num_outputs() == size && fits(output.norm, size);
+}
+
+/// A norm of each head, or of all heads of a row together.
+bool fits_heads(const Norm& norm, int num_heads, int dim) {
+  return fits(norm, dim) || norm.size() == num_heads * dim;
+}
+
+int num_outputs(const std::vector<Layer>& layers) {
+  int total = 0;
+  for (const Layer& layer : layers) total += layer.num_outputs();
+  return total;
+}
 
 }  // namespace
 
-mx::array run_block(const mx::array& x, const mx::array& cosines, const mx::array& sines,
-                    bool traditional, std::shared_ptr<const Block> block,
-                    std::shared_ptr<Pool> pool, std::shared_ptr<const Step> step, int window) {
+mx::array run_attention(const mx::array& x, const std::optional<mx::array>& cosines,
+                        const std::optional<mx::array>& sines, bool traditional,
+                        std::shared_ptr<const AttentionHalf> half, std::shared_ptr<Pool> pool,
+                        std::shared_ptr<const Step> step, int window, bool is_chunked,
+                        float soft_cap) {
   const PoolLayout& layout = pool->layout();
-  const mx::Shape rows{x.shape(0), 1, block->size()};
+  const mx::Shape rows{x.shape(0), 1, half->size()};
   require(x.shape() == rows && x.shape(0) >= step->num_rows(), "x is [rows, 1, size]");
-  require(cosines.shape() == sines.shape() && cosines.ndim() == 2, "angles are [rows, dims / 2]");
-  require(cosines.shape(0) == x.shape(0) && 2 * cosines.shape(1) <= layout.key_dim,
-          "angles fit to the heads");
-  require(block->q->panels().num_outputs == block->num_heads * layout.key_dim &&
-              block->k->panels().num_outputs == layout.num_heads * layout.key_dim &&
-              block->v->panels().num_outputs == layout.num_heads * layout.value_dim &&
-              block->o->panels().num_inputs == block->num_heads * layout.value_dim,
-          "the block and the pool have the same heads");
-  require(block->num_heads % layout.num_heads == 0 &&
-              block->num_heads / layout.num_heads <= MAX_TILE,
+  require(!cosines == !sines, "cosines and sines, or none");
+  std::vector<mx::array> inputs{as_floats(x)};
+  if (cosines) {
+    require(cosines->shape() == sines->shape() && cosines->ndim() == 2,
+            "angles are [rows, dims / 2]");
+    require(cosines->shape(0) == x.shape(0) && 2 * cosines->shape(1) <= layout.key_dim,
+            "angles fit to the heads");
+    inputs.push_back(as_floats(*cosines));
+    inputs.push_back(as_floats(*sines));
+  }
+  const int q_size = half->num_heads * layout.key_dim, k_size = layout.num_heads * layout.key_dim;
+  const int v_size = layout.num_heads * layout.value_dim;
+  require(num_outputs(half->qkv) == q_size + k_size + (half->has_own_values() ? v_size : 0) &&
+              (half->is_joined() || (half->qkv[0].num_outputs() == q_size &&
+                                     half->qkv[1].num_outputs() == k_size)) &&
+              (half->has_own_values() || v_size == k_size) &&
+              half->output.layer.num_inputs() == half->num_heads * layout.value_dim,
+          "the half and the pool have the same heads");
+  require(fits(half->norm, half->size()) && fits(half->output, half->size()) &&
+              fits_heads(half->q_norm, half->num_heads, layout.key_dim) &&
+              fits_heads(half->k_norm, layout.num_heads, layout.key_dim) &&
+              fits_heads(half->v_norm, layout.num_heads, layout.value_dim),
+          "norms are of what they normalize");
+  require(half->sinks.empty() || static_cast<int>(half->sinks.size()) == half->num_heads,
+          "a sink for each query head");
+  require(half->num_heads % layout.num_heads == 0 &&
+              half->num_heads / layout.num_heads <= MAX_TILE,
           "too many query heads for a key head");
   return mx::array(rows, mx::float32,
-                   std::make_shared<TransformerBlock>(std::move(block), std::move(pool),
-                                                      std::move(step), traditional, window),
-                   {as_floats(x), as_floats(cosines), as_floats(sines)});
+                   std::make_shared<Attention>(std::move(half), std::move(pool), std::move(step),
+                                               traditional,
+                                               Visibility{window, is_chunked, soft_cap}),
+                   std::move(inputs));
+}
+
+mx::array run_mlp(const mx::array& x, std::shared_ptr<const MlpHalf> half) {
+  require(x.ndim() > 0 && x.shape(-1) == half->size(), "x is [..., size]");
+  require(num_outputs(half->gate_up) == 2 * half->output.layer.num_inputs(),
+          "gate and up are of one size");
+  require(fits(half->norm, half->size()) && fits(half->output, half->size()),
+          "norms are of what they normalize");
+  return mx::array(x.shape(), mx::float32, std::make_shared<Mlp>(std::move(half)),
+                   {as_floats(x)});
 }
 
 }  // namespace native::graph

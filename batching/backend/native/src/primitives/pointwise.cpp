@@ -27,21 +27,31 @@ class RMSNorm : public CpuPrimitive {
   float eps_;
 };
 
-class SwiGLU : public CpuPrimitive {
+/// SwiGLU or GeGLU; with one input, its activation alone.
+class Gated : public CpuPrimitive {
  public:
+  explicit Gated(bool is_gelu) : is_gelu_(is_gelu) {}
+
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     dispatch([gate = contiguous(inputs[0]),
               up = inputs.size() > 1 ? contiguous(inputs[1]) : nullptr, size = inputs[0].size(),
-              y = allocate(outputs[0])] { native::swiglu(gate, up, size, y); });
+              is_gelu = is_gelu_, y = allocate(outputs[0])] {
+      (is_gelu ? native::geglu : native::swiglu)(gate, up, size, y);
+    });
   }
 
   // Models compile functions for any shape that call these.
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     return {inputs[0].shape()};
   }
-  bool is_equivalent(const mx::Primitive&) const override { return true; }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return is_gelu_ == static_cast<const Gated&>(other).is_gelu_;
+  }
 
-  DEFINE_NAME(NativeSwiGLU)
+  DEFINE_NAME(NativeGated)
+
+ private:
+  bool is_gelu_;
 };
 
 class RoPE : public CpuPrimitive {
@@ -74,12 +84,16 @@ mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, f
 
 mx::array swiglu(const mx::array& gate, const mx::array& up) {
   require(gate.shape() == up.shape(), "gate and up have one shape");
-  return mx::array(gate.shape(), mx::float32, std::make_shared<SwiGLU>(),
+  return mx::array(gate.shape(), mx::float32, std::make_shared<Gated>(false),
                    {as_floats(gate), as_floats(up)});
 }
 
 mx::array silu(const mx::array& x) {
-  return mx::array(x.shape(), mx::float32, std::make_shared<SwiGLU>(), {as_floats(x)});
+  return mx::array(x.shape(), mx::float32, std::make_shared<Gated>(false), {as_floats(x)});
+}
+
+mx::array gelu(const mx::array& x) {
+  return mx::array(x.shape(), mx::float32, std::make_shared<Gated>(true), {as_floats(x)});
 }
 
 mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& sines,

@@ -50,6 +50,9 @@ mx::array swiglu(const mx::array& gate, const mx::array& up);
 
 mx::array silu(const mx::array& x);
 
+/// GELU in its tanh form.
+mx::array gelu(const mx::array& x);
+
 /// Rotate the first dims of x `[rows, heads, 1, dim]` by angles `[rows, dims / 2]`.
 mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& sines,
                bool traditional);
@@ -74,9 +77,14 @@ mx::array attend(const mx::array& q, const mx::array& k, const mx::array& v,
                  int window, float soft_cap, const std::optional<mx::array>& sinks,
                  bool is_chunked);
 
-/// A transformer block, for x `[rows, 1, size]`; angles as for `rope`.
-mx::array run_block(const mx::array& x, const mx::array& cosines, const mx::array& sines,
-                    bool traditional, std::shared_ptr<const Block> block,
-                    std::shared_ptr<Pool> pool, std::shared_ptr<const Step> step, int window);
+/// The attention of a transformer block, for x `[rows, 1, size]`; angles as for `rope`, or none.
+mx::array run_attention(const mx::array& x, const std::optional<mx::array>& cosines,
+                        const std::optional<mx::array>& sines, bool traditional,
+                        std::shared_ptr<const AttentionHalf> half, std::shared_ptr<Pool> pool,
+                        std::shared_ptr<const Step> step, int window, bool is_chunked,
+                        float soft_cap);
+
+/// The MLP of a transformer block, for x `[..., size]`.
+mx::array run_mlp(const mx::array& x, std::shared_ptr<const MlpHalf> half);
 
 }  // namespace native::graph

@@ -1,0 +1,113 @@
+"""Whether a fused path computes what the code of a model computes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from batching.backend.hooks.sizes import shrink_sizes
+from batching.backend.hooks.soft_cap import attend_capped, soft_cap
+from batching.backend.hooks.undo import Changes
+from batching.backend.native.cache import NativeAttention, NativeLayerCache
+from batching.backend.native.halves import AttentionHalf
+from batching.backend.native_loader import Native
+from batching.backend.paged.kv_cache import StepInputs
+from batching.backend.paged.layout import LayerShape
+from batching.backend.paged.mlx_attention import SlidingWindow
+from batching.block_manager import BlockTable
+from batching.request import BatchRequest
+from batching.scheduling.step_plan import Slice
+
+_NUM_ROWS: Final = 12
+_BLOCK_SIZE: Final = 4
+_BLOCKS: Final = (2, 0, 3)
+# First positions, and windows.
+_CASES: Final = ((0, None), (40, SlidingWindow(5)))
+# Of the largest change of x, and of the largest output, from which x is subtracted.
+_TOLERANCE: Final = 1e-5
+_ROUNDING: Final = 1e-6
+
+Fused = Callable[[mx.array, SlidingWindow | None, NativeLayerCache], mx.array]
+
+
+class FusedCheck:
+    """Compares modules on random rows, on a pool of the kernels, with what is to replace them.
+
+    Both are the same kernels in the same order, so that next to nothing may differ in any precision.
+    Modules of the same class and options compute the same, so one of them is compared.
+    """
+
+    def __init__(self, native: Native) -> None:
+        self._native = native
+        self._known: dict[object, tuple[None, ...] | None] = {}
+
+    def others(
+        self, module: nn.Module, attention: AttentionHalf, fused: Fused
+    ) -> tuple[None, ...] | None:
+        """Return None for each thing that a module returns beside its output; None if they differ."""
+        key = tuple(map(_options, module.modules()))
+        if key not in self._known:
+            changes = Changes()
+            shrink_sizes(module, changes)
+            for each in module.modules():
+                if soft_cap(each):
+                    attend_capped(each, changes)
+            try:
+                compared = [self._compare(module, attention, fused, *case) for case in _CASES]
+                self._known[key] = None if None in compared else compared[0]
+            except Exception:
+                # A model's code can do anything with a cache, so it can raise anything.
+                self._known[key] = None
+            changes.undo()
+        return self._known[key]
+
+    def _compare(
+        self,
+        module: nn.Module,
+        attention: AttentionHalf,
+        fused: Fused,
+        start: int,
+        window: SlidingWindow | None,
+    ) -> tuple[None, ...] | None:
+        rng = np.random.default_rng(start)
+        x = mx.array(rng.standard_normal((_NUM_ROWS, 1, attention.size)), mx.float32)
+        plain, others = _parted(module(x, window, self._cache(attention, start)))
+        output = fused(x, window, self._cache(attention, start))
+        change, size = (float(mx.abs(array).max()) for array in (plain - x, plain))
+        difference = float(mx.abs(output - plain).max())
+        agrees = difference <= _TOLERANCE * change + _ROUNDING * size
+        return others if agrees else None
+
+    def _cache(self, attention: AttentionHalf, start: int) -> NativeLayerCache:
+        dim = attention.head_dim
+        shape = LayerShape(
+            attention.num_key_heads, dim, dim, mx.float32, soft_cap=attention.soft_cap
+        )
+        cache = NativeLayerCache(self._native, shape, max(_BLOCKS) + 1, _BLOCK_SIZE)
+        request = BatchRequest(0, [0] * _NUM_ROWS, max_tokens=1)
+        request.block_table = BlockTable(list(_BLOCKS))
+        rows = NativeAttention(self._native, [Slice(request, 0, _NUM_ROWS)], _BLOCK_SIZE)
+        step = StepInputs.of(rows, _BLOCK_SIZE, lambda num_tokens: num_tokens)
+        cache.begin(replace(step, positions=step.positions + start))
+        return cache
+
+
+def _parted(returned: Any) -> tuple[mx.array, tuple[None, ...]]:
+    """Return an output, and None for what attention also returns for layers that share its keys."""
+    match returned:
+        case mx.array():
+            return returned, ()
+        case (mx.array() as output, (mx.array(), mx.array()), _):
+            return output, (None, None)
+    raise TypeError("neither an output nor one with keys, values and positions")
+
+
+def _options(module: nn.Module) -> tuple[Any, ...]:
+    """Return all that modules of a class can differ in but their weights."""
+    values = {name: value for name, value in vars(module).items() if name != "layer_idx"}
+    numbers = [(k, v) for k, v in values.items() if isinstance(v, int | float | str | None)]
+    shapes = [(k, v.shape) for k, v in module.items() if isinstance(v, mx.array)]
+    return type(module).__name__, type(module).__module__, tuple(numbers), tuple(shapes)

@@ -1,0 +1,211 @@
+"""The halves of a transformer block, each one operation of the kernels.
+
+What they are made of is guessed, by the names that mlx-lm's models have for it; see `blocks.py` for
+what makes sure of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from batching.backend.hooks.soft_cap import soft_cap
+from batching.backend.native.cache import NativeLayerCache
+from batching.backend.native.modules import Linear
+from batching.backend.native.norms import RMSNorm
+from batching.backend.native.rotary import RoPE
+from batching.backend.paged.mlx_attention import SlidingWindow
+
+# Groups of names, of which one is there.
+_QKV: Final = (("q_proj", "k_proj", "v_proj"), ("q_proj", "k_proj"), ("qkv_proj",))
+_GATE_UP: Final = (("gate_proj", "up_proj"), ("w1", "w3"), ("gate_up_proj",))
+_O: Final = (("o_proj",), ("out_proj",), ("dense",))
+_DOWN: Final = (("down_proj",), ("w2",))
+_Q_NORM: Final = (("q_norm",), ("q_layernorm",))
+_K_NORM: Final = (("k_norm",), ("k_layernorm",))
+_V_NORM: Final = (("v_norm",),)
+_ROPE: Final = (("rope",), ("rotary_emb",))
+_SINKS: Final = (("sinks",),)
+_HEADS: Final = ("n_heads", "num_heads", "num_attention_heads")
+_KEY_HEADS: Final = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
+_SCALE: Final = ("scale", "sm_scale")
+_Q_K_O: Final = 3
+# An activation is what its formula gives, up to rounding; the two of GELU differ by 5e-4.
+_TOLERANCE: Final = 1e-5
+
+
+class UnknownPart(Exception):
+    """A module has not the parts that its names would promise."""
+
+
+class Parts:
+    """The arrays and modules of a module, each to be taken once, and its numbers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.left = set(module)
+
+    def any_of(self, *groups: Sequence[str]) -> list[Any]:
+        """Take the first group of which all are there."""
+        names = next((group for group in groups if self.left.issuperset(group)), None)
+        if names is None:
+            raise UnknownPart(f"{type(self._module).__name__} has none of {groups}")
+        self.left -= set(names)
+        return [self._module[name] for name in names]
+
+    def maybe(self, groups: Sequence[Sequence[str]]) -> Any:
+        has_one = any(self.left.issuperset(group) for group in groups)
+        return self.any_of(*groups)[0] if has_one else None
+
+    def number(self, names: Sequence[str], default: float | None = None) -> float:
+        numbers = [getattr(self._module, name) for name in names if hasattr(self._module, name)]
+        number = numbers[0] if numbers else default
+        if not isinstance(number, int | float):
+            raise UnknownPart(f"{type(self._module).__name__} has no number {names}")
+        return number
+
+    def end(self) -> None:
+        if self.left:
+            raise UnknownPart(f"{type(self._module).__name__} has {self.left}, too")
+
+
+@dataclass(frozen=True)
+class Around:
+    """What is around a half in a block: norms, and the factor that its output is added to x with."""
+
+    norm: nn.Module | None = None
+    output_norm: nn.Module | None = None
+    # 0: x is not added.
+    residual: float = 0.0
+
+
+NOTHING: Final = Around()
+
+
+class AttentionHalf:
+    """Attention; `num_key_heads`, `head_dim` and `soft_cap` are of the cache that it takes."""
+
+    def __init__(self, kernels: Any, attention: nn.Module, around: Around = NOTHING) -> None:
+        parts = Parts(attention)
+        layers = _layers([*parts.any_of(*_QKV), *parts.any_of(*_O)])
+        rope, sinks = parts.maybe(_ROPE), parts.maybe(_SINKS)
+        head_norms = [parts.maybe(groups) for groups in (_Q_NORM, _K_NORM, _V_NORM)]
+        parts.end()
+        heads = int(parts.number(_HEADS))
+        self.num_key_heads = int(parts.number(_KEY_HEADS, heads))
+        outputs = sum(packed.shape[0] for packed, _ in layers[:-1])
+        # Two layers are of queries and of keys, which are the values, too.
+        num_others = 1 if len(layers) == _Q_K_O else 2
+        self.head_dim = outputs // (heads + num_others * self.num_key_heads)
+        self.size = layers[0][0].shape[1]
+        self.soft_cap = soft_cap(attention)
+        # Other modules are there where a layer has no rotary embedding.
+        self._rope = rope if isinstance(rope, RoPE) else None
+        self._kernels = kernels
+        self._half = kernels.attention(
+            layers,
+            [
+                _norm(around.norm, self.size),
+                *(_norm(norm, self.head_dim) for norm in head_norms),
+                _norm(around.output_norm, self.size),
+            ],
+            heads,
+            parts.number(_SCALE, self.head_dim**-0.5),
+            _floats(sinks),
+            around.residual,
+        )
+
+    def takes(self, x: mx.array | None, cache: Any) -> bool:
+        return (
+            isinstance(cache, NativeLayerCache)
+            and x is not None
+            and not cache.shape.is_shared
+            and cache.shape.soft_cap == self.soft_cap
+            and x.ndim == 3
+            and x.shape[1] == 1
+        )
+
+    def __call__(self, x: mx.array, mask: Any, cache: NativeLayerCache) -> mx.array:
+        rope = self._rope
+        angles = (None, None) if rope is None else rope.angles(cache.offset)
+
+        def run(pool: object, step: object, window: SlidingWindow) -> mx.array:
+            is_traditional = rope is not None and rope.is_traditional
+            attended: mx.array = self._kernels.run_attention(
+                x, *angles, is_traditional, self._half, pool, step, *window, self.soft_cap
+            )
+            return attended
+
+        return cache.run_attention(run, mask)
+
+
+class MlpHalf:
+    """A gated MLP."""
+
+    def __init__(self, kernels: Any, mlp: nn.Module, around: Around = NOTHING) -> None:
+        parts = Parts(mlp)
+        layers = _layers([*parts.any_of(*_GATE_UP), *parts.any_of(*_DOWN)])
+        parts.end()
+        size = layers[0][0].shape[1]
+        norms = [_norm(norm, size) for norm in (around.norm, around.output_norm)]
+        self._kernels = kernels
+        self._half = kernels.mlp(layers, norms, _is_gelu(mlp), around.residual)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        output: mx.array = self._kernels.run_mlp(x, self._half)
+        return output
+
+
+def _layers(linears: Sequence[nn.Module]) -> list[tuple[Any, list[float]]]:
+    """Return weights and biases; but for the last, the layers share one input."""
+    if not all(type(linear) is Linear for linear in linears):
+        raise UnknownPart("a layer is not linear")
+    # Products of one input must be packed alike.
+    if len({id(linear.product) for linear in linears[:-1]}) > 1:
+        raise UnknownPart("layers of one input are stored in different ways")
+    return [
+        (linear.product.packed[linear.index], _floats(linear.product.biases[linear.index]))
+        for linear in linears
+    ]
+
+
+def _norm(norm: nn.Module | None, size: int) -> tuple[list[float], float]:
+    if norm is None:
+        return [], 0.0
+    if type(norm) is not RMSNorm:
+        raise UnknownPart(f"{type(norm).__name__} is not RMSNorm")
+    return _floats(norm.get("weight")) or [1.0] * size, norm.eps
+
+
+def _floats(array: mx.array | None) -> list[float]:
+    return [] if array is None else np.array(array.astype(mx.float32)).tolist()
+
+
+def _stand_in(output: mx.array | None, x: mx.array) -> mx.array:
+    return x if output is None else output
+
+
+def _is_gelu(mlp: nn.Module) -> bool:
+    """Return whether a gated MLP has GELU and not SiLU, as its code does with stand-ins for layers."""
+    gate, up = mx.linspace(-6, 6, 64), mx.linspace(1, 2, 64)
+    outputs = [(gate, up), (gate, up), (mx.concatenate([gate, up]),)]
+    layers = {
+        name: partial(_stand_in, output)
+        for names, group in zip(_GATE_UP, outputs, strict=True)
+        for name, output in zip(names, group, strict=True)
+    }
+    layers |= {name: partial(_stand_in, None) for (name,) in _DOWN}
+    try:
+        found = type(mlp).__call__(SimpleNamespace(**vars(mlp), **layers), gate)
+        for is_gelu, activate in enumerate((nn.silu, nn.gelu_approx)):
+            if float(mx.abs(found - activate(gate) * up).max()) < _TOLERANCE:
+                return bool(is_gelu)
+    except Exception as error:
+        # Any code can be in a model file.
+        raise UnknownPart(f"{type(mlp).__name__} does more than a gated MLP") from error
+    raise UnknownPart(f"{type(mlp).__name__} has another activation")
