@@ -46,6 +46,7 @@ float from_bf16(uint16_t x);
 void test_linear();
 void test_pointwise();
 void test_attention();
+void test_block();
 void test_recurrent();
 void test_threads();
 

@@ -18,6 +18,7 @@ int main() {
     test_linear();
     test_pointwise();
     test_attention();
+    test_block();
     test_recurrent();
   } catch (const std::exception& error) {
     expect(false, error.what());
