@@ -4,6 +4,7 @@ What they are made of is guessed, by the names that mlx-lm's models have for it;
 what makes sure of it.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,8 +35,9 @@ _SINKS: Final = (("sinks",),)
 _HEADS: Final = ("n_heads", "num_heads", "num_attention_heads")
 _KEY_HEADS: Final = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
 _SCALE: Final = ("scale", "sm_scale")
+_LIMIT: Final = re.compile("clip|clamp|limit")
 _Q_K_O: Final = 3
-# An activation is what its formula gives, up to rounding; the two of GELU differ by 5e-4.
+# The two forms of GELU differ by 5e-4.
 _TOLERANCE: Final = 1e-5
 
 
@@ -70,8 +72,12 @@ class Parts:
         return number
 
     def end(self) -> None:
-        if self.left:
-            raise UnknownPart(f"{type(self._module).__name__} has {self.left}, too")
+        """Raise UnknownPart if anything is left, or limits numbers that tried ones may not reach."""
+        limits = {
+            name for name, value in vars(self._module).items() if _LIMIT.search(name) and value
+        }
+        if self.left | limits:
+            raise UnknownPart(f"{type(self._module).__name__} has {self.left | limits}, too")
 
 
 @dataclass(frozen=True)
@@ -192,7 +198,9 @@ def _stand_in(output: mx.array | None, x: mx.array) -> mx.array:
 
 def _is_gelu(mlp: nn.Module) -> bool:
     """Return whether a gated MLP has GELU and not SiLU, as its code does with stand-ins for layers."""
-    gate, up = mx.linspace(-6, 6, 64), mx.linspace(1, 2, 64)
+    # The last ones are beyond what some limit them to.
+    gate = mx.concatenate([mx.linspace(-6, 6, 64), mx.array([-1e3, 1e3, 1e3])])
+    up = mx.concatenate([mx.linspace(1, 2, 65), mx.array([-1e3, 1e3])])
     outputs = [(gate, up), (gate, up), (mx.concatenate([gate, up]),)]
     layers = {
         name: partial(_stand_in, output)
@@ -203,7 +211,7 @@ def _is_gelu(mlp: nn.Module) -> bool:
     try:
         found = type(mlp).__call__(SimpleNamespace(**vars(mlp), **layers), gate)
         for is_gelu, activate in enumerate((nn.silu, nn.gelu_approx)):
-            if float(mx.abs(found - activate(gate) * up).max()) < _TOLERANCE:
+            if mx.allclose(found, activate(gate) * up, rtol=_TOLERANCE, atol=_TOLERANCE):
                 return bool(is_gelu)
     except Exception as error:
         # Any code can be in a model file.

@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.models import gemma, llama
 
 from batching.backend.cpu.modules import Frequencies
 from batching.backend.mlx_runner import MLXRunner
@@ -251,3 +252,24 @@ def test_norms_are_known_by_what_they_compute(
     replaced = replace_modules(model, native)
     assert isinstance(replaced.layers[0], RMSNorm) == is_known
     assert mx.allclose(replaced(x), expected, rtol=1e-5, atol=1e-6)
+
+
+class LimitedMlp(llama.MLP):
+    """Bounds the gate, further out than random numbers are."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        gate = mx.minimum(self.gate_proj(x), 100)
+        output: mx.array = self.down_proj(nn.silu(gate) * self.up_proj(x))
+        return output
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(llama.MLP, ("lone MLP",)), (LimitedMlp, ()), (gemma.MLP, ())]
+)
+def test_mlps_are_known_by_what_they_compute(
+    native: Native, kind: type[nn.Module], expected: tuple[str, ...]
+) -> None:
+    model = make_tiny("llama")
+    layer = model.layers[0]
+    layer.mlp.__class__ = kind
+    assert paths(use_kernels(nn.Sequential(layer.mlp), native)) == expected
