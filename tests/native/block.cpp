@@ -24,9 +24,11 @@ struct Matrix {
         bias(random.normal(num_outputs)), num_inputs(inputs) {}
 
   Layer layer(int first, int next) const {
-    const PlainWeights plain{Format::kFloat32, next - first, num_inputs, 0, InputType::kFloat32,
-                             weights.data() + static_cast<size_t>(first) * num_inputs, nullptr,
-                             nullptr};
+    const PlainWeights plain{.format = Format::kFloat32,
+                             .num_matrices = 1,
+                             .num_outputs = next - first,
+                             .num_inputs = num_inputs,
+                             .weights = weights.data() + static_cast<size_t>(first) * num_inputs};
     return {std::make_shared<PackedWeights>(plain, kernels()->columns),
             Floats(bias.begin() + first, bias.begin() + next)};
   }
@@ -115,7 +117,7 @@ void test_attention_half(Random& random) {
   const Floats sines = random.normal(cosines.size());
   const Rotation rotation{cosines.data(), sines.data(), half, random.chance()};
   const Visibility visibility{random.one_of({0, 5}), random.chance(), random.chance() ? 3.0f : 0};
-  const PoolLayout layout{num_keys, 4, dim, dim, false, kernels()->columns};
+  const PoolLayout layout{num_keys, 4, dim, dim, CacheType::kFloat32, kernels()->columns};
   const auto step_of = [](int rows) {
     Step step{{{0, rows, 0, 0}}, std::vector<int32_t>(8), std::vector<int32_t>(rows)};
     std::iota(step.tables.rbegin(), step.tables.rend(), 0);
