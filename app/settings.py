@@ -136,7 +136,7 @@ class Settings(BaseSettings):
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         default="auto",
-        description="Type of the keys and values in the KV cache; `auto` is that of the model's activations. In `bfloat16` twice as many tokens fit as in `float32`, in `int8` nearly four times as many; `int8` needs the native kernels.",
+        description="Type of the keys and values in the KV cache; `auto` is that of the model's activations, or with the native kernels in the precision `auto` bfloat16. In `bfloat16` twice as many tokens fit as in `float32`, in `int8` nearly four times as many; `int8` needs the native kernels.",
     )
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="Device to compute on; `auto` is the GPU if there is one."
@@ -145,9 +145,9 @@ class Settings(BaseSettings):
         default="auto",
         description="Native CPU kernels: `auto` uses them if they are built; `require` does not start without.",
     )
-    cpu_precision: Literal["exact", "fast", "fastest"] = Field(
-        default="exact",
-        description="With native kernels, activations that are multiplied with quantized weights: `fast` quantizes them to 16 bits, `fastest` to 8.",
+    cpu_precision: Literal["auto", "exact", "fast", "fastest"] = Field(
+        default="auto",
+        description="With native kernels, activations that are multiplied with quantized weights: `fast` quantizes them to 16 bits, `fastest` to 8, `exact` not. `auto` is `fast` with keys and values in bfloat16.",
     )
     cpu_threads: int | None = Field(
         default=None,

@@ -8,7 +8,7 @@ DEFAULT_NUM_BLOCKS: Final = 1024
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDTypeName = Literal["auto", "float32", "bfloat16", "int8"]
-CpuPrecision = Literal["exact", "fast", "fastest"]
+CpuPrecision = Literal["auto", "exact", "fast", "fastest"]
 NativeMode = Literal["auto", "off", "require"]
 DeviceName = Literal["auto", "cpu", "gpu"]
 GenerationConfigSource = Literal["auto", "openai"]
@@ -116,7 +116,7 @@ class EngineConfig(BatchLimits):
     device: DeviceName = "auto"
     generation_config: GenerationConfigSource = "auto"
     native: NativeMode = "auto"
-    cpu_precision: CpuPrecision = "exact"
+    cpu_precision: CpuPrecision = "auto"
     cpu_threads: int | None = None
 
     def __post_init__(self) -> None:

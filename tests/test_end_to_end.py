@@ -33,7 +33,7 @@ SHORT = [case for case in GOLDEN if len(case.prompt_token_ids) < 200]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server() as started:
+    with Server(cpu_precision="exact") as started:
         yield started
         assert started.stop() == 0
 
@@ -88,14 +88,14 @@ def test_the_documents_examples_run_as_they_stand(
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("question", ["Can you tell me the", "What is the"])
-def test_the_first_request_is_answered_right_by_default(server: Server, question: str) -> None:
-    body = server.wait_for_line(r"curl .* -d '(.*)'")[1]
-    assert "Can you tell me the capital of France?" in body
-    asked = body.replace("Can you tell me the", question)
-    url, headers = f"{server.url}/v1/chat/completions", {"Content-Type": "application/json"}
-    answers = [httpx.post(url, content=asked, headers=headers).json() for _ in range(3)]
-    texts = {answer["choices"][0]["message"]["content"] for answer in answers}
+def test_the_first_request_is_answered_right_by_default() -> None:
+    with Server() as server:
+        body = server.wait_for_line(r"curl .* -d '(.*)'")[1]
+        assert "Can you tell me the capital of France?" in body
+        bodies = [body, body.replace("Can you tell me the", "What is the")]
+        url, headers = f"{server.url}/v1/chat/completions", {"Content-Type": "application/json"}
+        responses = [httpx.post(url, content=each, headers=headers).json() for each in 3 * bodies]
+    texts = {response["choices"][0]["message"]["content"] for response in responses}
     assert texts == {"The capital of France is Paris."}
 
 
@@ -150,7 +150,11 @@ def test_a_seeded_completion_is_the_same_again(server: Server) -> None:
 
 def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
     case = SHORT[2]
-    with Server() as started, client_of(started) as client, ThreadPoolExecutor() as pool:
+    with (
+        Server(cpu_precision="exact") as started,
+        client_of(started) as client,
+        ThreadPoolExecutor() as pool,
+    ):
         first = client.chat.completions.create(
             model=MODEL,
             messages=messages(case),

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.int8}
 # Of what is multiplied with quantized weights.
-_INPUT_BITS: Final = {"exact": 32, "fast": 16, "fastest": 8}
+_INPUT_BITS: Final = {"exact": 32, "auto": 16, "fast": 16, "fastest": 8}
 # How a model is served for which a faster way was tried.
 _SLOWER: Final = {
     Way.PIECES: "its attention reads keys and values that are gathered",
@@ -114,6 +114,17 @@ def _input_bits(config: EngineConfig, native: Native | NoNative) -> int:
     return _INPUT_BITS[config.cpu_precision] if supports_int_inputs else 32
 
 
+def _kv_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | None:
+    """Return what keys and values are rounded to; None rounds nothing.
+
+    Together with inputs of 16 bits, bfloat16 keys lose a fifth of what a model in bfloat16 loses,
+    which is how models are published: that is the default.
+    """
+    if config.kv_cache_dtype == "auto" and config.cpu_precision == "auto":
+        return mx.bfloat16 if isinstance(native, Native) else None
+    return _KV_DTYPES.get(config.kv_cache_dtype)
+
+
 def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel, _Backend]:
     if config.kv_cache_dtype == "int8" and isinstance(native, NoNative):
         raise UnsupportedKVDType("int8", str(native))
@@ -136,11 +147,11 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
 
 def _backend(config: EngineConfig, loaded: LoadedModel, native: Native | NoNative) -> _Backend:
     kernels = native if isinstance(native, Native) else None
-    kv_dtype = _KV_DTYPES.get(config.kv_cache_dtype)
+    kv_dtype = _kv_dtype(config, native)
     checked = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype)
     if checked.reason:
         logger.warning("%s: %s, since %s", config.model_id, _SLOWER[checked.way], checked.reason)
-    if kv_dtype is not None and kv_dtype not in _dtypes(checked.layout):
+    if config.kv_cache_dtype != "auto" and kv_dtype not in _dtypes(checked.layout):
         logger.warning(
             "kv_cache_dtype: %s reads its keys, values or states itself, and keeps none in %s",
             config.model_id,
@@ -209,9 +220,10 @@ def _precision(config: EngineConfig, native: Native | NoNative) -> str:
     if config.cpu_precision == "exact" or isinstance(native, NoNative):
         return ""
     bits = _input_bits(config, native)
+    name = "fast" if config.cpu_precision == "auto" else config.cpu_precision
     if bits == 32:
-        return f"; this processor has no {config.cpu_precision} mode, all is exact"
-    return f"; {config.cpu_precision}: what is multiplied with quantized weights has {bits} bits"
+        return f"; this processor has no {name} mode, all is exact"
+    return f"; {name}: what is multiplied with quantized weights has {bits} bits"
 
 
 def _startup_lines(

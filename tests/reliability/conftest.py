@@ -15,7 +15,10 @@ def server() -> Iterator[Server]:
     if not os.path.isdir("/proc/self/fd"):
         pytest.skip("open files are counted in /proc")
     with Server(
-        max_queued_requests=str(MAX_QUEUED), aging_rate=str(AGING_RATE), write_timeout="2"
+        cpu_precision="exact",
+        max_queued_requests=str(MAX_QUEUED),
+        aging_rate=str(AGING_RATE),
+        write_timeout="2",
     ) as started:
         yield warm_up(started)
         assert started.stop() == 0

@@ -36,7 +36,7 @@ LAST_STEP: Final = 5
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(COMMAND, step_timeout="1.5") as started:
+    with Server(COMMAND, step_timeout="1.5", cpu_precision="exact") as started:
         yield warm_up(started)
         assert started.stop() == 0
 
@@ -235,7 +235,7 @@ def test_an_engine_that_fails_again_and_again_says_so_until_it_works_again(serve
 
 
 def test_an_engine_that_fails_again_and_again_ends_the_process_if_the_operator_wants_that() -> None:
-    with Server(COMMAND, exit_on_engine_failure="true") as server:
+    with Server(COMMAND, exit_on_engine_failure="true", cpu_precision="exact") as server:
         address = server.address()
 
         async def fail_thrice() -> None:

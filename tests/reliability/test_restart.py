@@ -44,13 +44,13 @@ def close_standard_error() -> None:
 def test_after_a_crash_the_same_port_serves_again() -> None:
     """The second start has nowhere to log to, which does not stop it."""
     address = free_address()
-    with serving_at(address, Server(port=str(address.port))) as server:
+    with serving_at(address, Server(port=str(address.port), cpu_precision="exact")) as server:
         outcome = asyncio.run(be_cut_off(server, address))
         assert outcome.broken is not None
         assert not outcome.is_done
         assert server.wait() == -signal.SIGKILL
     with serving_at(
-        address, Server(port=str(address.port), preexec=close_standard_error)
+        address, Server(port=str(address.port), cpu_precision="exact", preexec=close_standard_error)
     ) as server:
         assert asyncio.run(ask_golden(address)) == []
         assert server.stop() == 0
@@ -60,7 +60,7 @@ def test_after_a_crash_the_same_port_serves_again() -> None:
 def test_a_log_on_a_full_disk_does_not_stop_the_server() -> None:
     address = free_address()
     with open("/dev/full", "wb") as full:
-        server = Server(port=str(address.port), stderr=full.fileno())
+        server = Server(port=str(address.port), cpu_precision="exact", stderr=full.fileno())
     with serving_at(address, server):
         assert asyncio.run(ask_golden(address)) == []
         assert server.stop() == 0

@@ -20,7 +20,7 @@ NUM_STREAMS = 32
 @pytest.fixture
 def server() -> Iterator[Server]:
     """Start a server of the test's own, which ends it."""
-    with Server(shutdown_timeout="1000") as started:
+    with Server(shutdown_timeout="1000", cpu_precision="exact") as started:
         started.address()
         yield started
 

@@ -231,7 +231,12 @@ def test_long_requests_keep_a_fifth_of_the_bytes() -> None:
 def test_a_model_with_a_window_is_served_on_a_smaller_pool(directory: Path) -> None:
     """The layers of this one differ in their window only."""
     config = EngineConfig(
-        model=str(directory), model_id="tiny", num_blocks=1024, block_size=4, max_num_seqs=2
+        model=str(directory),
+        model_id="tiny",
+        num_blocks=1024,
+        block_size=4,
+        max_num_seqs=2,
+        cpu_precision="exact",
     )
     edit_config(directory, layer_types=["full_attention"] * 2, sliding_window=16)
     assert "1024 blocks of 4 tokens (2 MiB" in "".join(build_engine(config).startup_lines)

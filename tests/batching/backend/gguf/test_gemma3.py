@@ -57,7 +57,14 @@ def test_greedy_completions_in_one_batch_are_those_of_the_reference(
 ) -> None:
     """On a CPU `auto` is the stored weights with the kernels, and float32 without."""
     built = build_engine(
-        EngineConfig(model=str(path), model_id="gemma", device="cpu", dtype=dtype, num_blocks=128)
+        EngineConfig(
+            model=str(path),
+            model_id="gemma",
+            device="cpu",
+            dtype=dtype,
+            num_blocks=128,
+            cpu_precision="exact",
+        )
     )
     engine, lines = built.engine, "\n".join(built.startup_lines)
     assert "blocks of 32 tokens" in lines

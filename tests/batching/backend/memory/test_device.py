@@ -114,7 +114,12 @@ def test_a_rejection_names_the_sizes_and_what_to_change(
 
 def config(directory: Path, num_blocks: int | None) -> EngineConfig:
     return EngineConfig(
-        model=str(directory), model_id="tiny", num_blocks=num_blocks, device="cpu", dtype="float32"
+        model=str(directory),
+        model_id="tiny",
+        num_blocks=num_blocks,
+        device="cpu",
+        dtype="float32",
+        cpu_precision="exact",
     )
 
 

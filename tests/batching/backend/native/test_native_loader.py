@@ -173,7 +173,9 @@ def reach_into_a_linear_layer(self: llama.MLP, x: mx.array) -> mx.array:
 def test_a_model_that_does_not_run_on_the_kernels_is_served_without_them(
     directory: Path, native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=8, device="cpu")
+    config = EngineConfig(
+        model=str(directory), model_id="tiny", num_blocks=8, device="cpu", cpu_precision="exact"
+    )
     assert f"kernels   {native}" in build_engine(config).startup_lines
     monkeypatch.setattr(llama.MLP, "__call__", reach_into_a_linear_layer)
     lines = build_engine(config).startup_lines
@@ -182,7 +184,7 @@ def test_a_model_that_does_not_run_on_the_kernels_is_served_without_them(
         build_engine(replace(config, native="require"))
 
 
-@pytest.mark.parametrize(("precision", "num_bits"), [("fast", 16), ("fastest", 8)])
+@pytest.mark.parametrize(("precision", "num_bits"), [("auto", 16), ("fast", 16), ("fastest", 8)])
 def test_the_start_says_what_is_rounded(
     directory: Path,
     native: Native,
@@ -198,6 +200,7 @@ def test_the_start_says_what_is_rounded(
         cpu_precision=precision,
     )
     used: list[int] = []
+    name = "fast" if precision == "auto" else precision
 
     def use_kernels_and_tell(*args: Any, input_bits: int, **options: Any) -> nn.Module:
         used.append(input_bits)
@@ -205,12 +208,14 @@ def test_the_start_says_what_is_rounded(
 
     monkeypatch.setattr(engine_builder, "use_kernels", use_kernels_and_tell)
     if native.supports_int_inputs:
-        what = f"{precision}: what is multiplied with quantized weights has {num_bits} bits"
+        what = f"{name}: what is multiplied with quantized weights has {num_bits} bits"
         assert f"kernels   {native}; {what}" in build_engine(config).startup_lines
         assert used == [num_bits]
+    kv_dtype = "bfloat16" if precision == "auto" else "float32"
+    assert f", {kv_dtype})" in "".join(build_engine(config).startup_lines)
     without = replace(native, supports_int_inputs=False)
     monkeypatch.setattr(engine_builder, "load_native", lambda *_: without)
-    why = f"this processor has no {precision} mode, all is exact"
+    why = f"this processor has no {name} mode, all is exact"
     assert f"kernels   {native}; {why}" in build_engine(config).startup_lines
     assert used[-1] == 32
 
@@ -252,7 +257,7 @@ def test_the_start_says_which_kernels_compute(mode: str) -> None:
     with Server(native=mode) as server:
         server.wait_for_line("^serving ")
         assert server.stop() == 0
-    assert f"kernels   {load_native(mode)}\n" in server.log
+    assert f"kernels   {load_native(mode)}" in server.log
 
 
 def test_a_server_that_requires_missing_kernels_says_so_and_ends(tmp_path: Path) -> None:
