@@ -57,7 +57,7 @@ def test_the_native_kernels_are_held_against_the_roofline(
 ) -> None:
     assert main(["native", "--quick"]) == 0
     printed = capsys.readouterr().out
-    for name in ("float32, 1 rows", "4 bits, 4 rows", "attention, 1 rows x 128"):
+    for name in ("float32, 1 rows", "4 bits, 4 rows", "attention, 8 bits, 1 rows x 128"):
         assert name in printed
     assert re.search(r"\d+ of \d+ GFLOP/s, \d+ of \d+ GB/s", printed)
 
