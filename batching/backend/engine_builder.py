@@ -222,7 +222,7 @@ def _precision(config: EngineConfig, native: Native | NoNative) -> str:
     bits = _input_bits(config, native)
     name = "fast" if config.cpu_precision == "auto" else config.cpu_precision
     if bits == 32:
-        return f"; this processor has no {name} mode, all is exact"
+        return f"; this processor has no {name} mode, inputs of products are not rounded"
     return f"; {name}: what is multiplied with quantized weights has {bits} bits"
 
 

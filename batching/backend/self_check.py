@@ -1,5 +1,6 @@
 """Checks at load how a model can be served from the paged pool."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -221,11 +222,12 @@ class _Probe:
 
     def _difference(self, checked: CheckedModel, made: _Try) -> tuple[float, float]:
         """Return how far a logit is off, and how far it may be."""
-        difference, tolerance = self._largest_difference(checked), self._tolerance(checked.layout)
         plain = replace(checked, layout=replace(self, kv_dtype=None).layout(made))
-        if difference > tolerance and plain.layout != checked.layout:
+        difference, tolerance = self._largest_difference(plain), self._tolerance(plain.layout)
+        if difference <= tolerance and plain.layout != checked.layout:
             # Keys that are rounded may lead to another expert: that says nothing of the way.
-            return self._largest_difference(plain), self._tolerance(plain.layout)
+            rounded = self._largest_difference(checked)
+            return (difference if math.isfinite(rounded) else rounded), tolerance
         return difference, tolerance
 
     def _tolerance(self, layout: CacheLayout) -> float:

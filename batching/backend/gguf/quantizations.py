@@ -117,7 +117,7 @@ def join(first: Weight, second: Weight) -> Weight:
 
 
 def _eight_bits(weight: Weight) -> Weight:
-    if weight.format in (None, EIGHT_BITS):
+    if weight.format == EIGHT_BITS:
         return weight
     return quantize(weight.dense())
 

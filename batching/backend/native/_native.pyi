@@ -51,7 +51,6 @@ def switch_linear(
 def experts(
     x: mx.array,
     indices: mx.array,
-    scores: mx.array | None,
     weights: Sequence[PackedWeights],
     biases: Sequence[mx.array | None],
     alpha: float = 0.0,

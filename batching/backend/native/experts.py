@@ -23,8 +23,16 @@ def replace_experts(model: nn.Module, packing: Packing) -> None:
     for module in model.modules():
         if is_switch_linear(module):
             bias = module.bias.astype(mx.float32) if "bias" in module else None
-            packed = packing.of(module)
-            replace_class(module, SwitchLinear, kernels=packing.kernels, packed=packed, bias=bias)
+            is_quantized = "scales" in module
+            replace_class(
+                module,
+                SwitchLinear,
+                kernels=packing.kernels,
+                group_size=module.group_size if is_quantized else 0,
+                input_bits=packing.input_bits if is_quantized else 32,
+                packed=packing.of(module),
+                bias=bias,
+            )
     for module in model.modules():
         if type(module) is SwitchGLU and _is_known(module):
             module.__class__ = Experts
@@ -38,14 +46,19 @@ def is_switch_linear(module: Any) -> bool:
 
 
 def _is_known(module: nn.Module) -> bool:
-    has_products = all(type(module[name]) is SwitchLinear for name in _PRODUCTS)
-    return has_products and type(module.activation) in (SwiGLU, SwigluOAI)
+    if not all(type(module[name]) is SwitchLinear for name in _PRODUCTS):
+        return False
+    # Their input is packed once.
+    are_alike = module.gate_proj.group_size == module.up_proj.group_size
+    return are_alike and type(module.activation) in (SwiGLU, SwigluOAI)
 
 
 class SwitchLinear(nn.Module):
     """The product of each row with the matrix of an expert."""
 
     kernels: Any
+    group_size: int  # 0 if the weights are not quantized
+    input_bits: int
     packed: Any
     bias: mx.array | None
 
@@ -68,10 +81,6 @@ class Experts(SwitchGLU):
     kernels: Any
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        return self.run(x, indices, None)
-
-    def run(self, x: mx.array, indices: mx.array, scores: mx.array | None) -> mx.array:
-        """Return the output of each index, or with scores their weighted sum, of each row."""
         products = [self[name] for name in _PRODUCTS]
         activation = self.activation
         clip = (
@@ -80,7 +89,6 @@ class Experts(SwitchGLU):
         result: mx.array = self.kernels.experts(
             x,
             indices,
-            scores,
             [each.packed for each in products],
             [each.bias for each in products],
             *clip,

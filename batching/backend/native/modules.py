@@ -19,7 +19,7 @@ from mlx_lm.models.mla import QuantizedMultiLinear
 from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
 from batching.backend.dequantize import dequantize
 from batching.backend.memory.device import check_room
-from batching.backend.native.experts import is_switch_linear, replace_experts
+from batching.backend.native.experts import SwitchLinear, is_switch_linear, replace_experts
 from batching.backend.native.norms import replace_norm
 from batching.backend.native.packing import Packing, is_packable, replace_class
 from batching.backend.native.recurrent import rebind_recurrences, replace_convolution
@@ -64,8 +64,10 @@ def replace_modules(model: nn.Module, native: Native, *, input_bits: int = 32) -
 
 def min_input_bits(model: nn.Module) -> int:
     """Return the fewest bits that inputs are rounded to in a replaced model; 32 is no rounding."""
-    replaced = [m for m in model.modules() if isinstance(m, Linear | Embedding)]
-    return min((module.product.input_bits for module in replaced), default=32)
+    modules = model.modules()
+    products = [m.product.input_bits for m in modules if isinstance(m, Linear | Embedding)]
+    experts = [m.input_bits for m in modules if isinstance(m, SwitchLinear)]
+    return min(products + experts, default=32)
 
 
 def _check_room(model: nn.Module) -> None:
@@ -88,9 +90,12 @@ def _kept_bytes(module: nn.Module) -> int:
     arrays = _arrays(module)
     is_quantized = "scales" in arrays
     is_layer = _is_linear(module) or _is_embedding(module) or is_switch_linear(module)
-    if is_quantized and is_layer:
-        return _stored_bytes(module)
     per_word = 32 // module.bits if is_quantized else 1
+    if is_quantized and is_layer:
+        # Of an integer, which is kept in 4 or 8.
+        num_bits: int = module.bits
+        more_bits = (4 if num_bits <= 4 else 8) - num_bits
+        return _stored_bytes(module) + arrays["weight"].size * 32 // num_bits * more_bits // 8
     sizes = {name: a.size * (per_word if name == "weight" else 1) for name, a in arrays.items()}
     is_bf16 = is_layer and arrays["weight"].dtype == mx.bfloat16
     if is_quantized:

@@ -92,4 +92,5 @@ def test_states_are_as_many_as_reckoned_and_memory_stays_flat() -> None:
     assert 8 * bytes_each < runner.most_bytes <= MOST_STATES * bytes_each
     # A draft in a turn's last step leaves a state or two more.
     assert max(used) <= min(used) + 4 * bytes_each
-    assert used[-1] <= used[0] + 4096
+    # A leak would be in all of the last turns.
+    assert min(used[-3:]) <= used[0] + 4096

@@ -129,7 +129,7 @@ NB_MODULE(_native, m) {
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   m.def("switch_linear", &graph::switch_linear, "x"_a, "indices"_a, "weights"_a,
         "bias"_a = nb::none());
-  m.def("experts", &graph::experts, "x"_a, "indices"_a, "scores"_a.none(), "weights"_a, "biases"_a,
+  m.def("experts", &graph::experts, "x"_a, "indices"_a, "weights"_a, "biases"_a,
         "alpha"_a = 0.0f, "limit"_a = 0.0f);
   m.def("arg_max", &graph::arg_max, "logits"_a);
   m.def("embed", &graph::embed, "tokens"_a, "weights"_a);

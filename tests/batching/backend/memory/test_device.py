@@ -193,16 +193,17 @@ def test_latent_keys_are_not_kept_in_8_bits_and_a_warning_says_so(
     assert "kv_cache_dtype: tiny reads" in caplog.text
 
 
-@pytest.mark.parametrize("mode", [None, "mxfp8"])
+@pytest.mark.parametrize("mode", [None, "mxfp8", "affine"])
 def test_experts_that_take_more_bits_fit_or_are_rejected(
     native: Native, monkeypatch: pytest.MonkeyPatch, mode: str | None
 ) -> None:
-    """Of 64 x 128 numbers, 4 experts: float16 becomes float32, and MXFP8, which no kernel knows, bfloat16."""
+    """Of 64 x 128 numbers, 4 experts: float16 becomes float32, MXFP8, which no kernel knows, bfloat16, 3 bits 4."""
     experts: nn.Module = SwitchLinear(128, 64, 4, bias=False)
     experts.set_dtype(mx.float16)
     if mode is not None:
-        experts = experts.to_quantized(group_size=32, bits=8, mode=mode)
-    more = ((2 - 1) if mode else (4 - 2)) * 4 * 64 * 128
+        experts = experts.to_quantized(group_size=32, bits=3 if mode == "affine" else 8, mode=mode)
+    stored, kept = {None: (16, 32), "mxfp8": (8, 16), "affine": (3, 4)}[mode]
+    more = (kept - stored) * 4 * 64 * 128 // 8
     have_memory(monkeypatch, more - 1)
     with pytest.raises(
         ModelLoadError,
@@ -211,4 +212,6 @@ def test_experts_that_take_more_bits_fit_or_are_rejected(
         replace_modules(nn.Sequential(experts), native)
     have_memory(monkeypatch, more + 4096)
     [replaced] = replace_modules(nn.Sequential(experts), native).layers
-    assert replaced.packed.nbytes == (2 if mode else 4) * 4 * 64 * 128
+    # Of a group 4 bytes, or 2 if its bias is a multiple of its scale.
+    of_scales = 4 * 64 * 128 // 32 * 4 if mode == "affine" else 0
+    assert 0 <= replaced.packed.nbytes - kept * 4 * 64 * 128 // 8 <= of_scales

@@ -215,7 +215,7 @@ def test_the_start_says_what_is_rounded(
     assert f", {kv_dtype})" in "".join(build_engine(config).startup_lines)
     without = replace(native, supports_int_inputs=False)
     monkeypatch.setattr(engine_builder, "load_native", lambda *_: without)
-    why = f"this processor has no {name} mode, all is exact"
+    why = f"this processor has no {name} mode, inputs of products are not rounded"
     assert f"kernels   {native}; {why}" in build_engine(config).startup_lines
     assert used[-1] == 32
 

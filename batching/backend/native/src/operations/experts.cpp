@@ -1,7 +1,6 @@
 #include "operations/experts.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "memory.h"
@@ -54,21 +53,6 @@ void unsort(const Routing& routing, const float* sorted, size_t size, float* y) 
   });
 }
 
-/// Add up the slots of each row, in their order.
-void combine(const Routing& routing, const float* sorted, const float* scores, int slots_per_row,
-             size_t size, float* y) {
-  std::vector<int> position(routing.num_slots());
-  for (int i = 0; i < routing.num_slots(); i++) position[routing.slot(i)] = i;
-  for_rows(routing.num_slots() / slots_per_row, 1, [&](int row, int) {
-    float* sum = y + row * size;
-    std::fill(sum, sum + size, 0.0f);
-    for (int slot = row * slots_per_row; slot < (row + 1) * slots_per_row; slot++) {
-      const float* from = sorted + position[slot] * size;
-      for (size_t i = 0; i < size; i++) sum[i] = std::fma(scores[slot], from[i], sum[i]);
-    }
-  });
-}
-
 /// Intermediate results, of sorted rows.
 struct Buffers {
   float *gate, *up, *down;
@@ -117,7 +101,7 @@ void switch_linear(const ExpertLayer& layer, const float* x, int slots_per_row,
 }
 
 void run_experts(const Experts& experts, const float* x, int slots_per_row, const Routing& routing,
-                 const float* scores, float* y) {
+                 float* y) {
   const int num_rows = routing.num_slots();
   const Panels gate = experts.gate.weights->panels(), down = experts.down.weights->panels();
   const Buffers b(experts, num_rows);
@@ -140,10 +124,7 @@ void run_experts(const Experts& experts, const float* x, int slots_per_row, cons
   });
   add_products(experts.down, routing, packer, b.down, products);
   multiply_packed(products);
-  if (scores)
-    combine(routing, b.down, scores, slots_per_row, size, y);
-  else
-    unsort(routing, b.down, size, y);
+  unsort(routing, b.down, size, y);
 }
 
 }  // namespace native

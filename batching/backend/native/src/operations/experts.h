@@ -55,9 +55,8 @@ struct Experts {
 void switch_linear(const ExpertLayer& layer, const float* x, int slots_per_row,
                    const Routing& routing, float* y);
 
-/// y[slot] = down(activation(gate(x), up(x))) of the slot's expert, `[num_slots, outputs]`; or with
-/// scores `[num_slots]` the sum over a row's slots weighted by them, `[num_rows, outputs]`.
+/// y[slot] = down(activation(gate(x), up(x))) of the slot's expert, `[num_slots, outputs]`.
 void run_experts(const Experts& experts, const float* x, int slots_per_row, const Routing& routing,
-                 const float* scores, float* y);
+                 float* y);
 
 }  // namespace native

@@ -84,16 +84,14 @@ class SwitchLinear : public ExpertsPrimitive {
 
 class GatedExperts : public ExpertsPrimitive {
  public:
-  GatedExperts(std::vector<Layer> layers, GatedActivation activation, int slots_per_row, int scores)
-      : layers_(std::move(layers)), activation_(activation), slots_per_row_(slots_per_row),
-        scores_(scores) {}
+  GatedExperts(std::vector<Layer> layers, GatedActivation activation, int slots_per_row)
+      : layers_(std::move(layers)), activation_(activation), slots_per_row_(slots_per_row) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    const float* scores = scores_ ? contiguous(inputs[scores_]) : nullptr;
-    run(inputs, layers_, [y = allocate(outputs[0]), slots = slots_per_row_, scores,
+    run(inputs, layers_, [y = allocate(outputs[0]), slots = slots_per_row_,
                           activation = activation_](const std::vector<ExpertLayer>& layers,
                                                     const float* x, const Routing& routing) {
-      run_experts({layers[0], layers[1], layers[2], activation}, x, slots, routing, scores, y);
+      run_experts({layers[0], layers[1], layers[2], activation}, x, slots, routing, y);
     });
   }
 
@@ -103,7 +101,6 @@ class GatedExperts : public ExpertsPrimitive {
   std::vector<Layer> layers_;
   GatedActivation activation_;
   int slots_per_row_;
-  int scores_;
 };
 
 }  // namespace
@@ -122,7 +119,7 @@ mx::array switch_linear(const mx::array& x, const mx::array& indices, Weights we
 }
 
 mx::array experts(const mx::array& x, const mx::array& indices,
-                  const std::optional<mx::array>& scores, const std::vector<Weights>& weights,
+                  const std::vector<Weights>& weights,
                   const std::vector<std::optional<mx::array>>& biases, float alpha, float limit) {
   require(weights.size() == 3 && biases.size() == 3, "experts have gate, up and down");
   const int width = weights[0]->panels().num_outputs;
@@ -134,18 +131,15 @@ mx::array experts(const mx::array& x, const mx::array& indices,
   require(gate.num_outputs == up.num_outputs && gate.group == up.group &&
               gate.input_type == up.input_type,
           "gate and up are packed alike");
-  require(!scores || scores->size() == indices.size(), "a score for each index");
   mx::Shape shape = indices.shape();
-  if (scores) shape.pop_back();
   shape.push_back(weights[2]->panels().num_outputs);
   Inputs inputs(x, indices);
   std::vector<Layer> layers;
   for (size_t i = 0; i < 3; i++) layers.push_back({weights[i], inputs.add(biases[i])});
-  const int scores_at = inputs.add(scores);
   const GatedActivation activation{limit > 0, alpha, limit};
   return mx::array(std::move(shape), mx::float32,
                    std::make_shared<GatedExperts>(std::move(layers), activation,
-                                                  slots_per_row(x, indices), scores_at),
+                                                  slots_per_row(x, indices)),
                    inputs.take());
 }
 

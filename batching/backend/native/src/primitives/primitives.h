@@ -30,10 +30,9 @@ std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& we
 mx::array switch_linear(const mx::array& x, const mx::array& indices, Weights weights,
                         const std::optional<mx::array>& bias);
 
-/// Gated experts (gate, up, down): `[*indices, outputs]`, or with scores, one for each index, their
-/// weighted sum over the last axis of the indices.  A limit above 0 is that of gpt-oss's SwiGLU.
+/// Gated experts (gate, up, down), `[*indices, outputs]`.  A limit above 0 is that of gpt-oss's SwiGLU.
 mx::array experts(const mx::array& x, const mx::array& indices,
-                  const std::optional<mx::array>& scores, const std::vector<Weights>& weights,
+                  const std::vector<Weights>& weights,
                   const std::vector<std::optional<mx::array>>& biases, float alpha, float limit);
 
 /// The index, uint32, and value of the largest of each row of logits `[rows, size]`; NaN if one of
