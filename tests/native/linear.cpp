@@ -398,6 +398,42 @@ void check_experts(Random& random, Product& product, int num_matrices) {
   expect_same(y, alone, "experts: " + product.name());
 }
 
+/// Gated experts are their products, and what is between them, one after the other.
+void check_gated(Random& random, Product& product, int num_matrices) {
+  const int width = product.packed.panels().num_outputs, num_slots = 2 * product.num_rows;
+  const LayerPointer layer = make_layer(random, {Format::kFloat32}, width, 0, num_matrices);
+  const PackedWeights packed(layer->plain, kernels()->columns);
+  const std::vector<float> bias = random.normal(static_cast<size_t>(num_matrices) * width);
+  const ExpertLayer gate{&product.packed, nullptr}, up{&product.packed, bias.data()};
+  const ExpertLayer down{&packed, nullptr};
+  const GatedActivation activation{random.chance(), 1.7f, 2.0f};
+  std::vector<int32_t> indices;
+  for (int i = 0; i < num_slots; i++) indices.push_back(random.between(0, num_matrices - 1));
+  const Routing routing(indices.data(), num_slots, num_matrices);
+  std::vector<float> gated(static_cast<size_t>(num_slots) * width, NAN), other(gated);
+  std::vector<float> y(static_cast<size_t>(num_slots) * layer->plain.num_outputs, NAN), expected(y);
+  switch_linear(gate, product.x.data(), 2, routing, gated.data());
+  switch_linear(up, product.x.data(), 2, routing, other.data());
+  for (int i = 0; i < num_slots; i++) {
+    float* row = gated.data() + static_cast<size_t>(i) * width;
+    const float* own = other.data() + static_cast<size_t>(i) * width;
+    for (int j = 0; activation.is_clipped && j < width; j++) {
+      const double x = std::min(row[j], 2.0f), u = std::clamp(own[j], -2.0f, 2.0f);
+      const double value = x / (1 + std::exp(-1.7f * x)) * (u + 1);
+      float clipped;
+      kernels()->clipped_swiglu(row + j, own + j, 1.7f, 2.0f, 1, &clipped);
+      expect(std::abs(clipped - value) < 1e-5, "clipped SwiGLU: " + product.name());
+    }
+    if (activation.is_clipped)
+      kernels()->clipped_swiglu(row, own, 1.7f, 2.0f, width, row);
+    else
+      kernels()->swiglu(row, own, width, row);
+  }
+  switch_linear(down, gated.data(), 1, routing, expected.data());
+  run_experts({gate, up, down, activation}, product.x.data(), 2, routing, y.data());
+  expect_same(y, expected, "gated experts: " + product.name());
+}
+
 void test_experts(Random& random) {
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4,
                         Format::kMxfp4})
@@ -410,6 +446,7 @@ void test_experts(Random& random) {
                         num_rows);
         set_num_threads(random.one_of({1, 2, 4}));
         check_experts(random, product, num_matrices);
+        check_gated(random, product, num_matrices);
       }
     }
 }
