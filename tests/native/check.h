@@ -49,5 +49,6 @@ void test_attention();
 void test_block();
 void test_recurrent();
 void test_threads();
+void test_parts();
 
 }  // namespace tests

@@ -15,6 +15,7 @@ int main() {
   std::printf("kernels for %s\n", kernels->name);
   try {
     test_threads();
+    test_parts();
     test_linear();
     test_pointwise();
     test_attention();

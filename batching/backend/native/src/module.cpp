@@ -102,7 +102,7 @@ NB_MODULE(_native, m) {
   m.def("supports_int_inputs", [] { return kernels() && kernels()->max_tile_rows_int > 0; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("weight_bytes", &PackedWeights::all_bytes);
-  m.def("set_num_threads", &set_num_threads, "num_threads"_a);
+  m.def("set_num_threads", &set_num_threads, "num_threads"_a, "nodes"_a = Nodes{});
   m.def("num_threads", [] { return threads().num_threads(); });
 
   nb::class_<PackedWeights>(m, "PackedWeights")

@@ -234,9 +234,11 @@ PackedWeights::PackedWeights(const PlainWeights& plain, int columns)
       panels_(layout(plain, columns)),
       memory_(matrix_bytes() * num_matrices_) {
   auto* data = static_cast<uint8_t*>(memory_.data());
-  const int num_panels = panels_.num_panels();
-  threads().for_each(num_matrices_ * num_panels, [&](int i) {
-    pack_panel(plain, panels_, i / num_panels, i % num_panels, data + i * panels_.panel_bytes());
+  // Panel by panel: the memory is that of the node whose threads write, and later read, this panel.
+  threads().for_each(num_matrices_ * panels_.num_panels(), [&](int i) {
+    const int matrix = i % num_matrices_, panel = i / num_matrices_;
+    pack_panel(plain, panels_, matrix, panel,
+               data + matrix * matrix_bytes() + panel * panels_.panel_bytes());
   });
   panels_.data = data;
   total_bytes += memory_.size();

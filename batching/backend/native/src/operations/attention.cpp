@@ -84,23 +84,29 @@ void assign_partials(Plan& plan, int group, const PoolLayout& pool) {
   }
 }
 
-/// Longest first: otherwise all threads may wait for a long part that was started last.
-void sort_by_cost(std::vector<AttentionPart>& parts, int span_keys) {
-  auto cost = [&](const AttentionPart& part) {
+/// Deal the parts to the threads, longest first: otherwise all threads may wait for a long part that
+/// was started last.
+void deal(std::vector<AttentionPart>& parts, int span_keys) {
+  const auto cost = [&](const AttentionPart& part) {
     const int keys = part.span < 0 ? part.first_position + part.num_rows : span_keys;
     return static_cast<int64_t>(keys) * part.num_rows;
   };
-  std::stable_sort(parts.begin(), parts.end(), [&](const auto& a, const auto& b) {
-    return cost(a) > cost(b);
-  });
+  std::vector<AttentionPart> sorted = parts;
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [&](const auto& a, const auto& b) { return cost(a) > cost(b); });
+  const int count = static_cast<int>(parts.size());
+  auto next = sorted.begin();
+  for (int round = 0; next != sorted.end(); round++)
+    for (int thread = 0; thread < threads().num_threads(); thread++) {
+      const int part = threads().first_part(count, thread) + round;
+      if (part < threads().first_part(count, thread + 1)) parts[part] = *next++;
+    }
 }
 
-/// Set what each part prefetches: threads claim parts one by one, so probably what follows in this
-/// thread is `num_threads` later.
-void link_prefetches(std::vector<AttentionPart>& parts, const AttentionArgs& args,
-                     size_t num_threads) {
-  for (size_t i = 0; i + num_threads < parts.size(); i++) {
-    const AttentionPart& after = parts[i + num_threads];
+/// Set what each part prefetches: probably the part after it is claimed by the same thread.
+void link_prefetches(std::vector<AttentionPart>& parts, const AttentionArgs& args) {
+  for (size_t i = 0; i + 1 < parts.size(); i++) {
+    const AttentionPart& after = parts[i + 1];
     const int first_block = args.first_visible(after.first_position) / args.pool.block_size;
     const int span = after.span < 0 ? first_block / args.span_blocks : after.span;
     const int64_t block = after.blocks[span * args.span_blocks];
@@ -132,8 +138,8 @@ void attend(const Step& step, const AttentionArgs& given, int num_rows) {
   args.span_blocks = std::max(1, SPAN_KEYS / args.pool.block_size);
   Plan plan = make_plan(args, step, threads().num_threads());
   assign_partials(plan, args.num_query_heads / args.pool.num_heads, args.pool);
-  sort_by_cost(plan.parts, args.span_blocks * args.pool.block_size);
-  link_prefetches(plan.parts, args, threads().num_threads());
+  deal(plan.parts, args.span_blocks * args.pool.block_size);
+  link_prefetches(plan.parts, args);
   const size_t size = scratch_floats(args);
   const auto scratch = [size] {
     thread_local std::vector<float> memory;
@@ -150,7 +156,7 @@ void attend(const Step& step, const AttentionArgs& given, int num_rows) {
 
 void write_and_attend(Pool& pool, const Step& step, const AttentionArgs& args, const float* keys,
                       const float* values, int num_rows) {
-  for_rows(step.num_rows(), ROWS_PER_PART,
+  for_rows(step.num_rows(), rows_per_part(step.num_rows()),
            [&](int first, int next) { write_rows(pool, step, first, next, keys, values); });
   attend(step, args, num_rows);
 }

@@ -61,7 +61,7 @@ void multiply_output(const Output& output, const float* x, const float* input, i
   multiply({product(output.layer, is_sum ? x : nullptr, input, num_rows, y)}, prepare);
   if (is_sum || (!norm.size() && output.residual == 0)) return;
   const size_t size = output.layer.num_outputs();
-  for_rows(num_rows, ROWS_PER_PART, [&](int first, int next) {
+  for_rows(num_rows, rows_per_part(num_rows), [&](int first, int next) {
     if (norm.size()) norm_rows(y, norm.weight.data(), norm.eps, first, next, size, y);
     if (output.residual == 0) return;
     for (size_t i = first * size; i < next * size; i++) y[i] = x[i] + output.residual * y[i];
@@ -95,7 +95,7 @@ void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
           {&v, rows * v_size}, {&attended, rows * half.output.layer.num_inputs()},
           {&joined, half.is_joined() ? rows * total : 0}});
   multiply_normed(half.qkv, half.norm, x, num_rows, normed, half.is_joined() ? joined : q);
-  for_rows(num_rows, ROWS_PER_PART, [&](int first, int next) {
+  for_rows(num_rows, rows_per_part(num_rows), [&](int first, int next) {
     if (half.is_joined()) {
       split(joined, total, q_size, first, next, q);
       split(joined + q_size, total, k_size, first, next, k);

@@ -3,14 +3,11 @@
 #include <utility>
 
 #include "memory.h"
+#include "operations/parts.h"
 
 namespace native {
 
 namespace {
-
-// More parts would balance threads better, but claiming one takes longer than computing a small
-// one.
-constexpr int PARTS_PER_THREAD = 3;
 
 float* scratch(size_t size) {
   thread_local std::vector<float> memory;
@@ -19,50 +16,14 @@ float* scratch(size_t size) {
 
 size_t integer_size(InputType input_type) { return input_type == InputType::kInt16 ? 2 : 1; }
 
-/// What a panel costs to read, in rows to multiply with it.
-constexpr int64_t READ_COST = 4;
-
-int64_t panel_cost(const LinearArgs& product) { return READ_COST + product.num_rows; }
-
-/// Panels [first, next) of all panels of successive products, by what they cost together.
-struct Parts {
-  std::vector<std::pair<size_t, int>> starts;  // product and panel; the last is the end
-
-  explicit Parts(const std::vector<LinearArgs>& products) {
-    int64_t num_panels = 0, total = 0;
-    for (const LinearArgs& p : products) {
-      num_panels += p.weights.num_panels();
-      total += p.weights.num_panels() * panel_cost(p);
-    }
-    const int64_t count =
-        std::min<int64_t>(num_panels, PARTS_PER_THREAD * threads().num_threads());
-    int64_t before = 0;
-    size_t product = 0;
-    for (int64_t part = 0; part < count; part++) {
-      const int64_t start = total * part / count;
-      const auto cost = [&] {
-        return products[product].weights.num_panels() * panel_cost(products[product]);
-      };
-      while (start - before >= cost()) before += cost(), product++;
-      starts.emplace_back(product, (start - before) / panel_cost(products[product]));
-    }
-    starts.emplace_back(products.size(), 0);
-  }
-
-  int count() const { return static_cast<int>(starts.size()) - 1; }
-};
-
 /// Call `run(product, panel, next, scratch, part)` for ranges of panels.
 template <typename Run>
 void for_panels(const std::vector<LinearArgs>& products, const Parts& parts, const Run& run) {
   const size_t size = static_cast<size_t>(kernels()->columns) * products[0].weights.num_inputs;
   threads().for_each(parts.count(), [&](int part) {
-    auto [product, panel] = parts.starts[part];
-    const auto end = parts.starts[part + 1];
-    for (; std::pair(product, panel) < end; product++, panel = 0) {
-      const LinearArgs& p = products[product];
-      run(p, panel, product == end.first ? end.second : p.weights.num_panels(), scratch(size), part);
-    }
+    parts.for_each(part, [&](const LinearArgs& product, int panel, int next) {
+      run(product, panel, next, scratch(size), part);
+    });
   });
 }
 
