@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from batching.backend.cores import usable_cores
+from batching.backend.cores import Nodes, usable_cores
 from batching.errors import ModelLoadError
 
 
@@ -17,6 +17,7 @@ class Native:
     """The kernels of this processor's instruction set, and their threads.
 
     cores: those that the process may use, for the start-up line.
+    nodes: the NUMA nodes that the threads are divided among, if there are several.
     supports_int_inputs: inputs can be rounded to integers, for the fast modes.
     """
 
@@ -25,6 +26,7 @@ class Native:
     num_threads: int
     supports_int_inputs: bool
     cores: str = ""
+    nodes: Nodes = ()
 
     def __str__(self) -> str:
         return f"{self.isa}, {self.num_threads} threads on {self.cores}"
@@ -41,8 +43,8 @@ class NoNative:
 def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
     """Return the kernels if `mode` ("auto", "off", "require") and the machine allow.
 
-    All engines of a process share their threads; the last one loaded sets how many.  None is one for each core
-    that this process may use; there are never more.
+    All engines of a process share their threads; the last one loaded sets how many.  None is what the cores that
+    this process may use suggest; there are never more than run at once.
 
     Raises:
         ModelLoadError: they are required and not there.
@@ -52,8 +54,9 @@ def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
     found = _load() if mx.default_device() == mx.cpu else NoNative("MLX computes on a GPU")
     if isinstance(found, Native):
         cores = usable_cores()
-        found.module.set_num_threads(min(num_threads or cores.count, cores.count))
-        return replace(found, num_threads=found.module.num_threads(), cores=str(cores))
+        nodes = cores.nodes_of(count := min(num_threads or cores.count, cores.max_threads))
+        found.module.set_num_threads(count, nodes)
+        return replace(found, num_threads=found.module.num_threads(), cores=str(cores), nodes=nodes)
     if mode == "require":
         raise ModelLoadError(f"the native kernels are required, and {found.reason}")
     return found

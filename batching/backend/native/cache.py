@@ -41,7 +41,8 @@ def native_cache(
         block_size,
         num_window_blocks,
     )
-    pages, window_pages = _pages(caches, num_blocks), _pages(caches, num_window_blocks, True)
+    pages = _pages(native, caches, num_blocks)
+    window_pages = _pages(native, caches, num_window_blocks, is_windowed=True)
     return PagedKVCache(
         caches,
         block_size,
@@ -51,11 +52,13 @@ def native_cache(
     )
 
 
-def _pages(caches: Sequence[ModelCache], num_blocks: int, is_windowed: bool = False) -> PoolPages:
+def _pages(
+    native: Native, caches: Sequence[ModelCache], num_blocks: int, *, is_windowed: bool = False
+) -> PoolPages:
     layers = [leaf for leaf in cache_leaves(caches) if isinstance(leaf, NativeLayerCache)]
     pools = [leaf.pool for leaf in layers if leaf.is_windowed == is_windowed]
     regions = [Region(*region) for pool in pools for region in pool.regions]
-    return PoolPages(regions, pools, num_blocks)
+    return PoolPages(regions, pools, num_blocks, native.nodes)
 
 
 class NativeAttention:

@@ -19,20 +19,22 @@ def write(path: Path, text: str) -> None:
 
 
 def test_without_control_groups_there_are_all_cores(tmp_path: Path) -> None:
-    assert usable_cores(tmp_path) == Cores(8, None)
-    assert str(Cores(8, None)) == "8 cores"
+    cores = usable_cores(tmp_path)
+    assert cores == Cores(available=8, hardware_threads=8, nodes=(), quota=None)
+    assert str(cores) == "8 cores"
 
 
 @pytest.mark.parametrize(
     ("quota", "expected", "num_threads"),
     [
-        ("max 100000", None, 8),
+        ("max 100000", None, 7),
+        ("700000 100000", 7, 7),
         ("200000 100000", 2, 2),
         ("150000 100000", 1.5, 1),
         ("5000 100000", 0.05, 1),
-        ("1600000 100000", 16, 8),
-        ("?", None, 8),
-        ("1 0", None, 8),
+        ("1600000 100000", 16, 7),
+        ("?", None, 7),
+        ("1 0", None, 7),
     ],
 )
 def test_a_container_gets_threads_for_its_part_of_the_cores(
@@ -59,6 +61,49 @@ def test_control_groups_of_version_1(tmp_path: Path) -> None:
     # A container sees its own group at the root.
     write(folder / "cpu.cfs_quota_us", "-1\n")
     write(folder / "cpu.cfs_period_us", "100000\n")
-    assert usable_cores(tmp_path).count == 8
+    assert usable_cores(tmp_path).quota is None
     write(folder / "cpu.cfs_quota_us", "250000\n")
     assert usable_cores(tmp_path).count == 2
+
+
+def write_processors(root: Path, siblings: list[str], nodes: list[str]) -> None:
+    for thread, cores in enumerate(siblings):
+        folder = root / f"sys/devices/system/cpu/cpu{thread}/topology"
+        write(folder / "thread_siblings_list", f"{cores}\n")
+    for node, processors in enumerate(nodes):
+        write(root / f"sys/devices/system/node/node{node}/cpulist", f"{processors}\n")
+
+
+def test_a_core_of_two_hardware_threads_computes_in_one(tmp_path: Path) -> None:
+    """The other one is there for the event loop, so that all cores compute."""
+    write_processors(tmp_path, ["0,4", "1,5", "2,6", "3,7"] * 2, ["0-7"])
+    cores = usable_cores(tmp_path)
+    assert (cores.available, cores.count, cores.max_threads) == (4, 4, 8)
+    assert str(cores) == "4 cores with 8 hardware threads"
+
+
+def test_eight_cores_of_two_hardware_threads_all_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    write_processors(tmp_path, [f"{n},{n + 8}" for n in range(8)] * 2, [])
+    assert usable_cores(tmp_path).count == 8
+    write(tmp_path / "proc/self/cgroup", "0::/\n")
+    write(tmp_path / "sys/fs/cgroup/cpu.max", "800000 100000")
+    assert usable_cores(tmp_path).count == 7
+
+
+def test_threads_that_one_numa_node_has_no_room_for_are_divided(tmp_path: Path) -> None:
+    # Of the third node the process may use nothing.
+    write_processors(tmp_path, [], ["0-3,9", "4-5,6-7", "8,10-15", ""])
+    cores = usable_cores(tmp_path)
+    assert str(cores) == "8 cores on 2 NUMA nodes"
+    assert cores.nodes_of(5) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert cores.nodes_of(4) == ()
+
+
+def test_threads_of_a_single_node_run_anywhere(tmp_path: Path) -> None:
+    write_processors(tmp_path, [], ["0-7"])
+    cores = usable_cores(tmp_path)
+    assert cores.nodes_of(8) == ()
+    assert str(cores) == "8 cores"

@@ -2,8 +2,10 @@
 
 import ctypes
 import mmap
+import os
 import sys
 import threading
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -40,6 +42,27 @@ def test_all_pages_are_backed_and_nothing_in_them_changes() -> None:
     assert all(num_resident_pages(a) == -(-a.nbytes // mmap.PAGESIZE) for a in arrays)
     assert np.count_nonzero(arrays[0]) == 100 * 64
     assert (arrays[0][1, 700:800] == 7).all()
+
+
+@on_linux
+def test_numa_nodes_take_turns_at_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, processors: chosen.append(processors))
+    array = lazy_zeros((8 << 20,))
+    prefault([Region.of(array)], [array], nodes=((0,), (1,)))
+    wait_for_prefault()
+    assert num_resident_pages(array) == -(-array.nbytes // mmap.PAGESIZE)
+    turns = [processors for processors, _ in groupby(chosen)]
+    assert len(turns) in (16, 17)
+    assert set(chosen) == {(0,), (1,)}
+
+
+@on_linux
+def test_a_node_whose_processors_are_gone_leaves_the_pages_to_another() -> None:
+    array = lazy_zeros((1 << 20,))
+    prefault([Region.of(array)], [array], nodes=((1 << 16,),))
+    wait_for_prefault()
+    assert num_resident_pages(array) == -(-array.nbytes // mmap.PAGESIZE)
 
 
 @on_linux

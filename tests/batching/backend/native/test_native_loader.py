@@ -59,7 +59,7 @@ def module_for(mlx_version: str, isa: str) -> str:
         [
             f"mlx_version = {mlx_version!r}",
             f"isa = lambda: {isa!r}",
-            "set_num_threads = [].append",
+            "set_num_threads = lambda num_threads, nodes: None",
             "num_threads = lambda: 3",
             "supports_int_inputs = lambda: False",
         ]
