@@ -329,7 +329,7 @@ void test_kind(Random& random, const Kind& kind) {
     // Few rows have their own kernels.
     const int num_rows = i < 8 ? i + 1 : random.between(9, 100);
     Product product(random, make_layer(random, kind), num_rows);
-    set_num_threads(random.one_of({1, 2, 4}));
+    set_num_threads(random.one_of({1, 2, 3, 4, 7}));
     multiply({product.args()});
     if (kind.is_quantized())
       expect(product.packed.panels().parameter_type == product.layer->parameter_type,

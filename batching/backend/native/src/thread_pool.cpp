@@ -46,7 +46,9 @@ std::unique_ptr<ThreadPool> process_threads = std::make_unique<ThreadPool>(1);
 }  // namespace
 
 ThreadPool::ThreadPool(int num_threads, const Nodes& nodes)
-    : unclaimed_(num_threads), done_(num_threads), nodes_(nodes) {
+    : unclaimed_(num_threads), done_(num_threads), nodes_(nodes), node_of_(num_threads) {
+  for (int node = 0; node < num_nodes(); node++)
+    std::fill(node_of_.begin() + first_thread(node), node_of_.begin() + first_thread(node + 1), node);
   threads_.reserve(num_threads - 1);
   for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { work(i); });
 }
@@ -95,7 +97,8 @@ void ThreadPool::call(int num_parts, const void* run, Call call) {
   while (!are_done(operation, num_own)) pause();
 }
 
-/// Run the parts of a thread's range, then what others have left; return how many it has run.
+/// Run the parts of a thread's range, then what others have left, those of its node first; return
+/// how many it has run.
 int ThreadPool::run_parts(Numbered operation, int thread) {
   int num_done = 0;
   const auto run_all_of = [&](int owner) {
@@ -110,7 +113,11 @@ int ThreadPool::run_parts(Numbered operation, int thread) {
   // Of few parts those threads that have one are enough to look for others'; the first always has.
   const int num_parts = parts_of(operation);
   if (first_part(num_parts, thread) == first_part(num_parts, thread + 1)) return num_done;
-  for (int i = 1; i < num_threads(); i++) run_all_of((thread + i) % num_threads());
+  for (int i = 0; i < num_nodes(); i++) {
+    const int node = (node_of_[thread] + i) % num_nodes();
+    const int first = first_thread(node), count = first_thread(node + 1) - first;
+    for (int j = 0; j < count; j++) run_all_of(first + (thread + 1 + j) % count);
+  }
   return num_done;
 }
 
@@ -140,8 +147,7 @@ bool ThreadPool::are_done(Numbered operation, int num_own) const {
 }
 
 void ThreadPool::work(int thread) {
-  for (int node = 0; node < static_cast<int>(nodes_.size()); node++)
-    if (first_thread(node) <= thread && thread < first_thread(node + 1)) stay_on(nodes_[node]);
+  if (!nodes_.empty()) stay_on(nodes_[node_of_[thread]]);
   Numbered seen = 0;
   do {
     seen = operation_.load(std::memory_order_acquire);

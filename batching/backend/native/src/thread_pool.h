@@ -90,6 +90,7 @@ class ThreadPool {
   std::atomic<int> num_asleep_{0};
   std::atomic<bool> stopping_{false};
   Nodes nodes_;
+  std::vector<int> node_of_;  // by thread
   std::vector<std::thread> threads_;
 };
 

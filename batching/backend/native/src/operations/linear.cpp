@@ -29,7 +29,21 @@ void for_panels(const std::vector<LinearArgs>& products, const Parts& parts, con
 
 void nothing_to_prepare(int, int) {}
 
+int max_tile_rows(InputType input_type) {
+  const Kernels& k = *kernels();
+  return input_type == InputType::kFloat32 ? k.max_tile_rows : k.max_tile_rows_int;
+}
+
 }  // namespace
+
+PackedInputs from_row(const PackedInputs& packed, InputType input_type, size_t size, int group,
+                      size_t row) {
+  const size_t at = row * size;
+  return {packed.floats ? packed.floats + at : nullptr,
+          packed.integers ? packed.integers + at * integer_size(input_type) : nullptr,
+          packed.scales ? packed.scales + at / group : nullptr,
+          packed.sums ? packed.sums + at / group : nullptr};
+}
 
 InputPacker::InputPacker(const Panels& weights, int num_rows)
     : input_type_(weights.input_type),
@@ -56,15 +70,12 @@ int InputPacker::rows_per_part() const {
 }
 
 PackedInputs InputPacker::packed(const RowRange& rows) const {
-  const size_t at = rows.first * size_;
-  float* sums = group_ ? sums_ + at / group_ : nullptr;
-  if (floats_) return {floats_ + at, nullptr, nullptr, sums};
-  return {nullptr, integers_ + at * integer_size(input_type_), scales_ + at / group_, sums};
+  return from_row({floats_, integers_, scales_, sums_}, input_type_, size_, group_, rows.first);
 }
 
 void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
   const Kernels& k = *kernels();
-  const Tiles tiles{rows.num_rows, floats_ ? k.max_tile_rows : k.max_tile_rows_int};
+  const Tiles tiles{rows.num_rows, max_tile_rows(input_type_)};
   const int own = row - rows.first, tile = tiles.of(own), height = tiles.height(tile);
   const PackedInputs to = packed({rows.first + tiles.first(tile), height});
   const int m = own - tiles.first(tile);
@@ -77,7 +88,7 @@ void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
 }
 
 void multiply_packed(const std::vector<LinearArgs>& products) {
-  for_panels(products, Parts(products),
+  for_panels(products, Parts(products, max_tile_rows(products[0].weights.input_type)),
              [](const LinearArgs& product, int panel, int next, float* scratch, int) {
                kernels()->linear(product, panel, next, scratch);
              });
@@ -91,7 +102,8 @@ void arg_max(const LinearArgs& product, uint32_t* indices, float* values) {
   std::vector<LinearArgs> products{product};
   pack_input(products, nothing_to_prepare);
   const size_t num_rows = product.num_rows;
-  const Parts parts(products);
+  // Parts have rows of their own in `partials`, and there are enough panels.
+  const Parts parts(products, NO_TILES);
   std::vector<ArgMax> partials(parts.count() * num_rows);
   for_panels(products, parts, [&](const LinearArgs& p, int panel, int next, float* scratch, int part) {
     kernels()->argmax(p, panel, next, scratch, partials.data() + part * num_rows);

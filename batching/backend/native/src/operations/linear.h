@@ -15,6 +15,10 @@ struct RowRange {
   int num_rows;
 };
 
+/// Packed inputs without the rows before `row`, the first of a tile.
+PackedInputs from_row(const PackedInputs& packed, InputType input_type, size_t size, int group,
+                      size_t row);
+
 /// Packs the inputs of products, in memory of the calling thread that its next products overwrite.
 class InputPacker {
  public:
