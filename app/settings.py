@@ -153,7 +153,7 @@ class Settings(BaseSettings):
         default=None,
         ge=1,
         le=1024,
-        description="Threads of the native kernels, at most one for each core that the process may use, which empty is; the quota of a container counts.",
+        description="Threads of the native kernels, at most one for each hardware thread that the process may use; the quota of a container counts. Empty is one for each core, and from 8 on one fewer, for the event loop, unless cores have several hardware threads.",
     )
     max_queued_requests: int = Field(
         default=128,

@@ -49,6 +49,7 @@ BACKEND_USERS: Final = {
     BENCHMARK,
     MICROBENCH,
     MAKE_MODEL,
+    "scripts.bench.cores",
     "scripts.bench.models",
     "scripts.guidellm",
     "scripts.model_types",
