@@ -105,14 +105,16 @@ struct Tiles {
 };
 
 /// Inputs as the kernels read them, the rows of a tile interleaved: floats `[tile][input][row]` with,
-/// for quantized weights, the sums of each group, `[tile][group][row]`; or integers `[tile][input / 8][row][8]` with, for each group, the scale and the scale times the sum
-/// of the integers, `[tile][group][row]`.  16-bit integers of four inputs are in the order 0, 2, 1,
-/// 3.
+/// for quantized weights, the sums of each group, `[tile][group][row]`; or integers
+/// `[tile][input / 8][row][8]` with, for each group, the scale, the scale times the sum of the
+/// integers, and that sum, `[tile][group][row]` each.  16-bit integers of four inputs are in the
+/// order 0, 2, 1, 3.
 struct PackedInputs {
   const float* floats;
   const uint8_t* integers;
   const float* scales;
   const float* sums;
+  const int32_t* totals;
 };
 
 /// Inputs `[rows, num_inputs]`, outputs `[rows, num_outputs]`.
@@ -273,9 +275,9 @@ struct Kernels {
   void (*pack_row)(const float* x, int row, int height, int size, int group, float* floats,
                    float* sums);
   void (*pack_row_int16)(const float* x, int row, int height, int size, int group,
-                        uint8_t* integers, float* scales, float* sums);
+                        uint8_t* integers, float* scales, float* sums, int32_t* totals);
   void (*pack_row_int8)(const float* x, int row, int height, int size, int group,
-                       uint8_t* integers, float* scales, float* sums);
+                       uint8_t* integers, float* scales, float* sums, int32_t* totals);
   /// Compute panels [panel, next); `scratch` has space for `columns` floats per input.
   void (*linear)(const LinearArgs& args, int panel, int next, float* scratch);
   /// Update each row's largest output with panels [panel, next); does not write to `y`.

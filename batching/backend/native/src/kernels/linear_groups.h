@@ -20,11 +20,6 @@ using native::ParameterType;
 constexpr int PAIR = 2;
 constexpr int MAX_ROWS_OF_PAIR = 2;
 
-ALWAYS_INLINE bool has_biases(const Panels& weights) {
-  return weights.parameter_type == ParameterType::kFloat32 ||
-         weights.parameter_type == ParameterType::kFloat16;
-}
-
 /// What the scales multiply, of the low bits of each lane.
 template <Format FORMAT>
 ALWAYS_INLINE F32 code_of(I32 q, int center) {
@@ -199,7 +194,7 @@ void linear_tile_groups(const native::LinearArgs& args, int tile, int num_panels
   const Panels& w = args.weights;
   const size_t first = tiles.first(tile);
   const PackedInputs x{args.packed.floats + first * w.num_inputs, nullptr, nullptr,
-                       args.packed.sums + first * (w.num_inputs / w.group)};
+                       args.packed.sums + first * (w.num_inputs / w.group), nullptr};
 #define CASE(ROWS)                                                                              \
   case ROWS:                                                                                    \
     if constexpr (ROWS <= MAX_ROWS_OF_PAIR)                                                     \

@@ -3,7 +3,9 @@
 // A group's integers are multiplied and added exactly; the sum is then scaled once.  With inputs
 // x = s_x q_x and weights w = s_w q_w + b_w, a group contributes
 //     s_w s_x sum(q_w q_x) + b_w s_x sum(q_x)
-// (as llama.cpp does with 8-bit inputs).  A lane of an instruction multiplies two 16-bit or four
+// (as llama.cpp does with 8-bit inputs); where b_w is s_w times -center, this is
+//     s_w s_x (sum(q_w q_x) - center sum(q_x))
+// with integers in the parentheses.  A lane of an instruction multiplies two 16-bit or four
 // 8-bit inputs instead of one float.  For normally distributed inputs in groups of 32, the rounding
 // error of 16 bits is an eightieth of bfloat16's, and that of 8 bits three times bfloat16's.
 #pragma once
@@ -15,14 +17,9 @@ namespace {
 
 #if defined(HAS_DOT)
 
-// Rows of one call: as many as fit in registers with all of their sums.
-#if defined(__AVX512F__)
+/// Rows of one call: as many as fit in registers with the sums of a group.
 constexpr int MAX_ROWS_INT = 6;
 #define FOR_EACH_HEIGHT_INT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#else
-constexpr int MAX_ROWS_INT = 3;
-#define FOR_EACH_HEIGHT_INT(CASE) CASE(1) CASE(2) CASE(3)
-#endif
 
 /// Adjacent inputs of a row.
 constexpr int EIGHT = 8;
@@ -41,7 +38,7 @@ ALWAYS_INLINE void store_eights(uint8_t* to, size_t stride, I32 q) {
 /// Pack a row `[size]`.  A NaN makes the scale of its group NaN.
 template <typename Int>
 void pack_row_int(const float* x, int row, int height, int size, int group, uint8_t* integers,
-                  float* scales, float* sums) {
+                  float* scales, float* sums, int32_t* totals) {
   constexpr float TOP = sizeof(Int) == 1 ? 127 : 32767;
   const size_t stride = EIGHT * sizeof(Int) * height;
   integers += EIGHT * sizeof(Int) * row;
@@ -55,64 +52,102 @@ void pack_row_int(const float* x, int row, int height, int size, int group, uint
     }
     const float largest = any(is_nan) ? __builtin_nanf("") : max(top);
     // Avoids a division by 0; inputs that small are negligible.
-    const F32 factor = splat(largest > 1e-30f ? TOP / largest : 0);
+    const float factor = largest > 1e-30f ? TOP / largest : 0;
     F32 total{};
     for (int i = 0; i < group; i += LANES, integers += LANES / EIGHT * stride) {
-      const I32 q = round_to_int(load(x + i) * factor);
+      const I32 q = round_to_int(load(x + i) * splat(factor));
       total += to_float(q);
       store_eights<Int>(integers, stride, q);
     }
     scales[at] = largest / TOP;
     sums[at] = scales[at] * sum(total);
+    // Integers of inputs that are not finite may be any.
+    totals[at] = factor > 0 ? static_cast<int32_t>(sum(total)) : 0;
   }
 }
 
-/// Compute one tile of a panel.
+/// The weights of four inputs in each lane, or of two of them as 16-bit integers; `four` and `word`
+/// say which of those loaded.
+template <typename Int, native::Format FORMAT>
+ALWAYS_INLINE I32 weights_of(U16Pairs loaded, int four, int word) {
+  if constexpr (FORMAT == native::Format::kBits4 && sizeof(Int) == 2) {
+    const U16Pairs q = loaded >> (4 * four + 8 * word);
+    return (I32)(four + word == 2 ? q : q & 15);
+  }
+  U16Pairs bytes = loaded;
+  if (has_nibbles(FORMAT)) bytes = (four ? bytes >> 4 : bytes) & 0x0f0f;
+  if (FORMAT == native::Format::kMxfp4) bytes = mxfp4_codes(bytes);
+  return (I32)(sizeof(Int) == 1 ? bytes : word == 0 ? bytes & 0xff : bytes >> 8);
+}
+
+/// A group's sums of products of integers.
+template <typename Int, native::Format FORMAT, int ROWS>
+struct IntSums {
+  static constexpr int FOURS = has_nibbles(FORMAT) ? 2 : 1, WORDS = sizeof(Int);  // loaded at once
+  static constexpr int INPUT_BYTES = EIGHT * sizeof(Int), WEIGHT_BYTES = EIGHT * COLUMNS / FOURS;
+  // A sum of one or two rows would wait for itself, so it is kept in parts.
+  static constexpr int PARTS = ROWS == 1 ? 2 * WORDS : ROWS == 2 ? 2 : 1;
+  I32 parts[PARTS][ROWS][VECTORS] = {};
+
+  /// Begin with what subtracting `center` from the weights adds to the sums.
+  ALWAYS_INLINE IntSums(const int32_t* totals, int center) {
+    for (int m = 0; m < ROWS; m++)
+      for (int v = 0; v < VECTORS; v++) parts[0][m][v] = splat_int(-center * totals[m]);
+  }
+  /// Add the products of eight inputs of each row.
+  ALWAYS_INLINE void add(const uint8_t* inputs, const uint8_t* p) {
+    U16Pairs loaded[VECTORS];
+    for (int at = 0; at < 2 * WORDS; at++) {
+      const int four = at / WORDS;
+      I32 w[VECTORS];
+      for (int v = 0; v < VECTORS; v++) {
+        if (at % (FOURS * WORDS) == 0) loaded[v] = load_pairs(p + 4 * (four * COLUMNS + LANES * v));
+        w[v] = weights_of<Int, FORMAT>(loaded[v], four % FOURS, at % WORDS);
+      }
+      for (int m = 0; m < ROWS; m++)
+        for (int v = 0; v < VECTORS; v++) {
+          I32& sum = parts[at % PARTS][m][v];
+          sum = dot<Int>(sum, w[v], inputs + 4 * at + INPUT_BYTES * m);
+        }
+    }
+  }
+  ALWAYS_INLINE F32 at(int m, int v) const {
+    I32 sum = parts[0][m][v];
+    for (int part = 1; part < PARTS; part++) sum += parts[part][m][v];
+    return to_float(sum);
+  }
+};
+
+/// Add the products of one tile of a panel to `results`, `[ROWS][COLUMNS]`: memory, since registers
+/// have the sums of a group.
 template <typename Int, native::Format FORMAT, int ROWS>
 void multiply_int(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
-                  float* y, size_t ldy, Prefetcher prefetcher) {
-  constexpr int PER_BYTE = has_nibbles(FORMAT) ? 2 : 1, WORDS = sizeof(Int);  // of four inputs
+                  float* results, Prefetcher prefetcher) {
+  using Sums = IntSums<Int, FORMAT, ROWS>;
   const uint8_t* inputs = x.integers;
-  F32 results[ROWS][VECTORS] = {};
-  for (int g = 0; g < weights.num_inputs / weights.group; g++) {
+  const bool is_biased = has_biases(weights);
+  const int end = weights.num_inputs / weights.group * ROWS;
+  for (int at = 0; at < end; at += ROWS) {
     prefetcher.advance();
-    I32 sums[ROWS][VECTORS] = {};
-    for (int i = 0; i < weights.group; i += EIGHT, inputs += EIGHT * sizeof(Int) * ROWS) {
-      U16Pairs loaded[VECTORS];
-      for (int four = 0; four < EIGHT / 4; four++) {
-        if (four % PER_BYTE == 0) {
-          for (int v = 0; v < VECTORS; v++) loaded[v] = load_pairs(p + 4 * LANES * v);
-          p += 4 * COLUMNS;
-        }
-        U16Pairs bytes[VECTORS];
-        for (int v = 0; v < VECTORS; v++) {
-          bytes[v] = four % PER_BYTE ? loaded[v] >> 4 : loaded[v];
-          if (PER_BYTE == 2) bytes[v] &= 0x0f0f;
-          if (FORMAT == native::Format::kMxfp4) bytes[v] = mxfp4_codes(bytes[v]);
-        }
-        for (int word = 0; word < WORDS; word++) {
-          I32 w[VECTORS];
-          for (int v = 0; v < VECTORS; v++)
-            w[v] = (I32)(WORDS == 1 ? bytes[v] : word == 0 ? bytes[v] & 0xff : bytes[v] >> 8);
-          const uint8_t* at = inputs + 4 * (four * WORDS + word);
-          for (int m = 0; m < ROWS; m++)
-            for (int v = 0; v < VECTORS; v++)
-              sums[m][v] = dot<Int>(sums[m][v], w[v], at + EIGHT * sizeof(Int) * m);
-        }
-      }
+    Sums sums(x.totals + at, is_biased ? 0 : weights.center);
+    for (int i = 0; i < weights.group; i += EIGHT) {
+      sums.add(inputs, p);
+      inputs += Sums::INPUT_BYTES * ROWS;
+      p += Sums::WEIGHT_BYTES;
     }
     const Parameters group(weights, p);
-    for (int v = 0; v < VECTORS; v++) {
-      for (int m = 0; m < ROWS; m++) {
-        const F32 scaled = to_float(sums[m][v]) * splat(x.scales[g * ROWS + m]);
-        results[m][v] += scaled * group.scales[v];
-        results[m][v] += group.biases[v] * splat(x.sums[g * ROWS + m]);
-      }
-    }
     p += weights.parameter_bytes();
+    const auto finish = [&]<bool IS_BIASED>() __attribute__((always_inline)) {
+      for (int m = 0; m < ROWS; m++)
+        for (int v = 0; v < VECTORS; v++) {
+          float* y = results + m * COLUMNS + v * LANES;
+          F32 result = fused(sums.at(m, v) * splat(x.scales[at + m]), group.scales[v], load(y));
+          if (IS_BIASED) result = fused(splat(x.sums[at + m]), group.biases[v], result);
+          store(y, result);
+        }
+    };
+    is_biased ? finish.template operator()<true>() : finish.template operator()<false>();
   }
-  for (int m = 0; m < ROWS; m++)
-    for (int v = 0; v < VECTORS; v++) store(y + m * ldy + v * LANES, results[m][v]);
 }
 
 template <typename Int>
@@ -123,26 +158,32 @@ void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_
   const size_t first = tiles.first(tile), groups = first * (w.num_inputs / w.group);
   const native::PackedInputs& all = args.packed;
   const native::PackedInputs x = {nullptr, all.integers + first * w.num_inputs * sizeof(Int),
-                                  all.scales + groups, all.sums + groups};
+                                  all.scales + groups, all.sums + groups, all.totals + groups};
+  const int height = tiles.height(tile);
+  alignas(64) float results[MAX_ROWS_INT * COLUMNS];
+  for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
   const auto run = [&]<native::Format FORMAT>() {
 #define CASE(ROWS) \
   case ROWS:       \
-    return multiply_int<Int, FORMAT, ROWS>(w, x, p, y, ldy, prefetcher);
-    switch (tiles.height(tile)) { FOR_EACH_HEIGHT_INT(CASE) }
+    return multiply_int<Int, FORMAT, ROWS>(w, x, p, results, prefetcher);
+    switch (height) { FOR_EACH_HEIGHT_INT(CASE) }
 #undef CASE
   };
   switch (w.format) {
-    case native::Format::kBits8: return run.template operator()<native::Format::kBits8>();
-    case native::Format::kBits4: return run.template operator()<native::Format::kBits4>();
-    default: return run.template operator()<native::Format::kMxfp4>();
+    case native::Format::kBits8: run.template operator()<native::Format::kBits8>(); break;
+    case native::Format::kBits4: run.template operator()<native::Format::kBits4>(); break;
+    default: run.template operator()<native::Format::kMxfp4>();
   }
+  for (int m = 0; m < height; m++)
+    for (int v = 0; v < VECTORS; v++)
+      store(y + m * ldy + v * LANES, load(results + m * COLUMNS + v * LANES));
 }
 
 #else
 
 constexpr int MAX_ROWS_INT = 0;
 template <typename Int>
-void pack_row_int(const float*, int, int, int, int, uint8_t*, float*, float*) {}
+void pack_row_int(const float*, int, int, int, int, uint8_t*, float*, float*, int32_t*) {}
 template <typename Int>
 void linear_tile_int(const native::LinearArgs&, int, int, const uint8_t*, float*, size_t,
                      Prefetcher, float*) {}

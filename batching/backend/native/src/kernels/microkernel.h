@@ -22,8 +22,9 @@ constexpr int VECTORS = 2;
 /// Columns of one call.
 constexpr int COLUMNS = VECTORS * LANES;
 
-/// In bytes.  The hardware prefetcher does not keep up with weights while rows are multiplied.
-constexpr size_t PREFETCH_DISTANCE = 4096;
+/// In bytes.  The hardware prefetcher does not keep up with weights while rows are multiplied, and
+/// integers of few rows are multiplied faster than memory is read.
+constexpr size_t PREFETCH_DISTANCE = 4096, PREFETCH_DISTANCE_INT = 8192;
 
 /// Prefetch a cache line.
 ALWAYS_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
@@ -39,9 +40,9 @@ struct Prefetcher {
   }
 };
 
-/// Scales and biases of one group, for the columns of one panel.
+/// Scales and, where the weights have some, biases of one group, for the columns of one panel.
 struct Parameters {
-  F32 scales[VECTORS], biases[VECTORS];
+  F32 scales[VECTORS], biases[VECTORS] = {};
 
   ALWAYS_INLINE Parameters(const native::Panels& weights, const uint8_t* p) {
     const auto* halves = reinterpret_cast<const uint16_t*>(p);
@@ -57,19 +58,21 @@ struct Parameters {
           scales[v] = load_fp16(halves + at);
           biases[v] = load_fp16(halves + COLUMNS + at);
           break;
-        case native::ParameterType::kCentered:
-          scales[v] = load_fp16(halves + at);
-          biases[v] = scales[v] * splat(-weights.center);
-          break;
+        case native::ParameterType::kCentered: scales[v] = load_fp16(halves + at); break;
         case native::ParameterType::kPowerOfTwo:
           // Of MXFP4, whose codes are twice the weights.
           scales[v] = (F32)(load_bytes(p + at) << 23) * splat(0.5f);
-          biases[v] = scales[v] * splat(-weights.center);
           break;
       }
     }
   }
 };
+
+/// Whether a bias is more than the scale times -center.
+ALWAYS_INLINE bool has_biases(const native::Panels& weights) {
+  return weights.parameter_type == native::ParameterType::kFloat32 ||
+         weights.parameter_type == native::ParameterType::kFloat16;
+}
 
 /// y[m, j] (+)= sum over k of x[m, k] * w[k, j], for ROWS rows and COLUMNS columns.
 ///

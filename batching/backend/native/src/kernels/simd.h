@@ -37,6 +37,8 @@ ALWAYS_INLINE F32 load(const float* p) { return *reinterpret_cast<const F32*>(p)
 ALWAYS_INLINE void store(float* p, F32 v) { *reinterpret_cast<F32*>(p) = v; }
 ALWAYS_INLINE F32 splat(float x) { return x - F32{}; }
 
+ALWAYS_INLINE I32 splat_int(int32_t x) { return x - I32{}; }
+
 ALWAYS_INLINE F32 to_float(I32 v) { return __builtin_convertvector(v, F32); }
 
 /// Zero-extend bytes to 32 bits.

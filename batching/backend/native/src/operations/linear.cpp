@@ -42,7 +42,8 @@ PackedInputs from_row(const PackedInputs& packed, InputType input_type, size_t s
   return {packed.floats ? packed.floats + at : nullptr,
           packed.integers ? packed.integers + at * integer_size(input_type) : nullptr,
           packed.scales ? packed.scales + at / group : nullptr,
-          packed.sums ? packed.sums + at / group : nullptr};
+          packed.sums ? packed.sums + at / group : nullptr,
+          packed.totals ? packed.totals + at / group : nullptr};
 }
 
 InputPacker::InputPacker(const Panels& weights, int num_rows)
@@ -53,12 +54,14 @@ InputPacker::InputPacker(const Panels& weights, int num_rows)
   // Other threads write to them.
   thread_local std::vector<float> floats, scales, sums;
   thread_local std::vector<uint8_t> integers;
+  thread_local std::vector<int32_t> totals;
   const size_t total = num_rows * size_;
   if (input_type_ == InputType::kFloat32) {
     floats_ = grow(floats, total);
   } else {
     integers_ = grow(integers, total * integer_size(input_type_));
     scales_ = grow(scales, total / group_);
+    totals_ = grow(totals, total / group_);
   }
   if (group_) sums_ = grow(sums, total / group_);
 }
@@ -70,7 +73,8 @@ int InputPacker::rows_per_part() const {
 }
 
 PackedInputs InputPacker::packed(const RowRange& rows) const {
-  return from_row({floats_, integers_, scales_, sums_}, input_type_, size_, group_, rows.first);
+  const PackedInputs all{floats_, integers_, scales_, sums_, totals_};
+  return from_row(all, input_type_, size_, group_, rows.first);
 }
 
 void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
@@ -84,7 +88,8 @@ void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
                       const_cast<float*>(to.sums));
   const auto pack_row_int = input_type_ == InputType::kInt16 ? k.pack_row_int16 : k.pack_row_int8;
   pack_row_int(x, m, height, size_, group_, const_cast<uint8_t*>(to.integers),
-               const_cast<float*>(to.scales), const_cast<float*>(to.sums));
+               const_cast<float*>(to.scales), const_cast<float*>(to.sums),
+               const_cast<int32_t*>(to.totals));
 }
 
 void multiply_packed(const std::vector<LinearArgs>& products) {

@@ -38,6 +38,7 @@ class InputPacker {
   int num_rows_;
   float *floats_ = nullptr, *scales_ = nullptr, *sums_ = nullptr;
   uint8_t* integers_ = nullptr;
+  int32_t* totals_ = nullptr;
 };
 
 /// Pack the input that some products share; `prepare(first, next)` computes its rows before.
