@@ -52,10 +52,22 @@ float round_to_fp16(float x) {
 }
 
 /// The values of scales and biases.
-enum class Parameters { kFloats, kHalves, kSmallHalves, kCentered };
+enum class Parameters { kFloats, kHalves, kSmallHalves, kCentered, kProducts, kCenteredProducts };
+
+/// Factors of 11 bits times integers of 7, of which some have too many bits for float16.
+std::vector<float> products(Random& random, size_t size) {
+  std::vector<float> numbers(size);
+  float factor = 0;
+  for (size_t i = 0; i < size; i++) {
+    if (i % SUPER == 0) factor = (1025 + 2 * random.between(0, 511)) * 0x1p-20f;
+    numbers[i] = factor * (i % SUPER == 0 ? 63 : random.between(-127, 127));
+  }
+  return numbers;
+}
 
 /// The small ones are subnormal in float16.
 std::vector<float> parameters(Random& random, Parameters kind, size_t size) {
+  if (kind >= Parameters::kProducts) return products(random, size);
   std::vector<float> numbers = random.normal(size);
   for (float& x : numbers) {
     if (kind == Parameters::kHalves || kind == Parameters::kCentered)
@@ -99,13 +111,16 @@ void fill_parameters(Layer& layer, Random& random, size_t size) {
     plain.exponents = layer.exponents.data();
     return;
   }
-  const auto kind = static_cast<Parameters>(random.between(0, 3));
+  const bool has_super = plain.num_inputs / plain.group % SUPER == 0;
+  const auto kind = static_cast<Parameters>(random.between(0, has_super ? 5 : 3));
   layer.scales = parameters(random, kind, size);
   layer.biases = parameters(random, kind, size);
   layer.parameter_type =
       kind == Parameters::kFloats ? ParameterType::kFloat32 : ParameterType::kFloat16;
-  if (kind == Parameters::kCentered) {
-    layer.parameter_type = ParameterType::kCentered;
+  if (kind == Parameters::kProducts) layer.parameter_type = ParameterType::kProducts;
+  if (kind == Parameters::kCentered || kind == Parameters::kCenteredProducts) {
+    layer.parameter_type = kind == Parameters::kCentered ? ParameterType::kCentered
+                                                         : ParameterType::kCenteredProducts;
     for (size_t i = 0; i < size; i++)
       layer.biases[i] = -std::ldexp(layer.scales[i], plain.bits - 1);
   }
@@ -151,7 +166,7 @@ LayerPointer make_layer(Random& random, const Kind& kind, int num_inputs = 0, in
   if (kind.format == Format::kMxfp4) group = 32;
   const int num_outputs = random.between(1, 130);
   if (num_inputs == 0)
-    num_inputs = group ? group * random.between(1, 5) : random.between(1, 400);
+    num_inputs = group ? group * random.one_of({1, 2, 3, 5, 8, 16}) : random.between(1, 400);
   auto layer = std::make_unique<Layer>(
       PlainWeights{.format = kind.format,
                    .num_matrices = num_matrices,
@@ -305,7 +320,10 @@ void check_unpack(const Product& product) {
   for (float& x : unpacked) x += 0.0f;
   const std::string what = "product with the identity: " + product.name();
   // A bias and the multiple of the scale that it is taken from may round.
-  if (panels.group == 0 || panels.parameter_type >= ParameterType::kCentered)
+  const bool has_biases = panels.parameter_type == ParameterType::kFloat32 ||
+                          panels.parameter_type == ParameterType::kFloat16 ||
+                          panels.parameter_type == ParameterType::kProducts;
+  if (panels.group == 0 || !has_biases)
     expect_same(rows, unpacked, what);
   else
     expect_close(rows, product.layer->weights, what);

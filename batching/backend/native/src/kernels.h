@@ -28,7 +28,12 @@ enum class ParameterType : int32_t {
   kFloat16,     // if all are exact in it
   kCentered,    // float16 scales; each bias is the scale times -Panels::center
   kPowerOfTwo,  // the same, scales being the exponents of powers of 2, a byte each
+  kProducts,    // scales and biases are integers of a byte times factors that SUPER groups share
+  kCenteredProducts,  // such scales; biases as of kCentered
 };
+
+/// Groups that share a float16 factor of their scales and one of their biases, as in GGUF's K types.
+constexpr int SUPER = 8;
 
 /// Twice the floats of MXFP4 plus MXFP4_CENTER: integers that are scaled like affine ones.
 constexpr uint8_t MXFP4_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
@@ -48,6 +53,8 @@ enum class InputType : int32_t {
 /// - 8 bits: for each group of inputs, `[group][columns]` bytes, then `columns` scales and as many
 ///   biases
 /// - 4 bits: the same, a byte holding the values of two successive inputs, the first one low
+/// Before all of them are the factors of products, float16, `columns` of the scales and as many of
+/// the biases for each SUPER groups.
 /// For integer inputs the bytes are `[..][columns][4]`: those of four successive inputs of a column
 /// are adjacent; with 4 bits, the high halves belong to the four inputs after these.
 struct Panels {
@@ -69,14 +76,28 @@ struct Panels {
       case ParameterType::kFloat32: return 8 * static_cast<size_t>(columns);
       case ParameterType::kFloat16: return 4 * static_cast<size_t>(columns);
       case ParameterType::kCentered: return 2 * static_cast<size_t>(columns);
-      case ParameterType::kPowerOfTwo: return columns;
+      case ParameterType::kProducts: return 2 * static_cast<size_t>(columns);
+      case ParameterType::kPowerOfTwo:
+      case ParameterType::kCenteredProducts: return columns;
     }
     return 0;
   }
 
+  /// Factors of scales and biases of SUPER groups.
+  ALWAYS_INLINE size_t factor_bytes() const {
+    if (parameter_type == ParameterType::kProducts) return 4 * static_cast<size_t>(columns);
+    if (parameter_type == ParameterType::kCenteredProducts)
+      return 2 * static_cast<size_t>(columns);
+    return 0;
+  }
+  /// Where the first group of a panel is.
+  ALWAYS_INLINE size_t first_group() const {
+    return group ? num_inputs / group / SUPER * factor_bytes() : 0;
+  }
+
   ALWAYS_INLINE size_t panel_bytes() const {
     size_t weights = static_cast<size_t>(num_inputs) * columns;
-    size_t parameters = group ? num_inputs / group * parameter_bytes() : 0;
+    size_t parameters = group ? num_inputs / group * parameter_bytes() + first_group() : 0;
     switch (format) {
       case Format::kFloat32: return weights * 4;
       case Format::kBfloat16: return weights * 2;

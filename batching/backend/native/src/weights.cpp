@@ -44,16 +44,68 @@ int center_of(const PlainWeights& plain) {
   return plain.bits > 0 ? 1 << (plain.bits - 1) : 0;
 }
 
+/// A float16 factor and integers whose products are the scales, or the biases, of SUPER groups.
+struct Products {
+  uint16_t factor;
+  int8_t integers[SUPER];
+};
+
+/// The products that are these numbers, if the factor is the largest number by `divisor`.
+std::optional<Products> products_by(const float* numbers, float largest, int divisor) {
+  const float factor = largest / divisor;
+  const std::optional<uint16_t> half = to_fp16(factor);
+  if (!half || factor == 0) return std::nullopt;
+  Products products{*half, {}};
+  for (int i = 0; i < SUPER; i++) {
+    const float integer = std::nearbyint(numbers[i] / factor);
+    if (!(std::abs(integer) <= 127) || factor * integer != numbers[i]) return std::nullopt;
+    products.integers[i] = static_cast<int8_t>(integer);
+  }
+  return products;
+}
+
+/// Exact products that are these numbers, if there are any: a factor and an integer of 7 bits have
+/// fewer bits together than a float.
+std::optional<Products> as_products(const float* numbers) {
+  const float largest = *std::max_element(
+      numbers, numbers + SUPER, [](float a, float b) { return std::abs(a) < std::abs(b); });
+  if (largest == 0) return Products{};
+  // Quantizers make the largest integer of 6 bits as large as it can be.
+  for (int divisor = 63; divisor > 0; divisor--)
+    if (auto found = products_by(numbers, largest, divisor)) return found;
+  for (int divisor = 64; divisor < 128; divisor++)
+    if (auto found = products_by(numbers, largest, divisor)) return found;
+  return std::nullopt;
+}
+
+bool are_products(const float* numbers, size_t size) {
+  constexpr size_t AT_ONCE = SUPER * 1024;
+  std::atomic<bool> are_all{size % SUPER == 0};
+  threads().for_each(static_cast<int>((size + AT_ONCE - 1) / AT_ONCE), [&](int part) {
+    const size_t end = std::min(size, (part + 1) * AT_ONCE);
+    for (size_t i = part * AT_ONCE; i < end && are_all; i += SUPER)
+      if (!as_products(numbers + i)) are_all = false;
+  });
+  return are_all;
+}
+
 ParameterType parameter_type(const PlainWeights& plain) {
   if (plain.format == Format::kMxfp4) return ParameterType::kPowerOfTwo;
   const size_t rows = static_cast<size_t>(plain.num_matrices) * plain.num_outputs;
-  const size_t size = plain.group ? rows * (plain.num_inputs / plain.group) : 0;
-  if (!are_fp16(plain.scales, size)) return ParameterType::kFloat32;
+  const size_t of_row = plain.group ? plain.num_inputs / plain.group : 0, size = rows * of_row;
   const float center = center_of(plain);
   const auto is_centered = [=](float scale, float bias) { return bias == -center * scale; };
-  if (std::equal(plain.scales, plain.scales + size, plain.biases, is_centered))
-    return ParameterType::kCentered;
-  return are_fp16(plain.biases, size) ? ParameterType::kFloat16 : ParameterType::kFloat32;
+  const bool are_centered =
+      std::equal(plain.scales, plain.scales + size, plain.biases, is_centered);
+  if (are_fp16(plain.scales, size)) {
+    if (are_centered) return ParameterType::kCentered;
+    if (are_fp16(plain.biases, size)) return ParameterType::kFloat16;
+  }
+  if (of_row % SUPER == 0 && are_products(plain.scales, size)) {
+    if (are_centered) return ParameterType::kCenteredProducts;
+    if (are_products(plain.biases, size)) return ParameterType::kProducts;
+  }
+  return ParameterType::kFloat32;
 }
 
 Panels layout(const PlainWeights& plain, int columns) {
@@ -123,6 +175,20 @@ size_t group_bytes(const Panels& panels) {
   return group_value_bytes(panels) + panels.parameter_bytes();
 }
 
+/// Set the factors of a column, and the integers of its groups: of the scales, or behind these of the
+/// biases.
+void set_products(const Panels& panels, const float* numbers, size_t position, uint8_t* panel) {
+  uint8_t* integers = panel + panels.first_group() + group_value_bytes(panels) + position;
+  const int num_groups = panels.num_inputs / panels.group;
+  for (int g = 0; g < num_groups; g += SUPER) {
+    const Products products = *as_products(numbers + g);
+    auto* factors = reinterpret_cast<uint16_t*>(panel + g / SUPER * panels.factor_bytes());
+    factors[position] = products.factor;
+    for (int i = 0; i < SUPER; i++)
+      integers[(g + i) * group_bytes(panels)] = static_cast<uint8_t>(products.integers[i]);
+  }
+}
+
 /// Set the scale and the bias of a column in a group.
 void set_parameters(const Panels& panels, const PlainWeights& plain, size_t group, size_t column,
                     uint8_t* parameters) {
@@ -140,15 +206,24 @@ void set_parameters(const Panels& panels, const PlainWeights& plain, size_t grou
       reinterpret_cast<float*>(parameters)[column] = plain.scales[group];
       reinterpret_cast<float*>(parameters)[of_bias] = plain.biases[group];
       break;
+    case ParameterType::kProducts:
+    case ParameterType::kCenteredProducts: break;  // set_products does
   }
 }
 
 /// The scale and the bias of a column in a group.
-std::pair<float, float> parameters_of(const Panels& panels, const uint8_t* parameters,
+std::pair<float, float> parameters_of(const Panels& panels, const uint8_t* panel, size_t group,
                                       size_t column) {
+  const uint8_t* parameters =
+      panel + panels.first_group() + group * group_bytes(panels) + group_value_bytes(panels);
   const size_t of_bias = panels.columns + column;
   const auto* halves = reinterpret_cast<const uint16_t*>(parameters);
   const auto* floats = reinterpret_cast<const float*>(parameters);
+  const auto product = [&](size_t position) {
+    const uint8_t* factors = panel + group / SUPER * panels.factor_bytes();
+    return from_fp16(reinterpret_cast<const uint16_t*>(factors)[position]) *
+           static_cast<int8_t>(parameters[position]);
+  };
   const auto centered = [&](float scale) { return std::pair(scale, -panels.center * scale); };
   switch (panels.parameter_type) {
     case ParameterType::kPowerOfTwo:
@@ -156,6 +231,8 @@ std::pair<float, float> parameters_of(const Panels& panels, const uint8_t* param
     case ParameterType::kCentered: return centered(from_fp16(halves[column]));
     case ParameterType::kFloat16: return {from_fp16(halves[column]), from_fp16(halves[of_bias])};
     case ParameterType::kFloat32: return {floats[column], floats[of_bias]};
+    case ParameterType::kProducts: return {product(column), product(of_bias)};
+    case ParameterType::kCenteredProducts: return centered(product(column));
   }
   return {0, 0};
 }
@@ -204,13 +281,17 @@ void pack_quantized(const PlainWeights& plain, const Panels& panels, int matrix,
     const size_t output = first_output(plain, matrix) + own;
     const auto* row = static_cast<const uint8_t*>(plain.weights) + output * row_bytes;
     for (int g = 0; g < num_groups; g++) {
-      uint8_t* block = target + g * group_bytes(panels);
+      uint8_t* block = target + panels.first_group() + g * group_bytes(panels);
       if (is_stored_so)
         pack_values(panels, row + g * plain.group * plain.bits / 8, j, block);
       else
         pack_bits(panels, row, g * plain.group, plain.bits, j, block);
       set_parameters(panels, plain, output * num_groups + g, j, block + group_value_bytes(panels));
     }
+    if (panels.factor_bytes() > 0)
+      set_products(panels, plain.scales + output * num_groups, j, target);
+    if (panels.parameter_type == ParameterType::kProducts)
+      set_products(panels, plain.biases + output * num_groups, panels.columns + j, target);
   }
 }
 
@@ -271,9 +352,9 @@ void PackedWeights::unpack(int output, float* row) const {
 }
 
 float PackedWeights::quantized(const uint8_t* panel, size_t input, size_t column) const {
-  const uint8_t* block = panel + input / panels_.group * group_bytes(panels_);
-  const uint8_t* parameters = block + group_value_bytes(panels_);
-  const auto [scale, bias] = parameters_of(panels_, parameters, column);
+  const size_t group = input / panels_.group;
+  const uint8_t* block = panel + panels_.first_group() + group * group_bytes(panels_);
+  const auto [scale, bias] = parameters_of(panels_, panel, group, column);
   const ValuePosition position(panels_, input % panels_.group, column);
   const int mask = has_nibbles(panels_.format) ? 15 : 255;
   const int q = block[position.byte] >> position.shift & mask;

@@ -222,6 +222,43 @@ def test_weights_with_scales_of_float16_are_dequantized_in_float32(kernels: Any,
     assert mx.array_equal(embedded[:, 0], plain[mx.array([3, 69])])
 
 
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("is_centered", [False, True])
+def test_scales_that_are_products_are_kept_as_their_factors(
+    kernels: Any, bits: int, is_centered: bool
+) -> None:
+    """As of GGUF's K types: the same weights to the bit, in half the bytes of float32 scales."""
+    rng = np.random.default_rng(bits)
+    outputs, groups = 70, 16
+    words = mx.array(rng.integers(0, 1 << 32, (outputs, groups * bits), np.uint32))
+    scales, biases = (
+        rng.uniform(0.001, 0.02, (outputs, groups // 8)).astype(np.float16).repeat(8, axis=1)
+        * rng.integers(low, high, (outputs, groups)).astype(np.float32)
+        for low, high in ((-32, 64), (-63, 1))
+    )
+    scales[3], biases[5] = 0, 0
+    if is_centered:
+        biases = -(1 << bits - 1) * scales
+    parts = words, mx.array(scales), mx.array(biases)
+    packed = kernels.pack(*parts, bits)
+    columns = kernels.pack(mx.zeros((1, 32))).nbytes // 128
+    panels = -(-outputs // columns)
+    of_group = 32 * (4 if bits <= 4 else 8) // 8 + (1 if is_centered else 2)
+    of_factors = 2 if is_centered else 4
+    assert packed.nbytes == panels * columns * groups // 8 * (8 * of_group + of_factors)
+    plain = mx.dequantize(*parts, group_size=32, bits=bits)
+    tokens = mx.array([[3], [5], [69]])
+    embedded = kernels.embed(tokens, packed)[:, 0]
+    assert mx.abs(embedded - plain[tokens[:, 0]]).max() <= 1e-6 * mx.abs(plain).max()
+    for rows in (1, 3, 13, 40):
+        x = mx.array(rng.standard_normal((rows, groups * 32)).astype(np.float32))
+        (y,) = kernels.linear(x, [packed], [None])
+        check(y, np.array(x) @ np.array(plain).T, 1e-5)
+        if kernels.supports_int_inputs():
+            (y,) = kernels.linear(x, [kernels.pack(*parts, bits, input_bits=16)], [None])
+            check(y, np.array(x) @ np.array(plain).T, 1e-3)
+
+
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", 4, 8])
 def test_a_rows_product_does_not_depend_on_the_others(kernels: Any, kind: Any) -> None:
     rng = np.random.default_rng(1)

@@ -29,7 +29,7 @@ ALWAYS_INLINE Prefetcher prefetcher_for(const Panels& weights, const uint8_t* pa
   const size_t size = weights.panel_bytes();
   const bool has_floats = weights.input_type == InputType::kFloat32;
   const size_t distance = has_floats ? PREFETCH_DISTANCE : PREFETCH_DISTANCE_INT;
-  if (tile == 0) return {panel + distance, size / num_groups};
+  if (tile == 0) return {panel + weights.first_group() + distance, size / num_groups};
   const size_t part = (size / num_groups / (num_tiles - 1) + 63) / 64 * 64;
   return {panel + size + (tile - 1) * part * num_groups, part};
 }

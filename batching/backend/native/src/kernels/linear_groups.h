@@ -71,11 +71,12 @@ struct GroupedOutputs {
     for (int m = 0; m < ROWS; m++)
       for (int v = 0; v < SIZE; v++) sums[m][v] += splat(x[m]) * w[v];
   }
-  /// Add the scaled sums; `x_sums` are those of each row's inputs.
-  ALWAYS_INLINE void finish(const Panels& weights, const uint8_t* parameters,
-                            const float* x_sums) {
+  /// Add the scaled sums of group `g`; `x_sums` are those of each row's inputs.
+  ALWAYS_INLINE void finish(const Panels& weights, const uint8_t* first, int g,
+                            const uint8_t* parameters, const float* x_sums) {
     for (int panel = 0; panel < PANELS; panel++) {
-      const Parameters group(weights, parameters + panel * weights.panel_bytes());
+      const size_t at = panel * weights.panel_bytes();
+      const Parameters group(weights, parameters + at, factors_of(weights, first + at, g));
       F32 biases[VECTORS];
       for (int v = 0; v < VECTORS; v++)
         biases[v] = fused(group.scales[v], splat(weights.center), group.biases[v]);
@@ -132,6 +133,8 @@ void multiply_groups(const Panels& weights, const PackedInputs& x, const uint8_t
   Prefetcher second{prefetcher.next + panel_bytes, prefetcher.part};
   GroupedOutputs<ROWS, PANELS> outputs;
   const float* inputs = x.floats;
+  const uint8_t* panel = p;
+  p += weights.first_group();
   for (int g = 0; g < groups.count; g++, p += groups.stride, inputs += groups.size * ROWS) {
     prefetcher.advance();
     if (PANELS == PAIR) second.advance();
@@ -141,7 +144,7 @@ void multiply_groups(const Panels& weights, const PackedInputs& x, const uint8_t
                                   __attribute__((always_inline)) {
       outputs.add(inputs + i * ROWS, w);
     });
-    outputs.finish(weights, p + groups.value_bytes, x.sums + g * ROWS);
+    outputs.finish(weights, panel, g, p + groups.value_bytes, x.sums + g * ROWS);
   }
   outputs.write(y, ldy);
 }
@@ -155,6 +158,8 @@ void multiply_unpacked(const Panels& weights, const PackedInputs& x, const uint8
   const Groups groups(weights);
   const Codes<FORMAT> codes(weights);
   GroupedOutputs<ROWS, 1> outputs;
+  const uint8_t* panel = p;
+  p += weights.first_group();
   const float* inputs = x.floats;
   float* target = unpacked;
   const auto unpack = [&](int i, const F32(&w)[VECTORS]) __attribute__((always_inline)) {
@@ -178,7 +183,7 @@ void multiply_unpacked(const Panels& weights, const PackedInputs& x, const uint8
       });
     else
       for (int i = 0; i < groups.size; i++) multiply(i);
-    outputs.finish(weights, p + groups.value_bytes, x.sums + g * ROWS);
+    outputs.finish(weights, panel, g, p + groups.value_bytes, x.sums + g * ROWS);
     p += groups.stride;
     inputs += groups.size * ROWS;
     unpacked = target;

@@ -124,7 +124,8 @@ template <typename Int, native::Format FORMAT, int ROWS>
 void multiply_int(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
                   float* results, Prefetcher prefetcher) {
   using Sums = IntSums<Int, FORMAT, ROWS>;
-  const uint8_t* inputs = x.integers;
+  const uint8_t *inputs = x.integers, *panel = p;
+  p += weights.first_group();
   const bool is_biased = has_biases(weights);
   const int end = weights.num_inputs / weights.group * ROWS;
   for (int at = 0; at < end; at += ROWS) {
@@ -135,7 +136,7 @@ void multiply_int(const native::Panels& weights, const native::PackedInputs& x, 
       inputs += Sums::INPUT_BYTES * ROWS;
       p += Sums::WEIGHT_BYTES;
     }
-    const Parameters group(weights, p);
+    const Parameters group(weights, p, factors_of(weights, panel, at / ROWS));
     p += weights.parameter_bytes();
     const auto finish = [&]<bool IS_BIASED>() __attribute__((always_inline)) {
       for (int m = 0; m < ROWS; m++)

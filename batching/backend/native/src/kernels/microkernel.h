@@ -40,13 +40,22 @@ struct Prefetcher {
   }
 };
 
-/// Scales and, where the weights have some, biases of one group, for the columns of one panel.
+/// What the scales and biases of a group are multiples of, for the columns of one panel: float16 for
+/// each SUPER groups, before the groups.
+ALWAYS_INLINE const uint16_t* factors_of(const native::Panels& weights, const uint8_t* panel,
+                                         int group) {
+  return reinterpret_cast<const uint16_t*>(panel + group / native::SUPER * weights.factor_bytes());
+}
+
+/// Scales and biases of one group, for the columns of one panel.
 struct Parameters {
   F32 scales[VECTORS], biases[VECTORS] = {};
 
-  ALWAYS_INLINE Parameters(const native::Panels& weights, const uint8_t* p) {
+  ALWAYS_INLINE Parameters(const native::Panels& weights, const uint8_t* p,
+                           const uint16_t* factors) {
     const auto* halves = reinterpret_cast<const uint16_t*>(p);
     const auto* floats = reinterpret_cast<const float*>(p);
+    const auto* integers = reinterpret_cast<const int8_t*>(p);
     for (int v = 0; v < VECTORS; v++) {
       const int at = v * LANES;
       switch (weights.parameter_type) {
@@ -63,6 +72,13 @@ struct Parameters {
           // Of MXFP4, whose codes are twice the weights.
           scales[v] = (F32)(load_bytes(p + at) << 23) * splat(0.5f);
           break;
+        case native::ParameterType::kProducts:
+          scales[v] = load_fp16(factors + at) * load(integers + at);
+          biases[v] = load_fp16(factors + COLUMNS + at) * load(integers + COLUMNS + at);
+          break;
+        case native::ParameterType::kCenteredProducts:
+          scales[v] = load_fp16(factors + at) * load(integers + at);
+          break;
       }
     }
   }
@@ -71,7 +87,8 @@ struct Parameters {
 /// Whether a bias is more than the scale times -center.
 ALWAYS_INLINE bool has_biases(const native::Panels& weights) {
   return weights.parameter_type == native::ParameterType::kFloat32 ||
-         weights.parameter_type == native::ParameterType::kFloat16;
+         weights.parameter_type == native::ParameterType::kFloat16 ||
+         weights.parameter_type == native::ParameterType::kProducts;
 }
 
 /// y[m, j] (+)= sum over k of x[m, k] * w[k, j], for ROWS rows and COLUMNS columns.

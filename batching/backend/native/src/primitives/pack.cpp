@@ -45,7 +45,7 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
     return std::make_shared<PackedWeights>(plain, columns);
   }
   require(weight.dtype() == mx::uint32, "quantized weights are packed in words");
-  require(2 <= bits && bits <= 8, "quantized weights have 2 to 8 bits");
+  require(1 <= bits && bits <= 8, "quantized weights have 1 to 8 bits");
   plain.input_type = input_type_of(input_bits);
   plain.num_inputs = static_cast<int>(int64_t{weight.shape(-1)} * 32 / bits);
   plain.group = plain.num_inputs / scales->shape(-1);
