@@ -9,7 +9,7 @@ import mlx.core as mx
 from batching.backend import BLAS
 from batching.backend.blas import NoBlas
 from batching.backend.exceptions import forget_locals, one_line
-from batching.backend.loader import LoadedModel, dtype_name, load_model
+from batching.backend.loader import LoadedModel, load_model
 from batching.backend.memory.device import MIB, memory_in_use
 from batching.backend.memory.pool_size import BlockBytes, PoolSize, least_window_blocks, pool_size
 from batching.backend.memory.state_size import state_size
@@ -18,6 +18,7 @@ from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.paged.layout import CacheLayout
 from batching.backend.self_check import CheckedModel, Way, check_model
+from batching.backend.storage import dtype_name
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
@@ -133,6 +134,7 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
         dtype=_weights_dtype(config, native),
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,
+        has_kernels=isinstance(native, Native),
     )
     try:
         if isinstance(native, Native):
@@ -235,7 +237,8 @@ def _startup_lines(
     device = str(mx.default_device().type).removeprefix("DeviceType.")
     return (
         f"model     {config.model_id} ({loaded.model_type}, {loaded.source})",
-        f"device    {device}, weights {weights}{loaded.converted}, BLAS: {BLAS}",
+        f"device    {device}, weights {weights}, BLAS: {BLAS}",
+        *([f"weights   {loaded.storage}"] if loaded.storage else []),
         f"kernels   {native}{_precision(config, native)}",
         f"context   {limits.max_request_tokens} tokens a request",
         f"kv cache  {backend.pool_line}",

@@ -28,9 +28,11 @@ from batching.backend.dequantize import dequantize
 from batching.backend.exceptions import one_line
 from batching.backend.generation_config import directory_defaults, gguf_defaults
 from batching.backend.gguf.header import read_header
-from batching.backend.gguf.model import arrays_of, conversions, evaluate, load_gguf, num_bytes
+from batching.backend.gguf.model import arrays_of, evaluate, load_gguf
+from batching.backend.gguf.storage import num_bytes, stored_tensors as tensors_of_file
 from batching.backend.gguf.tokenizer import build_tokenizer, with_chat_template
 from batching.backend.memory.device import check_room, memory_in_use
+from batching.backend.storage import dtype_name, storage_line, stored_tensors
 from batching.errors import ModelLoadError
 from batching.model_info import SamplingDefaults
 
@@ -66,7 +68,7 @@ _CODE: Final = "*.py"
 class LoadedModel:
     """A model in evaluation mode, all its arrays computed in the thread that loaded it.
 
-    converted: what has lost bits, for the start-up line.
+    storage: what is not kept as it is stored, for the start-up line.
     """
 
     model: nn.Module
@@ -77,7 +79,7 @@ class LoadedModel:
     model_type: str
     source: str
     sampling_defaults: SamplingDefaults
-    converted: str = ""
+    storage: str = ""
 
 
 def load_model(
@@ -86,19 +88,21 @@ def load_model(
     dtype: mx.Dtype | None,
     trust_remote_code: bool = False,
     chat_template: str | None = None,
+    has_kernels: bool = False,
 ) -> LoadedModel:
     """Load a model; raise ModelLoadError, one line, whatever is wrong with it.
 
     With a `dtype` all weights are dequantized and cast to it; without, they stay as stored.
     Code that comes with a model is run only with `trust_remote_code`; a model that needs its
-    own is refused without.  A `chat_template` replaces the model's own.
+    own is refused without.  A `chat_template` replaces the model's own.  `has_kernels` tells that
+    the native kernels will compute it, which keep floats and what is not quantized as float32.
     """
     try:
         path = resolve(reference, trust_remote_code=trust_remote_code)
         if path.is_file():
-            loaded = _load_file(path, dtype)
+            loaded = _load_file(path, dtype, has_kernels)
         else:
-            loaded = _load_directory(path, dtype, trust_remote_code)
+            loaded = _load_directory(path, dtype, trust_remote_code, has_kernels)
         if chat_template is not None:
             tokenizer = with_chat_template(loaded.tokenizer, chat_template)
             loaded = replace(loaded, tokenizer=tokenizer)
@@ -168,42 +172,44 @@ def _download(repository: str, patterns: list[str]) -> Path:
     return _checked_directory(Path(found))
 
 
-def _load_file(path: Path, dtype: mx.Dtype | None) -> LoadedModel:
+def _load_file(path: Path, dtype: mx.Dtype | None, has_kernels: bool) -> LoadedModel:
     header = read_header(path)
-    _check_room(num_bytes(header, dtype), dtype, memory_in_use())
+    storage = storage_line(tensors_of_file(header, dtype, has_kernels=has_kernels))
+    _check_room(num_bytes(header, dtype, has_kernels=has_kernels), dtype, memory_in_use(), storage)
     tokenizer = build_tokenizer(header)
-    model, config = load_gguf(header, dtype)
+    model, config = load_gguf(header, dtype, keeps_floats=dtype is None and has_kernels)
     loaded = _loaded(model, tokenizer, config, path, gguf_defaults(header))
-    lossy = {} if dtype else conversions(header)
-    return replace(loaded, converted="".join(f", {name} as {kept}" for name, kept in lossy.items()))
+    return replace(loaded, storage=storage)
 
 
-def _load_directory(path: Path, dtype: mx.Dtype | None, trust_remote_code: bool) -> LoadedModel:
+def _load_directory(
+    path: Path, dtype: mx.Dtype | None, trust_remote_code: bool, has_kernels: bool
+) -> LoadedModel:
     _check_layers(path)
     used = memory_in_use()
     model, config = load_mlx_model(path, lazy=True, trust_remote_code=trust_remote_code)
+    storage = storage_line(stored_tensors(model, dtype, has_kernels=has_kernels))
     if dtype is not None:
         # First the scales, then the weights: otherwise these would be rounded to the scales' type.
         model.set_dtype(dtype)
         model = dequantize(model)
     # Nothing of the files is read before the arrays are evaluated.
-    _check_room(sum(array.nbytes for array in arrays_of(model)), dtype, used)
+    matrices = stored_tensors(model, None, has_kernels=has_kernels)
+    more = sum(tensor.kept_bytes - tensor.num_bytes for tensor in matrices)
+    _check_room(sum(array.nbytes for array in arrays_of(model)) + more, dtype, used, storage)
     evaluate(model)
     # None, the default, would ask at the terminal whether to run the tokenizer's code.
     tokenizer = load_tokenizer(
         path, {"trust_remote_code": trust_remote_code}, eos_token_ids=config.get("eos_token_id")
     )
-    return _loaded(model, tokenizer, config, path, directory_defaults(path))
+    loaded = _loaded(model, tokenizer, config, path, directory_defaults(path))
+    return replace(loaded, storage=storage)
 
 
-def _check_room(needed: int, dtype: mx.Dtype | None, used: int) -> None:
-    kind = "as stored" if dtype is None else dtype_name(dtype)
+def _check_room(needed: int, dtype: mx.Dtype | None, used: int, storage: str) -> None:
+    kind = dtype_name(dtype) if dtype else f"as stored, but {storage}" if storage else "as stored"
     advice = "take a smaller model, or a dtype that takes less"
     check_room(needed, f"weights ({kind})", advice, used=used)
-
-
-def dtype_name(dtype: mx.Dtype) -> str:
-    return str(dtype).removeprefix("mlx.core.")
 
 
 def _check_layers(path: Path) -> None:

@@ -8,7 +8,6 @@ model runs them.  Two things of llama differ from a Hugging Face checkpoint:
 """
 
 import importlib
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -22,13 +21,8 @@ from batching.backend.gguf.architectures import Architecture
 from batching.backend.gguf.config import architecture_of, read_config
 from batching.backend.gguf.header import GgufHeader
 from batching.backend.gguf.metadata import Config
-from batching.backend.gguf.quantizations import (
-    Format,
-    Weight,
-    format_of,
-    loses_bits,
-    read_weight,
-)
+from batching.backend.gguf.quantizations import Format, Weight, read_weight
+from batching.backend.gguf.storage import NOT_WEIGHTS, float_type
 
 Weights = dict[str, Weight]
 T = TypeVar("T")
@@ -36,8 +30,6 @@ T = TypeVar("T")
 # Of dequantizing; each works on one tensor, in memory of its own.
 _MAX_STREAMS: Final = 8
 _ROPE_FACTORS: Final = "rope_freqs.weight"
-# Read into the config, or not needed: the model has no layers beyond its own.
-_NOT_WEIGHTS: Final = (_ROPE_FACTORS, "rope_factors_long.weight", "rope_factors_short.weight")
 _NAMES: Final = {
     "token_embd": "embed_tokens",
     "token_embd_norm": "embedding_norm",
@@ -46,12 +38,16 @@ _NAMES: Final = {
 }
 
 
-def load_gguf(header: GgufHeader, dtype: mx.Dtype | None) -> tuple[nn.Module, Config]:
+def load_gguf(
+    header: GgufHeader, dtype: mx.Dtype | None, *, keeps_floats: bool = False
+) -> tuple[nn.Module, Config]:
     """Load the model of a file whose header was read, its arrays evaluated.
 
     With a `dtype` every weight is dequantized to it.  Without, quantized weights stay, and the
     float ones become float16 like their scales: a float32 norm would turn all activations into
     float32.  A file of float32 only stays float32, and one without float16 becomes bfloat16.
+    With `keeps_floats`, for kernels whose activations are float32 in any case, each array keeps its
+    own type, and scales that are products are float32: nothing is rounded.
     """
     architecture, _ = architecture_of(header)
     config = read_config(header)
@@ -62,9 +58,12 @@ def load_gguf(header: GgufHeader, dtype: mx.Dtype | None) -> tuple[nn.Module, Co
         model.pop("lm_head")
     weights = _read_weights(header, architecture, config, dtype)
     _add_missing_bias(weights, config)
-    kind = dtype or _float_type(header, architecture.half)
+    own = None if keeps_floats else float_type(header, architecture.half)
+    kind = dtype or own
     kept = _quantizable(model) if dtype is None else frozenset()
-    _make_dense([n for n, w in weights.items() if w.format and n not in kept], weights, kind)
+    _make_dense(
+        [n for n, w in weights.items() if w.format and n not in kept], weights, kind or mx.float32
+    )
     formats = {n.removesuffix(".weight"): w.format for n, w in weights.items() if w.format}
     _load_weights(header, model, formats, _arrays(weights, architecture, kind))
     if _ROPE_FACTORS in header.tensors:
@@ -72,23 +71,6 @@ def load_gguf(header: GgufHeader, dtype: mx.Dtype | None) -> tuple[nn.Module, Co
         _set_rope_factors(header, model, config, factors)
     evaluate(model)
     return model, config
-
-
-def num_bytes(header: GgufHeader, dtype: mx.Dtype | None) -> int:
-    """Return the memory that the weights take once they are loaded."""
-    others = 8 * (dtype or _float_type(header, mx.float16)).size
-    bits = 0.0
-    for name, tensor in header.tensors.items():
-        if name not in _NOT_WEIGHTS:
-            kept = None if dtype else format_of(tensor.type_name)
-            bits += math.prod(tensor.shape) * (kept.stored_bits if kept else others)
-    return int(bits) // 8
-
-
-def conversions(header: GgufHeader) -> dict[str, str]:
-    """Return the types that lose bits where weights stay quantized, and what they become."""
-    types = {tensor.type_name for tensor in header.tensors.values()}
-    return {name: str(format_of(name)) for name in sorted(types) if loses_bits(name)}
 
 
 def evaluate(model: nn.Module) -> None:
@@ -144,7 +126,7 @@ def _own_tensors(header: GgufHeader, config: Config) -> Iterator[str]:
             case ["blk", layer, *_] if layer.isdecimal():
                 is_own = int(layer) < config["num_hidden_layers"]
             case _:
-                is_own = name not in _NOT_WEIGHTS
+                is_own = name not in NOT_WEIGHTS
         if is_own:
             yield name
 
@@ -194,15 +176,6 @@ def _build(config: Config) -> nn.Module:
     return model
 
 
-def _float_type(header: GgufHeader, half: mx.Dtype) -> mx.Dtype:
-    """Return the type of what is not quantized: scales of float16 are exact in no other half."""
-    types = {tensor.type_name for tensor in header.tensors.values()}
-    formats = [format_of(name) for name in types]
-    if "F16" in types or any(kept and kept.mode == "affine" for kept in formats):
-        return half
-    return mx.float32 if types == {"F32"} else mx.bfloat16
-
-
 def _quantizable(model: nn.Module) -> frozenset[str]:
     """Return the weights that the model can keep quantized."""
     return frozenset(
@@ -220,15 +193,17 @@ def _make_dense(quantized: list[str], weights: Weights, dtype: mx.Dtype) -> None
         mx.eval([weights[name].parts["weight"] for name, _ in names])
 
 
-def _arrays(weights: Weights, architecture: Architecture, dtype: mx.Dtype) -> dict[str, mx.array]:
-    """Name every part, in one float type; empties `weights` so that both need not fit."""
+def _arrays(
+    weights: Weights, architecture: Architecture, dtype: mx.Dtype | None
+) -> dict[str, mx.array]:
+    """Name every part, in one float type or its own; empties `weights` so that both need not fit."""
     arrays: dict[str, mx.array] = {}
     for name in list(weights):
         kind = mx.float32 if name.endswith(tuple(architecture.exact)) else dtype
         for part, array in weights.pop(name).parts.items():
             is_packed = array.dtype in (mx.uint32, mx.uint8)
             stored = f"{name.removesuffix('weight')}{part}" if part != "weight" else name
-            arrays[stored] = array if is_packed else array.astype(kind)
+            arrays[stored] = array if is_packed or kind is None else array.astype(kind)
     return arrays
 
 

@@ -1,8 +1,8 @@
 """Tensors of a GGUF file as MLX's arrays: the same weights, in MLX's order of bits.
 
 ggml's block formats are MLX's in another order wherever a group of weights shares one scale and
-one bias, or one exponent: these stay as they are stored.  The scale of some is a product that
-float16 rounds, as MLX's own conversion does.  The rest, with a scale for every 16 weights or with
+one bias, or one exponent: these stay as they are stored.  The scale of some is a product, which
+is float32.  The rest, with a scale for every 16 weights or with
 values from a grid, has no such format; `gguf` dequantizes it, and it becomes 8 bits.
 """
 
@@ -21,8 +21,7 @@ from batching.backend.gguf.header import GgufHeader, Tensor
 
 # Weights that are converted at once: what a tensor needs beside its result is bounded.
 _MAX_WEIGHTS: Final = 1 << 24
-_FLOATS: Final = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
-
+FLOATS: Final = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 
 # Of float16: a group whose weights are all the same has a step of 0.
 _LEAST_STEP: Final = 2.0**-24
@@ -62,6 +61,8 @@ FORMATS: Final = {
     "MXFP4": Format(4, 32, "mxfp4"),
     "NVFP4": Format(4, 16, "nvfp4"),
 }
+# Their scales are products, which float16 would round.
+_OF_PRODUCTS: Final = ("Q4_K", "Q5_K", "IQ4_XS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +98,12 @@ class Weight:
 
 def format_of(type_name: str) -> Format | None:
     """Return what a type of tensor is kept as; None for floats."""
-    return None if type_name in _FLOATS else FORMATS.get(type_name, EIGHT_BITS)
+    return None if type_name in FLOATS else FORMATS.get(type_name, EIGHT_BITS)
 
 
 def loses_bits(type_name: str) -> bool:
     """Tell whether a type has no format of MLX that holds the same weights."""
-    return type_name not in _FLOATS and type_name not in FORMATS
+    return type_name not in FLOATS and type_name not in FORMATS
 
 
 def join(first: Weight, second: Weight) -> Weight:
@@ -125,7 +126,7 @@ def _eight_bits(weight: Weight) -> Weight:
 def read_weight(header: GgufHeader, name: str, dtype: mx.Dtype | None) -> Weight:
     """Read a tensor; what MLX has no format for is dequantized to `dtype`, or becomes 8 bits."""
     tensor = header.tensors[name]
-    if (kind := _FLOATS.get(tensor.type_name)) is not None:
+    if (kind := FLOATS.get(tensor.type_name)) is not None:
         return Weight({"weight": _read_floats(header, tensor, kind)})
     pieces = [_convert(rows, tensor.type_name, dtype) for rows in _pieces_of_rows(header, tensor)]
     joined = pieces[0].map(lambda part: part)
@@ -168,7 +169,8 @@ def _repacked(rows: Bytes, type_name: str, kept: Format) -> Weight:
     parts = {"weight": mx.array(_words(groups.weights.reshape(len(rows), -1), kept.bits))}
     for name, values in (("scales", groups.scales), ("biases", groups.biases)):
         if values is not None:
-            stored = values if values.dtype == np.uint8 else values.astype(np.float16)
+            is_float16 = values.dtype != np.uint8 and type_name not in _OF_PRODUCTS
+            stored = values.astype(np.float16) if is_float16 else values
             parts[name] = mx.array(stored.reshape(len(rows), -1))
     return Weight(parts, kept)
 

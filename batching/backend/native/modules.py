@@ -14,12 +14,10 @@ import mlx.nn as nn
 from mlx.nn import gelu_approx as mlx_gelu, silu as mlx_silu
 from mlx_lm.models import activations
 from mlx_lm.models.activations import precise_swiglu as mlx_precise_swiglu, swiglu as mlx_swiglu
-from mlx_lm.models.mla import QuantizedMultiLinear
 
 from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
 from batching.backend.dequantize import dequantize
-from batching.backend.memory.device import check_room
-from batching.backend.native.experts import SwitchLinear, is_switch_linear, replace_experts
+from batching.backend.native.experts import SwitchLinear, replace_experts
 from batching.backend.native.norms import replace_norm
 from batching.backend.native.packing import Packing, is_packable, replace_class
 from batching.backend.native.recurrent import rebind_recurrences, replace_convolution
@@ -38,7 +36,6 @@ def replace_modules(model: nn.Module, native: Native, *, input_bits: int = 32) -
         rounds nothing.
     """
     kernels = native.module
-    _check_room(model)
     # What the kernels do not know is exact in bfloat16.
     model = dequantize(model, keep=is_packable)
     packing = Packing(kernels, input_bits)
@@ -68,39 +65,6 @@ def min_input_bits(model: nn.Module) -> int:
     products = [m.product.input_bits for m in modules if isinstance(m, Linear | Embedding)]
     experts = [m.input_bits for m in modules if isinstance(m, SwitchLinear)]
     return min(products + experts, default=32)
-
-
-def _check_room(model: nn.Module) -> None:
-    """Raise ModelLoadError if what is kept in more bits than it is stored in does not fit."""
-    more = sum(_kept_bytes(module) - _stored_bytes(module) for module in model.modules())
-    advice = "take a smaller model, or MLX_SERVER_NATIVE=off with a dtype that takes less"
-    check_room(max(0, more), "weights that take more bits than they are stored in", advice)
-
-
-def _arrays(module: nn.Module) -> dict[str, mx.array]:
-    return {name: a for name, a in module.items() if isinstance(a, mx.array)}
-
-
-def _stored_bytes(module: nn.Module) -> int:
-    return sum(array.nbytes for array in _arrays(module).values())
-
-
-def _kept_bytes(module: nn.Module) -> int:
-    """Return what a module takes when it is replaced: what is not packed becomes float32."""
-    arrays = _arrays(module)
-    is_quantized = "scales" in arrays
-    is_layer = _is_linear(module) or _is_embedding(module) or is_switch_linear(module)
-    per_word = 32 // module.bits if is_quantized else 1
-    if is_quantized and is_layer:
-        # Of an integer, which is kept in 4 or 8.
-        num_bits: int = module.bits
-        more_bits = (4 if num_bits <= 4 else 8) - num_bits
-        return _stored_bytes(module) + arrays["weight"].size * 32 // num_bits * more_bits // 8
-    sizes = {name: a.size * (per_word if name == "weight" else 1) for name, a in arrays.items()}
-    is_bf16 = is_layer and arrays["weight"].dtype == mx.bfloat16
-    if is_quantized:
-        is_bf16 = not isinstance(module, QuantizedMultiLinear)
-    return (mx.bfloat16.size if is_bf16 else mx.float32.size) * sum(sizes.values())
 
 
 def _groups(model: nn.Module) -> Iterator[list[nn.Module]]:

@@ -1,12 +1,12 @@
 """How the native kernels store weights."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import mlx.nn as nn
 from mlx_lm.models.mla import QuantizedMultiLinear
 
-_GROUP_SIZES: Final = (32, 64, 128)
+from batching.backend.storage import kernel_bits
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,7 @@ def is_packable(module: nn.Module) -> bool:
     """Tell whether the kernels know a quantization of what they know."""
     if isinstance(module, QuantizedMultiLinear):
         return False
-    if module.mode == "mxfp4":
-        return True
-    return module.mode == "affine" and module.bits <= 8 and module.group_size in _GROUP_SIZES
+    return kernel_bits(module.mode, module.bits, module.group_size) is not None
 
 
 def replace_class(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:

@@ -15,7 +15,7 @@ from batching.backend.gguf.changes import join_latent
 from batching.backend.gguf.config import read_config
 from batching.backend.gguf.header import read_header
 from batching.backend.gguf.model import load_gguf
-from batching.backend.gguf.quantizations import Weight
+from batching.backend.gguf.quantizations import Format, Weight
 from batching.backend.loader import max_model_len
 from tests.support.arrays import parameters
 from tests.support.gguf_architectures import TINY, VARIANTS, Array
@@ -71,17 +71,23 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, mx.array]]:
     """Yield the weights that are stored quantized, as their formats say."""
     for name, module in model.named_modules():
         if "scales" in module:
-            yield (
-                f"{name}.weight",
-                mx.dequantize(
-                    module.weight,
-                    module.scales,
-                    module.biases,
-                    group_size=module.group_size,
-                    bits=module.bits,
-                    mode=module.mode,
-                ).astype(mx.float32),
-            )
+            names = [
+                part for part in ("weight", "scales", "biases") if module.get(part) is not None
+            ]
+            kept = Format(module.bits, module.group_size, module.mode)
+            yield f"{name}.weight", Weight({part: module[part] for part in names}, kept).dense()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_for_the_kernels_no_bit_is_lost(tmp_path: Path, name: str) -> None:
+    model, config = random_model(TINY[name])
+    path = write_model(tmp_path / "m.gguf", TINY[name], model, config, in_8_bits)
+    stored, _ = load_gguf(read_header(path), None, keeps_floats=True)
+    dense = parameters(load_gguf(read_header(path), mx.float32)[0])
+    floats = {n: a for n, a in parameters(stored).items() if "scales" not in n and n in dense}
+    assert all(mx.array_equal(a, dense[n]) for n, a in floats.items() if a.dtype == mx.float32)
+    for weight, array in weights_of(stored):
+        assert mx.abs(array - dense[weight]).max() <= 2e-7 * mx.abs(array).max(), weight
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "qwen3moe"])

@@ -68,7 +68,7 @@ def test_greedy_completions_in_one_batch_are_those_of_the_reference(
     )
     engine, lines = built.engine, "\n".join(built.startup_lines)
     assert "blocks of 32 tokens" in lines
-    assert ("Q6_K as 8 bits" in lines) == ("weights as stored" in lines)
+    assert ("as 8 bits (rounded" in lines) == ("weights as stored" in lines)
     greedy = SamplingParams(temperature=0.0, logprobs=1)
     for index, case in enumerate(CASES):
         prompt = case["prompt_token_ids"]

@@ -191,13 +191,14 @@ def test_what_would_be_computed_differently_is_rejected(
     assert reason in rejection(write_gguf(path, base | metadata, tensors))
 
 
+@pytest.mark.parametrize(("kind", "name"), [(F64, "F64"), (99, "number 99")])
 def test_a_tensor_type_that_is_not_supported_is_named(
-    file: tuple[Path, Metadata, Tensors],
+    file: tuple[Path, Metadata, Tensors], kind: int, name: str
 ) -> None:
     path, metadata, tensors = file
-    tensors["blk.1.ffn_up.weight"] = RawTensor(F64, (96, 128), bytes(96 * 128 * 8))
+    tensors["blk.1.ffn_up.weight"] = RawTensor(kind, (96, 128), bytes(96 * 128 * 8))
     message = rejection(write_gguf(path, metadata, tensors))
-    assert "tensor blk.1.ffn_up.weight has type F64, which is not supported" in message
+    assert f"tensor blk.1.ffn_up.weight has type {name}, which is not supported" in message
 
 
 def test_rows_that_are_no_whole_blocks_are_rejected(file: tuple[Path, Metadata, Tensors]) -> None:

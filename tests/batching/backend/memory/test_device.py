@@ -4,12 +4,14 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from mlx_lm.models import llama
 from mlx_lm.models.switch_layers import SwitchLinear
-from mlx_lm.utils import save_config, save_model
+from mlx_lm.utils import quantize_model, save_config, save_model
 
 from batching.backend import engine_builder
 from batching.backend.engine_builder import build_engine
@@ -19,6 +21,7 @@ from batching.backend.memory import device as memory
 from batching.backend.memory.device import MIB, bytes_within, free_memory
 from batching.backend.native.modules import replace_modules
 from batching.backend.native_loader import Native
+from batching.backend.storage import stored_tensors
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError, PoolTooLarge, UnsupportedKVDType
 from tests.support.gguf_models import (
@@ -29,7 +32,7 @@ from tests.support.gguf_models import (
     tensors_of,
 )
 from tests.support.gguf_writer import Q4_0, Q8_0, write_gguf
-from tests.support.model_files import rejection, write_model
+from tests.support.model_files import CONFIG, rejection, write_model
 from tests.support.model_zoo import make_tiny, tiny_config
 
 
@@ -193,25 +196,72 @@ def test_latent_keys_are_not_kept_in_8_bits_and_a_warning_says_so(
     assert "kv_cache_dtype: tiny reads" in caplog.text
 
 
-@pytest.mark.parametrize("mode", [None, "mxfp8", "affine"])
-def test_experts_that_take_more_bits_fit_or_are_rejected(
-    native: Native, monkeypatch: pytest.MonkeyPatch, mode: str | None
-) -> None:
-    """Of 64 x 128 numbers, 4 experts: float16 becomes float32, MXFP8, which no kernel knows, bfloat16, 3 bits 4."""
+NAMES: Final = {
+    "float16": ("float32", 32),
+    "bfloat16": ("bfloat16", 16),
+    "mxfp8": ("bfloat16", 16),
+    "nvfp4": ("bfloat16", 16),
+    "mxfp4": ("mxfp4", 4),
+    "1 bits": ("4 bits", 4),
+    "3 bits": ("4 bits", 4),
+    "4 bits": ("4 bits", 4),
+    "6 bits": ("8 bits", 8),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_experts_are_named_with_what_the_kernels_keep_them_as(native: Native, name: str) -> None:
     experts: nn.Module = SwitchLinear(128, 64, 4, bias=False)
-    experts.set_dtype(mx.float16)
-    if mode is not None:
-        experts = experts.to_quantized(group_size=32, bits=3 if mode == "affine" else 8, mode=mode)
-    stored, kept = {None: (16, 32), "mxfp8": (8, 16), "affine": (3, 4)}[mode]
-    more = (kept - stored) * 4 * 64 * 128 // 8
-    have_memory(monkeypatch, more - 1)
+    experts.set_dtype(mx.bfloat16 if name == "bfloat16" else mx.float16)
+    if "float" not in name:
+        mode = "affine" if "bits" in name else name
+        bits = int(name[0]) if mode == "affine" else int(name[-1])
+        experts = experts.to_quantized(16 if name == "nvfp4" else 32, bits, mode)
+    model = nn.Sequential(experts)
+    [stored] = stored_tensors(model, None, has_kernels=True)
+    kept, bits = NAMES[name]
+    assert (stored.name, stored.kept, stored.is_rounded) == (name, kept, False)
+    assert stored.num_bytes == sum(array.nbytes for array in arrays_of(model))
+    [replaced] = replace_modules(model, native).layers
+    assert replaced.packed.nbytes >= bits * 4 * 64 * 128 // 8
+    # Of a group 4 bytes, or 2 if its bias is a multiple of its scale.
+    assert 0 <= stored.kept_bytes - replaced.packed.nbytes <= 4 * 64 * 128 // 32 * 2
+
+
+def write_nvfp4(directory: Path) -> Path:
+    write_model(directory)
+    model, config = quantize_model(
+        llama.Model(llama.ModelArgs.from_dict(CONFIG)), CONFIG, 16, 4, "nvfp4"
+    )
+    save_model(directory, model)
+    save_config(config, directory / "config.json")
+    return directory
+
+
+def test_the_start_names_quantizations_that_no_kernel_knows_and_what_they_cost(
+    tmp_path: Path, native: Native
+) -> None:
+    lines = build_engine(replace(config(write_nvfp4(tmp_path), 8), dtype="auto")).startup_lines
+    [line] = [line for line in lines if line.startswith("weights")]
+    assert line == (
+        "weights   nvfp4 (16 tensors, 1 MiB) as bfloat16 (exact, 1 MiB): "
+        "3.6 times the bytes in each decode step"
+    )
+
+
+def test_a_model_that_does_not_fit_as_the_kernels_keep_it_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_nvfp4(tmp_path)
+    size = sum(array.nbytes for array in arrays_of(load_model(str(path), dtype=None).model))
+    have_memory(monkeypatch, size)
+    load_model(str(path), dtype=None)
+    have_memory(monkeypatch, 3 * size)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
     with pytest.raises(
         ModelLoadError,
-        match="MiB of weights that take more bits than they are stored in do not fit",
+        match=r"^1 MiB of weights \(as stored, but nvfp4 .* as bfloat16 .*\) do not fit into the",
     ):
-        replace_modules(nn.Sequential(experts), native)
-    have_memory(monkeypatch, more + 4096)
-    [replaced] = replace_modules(nn.Sequential(experts), native).layers
-    # Of a group 4 bytes, or 2 if its bias is a multiple of its scale.
-    of_scales = 4 * 64 * 128 // 32 * 4 if mode == "affine" else 0
-    assert 0 <= replaced.packed.nbytes - kept * 4 * 64 * 128 // 8 <= of_scales
+        load_model(str(path), dtype=None, has_kernels=True)
+    assert mx.get_peak_memory() - before < 4096
