@@ -33,6 +33,7 @@ from batching.backend.gguf.storage import num_bytes, stored_tensors as tensors_o
 from batching.backend.gguf.tokenizer import build_tokenizer, with_chat_template
 from batching.backend.memory.device import check_room, memory_in_use
 from batching.backend.storage import dtype_name, storage_line, stored_tensors
+from batching.backend.yarn import leave_untruncated
 from batching.errors import ModelLoadError
 from batching.model_info import SamplingDefaults
 
@@ -188,6 +189,7 @@ def _load_directory(
     _check_layers(path)
     used = memory_in_use()
     model, config = load_mlx_model(path, lazy=True, trust_remote_code=trust_remote_code)
+    leave_untruncated(model, config)
     storage = storage_line(stored_tensors(model, dtype, has_kernels=has_kernels))
     if dtype is not None:
         # First the scales, then the weights: otherwise these would be rounded to the scales' type.

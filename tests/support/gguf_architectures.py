@@ -211,6 +211,7 @@ TINY: Final[dict[str, Tiny]] = {
                 "rope_type": "yarn",
                 "factor": 4.0,
                 "original_max_position_embeddings": 128,
+                "truncate": False,
             },
         },
         _OF_YARN

@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from batching.backend.yarn import leave_untruncated
 from tests.support.arrays import parameters
 from tests.support.gguf_architectures import Array, Config, Tiny
 
@@ -62,6 +63,7 @@ def random_model(tiny: Tiny, **changes: Any) -> tuple[nn.Module, Config]:
     # As gemma3_text finds out that its head is the embedding.
     arrays = model.sanitize(arrays) if tiny.model_type == "gemma3_text" else arrays
     model.load_weights(list(arrays.items()))
+    leave_untruncated(model, config)
     model.eval()
     return model, config
 

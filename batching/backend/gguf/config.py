@@ -142,6 +142,9 @@ def _yarn(metadata: ModelMetadata) -> Config:
     for key in ("beta_fast", "beta_slow"):
         if metadata.has(f"rope.scaling.yarn_{key}"):
             values[key] = metadata.number(f"rope.scaling.yarn_{key}")
+    if metadata.family == "gpt-oss":
+        # As its publisher's config says; no key of the file does.
+        values["truncate"] = False
     # The converter writes a tenth of DeepSeek's mscale.
     if scale := 10 * metadata.number("rope.scaling.yarn_log_multiplier", 0):
         values |= {"mscale": scale, "mscale_all_dim": scale}

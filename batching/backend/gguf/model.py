@@ -23,6 +23,7 @@ from batching.backend.gguf.header import GgufHeader
 from batching.backend.gguf.metadata import Config
 from batching.backend.gguf.quantizations import Format, Weight, read_weight
 from batching.backend.gguf.storage import NOT_WEIGHTS, float_type
+from batching.backend.yarn import leave_untruncated
 
 Weights = dict[str, Weight]
 T = TypeVar("T")
@@ -69,6 +70,7 @@ def load_gguf(
     if _ROPE_FACTORS in header.tensors:
         factors = read_weight(header, _ROPE_FACTORS, None).dense()
         _set_rope_factors(header, model, config, factors)
+    leave_untruncated(model, config)
     evaluate(model)
     return model, config
 
