@@ -56,10 +56,11 @@ float random_residual(Random& random) { return random.one_of({0, 1, 2}) * 0.75f;
 
 std::vector<Expected> expected_output(const Output& output, const Floats& x, const Floats& input,
                                       int num_rows) {
-  const Floats y = normed(output.norm, multiplied(output.layer, input, num_rows));
+  const Floats y = normed(output.ending.norm, multiplied(output.layer, input, num_rows));
   std::vector<Expected> expected;
   for (size_t i = 0; i < y.size(); i++) {
-    const double value = output.residual ? x[i] + double{output.residual} * y[i] : y[i];
+    const float residual = output.ending.residual;
+    const double value = residual ? x[i] + double{residual} * y[i] : y[i];
     expected.push_back({value, 1e-6 * (std::abs(x[i]) + std::abs(y[i]))});
   }
   return expected;
@@ -81,7 +82,7 @@ void test_mlp(Random& random) {
   const int width = random.between(8, 90);
   const Matrix both(random, 2 * width, size), down(random, size, width);
   const Norm norm = random_norm(random, size);
-  const Output output{down.layer(0, size), random_norm(random, size), random_residual(random)};
+  const Output output{down.layer(0, size), {random_norm(random, size), random_residual(random)}};
   const bool is_gelu = random.chance();
   const Layer gate = both.layer(0, width), up = both.layer(width, 2 * width);
   const Floats x = random.normal(static_cast<size_t>(num_rows) * size);
@@ -102,7 +103,7 @@ void test_attention_half(Random& random) {
   const int num_keys = random.between(1, 3), num_heads = num_keys * random.between(1, 3);
   const int dim = 2 * random.between(2, 20), q_size = num_heads * dim, k_size = num_keys * dim;
   const Matrix all(random, q_size + 2 * k_size, size), o(random, size, q_size);
-  const Output output{o.layer(0, size), random_norm(random, size), random_residual(random)};
+  const Output output{o.layer(0, size), {random_norm(random, size), random_residual(random)}};
   const bool is_by_head = random.chance();
   const Norm norm = random_norm(random, size);
   const Norm q_norm = random_norm(random, is_by_head ? dim : q_size);

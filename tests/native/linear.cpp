@@ -394,6 +394,12 @@ void test_two_callers(Random& random) {
 
 }  // namespace
 
+/// A pointer to what another owns.
+template <typename T>
+std::shared_ptr<const T> borrowed(const T* owned) {
+  return {std::shared_ptr<void>(), owned};
+}
+
 /// Each slot's bits are those of the product of its row with its expert alone.
 void check_experts(Random& random, Product& product, int num_matrices) {
   const Panels first = product.packed.panels();
@@ -404,8 +410,9 @@ void check_experts(Random& random, Product& product, int num_matrices) {
   const std::vector<float> bias =
       random.chance() ? random.normal(num_matrices * num_outputs) : std::vector<float>{};
   std::vector<float> y(num_slots * num_outputs, NAN), alone(y);
-  switch_linear({&product.packed, bias.empty() ? nullptr : bias.data()}, product.x.data(),
-                slots_per_row, Routing(indices.data(), num_slots, num_matrices), y.data());
+  switch_linear({borrowed(&product.packed), borrowed(bias.empty() ? nullptr : bias.data())},
+                product.x.data(), slots_per_row, Routing(indices.data(), num_slots, num_matrices),
+                y.data());
   for (int i = 0; i < num_slots; i++)
     multiply({{.weights = product.packed.panels(indices[i]),
                .bias = bias.empty() ? nullptr : bias.data() + indices[i] * num_outputs,
@@ -422,8 +429,9 @@ void check_gated(Random& random, Product& product, int num_matrices) {
   const LayerPointer layer = make_layer(random, {Format::kFloat32}, width, 0, num_matrices);
   const PackedWeights packed(layer->plain, kernels()->columns);
   const std::vector<float> bias = random.normal(static_cast<size_t>(num_matrices) * width);
-  const ExpertLayer gate{&product.packed, nullptr}, up{&product.packed, bias.data()};
-  const ExpertLayer down{&packed, nullptr};
+  const ExpertLayer gate{borrowed(&product.packed), nullptr};
+  const ExpertLayer up{borrowed(&product.packed), borrowed(bias.data())};
+  const ExpertLayer down{borrowed(&packed), nullptr};
   const GatedActivation activation{random.chance(), 1.7f, 2.0f};
   std::vector<int32_t> indices;
   for (int i = 0; i < num_slots; i++) indices.push_back(random.between(0, num_matrices - 1));

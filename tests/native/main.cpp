@@ -20,6 +20,7 @@ int main() {
     test_pointwise();
     test_attention();
     test_block();
+    test_mixture();
     test_recurrent();
   } catch (const std::exception& error) {
     expect(false, error.what());

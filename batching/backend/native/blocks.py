@@ -2,11 +2,10 @@
 
 A block is recognised by the modules that it has, and a fused path takes its place if it computes what
 the block computes: a wrong guess costs time and changes no output.  What a block has in place of a
-gated MLP, as a mixture of experts, stays a module of the model; a block of another form has its
-attention and its MLP replaced alone.
+gated MLP or a known mixture of experts stays a module of the model; a block of another form has its
+attention and its MLP or mixture replaced alone.
 """
 
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
@@ -15,7 +14,15 @@ import mlx.nn as nn
 from batching.backend.hooks.attention import hook_attention
 from batching.backend.native.cache import NativeLayerCache
 from batching.backend.native.fused_check import FusedCheck
-from batching.backend.native.halves import Around, AttentionHalf, MlpHalf, Parts, UnknownPart
+from batching.backend.native.halves import (
+    NOTHING,
+    Around,
+    AttentionHalf,
+    MlpHalf,
+    Parts,
+    UnknownPart,
+)
+from batching.backend.native.mixture import MixtureHalf
 from batching.backend.native_loader import Native
 
 _ATTENTION: Final = (("self_attn",), ("attention",))
@@ -54,32 +61,28 @@ _NORMS: Final = (
 
 
 class FusedBlock:
-    """Both halves of a block, one after the other."""
+    """Both halves of a block, one after the other; if not `is_whole`, the MLP is the model's."""
 
-    def __init__(self, kernels: Any, block: nn.Module) -> None:
+    def __init__(self, kernels: Any, block: nn.Module, *, is_whole: bool = True) -> None:
         parts = Parts(block)
         (attention,) = parts.any_of(*_ATTENTION)
-        norms, self.mlp_name = _norms(parts.left)
+        norms, mlp_name = _norms(parts.left)
         residual = parts.number(_RESIDUAL, 1.0)
         around = [
             Around(block.get(norm), block.get(output_norm), residual)
             for norm, output_norm in (norms[:2], norms[2:])
         ]
         self.attention = AttentionHalf(kernels, attention, around[0])
-        mlp = block[self.mlp_name]
-        self._mlp: Callable[[mx.array], mx.array]
-        try:
-            self._mlp = MlpHalf(kernels, mlp, around[1])
-        except UnknownPart:
-            self._mlp = _UnfusedMlp(mlp, around[1])
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the MLP is one operation, too."""
-        return isinstance(self._mlp, MlpHalf)
+        mlp = block[mlp_name]
+        half = _mlp_half(kernels, mlp, around[1]) if is_whole else None
+        # Whether the MLP is one operation, too.
+        self.is_whole = half is not None
+        # The MLP is not: it runs by itself where the cache is not of the kernels.
+        self.replaced: list[nn.Module] = attention.modules()
+        self.mlp = half or _UnfusedMlp(mlp, around[1])
 
     def __call__(self, x: mx.array, mask: Any, cache: NativeLayerCache) -> mx.array:
-        return self._mlp(self.attention(x, mask, cache))
+        return self.mlp(self.attention(x, mask, cache))
 
 
 class _UnfusedMlp:
@@ -97,6 +100,18 @@ class _UnfusedMlp:
         return x + (output if residual == 1 else residual * output)
 
 
+def _mlp_half(
+    kernels: Any, mlp: nn.Module, around: Around = NOTHING
+) -> MlpHalf | MixtureHalf | None:
+    for kind in (MlpHalf, MixtureHalf):
+        try:
+            return kind(kernels, mlp, around)
+        except (UnknownPart, ValueError):
+            # The kernels refuse parts that do not fit to each other.
+            pass
+    return None
+
+
 def _norms(names: set[str]) -> tuple[_Norms, str]:
     """Return which norms are meant if but for them there is one name, and this."""
     for norms in _NORMS:
@@ -111,30 +126,31 @@ def replace_blocks(model: nn.Module, native: Native) -> None:
     kernels = native.module
     check = FusedCheck(native)
     hook_attention(model)
-    modules = model.modules()
-    blocks = [module for module in modules if _replace_block(module, kernels, check)]
-    inside = {id(child) for block in blocks for child in block.children().values()}
-    for module in modules:
-        if id(module) not in inside:
+    replaced: set[int] = set()
+    # A module comes before those in it.
+    for module in model.modules():
+        if id(module) in replaced:
+            continue
+        inside = _replace_block(module, kernels, check) or _replace_mlp(module, kernels, check)
+        replaced |= {id(each) for each in inside}
+        if not inside:
             _replace_attention(module, kernels, check)
-        _replace_mlp(module, kernels)
 
 
-def _replace_block(block: nn.Module, kernels: Any, check: FusedCheck) -> bool:
-    try:
-        fused = FusedBlock(kernels, block)
-    except UnknownPart:
-        return False
-    mlp = block[fused.mlp_name]
-    if not fused.is_whole:
-        # Its experts are the same in both ways, and might be chosen by the last bit.
-        block[fused.mlp_name] = nn.Identity()
-    compared = fused if fused.is_whole else FusedBlock(kernels, block)
-    others = check.others(block, fused.attention, compared)
-    block[fused.mlp_name] = mlp
-    if others is not None:
-        _replace(block, fused.attention, fused, others)
-    return others is not None
+def _replace_block(block: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.Module]:
+    """Fuse a block as far as that computes the same; return the modules in it to leave alone."""
+    for is_whole in (True, False):
+        try:
+            fused = FusedBlock(kernels, block, is_whole=is_whole)
+        except UnknownPart:
+            break
+        others = check.others(block, fused.attention, fused, is_whole=is_whole)
+        if others is not None:
+            _replace(block, fused.attention, fused, others)
+            return fused.replaced
+        if not fused.is_whole:
+            break
+    return []
 
 
 def _replace_attention(attention: nn.Module, kernels: Any, check: FusedCheck) -> None:
@@ -160,23 +176,35 @@ def _replace(
     plain = type(module)
 
     def call(self: nn.Module, *given: Any, **named: Any) -> Any:
-        more = {**dict(zip(_PARAMETERS, given, strict=False)), **named}
-        x, mask, cache = (more.pop(name, None) for name in _PARAMETERS)
-        is_known = len(given) <= len(_PARAMETERS) and all(value is None for value in more.values())
-        if not is_known or not attention.takes(x, cache):
+        known = _known(given, named)
+        if known is None or not attention.takes(known[0], known[2]):
             return plain.__call__(self, *given, **named)
-        output = self._fused(x, mask, cache)
+        output = self._fused(*known)
         return (output, *others) if others else output
 
     module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
     module._fused = fused
 
 
-def _replace_mlp(mlp: nn.Module, kernels: Any) -> None:
-    try:
-        half = MlpHalf(kernels, mlp)
-    except UnknownPart:
-        return
+def _known(given: tuple[Any, ...], named: dict[str, Any]) -> list[Any] | None:
+    """Return x, mask and cache of a call; None if there are other arguments."""
+    if len(given) > len(_PARAMETERS):
+        return None
+    known = [*given, None, None, None][: len(_PARAMETERS)]
+    for name, value in named.items():
+        if name in _PARAMETERS:
+            known[_PARAMETERS.index(name)] = value
+        elif value is not None:
+            return None
+    return known
+
+
+def _replace_mlp(mlp: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.Module]:
+    half = _mlp_half(kernels, mlp)
+    # An MLP was known by what it computes.
+    if half is None or (isinstance(half, MixtureHalf) and not check.is_alike(mlp, half)):
+        return []
+    replaced: list[nn.Module] = mlp.modules()
     plain = type(mlp)
 
     def call(self: nn.Module, *given: Any, **named: Any) -> Any:
@@ -185,3 +213,4 @@ def _replace_mlp(mlp: nn.Module, kernels: Any) -> None:
 
     mlp.__class__ = type(plain.__name__, (plain,), {"__call__": call})
     mlp._fused = half
+    return replaced

@@ -1,6 +1,6 @@
 """The KV pool of the native kernels, read in place through the block tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -21,6 +21,7 @@ from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.scheduling.step_plan import Slice
 
+_NO_WINDOW: Final = SlidingWindow(0)
 # Of a number in the pool; all others become float32.
 _BITS: Final = {mx.bfloat16: 16, mx.int8: 8}
 
@@ -110,7 +111,8 @@ class NativeLayerCache(LayerCache):
         self._block_size = block_size
         self._written: tuple[mx.array, mx.array] | None = None
         self._is_pending = False
-        self._attended: mx.array | None = None
+        # The output of the operation that writes.
+        self.attended: mx.array | None = None
         self.pool = native.module.pool(
             num_blocks,
             block_size,
@@ -123,8 +125,8 @@ class NativeLayerCache(LayerCache):
 
     @property
     def state(self) -> tuple[mx.array, ...]:
-        """The output of attention: evaluating it writes, even if no logits are needed."""
-        return () if self._attended is None else (self._attended,)
+        """What is evaluated so that it writes, even if no logits are needed."""
+        return () if self.attended is None else (self.attended,)
 
     def write(self, keys: mx.array, values: mx.array) -> None:
         self._written, self._is_pending = (keys, values), True
@@ -137,7 +139,7 @@ class NativeLayerCache(LayerCache):
         sinks: mx.array | None,
     ) -> mx.array:
         assert self._written is not None, "a layer writes before it attends"
-        self._attended = self._native.module.attend(
+        self.attended = self._native.module.attend(
             queries,
             *self._written,
             self.pool,
@@ -152,15 +154,12 @@ class NativeLayerCache(LayerCache):
         if not self.shape.is_shared:
             # Other layers that read them write the same once more.
             self._written = None
-        return self._attended
+        return self.attended
 
-    def run_attention(
-        self, run: Callable[[object, object, SlidingWindow], mx.array], mask: object
-    ) -> mx.array:
-        """Run what writes and attends, given pool, step and window; one of size 0 is none."""
-        window = self.window(mask) or SlidingWindow(0)
-        self._attended = run(self.pool, self._native_step(), window)
-        return self._attended
+    def fused_inputs(self, mask: object) -> tuple[object, object, int, bool]:
+        """Return what an operation needs that writes and attends; a window of size 0 is none."""
+        size, is_chunked = self.window(mask) or _NO_WINDOW
+        return self.pool, self._native_step(), size, is_chunked
 
     def _native_step(self) -> object:
         attention = self.step.attention
@@ -181,4 +180,4 @@ class NativeLayerCache(LayerCache):
 
     def reset(self) -> None:
         """Drop a deferred write; no request reads slots of the pool before it has written them."""
-        self._written = self._attended = None
+        self._written = self.attended = None

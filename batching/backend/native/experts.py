@@ -30,13 +30,14 @@ def replace_experts(model: nn.Module, packing: Packing) -> None:
                 kernels=packing.kernels,
                 group_size=module.group_size if is_quantized else 0,
                 input_bits=packing.input_bits if is_quantized else 32,
-                packed=packing.of(module),
-                bias=bias,
+                layer=packing.kernels.expert_layer(packing.of(module), bias),
             )
     for module in model.modules():
         if type(module) is SwitchGLU and _is_known(module):
             module.__class__ = Experts
             module.kernels = packing.kernels
+            layers = [module[name].layer for name in _PRODUCTS]
+            module.gated = packing.kernels.gated_experts(*layers, *_clip(module.activation))
 
 
 def is_switch_linear(module: Any) -> bool:
@@ -53,14 +54,19 @@ def _is_known(module: nn.Module) -> bool:
     return are_alike and type(module.activation) in (SwiGLU, SwigluOAI)
 
 
+def _clip(activation: nn.Module) -> tuple[float, float]:
+    """Return what limits an activation, (0, 0) if nothing does."""
+    is_clipped = type(activation) is SwigluOAI
+    return (activation._alpha, activation._limit) if is_clipped else (0.0, 0.0)
+
+
 class SwitchLinear(nn.Module):
     """The product of each row with the matrix of an expert."""
 
     kernels: Any
     group_size: int  # 0 if the weights are not quantized
     input_bits: int
-    packed: Any
-    bias: mx.array | None
+    layer: Any
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """x `[..., rows, inputs]`; its other axes are broadcast with the indices."""
@@ -71,7 +77,7 @@ class SwitchLinear(nn.Module):
             x = mx.broadcast_to(x, (*shape, num_rows, size))
             indices = mx.broadcast_to(indices, shape)
         each = mx.broadcast_to(indices[..., None], (*indices.shape, num_rows))
-        product: mx.array = self.kernels.switch_linear(x, each, self.packed, self.bias)
+        product: mx.array = self.kernels.switch_linear(x, each, self.layer)
         return product
 
 
@@ -79,18 +85,8 @@ class Experts(SwitchGLU):
     """Gate, up, what is between them, and down, as one operation."""
 
     kernels: Any
+    gated: Any
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
-        products = [self[name] for name in _PRODUCTS]
-        activation = self.activation
-        clip = (
-            (activation._alpha, activation._limit) if type(activation) is SwigluOAI else (0.0, 0.0)
-        )
-        result: mx.array = self.kernels.experts(
-            x,
-            indices,
-            [each.packed for each in products],
-            [each.bias for each in products],
-            *clip,
-        )
-        return result
+        outputs: mx.array = self.kernels.experts(x, indices, self.gated)
+        return outputs

@@ -20,7 +20,6 @@ from batching.backend.native.cache import NativeLayerCache
 from batching.backend.native.modules import Linear
 from batching.backend.native.norms import RMSNorm
 from batching.backend.native.rotary import RoPE
-from batching.backend.paged.mlx_attention import SlidingWindow
 
 # Groups of names, of which one is there.
 _QKV: Final = (("q_proj", "k_proj", "v_proj"), ("q_proj", "k_proj"), ("qkv_proj",))
@@ -98,7 +97,7 @@ class AttentionHalf:
 
     def __init__(self, kernels: Any, attention: nn.Module, around: Around = NOTHING) -> None:
         parts = Parts(attention)
-        layers = _layers([*parts.any_of(*_QKV), *parts.any_of(*_O)])
+        layers = layers_of([*parts.any_of(*_QKV), *parts.any_of(*_O)])
         rope, sinks = parts.maybe(_ROPE), parts.maybe(_SINKS)
         head_norms = [parts.maybe(groups) for groups in (_Q_NORM, _K_NORM, _V_NORM)]
         parts.end()
@@ -112,17 +111,18 @@ class AttentionHalf:
         self.soft_cap = soft_cap(attention)
         # Other modules are there where a layer has no rotary embedding.
         self._rope = rope if isinstance(rope, RoPE) else None
-        self._kernels = kernels
-        self._half = kernels.attention(
+        self._is_traditional = self._rope is not None and self._rope.is_traditional
+        self._run = kernels.run_attention
+        self.half = kernels.attention(
             layers,
             [
-                _norm(around.norm, self.size),
-                *(_norm(norm, self.head_dim) for norm in head_norms),
-                _norm(around.output_norm, self.size),
+                norm_of(around.norm, self.size),
+                *(norm_of(norm, self.head_dim) for norm in head_norms),
+                norm_of(around.output_norm, self.size),
             ],
             heads,
             parts.number(_SCALE, self.head_dim**-0.5),
-            _floats(sinks),
+            floats_of(sinks),
             around.residual,
         )
 
@@ -138,16 +138,18 @@ class AttentionHalf:
 
     def __call__(self, x: mx.array, mask: Any, cache: NativeLayerCache) -> mx.array:
         rope = self._rope
-        angles = (None, None) if rope is None else rope.angles(cache.offset)
-
-        def run(pool: object, step: object, window: SlidingWindow) -> mx.array:
-            is_traditional = rope is not None and rope.is_traditional
-            attended: mx.array = self._kernels.run_attention(
-                x, *angles, is_traditional, self._half, pool, step, *window, self.soft_cap
-            )
-            return attended
-
-        return cache.run_attention(run, mask)
+        cosines, sines = (None, None) if rope is None else rope.angles(cache.offset)
+        attended: mx.array = self._run(
+            x,
+            cosines,
+            sines,
+            self._is_traditional,
+            self.half,
+            *cache.fused_inputs(mask),
+            self.soft_cap,
+        )
+        cache.attended = attended
+        return attended
 
 
 class MlpHalf:
@@ -155,19 +157,19 @@ class MlpHalf:
 
     def __init__(self, kernels: Any, mlp: nn.Module, around: Around = NOTHING) -> None:
         parts = Parts(mlp)
-        layers = _layers([*parts.any_of(*_GATE_UP), *parts.any_of(*_DOWN)])
+        layers = layers_of([*parts.any_of(*_GATE_UP), *parts.any_of(*_DOWN)])
         parts.end()
         size = layers[0][0].shape[1]
-        norms = [_norm(norm, size) for norm in (around.norm, around.output_norm)]
-        self._kernels = kernels
-        self._half = kernels.mlp(layers, norms, _is_gelu(mlp), around.residual)
+        norms = [norm_of(norm, size) for norm in (around.norm, around.output_norm)]
+        self._run = kernels.run_mlp
+        self.half = kernels.mlp(layers, norms, _is_gelu(mlp), around.residual)
 
     def __call__(self, x: mx.array) -> mx.array:
-        output: mx.array = self._kernels.run_mlp(x, self._half)
+        output: mx.array = self._run(x, self.half)
         return output
 
 
-def _layers(linears: Sequence[nn.Module]) -> list[tuple[Any, list[float]]]:
+def layers_of(linears: Sequence[nn.Module]) -> list[tuple[Any, list[float]]]:
     """Return weights and biases; but for the last, the layers share one input."""
     if not all(type(linear) is Linear for linear in linears):
         raise UnknownPart("a layer is not linear")
@@ -175,20 +177,20 @@ def _layers(linears: Sequence[nn.Module]) -> list[tuple[Any, list[float]]]:
     if len({id(linear.product) for linear in linears[:-1]}) > 1:
         raise UnknownPart("layers of one input are stored in different ways")
     return [
-        (linear.product.packed[linear.index], _floats(linear.product.biases[linear.index]))
+        (linear.product.packed[linear.index], floats_of(linear.product.biases[linear.index]))
         for linear in linears
     ]
 
 
-def _norm(norm: nn.Module | None, size: int) -> tuple[list[float], float]:
+def norm_of(norm: nn.Module | None, size: int) -> tuple[list[float], float]:
     if norm is None:
         return [], 0.0
     if type(norm) is not RMSNorm:
         raise UnknownPart(f"{type(norm).__name__} is not RMSNorm")
-    return _floats(norm.get("weight")) or [1.0] * size, norm.eps
+    return floats_of(norm.get("weight")) or [1.0] * size, norm.eps
 
 
-def _floats(array: mx.array | None) -> list[float]:
+def floats_of(array: mx.array | None) -> list[float]:
     return [] if array is None else np.array(array.astype(mx.float32)).tolist()
 
 

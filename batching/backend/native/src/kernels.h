@@ -314,6 +314,9 @@ struct Kernels {
                       float* scratch);
   /// Rows `[size]`: y = x / sqrt(mean(x^2) + eps) * weight; `weight` may be null.
   void (*rms_norm)(const float* x, const float* weight, float eps, int size, float* y);
+  /// y = the sum of `count` rows `[size]`, each times its weight.
+  void (*weighted_sum)(const float* const* rows, const float* weights, int count, size_t size,
+                       float* y);
   /// Rotate the first 2 * half numbers of `[dim]`; a pair is two neighbours, or `half` apart.
   void (*rope)(const float* x, const float* cosines, const float* sines, int half, int dim,
                bool traditional, float* y);

@@ -70,7 +70,7 @@ std::vector<Layer> inputs_of(const Layers& layers) {
 Norm norm_of(const std::pair<Floats, float>& norm) { return {norm.first, norm.second}; }
 
 Output output_of(const Layers& layers, const Norms& norms, float residual) {
-  return {{layers.back().first, layers.back().second}, norm_of(norms.back()), residual};
+  return {{layers.back().first, layers.back().second}, {norm_of(norms.back()), residual}};
 }
 
 std::shared_ptr<AttentionHalf> make_attention(const Layers& layers, const Norms& norms,
@@ -89,6 +89,46 @@ std::shared_ptr<MlpHalf> make_mlp(const Layers& layers, const Norms& norms, bool
     throw std::invalid_argument("an MLP has 3 layers, or 2, and up to 2 norms");
   return std::make_shared<MlpHalf>(MlpHalf{inputs_of(layers), norm_of(norms[0]),
                                            output_of(layers, norms, residual), is_gelu});
+}
+
+Router make_router(int num_experts, int top_k, bool is_sigmoid, const Floats& correction,
+                   int num_groups, int top_groups, bool is_normalized, float epsilon,
+                   float factor) {
+  Router router{num_experts, top_k, is_sigmoid, correction, num_groups, top_groups, is_normalized,
+                epsilon, factor};
+  graph::check_router(router);
+  return router;
+}
+
+/// The index and the weight of each expert that a row is routed to.
+std::vector<std::pair<int, float>> route_row(const Router& router, const Floats& logits) {
+  if (static_cast<int>(logits.size()) != router.num_experts)
+    throw std::invalid_argument("a logit for each expert");
+  std::vector<int32_t> indices(router.top_k);
+  Floats weights(router.top_k);
+  route(router, logits.data(), indices.data(), weights.data());
+  std::vector<std::pair<int, float>> chosen;
+  for (int i = 0; i < router.top_k; i++) chosen.emplace_back(indices[i], weights[i]);
+  return chosen;
+}
+
+std::optional<Layer> layer_of(const std::optional<Layers::value_type>& layer) {
+  if (!layer) return std::nullopt;
+  return Layer{layer->first, layer->second};
+}
+
+std::shared_ptr<MixtureHalf> make_mixture(const Layers::value_type& router_layer,
+                                          const Router& router, const Experts& experts,
+                                          const Norms& norms, const MlpHalf* shared,
+                                          const std::optional<Layers::value_type>& shared_gate,
+                                          float residual) {
+  if (norms.size() != 2) throw std::invalid_argument("a mixture has up to 2 norms");
+  auto half = std::make_shared<MixtureHalf>(
+      MixtureHalf{{router_layer.first, router_layer.second}, router, experts,
+                  shared ? std::optional(*shared) : std::nullopt, layer_of(shared_gate),
+                  norm_of(norms[0]), {norm_of(norms[1]), residual}});
+  graph::check_mixture(*half);
+  return half;
 }
 
 }  // namespace
@@ -127,10 +167,13 @@ NB_MODULE(_native, m) {
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bits"_a = 0, "input_bits"_a = 32);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
-  m.def("switch_linear", &graph::switch_linear, "x"_a, "indices"_a, "weights"_a,
-        "bias"_a = nb::none());
-  m.def("experts", &graph::experts, "x"_a, "indices"_a, "weights"_a, "biases"_a,
-        "alpha"_a = 0.0f, "limit"_a = 0.0f);
+  nb::class_<ExpertLayer>(m, "ExpertLayer");
+  m.def("expert_layer", &graph::expert_layer, "weights"_a, "bias"_a = nb::none());
+  m.def("switch_linear", &graph::switch_linear, "x"_a, "indices"_a, "layer"_a);
+  nb::class_<Experts>(m, "Experts");
+  m.def("gated_experts", &graph::gated_experts, "gate"_a, "up"_a, "down"_a, "alpha"_a = 0.0f,
+        "limit"_a = 0.0f);
+  m.def("experts", &graph::experts, "x"_a, "indices"_a, "experts"_a);
   m.def("arg_max", &graph::arg_max, "logits"_a);
   m.def("embed", &graph::embed, "tokens"_a, "weights"_a);
   m.def("rms_norm", &graph::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
@@ -154,4 +197,13 @@ NB_MODULE(_native, m) {
   nb::class_<MlpHalf>(m, "MlpHalf");
   m.def("mlp", &make_mlp, "layers"_a, "norms"_a, "is_gelu"_a = false, "residual"_a = 0.0f);
   m.def("run_mlp", &graph::run_mlp, "x"_a, "half"_a);
+  nb::class_<Router>(m, "Router");
+  m.def("router", &make_router, "num_experts"_a, "top_k"_a, "is_sigmoid"_a,
+        "correction"_a = Floats{}, "num_groups"_a = 1, "top_groups"_a = 1,
+        "is_normalized"_a = false, "epsilon"_a = 0.0f, "factor"_a = 1.0f);
+  m.def("route", &route_row, "router"_a, "logits"_a);
+  nb::class_<MixtureHalf>(m, "MixtureHalf");
+  m.def("mixture", &make_mixture, "router_layer"_a, "router"_a, "experts"_a, "norms"_a,
+        "shared"_a.none() = nb::none(), "shared_gate"_a = nb::none(), "residual"_a = 0.0f);
+  m.def("run_mixture", &graph::run_mixture, "x"_a, "half"_a);
 }

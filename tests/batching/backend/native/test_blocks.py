@@ -14,13 +14,12 @@ from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native import halves, rotary
 from batching.backend.native.blocks import FusedBlock, replace_blocks
 from batching.backend.native.cache import NativeLayerCache
-from batching.backend.native.halves import AttentionHalf
+from batching.backend.native.halves import AttentionHalf, MlpHalf
 from batching.backend.native.model import use_kernels
 from batching.backend.native.modules import replace_modules
 from batching.backend.native.norms import RMSNorm
 from batching.backend.native.rotary import RoPE
 from batching.backend.native_loader import Native
-from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.self_check import check_model
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
@@ -28,36 +27,37 @@ from batching.scheduling.step_plan import Slice
 from tests.support.model_zoo import ZOO, make_tiny
 from tests.support.zoo.shapes import VOCAB_SIZE
 
-# What is one operation in the layers of a model.  "block": attention, and the MLP, with norms and
-# residuals.  "attention": this half of a block, the rest being the model's.  "lone attention" and
-# "lone MLP": these modules by themselves.
+# What is one operation in the layers of a model.  "block": attention, and the MLP or the mixture of
+# experts, with norms and residuals.  "attention": this half of a block, the rest being the model's.
+# "lone ...": such modules by themselves.
 PATHS: Final = {
     ("block",): """
-        ernie4_5 exaone4 gemma2 gemma3 gemma3_text glm glm4 granite helium internlm3 llama mimo
-        mistral nanbeige olmo2 olmo3 phi3 pixtral qwen2 qwen2_vl qwen3 qwen3_vl seed_oss smollm3
-        telechat3""",
-    ("attention",): """
-        apertus gemma gpt_oss granitemoe mellum minimax mixtral olmoe qwen3_moe qwen3_vl_moe""",
-    ("attention", "block", "lone MLP"): """
-        Klear deepseek dots1 ernie4_5_moe exaone_moe glm4_moe nemotron-nas solar_open""",
-    ("attention", "lone MLP"): "lfm2_moe qwen2_moe",
+        deepseek dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe gemma2 gemma3 gemma3_text glm glm4
+        glm4_moe gpt_oss granite granitemoe helium internlm3 llama mellum mimo minimax mistral mixtral
+        nanbeige olmo2 olmo3 olmoe phi3 pixtral qwen2 qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl
+        qwen3_vl_moe seed_oss smollm3 solar_open telechat3""",
+    ("attention",): "apertus gemma",
+    ("attention", "block", "lone MLP"): "Klear nemotron-nas",
     ("block", "lone MLP"): "gear granitemoehybrid-dense lfm2 lfm2-vl olmo_hybrid",
+    ("block", "lone MLP", "lone mixture"): "lfm2_moe",
     ("lone MLP", "lone attention"): """
-        cohere2 falcon_h1 gemma4 gemma4-shared gemma4_text jamba minicpm""",
+        cohere2 falcon_h1 gemma4 gemma4-shared gemma4_text minicpm""",
+    ("lone MLP", "lone attention", "lone mixture"): "jamba",
     ("lone attention",): """
-        exaone gptj granitemoehybrid nemotron nemotron_h nemotron_h-latent openelm phi phimoe
-        starcoder2""",
+        exaone gptj nemotron nemotron_h nemotron_h-latent openelm phi phimoe starcoder2""",
+    ("lone attention", "lone mixture"): "granitemoehybrid",
+    ("lone mixture",): "hunyuan qwen3_5_moe qwen3_next",
+    ("lone MLP", "lone mixture"): """
+        bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v3 deepseek_v2 deepseek_v3
+        deepseek_v3-direct deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_k25 kimi_vl mimo_v2_flash""",
     ("lone MLP",): """
-        afm7 afmoe baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v3 cohere
-        deepseek_v2 deepseek_v3 deepseek_v3-direct deepseek_v32 gemma3n glm4_moe_lite glm_moe_dsa
-        hunyuan hunyuan_v1_dense internlm2 internlm2-dynamic iquestloopcoder kimi_k25 kimi_linear
-        kimi_linear-nope kimi_vl laguna llama4 llama4_text longcat_flash longcat_flash_ngram
-        mimo_v2_flash minicpm3 ministral3 mistral3 mistral4 muse_glimmer plamo plamo2 plamo3
-        prism_hadamard_qwen35 qwen3_5 qwen3_5_moe qwen3_next recurrent_gemma stablelm step3p5
-        youtu_llm""",
+        afm7 afmoe baichuan_m1 cohere gemma3n hunyuan_v1_dense internlm2 internlm2-dynamic
+        iquestloopcoder kimi_linear kimi_linear-nope laguna llama4 llama4_text longcat_flash
+        longcat_flash_ngram minicpm3 ministral3 mistral3 mistral4 muse_glimmer plamo plamo2 plamo3
+        prism_hadamard_qwen35 qwen3_5 recurrent_gemma stablelm step3p5 youtu_llm""",
     (): """
-        dbrx deepseek_v41 gpt2 gpt_bigcode gpt_neox kimi_k3 lille-130m mamba mamba2 minimax_m3_vl
-        nanochat phi3small phixtral qwen rwkv7 spark2_5 talkie""",
+        dbrx deepseek_v41 gpt2 gpt_bigcode gpt_neox kimi_k3 lille-130m mamba mamba2
+        minimax_m3_vl nanochat phi3small phixtral qwen rwkv7 spark2_5 talkie""",
 }
 PATHS_OF: Final = {name: paths for paths, names in PATHS.items() for name in names.split()}
 LLAMA_3: Final = {
@@ -82,7 +82,7 @@ def paths(model: nn.Module) -> tuple[str, ...]:
 def _name(path: object) -> str:
     if isinstance(path, FusedBlock):
         return "block" if path.is_whole else "attention"
-    return "lone attention" if isinstance(path, AttentionHalf) else "lone MLP"
+    return {AttentionHalf: "lone attention", MlpHalf: "lone MLP"}.get(type(path), "lone mixture")
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -115,7 +115,7 @@ def logits(model: nn.Module, native: Native) -> mx.array:
 @pytest.mark.parametrize(
     "name",
     [
-        *("exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4", "gpt_oss", "granite", "lfm2"),
+        *("exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4", "granite", "lfm2"),
         *("llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3"),
     ],
 )
@@ -154,13 +154,13 @@ def test_with_any_table_of_frequencies(
 
 
 def without_offset(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = halves._norm
+    plain = halves.norm_of
 
     def norm(module: nn.Module | None, size: int) -> tuple[list[float], float]:
         weight, eps = plain(module, size)
         return [value - 1 for value in weight], eps
 
-    monkeypatch.setattr(halves, "_norm", norm)
+    monkeypatch.setattr(halves, "norm_of", norm)
 
 
 def no_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +168,8 @@ def no_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(self: NativeLayerCache, run: Callable[..., mx.array], mask: object) -> mx.array:
-        return run(self.pool, self._native_step(), SlidingWindow(0))
-
-    monkeypatch.setattr(NativeLayerCache, "run_attention", run)
+    plain = NativeLayerCache.fused_inputs
+    monkeypatch.setattr(NativeLayerCache, "fused_inputs", lambda cache, mask: plain(cache, None))
 
 
 def other_scale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +182,7 @@ def no_soft_cap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        halves, "_floats", lambda array: [] if array is None else [0.0] * array.size
+        halves, "floats_of", lambda array: [] if array is None else [0.0] * array.size
     )
 
 

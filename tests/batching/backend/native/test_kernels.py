@@ -565,6 +565,7 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
     ]
     if kernels.supports_int_inputs():
         unlike.append(kernels.pack(*parts, 4, input_bits=8))
+    layer = kernels.expert_layer(packed)
     pool = kernels.pool(2, 4, 2, 8, 8)
     step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0)], [0], [0])))
     good = mx.ones((1, 2, 1, 8))
@@ -581,8 +582,8 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
         lambda: kernels.pack(*parts, 9),
         lambda: kernels.pack(parts[0], mx.ones((4, 4)), mx.ones((4, 4)), 4),
         lambda: kernels.pack(parts[0], parts[1], None, 4),
-        lambda: kernels.experts(mx.ones((1, 8)), mx.array([[0]]), [packed] * 2, [None] * 2),
-        lambda: kernels.experts(mx.ones((1, 8)), mx.array([[0]]), [packed] * 3, [None] * 3),
+        lambda: kernels.expert_layer(packed, mx.ones((2, 4))),
+        lambda: kernels.gated_experts(layer, layer, layer),
         lambda: kernels.swiglu(mx.ones(3), mx.ones(4)),
         lambda: kernels.rms_norm(mx.ones((2, 8)), mx.ones(7), 1e-5),
         lambda: kernels.rope(mx.ones((2, 1, 1, 8)), mx.ones((2, 5)), mx.ones((2, 5)), False),

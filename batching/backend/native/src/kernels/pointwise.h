@@ -19,6 +19,21 @@ void rms_norm(const float* x, const float* weight, float eps, int size, float* y
   for (int i = whole; i < size; i++) y[i] = x[i] * factor * (weight ? weight[i] : 1.0f);
 }
 
+void weighted_sum(const float* const* rows, const float* weights, int count, size_t size,
+                  float* y) {
+  size_t i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    F32 total{};
+    for (int j = 0; j < count; j++) total += splat(weights[j]) * load(rows[j] + i);
+    store(y + i, total);
+  }
+  for (; i < size; i++) {
+    float total = 0;
+    for (int j = 0; j < count; j++) total += weights[j] * rows[j][i];
+    y[i] = total;
+  }
+}
+
 void rope(const float* x, const float* cosines, const float* sines, int half, int dim,
           bool traditional, float* y) {
   const int stride = traditional ? 2 : 1, other = traditional ? 1 : half;

@@ -26,6 +26,7 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .attend = attend,
     .merge_spans = merge_spans,
     .rms_norm = rms_norm,
+    .weighted_sum = weighted_sum,
     .rope = rope,
     .swiglu = gated<silu>,
     .clipped_swiglu = clipped_swiglu,

@@ -1,10 +1,9 @@
 #include "operations/block.h"
 
 #include <cstring>
-#include <initializer_list>
 
 #include "kernels.h"
-#include "memory.h"
+#include "operations/buffers.h"
 #include "operations/linear.h"
 #include "operations/parallel.h"
 
@@ -19,23 +18,6 @@ const float* data_or_null(const std::vector<float>& values) {
 LinearArgs product(const Layer& layer, const float* residual, const float* x, int num_rows,
                    float* y) {
   return {layer.weights->panels(), data_or_null(layer.bias), residual, x, y, num_rows};
-}
-
-struct Buffer {
-  float** data;
-  size_t size;
-};
-
-/// Assign memory that the calling thread's next half overwrites.
-void assign(std::initializer_list<Buffer> buffers) {
-  size_t total = 0;
-  for (const Buffer& buffer : buffers) total += buffer.size;
-  thread_local std::vector<float> memory;
-  float* next = grow(memory, total);
-  for (const Buffer& buffer : buffers) {
-    *buffer.data = next;
-    next += buffer.size;
-  }
 }
 
 /// Compute the products of norm(x), with `normed` as space for it; their outputs follow each other.
@@ -56,15 +38,12 @@ void multiply_normed(const std::vector<Layer>& layers, const Norm& norm, const f
 template <typename Prepare>
 void multiply_output(const Output& output, const float* x, const float* input, int num_rows,
                      float* y, const Prepare& prepare) {
-  const Norm& norm = output.norm;
-  const bool is_sum = !norm.size() && output.residual == 1;
-  multiply({product(output.layer, is_sum ? x : nullptr, input, num_rows, y)}, prepare);
-  if (is_sum || (!norm.size() && output.residual == 0)) return;
-  const size_t size = output.layer.num_outputs();
+  const Ending& ending = output.ending;
+  const float* residual = ending.is_sum() ? x : nullptr;
+  multiply({product(output.layer, residual, input, num_rows, y)}, prepare);
+  if (residual || ending.is_nothing()) return;
   for_rows(num_rows, rows_per_part(num_rows), [&](int first, int next) {
-    if (norm.size()) norm_rows(y, norm.weight.data(), norm.eps, first, next, size, y);
-    if (output.residual == 0) return;
-    for (size_t i = first * size; i < next * size; i++) y[i] = x[i] + output.residual * y[i];
+    ending.finish(x, first, next, output.layer.num_outputs(), y);
   });
 }
 
@@ -82,6 +61,13 @@ void norm_heads(const Norm& norm, int first, int next, int size, float* heads) {
 
 }  // namespace
 
+void Ending::finish(const float* x, int first, int next, int size, float* r) const {
+  if (norm.size()) norm_rows(r, norm.weight.data(), norm.eps, first, next, size, r);
+  if (residual == 0) return;
+  const size_t end = static_cast<size_t>(next) * size;
+  for (size_t i = static_cast<size_t>(first) * size; i < end; i++) r[i] = x[i] + residual * r[i];
+}
+
 void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
                    const Rotation& rotation, const Visibility& visibility, const float* x,
                    int num_rows, float* y) {
@@ -89,11 +75,12 @@ void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
   const int dim = layout.key_dim, num_keys = layout.num_heads;
   const size_t rows = num_rows, q_size = half.num_heads * dim, k_size = num_keys * dim;
   const size_t v_size = num_keys * layout.value_dim, total = q_size + k_size + v_size;
+  thread_local std::vector<float> memory;
   float *normed, *q, *k, *v, *attended, *joined;
   // As layers of their own, q, k and v are written one after the other.
-  assign({{&normed, rows * half.size()}, {&q, rows * q_size}, {&k, rows * k_size},
-          {&v, rows * v_size}, {&attended, rows * half.output.layer.num_inputs()},
-          {&joined, half.is_joined() ? rows * total : 0}});
+  assign(memory, {{&normed, rows * half.size()}, {&q, rows * q_size}, {&k, rows * k_size},
+                  {&v, rows * v_size}, {&attended, rows * half.output.layer.num_inputs()},
+                  {&joined, half.is_joined() ? rows * total : 0}});
   multiply_normed(half.qkv, half.norm, x, num_rows, normed, half.is_joined() ? joined : q);
   for_rows(num_rows, rows_per_part(num_rows), [&](int first, int next) {
     if (half.is_joined()) {
@@ -129,9 +116,10 @@ void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
 
 void run_mlp(const MlpHalf& half, const float* x, int num_rows, float* y) {
   const size_t rows = num_rows, width = half.output.layer.num_inputs();
+  thread_local std::vector<float> memory;
   float *normed, *gate, *up, *gated;
-  assign({{&normed, rows * half.size()}, {&gate, rows * width}, {&up, rows * width},
-          {&gated, half.is_joined() ? rows * width : 0}});
+  assign(memory, {{&normed, rows * half.size()}, {&gate, rows * width}, {&up, rows * width},
+                  {&gated, half.is_joined() ? rows * width : 0}});
   multiply_normed(half.gate_up, half.norm, x, num_rows, normed, gate);
   const size_t stride = half.is_joined() ? 2 * width : width;
   if (half.is_joined()) up = gate + width;

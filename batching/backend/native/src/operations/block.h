@@ -25,11 +25,22 @@ struct Norm {
   int size() const { return static_cast<int>(weight.size()); }
 };
 
-/// What becomes of a half's last product r: x + residual * norm(r), without x if `residual` is 0.
-struct Output {
-  Layer layer;
+/// What becomes of a half's result r: x + residual * norm(r), without x if `residual` is 0.
+struct Ending {
   Norm norm;
   float residual;
+
+  /// Whether it is x + r.
+  bool is_sum() const { return !norm.size() && residual == 1; }
+  bool is_nothing() const { return !norm.size() && residual == 0; }
+  /// Rows [first, next) in the place of r.
+  void finish(const float* x, int first, int next, int size, float* r) const;
+};
+
+/// The last product of a half.
+struct Output {
+  Layer layer;
+  Ending ending;
 };
 
 /// Attention, after a norm of its input.

@@ -18,7 +18,7 @@ void add_products(const ExpertLayer& layer, const Routing& routing, const InputP
     const Panels panels = layer.weights->panels(group.expert);
     const size_t size = panels.num_outputs;
     products.push_back({.weights = panels,
-                        .bias = layer.bias ? layer.bias + group.expert * size : nullptr,
+                        .bias = layer.bias ? layer.bias.get() + group.expert * size : nullptr,
                         .residual = nullptr,
                         .x = nullptr,
                         .y = y + group.first * size,
@@ -59,7 +59,7 @@ struct Buffers {
 
   Buffers(const Experts& experts, size_t num_rows) {
     const size_t width = num_rows * experts.gate.weights->panels().num_outputs;
-    const size_t size = num_rows * experts.down.weights->panels().num_outputs;
+    const size_t size = num_rows * experts.num_outputs();
     thread_local std::vector<float> memory;
     gate = grow(memory, 2 * width + size);
     up = gate + width;
@@ -70,7 +70,7 @@ struct Buffers {
 }  // namespace
 
 Routing::Routing(const int32_t* indices, int num_slots, int num_experts)
-    : slots_(num_slots), group_of_(num_slots) {
+    : slots_(num_slots), sorted_(num_slots), group_of_(num_slots) {
   const auto expert = [&](int slot) { return std::clamp(indices[slot], 0, num_experts - 1); };
   std::vector<int> next(num_experts + 1);
   for (int slot = 0; slot < num_slots; slot++) next[expert(slot) + 1]++;
@@ -81,7 +81,10 @@ Routing::Routing(const int32_t* indices, int num_slots, int num_experts)
     std::fill_n(group_of_.begin() + next[i], num_rows, static_cast<int>(groups_.size()));
     groups_.push_back({i, next[i], num_rows});
   }
-  for (int slot = 0; slot < num_slots; slot++) slots_[next[expert(slot)]++] = slot;
+  for (int slot = 0; slot < num_slots; slot++) {
+    sorted_[slot] = next[expert(slot)]++;
+    slots_[sorted_[slot]] = slot;
+  }
 }
 
 void switch_linear(const ExpertLayer& layer, const float* x, int slots_per_row,
@@ -100,8 +103,8 @@ void switch_linear(const ExpertLayer& layer, const float* x, int slots_per_row,
   unsort(routing, sorted, size, y);
 }
 
-void run_experts(const Experts& experts, const float* x, int slots_per_row, const Routing& routing,
-                 float* y) {
+const float* run_sorted(const Experts& experts, const float* x, int slots_per_row,
+                        const Routing& routing) {
   const int num_rows = routing.num_slots();
   const Panels gate = experts.gate.weights->panels(), down = experts.down.weights->panels();
   const Buffers b(experts, num_rows);
@@ -117,14 +120,19 @@ void run_experts(const Experts& experts, const float* x, int slots_per_row, cons
   }
   products.clear();
   const InputPacker packer(down, num_rows);
-  const size_t width = gate.num_outputs, size = down.num_outputs;
+  const size_t width = gate.num_outputs;
   pack_rows(routing, packer, [&](int i) {
     activate(experts.activation, b.up + i * width, width, b.gate + i * width);
     return b.gate + i * width;
   });
   add_products(experts.down, routing, packer, b.down, products);
   multiply_packed(products);
-  unsort(routing, b.down, size, y);
+  return b.down;
+}
+
+void run_experts(const Experts& experts, const float* x, int slots_per_row, const Routing& routing,
+                 float* y) {
+  unsort(routing, run_sorted(experts, x, slots_per_row, routing), experts.num_outputs(), y);
 }
 
 }  // namespace native

@@ -53,7 +53,7 @@ class Mlp : public CpuPrimitive {
 bool fits(const Norm& norm, int size) { return !norm.size() || norm.size() == size; }
 
 bool fits(const Output& output, int size) {
-  return output.layer.num_outputs() == size && fits(output.norm, size);
+  return output.layer.num_outputs() == size && fits(output.ending.norm, size);
 }
 
 /// A norm of each head, or of all heads of a row together.

@@ -8,6 +8,8 @@
 
 #include "mlx/array.h"
 #include "operations/block.h"
+#include "operations/experts.h"
+#include "operations/mixture.h"
 #include "pool.h"
 #include "weights.h"
 
@@ -25,15 +27,20 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
 std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& weights,
                               const std::vector<std::optional<mx::array>>& biases);
 
+/// With a bias `[experts, outputs]`, or none.
+ExpertLayer expert_layer(Weights weights, const std::optional<mx::array>& bias);
+
+/// A limit above 0 is that of gpt-oss's SwiGLU.
+std::shared_ptr<const Experts> gated_experts(const ExpertLayer& gate, const ExpertLayer& up,
+                                             const ExpertLayer& down, float alpha, float limit);
+
 /// x W^T + b of the expert of each index: x `[..., inputs]` with as many of the indices for each of
 /// its rows; `[*indices, outputs]`.
-mx::array switch_linear(const mx::array& x, const mx::array& indices, Weights weights,
-                        const std::optional<mx::array>& bias);
+mx::array switch_linear(const mx::array& x, const mx::array& indices, const ExpertLayer& layer);
 
-/// Gated experts (gate, up, down), `[*indices, outputs]`.  A limit above 0 is that of gpt-oss's SwiGLU.
+/// down(activation(gate(x), up(x))) of the expert of each index, `[*indices, outputs]`.
 mx::array experts(const mx::array& x, const mx::array& indices,
-                  const std::vector<Weights>& weights,
-                  const std::vector<std::optional<mx::array>>& biases, float alpha, float limit);
+                  std::shared_ptr<const Experts> gated);
 
 /// The index, uint32, and value of the largest of each row of logits `[rows, size]`; NaN if one of
 /// the row is NaN.  Logits that are an unevaluated `linear` are compared as they are computed, and
@@ -85,5 +92,12 @@ mx::array run_attention(const mx::array& x, const std::optional<mx::array>& cosi
 
 /// The MLP of a transformer block, for x `[..., size]`.
 mx::array run_mlp(const mx::array& x, std::shared_ptr<const MlpHalf> half);
+
+/// Throw std::invalid_argument if parts do not fit to each other.
+void check_router(const Router& router);
+void check_mixture(const MixtureHalf& half);
+
+/// The mixture of experts of a transformer block, for x `[..., size]`.
+mx::array run_mixture(const mx::array& x, std::shared_ptr<const MixtureHalf> half);
 
 }  // namespace native::graph
