@@ -1,5 +1,6 @@
 """Faults that are planted in models and in mechanisms are found, and not served."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -110,21 +111,34 @@ def test_a_model_that_needs_caches_of_mlx_lm_gets_them() -> None:
         assert_served_right(model, checked)
 
 
-def test_one_row_that_is_no_number_is_a_difference() -> None:
-    """Also where all later rows are right: no maximum hides it."""
-    model = tiny_model("llama")
+def plant_in_a_row(model: nn.Module, value: float) -> None:
+    """Add a value to one row of a step of five."""
     plain = type(model.model.norm)
 
     def call(self: nn.Module, x: mx.array) -> mx.array:
         normed: mx.array = plain.__call__(self, x)
         if normed.shape[0] == 5:
-            normed[1] = mx.nan
+            normed[1, ..., ::2] += value
         return normed
 
     model.model.norm.__class__ = type("Faulty", (plain,), {"__call__": call})
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_one_row_that_is_no_number_is_a_difference(family: str) -> None:
+    """Also where all later rows are right: no maximum hides it."""
+    model = tiny_model(family)
+    plant_in_a_row(model, math.nan)
     checked = check_model(model, VOCAB_SIZE)
     assert "nan" in checked.reason
     assert_served_right(model, checked)
+
+
+@pytest.mark.parametrize(("family", "is_right"), [("llama", False), ("gpt_oss", True)])
+def test_one_row_may_go_to_experts_that_the_last_bit_chooses(family: str, is_right: bool) -> None:
+    model = tiny_model(family)
+    plant_in_a_row(model, 1.0)
+    assert (check_model(model, VOCAB_SIZE).way is Way.RAGGED) == is_right
 
 
 # In the mechanisms
