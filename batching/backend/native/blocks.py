@@ -12,7 +12,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from batching.backend.hooks.attention import hook_attention
-from batching.backend.native.cache import NativeLayerCache
 from batching.backend.native.fused_check import FusedCheck
 from batching.backend.native.halves import (
     NOTHING,
@@ -22,10 +21,11 @@ from batching.backend.native.halves import (
     Parts,
     UnknownPart,
 )
+from batching.backend.native.linear_attention import LinearAttentionHalf
 from batching.backend.native.mixture import MixtureHalf
 from batching.backend.native_loader import Native
 
-_ATTENTION: Final = (("self_attn",), ("attention",))
+_ATTENTION: Final = (("self_attn",), ("attention",), ("linear_attn",))
 # Of a block or of attention; the first one has many names, but is given without.
 _PARAMETERS: Final = ("x", "mask", "cache")
 _RESIDUAL: Final = ("residual_multiplier",)
@@ -72,7 +72,8 @@ class FusedBlock:
             Around(block.get(norm), block.get(output_norm), residual)
             for norm, output_norm in (norms[:2], norms[2:])
         ]
-        self.attention = AttentionHalf(kernels, attention, around[0])
+        kind = LinearAttentionHalf if "conv1d" in attention else AttentionHalf
+        self.attention: AttentionHalf | LinearAttentionHalf = kind(kernels, attention, around[0])
         mlp = block[mlp_name]
         half = _mlp_half(kernels, mlp, around[1]) if is_whole else None
         # Whether the MLP is one operation, too.
@@ -81,7 +82,7 @@ class FusedBlock:
         self.replaced: list[nn.Module] = attention.modules()
         self.mlp = half or _UnfusedMlp(mlp, around[1])
 
-    def __call__(self, x: mx.array, mask: Any, cache: NativeLayerCache) -> mx.array:
+    def __call__(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
         return self.mlp(self.attention(x, mask, cache))
 
 
@@ -165,7 +166,7 @@ def _replace_attention(attention: nn.Module, kernels: Any, check: FusedCheck) ->
 
 def _replace(
     module: nn.Module,
-    attention: AttentionHalf,
+    attention: AttentionHalf | LinearAttentionHalf,
     fused: FusedBlock | AttentionHalf,
     others: tuple[None, ...],
 ) -> None:

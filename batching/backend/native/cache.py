@@ -1,6 +1,7 @@
 """The KV pool of the native kernels, read in place through the block tables."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.backend.cpu.pages import PoolPages, Region
+from batching.backend.native.states import NativeStates, StateCells
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import (
     LayerCache,
@@ -41,6 +43,7 @@ def native_cache(
         num_blocks,
         block_size,
         num_window_blocks,
+        _make_states(native),
     )
     pages = _pages(native, caches, num_blocks)
     window_pages = _pages(native, caches, num_window_blocks, is_windowed=True)
@@ -51,6 +54,11 @@ def native_cache(
         on_use=(pages.use, window_pages.use),
         one_by_one=one_by_one,
     )
+
+
+def _make_states(native: Native) -> Callable[[int], NativeStates]:
+    cells, count = StateCells(native), itertools.count()
+    return lambda num_arrays: NativeStates(num_arrays, cells, is_first=next(count) == 0)
 
 
 def _pages(

@@ -14,8 +14,10 @@ from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped, soft_cap
 from batching.backend.hooks.undo import Changes
 from batching.backend.native.cache import NativeAttention, NativeLayerCache
-from batching.backend.native.halves import AttentionHalf
+from batching.backend.native.halves import TOLERANCE, AttentionHalf
+from batching.backend.native.linear_attention import LinearAttentionHalf
 from batching.backend.native.mixture import MixtureHalf
+from batching.backend.native.states_check import compare_states
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.paged.layout import LayerShape
@@ -29,8 +31,7 @@ _BLOCK_SIZE: Final = 4
 _BLOCKS: Final = (2, 0, 3)
 # First positions, and windows.
 _CASES: Final = ((0, None), (40, SlidingWindow(5)))
-# Of the largest change of x, and of the largest output, from which x is subtracted.
-_TOLERANCE: Final = 1e-5
+# Of the largest output, from which x is subtracted.
 _ROUNDING: Final = 1e-6
 # In rows, what is added to them to find those whose experts are chosen by little, and how far the
 # outputs of these then move.
@@ -38,7 +39,7 @@ _MAX_LEAPS: Final = 2
 _NOISE: Final = 1e-5
 _LEAP: Final = 1e-2
 
-Fused = Callable[[mx.array, SlidingWindow | None, NativeLayerCache], mx.array]
+Fused = Callable[[mx.array, Any, Any], mx.array]
 
 
 class FusedCheck:
@@ -57,7 +58,7 @@ class FusedCheck:
         key = (type(half), *map(_options, mixture.modules()))
         if key not in self._known:
             try:
-                self._known[key] = compare(half.size, mixture, half)
+                self._known[key] = compare(half.size, mixture, half, TOLERANCE[32])
             except Exception:
                 # A model's code can raise anything.
                 self._known[key] = None
@@ -66,7 +67,7 @@ class FusedCheck:
     def others(
         self,
         module: nn.Module,
-        attention: AttentionHalf,
+        attention: AttentionHalf | LinearAttentionHalf,
         fused: Fused,
         *,
         is_whole: bool = True,
@@ -80,8 +81,12 @@ class FusedCheck:
                 if soft_cap(each):
                     attend_capped(each, changes)
             try:
-                compared = [self._compare(module, attention, fused, *case) for case in _CASES]
-                self._known[key] = None if None in compared else compared[0]
+                if isinstance(attention, LinearAttentionHalf):
+                    is_alike = compare_states(self._native, module, attention, fused)
+                    self._known[key] = () if is_alike else None
+                else:
+                    compared = [self._compare(module, attention, fused, *case) for case in _CASES]
+                    self._known[key] = None if None in compared else compared[0]
             except Exception:
                 # A model's code can do anything with a cache, so it can raise anything.
                 self._known[key] = None
@@ -99,7 +104,9 @@ class FusedCheck:
         def run(fused: Callable[..., Any], x: mx.array) -> Any:
             return fused(x, window, self._cache(attention, start))
 
-        return compare(attention.size, partial(run, module), partial(run, fused))
+        return compare(
+            attention.size, partial(run, module), partial(run, fused), attention.tolerance
+        )
 
     def _cache(self, attention: AttentionHalf, start: int) -> NativeLayerCache:
         dim = attention.head_dim
@@ -116,7 +123,10 @@ class FusedCheck:
 
 
 def compare(
-    size: int, plain: Callable[[mx.array], Any], fused: Callable[[mx.array], mx.array]
+    size: int,
+    plain: Callable[[mx.array], Any],
+    fused: Callable[[mx.array], mx.array],
+    tolerance: float,
 ) -> tuple[None, ...] | None:
     """Return what `plain` returns beside its output as None each; None if the outputs differ.
 
@@ -128,7 +138,7 @@ def compare(
     expected, others = _parted(plain(x))
     output = fused(x)
     change, largest = (float(mx.abs(array).max()) for array in (expected - x, expected))
-    differ = _distances(output, expected) > _TOLERANCE * change + _ROUNDING * largest
+    differ = _distances(output, expected) > tolerance * change + _ROUNDING * largest
     differ |= np.isnan(_distances(output, expected))
     if differ.any():
         moved = [_distances(fused(x + sign * _NOISE * noise), output) for sign in (1, -1)]

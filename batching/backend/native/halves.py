@@ -38,6 +38,10 @@ _LIMIT: Final = re.compile("clip|clamp|limit")
 _Q_K_O: Final = 3
 # The two forms of GELU differ by 5e-4.
 _TOLERANCE: Final = 1e-5
+# How far a half may be off, as a share of the largest change of x, by the bits that inputs of layers are
+# rounded to: where it is not the same kernels as before, the seventh digit may differ, and be rounded to
+# another integer.  A wrong guess is off by much more.
+TOLERANCE: Final = {32: 1e-5, 16: 1e-3, 8: 5e-2}
 
 
 class UnknownPart(Exception):
@@ -97,16 +101,22 @@ class AttentionHalf:
 
     def __init__(self, kernels: Any, attention: nn.Module, around: Around = NOTHING) -> None:
         parts = Parts(attention)
-        layers = layers_of([*parts.any_of(*_QKV), *parts.any_of(*_O)])
+        linears = [*parts.any_of(*_QKV), *parts.any_of(*_O)]
+        layers = layers_of(linears)
         rope, sinks = parts.maybe(_ROPE), parts.maybe(_SINKS)
         head_norms = [parts.maybe(groups) for groups in (_Q_NORM, _K_NORM, _V_NORM)]
         parts.end()
         heads = int(parts.number(_HEADS))
         self.num_key_heads = int(parts.number(_KEY_HEADS, heads))
         outputs = sum(packed.shape[0] for packed, _ in layers[:-1])
+        self.is_gated = _is_gated(layers, heads, self.num_key_heads)
+        # MLX's sigmoid is another one than the kernels'.
+        bits = linears[-1].product.input_bits if self.is_gated else 32
+        self.tolerance = TOLERANCE[bits]
         # Two layers are of queries and of keys, which are the values, too.
         num_others = 1 if len(layers) == _Q_K_O else 2
-        self.head_dim = outputs // (heads + num_others * self.num_key_heads)
+        num_queries = 2 * heads if self.is_gated else heads
+        self.head_dim = outputs // (num_queries + num_others * self.num_key_heads)
         self.size = layers[0][0].shape[1]
         self.soft_cap = soft_cap(attention)
         # Other modules are there where a layer has no rotary embedding.
@@ -124,6 +134,7 @@ class AttentionHalf:
             parts.number(_SCALE, self.head_dim**-0.5),
             floats_of(sinks),
             around.residual,
+            self.is_gated,
         )
 
     def takes(self, x: mx.array | None, cache: Any) -> bool:
@@ -180,6 +191,14 @@ def layers_of(linears: Sequence[nn.Module]) -> list[tuple[Any, list[float]]]:
         (linear.product.packed[linear.index], floats_of(linear.product.biases[linear.index]))
         for linear in linears
     ]
+
+
+def _is_gated(layers: Sequence[tuple[Any, list[float]]], heads: int, num_key_heads: int) -> bool:
+    """Return whether there is a gate beside each query, which has the size of a key."""
+    if len(layers) == 2:
+        return False
+    queries, keys = (packed.shape[0] for packed, _ in layers[:2])
+    return bool(queries * num_key_heads == 2 * heads * keys)
 
 
 def norm_of(norm: nn.Module | None, size: int) -> tuple[list[float], float]:

@@ -22,10 +22,12 @@ def make_caches(
     num_blocks: int,
     block_size: int,
     num_window_blocks: int,
+    make_states: Callable[[int], RecurrentStates] = RecurrentStates,
 ) -> list[ModelCache]:
     """Return a cache for each layer; `make` returns one of so many blocks, with the pool's attention.
 
     num_window_blocks: of layers with a window; 0 is no blocks of their own.
+    make_states: returns one for states of so many arrays.
     """
     num_slots = num_blocks * block_size
 
@@ -36,7 +38,7 @@ def make_caches(
             case Several():
                 return CacheTuple(map(cache, layer.parts))
             case StateShape():
-                return RecurrentStates(layer.num_arrays)
+                return make_states(layer.num_arrays)
             case OwnShape():
                 return OwnCaches(layer.empty)
             case LayerShape(is_latent=True):

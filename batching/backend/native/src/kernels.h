@@ -287,6 +287,27 @@ struct ConvolutionArgs {
   float* y;           // [requests, num_tokens, channels]
 };
 
+/// Values of a head's state that are computed together, side by side: a multiple of all vectors.
+constexpr int STATE_COLUMNS = 32;
+
+/// The gated delta rule, as DeltaArgs has it, for some values of a head and successive tokens, on a
+/// state `[key_dim][STATE_COLUMNS]`; columns beyond the values are zero.
+struct DeltaColumns {
+  int num_tokens;
+  int key_dim;
+  int num_values;  // at most STATE_COLUMNS
+  size_t value_stride, output_stride, gate_stride;  // from one token to the next
+  const float* q;  // [tokens, key_dim]
+  const float* k;  // [tokens, key_dim]
+  const float* v;
+  const float* decay;
+  const float* beta;
+  const float* before;  // null is all zero
+  float* after;         // may be `before`
+  float* y;
+  const float* next;  // a state that is read next, or null
+};
+
 struct Kernels {
   const char* name;
   int columns;            // of a panel
@@ -322,7 +343,9 @@ struct Kernels {
                bool traditional, float* y);
   /// y = gate / (1 + e^-gate) * up; without `up` if that is null.
   void (*swiglu)(const float* gate, const float* up, size_t size, float* y);
-  /// The same of gpt-oss: gate at most `limit`, `up` within +-limit, y = gate / (1 + e^(-alpha gate))
+  /// y = up / (1 + e^-gate).
+  void (*gate)(const float* gate, const float* up, size_t size, float* y);
+  /// SwiGLU of gpt-oss: gate at most `limit`, `up` within +-limit, y = gate / (1 + e^(-alpha gate))
   /// * (up + 1).
   void (*clipped_swiglu)(const float* gate, const float* up, float alpha, float limit, size_t size,
                          float* y);
@@ -331,8 +354,13 @@ struct Kernels {
   /// Rows [first, next) of the state of one head of one request, request * num_heads + head, for
   /// all tokens.
   void (*delta_rule)(const DeltaArgs& args, int head, int first, int next);
+  /// See DeltaColumns.
+  void (*delta_columns)(const DeltaColumns& args);
   /// Channels [first, next) of one row of y.
   void (*convolve)(const ConvolutionArgs& args, int row, int first, int next);
+  /// y = silu of the sum of `num_taps` rows `[size]`, each times its tap, `stride` after the one before.
+  void (*convolve_silu)(const float* const* rows, const float* taps, size_t stride, int num_taps,
+                        int size, float* y);
 };
 
 /// The best kernels for this processor; null if it supports none of the instruction sets.

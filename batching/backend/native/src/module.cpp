@@ -5,11 +5,13 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "mlx/version.h"
@@ -75,12 +77,13 @@ Output output_of(const Layers& layers, const Norms& norms, float residual) {
 
 std::shared_ptr<AttentionHalf> make_attention(const Layers& layers, const Norms& norms,
                                               int num_heads, float scale, const Floats& sinks,
-                                              float residual) {
+                                              float residual, bool is_gated) {
   if (layers.size() < 2 || layers.size() > 4 || norms.size() != 5 || num_heads < 1)
     throw std::invalid_argument("attention has 2 to 4 layers and up to 5 norms");
   return std::make_shared<AttentionHalf>(
       AttentionHalf{inputs_of(layers), norm_of(norms[0]), norm_of(norms[1]), norm_of(norms[2]),
-                    norm_of(norms[3]), output_of(layers, norms, residual), sinks, num_heads, scale});
+                    norm_of(norms[3]), output_of(layers, norms, residual), sinks, num_heads, scale,
+                    is_gated});
 }
 
 std::shared_ptr<MlpHalf> make_mlp(const Layers& layers, const Norms& norms, bool is_gelu,
@@ -129,6 +132,50 @@ std::shared_ptr<MixtureHalf> make_mixture(const Layers::value_type& router_layer
                   norm_of(norms[0]), {norm_of(norms[1]), residual}});
   graph::check_mixture(*half);
   return half;
+}
+
+HeadColumns columns_of(const std::tuple<int, int, int>& of) {
+  const auto [layer, first, stride] = of;
+  return {layer, first, stride};
+}
+
+/// Columns are those of q, k, v, z, b and a; norms of the input, of heads' outputs and of the output.
+std::shared_ptr<DeltaMixer> make_delta_mixer(
+    const Layers& layers, const Norms& norms, const std::vector<std::tuple<int, int, int>>& columns,
+    const std::pair<int, int>& heads, const std::pair<int, int>& dims, const Floats& taps,
+    const Floats& decay, const Floats& dt_bias, const std::pair<float, float>& scales, float eps,
+    float residual) {
+  if (layers.size() < 2 || norms.size() != 3 || columns.size() != 6)
+    throw std::invalid_argument("a mixer has layers, 3 norms and 6 kinds of columns");
+  DeltaMixer mixer{.layers = inputs_of(layers),
+                   .norm = norm_of(norms[0]),
+                   .q = columns_of(columns[0]),
+                   .k = columns_of(columns[1]),
+                   .v = columns_of(columns[2]),
+                   .z = columns_of(columns[3]),
+                   .b = columns_of(columns[4]),
+                   .a = columns_of(columns[5]),
+                   .num_key_heads = heads.first,
+                   .num_heads = heads.second,
+                   .key_dim = dims.first,
+                   .value_dim = dims.second,
+                   .taps = taps,
+                   .decay = decay,
+                   .dt_bias = dt_bias,
+                   .q_scale = scales.first,
+                   .k_scale = scales.second,
+                   .eps = eps,
+                   .head_norm = norm_of(norms[1]),
+                   .output = output_of(layers, norms, residual)};
+  mixer.check();
+  return std::make_shared<DeltaMixer>(std::move(mixer));
+}
+
+std::shared_ptr<StateStep> make_state_step(const Rows& rows) {
+  std::vector<StatePiece> pieces;
+  for (size_t i = 0; i < rows.shape(0); i++)
+    pieces.push_back({rows(i, 0), rows(i, 1), rows(i, 2), rows(i, 3)});
+  return std::make_shared<StateStep>(std::move(pieces));
 }
 
 }  // namespace
@@ -190,7 +237,7 @@ NB_MODULE(_native, m) {
 
   nb::class_<AttentionHalf>(m, "AttentionHalf");
   m.def("attention", &make_attention, "layers"_a, "norms"_a, "num_heads"_a, "scale"_a,
-        "sinks"_a = Floats{}, "residual"_a = 0.0f);
+        "sinks"_a = Floats{}, "residual"_a = 0.0f, "is_gated"_a = false);
   m.def("run_attention", &graph::run_attention, "x"_a, "cosines"_a.none(), "sines"_a.none(),
         "traditional"_a, "half"_a, "pool"_a, "step"_a, "window"_a = 0, "is_chunked"_a = false,
         "soft_cap"_a = 0.0f);
@@ -206,4 +253,14 @@ NB_MODULE(_native, m) {
   m.def("mixture", &make_mixture, "router_layer"_a, "router"_a, "experts"_a, "norms"_a,
         "shared"_a.none() = nb::none(), "shared_gate"_a = nb::none(), "residual"_a = 0.0f);
   m.def("run_mixture", &graph::run_mixture, "x"_a, "half"_a);
+
+  nb::class_<StatePool>(m, "StatePool");
+  nb::class_<StateStep>(m, "StateStep");
+  m.def("state_step", &make_state_step, "pieces"_a);
+  nb::class_<DeltaMixer>(m, "DeltaMixer").def("pool", [](const DeltaMixer& mixer) {
+    return std::make_shared<StatePool>(mixer.state_size());
+  });
+  m.def("delta_mixer", &make_delta_mixer, "layers"_a, "norms"_a, "columns"_a, "heads"_a, "dims"_a,
+        "taps"_a, "decay"_a, "dt_bias"_a, "scales"_a, "eps"_a, "residual"_a = 0.0f);
+  m.def("run_delta_mixer", &graph::run_delta_mixer, "x"_a, "mixer"_a, "pool"_a, "step"_a);
 }

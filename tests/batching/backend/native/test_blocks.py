@@ -34,11 +34,13 @@ PATHS: Final = {
     ("block",): """
         deepseek dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe gemma2 gemma3 gemma3_text glm glm4
         glm4_moe gpt_oss granite granitemoe helium internlm3 llama mellum mimo minimax mistral mixtral
-        nanbeige olmo2 olmo3 olmoe phi3 pixtral qwen2 qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl
+        nanbeige olmo2 olmo3 olmoe phi3 pixtral qwen2 qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe
+        qwen3_next qwen3_vl
         qwen3_vl_moe seed_oss smollm3 solar_open telechat3""",
     ("attention",): "apertus gemma",
     ("attention", "block", "lone MLP"): "Klear nemotron-nas",
-    ("block", "lone MLP"): "gear granitemoehybrid-dense lfm2 lfm2-vl olmo_hybrid",
+    ("block", "lone MLP"): """
+        gear granitemoehybrid-dense lfm2 lfm2-vl olmo_hybrid prism_hadamard_qwen35""",
     ("block", "lone MLP", "lone mixture"): "lfm2_moe",
     ("lone MLP", "lone attention"): """
         cohere2 falcon_h1 gemma4 gemma4-shared gemma4_text minicpm""",
@@ -46,7 +48,7 @@ PATHS: Final = {
     ("lone attention",): """
         exaone gptj nemotron nemotron_h nemotron_h-latent openelm phi phimoe starcoder2""",
     ("lone attention", "lone mixture"): "granitemoehybrid",
-    ("lone mixture",): "hunyuan qwen3_5_moe qwen3_next",
+    ("lone mixture",): "hunyuan",
     ("lone MLP", "lone mixture"): """
         bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v3 deepseek_v2 deepseek_v3
         deepseek_v3-direct deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_k25 kimi_vl mimo_v2_flash""",
@@ -54,7 +56,7 @@ PATHS: Final = {
         afm7 afmoe baichuan_m1 cohere gemma3n hunyuan_v1_dense internlm2 internlm2-dynamic
         iquestloopcoder kimi_linear kimi_linear-nope laguna llama4 llama4_text longcat_flash
         longcat_flash_ngram minicpm3 ministral3 mistral3 mistral4 muse_glimmer plamo plamo2 plamo3
-        prism_hadamard_qwen35 qwen3_5 recurrent_gemma stablelm step3p5 youtu_llm""",
+        recurrent_gemma stablelm step3p5 youtu_llm""",
     (): """
         dbrx deepseek_v41 gpt2 gpt_bigcode gpt_neox kimi_k3 lille-130m mamba mamba2
         minimax_m3_vl nanochat phi3small phixtral qwen rwkv7 spark2_5 talkie""",

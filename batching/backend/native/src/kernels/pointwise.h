@@ -48,6 +48,8 @@ void rope(const float* x, const float* cosines, const float* sines, int half, in
 
 ALWAYS_INLINE F32 silu(F32 x) { return x / (splat(1.0f) + exp(-x)); }
 
+ALWAYS_INLINE F32 sigmoid(F32 x) { return splat(1.0f) / (splat(1.0f) + exp(-x)); }
+
 /// GELU (Hendrycks and Gimpel 2016) in its tanh form: x / 2 (1 + tanh(u)) is x / (1 + e^-2u).
 ALWAYS_INLINE F32 gelu(F32 x) {
   const F32 twice = splat(1.5957691216057308f) * x * (splat(1.0f) + splat(0.044715f) * x * x);

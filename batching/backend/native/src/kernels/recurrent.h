@@ -1,12 +1,15 @@
 // Recurrences: a state that the tokens of a request change one after the other.
 #pragma once
 
+#include "kernels/pointwise.h"
 #include "kernels/simd.h"
 
 namespace {
 
 using native::ConvolutionArgs;
 using native::DeltaArgs;
+using native::DeltaColumns;
+using native::STATE_COLUMNS;
 
 /// A vector's worth of numbers in memory.
 struct Whole {
@@ -103,6 +106,106 @@ void delta_rule(const DeltaArgs& args, int head, int first, int next) {
     for (; r < next; r++)
       delta_step<1>(token, v + r, size, before + r * size, state + r * size, y + r);
   }
+}
+
+constexpr int STATE_VECTORS = STATE_COLUMNS / LANES;
+
+/// A number for each column.
+struct Columns {
+  F32 of[STATE_VECTORS];
+};
+
+/// One token on all columns: the state decays and takes the delta; returns the outputs, and in `sums` its
+/// product with the next token's key, if there is one.
+///
+/// Two sums each, since a sum waits four cycles for itself.  Products are fused explicitly: the bits
+/// must not depend on whether there is a next token.
+template <bool has_next>
+ALWAYS_INLINE Columns delta_token(const DeltaColumns& args, const float* from, const float* q,
+                                  const float* k, float decay, const Columns& delta,
+                                  const float* next_key, Columns& sums) {
+  F32 outputs[2][STATE_VECTORS] = {}, products[2][STATE_VECTORS] = {};
+  const F32 factor = splat(decay);
+  const auto row = [&](int i, int parity) __attribute__((always_inline)) {
+    const F32 key = splat(k[i]), query = splat(q[i]);
+    for (int c = 0; c < STATE_VECTORS; c++) {
+      const size_t at = static_cast<size_t>(i) * STATE_COLUMNS + c * LANES;
+      const F32 state = fused(key, delta.of[c], load(from + at) * factor);
+      store(args.after + at, state);
+      outputs[parity][c] = fused(state, query, outputs[parity][c]);
+      if constexpr (has_next)
+        products[parity][c] = fused(state, splat(next_key[i]), products[parity][c]);
+    }
+    if constexpr (!has_next)
+      if (args.next)
+        for (int c = 0; c < STATE_COLUMNS; c += 16)
+          __builtin_prefetch(args.next + static_cast<size_t>(i) * STATE_COLUMNS + c);
+  };
+  int i = 0;
+  for (; i + 1 < args.key_dim; i += 2) row(i, 0), row(i + 1, 1);
+  if (i < args.key_dim) row(i, 0);
+  Columns y;
+  for (int c = 0; c < STATE_VECTORS; c++) {
+    y.of[c] = outputs[0][c] + outputs[1][c];
+    if constexpr (has_next) sums.of[c] = products[0][c] + products[1][c];
+  }
+  return y;
+}
+
+/// The state's product with a key.
+ALWAYS_INLINE Columns delta_product(const float* state, const float* k, int key_dim) {
+  F32 products[2][STATE_VECTORS] = {};
+  const auto row = [&](int i, int parity) __attribute__((always_inline)) {
+    for (int c = 0; c < STATE_VECTORS; c++)
+      products[parity][c] =
+          fused(load(state + static_cast<size_t>(i) * STATE_COLUMNS + c * LANES), splat(k[i]),
+                products[parity][c]);
+  };
+  int i = 0;
+  for (; i + 1 < key_dim; i += 2) row(i, 0), row(i + 1, 1);
+  if (i < key_dim) row(i, 0);
+  Columns sums;
+  for (int c = 0; c < STATE_VECTORS; c++) sums.of[c] = products[0][c] + products[1][c];
+  return sums;
+}
+
+/// A pass over the state for each token, and one before the first: that of a token also takes the
+/// state's product with the next one's key.
+void delta_columns(const DeltaColumns& args) {
+  const float* from = args.before;
+  if (!from) {
+    for (int i = 0; i < args.key_dim * STATE_COLUMNS; i++) args.after[i] = 0;
+    from = args.after;
+  }
+  Columns sums = delta_product(from, args.k, args.key_dim);
+  for (int t = 0; t < args.num_tokens; t++, from = args.after) {
+    const size_t key = static_cast<size_t>(t) * args.key_dim, gate = t * args.gate_stride;
+    float values[STATE_COLUMNS] = {};
+    for (int i = 0; i < args.num_values; i++) values[i] = args.v[t * args.value_stride + i];
+    const float decay = args.decay[gate];
+    Columns delta;
+    for (int c = 0; c < STATE_VECTORS; c++)
+      delta.of[c] =
+          (load(values + c * LANES) - sums.of[c] * splat(decay)) * splat(args.beta[gate]);
+    const float *q = args.q + key, *k = args.k + key;
+    const Columns y =
+        t + 1 < args.num_tokens
+            ? delta_token<true>(args, from, q, k, decay, delta, k + args.key_dim, sums)
+            : delta_token<false>(args, from, q, k, decay, delta, nullptr, sums);
+    float outputs[STATE_COLUMNS];
+    for (int c = 0; c < STATE_VECTORS; c++) store(outputs + c * LANES, y.of[c]);
+    for (int i = 0; i < args.num_values; i++) args.y[t * args.output_stride + i] = outputs[i];
+  }
+}
+
+void convolve_silu(const float* const* rows, const float* taps, size_t stride, int num_taps,
+                   int size, float* y) {
+  for_vectors(size, [&](int i, auto vector) {
+    F32 sum{};
+    for (int t = 0; t < num_taps; t++)
+      sum = fused(vector.load(rows[t] + i), vector.load(taps + t * stride + i), sum);
+    vector.store(y + i, silu(sum));
+  });
 }
 
 void convolve(const ConvolutionArgs& args, int row, int first, int next) {

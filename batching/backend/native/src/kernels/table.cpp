@@ -29,9 +29,12 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .weighted_sum = weighted_sum,
     .rope = rope,
     .swiglu = gated<silu>,
+    .gate = gated<sigmoid>,
     .clipped_swiglu = clipped_swiglu,
     .geglu = gated<gelu>,
     .delta_rule = delta_rule,
+    .delta_columns = delta_columns,
     .convolve = convolve,
+    .convolve_silu = convolve_silu,
 };
 }  // namespace native

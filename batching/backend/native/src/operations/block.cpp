@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "kernels.h"
-#include "operations/buffers.h"
+#include "operations/half.h"
 #include "operations/linear.h"
 #include "operations/parallel.h"
 
@@ -11,46 +11,21 @@ namespace native {
 
 namespace {
 
-const float* data_or_null(const std::vector<float>& values) {
-  return values.empty() ? nullptr : values.data();
-}
-
-LinearArgs product(const Layer& layer, const float* residual, const float* x, int num_rows,
-                   float* y) {
-  return {layer.weights->panels(), data_or_null(layer.bias), residual, x, y, num_rows};
-}
-
-/// Compute the products of norm(x), with `normed` as space for it; their outputs follow each other.
-void multiply_normed(const std::vector<Layer>& layers, const Norm& norm, const float* x,
-                     int num_rows, float* normed, float* y) {
-  const int size = layers[0].num_inputs();
-  std::vector<LinearArgs> products;
-  for (const Layer& layer : layers) {
-    products.push_back(product(layer, nullptr, norm.size() ? normed : x, num_rows, y));
-    y += static_cast<size_t>(num_rows) * layer.num_outputs();
-  }
-  multiply(std::move(products), [&](int first, int next) {
-    if (norm.size()) norm_rows(x, norm.weight.data(), norm.eps, first, next, size, normed);
-  });
-}
-
-/// Compute the output from its layer's input, whose rows `prepare` computes before.
-template <typename Prepare>
-void multiply_output(const Output& output, const float* x, const float* input, int num_rows,
-                     float* y, const Prepare& prepare) {
-  const Ending& ending = output.ending;
-  const float* residual = ending.is_sum() ? x : nullptr;
-  multiply({product(output.layer, residual, input, num_rows, y)}, prepare);
-  if (residual || ending.is_nothing()) return;
-  for_rows(num_rows, rows_per_part(num_rows), [&](int first, int next) {
-    ending.finish(x, first, next, output.layer.num_outputs(), y);
-  });
-}
-
 /// Copy a part of each row [first, next) of joined outputs.
 void split(const float* joined, size_t stride, size_t size, int first, int next, float* y) {
   for (size_t m = first; m < static_cast<size_t>(next); m++)
     std::memcpy(y + m * size, joined + m * stride, size * sizeof(float));
+}
+
+/// The numbers of query heads that gates are beside.
+void split_gates(const float* gated, size_t dim, size_t first, size_t next, float* q) {
+  for (size_t i = first; i < next; i++)
+    std::memcpy(q + i * dim, gated + 2 * i * dim, dim * sizeof(float));
+}
+
+void apply_gates(const float* gated, size_t dim, size_t first, size_t next, float* heads) {
+  for (size_t i = first; i < next; i++)
+    kernels()->gate(gated + (2 * i + 1) * dim, heads + i * dim, dim, heads + i * dim);
 }
 
 void norm_heads(const Norm& norm, int first, int next, int size, float* heads) {
@@ -76,18 +51,23 @@ void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
   const size_t rows = num_rows, q_size = half.num_heads * dim, k_size = num_keys * dim;
   const size_t v_size = num_keys * layout.value_dim, total = q_size + k_size + v_size;
   thread_local std::vector<float> memory;
-  float *normed, *q, *k, *v, *attended, *joined;
+  float *normed, *q, *outputs, *k, *v, *attended, *joined;
   // As layers of their own, q, k and v are written one after the other.
-  assign(memory, {{&normed, rows * half.size()}, {&q, rows * q_size}, {&k, rows * k_size},
-                  {&v, rows * v_size}, {&attended, rows * half.output.layer.num_inputs()},
+  assign(memory, {{&normed, rows * half.size()}, {&q, half.is_gated ? rows * q_size : 0},
+                  {&outputs, half.is_gated ? 2 * rows * q_size : rows * q_size},
+                  {&k, rows * k_size}, {&v, rows * v_size},
+                  {&attended, rows * half.output.layer.num_inputs()},
                   {&joined, half.is_joined() ? rows * total : 0}});
-  multiply_normed(half.qkv, half.norm, x, num_rows, normed, half.is_joined() ? joined : q);
+  multiply_normed(half.qkv, half.norm, x, num_rows, normed, half.is_joined() ? joined : outputs);
+  if (!half.is_gated) q = outputs;
   for_rows(num_rows, rows_per_part(num_rows), [&](int first, int next) {
     if (half.is_joined()) {
       split(joined, total, q_size, first, next, q);
       split(joined + q_size, total, k_size, first, next, k);
       split(joined + q_size + k_size, total, v_size, first, next, v);
     }
+    if (half.is_gated)
+      split_gates(outputs, dim, first * half.num_heads, next * half.num_heads, q);
     if (!half.has_own_values()) split(k, k_size, v_size, first, next, v);
     norm_heads(half.q_norm, first, next, static_cast<int>(q_size), q);
     norm_heads(half.k_norm, first, next, static_cast<int>(k_size), k);
@@ -111,7 +91,10 @@ void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
                            .sinks = data_or_null(half.sinks),
                            .span_blocks = 0};
   attend(step, args, num_rows);
-  multiply_output(half.output, x, attended, num_rows, y, [](int, int) {});
+  multiply_output(half.output, x, attended, num_rows, y, [&](int first, int next) {
+    if (half.is_gated)
+      apply_gates(outputs, dim, first * half.num_heads, next * half.num_heads, attended);
+  });
 }
 
 void run_mlp(const MlpHalf& half, const float* x, int num_rows, float* y) {

@@ -52,6 +52,8 @@ struct AttentionHalf {
   std::vector<float> sinks;  // [num_heads], or empty
   int num_heads;
   float scale;
+  // The first layer has a gate after each head's query: sigmoid(gate) scales the head's output.
+  bool is_gated = false;
 
   int size() const { return qkv[0].num_inputs(); }
   bool is_joined() const { return qkv.size() == 1; }

@@ -87,12 +87,13 @@ mx::array run_attention(const mx::array& x, const std::optional<mx::array>& cosi
     inputs.push_back(as_floats(*cosines));
     inputs.push_back(as_floats(*sines));
   }
-  const int q_size = half->num_heads * layout.key_dim, k_size = layout.num_heads * layout.key_dim;
+  const int q_size = half->num_heads * layout.key_dim * (half->is_gated ? 2 : 1), k_size = layout.num_heads * layout.key_dim;
   const int v_size = layout.num_heads * layout.value_dim;
   require(num_outputs(half->qkv) == q_size + k_size + (half->has_own_values() ? v_size : 0) &&
               (half->is_joined() || (half->qkv[0].num_outputs() == q_size &&
                                      half->qkv[1].num_outputs() == k_size)) &&
               (half->has_own_values() || v_size == k_size) &&
+              !(half->is_gated && (half->is_joined() || layout.key_dim != layout.value_dim)) &&
               half->output.layer.num_inputs() == half->num_heads * layout.value_dim,
           "the half and the pool have the same heads");
   require(fits(half->norm, half->size()) && fits(half->output, half->size()) &&
