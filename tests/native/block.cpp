@@ -1,4 +1,5 @@
 // The halves of a block are the operations that they are made of, one after the other.
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -34,6 +35,19 @@ struct Matrix {
   }
 };
 
+/// Heads `[dim]` of outputs, every second one from `first` on.
+Matrix every_second(const Matrix& both, int dim, int first) {
+  Matrix picked = both;
+  picked.weights.clear(), picked.bias.clear();
+  const size_t head = static_cast<size_t>(dim) * both.num_inputs;
+  for (size_t i = first; i < both.bias.size() / dim; i += 2) {
+    const auto weights = both.weights.begin() + i * head, bias = both.bias.begin() + i * dim;
+    picked.weights.insert(picked.weights.end(), weights, weights + head);
+    picked.bias.insert(picked.bias.end(), bias, bias + dim);
+  }
+  return picked;
+}
+
 Floats multiplied(const Layer& layer, const Floats& x, int num_rows) {
   Floats y(static_cast<size_t>(num_rows) * layer.num_outputs(), NAN);
   multiply({{layer.weights->panels(), layer.bias.data(), nullptr, x.data(), y.data(), num_rows}});
@@ -55,13 +69,13 @@ Floats normed(const Norm& norm, Floats x) {
 float random_residual(Random& random) { return random.one_of({0, 1, 2}) * 0.75f; }
 
 std::vector<Expected> expected_output(const Output& output, const Floats& x, const Floats& input,
-                                      int num_rows) {
+                                      int num_rows, double tolerance = 0) {
   const Floats y = normed(output.ending.norm, multiplied(output.layer, input, num_rows));
   std::vector<Expected> expected;
   for (size_t i = 0; i < y.size(); i++) {
     const float residual = output.ending.residual;
     const double value = residual ? x[i] + double{residual} * y[i] : y[i];
-    expected.push_back({value, 1e-6 * (std::abs(x[i]) + std::abs(y[i]))});
+    expected.push_back({value, 1e-6 * (std::abs(x[i]) + std::abs(y[i]) + tolerance)});
   }
   return expected;
 }
@@ -102,7 +116,14 @@ void test_attention_half(Random& random) {
   const int num_rows = random.between(1, 30), size = random.between(8, 60);
   const int num_keys = random.between(1, 3), num_heads = num_keys * random.between(1, 3);
   const int dim = 2 * random.between(2, 20), q_size = num_heads * dim, k_size = num_keys * dim;
-  const Matrix all(random, q_size + 2 * k_size, size), o(random, size, q_size);
+  Matrix all(random, q_size + 2 * k_size, size);
+  const Matrix gated(random, 2 * q_size, size), o(random, size, q_size);
+  const bool is_gated = random.chance();
+  if (is_gated) {
+    const Matrix queries = every_second(gated, dim, 0);
+    std::copy(queries.weights.begin(), queries.weights.end(), all.weights.begin());
+    std::copy(queries.bias.begin(), queries.bias.end(), all.bias.begin());
+  }
   const Output output{o.layer(0, size), {random_norm(random, size), random_residual(random)}};
   const bool is_by_head = random.chance();
   const Norm norm = random_norm(random, size);
@@ -136,17 +157,26 @@ void test_attention_half(Random& random) {
                            num_heads, 0.3f, visibility.soft_cap, visibility.window,
                            visibility.is_chunked, sinks.empty() ? nullptr : sinks.data(), 0};
   write_and_attend(plain, step_of(num_rows), args, k.data(), v.data(), num_rows);
+  if (is_gated) {
+    const Layer gates = every_second(gated, dim, 1).layer(0, q_size);
+    const Floats gate = multiplied(gates, normed(norm, x), num_rows);
+    for (size_t i = 0; i < gate.size(); i++) attended[i] /= 1 + std::exp(-gate[i]);
+  }
   const auto run = [&](bool is_joined, int rows) {
-    const auto layers = is_joined ? std::vector{all.layer(0, q_size + 2 * k_size)}
-                                  : std::vector{q_layer, k_layer, v_layer};
+    auto layers = is_joined ? std::vector{all.layer(0, q_size + 2 * k_size)}
+                            : std::vector{q_layer, k_layer, v_layer};
+    if (is_gated) layers = {gated.layer(0, 2 * q_size), k_layer, v_layer};
     Pool pool(layout, 8);
     Floats y(x.size(), NAN);
     rows = rows < 0 ? num_rows : rows;
-    run_attention({layers, norm, q_norm, k_norm, v_norm, output, sinks, num_heads, 0.3f}, pool,
-                  step_of(rows), rotation, visibility, x.data(), rows, y.data());
+    run_attention({layers, norm, q_norm, k_norm, v_norm, output, sinks, num_heads, 0.3f, is_gated},
+                  pool, step_of(rows), rotation, visibility, x.data(), rows, y.data());
     return y;
   };
-  expect_alike(run, expected_output(output, x, attended, num_rows), size, "attention half");
+  // The e^x of gates is another one.
+  const double tolerance = is_gated ? 30 : 0;
+  expect_alike(run, expected_output(output, x, attended, num_rows, tolerance), size,
+               is_gated ? "gated attention half" : "attention half");
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ void test_linear();
 void test_pointwise();
 void test_attention();
 void test_block();
+void test_mixer();
 void test_mixture();
 void test_recurrent();
 void test_threads();

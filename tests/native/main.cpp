@@ -20,6 +20,7 @@ int main() {
     test_pointwise();
     test_attention();
     test_block();
+    test_mixer();
     test_mixture();
     test_recurrent();
   } catch (const std::exception& error) {
