@@ -288,7 +288,7 @@ struct ConvolutionArgs {
 };
 
 /// Values of a head's state that are computed together, side by side: a multiple of all vectors.
-constexpr int STATE_COLUMNS = 32;
+constexpr int STATE_COLUMNS = 64;
 
 /// The gated delta rule, as DeltaArgs has it, for some values of a head and successive tokens, on a
 /// state `[key_dim][STATE_COLUMNS]`; columns beyond the values are zero.

@@ -108,94 +108,102 @@ void delta_rule(const DeltaArgs& args, int head, int first, int next) {
   }
 }
 
-constexpr int STATE_VECTORS = STATE_COLUMNS / LANES;
+// Vectors of columns at a time, with sums in registers, and how many sums each has: one waits four
+// cycles for itself.
+constexpr int DELTA_VECTORS = LANES == 8 ? 2 : 4, DELTA_SUMS = LANES == 8 ? 2 : 1;
+static_assert(STATE_COLUMNS % (DELTA_VECTORS * LANES) == 0);
 
-/// A number for each column.
-struct Columns {
-  F32 of[STATE_VECTORS];
+/// Sums of products for some columns, one sum after the other for successive products.
+struct ColumnSums {
+  F32 of[DELTA_SUMS][DELTA_VECTORS] = {};
+
+  ALWAYS_INLINE void add(int i, int c, F32 a, F32 b) {
+    F32& sum = of[i % DELTA_SUMS][c];
+    sum = fused(a, b, sum);
+  }
+  ALWAYS_INLINE F32 total(int c) const {
+    return DELTA_SUMS == 1 ? of[0][c] : of[0][c] + of[DELTA_SUMS - 1][c];
+  }
 };
 
-/// One token on all columns: the state decays and takes the delta; returns the outputs, and in `sums` its
-/// product with the next token's key, if there is one.
-///
-/// Two sums each, since a sum waits four cycles for itself.  Products are fused explicitly: the bits
-/// must not depend on whether there is a next token.
+/// Call `run(i, i % DELTA_SUMS)` for each row of a state, the latter known to the compiler.
+template <typename Run>
+ALWAYS_INLINE void for_keys(int key_dim, const Run& run) {
+  int i = 0;
+  for (; i + DELTA_SUMS <= key_dim; i += DELTA_SUMS)
+    for (int parity = 0; parity < DELTA_SUMS; parity++) run(i + parity, parity);
+  if (i < key_dim) run(i, 0);
+}
+
+ALWAYS_INLINE const float* at(const float* state, int i, int c) {
+  return state + static_cast<size_t>(i) * STATE_COLUMNS + c * LANES;
+}
+
+/// One token: the state decays and takes the delta.  Sums its product with the query, and with the next
+/// token's key, if there is one.  Products are fused explicitly: no bit depends on whether there is.
 template <bool has_next>
-ALWAYS_INLINE Columns delta_token(const DeltaColumns& args, const float* from, const float* q,
-                                  const float* k, float decay, const Columns& delta,
-                                  const float* next_key, Columns& sums) {
-  F32 outputs[2][STATE_VECTORS] = {}, products[2][STATE_VECTORS] = {};
+ALWAYS_INLINE void delta_token(const float* from, float* to, int key_dim, const float* q,
+                               const float* k, float decay, const F32* deltas,
+                               const float* next_key, const float* prefetched, ColumnSums& outputs,
+                               ColumnSums& products) {
   const F32 factor = splat(decay);
-  const auto row = [&](int i, int parity) __attribute__((always_inline)) {
-    const F32 key = splat(k[i]), query = splat(q[i]);
-    for (int c = 0; c < STATE_VECTORS; c++) {
-      const size_t at = static_cast<size_t>(i) * STATE_COLUMNS + c * LANES;
-      const F32 state = fused(key, delta.of[c], load(from + at) * factor);
-      store(args.after + at, state);
-      outputs[parity][c] = fused(state, query, outputs[parity][c]);
-      if constexpr (has_next)
-        products[parity][c] = fused(state, splat(next_key[i]), products[parity][c]);
+  for_keys(key_dim, [&](int i, int parity) __attribute__((always_inline)) {
+    for (int c = 0; c < DELTA_VECTORS; c++) {
+      const F32 state = fused(splat(k[i]), deltas[c], load(at(from, i, c)) * factor);
+      store(const_cast<float*>(at(to, i, c)), state);
+      outputs.add(parity, c, state, splat(q[i]));
+      if constexpr (has_next) products.add(parity, c, state, splat(next_key[i]));
     }
     if constexpr (!has_next)
-      if (args.next)
-        for (int c = 0; c < STATE_COLUMNS; c += 16)
-          __builtin_prefetch(args.next + static_cast<size_t>(i) * STATE_COLUMNS + c);
-  };
-  int i = 0;
-  for (; i + 1 < args.key_dim; i += 2) row(i, 0), row(i + 1, 1);
-  if (i < args.key_dim) row(i, 0);
-  Columns y;
-  for (int c = 0; c < STATE_VECTORS; c++) {
-    y.of[c] = outputs[0][c] + outputs[1][c];
-    if constexpr (has_next) sums.of[c] = products[0][c] + products[1][c];
-  }
-  return y;
+      if (prefetched)
+        for (int c = 0; c < DELTA_VECTORS * LANES; c += 16)
+          __builtin_prefetch(at(prefetched, i, 0) + c);
+  });
 }
 
-/// The state's product with a key.
-ALWAYS_INLINE Columns delta_product(const float* state, const float* k, int key_dim) {
-  F32 products[2][STATE_VECTORS] = {};
-  const auto row = [&](int i, int parity) __attribute__((always_inline)) {
-    for (int c = 0; c < STATE_VECTORS; c++)
-      products[parity][c] =
-          fused(load(state + static_cast<size_t>(i) * STATE_COLUMNS + c * LANES), splat(k[i]),
-                products[parity][c]);
-  };
-  int i = 0;
-  for (; i + 1 < key_dim; i += 2) row(i, 0), row(i + 1, 1);
-  if (i < key_dim) row(i, 0);
-  Columns sums;
-  for (int c = 0; c < STATE_VECTORS; c++) sums.of[c] = products[0][c] + products[1][c];
-  return sums;
-}
-
-/// A pass over the state for each token, and one before the first: that of a token also takes the
-/// state's product with the next one's key.
-void delta_columns(const DeltaColumns& args) {
-  const float* from = args.before;
-  if (!from) {
-    for (int i = 0; i < args.key_dim * STATE_COLUMNS; i++) args.after[i] = 0;
-    from = args.after;
-  }
-  Columns sums = delta_product(from, args.k, args.key_dim);
-  for (int t = 0; t < args.num_tokens; t++, from = args.after) {
+/// Columns from `first` on.  A pass over the state for each token, and one before the first: that of a token
+/// also takes the state's product with the next one's key.
+ALWAYS_INLINE void delta_vectors(const DeltaColumns& args, int first) {
+  float* const to = args.after + first;
+  const float* from = args.before ? args.before + first : to;
+  const float* const next = args.next ? args.next + first : nullptr;
+  ColumnSums products;
+  for_keys(args.key_dim, [&](int i, int parity) __attribute__((always_inline)) {
+    for (int c = 0; c < DELTA_VECTORS; c++)
+      products.add(parity, c, load(at(from, i, c)), splat(args.k[i]));
+  });
+  const int num_values = args.num_values - first;
+  for (int t = 0; t < args.num_tokens; t++, from = to) {
     const size_t key = static_cast<size_t>(t) * args.key_dim, gate = t * args.gate_stride;
-    float values[STATE_COLUMNS] = {};
-    for (int i = 0; i < args.num_values; i++) values[i] = args.v[t * args.value_stride + i];
-    const float decay = args.decay[gate];
-    Columns delta;
-    for (int c = 0; c < STATE_VECTORS; c++)
-      delta.of[c] =
-          (load(values + c * LANES) - sums.of[c] * splat(decay)) * splat(args.beta[gate]);
+    float values[DELTA_VECTORS * LANES] = {};
+    const float* v = args.v + t * args.value_stride + first;
+    for (int i = 0; i < DELTA_VECTORS * LANES; i++)
+      if (i < num_values) values[i] = v[i];
+    F32 deltas[DELTA_VECTORS];
+    for (int c = 0; c < DELTA_VECTORS; c++)
+      deltas[c] = (load(values + c * LANES) - products.total(c) * splat(args.decay[gate])) *
+                  splat(args.beta[gate]);
+    products = {};
+    ColumnSums outputs;
     const float *q = args.q + key, *k = args.k + key;
-    const Columns y =
-        t + 1 < args.num_tokens
-            ? delta_token<true>(args, from, q, k, decay, delta, k + args.key_dim, sums)
-            : delta_token<false>(args, from, q, k, decay, delta, nullptr, sums);
-    float outputs[STATE_COLUMNS];
-    for (int c = 0; c < STATE_VECTORS; c++) store(outputs + c * LANES, y.of[c]);
-    for (int i = 0; i < args.num_values; i++) args.y[t * args.output_stride + i] = outputs[i];
+    if (t + 1 < args.num_tokens)
+      delta_token<true>(from, to, args.key_dim, q, k, args.decay[gate], deltas, k + args.key_dim,
+                        nullptr, outputs, products);
+    else
+      delta_token<false>(from, to, args.key_dim, q, k, args.decay[gate], deltas, nullptr, next,
+                         outputs, products);
+    for (int c = 0; c < DELTA_VECTORS; c++) store(values + c * LANES, outputs.total(c));
+    float* y = args.y + t * args.output_stride + first;
+    for (int i = 0; i < DELTA_VECTORS * LANES; i++)
+      if (i < num_values) y[i] = values[i];
   }
+}
+
+void delta_columns(const DeltaColumns& args) {
+  if (!args.before)
+    for (int i = 0; i < args.key_dim * STATE_COLUMNS; i++) args.after[i] = 0;
+  for (int c = 0; c < STATE_COLUMNS; c += DELTA_VECTORS * LANES)
+    delta_vectors(args, c);
 }
 
 void convolve_silu(const float* const* rows, const float* taps, size_t stride, int num_taps,

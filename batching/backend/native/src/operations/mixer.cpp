@@ -178,7 +178,7 @@ class Run {
 
   void recur(const StateRun& run, int head) {
     const size_t block = static_cast<size_t>(mixer_.key_dim) * STATE_COLUMNS;
-    const size_t first = mixer_.convolution_state_size() + head * mixer_.head_state_size();
+    const size_t first = mixer_.first_head_state() + head * mixer_.head_state_size();
     const size_t outputs = static_cast<size_t>(mixer_.num_heads) * mixer_.value_dim;
     for (int i = run.first_piece; i < run.first_piece + run.num_pieces; i++) {
       const StatePiece& piece = step_.pieces[i];

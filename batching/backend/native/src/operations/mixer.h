@@ -21,7 +21,7 @@ struct HeadColumns {
 /// silu(z).
 ///
 /// A state is the last inputs of the convolution, `[num_taps - 1][channels]`, q, k and v of all heads one
-/// after the other, and that of the delta rule, `[num_heads][value columns][key_dim][STATE_COLUMNS]`.
+/// after the other, and those of the delta rule, `[num_heads][value columns][key_dim][STATE_COLUMNS]`.
 struct DeltaMixer {
   std::vector<Layer> layers;
   Norm norm;
@@ -47,10 +47,12 @@ struct DeltaMixer {
   size_t head_state_size() const {
     return static_cast<size_t>(columns()) * key_dim * STATE_COLUMNS;
   }
-  size_t convolution_state_size() const {
-    return static_cast<size_t>(num_taps() - 1) * num_channels();
+  /// Where the states of heads begin: vectors of them do not cross cache lines.
+  size_t first_head_state() const {
+    const size_t inputs = static_cast<size_t>(num_taps() - 1) * num_channels();
+    return (inputs + STATE_COLUMNS - 1) / STATE_COLUMNS * STATE_COLUMNS;
   }
-  size_t state_size() const { return convolution_state_size() + num_heads * head_state_size(); }
+  size_t state_size() const { return first_head_state() + num_heads * head_state_size(); }
 };
 
 /// Rows `[step.num_rows, size]` in and out.
