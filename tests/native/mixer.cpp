@@ -203,10 +203,10 @@ class Case {
     const Floats& x = inputs_[request];
     const Floats attended = Plain(mixer_, x, lengths_[request]).attended();
     const Floats outputs = multiplied(mixer_.output.layer, attended, lengths_[request]);
+    const float residual = mixer_.output.ending.residual;
     std::vector<Expected> expected;
     for (size_t i = 0; i < y.size(); i++)
-      expected.push_back({outputs[i] * (mixer_.output.residual ? mixer_.output.residual : 1) +
-                              (mixer_.output.residual ? x[i] : 0),
+      expected.push_back({outputs[i] * (residual ? residual : 1) + (residual ? x[i] : 0),
                           1e-4 * (1 + std::abs(outputs[i]))});
     expect_close(y, expected, describe());
   }

@@ -243,7 +243,7 @@ void DeltaMixer::check() const {
   require(head_norm.size() == value_dim, "a norm of each head");
   require((!norm.size() || norm.size() == size()) && output.layer.num_outputs() == size() &&
               output.layer.num_inputs() == num_heads * value_dim &&
-              (!output.norm.size() || output.norm.size() == size()),
+              (!output.ending.norm.size() || output.ending.norm.size() == size()),
           "the output has the size of the input");
 }
 
