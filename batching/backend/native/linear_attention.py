@@ -46,34 +46,29 @@ class LinearAttentionHalf:
             ("conv1d", "A_log", "dt_bias", "norm", "out_proj")
         )
         parts.end()
-        key_heads, heads, key_dim, value_dim = (
+        sizes = (
             int(parts.number([name]))
             for name in ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
         )
-        layers = [_layer(kernels, layer) for layer in (*inputs, output)]
+        linears = [*inputs, output]
+        layers = [_layer(kernels, linear) for linear in linears]
         self.size = layers[0][0].shape[1]
-        packed = [layer for layer in (*inputs, output) if type(layer) is Linear]
-        self.tolerance = TOLERANCE[min(layer.product.input_bits for layer in packed)]
+        bits = [linear.product.input_bits for linear in linears if type(linear) is Linear]
+        self.tolerance = TOLERANCE[min(bits, default=32)]
         self._kernels = kernels
-        group = heads // key_heads
-        scale = key_dim**-0.5
-        self._mixer = kernels.delta_mixer(
-            layers,
-            [
-                norm_of(around.norm, self.size),
-                (floats_of(norm.weight), float(norm.eps)),
-                norm_of(around.output_norm, self.size),
-            ],
-            _columns(len(inputs) > 2, key_heads, group, key_dim, value_dim),
-            (key_heads, heads),
-            (key_dim, value_dim),
-            _taps(convolution),
-            floats_of(mx.exp(a_log.astype(mx.float32))),
-            floats_of(dt_bias),
-            (scale**2, scale),
-            _NORM_EPS * scale**2,
-            around.residual,
-        )
+        norms = [norm_of(each, self.size) for each in (around.norm, around.output_norm)]
+        try:
+            self._mixer = kernels.delta_mixer(
+                layers,
+                [norms[0], (floats_of(norm.weight), float(norm.eps)), norms[1]],
+                taps=_taps(convolution),
+                decay=floats_of(mx.exp(a_log.astype(mx.float32))),
+                dt_bias=floats_of(dt_bias),
+                residual=around.residual,
+                **_sizes(len(inputs) > 2, *sizes),
+            )
+        except (ArithmeticError, AttributeError, ValueError) as error:
+            raise UnknownPart(f"the parts of {type(module).__name__} do not fit") from error
 
     def takes(self, x: mx.array | None, cache: Any) -> bool:
         return isinstance(cache, NativeStates) and x is not None and x.ndim == 3 and x.shape[1] == 1
@@ -84,6 +79,19 @@ class LinearAttentionHalf:
             return mixed
 
         return cache.run(self._mixer.pool, run)
+
+
+def _sizes(
+    is_apart: bool, key_heads: int, heads: int, key_dim: int, value_dim: int
+) -> dict[str, Any]:
+    scale = key_dim**-0.5
+    return {
+        "columns": _columns(is_apart, key_heads, heads // key_heads, key_dim, value_dim),
+        "heads": (key_heads, heads),
+        "dims": (key_dim, value_dim),
+        "scales": (scale**2, scale),
+        "eps": _NORM_EPS * scale**2,
+    }
 
 
 def _columns(

@@ -159,7 +159,7 @@ def cells_of(native: Native) -> tuple[StateCells, Callable[..., list[list[int]]]
 
     def step(*spans: tuple[int, int, int, tuple[int, ...]]) -> list[list[int]]:
         """Return the cells before and after of each piece."""
-        cells.begin([Slice(requests[i], *span, keep=keep) for i, *span, keep in spans])
+        cells.begin([Slice(requests[i], start, stop, keep=keep) for i, start, stop, keep in spans])
         rows = [list(row[2:]) for row in cells._rows()]
         cells.flush()
         return rows
@@ -253,6 +253,18 @@ def test_gates_of_another_function_are_not_fused(
     monkeypatch.setattr(qwen3_next.mx, "sigmoid", mx.tanh)
     halves = fused_halves(use_kernels(make_tiny("qwen3_5"), native))
     assert not any(isinstance(half, AttentionHalf) for half in halves)
+
+
+@pytest.mark.parametrize(("name", "value"), [("head_k_dim", 512), ("num_v_heads", 3), ("norm", {})])
+def test_a_net_whose_parts_do_not_fit_together_is_not_fused(
+    native: Native, name: str, value: Any
+) -> None:
+    model = make_tiny("qwen3_5")
+    for layer in model.layers:
+        if "linear_attn" in layer:
+            setattr(layer.linear_attn, name, value)
+    halves = fused_halves(use_kernels(model, native))
+    assert not any(isinstance(half, LinearAttentionHalf) for half in halves)
 
 
 def test_a_layer_without_a_mixer_of_its_own_keeps_states_in_arrays(native: Native) -> None:

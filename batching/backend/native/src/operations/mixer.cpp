@@ -39,21 +39,22 @@ class Run {
     assign(memory, {{&normed_, rows_ * mixer.size()}, {&outputs_, joined_.size}, {&q_, keys},
                     {&k_, keys}, {&v_, values}, {&decay_, rows_ * mixer.num_heads},
                     {&beta_, rows_ * mixer.num_heads}, {&y_, values}});
-    for (const StateRun& run : step.runs) runs_.insert(runs_.end(), run.num_rows, &run);
     q_weight_.assign(mixer.key_dim, mixer.q_scale);
     k_weight_.assign(mixer.key_dim, mixer.k_scale);
   }
 
   void compute(const float* x, float* y) {
     multiply_normed(mixer_.layers, mixer_.norm, x, static_cast<int>(rows_), normed_, outputs_);
-    for_rows(static_cast<int>(rows_), ROWS_OF_PART, [&](int first, int next) {
-      for (int row = first; row < next; row++) {
-        for (int head = 0; head < mixer_.num_key_heads; head++) convolve_head(row, head);
-        gates(row);
-      }
-    });
-    keep_inputs();
     const int num_runs = static_cast<int>(step_.runs.size());
+    threads().for_each(num_runs * mixer_.num_key_heads, [&](int part) {
+      const StateRun& run = step_.runs[part / mixer_.num_key_heads];
+      const int head = part % mixer_.num_key_heads;
+      for (int row = run.first_row; row < run.first_row + run.num_rows; row++) {
+        convolve(run, row, head);
+        compute_gates(row, head);
+      }
+      keep_inputs(run, head);
+    });
     threads().for_each(num_runs * mixer_.num_heads, [&](int part) {
       recur(step_.runs[part / mixer_.num_heads], part % mixer_.num_heads);
     });
@@ -63,14 +64,11 @@ class Run {
   }
 
  private:
-  static constexpr int ROWS_OF_PART = 4;
-
   const DeltaMixer& mixer_;
   const StatePool& pool_;
   const StateStep& step_;
   size_t rows_;
   Joined joined_;
-  std::vector<const StateRun*> runs_;  // of each row
   std::vector<float> q_weight_, k_weight_;
   float *normed_, *outputs_, *q_, *k_, *v_, *decay_, *beta_, *y_;
 
@@ -103,9 +101,8 @@ class Run {
     return pool_.cell(piece.source) + at * mixer_.num_channels() + channels.first;
   }
 
-  void convolve_head(int row, int head) {
+  void convolve(const StateRun& run, int row, int head) {
     // As one piece: the states between are not there yet.
-    const StateRun& run = *runs_[row];
     const StatePiece piece{run.first_row, run.num_rows, step_.pieces[run.first_piece].source, -1};
     const int num_taps = mixer_.num_taps(), dim = mixer_.key_dim;
     const auto parts = channels(head);
@@ -141,11 +138,12 @@ class Run {
     return pointers;
   }
 
-  void gates(int row) {
+  void compute_gates(int row, int key_head) {
     const int group = mixer_.group();
-    for (int head = 0; head < mixer_.num_heads; head++) {
-      const float a = columns(mixer_.a, row, head / group)[head % group] + mixer_.dt_bias[head];
-      const float b = columns(mixer_.b, row, head / group)[head % group];
+    for (int i = 0; i < group; i++) {
+      const int head = key_head * group + i;
+      const float a = columns(mixer_.a, row, key_head)[i] + mixer_.dt_bias[head];
+      const float b = columns(mixer_.b, row, key_head)[i];
       const float softplus = std::max(a, 0.0f) + std::log1p(std::exp(-std::abs(a)));
       const size_t at = head * rows_ + row;
       decay_[at] = std::exp(-mixer_.decay[head] * softplus);
@@ -154,26 +152,21 @@ class Run {
   }
 
   /// The last inputs of the convolution become those of the new states.
-  void keep_inputs() {
+  void keep_inputs(const StateRun& run, int head) const {
     const int num_kept = mixer_.num_taps() - 1;
-    if (num_kept == 0) return;
-    threads().for_each(static_cast<int>(step_.runs.size()), [&](int at) {
-      const StateRun& run = step_.runs[at];
-      for (int i = run.first_piece; i < run.first_piece + run.num_pieces; i++) {
-        const StatePiece& piece = step_.pieces[i];
-        const int next = piece.first_row + piece.num_rows;
-        for (int row = 0; row < num_kept; row++)
-          for (int head = 0; head < mixer_.num_key_heads; head++)
-            for (const Channels& part : channels(head)) {
-              float* to = pool_.cell(piece.target) +
-                          static_cast<size_t>(row) * mixer_.num_channels() + part.first;
-              // A row that is read for this one is not yet overwritten: it is a later one.
-              const float* from = input(piece, next - num_kept + row, head, part);
-              if (from) std::memmove(to, from, part.size * sizeof(float));
-              else std::fill_n(to, part.size, 0.0f);
-            }
-      }
-    });
+    for (int i = run.first_piece; i < run.first_piece + run.num_pieces; i++) {
+      const StatePiece& piece = step_.pieces[i];
+      const int first = piece.first_row + piece.num_rows - num_kept;
+      for (int row = 0; row < num_kept; row++)
+        for (const Channels& part : channels(head)) {
+          float* to = pool_.cell(piece.target) +
+                      static_cast<size_t>(row) * mixer_.num_channels() + part.first;
+          // Of a state that is overwritten, rows are read that are later than those written so far.
+          const float* from = input(piece, first + row, head, part);
+          if (from) std::memmove(to, from, part.size * sizeof(float));
+          else std::fill_n(to, part.size, 0.0f);
+        }
+    }
   }
 
   void recur(const StateRun& run, int head) {
