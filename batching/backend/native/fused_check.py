@@ -58,7 +58,7 @@ class FusedCheck:
         key = (type(half), *map(_options, mixture.modules()))
         if key not in self._known:
             try:
-                self._known[key] = compare(half.size, mixture, half, TOLERANCE[32])
+                self._known[key] = compare(half.size, mixture, half)
             except Exception:
                 # A model's code can raise anything.
                 self._known[key] = None
@@ -126,7 +126,7 @@ def compare(
     size: int,
     plain: Callable[[mx.array], Any],
     fused: Callable[[mx.array], mx.array],
-    tolerance: float,
+    tolerance: float = TOLERANCE[32],
 ) -> tuple[None, ...] | None:
     """Return what `plain` returns beside its output as None each; None if the outputs differ.
 
