@@ -214,7 +214,9 @@ NB_MODULE(_native, m) {
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bits"_a = 0, "input_bits"_a = 32);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
-  nb::class_<ExpertLayer>(m, "ExpertLayer");
+  nb::class_<ExpertLayer>(m, "ExpertLayer").def_prop_ro("nbytes", [](const ExpertLayer& layer) {
+    return layer.weights->num_bytes();
+  });
   m.def("expert_layer", &graph::expert_layer, "weights"_a, "bias"_a = nb::none());
   m.def("switch_linear", &graph::switch_linear, "x"_a, "indices"_a, "layer"_a);
   nb::class_<Experts>(m, "Experts");
