@@ -59,8 +59,8 @@ DeltaMixer random_mixer(Random& random) {
   for (int i = 0; i < heads; i++) mixer.decay.push_back(random.one_of({0, 1, 16}) * 0.9f);
   if (random.chance()) mixer.norm = {random.normal(size), 1e-5f};
   mixer.head_norm = {random.normal(value_dim), 1e-2f};
-  mixer.output = {random_layer(random, size, heads * value_dim), {},
-                  random.one_of({0, 1, 2}) * 0.75f};
+  mixer.output = {random_layer(random, size, heads * value_dim),
+                  {.norm = {}, .residual = random.one_of({0, 1, 2}) * 0.75f}};
   mixer.check();
   return mixer;
 }
