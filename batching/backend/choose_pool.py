@@ -33,14 +33,16 @@ def kv_cache(
     *,
     num_window_blocks: int = 0,
     one_by_one: bool = False,
+    rounds_inputs: bool = False,
 ) -> PagedKVCache:
     """Return an empty pool of the kind that is read fastest.
 
     num_window_blocks: of layers with a window; 0 is no blocks of their own.
+    rounds_inputs: the kernels' attention may round to 16 bits.
     """
     kind: Callable[..., PagedKVCache] = host_cache if is_on_host(layout) else device_cache
     if native is not None:
-        kind = partial(native_cache, native)
+        kind = partial(native_cache, native, rounds_inputs=rounds_inputs)
     return kind(
         layout.layers,
         num_blocks,

@@ -47,6 +47,7 @@ _COARSE_TOLERANCE: Final = 6e-2
 _TOLERANCE_OF_8_BITS: Final = 0.3
 # Of so many rows one may differ in models with experts, which the last bit may choose.
 _ROWS_PER_LEAP: Final = 16
+_FLOAT_BITS: Final = 32
 # A token of a damaged model may have no finite logits; the others are served.
 _MAX_TRIES: Final = 8
 
@@ -72,6 +73,7 @@ class CheckedModel:
 
     native: the kernels that the model's modules and its pool use.
     reason: why faster ways are wrong, for the operator to read; empty if there is none.
+    rounds_inputs: the model's products round theirs, so attention does, too.
     """
 
     layout: CacheLayout
@@ -79,6 +81,7 @@ class CheckedModel:
     way: Way
     native: Native | None = None
     reason: str = ""
+    rounds_inputs: bool = False
 
     def cache(
         self, num_blocks: int, block_size: int, *, num_window_blocks: int = 0
@@ -91,6 +94,7 @@ class CheckedModel:
             self.native,
             num_window_blocks=num_window_blocks,
             one_by_one=self.way not in (Way.RAGGED, Way.PIECES),
+            rounds_inputs=self.rounds_inputs,
         )
 
     @property
@@ -178,7 +182,9 @@ class _Probe:
         reason = "" if self.expected else "its logits are not finite"
         for each in self._tries() if self.expected else ():
             layout, selection = self.layout(each), RowSelection()
-            checked = CheckedModel(layout, selection, each.way, self.native, reason)
+            checked = CheckedModel(
+                layout, selection, each.way, self.native, reason, _rounds_inputs(self.model)
+            )
             changes = self._change(each, selection)
             try:
                 difference, tolerance = self._difference(checked, each)
@@ -295,7 +301,11 @@ def _own_caches(
     """Return the way that is always right: it is mlx-lm's own code from end to end."""
     layout = own_layout(model, tokens)
     regroup(model, Changes())
-    return CheckedModel(layout, RowSelection(), Way.OWN, native, reason)
+    return CheckedModel(layout, RowSelection(), Way.OWN, native, reason, _rounds_inputs(model))
+
+
+def _rounds_inputs(model: nn.Module) -> bool:
+    return min_input_bits(model) < _FLOAT_BITS
 
 
 def _plain_logits(model: nn.Module, vocab_size: int) -> tuple[list[list[int]], list[mx.array]]:

@@ -1,38 +1,28 @@
 """The native kernels, each beside the roofline of this machine."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import mlx.core as mx
-import numpy as np
 
 from batching.backend.native_loader import NoNative, load_native
 from batching.errors import ModelLoadError
-from scripts.microbench.roofline import Roofline, measure_roofline
-from scripts.microbench.timing import QUICK, Pace, Result, compare
+from scripts.microbench.native_attention import BUNDLED, FilledPool, long_contexts
+from scripts.microbench.roofline import Case, Roofline, measure_roofline
+from scripts.microbench.timing import QUICK, Pace, Result, Timing, compare
 
 # A layer of the bundled model: inputs, and the outputs of gate and up.
 _SIZE: Final = 576
 _WIDTH: Final = 1536
-_HEADS: Final = (3, 3, 64)  # key heads, query heads of each, dimensions
-_BLOCK_SIZE: Final = 32
 _NUM_ROWS: Final = (1, 4, 16, 64, 512)
 # Copies of the weights, read in turns: more than the caches hold.
 _MEMORY: Final = 64 << 20
 
 
-class Case(NamedTuple):
-    """What is computed, in floating-point operations and in bytes of memory read."""
-
-    run: Callable[[], object]
-    num_flops: float
-    num_bytes: float
-
-
 def run_native(pace: Pace) -> Result:
-    """Time products and attention, in the bundled model's shapes.
+    """Time products and attention, in the bundled model's shapes, and long contexts in others.
 
     Raises:
         ModelLoadError: the kernels, or a compiler for the roofline, are not there.
@@ -49,17 +39,23 @@ def run_native(pace: Pace) -> Result:
         for num_rows in rows
     }
     cases |= {
-        f"attention, {bits} bits, {num_rows} rows x {context}": _attention(
-            kernels, num_rows, context, bits
-        )
+        f"attention, {bits} bits, {num_rows} rows x {context}": FilledPool(
+            kernels, BUNDLED, bits, False, num_rows * context
+        ).case(num_rows, 1, context)
         for bits in (32, 16, 8)
         for num_rows, context in _contexts(pace)
     }
-    timings = [
+    timings = _time(cases, roofline, pace)
+    for longer in long_contexts(kernels, pace):
+        timings += _time(longer, roofline, pace)
+    return Result(timings)
+
+
+def _time(cases: Mapping[str, Case], roofline: Roofline, pace: Pace) -> list[Timing]:
+    return [
         replace(timing, note=_rates(timing.seconds, cases[timing.name], roofline))
         for timing in compare({name: case.run for name, case in cases.items()}, pace)
     ]
-    return Result(timings)
 
 
 def _formats(supports_int_inputs: bool) -> list[tuple[str, int, dict[str, int]]]:
@@ -94,28 +90,12 @@ def _product(kernels: Any, num_rows: int, bits: int, **options: int) -> Case:
     return Case(run, 2.0 * num_rows * weight.size * times, float(first.nbytes * times))
 
 
-def _attention(kernels: Any, num_rows: int, context: int, bits: int) -> Case:
-    """Decodes of as many requests, each with a context of its own."""
-    num_heads, group, dim = _HEADS
-    num_blocks = context // _BLOCK_SIZE
-    pool = kernels.pool(num_rows * num_blocks, _BLOCK_SIZE, num_heads, dim, dim, bits)
-    blocks = np.random.default_rng(1).permutation(num_rows * num_blocks).astype(np.int32)
-    slices = [(row, 1, context - 1, row * num_blocks) for row in range(num_rows)]
-    slots = blocks[num_blocks - 1 :: num_blocks] * _BLOCK_SIZE + _BLOCK_SIZE - 1
-    step = kernels.step(np.array(slices, np.int32), blocks, slots.astype(np.int32))
-    queries = mx.random.normal((num_rows, num_heads * group, 1, dim))
-    new = mx.random.normal((num_rows, num_heads, 1, dim))
-    mx.eval(queries, new)
-
-    def run() -> None:
-        mx.eval(kernels.attend(queries, new, new, pool, step, dim**-0.5))
-
-    keys = num_rows * context * num_heads
-    num_bytes = dim * bits // 8 + (4 if bits == 8 else 0)
-    return Case(run, 4.0 * keys * group * dim, 2.0 * keys * num_bytes)
-
-
 def _rates(seconds: float, case: Case, roofline: Roofline) -> str:
-    rates = (case.num_flops / seconds, case.num_bytes / seconds)
-    bounded = zip(rates, roofline, ("GFLOP/s", "GB/s"), strict=True)
-    return ", ".join(f"{rate / 1e9:.0f} of {most / 1e9:.0f} {unit}" for rate, most, unit in bounded)
+    """Return both rates, and the share of the roof: of what limits more."""
+    flops, num_bytes = case.num_flops / seconds, case.num_bytes / seconds
+    most = roofline.flops(case.bits)
+    share = max(flops / most, num_bytes / roofline.bytes_read)
+    return (
+        f"{flops / 1e9:.0f} of {most / 1e9:.0f} GFLOP/s, "
+        f"{num_bytes / 1e9:.0f} of {roofline.bytes_read / 1e9:.0f} GB/s: {share:.0%}"
+    )

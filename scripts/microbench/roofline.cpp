@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "kernels/simd.h"
+#include "kernels/attention_rounded.h"
 #include "memory.h"
 #include "thread_pool.h"
 
@@ -28,6 +28,20 @@ float multiply_add(float factor) {
   F32 total{};
   for (const F32& each : sums) total += each;
   return sum(total);
+}
+
+/// The same of pairs of 16 bits, which are multiplied with stored numbers of a type.
+template <typename Stored>
+float multiply_add_pairs(uint32_t pair) {
+  using D = Dots<Stored>;
+  const I32 pairs = (I32)splat(1.0f);
+  typename D::Sums sums[NUM_SUMS] = {};
+  for (int k = 0; k < NUM_SUMS; k++) sums[k] = D::add(sums[k], pairs + (k << 16), &pair);
+  for (int64_t i = 0; i < NUM_ROUNDS; i++)
+    for (auto& each : sums) each = D::add(each, pairs, &pair);
+  float total = 0;
+  for (auto& each : sums) total += sum(D::scaled(each, 1));
+  return total;
 }
 
 /// Reads memory and does as little with it as possible.
@@ -60,6 +74,18 @@ double measure_arithmetic(native::ThreadPool& threads) {
   return 2.0 * NUM_SUMS * LANES * NUM_ROUNDS * num_parts / seconds;
 }
 
+/// 0 if there is no instruction for it.
+template <typename Stored>
+double measure_pairs(native::ThreadPool& threads) {
+  if constexpr (Dots<Stored>::EXIST) {
+    const int num_parts = threads.num_threads();
+    const double seconds = fastest(
+        threads, num_parts, [](int part) { return multiply_add_pairs<Stored>(part + 1); });
+    return 4.0 * NUM_SUMS * LANES * NUM_ROUNDS * num_parts / seconds;
+  }
+  return 0;
+}
+
 double measure_bandwidth(native::ThreadPool& threads) {
   const native::Memory memory(NUM_FLOATS * sizeof(float));
   auto* floats = static_cast<float*>(memory.data());
@@ -76,5 +102,6 @@ double measure_bandwidth(native::ThreadPool& threads) {
 /// The argument is the number of threads.
 int main(int, char** arguments) {
   native::ThreadPool threads(std::atoi(arguments[1]));
-  std::printf("%g %g\n", measure_arithmetic(threads), measure_bandwidth(threads));
+  std::printf("%g %g %g %g\n", measure_arithmetic(threads), measure_bandwidth(threads),
+              measure_pairs<uint16_t>(threads), measure_pairs<int8_t>(threads));
 }

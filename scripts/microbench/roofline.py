@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,11 +15,30 @@ _SOURCE: Final = Path(__file__).with_suffix(".cpp")
 _NATIVE: Final = build.FOLDER / "src"
 
 
-class Roofline(NamedTuple):
-    """What all threads reach per second; a multiplication and an addition are two operations."""
+class Case(NamedTuple):
+    """What is computed, in operations and in bytes of memory read; `bits` of the numbers multiplied."""
 
-    flops: float
+    run: Callable[[], object]
+    num_flops: float
+    num_bytes: float
+    bits: int = 32
+
+
+class Roofline(NamedTuple):
+    """What all threads reach per second; a multiplication and an addition are two operations.
+
+    Those of bfloat16 and of 16-bit integers are 0 where no instruction has them.
+    """
+
+    float_flops: float
     bytes_read: float
+    bfloat16_flops: float
+    int16_flops: float
+
+    def flops(self, bits: int) -> float:
+        """Return those of products with numbers stored in so many bits."""
+        products = {16: self.bfloat16_flops, 8: self.int16_flops}
+        return products.get(bits, 0.0) or self.float_flops
 
 
 def measure_roofline(num_threads: int) -> Roofline:

@@ -35,6 +35,12 @@ struct Shape {
   int num_padding;  // rows beyond those of the step
 
   int num_query_heads() const { return layout.num_heads * group; }
+  /// Whether queries and weights are rounded on this processor.
+  bool rounds() const {
+    if (layout.type == CacheType::kFloat32 || !layout.rounds_inputs) return false;
+    if (layout.type == CacheType::kInt8) return kernels()->max_tile_rows_int > 0;
+    return kernels()->name == std::string("avx512_bf16");
+  }
 };
 
 std::string describe(const Shape& shape) {
@@ -42,7 +48,8 @@ std::string describe(const Shape& shape) {
   std::ostringstream text;
   text << "attention: " << pool.num_heads << "x" << shape.group << " heads of " << pool.key_dim
        << "," << pool.value_dim << ", blocks of " << pool.block_size
-       << ", type " << static_cast<int>(pool.type) << ", window " << shape.window
+       << ", type " << static_cast<int>(pool.type)
+       << (shape.rounds() ? ", rounded" : "") << ", window " << shape.window
        << (shape.is_chunked ? ", chunked" : "") << ", cap "
        << shape.soft_cap << (shape.has_sinks ? ", sinks," : ",");
   for (const Request& r : shape.requests) text << " " << r.num_before << "+" << r.num_rows;
@@ -50,11 +57,11 @@ std::string describe(const Shape& shape) {
 }
 
 /// Replace numbers by what integers with a common scale make of them.
-void round(std::span<float> vector) {
+void round(std::span<float> vector, float top = 127) {
   float largest = 0;
   for (const float x : vector) largest = std::max(largest, std::abs(x));
-  const double factor = largest > 0 ? 127 / largest : 0;
-  for (float& x : vector) x = static_cast<float>(std::nearbyint(x * factor)) * (largest / 127);
+  const double factor = largest > 0 ? top / largest : 0;
+  for (float& x : vector) x = static_cast<float>(std::nearbyint(x * factor)) * (largest / top);
 }
 
 /// Multiply every `n` numbers by a Hadamard matrix, in the kernels' order of sums.
@@ -89,6 +96,9 @@ class Case {
     sinks_ = random.normal(shape.num_query_heads());
     for (const Request& request : shape_.requests) add(random, request);
     q_ = random.normal(num_rows() * shape.num_query_heads() * shape.layout.key_dim);
+    scaled_q_ = q_;
+    for (float& x : scaled_q_) x *= scale();
+    if (shape.rounds()) round_queries();
   }
 
   void check(Random& random) {
@@ -108,7 +118,7 @@ class Case {
   std::vector<int> free_blocks_;
   Pool pool_;
   Step step_;
-  std::vector<float> sinks_, q_, keys_, values_, y_;
+  std::vector<float> sinks_, q_, scaled_q_, keys_, values_, y_;
   // Of each request, all its keys and values `[tokens, heads, dim]` as the pool holds them.
   std::vector<std::vector<float>> all_keys_, all_values_;
 
@@ -188,6 +198,19 @@ class Case {
 
   float scale() const { return 1 / std::sqrt(static_cast<float>(shape_.layout.key_dim)); }
 
+  void round_queries() {
+    const PoolLayout& pool = shape_.layout;
+    if (pool.type == CacheType::kBfloat16) return store(scaled_q_, 1, pool.type);
+    const int64_t most = INT32_MAX / (127 * pool.key_dim);  // so that no sum of products overflows
+    for (size_t i = 0; i < scaled_q_.size(); i += pool.key_dim) {
+      const std::span<float> query{scaled_q_.data() + i, static_cast<size_t>(pool.key_dim)};
+      rotate(query, pool.rotated());
+      round(query, static_cast<float>(std::min<int64_t>(32767, most)));
+      rotate(query, pool.rotated());
+      for (float& x : query) x /= static_cast<float>(pool.rotated());
+    }
+  }
+
   std::vector<float> run(const Step& step) {
     std::vector<float> y(num_rows() * output_size(), NAN);
     write_and_attend(pool_, step, args(y.data()), keys_.data(), values_.data(),
@@ -218,11 +241,10 @@ class Case {
 
   double score(size_t request, size_t row, int head, int key) const {
     const size_t dim = shape_.layout.key_dim;
-    const float* q = q_.data() + (row * shape_.num_query_heads() + head) * dim;
+    const float* q = scaled_q_.data() + (row * shape_.num_query_heads() + head) * dim;
     const float* k = all_keys_[request].data() + key * key_size() + head / shape_.group * dim;
     double sum = 0;
     for (size_t i = 0; i < dim; i++) sum += static_cast<double>(q[i]) * k[i];
-    sum *= scale();
     return shape_.soft_cap > 0 ? shape_.soft_cap * std::tanh(sum / shape_.soft_cap) : sum;
   }
 
@@ -234,6 +256,7 @@ class Case {
     const size_t dim = shape_.layout.value_dim;
     std::vector<double> sums(dim), magnitudes(dim);
     // Scores of normal numbers are small: no maximum needs to be taken away.
+    double largest = 0;
     double total = shape_.has_sinks ? std::exp(static_cast<double>(sinks_[head])) : 0;
     for (int key = first; key <= position; key++) {
       const double weight = std::exp(score(request, slice.first_row + row, head, key));
@@ -243,11 +266,17 @@ class Case {
       for (size_t i = 0; i < dim; i++) {
         sums[i] += weight * value[i];
         magnitudes[i] += weight * std::abs(value[i]);
+        largest = std::max(largest, weight * std::abs(value[i]));
       }
     }
+    const double tolerance = !shape_.rounds() ? 1e-5 : is_int8() ? 1e-4 : 1.0 / 256;
+    // A half of the last bit of the integers, the largest of which is the largest weight.
+    const double rounding = shape_.rounds() && is_int8() ? (position + 1) * largest / 32767 : 0;
     for (size_t i = 0; i < dim; i++)
-      results.push_back({sums[i] / total, 1e-5 * magnitudes[i] / total});
+      results.push_back({sums[i] / total, (tolerance * magnitudes[i] + rounding) / total});
   }
+
+  bool is_int8() const { return shape_.layout.type == CacheType::kInt8; }
 };
 
 CacheType random_type(Random& random) { return static_cast<CacheType>(random.between(0, 2)); }
@@ -258,10 +287,11 @@ Shape random_shape(Random& random) {
   Shape shape{.requests = {},
               .layout = {.num_heads = random.between(1, 3),
                          .block_size = random.one_of({1, 5, 16, 32, 40}),
-                         .key_dim = random.one_of({random.between(1, 80), 64, 96, 256, 512}),
-                         .value_dim = random.between(1, 80),
+                         .key_dim = random.one_of({random.between(1, 80), 64, 96, 256, 512, 576}),
+                         .value_dim = random.one_of({random.between(1, 80), 64, 128, 512}),
                          .type = random_type(random),
-                         .columns = columns},
+                         .columns = columns,
+                         .rounds_inputs = random.chance()},
               .group = group,
               .window = random.chance() ? random.between(1, 300) : 0,
               .is_chunked = random.chance(),
@@ -272,7 +302,7 @@ Shape random_shape(Random& random) {
 }
 
 void test_ragged_steps(Random& random) {
-  for (int i = 0; i < 40; i++) {
+  for (int i = 0; i < 60; i++) {
     Shape shape = random_shape(random);
     const int num_requests = random.between(1, 6);
     for (int j = 0; j < num_requests; j++)
@@ -284,7 +314,7 @@ void test_ragged_steps(Random& random) {
 
 /// So few rows that the spans of their contexts are split among threads.
 void test_long_contexts(Random& random) {
-  for (int i = 0; i < 24; i++) {
+  for (int i = 0; i < 36; i++) {
     Shape shape = random_shape(random);
     shape.requests = {{random.between(200, 1500), random.one_of({1, 1, 7})}};
     if (random.chance()) shape.requests.push_back({random.one_of({0, 255, 256, 600}), 1});
@@ -327,8 +357,10 @@ void test_tokens_written_together_or_alone(Random& random, CacheType type) {
 }
 
 /// The first output of one token that attends to itself alone.
-float own_value(CacheType type, std::vector<float> key, const std::vector<float>& value) {
-  const PoolLayout layout{1, 4, int(key.size()), int(value.size()), type, kernels()->columns};
+float own_value(const PoolLayout& like, std::vector<float> key, const std::vector<float>& value) {
+  PoolLayout layout = like;
+  layout.key_dim = static_cast<int>(key.size());
+  layout.value_dim = static_cast<int>(value.size());
   Pool pool(layout, 1);
   const Step step{{{0, 1, 0, 0}}, {0}, {0}};
   std::vector<float> q(key.size(), 1), y(value.size(), 7);
@@ -348,7 +380,8 @@ float own_value(CacheType type, std::vector<float> key, const std::vector<float>
   return y[0];
 }
 
-void test_extreme_numbers(CacheType type) {
+void test_extreme_numbers(CacheType type, bool rounds_inputs) {
+  const PoolLayout layout{1, 4, 1, 1, type, kernels()->columns, rounds_inputs};
   for (const int dim : {1, 18, 32}) {
     const auto with_last = [dim](float x) {
       std::vector<float> numbers(dim, x / 4);
@@ -356,16 +389,16 @@ void test_extreme_numbers(CacheType type) {
       return numbers;
     };
     const std::vector<float> zero = with_last(0), one(dim, 1);
-    expect(own_value(type, zero, zero) == 0, "zeros are zeros");
-    expect(own_value(type, with_last(1e-40f), with_last(1e-40f)) < 1e-39f, "tiny numbers");
-    expect(std::isfinite(own_value(type, one, with_last(3e38f))), "huge numbers");
+    expect(own_value(layout, zero, zero) == 0, "zeros are zeros");
+    expect(own_value(layout, with_last(1e-40f), with_last(1e-40f)) < 1e-39f, "tiny numbers");
+    expect(std::isfinite(own_value(layout, one, with_last(3e38f))), "huge numbers");
     for (const float x : {NAN, std::bit_cast<float>(0x7fc00001), INFINITY, -INFINITY}) {
       std::vector<float> some = zero;
       some[dim / 2] = some[0] = x;
-      const float y = own_value(type, one, some);
+      const float y = own_value(layout, one, some);
       expect(type == CacheType::kInt8 ? std::isnan(y) : !std::isfinite(y),
              "a value that is no number is kept");
-      expect(x < 0 || std::isnan(own_value(type, some, one)), "a key that is no number is kept");
+      expect(x < 0 || std::isnan(own_value(layout, some, one)), "a key that is no number is kept");
     }
   }
 }
@@ -399,7 +432,7 @@ void test_attention() {
   test_long_contexts(random);
   for (const CacheType type : {CacheType::kFloat32, CacheType::kBfloat16, CacheType::kInt8}) {
     test_copied_block(random, type);
-    test_extreme_numbers(type);
+    for (const bool rounds_inputs : {false, true}) test_extreme_numbers(type, rounds_inputs);
     for (int i = 0; i < 20; i++) test_tokens_written_together_or_alone(random, type);
   }
 }

@@ -94,6 +94,7 @@ def pool(
     key_dim: int,
     value_dim: int,
     bits: int = 32,
+    rounds_inputs: bool = False,
 ) -> Pool: ...
 def attend(
     queries: mx.array,

@@ -36,10 +36,14 @@ def native_cache(
     *,
     num_window_blocks: int = 0,
     one_by_one: bool = False,
+    rounds_inputs: bool = False,
 ) -> PagedKVCache:
+    """Return an empty pool; with `rounds_inputs` attention may round to 16 bits."""
     caches = make_caches(
         layers,
-        lambda shape, num_blocks: NativeLayerCache(native, shape, num_blocks, block_size),
+        lambda shape, num_blocks: NativeLayerCache(
+            native, shape, num_blocks, block_size, rounds_inputs=rounds_inputs
+        ),
         num_blocks,
         block_size,
         num_window_blocks,
@@ -114,7 +118,15 @@ class NativeAttention:
 class NativeLayerCache(LayerCache):
     """Defers writes until attention, so that both are one operation."""
 
-    def __init__(self, native: Native, shape: LayerShape, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        native: Native,
+        shape: LayerShape,
+        num_blocks: int,
+        block_size: int,
+        *,
+        rounds_inputs: bool = False,
+    ) -> None:
         self._native = native
         self._block_size = block_size
         self._written: tuple[mx.array, mx.array] | None = None
@@ -128,6 +140,7 @@ class NativeLayerCache(LayerCache):
             shape.key_dim,
             shape.value_dim,
             _BITS.get(shape.dtype, 32),
+            rounds_inputs,
         )
         super().__init__(shape, num_blocks * block_size)
 

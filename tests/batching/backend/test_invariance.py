@@ -371,7 +371,8 @@ def agreement(bundled: Bundled) -> tuple[int, list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("input_bits", "kv_dtype"), [(8, mx.bfloat16), (16, mx.int8), (16, None), (32, None)]
+    ("input_bits", "kv_dtype"),
+    [(8, mx.bfloat16), (16, mx.bfloat16), (16, mx.int8), (16, None), (32, None)],
 )
 def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
     native: Native, input_bits: int, kv_dtype: mx.Dtype | None

@@ -172,11 +172,19 @@ enum class CacheType : int32_t {
 /// A power of 2.
 constexpr int MAX_ROTATED = 256;
 
+/// Rows of numbers of that many bytes that are interleaved.
+ALWAYS_INLINE constexpr int packed_rows(size_t bytes) { return bytes < sizeof(float) ? 2 : 1; }
+
+/// Keys of a group, whose scores become weights of the softmax together.
+constexpr int GROUP_KEYS = 128;
+
 /// The memory layout of one layer's keys and values, in blocks of `block_size` tokens.
 ///
 /// For each block and head, keys are transposed, `[key_dim][key_stride]`, and values are
-/// `[block_size][value_stride]`: both are then read along vectors of the result.  Scales follow, a
-/// float for each token, `[key_stride]` of the keys and as many of the values.
+/// `[block_size][value_stride]`: both are then read along vectors of the result.  Of types smaller
+/// than a float, two successive rows are interleaved, `[rows / 2][stride][2]`, as instructions
+/// multiply them.  Scales follow, a float for each token, `[key_stride]` of the keys and as many of
+/// the values.
 struct PoolLayout {
   int num_heads;
   int block_size;
@@ -184,14 +192,26 @@ struct PoolLayout {
   int value_dim;
   CacheType type;
   int columns;  // that a kernel computes at a time; strides are multiples of it
+  /// Queries and the softmax's weights are rounded to 16 bits, if there are instructions that
+  /// multiply these with the stored numbers.
+  bool rounds_inputs = false;
 
   ALWAYS_INLINE int key_stride() const { return (block_size + columns - 1) / columns * columns; }
   ALWAYS_INLINE int value_stride() const { return (value_dim + columns - 1) / columns * columns; }
-  /// Numbers of one block and head.
-  ALWAYS_INLINE size_t key_size() const { return static_cast<size_t>(key_dim) * key_stride(); }
-  ALWAYS_INLINE size_t value_size() const {
-    return static_cast<size_t>(block_size) * value_stride();
+  ALWAYS_INLINE int query_stride() const { return (key_dim + columns - 1) / columns * columns; }
+  /// Blocks of a group, and their keys with padding.
+  ALWAYS_INLINE int group_blocks() const {
+    return key_stride() < GROUP_KEYS ? GROUP_KEYS / key_stride() : 1;
   }
+  ALWAYS_INLINE int group_columns() const { return group_blocks() * key_stride(); }
+  /// Numbers of so many rows.
+  ALWAYS_INLINE size_t rows_size(int rows, int stride) const {
+    const int pack = type == CacheType::kFloat32 ? 1 : 2;
+    return static_cast<size_t>((rows + pack - 1) / pack * pack) * stride;
+  }
+  /// Numbers of one block and head.
+  ALWAYS_INLINE size_t key_size() const { return rows_size(key_dim, key_stride()); }
+  ALWAYS_INLINE size_t value_size() const { return rows_size(block_size, value_stride()); }
 
   /// Bytes of so many numbers and, if there are any, of their scales.
   ALWAYS_INLINE size_t bytes(size_t size) const {
@@ -212,8 +232,9 @@ struct PoolLayout {
 };
 
 /// Query vectors (rows times query heads that share a key head) of one call: as many rows as fit in
-/// TILE, and at least one row, which may have up to MAX_TILE.
-constexpr int TILE = 48;
+/// TILE, or half of it where that would be too few calls, and at least one row, which may have up
+/// to MAX_TILE.
+constexpr int TILE = 96;
 constexpr int MAX_TILE = 128;
 
 struct AttentionArgs {
@@ -247,8 +268,18 @@ struct AttentionPart {
   int first_position;
   int span;  // the span to compute, with its result written to `partial`; -1 is all spans
   float* partial;
-  /// block * num_heads + head of what the same thread will probably read next; -1 if unknown.
-  int64_t next = -1;
+  /// Blocks that the same thread will probably read next, for one head.
+  const int32_t* next_blocks = nullptr;
+  int num_next = 0;
+  int next_head = 0;
+
+  /// block * num_heads + head of what is read `distance` blocks after a block, those of this part
+  /// ending before `num_blocks`; -1 if unknown.
+  ALWAYS_INLINE int64_t ahead(int block, int distance, int num_blocks, int num_heads) const {
+    const int at = block + distance - num_blocks;
+    if (at < 0) return int64_t{blocks[block + distance]} * num_heads + head;
+    return at < num_next ? int64_t{next_blocks[at]} * num_heads + next_head : -1;
+  }
 };
 
 /// The gated delta rule (Yang et al. 2024): token by token, each row s of a head's state becomes

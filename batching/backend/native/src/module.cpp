@@ -46,12 +46,12 @@ CacheType cache_type(int bits) {
 }
 
 std::shared_ptr<Pool> make_pool(int num_blocks, int block_size, int num_heads, int key_dim,
-                                int value_dim, int bits) {
+                                int value_dim, int bits, bool rounds_inputs) {
   if (std::min({num_blocks, block_size, num_heads, key_dim, value_dim}) < 1)
     throw std::invalid_argument("a pool has blocks, heads and dimensions");
   return std::make_shared<Pool>(
       PoolLayout{num_heads, block_size, key_dim, value_dim, cache_type(bits),
-                 kernels()->columns},
+                 kernels()->columns, rounds_inputs},
       num_blocks);
 }
 
@@ -209,7 +209,7 @@ NB_MODULE(_native, m) {
         return regions;
       });
   m.def("pool", &make_pool, "num_blocks"_a, "block_size"_a, "num_heads"_a, "key_dim"_a,
-        "value_dim"_a, "bits"_a = 32);
+        "value_dim"_a, "bits"_a = 32, "rounds_inputs"_a = false);
 
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bits"_a = 0, "input_bits"_a = 32);

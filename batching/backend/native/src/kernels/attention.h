@@ -8,58 +8,23 @@
 #pragma once
 
 #include "kernels.h"
+#include "kernels/attention_rounded.h"
 #include "kernels/microkernel.h"
 #include "kernels/pool.h"
+#include "kernels/tile.h"
 
 namespace {
-
-using native::AttentionArgs;
-using native::AttentionPart;
-
-/// Results of `size` query vectors before normalization: maxima and sums of the softmax, `[size]`,
-/// and weighted sums of values, `[size][value_stride]`.
-struct Partial {
-  float* maxima;
-  float* sums;
-  float* values;
-};
-
-constexpr int MAX_TILE = native::MAX_TILE;
-static_assert(MAX_TILE % LANES == 0);
 
 /// y *= factor, in whole vectors.
 ALWAYS_INLINE void scale(float* y, int size, float factor) {
   for (int i = 0; i < size; i += LANES) store(y + i, load(y + i) * splat(factor));
 }
 
-ALWAYS_INLINE F32 tanh(F32 x) {
-  // Without overflow: 1 - 2 / (e^2x + 1).
-  return splat(1.0f) - splat(2.0f) / (exp(x + x) + splat(1.0f));
-}
-
-/// Set scores outside of columns [first, next) to -infinity.
-ALWAYS_INLINE void mask(float* scores, int width, int first, int next) {
-  for (int j = 0; j < first && j < width; j++) scores[j] = -INF;
-  for (int j = next > 0 ? next : 0; j < width; j++) scores[j] = -INF;
-}
-
 /// Replace scores `[size][stride]`, `width` of each, by softmax weights; update maxima and sums.
 /// The results so far must be multiplied by `factors[m]`.
 void update_softmax(float* scores, int size, int stride, int width, float* maxima, float* sums,
                     float* factors) {
-  float before[MAX_TILE];
-  for (int m = 0; m < size; m++) {
-    const float* row = scores + m * stride;
-    F32 top = load(row);
-    for (int j = LANES; j < width; j += LANES) top = max(top, load(row + j));
-    before[m] = maxima[m];
-    const float largest = max(top);
-    maxima[m] = largest > maxima[m] ? largest : maxima[m];
-    // All is masked so far: any finite factor is right.
-    factors[m] = maxima[m] == -INF ? 0.0f : before[m] - maxima[m];
-  }
-  for (int m = size; m % LANES; m++) factors[m] = 0.0f;
-  for (int m = 0; m < size; m += LANES) store(factors + m, exp(load(factors + m)));
+  update_maxima(scores, size, stride, width, maxima, factors);
   for (int m = 0; m < size; m++) {
     float* row = scores + m * stride;
     const F32 shift = splat(maxima[m] == -INF ? 0.0f : maxima[m]);
@@ -93,38 +58,27 @@ ALWAYS_INLINE void scale_columns(float* x, int size, int stride, int width, cons
 template <typename Stored>
 void multiply_block(int size, const float* x, int ldx, const StoredBlock<Stored>& block, int k,
                     int width, float* y, int ldy, bool add, float* floats) {
-  if (sizeof(Stored) < sizeof(float) && size > MAX_ROWS) {
+  constexpr int PACK = native::packed_rows(sizeof(Stored));
+  if constexpr (PACK > 1) if (size > MAX_ROWS) {
     // Converted once, since several tiles read them.
     const Stored* ahead = block.next ? block.next : block.data;
-    for (int i = 0; i < k * block.stride; i += LANES) {
-      if (i % (64 / sizeof(Stored)) == 0) prefetch(ahead + i);
-      store(floats + i, load(block.data + i));
+    for (int i = 0; i < k; i += 2) {
+      for (int j = 0; j < block.stride; j += LANES) {
+        const int at = i * block.stride + 2 * j;
+        if (at % (64 / sizeof(Stored)) == 0) prefetch(ahead + at);
+        F32 pair[2];
+        load_numbers(block.data + at, pair);
+        store(floats + i * block.stride + j, pair[0]);
+        store(floats + (i + 1) * block.stride + j, pair[1]);
+      }
     }
     const StoredBlock<float> unpacked{floats, nullptr, block.stride};
     return multiply_block(size, x, ldx, unpacked, k, width, y, ldy, add, floats);
   }
   for (int j = 0; j < width; j += COLUMNS)
-    multiply(size, x, ldx, block.data + j, block.stride, k, y + j, ldy, add,
-             block.next ? block.next + j : nullptr);
+    multiply(size, x, ldx, block.data + PACK * j, block.stride, k, y + j, ldy, add,
+             block.next ? block.next + PACK * j : nullptr);
 }
-
-/// Scaled query vectors: rows of the step times query heads that share a key head.
-struct Tile {
-  int first_position;
-  int num_rows;
-  int group;  // query heads per key head
-  const float* queries;
-
-  int size() const { return num_rows * group; }
-  int position(int m) const { return first_position + m / group; }
-  int last_position() const { return first_position + num_rows - 1; }
-};
-
-struct Scratch {
-  float* scores;   // [MAX_TILE][key_stride]
-  float* block;    // keys or values of one block
-  float* factors;  // [MAX_TILE]
-};
 
 template <typename Stored>
 void attend_span(const AttentionArgs& args, const AttentionPart& part, const Tile& tile,
@@ -145,8 +99,7 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
     return block;
   };
   const int last_block = part.span < 0 ? tile.last_position() / pool.block_size + 1 : next_block;
-  for (int m = 0; m < size; m++) result.maxima[m] = -INF, result.sums[m] = 0.0f;
-  for (int i = 0; i < size * pool.value_stride(); i += LANES) store(result.values + i, F32{});
+  clear(size, pool.value_stride(), result);
   for (int b = first_block; b < next_block; b++) {
     const int first_key = b * pool.block_size;
     int num_keys = tile.last_position() + 1 - first_key;
@@ -154,24 +107,13 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
     if (num_keys <= 0) return;
     const int64_t block = int64_t{part.blocks[b]} * pool.num_heads + part.head;
     // Memory is read twice as fast if the next block is prefetched bit by bit meanwhile.
-    int64_t ahead = part.next;
-    if (b + 1 < last_block) ahead = int64_t{part.blocks[b + 1]} * pool.num_heads + part.head;
+    const int64_t ahead = part.ahead(b, 1, last_block, pool.num_heads);
     const auto keys = stored(args.keys, pool.key_size(), block, ahead, stride);
-    multiply_block(size, tile.queries, pool.key_dim, keys, pool.key_dim, num_keys, scratch.scores,
+    multiply_block(size, tile.queries, tile.stride, keys, pool.key_dim, num_keys, scratch.scores,
                    stride, false, scratch.block);
     const int width = (num_keys + LANES - 1) / LANES * LANES;
     if constexpr (HAS_SCALES) scale_columns(scratch.scores, size, stride, width, keys.scales);
-    for (int m = 0; m < size; m++) {
-      float* row = scratch.scores + m * stride;
-      if (args.soft_cap > 0)
-        for (int j = 0; j < width; j += LANES)
-          store(row + j, splat(args.soft_cap) * tanh(load(row + j) / splat(args.soft_cap)));
-      const int position = tile.position(m);
-      const int first = args.first_visible(position) - first_key;
-      int next = position + 1 - first_key;
-      next = next < num_keys ? next : num_keys;
-      if (first > 0 || next < width) mask(row, width, first, next);
-    }
+    finish_scores(args, tile, first_key, num_keys, scratch.scores, stride, width);
     update_softmax(scratch.scores, size, stride, width, result.maxima, result.sums,
                    scratch.factors);
     for (int m = 0; m < size; m++)
@@ -242,16 +184,40 @@ struct Arena {
   }
 };
 
-Tile load_tile(const AttentionArgs& args, const AttentionPart& part, int group, float* queries) {
+/// The function that attends to a span, and what rounds the queries for it, or null.
+struct Method {
+  void (*attend_span)(const AttentionArgs&, const AttentionPart&, const Tile&, int, int,
+                      const Scratch&, const Partial&);
+  void (*round)(float* queries, int size, int stride, int dim, float* scales);
+};
+
+template <typename Stored>
+Method method_of(const PoolLayout& pool) {
+  if constexpr (Dots<Stored>::EXIST)
+    if (pool.rounds_inputs) return {attend_span_rounded<Stored>, round_queries<Stored>};
+  return {attend_span<Stored>, nullptr};
+}
+
+Method method(const PoolLayout& pool) {
+  switch (pool.type) {
+    case CacheType::kBfloat16: return method_of<uint16_t>(pool);
+    case CacheType::kInt8: return method_of<int8_t>(pool);
+    default: return method_of<float>(pool);
+  }
+}
+
+/// Load scaled queries, rows `stride` apart with zeros behind them.
+void load_queries(const AttentionArgs& args, const AttentionPart& part, int group, int stride,
+                  float* queries) {
   const int dim = args.pool.key_dim, rotated = args.pool.rotated();
   const float scale = args.scale / rotated;
-  for (int m = 0; m < part.num_rows * group; m++) {
+  for (int m = 0; m < part.num_rows * group; m++, queries += stride) {
     const size_t row = static_cast<size_t>(part.first_row) + m / group;
     const float* q = args.q + (row * args.num_query_heads + part.head * group + m % group) * dim;
-    for (int i = 0; i < dim; i++) queries[m * dim + i] = q[i] * scale;
-    rotate(queries + m * dim, dim, rotated);
+    for (int i = 0; i < dim; i++) queries[i] = q[i] * scale;
+    rotate(queries, dim, rotated);
+    for (int i = dim; i < stride; i++) queries[i] = 0;
   }
-  return {part.first_position, part.num_rows, group, queries};
 }
 
 /// Attend the rows of a part: all of their spans, or only `part.span`.
@@ -260,20 +226,22 @@ void attend(const AttentionArgs& args, const AttentionPart& part, float* memory)
   const int group = args.num_query_heads / pool.num_heads;
   const int size = part.num_rows * group;
   Arena arena{memory};
-  float* queries = arena.allocate(static_cast<size_t>(size) * pool.key_dim);
-  const Tile tile = load_tile(args, part, group, queries);
-  const Scratch scratch{arena.allocate(static_cast<size_t>(MAX_TILE) * pool.key_stride()),
+  const int stride = pool.query_stride();
+  const Method method = ::method(pool);
+  float* queries = arena.allocate(static_cast<size_t>(size) * stride);
+  float* query_scales = arena.allocate(MAX_TILE);
+  load_queries(args, part, group, stride, queries);
+  if (method.round) method.round(queries, size, stride, pool.key_dim, query_scales);
+  const Tile tile{part.first_position, part.num_rows, group, stride, queries, query_scales};
+  const Scratch scratch{arena.allocate(static_cast<size_t>(MAX_TILE) * pool.group_columns()),
                         arena.allocate(pool.key_size() > pool.value_size() ? pool.key_size()
                                                                           : pool.value_size()),
-                        arena.allocate(MAX_TILE)};
+                        arena.allocate(MAX_TILE), arena.allocate(MAX_TILE)};
   const int num_blocks = tile.last_position() / pool.block_size + 1;
-  const auto attend_blocks = pool.type == CacheType::kFloat32    ? attend_span<float>
-                             : pool.type == CacheType::kBfloat16 ? attend_span<uint16_t>
-                                                                 : attend_span<int8_t>;
   if (part.span >= 0) {
     Arena shared{part.partial};
     const int first = part.span * args.span_blocks, next = first + args.span_blocks;
-    attend_blocks(args, part, tile, first, next < num_blocks ? next : num_blocks, scratch,
+    method.attend_span(args, part, tile, first, next < num_blocks ? next : num_blocks, scratch,
                   shared.partial(size, pool.value_stride()));
     return;
   }
@@ -284,7 +252,7 @@ void attend(const AttentionArgs& args, const AttentionPart& part, float* memory)
   const int first_span = first_block / args.span_blocks;
   for (int first = first_span * args.span_blocks; first < num_blocks; first += args.span_blocks) {
     const int next = first + args.span_blocks;
-    attend_blocks(args, part, tile, first, next < num_blocks ? next : num_blocks, scratch, more);
+    method.attend_span(args, part, tile, first, next < num_blocks ? next : num_blocks, scratch, more);
     merge(size, pool.value_stride(), more, scratch.factors, result);
   }
   normalize(args, part.head, part.first_row, size, group, result);

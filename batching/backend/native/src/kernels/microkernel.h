@@ -91,27 +91,45 @@ ALWAYS_INLINE bool has_biases(const native::Panels& weights) {
          weights.parameter_type == native::ParameterType::kProducts;
 }
 
+/// Load a vector of rows that are stored together: one of floats, and else a pair.
+ALWAYS_INLINE void load_numbers(const float* p, F32 (&rows)[1]) { rows[0] = load(p); }
+ALWAYS_INLINE void load_numbers(const uint16_t* p, F32 (&rows)[2]) {
+  const I32 pairs = *reinterpret_cast<const I32*>(p);
+  rows[0] = (F32)(pairs << 16);
+  rows[1] = (F32)(pairs & -65536);
+}
+ALWAYS_INLINE void load_numbers(const int8_t* p, F32 (&rows)[2]) {
+  const I32 pairs = load_halves(reinterpret_cast<const uint16_t*>(p));
+  rows[0] = to_float(pairs << 24 >> 24);
+  rows[1] = to_float(pairs << 16 >> 24);
+}
+
 /// y[m, j] (+)= sum over k of x[m, k] * w[k, j], for ROWS rows and COLUMNS columns.
 ///
 /// Sums are in the order of k for any ROWS: no bit of a row depends on the number of rows.  `next`
-/// has the layout of w and is prefetched; it may be null.
+/// has the layout of w and is prefetched; it may be null.  Rows of w that are stored together, see
+/// PoolLayout, are `2 * ldw` apart.
 template <int ROWS, bool HAS_NEXT, typename Weight>
 ALWAYS_INLINE void multiply_rows(const float* x, size_t ldx, const Weight* w, size_t ldw, int k,
                                  float* y, size_t ldy, bool add, const Weight* next) {
-  constexpr int PER_LINE = 64 / sizeof(Weight);
+  constexpr int PER_LINE = 64 / sizeof(Weight), PACK = native::packed_rows(sizeof(Weight));
   F32 sums[ROWS][VECTORS];
   for (int m = 0; m < ROWS; m++)
     for (int v = 0; v < VECTORS; v++) sums[m][v] = add ? load(y + m * ldy + v * LANES) : F32{};
-  for (int i = 0; i < k; i++, w += ldw) {
-    F32 weights[VECTORS];
-    for (int v = 0; v < VECTORS; v++) weights[v] = load(w + v * LANES);
+  const auto step = [&](int i, int count) __attribute__((always_inline)) {
+    F32 weights[VECTORS][PACK];
+    for (int v = 0; v < VECTORS; v++) load_numbers(w + i * ldw + PACK * v * LANES, weights[v]);
     if constexpr (HAS_NEXT)
-      for (int j = 0; j < COLUMNS; j += PER_LINE) prefetch(next + i * ldw + j);
-    for (int m = 0; m < ROWS; m++) {
-      F32 value = splat(x[m * ldx + i]);
-      for (int v = 0; v < VECTORS; v++) sums[m][v] += value * weights[v];
-    }
-  }
+      for (int j = 0; j < PACK * COLUMNS; j += PER_LINE) prefetch(next + i * ldw + j);
+    for (int p = 0; p < count; p++)
+      for (int m = 0; m < ROWS; m++) {
+        const F32 value = splat(x[m * ldx + i + p]);
+        for (int v = 0; v < VECTORS; v++) sums[m][v] += value * weights[v][p];
+      }
+  };
+  const int whole = k / PACK * PACK;
+  for (int i = 0; i < whole; i += PACK) step(i, PACK);
+  if (whole < k) step(whole, 1);
   for (int m = 0; m < ROWS; m++)
     for (int v = 0; v < VECTORS; v++) store(y + m * ldy + v * LANES, sums[m][v]);
 }

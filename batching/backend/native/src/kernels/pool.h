@@ -43,6 +43,20 @@ ALWAYS_INLINE void rotate(float* x, int size, int n) {
 ALWAYS_INLINE void store_as(float x, float* stored) { *stored = x; }
 ALWAYS_INLINE void store_as(float x, uint16_t* stored) { *stored = to_bf16(x); }
 
+/// Where the number at a column of a row is stored.
+template <typename Stored>
+ALWAYS_INLINE size_t stored_at(int row, int column, int stride) {
+  constexpr int PACK = native::packed_rows(sizeof(Stored));
+  return (static_cast<size_t>(row / PACK) * stride + column) * PACK + row % PACK;
+}
+
+/// Fill the row that is stored with the last one if the number of rows is odd.
+template <typename Stored>
+ALWAYS_INLINE void write_odd_row(int num_rows, int column, int stride, Stored* rows) {
+  if (num_rows % native::packed_rows(sizeof(Stored)))
+    rows[stored_at<Stored>(num_rows, column, stride)] = 0;
+}
+
 /// Write successive tokens of one block.
 template <typename Stored>
 void write_tokens(const PoolLayout& pool, void* pool_keys, void* pool_values, int slot,
@@ -50,15 +64,18 @@ void write_tokens(const PoolLayout& pool, void* pool_keys, void* pool_values, in
   const size_t block = slot / pool.block_size, at = slot % pool.block_size;
   for (int h = 0; h < pool.num_heads; h++) {
     const size_t head = block * pool.num_heads + h;
-    Stored* key = static_cast<Stored*>(pool_keys) + head * pool.key_size() + at;
-    for (int i = 0; i < pool.key_dim; i++, key += pool.key_stride())
+    const int stride = pool.key_stride();
+    Stored* key = static_cast<Stored*>(pool_keys) + head * pool.key_size();
+    for (int i = 0; i < pool.key_dim; i++)
       for (int t = 0; t < num_tokens; t++)
-        store_as(keys[(t * pool.num_heads + h) * pool.key_dim + i], key + t);
-    Stored* value = static_cast<Stored*>(pool_values) + head * pool.value_size() +
-                    at * pool.value_stride();
-    for (int t = 0; t < num_tokens; t++, value += pool.value_stride())
+        store_as(keys[(t * pool.num_heads + h) * pool.key_dim + i],
+                 key + stored_at<Stored>(i, at + t, stride));
+    for (int t = 0; t < num_tokens; t++) write_odd_row(pool.key_dim, at + t, stride, key);
+    Stored* value = static_cast<Stored*>(pool_values) + head * pool.value_size();
+    for (int t = 0; t < num_tokens; t++)
       for (int i = 0; i < pool.value_dim; i++)
-        store_as(values[(t * pool.num_heads + h) * pool.value_dim + i], value + i);
+        store_as(values[(t * pool.num_heads + h) * pool.value_dim + i],
+                 value + stored_at<Stored>(at + t, i, pool.value_stride()));
   }
 }
 
@@ -80,16 +97,17 @@ ALWAYS_INLINE float largest_magnitude(const float* x, int size) {
   return largest;
 }
 
-/// Round numbers to integers `stride` apart; return their scale, NaN if a number is not finite.
-ALWAYS_INLINE float quantize(const float* x, int size, int8_t* integers, int stride) {
+/// Round numbers to integers, each kept by `keep`; return their scale, NaN if a number is not finite.
+template <typename Keep>
+ALWAYS_INLINE float quantize(const float* x, int size, const Keep& keep) {
   const float largest = largest_magnitude(x, size);
   const bool is_finite = largest < INF;
   // Avoids a division by 0; numbers that small are negligible.
   const float factor = is_finite && largest > 1e-30f ? 127 / largest : 0;
   const float round = 12582912.0f;  // as in exp
   for (int i = 0; i < size; i++) {
-    const int32_t shifted = __builtin_bit_cast(int32_t, x[i] * factor + round);
-    integers[i * stride] = static_cast<int8_t>(shifted - __builtin_bit_cast(int32_t, round));
+    const int32_t shifted = __builtin_bit_cast(int32_t, __builtin_fmaf(x[i], factor, round));
+    keep(i, static_cast<int8_t>(shifted - __builtin_bit_cast(int32_t, round)));
   }
   return is_finite ? largest / 127 : __builtin_nanf("");
 }
@@ -109,9 +127,15 @@ void write_tokens<int8_t>(const PoolLayout& pool, void* pool_keys, void* pool_va
       const int row = t * pool.num_heads + h, slot = at + t;
       for (int i = 0; i < pool.key_dim; i++) rotated[i] = keys[row * pool.key_dim + i];
       rotate(rotated, pool.key_dim, pool.rotated());
-      key_scales[slot] = quantize(rotated, pool.key_dim, key + slot, pool.key_stride());
-      value_scales[slot] = quantize(values + row * pool.value_dim, pool.value_dim,
-                                    value + slot * pool.value_stride(), 1);
+      const int stride = pool.key_stride(), value_stride = pool.value_stride();
+      key_scales[slot] = quantize(rotated, pool.key_dim, [&](int i, int8_t integer) {
+        key[stored_at<int8_t>(i, slot, stride)] = integer;
+      });
+      write_odd_row(pool.key_dim, slot, stride, key);
+      value_scales[slot] =
+          quantize(values + row * pool.value_dim, pool.value_dim, [&](int i, int8_t integer) {
+            value[stored_at<int8_t>(slot, i, value_stride)] = integer;
+          });
     }
   }
 }

@@ -60,15 +60,17 @@ ALWAYS_INLINE I32 mxfp4_code(I32 q) {
   return (size ^ is_negative) - is_negative;
 }
 
-/// bfloat16 is the upper half of a float.
-ALWAYS_INLINE F32 load(const uint16_t* bf16) {
-#if defined(__AVX512F__)  // the compiler would convert in halves
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bf16));
-  return (F32)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+/// Zero-extend 16 bits to 32.
+ALWAYS_INLINE I32 load_halves(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (I32)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #else
-  return (F32)(__builtin_convertvector(*reinterpret_cast<const U16*>(bf16), U32) << 16);
+  return __builtin_convertvector(*reinterpret_cast<const U16*>(p), I32);
 #endif
 }
+
+/// bfloat16 is the upper half of a float.
+ALWAYS_INLINE F32 load(const uint16_t* bf16) { return (F32)(load_halves(bf16) << 16); }
 
 /// Signed bytes.
 ALWAYS_INLINE F32 load(const int8_t* p) {
@@ -167,6 +169,22 @@ ALWAYS_INLINE F32 exp(F32 x) {
   F32 scale = (F32)((half + 127) << 23), rest = (F32)((whole - half + 127) << 23);
   const F32 result = x < lowest ? F32{} : p * scale * rest;
   return x > highest ? splat(__builtin_inff()) : result;
+}
+
+/// The same for x <= 0 with a relative error of 3e-6, in half the time, for what is then rounded.
+ALWAYS_INLINE F32 exp_coarse(F32 x) {
+  const F32 lowest = splat(-87.0f), round = splat(12582912.0f);
+  const F32 within = x < lowest ? lowest : x;
+  const F32 shifted = within * splat(1.44269504f) + round;
+  const F32 r = within * splat(1.44269504f) - (shifted - round);
+  // 2^r is nearest to this for |r| <= 0.5, of polynomials that are 1 at 0.
+  F32 p = splat(0.00958285294f);
+  p = p * r + splat(0.0559064262f);
+  p = p * r + splat(0.240240991f);
+  p = p * r + splat(0.693124175f);
+  p = p * r + splat(1.0f);
+  const F32 power = (F32)(((I32)shifted << 23) + (127 << 23));
+  return x < lowest ? F32{} : p * power;
 }
 
 // Vector neural network instructions (VNNI), with 512-bit or else 256-bit vectors.

@@ -1,6 +1,7 @@
 #include "operations/attention.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "memory.h"
 #include "operations/parallel.h"
@@ -11,7 +12,8 @@ namespace {
 
 /// Keys of a span: enough that merging costs little, few enough to split a long context.
 constexpr int SPAN_KEYS = 256;
-/// With that many tiles per thread, spans are not split among threads.
+/// With that many tiles per thread, tiles have their full size, and spans are not split among
+/// threads.
 constexpr int ENOUGH_TILES_PER_THREAD = 4;
 
 /// All parts, and the tiles whose spans are parts of their own.
@@ -30,15 +32,22 @@ size_t partial_floats(int size, const PoolLayout& pool) {
   return padded * (2 + pool.value_stride());
 }
 
+/// Tiles of so many rows in the whole step.
+int count_tiles(const AttentionArgs& args, const Step& step, int tile_rows) {
+  int count = 0;
+  for (const Slice& s : step.slices) count += (s.num_rows + tile_rows - 1) / tile_rows;
+  return count * args.pool.num_heads;
+}
+
 Plan make_plan(const AttentionArgs& args, const Step& step, int num_threads) {
   const PoolLayout& pool = args.pool;
   const int group = args.num_query_heads / pool.num_heads;
-  const int tile_rows = std::max(1, TILE / group);
+  const int enough = ENOUGH_TILES_PER_THREAD * num_threads;
+  int tile_rows = std::max(1, TILE / group);
+  if (count_tiles(args, step, tile_rows) < enough) tile_rows = std::max(1, TILE / 2 / group);
+  const bool splits_spans = count_tiles(args, step, tile_rows) < enough;
   const int span_keys = args.span_blocks * pool.block_size;
   Plan plan;
-  int num_tiles = 0;
-  for (const Slice& s : step.slices) num_tiles += (s.num_rows + tile_rows - 1) / tile_rows;
-  const bool splits_spans = num_tiles * pool.num_heads < ENOUGH_TILES_PER_THREAD * num_threads;
   size_t num_floats = 0;
   for (const Slice& s : step.slices) {
     for (int head = 0; head < pool.num_heads; head++) {
@@ -85,11 +94,14 @@ void assign_partials(Plan& plan, int group, const PoolLayout& pool) {
 }
 
 /// Deal the parts to the threads, longest first: otherwise all threads may wait for a long part that
-/// was started last.
+/// was started last.  Parts of about the same length stay in the order of their heads, so that
+/// threads read the same keys.
 void deal(std::vector<AttentionPart>& parts, int span_keys) {
   const auto cost = [&](const AttentionPart& part) {
     const int keys = part.span < 0 ? part.first_position + part.num_rows : span_keys;
-    return static_cast<int64_t>(keys) * part.num_rows;
+    const uint64_t exact = static_cast<uint64_t>(keys) * part.num_rows;
+    const int ignored = std::max(0, static_cast<int>(std::bit_width(exact)) - 3);
+    return exact >> ignored << ignored;
   };
   std::vector<AttentionPart> sorted = parts;
   std::stable_sort(sorted.begin(), sorted.end(),
@@ -109,15 +121,17 @@ void link_prefetches(std::vector<AttentionPart>& parts, const AttentionArgs& arg
     const AttentionPart& after = parts[i + 1];
     const int first_block = args.first_visible(after.first_position) / args.pool.block_size;
     const int span = after.span < 0 ? first_block / args.span_blocks : after.span;
-    const int64_t block = after.blocks[span * args.span_blocks];
-    parts[i].next = block * args.pool.num_heads + after.head;
+    const int last = (after.first_position + after.num_rows - 1) / args.pool.block_size;
+    parts[i].next_blocks = after.blocks + span * args.span_blocks;
+    parts[i].num_next = std::min(args.span_blocks, last + 1 - span * args.span_blocks);
+    parts[i].next_head = after.head;
   }
 }
 
 size_t scratch_floats(const AttentionArgs& args) {
   const PoolLayout& pool = args.pool;
   constexpr size_t size = MAX_TILE;
-  return size * (pool.key_dim + pool.key_stride() + 1) +
+  return size * (pool.query_stride() + pool.group_columns() + 3) +
          std::max(pool.key_size(), pool.value_size()) +
          2 * partial_floats(static_cast<int>(size), pool) + 128;
 }
