@@ -1,7 +1,9 @@
 // Packing, products with packed weights, and unpacking, of all formats.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <list>
+#include <system_error>
 #include <thread>
 
 #include "check.h"
@@ -392,6 +394,48 @@ void test_two_callers(Random& random) {
   for (const Product& product : products) check_product(product);
 }
 
+bool are_same(const PackedWeights& one, const PackedWeights& other) {
+  return one.num_bytes() == other.num_bytes() &&
+         std::equal(one.panels().data, one.panels().data + one.num_bytes(), other.panels().data);
+}
+
+/// Packed weights that are written to a file, and taken from there.
+void test_stored(Random& random, const Kind& kind) {
+  const LayerPointer layer = make_layer(random, kind, 0, 0, random.between(1, 3));
+  PackedWeights packed(layer->plain, kernels()->columns);
+  const PackedWeights reference(layer->plain, kernels()->columns);
+  constexpr size_t OFFSET = 1 << 16;
+  std::FILE* file = std::tmpfile();
+  std::fseek(file, OFFSET, SEEK_SET);
+  std::fwrite(packed.panels().data, 1, packed.num_bytes(), file);
+  std::fflush(file);
+  const FilePart part{fileno(file), OFFSET};
+  const int matrices = packed.num_matrices();
+  const size_t all = PackedWeights::all_bytes(), mapped_before = PackedWeights::mapped_bytes();
+  {
+    const PackedWeights read(packed.panels(), matrices, part, false);
+    const PackedWeights mapped(packed.panels(), matrices, part, true);
+    packed.map(part);
+    expect(are_same(read, reference), "weights that are read");
+    expect(are_same(mapped, reference), "weights that are mapped");
+    expect(are_same(packed, reference), "weights that are mapped later");
+    expect(PackedWeights::all_bytes() == all + 2 * packed.num_bytes(), "bytes of weights");
+    expect(PackedWeights::mapped_bytes() == mapped_before + 2 * packed.num_bytes(),
+           "mapped bytes of weights");
+  }
+  expect(PackedWeights::mapped_bytes() == mapped_before + packed.num_bytes(),
+         "mapped bytes of weights that are gone");
+  bool has_failed = false;
+  try {
+    const PackedWeights beyond(packed.panels(), matrices, {part.file, OFFSET + 1}, false);
+  } catch (const std::system_error&) {
+    has_failed = true;
+  }
+  expect(has_failed, "a file that is too short");
+  std::fclose(file);
+  expect(are_same(packed, reference), "mapped weights of a file that is closed");
+}
+
 }  // namespace
 
 /// A pointer to what another owns.
@@ -495,6 +539,8 @@ void test_linear() {
       test_several_of_one_input(random, input_type, quantized);
   test_two_callers(random);
   test_experts(random);
+  for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kMxfp4})
+    test_stored(random, {format});
 }
 
 }  // namespace tests

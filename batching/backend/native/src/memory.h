@@ -6,14 +6,24 @@
 
 namespace native {
 
-/// Zeroed memory of the system, backed by pages when first touched, large ones if available.
+/// Where a part of an open file begins.
+struct FilePart {
+  int file;  // descriptor
+  size_t offset;
+};
+
+/// Zeroed memory of the system, backed by pages when first touched, large ones if available; or a part of a file.
 class Memory {
  public:
   /// Throws std::bad_alloc.
   explicit Memory(size_t size);
+  /// Map a file that never changes, to be read only: its pages are those of all processes that do.
+  /// The offset is a multiple of the page size.  Throws std::system_error.
+  Memory(size_t size, FilePart mapped);
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
+  void swap(Memory& other) noexcept;
 
   void* data() const { return data_; }
   size_t size() const { return size_; }
@@ -22,6 +32,12 @@ class Memory {
   void* data_;
   size_t size_;
 };
+
+/// Fill memory from a file, by all threads.  Throws std::system_error.
+void read_file(const Memory& memory, FilePart part);
+
+/// Give what was freed, and the allocator keeps, back to the system.
+void release_freed();
 
 /// Enlarge a buffer that a thread keeps between operations; its contents are not preserved.
 template <typename T>

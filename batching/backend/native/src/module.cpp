@@ -1,6 +1,7 @@
 // The extension module.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -9,8 +10,11 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <map>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -53,6 +57,64 @@ std::shared_ptr<Pool> make_pool(int num_blocks, int block_size, int num_heads, i
       PoolLayout{num_heads, block_size, key_dim, value_dim, cache_type(bits),
                  kernels()->columns, rounds_inputs},
       num_blocks);
+}
+
+using Layout = std::map<std::string, int>;
+
+/// How weights are packed, for a file that has them.
+Layout layout_of(const PackedWeights& weights) {
+  const Panels panels = weights.panels();
+  return {{"format", static_cast<int>(panels.format)},
+          {"matrices", weights.num_matrices()},
+          {"outputs", panels.num_outputs},
+          {"inputs", panels.num_inputs},
+          {"group", panels.group},
+          {"columns", panels.columns},
+          {"input_type", static_cast<int>(panels.input_type)},
+          {"parameter_type", static_cast<int>(panels.parameter_type)},
+          {"center", panels.center}};
+}
+
+/// Raise OSError for what throws std::system_error.
+template <typename Call>
+auto or_os_error(const Call& call) {
+  try {
+    return call();
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+}
+
+/// Packed weights, in `size` bytes of a file.
+Weights stored_weights(const Layout& layout, size_t size, int file, size_t offset, bool is_mapped) {
+  const Panels panels{.format = static_cast<Format>(layout.at("format")),
+                      .num_outputs = layout.at("outputs"),
+                      .num_inputs = layout.at("inputs"),
+                      .group = layout.at("group"),
+                      .columns = layout.at("columns"),
+                      .input_type = static_cast<InputType>(layout.at("input_type")),
+                      .parameter_type = static_cast<ParameterType>(layout.at("parameter_type")),
+                      .center = layout.at("center"),
+                      .data = nullptr};
+  const int num_matrices = layout.at("matrices");
+  if (panels.columns != kernels()->columns ||
+      size != panels.panel_bytes() * panels.num_panels() * num_matrices)
+    throw std::invalid_argument("these weights are packed for other kernels");
+  const FilePart part{file, offset};
+  return or_os_error(
+      [&] { return std::make_shared<PackedWeights>(panels, num_matrices, part, is_mapped); });
+}
+
+void map_weights(PackedWeights& weights, int file, size_t offset) {
+  or_os_error([&] { weights.map({file, offset}); });
+}
+
+using Bytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
+
+Bytes bytes_of(const PackedWeights& weights) {
+  return Bytes(weights.panels().data, {weights.num_bytes()}, nb::find(weights));
 }
 
 using Floats = std::vector<float>;
@@ -189,11 +251,16 @@ NB_MODULE(_native, m) {
   m.def("supports_int_inputs", [] { return kernels() && kernels()->max_tile_rows_int > 0; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("weight_bytes", &PackedWeights::all_bytes);
+  m.def("mapped_bytes", &PackedWeights::mapped_bytes);
+  m.def("release_freed", &release_freed);
   m.def("set_num_threads", &set_num_threads, "num_threads"_a, "nodes"_a = Nodes{});
   m.def("num_threads", [] { return threads().num_threads(); });
 
   nb::class_<PackedWeights>(m, "PackedWeights")
       .def_prop_ro("nbytes", &PackedWeights::num_bytes)
+      .def_prop_ro("bytes", &bytes_of)
+      .def_prop_ro("layout", &layout_of)
+      .def("map", &map_weights, "file"_a, "offset"_a)
       .def_prop_ro("shape", [](const PackedWeights& weights) {
         return std::make_pair(weights.panels().num_outputs, weights.panels().num_inputs);
       });
@@ -213,6 +280,8 @@ NB_MODULE(_native, m) {
 
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bits"_a = 0, "input_bits"_a = 32);
+  m.def("stored_weights", &stored_weights, "layout"_a, "size"_a, "file"_a, "offset"_a,
+        "is_mapped"_a);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   nb::class_<ExpertLayer>(m, "ExpertLayer").def_prop_ro("nbytes", [](const ExpertLayer& layer) {
     return layer.weights->num_bytes();

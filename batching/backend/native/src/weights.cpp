@@ -306,14 +306,15 @@ void pack_panel(const PlainWeights& plain, const Panels& panels, int matrix, int
   }
 }
 
-std::atomic<size_t> total_bytes{0};
+std::atomic<size_t> total_bytes{0}, total_mapped_bytes{0};
 
 }  // namespace
 
 PackedWeights::PackedWeights(const PlainWeights& plain, int columns)
     : num_matrices_(plain.num_matrices),
       panels_(layout(plain, columns)),
-      memory_(matrix_bytes() * num_matrices_) {
+      memory_(matrix_bytes() * num_matrices_),
+      is_mapped_(false) {
   auto* data = static_cast<uint8_t*>(memory_.data());
   // Panel by panel: the memory is that of the node whose threads write, and later read, this panel.
   threads().for_each(num_matrices_ * panels_.num_panels(), [&](int i) {
@@ -321,13 +322,39 @@ PackedWeights::PackedWeights(const PlainWeights& plain, int columns)
     pack_panel(plain, panels_, matrix, panel,
                data + matrix * matrix_bytes() + panel * panels_.panel_bytes());
   });
-  panels_.data = data;
+  use_memory();
   total_bytes += memory_.size();
 }
 
-PackedWeights::~PackedWeights() { total_bytes -= memory_.size(); }
+PackedWeights::PackedWeights(const Panels& layout, int num_matrices, FilePart part, bool is_mapped)
+    : num_matrices_(num_matrices),
+      panels_(layout),
+      memory_(is_mapped ? Memory(matrix_bytes() * num_matrices_, part)
+                        : Memory(matrix_bytes() * num_matrices_)),
+      is_mapped_(is_mapped) {
+  if (!is_mapped) read_file(memory_, part);
+  use_memory();
+  total_bytes += memory_.size();
+  if (is_mapped_) total_mapped_bytes += memory_.size();
+}
+
+PackedWeights::~PackedWeights() {
+  total_bytes -= memory_.size();
+  if (is_mapped_) total_mapped_bytes -= memory_.size();
+}
+
+void PackedWeights::map(FilePart part) {
+  Memory mapped(memory_.size(), part);
+  memory_.swap(mapped);
+  use_memory();
+  if (!is_mapped_) total_mapped_bytes += memory_.size();
+  is_mapped_ = true;
+}
+
+void PackedWeights::use_memory() { panels_.data = static_cast<const uint8_t*>(memory_.data()); }
 
 size_t PackedWeights::all_bytes() { return total_bytes; }
+size_t PackedWeights::mapped_bytes() { return total_mapped_bytes; }
 
 Panels PackedWeights::panels(int matrix) const {
   Panels of_matrix = panels_;

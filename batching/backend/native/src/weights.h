@@ -27,12 +27,20 @@ struct PlainWeights {
 class PackedWeights {
  public:
   PackedWeights(const PlainWeights& plain, int columns);
+  /// What others were packed to, in a file: read, or mapped to share its pages.
+  /// Throws std::system_error.
+  PackedWeights(const Panels& layout, int num_matrices, FilePart part, bool is_mapped);
   ~PackedWeights();
   PackedWeights(const PackedWeights&) = delete;
   PackedWeights& operator=(const PackedWeights&) = delete;
 
-  /// Bytes of all packed weights of this process.
+  /// Take these weights from a file that has them; not while anything computes with them.
+  /// Throws std::system_error.
+  void map(FilePart part);
+
+  /// Bytes of all packed weights of this process, and those of them that are mapped.
   static size_t all_bytes();
+  static size_t mapped_bytes();
 
   int num_matrices() const { return num_matrices_; }
   Panels panels(int matrix = 0) const;
@@ -42,12 +50,14 @@ class PackedWeights {
   size_t num_bytes() const { return memory_.size(); }
 
  private:
+  void use_memory();
   size_t matrix_bytes() const { return panels_.panel_bytes() * panels_.num_panels(); }
   float quantized(const uint8_t* panel, size_t input, size_t column) const;
 
   int num_matrices_;
   Panels panels_;
   Memory memory_;
+  bool is_mapped_;
 };
 
 using Weights = std::shared_ptr<const PackedWeights>;
