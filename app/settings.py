@@ -155,6 +155,19 @@ class Settings(BaseSettings):
         le=1024,
         description="Threads of the native kernels, at most one for each hardware thread that the process may use; the quota of a container counts. Empty is one for each core, and from 8 on one fewer, for the event loop, unless cores have several hardware threads.",
     )
+    weights_cache_dir: Path | None = Field(
+        default=None,
+        description="Folder for the packed weights of models with more than 256 MiB, with which a second start takes seconds. Empty is the folder `mlx-batch-server` beside the cache of the hub.",
+    )
+    weights_cache_gib: int = Field(
+        default=64,
+        ge=0,
+        description="Most GiB of packed weights in that folder; those used last stay. 0 keeps and reads none.",
+    )
+    share_weights: Literal["auto", "always", "never"] = Field(
+        default="auto",
+        description="Map packed weights, so that processes share their memory, or read them into memory of their own; `auto` maps them if the system does so in large pages, without which short steps take up to a tenth longer.",
+    )
     max_queued_requests: int = Field(
         default=128,
         ge=0,
@@ -273,6 +286,7 @@ class Settings(BaseSettings):
         "device",
         "native",
         "cpu_precision",
+        "share_weights",
         "response_store",
         "log_level",
         "log_format",

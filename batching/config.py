@@ -1,6 +1,7 @@
 """What an engine is configured with: checked once, never completed later."""
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Final, Literal
 
 BLOCK_SIZE: Final = 32
@@ -11,6 +12,7 @@ KVCacheDTypeName = Literal["auto", "float32", "bfloat16", "int8"]
 CpuPrecision = Literal["auto", "exact", "fast", "fastest"]
 NativeMode = Literal["auto", "off", "require"]
 DeviceName = Literal["auto", "cpu", "gpu"]
+ShareWeights = Literal["auto", "always", "never"]
 GenerationConfigSource = Literal["auto", "openai"]
 
 
@@ -97,7 +99,8 @@ class EngineConfig(BatchLimits):
     to `max_blocks`, as far as they fit into what is free; without both it takes
     `memory_fraction` of the device's memory, weights included.  `max_model_len=None` takes the
     model's own context, and `chat_template=None` its own template.  `state_cache_mib` bounds what the prefix cache keeps of recurrent states;
-    None is an eighth of what is free.  A step that takes longer than `step_timeout` seconds has stalled.
+    None is an eighth of what is free.  `weights_cache_gib` bounds the packed weights in `weights_cache_dir`, by
+    default a folder beside the hub's cache; 0 keeps none.  A step that takes longer than `step_timeout` seconds has stalled.
     """
 
     model: str
@@ -118,10 +121,17 @@ class EngineConfig(BatchLimits):
     native: NativeMode = "auto"
     cpu_precision: CpuPrecision = "auto"
     cpu_threads: int | None = None
+    weights_cache_dir: Path | None = None
+    weights_cache_gib: int = 64
+    share_weights: ShareWeights = "auto"
 
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)
         _check_minimum(self, "num_blocks", "max_blocks", "max_model_len", "cpu_threads")
+        if self.weights_cache_gib < 0:
+            raise ValueError(
+                f"weights_cache_gib must not be below 0, as {self.weights_cache_gib} is"
+            )
         _check_above_zero(self, "max_stall_ms", "step_timeout")
         if self.state_cache_mib is not None and self.state_cache_mib < 0:
             raise ValueError(f"state_cache_mib must not be below 0, as {self.state_cache_mib} is")

@@ -14,8 +14,8 @@ from batching.backend.memory.device import MIB, memory_in_use
 from batching.backend.memory.pool_size import BlockBytes, PoolSize, least_window_blocks, pool_size
 from batching.backend.memory.state_size import state_size
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
+from batching.backend.packed_model import CannotUseFile, PackedModel
 from batching.backend.paged.layout import CacheLayout
 from batching.backend.self_check import CheckedModel, Way, check_model
 from batching.backend.storage import dtype_name
@@ -49,6 +49,7 @@ class _Backend:
     runner: ModelRunner
     limits: SchedulerConfig
     pool_line: str
+    packed_line: str = ""
 
 
 class _CannotRun(ModelLoadError):
@@ -129,18 +130,24 @@ def _kv_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | Non
 def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel, _Backend]:
     if config.kv_cache_dtype == "int8" and isinstance(native, NoNative):
         raise UnsupportedKVDType("int8", str(native))
+    dtype = _weights_dtype(config, native)
     loaded = load_model(
         config.model,
-        dtype=_weights_dtype(config, native),
+        dtype=dtype,
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,
         has_kernels=isinstance(native, Native),
     )
+    packed_line = ""
     try:
         if isinstance(native, Native):
             bits = _input_bits(config, native)
-            loaded = replace(loaded, model=use_kernels(loaded.model, native, input_bits=bits))
-        return loaded, _backend(config, loaded, native)
+            packed = PackedModel(config, native, loaded, input_bits=bits, dtype=dtype)
+            loaded, packed_line = packed.on_kernels()
+        return loaded, replace(_backend(config, loaded, native), packed_line=packed_line)
+    except CannotUseFile:
+        # It is gone now, if it can be deleted.
+        return _load(replace(config, weights_cache_gib=0), native)
     except ModelLoadError:
         raise
     except Exception as error:
@@ -240,6 +247,7 @@ def _startup_lines(
         f"device    {device}, weights {weights}, BLAS: {BLAS}",
         *([f"weights   {loaded.storage}"] if loaded.storage else []),
         f"kernels   {native}{_precision(config, native)}",
+        *([f"packed    {backend.packed_line}"] if backend.packed_line else []),
         f"context   {limits.max_request_tokens} tokens a request",
         f"kv cache  {backend.pool_line}",
         f"batch     up to {limits.max_num_seqs} requests, {limits.max_batched_tokens} tokens a step",

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +29,7 @@ from batching.backend.dequantize import dequantize
 from batching.backend.exceptions import one_line
 from batching.backend.generation_config import directory_defaults, gguf_defaults
 from batching.backend.gguf.header import read_header
-from batching.backend.gguf.model import arrays_of, evaluate, load_gguf
+from batching.backend.gguf.model import GgufOutline, arrays_of, evaluate
 from batching.backend.gguf.storage import num_bytes, stored_tensors as tensors_of_file
 from batching.backend.gguf.tokenizer import build_tokenizer, with_chat_template
 from batching.backend.memory.device import check_room, memory_in_use
@@ -65,11 +66,17 @@ _MAX_LAYERS: Final = 10_000
 _CODE: Final = "*.py"
 
 
+def _is_read(_: str) -> None:
+    """Read nothing: all arrays are there, or are read when they are computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in evaluation mode, all its arrays computed in the thread that loaded it.
+    """A model in evaluation mode; unless it is loaded late, for the kernels, all its arrays computed in this thread.
 
     storage: what is not kept as it is stored, for the start-up line.
+    read: of a model that is loaded late, reads the arrays of the layer at a path, or with no path those
+        outside of layers, unless computing them reads them.
     """
 
     model: nn.Module
@@ -81,6 +88,7 @@ class LoadedModel:
     source: str
     sampling_defaults: SamplingDefaults
     storage: str = ""
+    read: Callable[[str], None] = _is_read
 
 
 def load_model(
@@ -95,8 +103,10 @@ def load_model(
 
     With a `dtype` all weights are dequantized and cast to it; without, they stay as stored.
     Code that comes with a model is run only with `trust_remote_code`; a model that needs its
-    own is refused without.  A `chat_template` replaces the model's own.  `has_kernels` tells that
-    the native kernels will compute it, which keep floats and what is not quantized as float32.
+    own is refused without.  A `chat_template` replaces the model's own.
+
+    has_kernels: the native kernels will compute it, which keep floats and what is not quantized as
+        float32; no weights are read yet, so that they need not all be there at a time.
     """
     try:
         path = resolve(reference, trust_remote_code=trust_remote_code)
@@ -178,9 +188,13 @@ def _load_file(path: Path, dtype: mx.Dtype | None, has_kernels: bool) -> LoadedM
     storage = storage_line(tensors_of_file(header, dtype, has_kernels=has_kernels))
     _check_room(num_bytes(header, dtype, has_kernels=has_kernels), dtype, memory_in_use(), storage)
     tokenizer = build_tokenizer(header)
-    model, config = load_gguf(header, dtype, keeps_floats=dtype is None and has_kernels)
-    loaded = _loaded(model, tokenizer, config, path, gguf_defaults(header))
-    return replace(loaded, storage=storage)
+    keeps_floats = dtype is None and has_kernels
+    outline = GgufOutline(header, dtype, keeps_floats=keeps_floats)
+    if not has_kernels:
+        outline.read_all()
+        evaluate(outline.model)
+    loaded = _loaded(outline.model, tokenizer, outline.config, path, gguf_defaults(header))
+    return replace(loaded, storage=storage, read=outline.read)
 
 
 def _load_directory(
@@ -199,7 +213,9 @@ def _load_directory(
     matrices = stored_tensors(model, None, has_kernels=has_kernels)
     more = sum(tensor.kept_bytes - tensor.num_bytes for tensor in matrices)
     _check_room(sum(array.nbytes for array in arrays_of(model)) + more, dtype, used, storage)
-    evaluate(model)
+    model.eval()
+    if not has_kernels:
+        evaluate(model)
     # None, the default, would ask at the terminal whether to run the tokenizer's code.
     tokenizer = load_tokenizer(
         path, {"trust_remote_code": trust_remote_code}, eos_token_ids=config.get("eos_token_id")

@@ -83,3 +83,9 @@ def weight_bytes() -> int:
     """Return what packed weights take, which MLX does not count."""
     found = _load() if _load.cache_info().currsize else None
     return int(found.module.weight_bytes()) if isinstance(found, Native) else 0
+
+
+def mapped_bytes() -> int:
+    """Return what of them is in pages of files."""
+    found = _load() if _load.cache_info().currsize else None
+    return int(found.module.mapped_bytes()) if isinstance(found, Native) else 0

@@ -48,6 +48,8 @@ OTHER_VALUES: Final = {
     "native": "require",
     "generation_config": "openai",
     "cpu_precision": "fastest",
+    "weights_cache_dir": "weights",
+    "share_weights": "never",
     "host": "::1",
     "api_keys": "key",
     "api_keys_file": "keys",

@@ -11,6 +11,8 @@ from gguf.quants import dequantize
 from mlx_lm.models import llama, qwen2, qwen3
 from numpy.typing import NDArray
 
+from batching.backend.gguf.header import GgufHeader
+from batching.backend.gguf.model import GgufOutline, evaluate
 from tests.support.arrays import parameters
 from tests.support.gguf_writer import RawTensor, Value
 
@@ -72,6 +74,16 @@ def random_model(family: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]
         if isinstance(child, nn.RMSNorm):
             child.weight = mx.random.uniform(0.5, 1.5, child.weight.shape)
     return model, config
+
+
+def load_gguf(
+    header: GgufHeader, dtype: mx.Dtype | None, *, keeps_floats: bool = False
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the model of a file, its arrays evaluated, and its config."""
+    outline = GgufOutline(header, dtype, keeps_floats=keeps_floats)
+    outline.read_all()
+    evaluate(outline.model)
+    return outline.model, outline.config
 
 
 def metadata_of(config: dict[str, Any]) -> Metadata:

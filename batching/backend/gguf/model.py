@@ -9,40 +9,39 @@ model runs them.  Two things of llama differ from a Hugging Face checkpoint:
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Final, TypeVar
+from functools import cached_property
+from typing import Final
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from batching.backend.gguf.architectures import Architecture
 from batching.backend.gguf.config import architecture_of, read_config
 from batching.backend.gguf.header import GgufHeader
 from batching.backend.gguf.metadata import Config
-from batching.backend.gguf.quantizations import Format, Weight, read_weight
-from batching.backend.gguf.storage import NOT_WEIGHTS, float_type
+from batching.backend.gguf.quantizations import Format, Weight, outline_weight, read_weight
+from batching.backend.gguf.storage import float_type
+from batching.backend.gguf.tensors import (
+    ROPE_FACTORS,
+    layer_of,
+    look_up,
+    own_tensors,
+    part_of,
+    rename,
+)
 from batching.backend.yarn import leave_untruncated
 
 Weights = dict[str, Weight]
-T = TypeVar("T")
+ReadWeight = Callable[[GgufHeader, str, mx.Dtype | None], Weight]
 
 # Of dequantizing; each works on one tensor, in memory of its own.
 _MAX_STREAMS: Final = 8
-_ROPE_FACTORS: Final = "rope_freqs.weight"
-_NAMES: Final = {
-    "token_embd": "embed_tokens",
-    "token_embd_norm": "embedding_norm",
-    "output_norm": "norm",
-    "output": "lm_head",
-}
 
 
-def load_gguf(
-    header: GgufHeader, dtype: mx.Dtype | None, *, keeps_floats: bool = False
-) -> tuple[nn.Module, Config]:
-    """Load the model of a file whose header was read, its arrays evaluated.
+class GgufOutline:
+    """The model of a file whose header was read, its arrays zeros that take no memory until they are read.
 
     With a `dtype` every weight is dequantized to it.  Without, quantized weights stay, and the
     float ones become float16 like their scales: a float32 norm would turn all activations into
@@ -50,29 +49,97 @@ def load_gguf(
     With `keeps_floats`, for kernels whose activations are float32 in any case, each array keeps its
     own type, and scales that are products are float32: nothing is rounded.
     """
-    architecture, _ = architecture_of(header)
-    config = read_config(header)
-    model = _build(config)
-    if config["tie_word_embeddings"] and hasattr(model, "tie_word_embeddings"):
-        # gemma3_text does not look into its config.
-        model.tie_word_embeddings = True
-        model.pop("lm_head")
-    weights = _read_weights(header, architecture, config, dtype)
-    _add_missing_bias(weights, config)
-    own = None if keeps_floats else float_type(header, architecture.half)
-    kind = dtype or own
-    kept = _quantizable(model) if dtype is None else frozenset()
-    _make_dense(
-        [n for n, w in weights.items() if w.format and n not in kept], weights, kind or mx.float32
-    )
-    formats = {n.removesuffix(".weight"): w.format for n, w in weights.items() if w.format}
-    _load_weights(header, model, formats, _arrays(weights, architecture, kind))
-    if _ROPE_FACTORS in header.tensors:
-        factors = read_weight(header, _ROPE_FACTORS, None).dense()
-        _set_rope_factors(header, model, config, factors)
-    leave_untruncated(model, config)
-    evaluate(model)
-    return model, config
+
+    def __init__(
+        self, header: GgufHeader, dtype: mx.Dtype | None, *, keeps_floats: bool = False
+    ) -> None:
+        self._header, self._dtype = header, dtype
+        self._architecture, _ = architecture_of(header)
+        self.config = read_config(header)
+        self.model = _build(self.config)
+        if self.config["tie_word_embeddings"] and hasattr(self.model, "tie_word_embeddings"):
+            # gemma3_text does not look into its config.
+            self.model.tie_word_embeddings = True
+            self.model.pop("lm_head")
+        own_float = None if keeps_floats else float_type(header, self._architecture.half)
+        self._float = dtype or own_float
+        self._kept = _quantizable(self.model) if dtype is None else frozenset[str]()
+        own = list(own_tensors(header, self.config))
+        weights = self._weights(own, outline_weight)
+        _add_missing_bias(weights, self.config)
+        for _ in self._make_dense(weights):
+            continue
+        formats = {n.removesuffix(".weight"): w.format for n, w in weights.items() if w.format}
+        _load_weights(header, self.model, formats, self._arrays(weights))
+        if ROPE_FACTORS in header.tensors:
+            factors = read_weight(header, ROPE_FACTORS, None).dense()
+            _set_rope_factors(header, self.model, self.config, factors)
+        leave_untruncated(self.model, self.config)
+        self.model.eval()
+        self._tensors: dict[str, list[str]] = {}
+        for name in own:
+            self._tensors.setdefault(layer_of(name), []).append(name)
+
+    def read_all(self) -> None:
+        for layer in list(self._tensors):
+            self._read(layer)
+
+    def read(self, path: str) -> None:
+        """Read the arrays of the layer at a path of the model; of no path, those outside of layers."""
+        self._read(path.rpartition(".")[2])
+
+    def _read(self, layer: str) -> None:
+        weights = self._weights(self._tensors.pop(layer, []), read_weight)
+        for names in self._make_dense(weights):
+            mx.eval([weights[name].parts["weight"] for name in names])
+        self.model.load_weights(list(self._arrays(weights).items()), strict=False)
+
+    def _weights(self, names: Sequence[str], read: ReadWeight) -> Weights:
+        header, weights = self._header, Weights()
+        for name in names:
+            weight = read(header, name, self._dtype)
+            if change := look_up(self._architecture.changes, part_of(name)):
+                weight = change[0](weight, self.config)
+            for part, rows in _halves_of_experts(name, weight).items():
+                weights[rename(header, self._architecture, part)] = rows
+        if self._architecture.join:
+            self._architecture.join(weights, self.config)
+        return weights
+
+    def _make_dense(self, weights: Weights) -> Iterator[list[str]]:
+        """Dequantize what the model cannot keep quantized; yield some names at a time, to compute."""
+        quantized = sorted(n for n, w in weights.items() if w.format and n not in self._kept)
+        for names in self._several_at_once(quantized):
+            for name, stream in names:
+                with mx.stream(stream):
+                    dense = weights[name].dense().astype(self._float or mx.float32)
+                weights[name] = Weight({"weight": dense})
+            yield [name for name, _ in names]
+
+    def _several_at_once(self, names: Sequence[str]) -> Iterator[list[tuple[str, mx.Stream]]]:
+        """Yield as many names as there are streams: one stream uses one core."""
+        streams = self._streams if names else []
+        for start in range(0, len(names), len(streams) or 1):
+            yield list(zip(names[start:], streams, strict=False))
+
+    @cached_property
+    def _streams(self) -> list[mx.Stream]:
+        if mx.default_device() != mx.cpu:
+            return [mx.default_stream(mx.default_device())]
+        count = min(os.cpu_count() or 1, _MAX_STREAMS)
+        return [mx.new_stream(mx.Device(mx.cpu)) for _ in range(count)]
+
+    def _arrays(self, weights: Weights) -> dict[str, mx.array]:
+        """Name every part, in one float type or its own; empties `weights` so that both need not fit."""
+        arrays: dict[str, mx.array] = {}
+        exact = tuple(self._architecture.exact)
+        for name in list(weights):
+            kind = mx.float32 if name.endswith(exact) else self._float
+            for part, array in weights.pop(name).parts.items():
+                is_packed = array.dtype in (mx.uint32, mx.uint8)
+                stored = f"{name.removesuffix('weight')}{part}" if part != "weight" else name
+                arrays[stored] = array if is_packed or kind is None else array.astype(kind)
+        return arrays
 
 
 def evaluate(model: nn.Module) -> None:
@@ -96,21 +163,6 @@ def _modules(model: nn.Module) -> list[nn.Module]:
     return list(model.modules())
 
 
-def _read_weights(
-    header: GgufHeader, architecture: Architecture, config: Config, dtype: mx.Dtype | None
-) -> Weights:
-    weights: Weights = {}
-    for name in _own_tensors(header, config):
-        weight = read_weight(header, name, dtype)
-        if change := _look_up(architecture.changes, _part(name)):
-            weight = change[0](weight, config)
-        for part, rows in _halves_of_experts(name, weight).items():
-            weights[rename(header, architecture, part)] = rows
-    if architecture.join:
-        architecture.join(weights, config)
-    return weights
-
-
 def _halves_of_experts(name: str, weight: Weight) -> dict[str, Weight]:
     """Part the gates of the experts from what they let through, if a file has them in one tensor."""
     if "ffn_gate_up_exps" not in name:
@@ -119,47 +171,6 @@ def _halves_of_experts(name: str, weight: Weight) -> dict[str, Weight]:
         name.replace("gate_up", "gate"): weight.map(lambda rows: mx.split(rows, 2, axis=1)[0]),
         name.replace("gate_up", "up"): weight.map(lambda rows: mx.split(rows, 2, axis=1)[1]),
     }
-
-
-def _own_tensors(header: GgufHeader, config: Config) -> Iterator[str]:
-    """Yield the names of the model's tensors, not those of layers that predict further tokens."""
-    for name in header.tensors:
-        match name.split("."):
-            case ["blk", layer, *_] if layer.isdecimal():
-                is_own = int(layer) < config["num_hidden_layers"]
-            case _:
-                is_own = name not in NOT_WEIGHTS
-        if is_own:
-            yield name
-
-
-def rename(header: GgufHeader, architecture: Architecture, name: str) -> str:
-    """Return mlx-lm's name of a tensor: `blk.0.attn_q.weight` is q_proj's of layer 0."""
-    part = _part(name)
-    found = _look_up(_NAMES if part == name else architecture.names, part)
-    if found is None:
-        raise header.refuse(f"unknown tensor {name}")
-    layer = "" if part == name else f"layers.{name.split('.')[1]}."
-    renamed = "".join(found)
-    # Of what stands outside of layers all but the head is the inner model's.
-    inner = "" if renamed.startswith("lm_head") else "model."
-    return f"{architecture.prefix}{inner}{layer}{renamed}"
-
-
-def _part(name: str) -> str:
-    """Return the name inside its layer, if it has one."""
-    match name.split(".", 2):
-        case ["blk", _, part]:
-            return part
-    return name
-
-
-def _look_up(table: Mapping[str, T], part: str) -> tuple[T, str] | None:
-    """Find a name as it stands, or without `.weight` or `.bias`, and return that, too."""
-    if part in table:
-        return table[part], ""
-    stem, dot, kind = part.rpartition(".")
-    return (table[stem], dot + kind) if stem in table else None
 
 
 def _add_missing_bias(weights: Weights, config: Config) -> None:
@@ -187,40 +198,6 @@ def _quantizable(model: nn.Module) -> frozenset[str]:
     )
 
 
-def _make_dense(quantized: list[str], weights: Weights, dtype: mx.Dtype) -> None:
-    for names in _several_at_once(sorted(quantized)):
-        for name, stream in names:
-            with mx.stream(stream):
-                weights[name] = Weight({"weight": weights[name].dense().astype(dtype)})
-        mx.eval([weights[name].parts["weight"] for name, _ in names])
-
-
-def _arrays(
-    weights: Weights, architecture: Architecture, dtype: mx.Dtype | None
-) -> dict[str, mx.array]:
-    """Name every part, in one float type or its own; empties `weights` so that both need not fit."""
-    arrays: dict[str, mx.array] = {}
-    for name in list(weights):
-        kind = mx.float32 if name.endswith(tuple(architecture.exact)) else dtype
-        for part, array in weights.pop(name).parts.items():
-            is_packed = array.dtype in (mx.uint32, mx.uint8)
-            stored = f"{name.removesuffix('weight')}{part}" if part != "weight" else name
-            arrays[stored] = array if is_packed or kind is None else array.astype(kind)
-    return arrays
-
-
-def _several_at_once(names: Sequence[str]) -> Iterator[list[tuple[str, mx.Stream]]]:
-    """Yield as many names as there are cores, each with a stream: one stream uses one core."""
-    if mx.default_device() != mx.cpu:
-        yield [(name, mx.default_stream(mx.default_device())) for name in names]
-        return
-    streams = [
-        mx.new_stream(mx.Device(mx.cpu)) for _ in range(min(os.cpu_count() or 1, _MAX_STREAMS))
-    ]
-    for start in range(0, len(names), len(streams)):
-        yield list(zip(names[start:], streams, strict=False))
-
-
 def _load_weights(
     header: GgufHeader,
     model: nn.Module,
@@ -244,7 +221,7 @@ def _set_rope_factors(
     """Divide the rope frequencies by the file's factors."""
     dims = config["head_dim"]
     if config["rope_scaling"] is not None or factors.shape != (dims // 2,):
-        raise header.refuse(f"{_ROPE_FACTORS} of shape {factors.shape} with other rope scaling")
+        raise header.refuse(f"{ROPE_FACTORS} of shape {factors.shape} with other rope scaling")
     base = config["rope_theta"] ** (mx.arange(0, dims, 2, dtype=mx.float32) / dims)
     for module in _modules(model):
         if isinstance(getattr(module, "rope", None), nn.RoPE):

@@ -135,6 +135,22 @@ def read_weight(header: GgufHeader, name: str, dtype: mx.Dtype | None) -> Weight
     return joined.map(lambda part: part.reshape(*tensor.shape[:-1], -1))
 
 
+def outline_weight(header: GgufHeader, name: str, dtype: mx.Dtype | None) -> Weight:
+    """Return what `read_weight` would, of zeros that take no memory until they are computed."""
+    tensor = header.tensors[name]
+    kept = format_of(tensor.type_name)
+    if kept is None or (dtype is not None and loses_bits(tensor.type_name)):
+        return Weight({"weight": mx.zeros(tensor.shape, FLOATS.get(tensor.type_name, dtype))})
+    *rows, length = tensor.shape
+    num_groups = length // kept.group_size
+    parts = {"weight": mx.zeros((*rows, length * kept.bits // 32), mx.uint32)}
+    of_affine = mx.float32 if tensor.type_name in _OF_PRODUCTS else mx.float16
+    is_affine = kept.mode == "affine"
+    for part in ("scales", "biases") if is_affine else ("scales",):
+        parts[part] = mx.zeros((*rows, num_groups), of_affine if is_affine else mx.uint8)
+    return Weight(parts, kept)
+
+
 def _convert(rows: Bytes, type_name: str, dtype: mx.Dtype | None) -> Weight:
     if not loses_bits(type_name):
         return _repacked(rows, type_name, FORMATS[type_name])

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from batching.backend.gguf.header import GgufHeader, Tensor
 from batching.backend.gguf.quantizations import FLOATS, format_of, loses_bits
+from batching.backend.gguf.tensors import NOT_WEIGHTS
 from batching.backend.storage import (
     Stored,
     dtype_name,
@@ -15,9 +16,6 @@ from batching.backend.storage import (
     kernel_float,
     quantization_name,
 )
-
-# Read into the config, or not needed: the model has no layers beyond its own.
-NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 class _Kept(NamedTuple):

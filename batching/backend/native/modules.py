@@ -17,9 +17,9 @@ from mlx_lm.models.activations import precise_swiglu as mlx_precise_swiglu, swig
 
 from batching.backend.cpu.modules import Rotation, swiglu as portable_swiglu
 from batching.backend.dequantize import dequantize
-from batching.backend.native.experts import SwitchLinear, replace_experts
+from batching.backend.native.experts import SwitchLinear, is_switch_linear, replace_experts
 from batching.backend.native.norms import replace_norm
-from batching.backend.native.packing import Packing, is_packable, replace_class
+from batching.backend.native.packing import Packing, is_packable, parts_of, replace_class
 from batching.backend.native.recurrent import rebind_recurrences, replace_convolution
 from batching.backend.native.rotary import replace_rope
 from batching.backend.native_loader import Native
@@ -29,24 +29,21 @@ _SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), 
 _MAX_THIN: Final = 4
 
 
-def replace_modules(model: nn.Module, native: Native, *, input_bits: int = 32) -> nn.Module:
+def replace_modules(
+    model: nn.Module, native: Native, *, input_bits: int = 32, packing: Packing | None = None
+) -> nn.Module:
     """Return the model with modules replaced by kernels and with float32 activations.
 
     input_bits: round the inputs of quantized weights to 8 or 16 bits, if the kernels support it; 32
         rounds nothing.
+    packing: where weights come from, if not from the model's arrays.
     """
     kernels = native.module
-    # What the kernels do not know is exact in bfloat16.
-    model = dequantize(model, keep=is_packable)
-    packing = Packing(kernels, input_bits)
-    for group in _groups(model):
-        product = Product(packing, group)
-        for index, module in enumerate(group):
-            replace_class(module, Linear, product=product, index=index)
-    for module in model.modules():
-        if _is_embedding(module):
-            replace_class(module, Embedding, product=Product(packing, [module]))
-    replace_experts(model, packing)
+    packing = packing or Packing(kernels, input_bits)
+    for path, part in parts_of(model):
+        packing.begin(path)
+        _pack(path, part, packing)
+        packing.end()
     model.set_dtype(mx.float32)
     rotation = Rotation()
     for module in model.modules():
@@ -59,12 +56,31 @@ def replace_modules(model: nn.Module, native: Native, *, input_bits: int = 32) -
     return model
 
 
+def _pack(path: str, part: nn.Module, packing: Packing) -> None:
+    """Replace the modules of a part of the model that have packed weights."""
+    # What the kernels do not know is exact in bfloat16.
+    dequantize(part, keep=is_packable)
+    packing.enter(path, part, _is_packed)
+    for group in _groups(part):
+        product = Product(packing, group)
+        for index, module in enumerate(group):
+            replace_class(module, Linear, product=product, index=index)
+    for module in part.modules():
+        if _is_embedding(module):
+            replace_class(module, Embedding, product=Product(packing, [module]))
+    replace_experts(part, packing)
+
+
 def min_input_bits(model: nn.Module) -> int:
     """Return the fewest bits that inputs are rounded to in a replaced model; 32 is no rounding."""
     modules = model.modules()
     products = [m.product.input_bits for m in modules if isinstance(m, Linear | Embedding)]
     experts = [m.input_bits for m in modules if isinstance(m, SwitchLinear)]
     return min(products + experts, default=32)
+
+
+def _is_packed(module: nn.Module) -> bool:
+    return _is_linear(module) or _is_embedding(module) or is_switch_linear(module)
 
 
 def _groups(model: nn.Module) -> Iterator[list[nn.Module]]:

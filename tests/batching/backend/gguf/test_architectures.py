@@ -14,12 +14,12 @@ from batching.backend.gguf.architectures import ARCHITECTURES
 from batching.backend.gguf.changes import join_latent
 from batching.backend.gguf.config import read_config
 from batching.backend.gguf.header import read_header
-from batching.backend.gguf.model import load_gguf
 from batching.backend.gguf.quantizations import Format, Weight
 from batching.backend.loader import max_model_len
 from tests.support.arrays import parameters
 from tests.support.gguf_architectures import TINY, VARIANTS, Array
 from tests.support.gguf_converter import random_model, write_model
+from tests.support.gguf_models import load_gguf
 
 TOKENS: Final = mx.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3] * 3])
 

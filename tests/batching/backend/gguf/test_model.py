@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from batching.backend.gguf.header import read_header
-from batching.backend.gguf.model import load_gguf
 from batching.errors import ModelLoadError
 from tests.support.arrays import parameters
 from tests.support.gguf_models import (
@@ -18,6 +17,7 @@ from tests.support.gguf_models import (
     Metadata,
     Tensors,
     blocks,
+    load_gguf,
     metadata_of,
     random_model,
     tensors_of,

@@ -17,6 +17,7 @@ from batching.backend.gguf.quantizations import (
     Weight,
     format_of,
     join,
+    outline_weight,
     read_weight,
 )
 from batching.backend.gguf.storage import num_bytes, stored_tensors
@@ -131,3 +132,15 @@ def test_joined_rows_keep_their_format_if_it_is_one(
     both = join(one, read_weight(header, "t.weight", None))
     assert both.format == kept
     np.testing.assert_allclose(dequantized(both), np.concatenate([expected, other]), atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [None, mx.bfloat16])
+@pytest.mark.parametrize("name", [*FORMATS, *LOSSY])
+def test_the_outline_of_a_type_is_what_reading_it_gives(
+    tmp_path: Path, name: str, dtype: mx.Dtype | None
+) -> None:
+    header, _ = written(tmp_path, name)
+    outlined, read = (f(header, "t.weight", dtype) for f in (outline_weight, read_weight))
+    assert outlined.format == read.format
+    shapes = [{n: (p.shape, p.dtype) for n, p in w.parts.items()} for w in (outlined, read)]
+    assert shapes[0] == shapes[1]

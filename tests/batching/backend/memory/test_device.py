@@ -45,11 +45,11 @@ def test_a_share_of_the_memory_is_less_what_is_in_use(monkeypatch: pytest.Monkey
 def test_what_is_free_is_no_more_than_the_system_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
     have_memory(monkeypatch, 5000)
-    monkeypatch.setattr(memory, "available_memory", lambda: 4000)
+    monkeypatch.setattr(memory, "available_memory", lambda **_: 4000)
     assert free_memory() == 4000
-    monkeypatch.setattr(memory, "available_memory", lambda: 6000)
+    monkeypatch.setattr(memory, "available_memory", lambda **_: 6000)
     assert free_memory() <= 5000
-    monkeypatch.setattr(memory, "available_memory", lambda: None)
+    monkeypatch.setattr(memory, "available_memory", lambda **_: None)
     assert 0 < free_memory() <= 5000
 
 
@@ -130,7 +130,7 @@ def test_a_pool_beside_the_weights_fits_or_is_rejected(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 32 tokens of two layers, keys and values of 2 heads of 16 numbers: 16 KiB a block.
-    monkeypatch.setattr(memory, "available_memory", lambda: 4 << 20)
+    monkeypatch.setattr(memory, "available_memory", lambda **_: 4 << 20)
     assert "  256 blocks" in "".join(build_engine(config(directory, 256)).startup_lines)
     with pytest.raises(PoolTooLarge, match=r"^a KV pool of 257 blocks needs 5 MiB; 4 MiB are free"):
         build_engine(config(directory, 257))

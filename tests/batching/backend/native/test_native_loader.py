@@ -15,11 +15,12 @@ import pytest
 from mlx_lm.models import llama
 
 import batching.backend.native as package
-from batching.backend import engine_builder, native_loader as extension
+from batching.backend import engine_builder, native_loader as extension, packed_model
 from batching.backend.cores import usable_cores
 from batching.backend.engine_builder import build_engine
 from batching.backend.native import build
 from batching.backend.native.model import use_kernels
+from batching.backend.native.packing import Packing
 from batching.backend.native_loader import Native, NoNative, load_native
 from batching.config import CpuPrecision, EngineConfig
 from batching.errors import ModelLoadError
@@ -202,11 +203,11 @@ def test_the_start_says_what_is_rounded(
     used: list[int] = []
     name = "fast" if precision == "auto" else precision
 
-    def use_kernels_and_tell(*args: Any, input_bits: int, **options: Any) -> nn.Module:
-        used.append(input_bits)
-        return use_kernels(*args, input_bits=input_bits, **options)
+    def use_kernels_and_tell(*args: Any, packing: Packing) -> nn.Module:
+        used.append(packing.input_bits)
+        return use_kernels(*args, packing=packing)
 
-    monkeypatch.setattr(engine_builder, "use_kernels", use_kernels_and_tell)
+    monkeypatch.setattr(packed_model, "use_kernels", use_kernels_and_tell)
     if native.supports_int_inputs:
         what = f"{name}: what is multiplied with quantized weights has {num_bits} bits"
         assert f"kernels   {native}; {what}" in build_engine(config).startup_lines

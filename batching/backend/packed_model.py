@@ -1,0 +1,137 @@
+"""A loaded model on the native kernels: packed now, or before, in a file of the weights cache."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from batching.backend.exceptions import one_line
+from batching.backend.gguf.model import evaluate
+from batching.backend.loader import LoadedModel
+from batching.backend.native.model import use_kernels
+from batching.backend.native.packing import Packing
+from batching.backend.native_loader import Native
+from batching.backend.storage import dtype_name
+from batching.backend.weights_cache.cache import CacheEntry, NotKept, WeightsCache, default_folder
+from batching.backend.weights_cache.large_pages import maps_large_pages
+from batching.backend.weights_cache.weights_file import WeightsFile
+from batching.config import EngineConfig
+from batching.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+
+class CannotUseFile(Exception):
+    """The file of a model's weights was deleted: it is to be loaded again."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Packed weights of a file."""
+
+    file: WeightsFile
+    kernels: Any
+    is_mapped: bool
+
+    @property
+    def others(self) -> Mapping[str, mx.array]:
+        return self.file.others
+
+    def packed(self, path: str) -> Any:
+        return self.file.packed(self.kernels, path, is_mapped=self.is_mapped)
+
+
+class PackedModel:
+    """Packs a model that was loaded late, or takes what was packed before."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        native: Native,
+        loaded: LoadedModel,
+        *,
+        input_bits: int,
+        dtype: mx.Dtype | None,
+    ) -> None:
+        self._sharing = config.share_weights
+        self._native, self._loaded, self._input_bits = native, loaded, input_bits
+        folder = config.weights_cache_dir or default_folder()
+        self._entry: CacheEntry = WeightsCache(folder, config.weights_cache_gib << 30).entry(
+            Path(loaded.source),
+            config.model_id,
+            isa=native.isa,
+            input_bits=input_bits,
+            dtype=None if dtype is None else dtype_name(dtype),
+        )
+
+    def on_kernels(self) -> tuple[LoadedModel, str]:
+        """Return the model on the kernels, and a line about where its weights come from.
+
+        Raises:
+            ModelLoadError: it does not fit.
+            CannotUseFile: its file was damaged, and is deleted.
+        """
+        try:
+            with self._entry.opened() as file:
+                if file is not None:
+                    return self._from(file)
+        except ModelLoadError:
+            raise
+        except Exception as error:
+            logger.warning("packed weights are made again: %s", one_line(error))
+            self._entry.drop()
+            raise CannotUseFile from error
+        return self._packed()
+
+    def _from(self, file: WeightsFile) -> tuple[LoadedModel, str]:
+        started = time.monotonic()
+        is_mapped = self._is_mapped(file.descriptor, file.layouts, file.sizes, file.offsets)
+        stored = _Stored(file, self._native.module, is_mapped)
+        model = self._use_kernels(Packing(self._native.module, self._input_bits, stored=stored))
+        how = "mapped" if is_mapped else "read"
+        return model, f"{how} from {file.path} in {time.monotonic() - started:.1f} s"
+
+    def _packed(self) -> tuple[LoadedModel, str]:
+        started = time.monotonic()
+        packing = Packing(self._native.module, self._input_bits, self._loaded.read)
+        model = self._use_kernels(packing)
+        line = f"in {time.monotonic() - started:.1f} s"
+        is_mapped = False
+
+        def share(descriptor: int, offsets: Mapping[str, int]) -> None:
+            nonlocal is_mapped
+            sizes = {name: weights.nbytes for name, weights in packing.packed.items()}
+            layouts = {name: weights.layout for name, weights in packing.packed.items()}
+            is_mapped = self._is_mapped(descriptor, layouts, sizes, offsets)
+            for name, weights in packing.packed.items() if is_mapped else ():
+                weights.map(descriptor, offsets[name])
+
+        try:
+            self._entry.keep(packing.packed, packing.others, share)
+        except NotKept as reason:
+            return model, f"{line}, not kept: {reason}"
+        seconds = time.monotonic() - started
+        shared = " and mapped" if is_mapped else ""
+        return model, f"{line}, after {seconds:.1f} s kept{shared} in {self._entry.path}"
+
+    def _is_mapped(
+        self,
+        descriptor: int,
+        layouts: Mapping[str, Mapping[str, int]],
+        sizes: Mapping[str, int],
+        offsets: Mapping[str, int],
+    ) -> bool:
+        if self._sharing != "auto" or not sizes:
+            return self._sharing == "always"
+        name = max(sizes, key=lambda name: sizes[name])
+        where = (sizes[name], descriptor, offsets[name])
+        return maps_large_pages(self._native.module, layouts[name], *where)
+
+    def _use_kernels(self, packing: Packing) -> LoadedModel:
+        model = use_kernels(self._loaded.model, self._native, packing=packing)
+        evaluate(model)
+        return replace(self._loaded, model=model)

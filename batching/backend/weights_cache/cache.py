@@ -1,0 +1,152 @@
+"""A folder of packed weights, by model and options; the least recently used ones make room."""
+
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+from huggingface_hub import constants
+
+from batching.backend.weights_cache.identity import identity, short_digest
+from batching.backend.weights_cache.weights_file import (
+    AlreadyWritten,
+    DamagedFile,
+    WeightsFile,
+    opened,
+    remove_abandoned,
+    size_of,
+    write,
+)
+
+logger = logging.getLogger(__name__)
+
+GIB: Final = 1 << 30
+MIB: Final = 1 << 20
+_NAME: Final = "mlx-batch-server"
+_SUFFIX: Final = ".safetensors"
+# Below this, packing takes no time worth the space.
+MIN_BYTES: Final = 256 * MIB
+# What is left of a disk for others: a share of it, or so many bytes if these are fewer.
+_FREE_SHARE: Final = 0.05
+_FREE_BYTES: Final = 8 * GIB
+
+
+# What is done with a file's descriptor, and where its packed weights begin.
+Then = Callable[[int, Mapping[str, int]], None]
+
+
+class NotKept(Exception):
+    """Weights are not written to the folder; the text says why."""
+
+
+def default_folder() -> Path:
+    """Return the folder beside the hub's cache."""
+    return Path(constants.HF_HUB_CACHE).expanduser().parent / _NAME
+
+
+@dataclass(frozen=True)
+class WeightsCache:
+    """max_bytes: of all files together; 0 keeps and finds none."""
+
+    folder: Path
+    max_bytes: int
+
+    def entry(self, model: Path, name: str, **options: object) -> "CacheEntry":
+        """Return where the weights of a model belong that is packed with these options."""
+        stem = re.sub(r"[^\w.-]+", "-", name)[-64:].strip(".-") or "model"
+        of_path = short_digest(str(model.resolve()), options)
+        path = self.folder / f"{stem}-{of_path}{_SUFFIX}"
+        key = identity(model, **options) if self.max_bytes else ""
+        return CacheEntry(self, path, key)
+
+    def make_room(self, num_bytes: int, beside: Path) -> None:
+        """Delete files, those that were used last at the end, until another one may be written.
+
+        Raises:
+            NotKept: there is no room for it.
+        """
+        remove_abandoned(self.folder)
+        if num_bytes > self.max_bytes:
+            raise NotKept(f"{_size(num_bytes)} are more than the {_size(self.max_bytes)} allowed")
+        files = {path: path.stat() for path in self.folder.glob(f"*{_SUFFIX}")}
+        files.pop(beside, None)
+        left = sum(stat.st_size for stat in files.values())
+        for path, stat in sorted(files.items(), key=lambda item: item[1].st_mtime_ns):
+            if left + num_bytes <= self.max_bytes:
+                break
+            logger.info("the weights cache is full: %s is deleted", path.name)
+            path.unlink(missing_ok=True)
+            left -= stat.st_size
+        disk = shutil.disk_usage(self.folder)
+        if disk.free - num_bytes < min(_FREE_SHARE * disk.total, _FREE_BYTES):
+            raise NotKept(f"{_size(num_bytes)} would fill the disk, {_size(disk.free)} are free")
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One file of the folder, which is there or not; `key` is that of what it must have."""
+
+    cache: WeightsCache
+    path: Path
+    key: str
+
+    @contextmanager
+    def opened(self) -> Iterator[WeightsFile | None]:
+        """Open the file; None if it is not there, or of something else."""
+        if not self.cache.max_bytes:
+            yield None
+            return
+        try:
+            with opened(self.path, self.key) as file:
+                if file is not None:
+                    self._touch()
+                yield file
+        except (DamagedFile, OSError) as error:
+            raise DamagedFile(f"{self.path}: {error}") from error
+
+    def _touch(self) -> None:
+        try:
+            os.utime(self.path)
+        except OSError:
+            # Another user's, who may be read from.
+            return
+
+    def drop(self) -> None:
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s cannot be deleted: %s", self.path, error.strerror)
+
+    def keep(self, packed: Mapping[str, Any], others: Mapping[str, mx.array], then: Then) -> None:
+        """Write packed weights to the file; `then` gets its descriptor, and where each begins.
+
+        Raises:
+            NotKept: they stay as they are.
+        """
+        num_bytes = size_of(packed, others)
+        if not self.cache.max_bytes:
+            raise NotKept("the cache is off")
+        if num_bytes < MIN_BYTES:
+            raise NotKept(f"less than {_size(MIN_BYTES)}")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.cache.make_room(num_bytes, self.path)
+            write(self.path, self.key, packed, others, then)
+        except AlreadyWritten:
+            raise NotKept("another process writes the same file") from None
+        except OSError as error:
+            reason = f"{self.path.parent}: {error.strerror or error}"
+            logger.warning(
+                "packed weights are not kept, so that the next start packs them again: %s", reason
+            )
+            raise NotKept(reason) from error
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes // MIB} MiB"

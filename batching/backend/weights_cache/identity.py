@@ -1,0 +1,63 @@
+"""What packed weights depend on, as a digest."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+_PACKAGES: Final = ("mlx", "mlx-lm", "gguf", "numpy")
+_CODE: Final = Path(__file__).parents[1]
+_CODE_PATTERNS: Final = ("**/*.py", "native/_native*.so")
+_MODEL_PATTERNS: Final = ("*.safetensors", "*.safetensors.index.json", "config.json", "*.py")
+_HEAD_BYTES: Final = 1 << 16
+_SAMPLE_BYTES: Final = 1 << 12
+_NUM_SAMPLES: Final = 64
+
+
+def identity(model: Path, **options: object) -> str:
+    """Return a digest of a model's files, of this program, and of the options that it packs with."""
+    files = [[path.name, *_state(path)] for path in _files(model)]
+    packages = [[name, version(name)] for name in _PACKAGES]
+    return _digest([files, packages, _code(), options])
+
+
+def short_digest(*parts: object) -> str:
+    """Return some letters that tell one from another."""
+    return _digest(parts)[:16]
+
+
+def _digest(parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _files(model: Path) -> Iterator[Path]:
+    if model.is_file():
+        yield model
+        return
+    for pattern in _MODEL_PATTERNS:
+        yield from sorted(model.glob(pattern))
+
+
+def _state(path: Path) -> tuple[int, int, str]:
+    """Return a file's size, its time, and a digest of its begin and of samples."""
+    stat = path.stat()
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        digest.update(file.read(_HEAD_BYTES))
+        for index in range(_NUM_SAMPLES + 1):
+            last = max(0, stat.st_size - _SAMPLE_BYTES)
+            digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, last * index // _NUM_SAMPLES))
+    return stat.st_size, stat.st_mtime_ns, digest.hexdigest()
+
+
+def _code() -> str:
+    """Return a digest of what reads and packs: a change of it may be one of the weights."""
+    digest = hashlib.sha256()
+    for pattern in _CODE_PATTERNS:
+        for path in sorted(_CODE.glob(pattern)):
+            digest.update(f"{path.relative_to(_CODE)} {path.stat().st_size} ".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

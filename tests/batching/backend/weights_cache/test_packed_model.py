@@ -1,0 +1,387 @@
+"""A second start takes packed weights from their file, or packs again if that is not what it should be."""
+
+import fcntl
+import gc
+import logging
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import pytest
+from mlx_lm.utils import save_config, save_model
+from safetensors import safe_open
+
+from batching import EngineConfig
+from batching.backend.engine_builder import build_engine
+from batching.backend.loader import load_model
+from batching.backend.native.modules import replace_modules
+from batching.backend.native.packing import Packing, StoredDiffers
+from batching.backend.native_loader import Native
+from batching.backend.weights_cache import cache, identity
+from batching.config import ShareWeights
+from batching.request import BatchRequest, SamplingParams
+from batching.scheduling.outputs import RequestOutput
+from tests.support.gguf_models import BPE, metadata_of, random_model, tensors_of
+from tests.support.gguf_writer import write_gguf
+from tests.support.model_files import write_model
+from tests.support.model_zoo import make_tiny, tiny_config
+
+pytestmark = pytest.mark.usefixtures("native", "keeps_any_size")
+
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
+
+
+@pytest.fixture
+def keeps_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MIN_BYTES", 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "weights"
+
+
+def write_directory(path: Path) -> Path:
+    path.mkdir()
+    return write_model(path)
+
+
+def write_file(path: Path) -> Path:
+    mx.random.seed(7)
+    model, config = random_model("qwen3", head_dim=64)
+    return write_gguf(
+        path.with_suffix(".gguf"), metadata_of(config) | BPE, tensors_of(model, config)
+    )
+
+
+every_kind = pytest.mark.parametrize("write_it", [write_directory, write_file])
+
+
+@pytest.fixture
+def config(tmp_path: Path, folder: Path) -> EngineConfig:
+    return config_of(write_directory(tmp_path / "model"), folder)
+
+
+def config_of(model: Path, folder: Path) -> EngineConfig:
+    return EngineConfig(
+        model=str(model),
+        model_id="tiny",
+        num_blocks=16,
+        device="cpu",
+        native="require",
+        weights_cache_dir=folder,
+        share_weights="always",
+    )
+
+
+def start(config: EngineConfig) -> tuple[str, list[Any]]:
+    """Return what the start says of the packed weights, and outputs with their log probabilities."""
+    loaded = build_engine(config)
+    [line] = [line for line in loaded.startup_lines if line.startswith("packed ")]
+    logprobs = SamplingParams(temperature=0.0, logprobs=3)
+    requests = [
+        BatchRequest(number, list(prompt), max_tokens=6, sampling=logprobs)
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    loaded.engine.add(*requests)
+    outputs: list[Any] = []
+    while loaded.engine.has_work:
+        for each in loaded.engine.step():
+            assert isinstance(each, RequestOutput)
+            outputs += [each.request_id, each.output.token_ids, each.output.logprobs]
+    return line.removeprefix("packed    "), outputs
+
+
+def the_file(folder: Path) -> Path:
+    [file] = folder.iterdir()
+    return file
+
+
+@every_kind
+@pytest.mark.parametrize("sharing", ["always", "never", "auto"])
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_a_second_start_packs_nothing_and_gives_the_same_bits(
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write_it: Callable[[Path], Path],
+    sharing: ShareWeights,
+    precision: Any,
+) -> None:
+    config = replace(
+        config_of(write_it(tmp_path / "model"), folder),
+        share_weights=sharing,
+        cpu_precision=precision,
+    )
+    line, plain = start(replace(config, weights_cache_gib=0))
+    assert line.endswith("not kept: the cache is off")
+    assert not folder.exists()
+    line, first = start(config)
+    assert f" in {the_file(folder)}" in line
+    monkeypatch.setattr(Packing, "_pack", lambda *_: pytest.fail("it is packed"))
+    monkeypatch.setattr(
+        "batching.backend.gguf.model.read_weight", lambda *_: pytest.fail("it is read")
+    )
+    line, second = start(config)
+    how = "mapped" if sharing == "always" else "read"
+    assert line.startswith(f"{how} from {the_file(folder)} in ")
+    assert plain == first == second
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "qwen3_moe", "qwen3_next"])
+def test_experts_routers_and_recurrent_layers_are_those_of_the_first_start(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    directory = write_directory(tmp_path / "model")
+    save_model(directory, make_tiny(name))
+    save_config(tiny_config(name), directory / "config.json")
+    config = config_of(directory, folder)
+    _, plain = start(replace(config, weights_cache_gib=0))
+    line, first = start(config)
+    assert " kept and mapped in " in line
+    monkeypatch.setattr(Packing, "_pack", lambda *_: pytest.fail("it is packed"))
+    line, second = start(config)
+    assert line.startswith("mapped from ")
+    assert plain == first == second
+
+
+def test_mapped_weights_are_counted_and_end_with_the_model(
+    config: EngineConfig, native: Native
+) -> None:
+    gc.collect()
+    before = native.module.mapped_bytes()
+    start(config)
+    loaded = build_engine(config)
+    mapped = native.module.mapped_bytes() - before
+    assert 0 < mapped <= native.module.weight_bytes()
+    del loaded
+    gc.collect()
+    assert native.module.mapped_bytes() == before
+
+
+def test_small_models_are_not_kept(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MIN_BYTES", 1 << 28)
+    line, _ = start(config)
+    assert line.endswith("not kept: less than 256 MiB")
+
+
+def test_the_file_is_one_of_safetensors(config: EngineConfig, folder: Path) -> None:
+    start(config)
+    with safe_open(the_file(folder), "np") as file:
+        names = set(file.keys())
+        assert "lm_head" in names
+        assert "model.layers.0.self_attn.q_proj" in names
+        assert file.get_tensor("model.layers.1.self_attn.q_proj").dtype == "uint8"
+        assert file.get_slice("model.norm.weight").get_dtype() == "BF16"
+    assert the_file(folder).stat().st_mode & 0o077 == 0
+
+
+def cut_off(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def lengthen(file: Path) -> None:
+    os.truncate(file, file.stat().st_size + 4096)
+
+
+def empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def overwrite(file: Path, at: int, data: bytes) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(data)
+
+
+def change_the_header(file: Path) -> None:
+    text = file.read_bytes()
+    overwrite(file, text.index(b'"BF16"'), b'"F16" ')
+
+
+def claim_a_long_header(file: Path) -> None:
+    overwrite(file, 7, b"\x7f")
+
+
+def break_the_header(file: Path) -> None:
+    overwrite(file, 8, b"[1,2]")
+
+
+def change_weights(file: Path) -> None:
+    overwrite(file, file.stat().st_size - 1, b"\xa5")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (cut_off, "bytes, not "),
+        (lengthen, "bytes, not "),
+        (empty, "it has no header"),
+        (claim_a_long_header, "it has no header"),
+        (break_the_header, "its header cannot be read"),
+        (change_the_header, "its header has been changed"),
+        (change_weights, "its weights have been changed"),
+    ],
+)
+def test_a_damaged_file_is_made_again(
+    config: EngineConfig,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None],
+    reason: str,
+) -> None:
+    _, first = start(config)
+    damage(the_file(folder))
+    line, second = start(config)
+    assert line.startswith("in ")
+    assert reason in caplog.text
+    # It is deleted, and written by the next start.
+    assert list(folder.iterdir()) == []
+    start(config)
+    line, third = start(config)
+    assert line.startswith("mapped from ")
+    assert first == second == third
+
+
+def test_weights_that_cannot_be_taken_are_packed(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when the disk fails, or by a mistake of ours."""
+    _, first = start(config)
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("batching.backend.packed_model._Stored.packed", fail)
+        line, second = start(config)
+    assert line.startswith("in ")
+    assert "Input/output error" in caplog.text
+    assert first == second
+
+
+class OfAnotherModel:
+    others: Final = {"model.norm.weight": mx.zeros(3)}
+
+    def packed(self, _: str) -> None:
+        pytest.fail("it is taken")
+
+
+def test_arrays_of_another_model_are_not_taken(config: EngineConfig, native: Native) -> None:
+    model = load_model(config.model, dtype=None).model
+    with pytest.raises(StoredDiffers, match=r"layernorm\.weight is another array"):
+        replace_modules(model, native, packing=Packing(native.module, stored=OfAnotherModel()))
+
+
+def touch(model: Path) -> None:
+    os.utime(model / "config.json", ns=(1, 1))
+
+
+def rewrite(model: Path) -> None:
+    """Change a bit, but neither the size nor the time."""
+    file = model / "model.safetensors"
+    stat = file.stat()
+    overwrite(file, stat.st_size - 1, bytes([file.read_bytes()[-1] ^ 1]))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def add_code(model: Path) -> None:
+    (model / "code.py").write_text("", encoding="utf-8")
+
+
+@pytest.mark.parametrize("change", [touch, rewrite, add_code])
+def test_weights_of_a_model_that_has_changed_are_packed_again(
+    config: EngineConfig, folder: Path, change: Callable[[Path], None]
+) -> None:
+    start(config)
+    change(Path(config.model))
+    line, _ = start(config)
+    assert line.startswith("in ")
+    # In place of the other file.
+    assert f" in {the_file(folder)}" in line
+    line, _ = start(config)
+    assert line.startswith("mapped from ")
+
+
+def test_weights_of_another_version_are_packed_again(
+    config: EngineConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(config)
+    monkeypatch.setattr(identity, "version", lambda _: "0")
+    line, _ = start(config)
+    assert line.startswith("in ")
+    monkeypatch.undo()
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_each_precision_has_a_file(config: EngineConfig, folder: Path, native: Native) -> None:
+    start(replace(config, cpu_precision="exact"))
+    start(replace(config, cpu_precision="exact", dtype="bfloat16"))
+    assert len(list(folder.iterdir())) == 2
+    if native.supports_int_inputs:
+        start(replace(config, cpu_precision="fastest"))
+        assert len(list(folder.iterdir())) == 3
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    config: EngineConfig, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.write_text("no folder", encoding="utf-8")
+    line, _ = start(config)
+    assert line.startswith("in ")
+    assert f"not kept: {folder}: " in line
+    assert "packed weights are not kept" in caplog.text
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_costs_a_warning_and_leaves_nothing(
+    config: EngineConfig, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with largest_file(1 << 16):
+        line, first = start(config)
+    assert "not kept: " in line
+    assert "packed weights are not kept" in caplog.text
+    assert list(folder.iterdir()) == []
+    assert start(config)[1] == first
+
+
+def test_of_two_that_start_at_once_one_writes(config: EngineConfig, folder: Path) -> None:
+    start(config)
+    file = the_file(folder)
+    part = file.with_name(f"{file.name}.part")
+    file.rename(part)
+    with written_by_another(part):
+        line, _ = start(config)
+    assert line.endswith("not kept: another process writes the same file")
+    # What it has written so far is still there.
+    assert part.stat().st_size > 0
+    # It ended without an end: what it left is no file of weights.
+    line, _ = start(config)
+    assert " kept and mapped in " in line
+    assert the_file(folder) == file
+
+
+@contextmanager
+def written_by_another(part: Path) -> Iterator[None]:
+    """Lock a file as another process would."""
+    descriptor = os.open(part, os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
