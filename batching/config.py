@@ -41,8 +41,7 @@ class BatchLimits:
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each running request reads one token a step"
             )
-        if self.max_draft_tokens < 0:
-            raise ValueError(f"max_draft_tokens must not be below 0, as {self.max_draft_tokens} is")
+        _check_not_below_zero(self, "max_draft_tokens")
         _check_above_zero(self, "aging_rate")
 
 
@@ -77,8 +76,7 @@ class SchedulerConfig(BatchLimits):
                     f"num_window_blocks must be at least {minimum}, not {self.num_window_blocks}: "
                     "what one request sees must fit"
                 )
-        if self.num_checkpoints is not None and self.num_checkpoints < 0:
-            raise ValueError(f"num_checkpoints must not be below 0, as {self.num_checkpoints} is")
+        _check_not_below_zero(self, "num_checkpoints")
 
     @property
     def max_request_tokens(self) -> int:
@@ -98,9 +96,10 @@ class EngineConfig(BatchLimits):
     The KV pool has `num_blocks` blocks or the model is not loaded.  Without that number it has up
     to `max_blocks`, as far as they fit into what is free; without both it takes
     `memory_fraction` of the device's memory, weights included.  `max_model_len=None` takes the
-    model's own context, and `chat_template=None` its own template.  `state_cache_mib` bounds what the prefix cache keeps of recurrent states;
-    None is an eighth of what is free.  `weights_cache_gib` bounds the packed weights in `weights_cache_dir`, by
-    default a folder beside the hub's cache; 0 keeps none.  A step that takes longer than `step_timeout` seconds has stalled.
+    model's own context, and `chat_template=None` its own template.  `state_cache_mib` bounds what
+    the prefix cache keeps of recurrent states; None is an eighth of what is free.
+    `weights_cache_gib` bounds the packed weights in `weights_cache_dir`, by default a folder beside
+    the hub's cache; 0 keeps none.  A step that takes longer than `step_timeout` seconds has stalled.
     """
 
     model: str
@@ -128,13 +127,8 @@ class EngineConfig(BatchLimits):
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)
         _check_minimum(self, "num_blocks", "max_blocks", "max_model_len", "cpu_threads")
-        if self.weights_cache_gib < 0:
-            raise ValueError(
-                f"weights_cache_gib must not be below 0, as {self.weights_cache_gib} is"
-            )
+        _check_not_below_zero(self, "weights_cache_gib", "state_cache_mib")
         _check_above_zero(self, "max_stall_ms", "step_timeout")
-        if self.state_cache_mib is not None and self.state_cache_mib < 0:
-            raise ValueError(f"state_cache_mib must not be below 0, as {self.state_cache_mib} is")
         if not 0 < self.memory_fraction < 1:
             raise ValueError(f"memory_fraction must be within (0, 1), not {self.memory_fraction}")
 
@@ -163,6 +157,13 @@ def _check_minimum(config: BatchLimits, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def _check_not_below_zero(config: BatchLimits, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < 0:
+            raise ValueError(f"{name} must not be below 0, as {value} is")
 
 
 def _check_above_zero(config: BatchLimits, *names: str) -> None:

@@ -42,6 +42,7 @@ def test_the_number_of_checkpoints_may_be_0_or_unknown_and_not_below() -> None:
         {"max_model_len": 0},
         {"cpu_threads": 0},
         {"state_cache_mib": -1},
+        {"weights_cache_gib": -1},
     ],
 )
 def test_an_engine_limit_out_of_range_is_rejected(changes: dict[str, Any]) -> None:
