@@ -48,7 +48,7 @@ std::string describe(const Shape& shape) {
   std::ostringstream text;
   text << "attention: " << pool.num_heads << "x" << shape.group << " heads of " << pool.key_dim
        << "," << pool.value_dim << ", blocks of " << pool.block_size
-       << ", type " << static_cast<int>(pool.type)
+       << ", type " << static_cast<int>(pool.type) << (pool.is_latent ? ", latent" : "")
        << (shape.rounds() ? ", rounded" : "") << ", window " << shape.window
        << (shape.is_chunked ? ", chunked" : "") << ", cap "
        << shape.soft_cap << (shape.has_sinks ? ", sinks," : ",");
@@ -161,6 +161,7 @@ class Case {
         {step_.num_rows(), request.num_rows, request.num_before, first_block});
     auto keys = random.normal(request.num_tokens() * key_size());
     auto values = random.normal(request.num_tokens() * value_size());
+    if (shape_.layout.is_latent) take_values(keys, values);
     for (int i = 0; i < request.num_tokens(); i++) {
       const int slot =
           step_.tables[first_block + i / block_size()] * block_size() + i % block_size();
@@ -179,6 +180,13 @@ class Case {
     store(values, pool.value_dim, pool.type);
     all_keys_.push_back(std::move(keys));
     all_values_.push_back(std::move(values));
+  }
+
+  /// Values are the first numbers of keys.
+  void take_values(const std::vector<float>& keys, std::vector<float>& values) const {
+    const size_t dim = shape_.layout.value_dim;
+    for (size_t i = 0; i < values.size(); i++)
+      values[i] = keys[i / dim * shape_.layout.key_dim + i % dim];
   }
 
   AttentionArgs args(float* y) const {
@@ -298,6 +306,9 @@ Shape random_shape(Random& random) {
               .soft_cap = random.chance() ? 2.0f : 0.0f,
               .has_sinks = random.chance(),
               .num_padding = random.one_of({0, 3})};
+  shape.layout.is_latent = shape.num_padding == 0 && shape.layout.type != CacheType::kInt8 &&
+                           shape.layout.value_dim <= shape.layout.key_dim && random.chance();
+  shape.layout.rounds_inputs &= !shape.layout.is_latent;
   return shape;
 }
 

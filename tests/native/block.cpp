@@ -1,5 +1,6 @@
 // The halves of a block are the operations that they are made of, one after the other.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
@@ -55,14 +56,21 @@ Floats multiplied(const Layer& layer, const Floats& x, int num_rows) {
 }
 
 Norm random_norm(Random& random, int size) {
-  return random.chance() ? Norm{random.normal(size), 1e-5f} : Norm{};
+  if (random.chance()) return {};
+  return random.chance() ? Norm{random.normal(size), 1e-5f}
+                         : Norm{random.normal(size), 1e-5f, true,
+                                random.chance() ? random.normal(size) : Floats{}};
 }
 
 /// Rows, or heads of them.
 Floats normed(const Norm& norm, Floats x) {
-  if (norm.size())
-    rms_norm(x.data(), norm.weight.data(), norm.eps, static_cast<int>(x.size() / norm.size()),
-             norm.size(), x.data());
+  if (!norm.size()) return x;
+  const int num_rows = static_cast<int>(x.size() / norm.size());
+  if (norm.is_centered)
+    layer_norm(x.data(), norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(),
+               norm.eps, num_rows, norm.size(), x.data());
+  else
+    rms_norm(x.data(), norm.weight.data(), norm.eps, num_rows, norm.size(), x.data());
   return x;
 }
 
@@ -97,19 +105,48 @@ void test_mlp(Random& random) {
   const Matrix both(random, 2 * width, size), down(random, size, width);
   const Norm norm = random_norm(random, size);
   const Output output{down.layer(0, size), {random_norm(random, size), random_residual(random)}};
-  const bool is_gelu = random.chance();
+  const Activation activation = random.chance() ? Activation::kGelu : Activation::kSilu;
   const Layer gate = both.layer(0, width), up = both.layer(width, 2 * width);
   const Floats x = random.normal(static_cast<size_t>(num_rows) * size);
+  // That of a block whose attention and MLP have one input.
+  const Floats added_to = random.chance() ? random.normal(x.size()) : x;
   Floats gated = multiplied(gate, normed(norm, x), num_rows);
   const Floats ups = multiplied(up, normed(norm, x), num_rows);
-  (is_gelu ? geglu : swiglu)(gated.data(), ups.data(), gated.size(), gated.data());
+  (activation == Activation::kGelu ? geglu : swiglu)(gated.data(), ups.data(), gated.size(), gated.data());
   const auto run = [&](bool is_joined, int rows) {
     const auto layers = is_joined ? std::vector{both.layer(0, 2 * width)} : std::vector{gate, up};
     Floats y(x.size(), NAN);
-    run_mlp({layers, norm, output, is_gelu}, x.data(), rows < 0 ? num_rows : rows, y.data());
+    run_mlp({layers, norm, output, activation}, x.data(), added_to.data(),
+            rows < 0 ? num_rows : rows, y.data());
     return y;
   };
-  expect_alike(run, expected_output(output, x, gated, num_rows), size, "MLP");
+  expect_alike(run, expected_output(output, added_to, gated, num_rows), size, "MLP");
+}
+
+void test_mlp_without_gate(Random& random) {
+  const int num_rows = random.between(1, 30), size = random.between(8, 60);
+  const int width = random.between(8, 90);
+  const Matrix up(random, width, size), down(random, size, width);
+  const Norm norm = random_norm(random, size);
+  const Output output{down.layer(0, size), {random_norm(random, size), random_residual(random)}};
+  const Floats x = random.normal(static_cast<size_t>(num_rows) * size);
+  const auto activate = [](int activation, Floats x) {
+    const Kernels& k = *kernels();
+    const auto kernel = std::array{k.swiglu, k.geglu, k.geglu_erf, k.reglu, k.squared_reglu};
+    kernel[activation](x.data(), nullptr, x.size(), x.data());
+    return x;
+  };
+  for (int activation = 0; activation < NUM_ACTIVATIONS; activation++) {
+    const Floats middle = activate(activation, multiplied(up.layer(0, width), normed(norm, x), num_rows));
+    const auto run = [&](bool, int rows) {
+      Floats y(x.size(), NAN);
+      run_mlp({{up.layer(0, width)}, norm, output, static_cast<Activation>(activation)}, x.data(),
+              x.data(), rows < 0 ? num_rows : rows, y.data());
+      return y;
+    };
+    expect_alike(run, expected_output(output, x, middle, num_rows), size,
+                 "MLP without a gate, activation " + std::to_string(activation));
+  }
 }
 
 void test_attention_half(Random& random) {
@@ -146,11 +183,18 @@ void test_attention_half(Random& random) {
     for (int i = 0; i < rows; i++) step.slots[i] = step.tables[i / 4] * 4 + i % 4;
     return step;
   };
-  Floats q = normed(q_norm, multiplied(q_layer, normed(norm, x), num_rows));
-  Floats k = normed(k_norm, multiplied(k_layer, normed(norm, x), num_rows));
+  const bool norms_last = random.chance();
+  const Floats factors = random.chance() ? random.normal(num_rows) : Floats{};
+  const auto turned = [&](const Layer& layer, const Norm& heads_norm, int heads) {
+    Floats y = multiplied(layer, normed(norm, x), num_rows);
+    if (!norms_last) y = normed(heads_norm, y);
+    rotate(y.data(), rotation, num_rows, heads, dim, y.data());
+    return norms_last ? normed(heads_norm, y) : y;
+  };
+  Floats q = turned(q_layer, q_norm, num_heads);
+  const Floats k = turned(k_layer, k_norm, num_keys);
   const Floats v = normed(v_norm, multiplied(v_layer, normed(norm, x), num_rows));
-  rotate(q.data(), rotation, num_rows, num_heads, dim, q.data());
-  rotate(k.data(), rotation, num_rows, num_keys, dim, k.data());
+  for (size_t i = 0; i < q.size() && !factors.empty(); i++) q[i] *= factors[i / q_size];
   Pool plain(layout, 8);
   Floats attended(q.size(), NAN);
   const AttentionArgs args{layout, plain.keys(), plain.values(), q.data(), attended.data(),
@@ -169,8 +213,10 @@ void test_attention_half(Random& random) {
     Pool pool(layout, 8);
     Floats y(x.size(), NAN);
     rows = rows < 0 ? num_rows : rows;
-    run_attention({layers, norm, q_norm, k_norm, v_norm, output, sinks, num_heads, 0.3f, is_gated},
-                  pool, step_of(rows), rotation, visibility, x.data(), rows, y.data());
+    run_attention({layers, norm, q_norm, k_norm, v_norm, output, sinks, num_heads, 0.3f, is_gated,
+                   norms_last},
+                  pool, step_of(rows), rotation, visibility,
+                  factors.empty() ? nullptr : factors.data(), x.data(), rows, y.data());
     return y;
   };
   // The e^x of gates is another one.
@@ -186,6 +232,7 @@ void test_block() {
   for (int i = 0; i < 60; i++) {
     set_num_threads(random.one_of({1, 2, 4}));
     test_mlp(random);
+    test_mlp_without_gate(random);
     test_attention_half(random);
   }
 }

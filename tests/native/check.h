@@ -49,6 +49,7 @@ void test_attention();
 void test_block();
 void test_mixer();
 void test_mixture();
+void test_latent();
 void test_recurrent();
 void test_threads();
 void test_parts();

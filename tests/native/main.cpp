@@ -22,6 +22,7 @@ int main() {
     test_block();
     test_mixer();
     test_mixture();
+    test_latent();
     test_recurrent();
   } catch (const std::exception& error) {
     expect(false, error.what());

@@ -182,7 +182,7 @@ struct Mixture {
     half.experts = {experts.gate.of_experts(), experts.up.of_experts(), experts.down.of_experts(),
                     {}};
     const std::vector<Layer> gate_up{shared.gate.layer(), shared.up.layer()};
-    if (random.chance()) half.shared = MlpHalf{gate_up, {}, {shared.down.layer(), {}}, false};
+    if (random.chance()) half.shared = MlpHalf{gate_up, {}, {shared.down.layer(), {}}};
     if (half.shared && random.chance()) half.shared_gate = gate.layer();
     half.norm = random_norm(random, size);
     half.ending = {random_norm(random, size), random.one_of({0, 1, 2}) * 0.5f};

@@ -1,7 +1,9 @@
 // Operations on each row or each value by itself.
+#include <algorithm>
 #include <cmath>
 
 #include "check.h"
+#include "kernels.h"
 #include "operations/pointwise.h"
 #include "thread_pool.h"
 
@@ -30,6 +32,57 @@ void test_rms_norm(Random& random) {
   }
   rms_norm(x.data(), weight.empty() ? nullptr : weight.data(), eps, num_rows, size, y.data());
   expect_close(y, expected, "rms_norm " + std::to_string(num_rows) + "x" + std::to_string(size));
+}
+
+void test_layer_norm(Random& random) {
+  const int num_rows = random.between(1, 40), size = random.between(1, 300);
+  const float eps = random.chance() ? 1e-5f : 0.1f;
+  auto x = random.normal(static_cast<size_t>(num_rows) * size);
+  const float shift = random.one_of({0, 3});
+  for (float& value : x) value += shift;
+  const auto weight = random.chance() ? random.normal(size) : std::vector<float>{};
+  const auto bias = random.chance() ? random.normal(size) : std::vector<float>{};
+  std::vector<Expected> expected;
+  for (int m = 0; m < num_rows; m++) {
+    const float* row = x.data() + static_cast<size_t>(m) * size;
+    double mean = 0, squares = 0;
+    for (int i = 0; i < size; i++) mean += row[i] / static_cast<double>(size);
+    for (int i = 0; i < size; i++) squares += (row[i] - mean) * (row[i] - mean);
+    const double deviation = std::sqrt(squares / size + eps);
+    for (int i = 0; i < size; i++) {
+      const double factor = (weight.empty() ? 1.0 : weight[i]) / deviation;
+      const double value = (row[i] - mean) * factor + (bias.empty() ? 0 : bias[i]);
+      // The mean is off by a rounding of its own.
+      expected.push_back({value, 2e-6 * (std::abs(value) + (1 + shift) * std::abs(factor))});
+    }
+  }
+  // In place, as a block does it.
+  layer_norm(x.data(), weight.empty() ? nullptr : weight.data(),
+             bias.empty() ? nullptr : bias.data(), eps, num_rows, size, x.data());
+  expect_close(x, expected, "layer_norm " + std::to_string(num_rows) + "x" + std::to_string(size));
+}
+
+void test_other_activations(Random& random) {
+  const size_t size = random.between(1, 3000);
+  auto x = random.normal(size);
+  for (float& value : x) value *= 3;
+  x[0] = random.one_of({-200, -20, -5, 0, 20, 200});
+  const auto up = random.normal(size);
+  std::vector<Expected> gelu, relu, squared;
+  for (size_t i = 0; i < size; i++) {
+    const double part = 0.5 * x[i] * std::erfc(-x[i] / std::sqrt(2.0));
+    const double positive = std::max(x[i], 0.0f);
+    gelu.push_back({part * up[i], 4e-7 * (1 + std::abs(x[i])) * std::abs(up[i])});
+    relu.push_back({positive * up[i], 1e-6 * std::abs(positive * up[i])});
+    squared.push_back({positive * positive, 1e-6 * positive * positive});
+  }
+  std::vector<float> y(size, NAN);
+  kernels()->geglu_erf(x.data(), up.data(), size, y.data());
+  expect_close(y, gelu, "geglu_erf " + std::to_string(size));
+  kernels()->reglu(x.data(), up.data(), size, y.data());
+  expect_close(y, relu, "reglu " + std::to_string(size));
+  kernels()->squared_reglu(x.data(), nullptr, size, y.data());
+  expect_close(y, squared, "squared relu " + std::to_string(size));
 }
 
 void test_swiglu(Random& random) {
@@ -104,6 +157,8 @@ void test_pointwise() {
   for (int i = 0; i < 60; i++) {
     set_num_threads(random.one_of({1, 2, 4}));
     test_rms_norm(random);
+    test_layer_norm(random);
+    test_other_activations(random);
     test_swiglu(random);
     test_geglu(random);
     test_rotate(random);

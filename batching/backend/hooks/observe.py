@@ -122,7 +122,8 @@ def _layer_shape(cache: Any, use: LeafUse, regrouped: set[int]) -> LayerShape | 
     value_dim = cache.values.shape[-1]
     is_gathered = any(id(user) in regrouped for user in use.users)
     if use.is_latent and not is_gathered:
-        return LayerShape(num_heads, key_dim + value_dim, 0, cache.keys.dtype, is_latent=True)
+        dtype = cache.keys.dtype
+        return LayerShape(num_heads, key_dim + value_dim, 0, dtype, latent_dim=key_dim)
     return LayerShape(
         num_heads,
         key_dim,

@@ -6,29 +6,40 @@ gated MLP or a known mixture of experts stays a module of the model; a block of 
 attention and its MLP or mixture replaced alone.
 """
 
+import math
 from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from batching.backend.hooks.attention import hook_attention
-from batching.backend.native.fused_check import FusedCheck
+from batching.backend.native.fused_check import (
+    FusedAttention,
+    FusedCheck,
+    OfRowsNames,
+    parameters_of,
+)
 from batching.backend.native.halves import (
+    AS_CACHED,
     NOTHING,
     Around,
     AttentionHalf,
     MlpHalf,
+    OfRows,
     Parts,
     UnknownPart,
 )
+from batching.backend.native.latent import LatentHalf, is_latent
 from batching.backend.native.linear_attention import LinearAttentionHalf
 from batching.backend.native.mixture import MixtureHalf
 from batching.backend.native_loader import Native
 
 _ATTENTION: Final = (("self_attn",), ("attention",), ("linear_attn",))
-# Of a block or of attention; the first one has many names, but is given without.
-_PARAMETERS: Final = ("x", "mask", "cache")
 _RESIDUAL: Final = ("residual_multiplier",)
+# Of a residual, with the square root of the number of layers.
+_DEPTH: Final = ("scale_depth",)
+_NUM_LAYERS: Final = ("num_hidden_layers",)
+_IS_PARALLEL: Final = ("use_parallel_residual",)
 
 
 class _Norms(NamedTuple):
@@ -57,6 +68,8 @@ _NORMS: Final = (
         "pre_feedforward_layernorm",
         "post_feedforward_layernorm",
     ),
+    # Attention and the MLP have one input.
+    _Norms("input_layernorm", None, None, None),
 )
 
 
@@ -67,38 +80,61 @@ class FusedBlock:
         parts = Parts(block)
         (attention,) = parts.any_of(*_ATTENTION)
         norms, mlp_name = _norms(parts.left)
-        residual = parts.number(_RESIDUAL, 1.0)
+        shares_norm = norms.count(None) == len(norms) - 1
+        self._is_parallel = shares_norm or bool(parts.number(_IS_PARALLEL, 0))
+        if shares_norm:
+            norms = norms._replace(mlp=norms.attention)
+        residual = _residual(parts)
         around = [
             Around(block.get(norm), block.get(output_norm), residual)
             for norm, output_norm in (norms[:2], norms[2:])
         ]
-        kind = LinearAttentionHalf if "conv1d" in attention else AttentionHalf
-        self.attention: AttentionHalf | LinearAttentionHalf = kind(kernels, attention, around[0])
+        self.attention = _attention(kernels, attention, around[0])
         mlp = block[mlp_name]
         half = _mlp_half(kernels, mlp, around[1]) if is_whole else None
+        if self._is_parallel and isinstance(half, MixtureHalf):
+            half = None
         # Whether the MLP is one operation, too.
         self.is_whole = half is not None
         # The MLP is not: it runs by itself where the cache is not of the kernels.
         self.replaced: list[nn.Module] = attention.modules()
         self.mlp = half or _UnfusedMlp(mlp, around[1])
 
-    def __call__(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
-        return self.mlp(self.attention(x, mask, cache))
+    def __call__(self, x: mx.array, mask: Any, cache: Any, rows: OfRows = AS_CACHED) -> mx.array:
+        attended = self.attention(x, mask, cache, rows)
+        if self._is_parallel and not isinstance(self.mlp, MixtureHalf):
+            return self.mlp(x, attended)
+        return self.mlp(attended)
 
 
 class _UnfusedMlp:
     """What a model has in place of a gated MLP."""
 
     def __init__(self, mlp: nn.Module, around: Around) -> None:
-        self._mlp = mlp
+        self.mlp = mlp
         self._around = around
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, added_to: mx.array | None = None) -> mx.array:
         norm, output_norm, residual = vars(self._around).values()
         # A module without arrays is an empty dict.
-        output: mx.array = self._mlp(x if norm is None else norm(x))
+        output: mx.array = self.mlp(x if norm is None else norm(x))
         output = output if output_norm is None else output_norm(output)
-        return x + (output if residual == 1 else residual * output)
+        added_to = x if added_to is None else added_to
+        return added_to + (output if residual == 1 else residual * output)
+
+
+def _residual(parts: Parts) -> float:
+    depth = parts.number(_DEPTH, 0.0)
+    if depth:
+        return depth / math.sqrt(parts.number(_NUM_LAYERS))
+    return parts.number(_RESIDUAL, 1.0)
+
+
+def _attention(kernels: Any, attention: nn.Module, around: Around = NOTHING) -> FusedAttention:
+    if "conv1d" in attention:
+        return LinearAttentionHalf(kernels, attention, around)
+    half = LatentHalf if is_latent(attention) else AttentionHalf
+    return half(kernels, attention, around)
 
 
 def _mlp_half(
@@ -156,7 +192,7 @@ def _replace_block(block: nn.Module, kernels: Any, check: FusedCheck) -> list[nn
 
 def _replace_attention(attention: nn.Module, kernels: Any, check: FusedCheck) -> None:
     try:
-        half = AttentionHalf(kernels, attention)
+        half = _attention(kernels, attention)
     except UnknownPart:
         return
     others = check.others(attention, half, half)
@@ -166,38 +202,33 @@ def _replace_attention(attention: nn.Module, kernels: Any, check: FusedCheck) ->
 
 def _replace(
     module: nn.Module,
-    attention: AttentionHalf | LinearAttentionHalf,
-    fused: FusedBlock | AttentionHalf,
+    attention: FusedAttention,
+    fused: FusedBlock | FusedAttention,
     others: tuple[None, ...],
 ) -> None:
     """Make a module an instance of a subclass that runs fused where the cache is of the kernels.
 
     others: what it returns beside its output, that nothing reads if its cache is not shared.
     """
-    plain = type(module)
+    plain, names, of_rows = type(module), parameters_of(module), OfRowsNames.of(module)
 
     def call(self: nn.Module, *given: Any, **named: Any) -> Any:
-        known = _known(given, named)
-        if known is None or not attention.takes(known[0], known[2]):
+        more = {**dict(zip(names, given, strict=False)), **named}
+        x, mask, cache = (more.pop(name, None) for name in (names[0], "mask", "cache"))
+        rows = OfRows(*(more.pop(name, None) if name else None for name in of_rows))
+        is_known = len(given) <= len(names) and all(value is None for value in more.values())
+        # What the module would make by itself is not known.
+        is_known &= all(
+            isinstance(value, mx.array) and value.size == len(x) if name else True
+            for name, value in zip(of_rows, rows, strict=True)
+        )
+        if not is_known or not attention.takes(x, cache):
             return plain.__call__(self, *given, **named)
-        output = self._fused(*known)
+        output = self._fused(x, mask, cache, rows)
         return (output, *others) if others else output
 
     module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
     module._fused = fused
-
-
-def _known(given: tuple[Any, ...], named: dict[str, Any]) -> list[Any] | None:
-    """Return x, mask and cache of a call; None if there are other arguments."""
-    if len(given) > len(_PARAMETERS):
-        return None
-    known = [*given, None, None, None][: len(_PARAMETERS)]
-    for name, value in named.items():
-        if name in _PARAMETERS:
-            known[_PARAMETERS.index(name)] = value
-        elif value is not None:
-            return None
-    return known
 
 
 def _replace_mlp(mlp: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.Module]:

@@ -18,12 +18,12 @@ from batching.backend.paged.kv_cache import (
     Slots,
     cache_leaves,
 )
+from batching.backend.paged.latent_cache import LatentCache
 from batching.backend.paged.layout import LayerLayout, LayerShape
 from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.scheduling.step_plan import Slice
 
-_NO_WINDOW: Final = SlidingWindow(0)
 # Of a number in the pool; all others become float32.
 _BITS: Final = {mx.bfloat16: 16, mx.int8: 8}
 
@@ -39,15 +39,18 @@ def native_cache(
     rounds_inputs: bool = False,
 ) -> PagedKVCache:
     """Return an empty pool; with `rounds_inputs` attention may round to 16 bits."""
+
+    def make(shape: LayerShape, num_blocks: int) -> NativeLayerCache:
+        return layer_cache(native, shape, num_blocks, block_size, rounds_inputs=rounds_inputs)
+
     caches = make_caches(
         layers,
-        lambda shape, num_blocks: NativeLayerCache(
-            native, shape, num_blocks, block_size, rounds_inputs=rounds_inputs
-        ),
+        make,
         num_blocks,
         block_size,
         num_window_blocks,
-        _make_states(native),
+        make_latent=make,
+        make_states=_make_states(native),
     )
     pages = _pages(native, caches, num_blocks)
     window_pages = _pages(native, caches, num_window_blocks, is_windowed=True)
@@ -58,6 +61,18 @@ def native_cache(
         on_use=(pages.use, window_pages.use),
         one_by_one=one_by_one,
     )
+
+
+def layer_cache(
+    native: Native,
+    shape: LayerShape,
+    num_blocks: int,
+    block_size: int,
+    *,
+    rounds_inputs: bool = False,
+) -> "NativeLayerCache":
+    kind = NativeLatentCache if shape.is_latent else NativeLayerCache
+    return kind(native, shape, num_blocks, block_size, rounds_inputs=rounds_inputs)
 
 
 def _make_states(native: Native) -> Callable[[int], NativeStates]:
@@ -132,22 +147,23 @@ class NativeLayerCache(LayerCache):
         self._written: tuple[mx.array, mx.array] | None = None
         self._is_pending = False
         # The output of the operation that writes.
-        self.attended: mx.array | None = None
+        self._attended: mx.array | None = None
         self.pool = native.module.pool(
             num_blocks,
             block_size,
             shape.num_heads,
             shape.key_dim,
-            shape.value_dim,
+            shape.latent_dim or shape.value_dim,
             _BITS.get(shape.dtype, 32),
             rounds_inputs,
+            shape.is_latent,
         )
         super().__init__(shape, num_blocks * block_size)
 
     @property
     def state(self) -> tuple[mx.array, ...]:
         """What is evaluated so that it writes, even if no logits are needed."""
-        return () if self.attended is None else (self.attended,)
+        return () if self._attended is None else (self._attended,)
 
     def write(self, keys: mx.array, values: mx.array) -> None:
         self._written, self._is_pending = (keys, values), True
@@ -160,7 +176,7 @@ class NativeLayerCache(LayerCache):
         sinks: mx.array | None,
     ) -> mx.array:
         assert self._written is not None, "a layer writes before it attends"
-        self.attended = self._native.module.attend(
+        self._attended = self._native.module.attend(
             queries,
             *self._written,
             self.pool,
@@ -175,12 +191,15 @@ class NativeLayerCache(LayerCache):
         if not self.shape.is_shared:
             # Other layers that read them write the same once more.
             self._written = None
-        return self.attended
+        return self._attended
 
-    def fused_inputs(self, mask: object) -> tuple[object, object, int, bool]:
-        """Return what an operation needs that writes and attends; a window of size 0 is none."""
-        size, is_chunked = self.window(mask) or _NO_WINDOW
-        return self.pool, self._native_step(), size, is_chunked
+    def run_attention(
+        self, run: Callable[[object, object, SlidingWindow], mx.array], mask: object
+    ) -> mx.array:
+        """Run what writes and attends, given pool, step and window; one of size 0 is none."""
+        window = self.window(mask) or SlidingWindow(0)
+        self._attended = run(self.pool, self._native_step(), window)
+        return self._attended
 
     def _native_step(self) -> object:
         attention = self.step.attention
@@ -201,4 +220,11 @@ class NativeLayerCache(LayerCache):
 
     def reset(self) -> None:
         """Drop a deferred write; no request reads slots of the pool before it has written them."""
-        self._written = self.attended = None
+        self._written = self._attended = None
+
+
+class NativeLatentCache(LatentCache, NativeLayerCache):
+    """Keys of one head, of which the first numbers are the values, too."""
+
+    def attend_both(self, queries: mx.array) -> mx.array:
+        return self.attend_within(queries, 1.0, None, None)

@@ -1,9 +1,10 @@
 """Whether a fused path computes what the code of a model computes."""
 
+import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,14 +14,14 @@ import numpy.typing as npt
 from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped, soft_cap
 from batching.backend.hooks.undo import Changes
-from batching.backend.native.cache import NativeAttention, NativeLayerCache
-from batching.backend.native.halves import TOLERANCE, AttentionHalf
+from batching.backend.native.cache import NativeAttention, NativeLayerCache, layer_cache
+from batching.backend.native.halves import AS_CACHED, TOLERANCE, AttentionHalf, OfRows
+from batching.backend.native.latent import LatentHalf
 from batching.backend.native.linear_attention import LinearAttentionHalf
 from batching.backend.native.mixture import MixtureHalf
 from batching.backend.native.states_check import compare_states
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import StepInputs
-from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
@@ -39,7 +40,40 @@ _MAX_LEAPS: Final = 2
 _NOISE: Final = 1e-5
 _LEAP: Final = 1e-2
 
-Fused = Callable[[mx.array, Any, Any], mx.array]
+Fused = Callable[[mx.array, Any, Any, OfRows], mx.array]
+
+
+class OfRowsNames(NamedTuple):
+    """The parameters of a module for what `OfRows` has; None are not there."""
+
+    factors: str | None
+    positions: str | None
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Self:
+        parameters = inspect.signature(type(module).__call__).parameters
+        # One whose default is None is made by the module, or of other layers.
+        offset = parameters.get("offset")
+        has_offset = offset is not None and offset.default is not None
+        return cls(
+            "attn_scale" if "attn_scale" in parameters else None, "offset" if has_offset else None
+        )
+
+
+class FusedAttention(Protocol):
+    """size: of a row of x.  tolerance: see `halves.TOLERANCE`."""
+
+    size: int
+    tolerance: float
+
+    def takes(self, x: mx.array | None, cache: Any) -> bool: ...
+
+    def __call__(
+        self, x: mx.array, mask: Any, cache: Any, rows: OfRows = AS_CACHED
+    ) -> mx.array: ...
+
+
+_Pooled = AttentionHalf | LatentHalf
 
 
 class FusedCheck:
@@ -51,23 +85,24 @@ class FusedCheck:
 
     def __init__(self, native: Native) -> None:
         self._native = native
-        self._known: dict[object, tuple[None, ...] | None] = {}
+        # And whether it rotates, of those that do compute it.
+        self._known: dict[object, tuple[tuple[None, ...] | None, bool]] = {}
 
     def is_alike(self, mixture: nn.Module, half: MixtureHalf) -> bool:
         """Tell whether a mixture of experts is what is to replace it."""
         key = (type(half), *map(_options, mixture.modules()))
         if key not in self._known:
-            try:
-                self._known[key] = compare(half.size, mixture, half)
-            except Exception:
-                # A model's code can raise anything.
-                self._known[key] = None
-        return self._known[key] is not None
+            found = None
+            # A model's code can raise anything.
+            with suppress(Exception):
+                found = compare(half.size, mixture, half)
+            self._known[key] = (found, True)
+        return self._known[key][0] is not None
 
     def others(
         self,
         module: nn.Module,
-        attention: AttentionHalf | LinearAttentionHalf,
+        attention: FusedAttention,
         fused: Fused,
         *,
         is_whole: bool = True,
@@ -80,40 +115,57 @@ class FusedCheck:
             for each in module.modules():
                 if soft_cap(each):
                     attend_capped(each, changes)
-            try:
-                if isinstance(attention, LinearAttentionHalf):
-                    is_alike = compare_states(self._native, module, attention, fused)
-                    self._known[key] = () if is_alike else None
-                else:
-                    compared = [self._compare(module, attention, fused, *case) for case in _CASES]
-                    self._known[key] = None if None in compared else compared[0]
-            except Exception:
-                # A model's code can do anything with a cache, so it can raise anything.
-                self._known[key] = None
+            self._known[key] = self._found(module, attention, fused)
             changes.undo()
-        return self._known[key]
+        others, rotates = self._known[key]
+        if isinstance(attention, _Pooled):
+            attention.rotates = rotates
+        return others
+
+    def _found(
+        self, module: nn.Module, attention: FusedAttention, fused: Fused
+    ) -> tuple[tuple[None, ...] | None, bool]:
+        # A model's code can do anything with a cache, so it can raise anything.
+        with suppress(Exception):
+            if isinstance(attention, LinearAttentionHalf):
+                is_alike = compare_states(self._native, module, attention, fused)
+                return (() if is_alike else None), True
+            assert isinstance(attention, _Pooled)
+            # Some layers have a rotary embedding and do not use it (Cohere 2).
+            for attention.rotates in (True, False):
+                compared = [self._compare(module, attention, fused, *case) for case in _CASES]
+                if None not in compared:
+                    return compared[0], attention.rotates
+        return None, True
 
     def _compare(
         self,
         module: nn.Module,
-        attention: AttentionHalf,
+        attention: _Pooled,
         fused: Fused,
         start: int,
         window: SlidingWindow | None,
     ) -> tuple[None, ...] | None:
-        def run(fused: Callable[..., Any], x: mx.array) -> Any:
-            return fused(x, window, self._cache(attention, start))
-
-        return compare(
-            attention.size, partial(run, module), partial(run, fused), attention.tolerance
+        if attention.shape.is_latent:
+            window = None
+        names = OfRowsNames.of(module)
+        factors = np.random.default_rng(start).uniform(0.5, 2, (_NUM_ROWS, 1, 1, 1))
+        rows = OfRows(
+            mx.array(factors, mx.float32) if names.factors else None,
+            self._cache(attention, start).offset if names.positions else None,
         )
+        named = {name: value for name, value in zip(names, rows, strict=True) if name}
 
-    def _cache(self, attention: AttentionHalf, start: int) -> NativeLayerCache:
-        dim = attention.head_dim
-        shape = LayerShape(
-            attention.num_key_heads, dim, dim, mx.float32, soft_cap=attention.soft_cap
-        )
-        cache = NativeLayerCache(self._native, shape, max(_BLOCKS) + 1, _BLOCK_SIZE)
+        def run_plain(x: mx.array) -> Any:
+            return module(x, mask=window, cache=self._cache(attention, start), **named)
+
+        def run_fused(x: mx.array) -> mx.array:
+            return fused(x, window, self._cache(attention, start), rows)
+
+        return compare(attention.size, run_plain, run_fused, attention.tolerance)
+
+    def _cache(self, attention: _Pooled, start: int) -> NativeLayerCache:
+        cache = layer_cache(self._native, attention.shape, max(_BLOCKS) + 1, _BLOCK_SIZE)
         request = BatchRequest(0, [0] * _NUM_ROWS, max_tokens=1)
         request.block_table = BlockTable(list(_BLOCKS))
         rows = NativeAttention(self._native, [Slice(request, 0, _NUM_ROWS)], _BLOCK_SIZE)
@@ -150,6 +202,11 @@ def compare(
 
 def _distances(rows: mx.array, others: mx.array) -> npt.NDArray[np.float32]:
     return np.array(mx.abs(rows - others).max(axis=(1, 2)))
+
+
+def parameters_of(module: nn.Module) -> list[str]:
+    """Return the names of what a module takes."""
+    return list(inspect.signature(type(module).__call__).parameters)[1:]
 
 
 def _parted(returned: Any) -> tuple[mx.array, tuple[None, ...]]:

@@ -5,11 +5,11 @@ what makes sure of it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,25 +18,33 @@ import numpy as np
 from batching.backend.hooks.soft_cap import soft_cap
 from batching.backend.native.cache import NativeLayerCache
 from batching.backend.native.modules import Linear
-from batching.backend.native.norms import RMSNorm
+from batching.backend.native.norms import LayerNorm, RMSNorm
 from batching.backend.native.rotary import RoPE
+from batching.backend.paged.layout import LayerShape
+from batching.backend.paged.mlx_attention import SlidingWindow
 
 # Groups of names, of which one is there.
 _QKV: Final = (("q_proj", "k_proj", "v_proj"), ("q_proj", "k_proj"), ("qkv_proj",))
-_GATE_UP: Final = (("gate_proj", "up_proj"), ("w1", "w3"), ("gate_up_proj",))
-_O: Final = (("o_proj",), ("out_proj",), ("dense",))
-_DOWN: Final = (("down_proj",), ("w2",))
-_Q_NORM: Final = (("q_norm",), ("q_layernorm",))
-_K_NORM: Final = (("k_norm",), ("k_layernorm",))
+# Gate and up, both joined, or what is not gated.
+_GATE_UP: Final = (
+    *(("gate_proj", "up_proj"), ("w1", "w3"), ("gate_up_proj",)),
+    *(("up_proj",), ("fc1",), ("c_fc",)),
+)
+OUTPUT: Final = (("o_proj",), ("out_proj",), ("dense",))
+_DOWN: Final = (("down_proj",), ("w2",), ("fc2",), ("c_proj",))
+# What is called by the last of them comes after the rotation.
+_LATE_NORM: Final = "query_layernorm"
+_Q_NORM: Final = (("q_norm",), ("q_layernorm",), (_LATE_NORM,))
+_K_NORM: Final = (("k_norm",), ("k_layernorm",), ("key_layernorm",))
 _V_NORM: Final = (("v_norm",),)
 _ROPE: Final = (("rope",), ("rotary_emb",))
 _SINKS: Final = (("sinks",),)
-_HEADS: Final = ("n_heads", "num_heads", "num_attention_heads")
+HEADS: Final = ("n_heads", "num_heads", "num_attention_heads")
 _KEY_HEADS: Final = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
 _SCALE: Final = ("scale", "sm_scale")
 _LIMIT: Final = re.compile("clip|clamp|limit")
 _Q_K_O: Final = 3
-# The two forms of GELU differ by 5e-4.
+# Of an activation; the two forms of GELU differ by 5e-4.
 _TOLERANCE: Final = 1e-5
 # How far a half may be off, as a share of the largest change of x, by the bits that inputs of layers are
 # rounded to: where it is not the same kernels as before, the seventh digit may differ, and be rounded to
@@ -57,15 +65,23 @@ class Parts:
 
     def any_of(self, *groups: Sequence[str]) -> list[Any]:
         """Take the first group of which all are there."""
+        return [self._module[name] for name in self.first_of(*groups)]
+
+    def first_of(self, *groups: Sequence[str]) -> Sequence[str]:
+        """Take it, and return its names."""
         names = next((group for group in groups if self.left.issuperset(group)), None)
         if names is None:
             raise UnknownPart(f"{type(self._module).__name__} has none of {groups}")
         self.left -= set(names)
-        return [self._module[name] for name in names]
+        return names
 
     def maybe(self, groups: Sequence[Sequence[str]]) -> Any:
         has_one = any(self.left.issuperset(group) for group in groups)
         return self.any_of(*groups)[0] if has_one else None
+
+    def maybe_all(self, *names: str) -> list[Any]:
+        """Take all of these, or none."""
+        return self.any_of(names) if self.left.issuperset(names) else []
 
     def number(self, names: Sequence[str], default: float | None = None) -> float:
         numbers = [getattr(self._module, name) for name in names if hasattr(self._module, name)]
@@ -94,47 +110,65 @@ class Around:
 
 
 NOTHING: Final = Around()
+# A weight, eps, whether the mean is taken off, and a bias.
+Norm = tuple[list[float], float, bool, list[float]]
+
+
+class OfRows(NamedTuple):
+    """What a model's code may pass beside its rows.
+
+    factors: what their queries are multiplied by, of any shape.
+    positions: theirs, if not those of the cache.
+    """
+
+    factors: mx.array | None = None
+    positions: mx.array | None = None
+
+
+AS_CACHED: Final = OfRows()
 
 
 class AttentionHalf:
-    """Attention; `num_key_heads`, `head_dim` and `soft_cap` are of the cache that it takes."""
+    """Attention; `shape` is that of the cache that it takes."""
 
     def __init__(self, kernels: Any, attention: nn.Module, around: Around = NOTHING) -> None:
         parts = Parts(attention)
-        linears = [*parts.any_of(*_QKV), *parts.any_of(*_O)]
+        linears = [*parts.any_of(*_QKV), *parts.any_of(*OUTPUT)]
         layers = layers_of(linears)
         rope, sinks = parts.maybe(_ROPE), parts.maybe(_SINKS)
         head_norms = [parts.maybe(groups) for groups in (_Q_NORM, _K_NORM, _V_NORM)]
         parts.end()
-        heads = int(parts.number(_HEADS))
-        self.num_key_heads = int(parts.number(_KEY_HEADS, heads))
+        heads = int(parts.number(HEADS))
+        num_key_heads = int(parts.number(_KEY_HEADS, heads))
         outputs = sum(packed.shape[0] for packed, _ in layers[:-1])
-        self.is_gated = _is_gated(layers, heads, self.num_key_heads)
+        is_gated = _is_gated(layers, heads, num_key_heads)
         # MLX's sigmoid is another one than the kernels'.
-        bits = linears[-1].product.input_bits if self.is_gated else 32
+        bits = linears[-1].product.input_bits if is_gated else 32
         self.tolerance = TOLERANCE[bits]
         # Two layers are of queries and of keys, which are the values, too.
         num_others = 1 if len(layers) == _Q_K_O else 2
-        num_queries = 2 * heads if self.is_gated else heads
-        self.head_dim = outputs // (num_queries + num_others * self.num_key_heads)
+        num_queries = 2 * heads if is_gated else heads
+        dim = outputs // (num_queries + num_others * num_key_heads)
         self.size = layers[0][0].shape[1]
-        self.soft_cap = soft_cap(attention)
+        cap = soft_cap(attention)
+        self.shape = LayerShape(num_key_heads, dim, dim, mx.float32, soft_cap=cap)
         # Other modules are there where a layer has no rotary embedding.
         self._rope = rope if isinstance(rope, RoPE) else None
-        self._is_traditional = self._rope is not None and self._rope.is_traditional
-        self._run = kernels.run_attention
+        self.rotates = True
+        self._kernels = kernels
         self.half = kernels.attention(
             layers,
             [
                 norm_of(around.norm, self.size),
-                *(norm_of(norm, self.head_dim) for norm in head_norms),
+                *(norm_of(norm, dim) for norm in head_norms),
                 norm_of(around.output_norm, self.size),
             ],
             heads,
-            parts.number(_SCALE, self.head_dim**-0.5),
+            parts.number(_SCALE, dim**-0.5),
             floats_of(sinks),
             around.residual,
-            self.is_gated,
+            is_gated,
+            _LATE_NORM in attention,
         )
 
     def takes(self, x: mx.array | None, cache: Any) -> bool:
@@ -142,41 +176,56 @@ class AttentionHalf:
             isinstance(cache, NativeLayerCache)
             and x is not None
             and not cache.shape.is_shared
-            and cache.shape.soft_cap == self.soft_cap
+            and not cache.shape.is_latent
+            and cache.shape.soft_cap == self.shape.soft_cap
             and x.ndim == 3
             and x.shape[1] == 1
         )
 
-    def __call__(self, x: mx.array, mask: Any, cache: NativeLayerCache) -> mx.array:
-        rope = self._rope
-        cosines, sines = (None, None) if rope is None else rope.angles(cache.offset)
-        attended: mx.array = self._run(
-            x,
-            cosines,
-            sines,
-            self._is_traditional,
-            self.half,
-            *cache.fused_inputs(mask),
-            self.soft_cap,
-        )
-        cache.attended = attended
-        return attended
+    def __call__(
+        self, x: mx.array, mask: Any, cache: NativeLayerCache, rows: OfRows = AS_CACHED
+    ) -> mx.array:
+        rope = self._rope if self.rotates else None
+        positions = cache.offset if rows.positions is None else rows.positions
+        angles = (None, None) if rope is None else rope.angles(positions)
+
+        def run(pool: object, step: object, window: SlidingWindow) -> mx.array:
+            is_traditional = rope is not None and rope.is_traditional
+            attended: mx.array = self._kernels.run_attention(
+                x,
+                *angles,
+                is_traditional,
+                self.half,
+                pool,
+                step,
+                *window,
+                self.shape.soft_cap,
+                None if rows.factors is None else rows.factors.flatten(),
+            )
+            return attended
+
+        return cache.run_attention(run, mask)
 
 
 class MlpHalf:
-    """A gated MLP."""
+    """An MLP, gated or not."""
 
     def __init__(self, kernels: Any, mlp: nn.Module, around: Around = NOTHING) -> None:
         parts = Parts(mlp)
-        layers = layers_of([*parts.any_of(*_GATE_UP), *parts.any_of(*_DOWN)])
+        names = parts.first_of(*_GATE_UP)
+        (down,) = parts.first_of(*_DOWN)
+        layers = layers_of([mlp[name] for name in (*names, down)])
         parts.end()
-        size = layers[0][0].shape[1]
+        size, width = layers[0][0].shape[1], layers[-1][0].shape[1]
+        is_joined = len(names) == 1 and layers[0][0].shape[0] == 2 * width
         norms = [norm_of(norm, size) for norm in (around.norm, around.output_norm)]
-        self._run = kernels.run_mlp
-        self.half = kernels.mlp(layers, norms, _is_gelu(mlp), around.residual)
+        self._kernels = kernels
+        activation = _activation(mlp, names, down, is_joined=is_joined)
+        self.half = kernels.mlp(layers, norms, activation, around.residual)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        output: mx.array = self._run(x, self.half)
+    def __call__(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
+        """residual: what the output is added to, if not to x."""
+        output: mx.array = self._kernels.run_mlp(x, self.half, residual)
         return output
 
 
@@ -201,12 +250,14 @@ def _is_gated(layers: Sequence[tuple[Any, list[float]]], heads: int, num_key_hea
     return bool(queries * num_key_heads == 2 * heads * keys)
 
 
-def norm_of(norm: nn.Module | None, size: int) -> tuple[list[float], float]:
+def norm_of(norm: nn.Module | None, size: int) -> Norm:
+    """Return a weight, eps, whether the mean is taken off, and a bias, as the kernels take them."""
     if norm is None:
-        return [], 0.0
-    if type(norm) is not RMSNorm:
-        raise UnknownPart(f"{type(norm).__name__} is not RMSNorm")
-    return floats_of(norm.get("weight")) or [1.0] * size, norm.eps
+        return [], 0.0, False, []
+    if type(norm) not in (RMSNorm, LayerNorm):
+        raise UnknownPart(f"{type(norm).__name__} is not a norm")
+    weight = floats_of(norm.get("weight")) or [1.0] * size
+    return weight, norm.eps, type(norm) is LayerNorm, floats_of(norm.get("bias"))
 
 
 def floats_of(array: mx.array | None) -> list[float]:
@@ -217,24 +268,29 @@ def _stand_in(output: mx.array | None, x: mx.array) -> mx.array:
     return x if output is None else output
 
 
-def _is_gelu(mlp: nn.Module) -> bool:
-    """Return whether a gated MLP has GELU and not SiLU, as its code does with stand-ins for layers."""
+def _activation(mlp: nn.Module, names: Sequence[str], down: str, *, is_joined: bool) -> int:
+    """Return which activation an MLP's code has, with stand-ins for layers."""
     # The last ones are beyond what some limit them to.
     gate = mx.concatenate([mx.linspace(-6, 6, 64), mx.array([-1e3, 1e3, 1e3])])
     up = mx.concatenate([mx.linspace(1, 2, 65), mx.array([-1e3, 1e3])])
-    outputs = [(gate, up), (gate, up), (mx.concatenate([gate, up]),)]
+    outputs = [mx.concatenate([gate, up])] if is_joined else [gate, up]
+    if len(names) == 1 and not is_joined:
+        up = mx.ones_like(up)
     layers = {
-        name: partial(_stand_in, output)
-        for names, group in zip(_GATE_UP, outputs, strict=True)
-        for name, output in zip(names, group, strict=True)
+        name: partial(_stand_in, output) for name, output in zip(names, outputs, strict=False)
     }
-    layers |= {name: partial(_stand_in, None) for (name,) in _DOWN}
+    layers[down] = partial(_stand_in, None)
     try:
-        found = type(mlp).__call__(SimpleNamespace(**vars(mlp), **layers), gate)
-        for is_gelu, activate in enumerate((nn.silu, nn.gelu_approx)):
+        found = type(mlp).__call__(SimpleNamespace(**{**vars(mlp), **layers}), gate)
+        for index, activate in enumerate(_activations()):
             if mx.allclose(found, activate(gate) * up, rtol=_TOLERANCE, atol=_TOLERANCE):
-                return bool(is_gelu)
+                return index
     except Exception as error:
         # Any code can be in a model file.
-        raise UnknownPart(f"{type(mlp).__name__} does more than a gated MLP") from error
+        raise UnknownPart(f"{type(mlp).__name__} does more than an MLP") from error
     raise UnknownPart(f"{type(mlp).__name__} has another activation")
+
+
+def _activations() -> list[Callable[[mx.array], mx.array]]:
+    """Return those that the kernels know, in their order."""
+    return [nn.silu, nn.gelu_approx, nn.gelu, nn.relu, lambda x: mx.square(nn.relu(x))]

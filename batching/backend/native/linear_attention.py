@@ -10,9 +10,11 @@ import mlx.nn as nn
 import numpy as np
 
 from batching.backend.native.halves import (
+    AS_CACHED,
     NOTHING,
     TOLERANCE,
     Around,
+    OfRows,
     Parts,
     UnknownPart,
     floats_of,
@@ -60,7 +62,7 @@ class LinearAttentionHalf:
         try:
             self._mixer = kernels.delta_mixer(
                 layers,
-                [norms[0], (floats_of(norm.weight), float(norm.eps)), norms[1]],
+                [norms[0], (floats_of(norm.weight), float(norm.eps), False, []), norms[1]],
                 taps=_taps(convolution),
                 decay=floats_of(mx.exp(a_log.astype(mx.float32))),
                 dt_bias=floats_of(dt_bias),
@@ -73,7 +75,9 @@ class LinearAttentionHalf:
     def takes(self, x: mx.array | None, cache: Any) -> bool:
         return isinstance(cache, NativeStates) and x is not None and x.ndim == 3 and x.shape[1] == 1
 
-    def __call__(self, x: mx.array, mask: Any, cache: NativeStates) -> mx.array:
+    def __call__(
+        self, x: mx.array, mask: Any, cache: NativeStates, rows: OfRows = AS_CACHED
+    ) -> mx.array:
         def run(pool: object, step: object) -> mx.array:
             mixed: mx.array = self._kernels.run_delta_mixer(x, self._mixer, pool, step)
             return mixed

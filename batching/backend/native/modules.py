@@ -20,12 +20,19 @@ from batching.backend.dequantize import dequantize
 from batching.backend.native.experts import SwitchLinear, is_switch_linear, replace_experts
 from batching.backend.native.norms import replace_norm
 from batching.backend.native.packing import Packing, is_packable, parts_of, replace_class
+from batching.backend.native.per_head import HeadLinear, is_head_linear, replace_heads
 from batching.backend.native.recurrent import rebind_recurrences, replace_convolution
 from batching.backend.native.rotary import replace_rope
 from batching.backend.native_loader import Native
 
 # Children with these names have the same input and are computed together.
-_SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+_SAME_INPUT: Final = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_proj", "kv_a_proj_with_mqa"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+)
 _MAX_THIN: Final = 4
 
 
@@ -69,18 +76,20 @@ def _pack(path: str, part: nn.Module, packing: Packing) -> None:
         if _is_embedding(module):
             replace_class(module, Embedding, product=Product(packing, [module]))
     replace_experts(part, packing)
+    replace_heads(part, packing)
 
 
 def min_input_bits(model: nn.Module) -> int:
     """Return the fewest bits that inputs are rounded to in a replaced model; 32 is no rounding."""
     modules = model.modules()
     products = [m.product.input_bits for m in modules if isinstance(m, Linear | Embedding)]
-    experts = [m.input_bits for m in modules if isinstance(m, SwitchLinear)]
+    experts = [m.input_bits for m in modules if isinstance(m, SwitchLinear | HeadLinear)]
     return min(products + experts, default=32)
 
 
 def _is_packed(module: nn.Module) -> bool:
-    return _is_linear(module) or _is_embedding(module) or is_switch_linear(module)
+    is_matrix = _is_linear(module) or _is_embedding(module)
+    return is_matrix or is_switch_linear(module) or is_head_linear(module)
 
 
 def _groups(model: nn.Module) -> Iterator[list[nn.Module]]:

@@ -1,7 +1,7 @@
-"""RMSNorm by whatever class: with weights, with 1 + weights (Gemma), or with none."""
+"""RMSNorm and LayerNorm by whatever class: with weights, with 1 + weights (Gemma), or with none."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final
 
@@ -9,6 +9,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+# `dims` is that of nn.LayerNorm; what it normalizes has so many numbers, too.
+_ATTRIBUTES: Final = {"eps", "dims"}
 _TOLERANCE: Final = 1e-4
 _SIZE: Final = 64
 
@@ -21,40 +23,61 @@ class RMSNorm(nn.Module):
         return normed
 
 
+class LayerNorm(nn.Module):
+    kernels: Any
+
+    def __call__(self, x: mx.array) -> mx.array:
+        normed: mx.array = self.kernels.layer_norm(
+            x, self.get("weight"), self.get("bias"), self.eps
+        )
+        return normed
+
+
 def replace_norm(module: nn.Module, kernels: Any) -> None:
-    """Make a module of float32 whose class computes RMSNorm one that the kernels compute."""
+    """Make a module of float32 whose class computes a norm one that the kernels compute."""
     attributes = {name for name in vars(module) if not name.startswith("_")}
-    if attributes != {"eps"} or not set(module) <= {"weight"}:
+    arrays = frozenset(module)
+    if "eps" not in attributes or attributes - _ATTRIBUTES or not arrays <= {"weight", "bias"}:
+        return
+    kind, offset = _kind(type(module), arrays)
+    if kind is None:
         return
     weight = module.get("weight")
-    offset = _offset(type(module), weight is not None)
-    if offset is None:
+    if weight is not None and weight.ndim != 1:
         return
     if weight is not None:
         module.weight = weight + offset
-    module.__class__ = RMSNorm
+    module.__class__ = kind
     module.kernels = kernels
 
 
 @cache
-def _offset(plain: type[nn.Module], has_weight: bool) -> float | None:
-    """Return what a class adds to its weights if it is an RMSNorm; None if it is not."""
+def _kind(plain: type[nn.Module], arrays: frozenset[str]) -> tuple[type[nn.Module] | None, float]:
+    """Return which norm a class is, if it is one, and what it adds to its weights."""
     rng = np.random.default_rng(0)
     # In the second row, eps is what counts.
-    x = mx.array(rng.standard_normal((2, _SIZE)) * [[1.0], [1e-3]], mx.float32)
-    weight = mx.array(rng.standard_normal(_SIZE), mx.float32)
+    x = mx.array(rng.standard_normal((2, _SIZE)) * [[1.0], [1e-3]] + [[0.5], [0.0]], mx.float32)
     stand_in = plain.__new__(plain)
     nn.Module.__init__(stand_in)
-    stand_in.eps = 1e-6
-    if has_weight:
-        stand_in.weight = weight
+    stand_in.eps, stand_in.dims = 1e-6, _SIZE
+    for name in sorted(arrays):
+        stand_in[name] = mx.array(rng.standard_normal(_SIZE), mx.float32)
+    weight, bias = stand_in.get("weight"), stand_in.get("bias")
     computed = _computed(plain.__call__, stand_in, x)
-    for offset in (0.0, 1.0) if has_weight else (0.0,):
-        scale = weight + offset if has_weight else None
-        expected = mx.fast.rms_norm(x, scale, stand_in.eps)
-        if computed is not None and float(mx.abs(computed - expected).max()) < _TOLERANCE:
-            return offset
-    return None
+    for offset in (0.0, 1.0) if weight is not None else (0.0,):
+        scale = None if weight is None else weight + offset
+        for kind, expected in _expected(x, scale, bias, stand_in.eps):
+            if computed is not None and float(mx.abs(computed - expected).max()) < _TOLERANCE:
+                return kind, offset
+    return None, 0.0
+
+
+def _expected(
+    x: mx.array, scale: mx.array | None, bias: mx.array | None, eps: float
+) -> Iterator[tuple[type[nn.Module], mx.array]]:
+    if bias is None:
+        yield RMSNorm, mx.fast.rms_norm(x, scale, eps)
+    yield LayerNorm, mx.fast.layer_norm(x, scale, bias, eps)
 
 
 def _computed(call: Callable[..., Any], module: nn.Module, x: mx.array) -> mx.array | None:

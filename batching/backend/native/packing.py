@@ -8,7 +8,6 @@ from typing import Any, Final, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.mla import QuantizedMultiLinear
 
 from batching.backend.storage import kernel_bits
 
@@ -81,7 +80,7 @@ class Packing:
         self.others |= others
 
     def of(self, module: nn.Module) -> Any:
-        """Return the weights of a module, quantized or not: a matrix, or one for each expert."""
+        """Return the weights of a module: a matrix, or one for each expert or head."""
         path = self._paths[id(module)]
         packed = self._pack(module) if self.stored is None else self.stored.packed(path)
         self.packed[path] = packed
@@ -121,8 +120,6 @@ def parts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def is_packable(module: nn.Module) -> bool:
     """Tell whether the kernels know a quantization of what they know."""
-    if isinstance(module, QuantizedMultiLinear):
-        return False
     return kernel_bits(module.mode, module.bits, module.group_size) is not None
 
 

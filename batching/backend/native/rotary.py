@@ -5,7 +5,6 @@ from typing import Any, Final
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
 
 from batching.backend.cpu.modules import (
     Frequencies,
@@ -14,13 +13,9 @@ from batching.backend.cpu.modules import (
     tabulated_frequencies,
 )
 
-# What scales the rotated numbers of those with a table of frequencies.
-_FACTORS: Final = {
-    Llama3RoPE: None,
-    ProportionalRoPE: None,
-    SuScaledRoPE: "_scale",
-    YarnRoPE: "mscale",
-}
+# Of those with a table of frequencies: it, and what may scale the rotated numbers.
+_TABLE: Final = "_freqs"
+_FACTORS: Final = ("_scale", "mscale")
 _POSITIONS: Final = (0, 1, 7, 40)
 _TOLERANCE: Final = 1e-4
 
@@ -31,6 +26,7 @@ class RoPE(nn.Module):
     kernels: Any
     rotation: Rotation
     frequencies: Frequencies
+    is_traditional: bool
 
     def __call__(self, x: mx.array, offset: Any = 0, **options: Any) -> mx.array:
         is_step = isinstance(offset, mx.array) and offset.ndim == 1 and x.shape[-2] == 1
@@ -40,40 +36,46 @@ class RoPE(nn.Module):
         rotated: mx.array = self.kernels.rope(x, *self.angles(offset), self.is_traditional)
         return rotated
 
-    @property
-    def is_traditional(self) -> bool:
-        return bool(getattr(self, "traditional", False))
-
     def angles(self, positions: mx.array) -> tuple[mx.array, mx.array]:
         """Return cosines and sines, `[T, dims / 2]`."""
         return self.rotation.angles(positions, self.frequencies).by_row
 
 
 def replace_rope(module: nn.Module, kernels: Any, rotation: Rotation) -> None:
-    """Let a rotary embedding of a known class rotate by angles, if it then rotates as before."""
+    """Let a rotary embedding rotate by angles, if it then rotates as before."""
     frequencies = _frequencies(module)
     if frequencies is None:
         return
     plain = type(module)
     module.__class__ = type(plain.__name__, (RoPE, plain), {})
     module.kernels, module.rotation, module.frequencies = kernels, rotation, frequencies
-    if not _rotates_alike(module, len(frequencies.radians)):
-        module.__class__ = plain
+    for is_traditional in _may_be_traditional(module):
+        module.is_traditional = is_traditional
+        if _rotates_alike(module, len(frequencies.radians)):
+            return
+    module.__class__ = plain
 
 
 def _frequencies(module: nn.Module) -> Frequencies | None:
     if type(module) is nn.RoPE:
         return plain_frequencies(module.dims, module.base, module.scale)
-    if type(module) not in _FACTORS:
+    if set(module) != {_TABLE} or module[_TABLE].ndim != 1:
         return None
-    name = _FACTORS[type(module)]
-    factor = getattr(module, name) if name else 1.0
-    return tabulated_frequencies(tuple(module._freqs.tolist()), factor)
+    factors = [getattr(module, name) for name in _FACTORS if hasattr(module, name)]
+    return tabulated_frequencies(tuple(module[_TABLE].tolist()), factors[0] if factors else 1.0)
+
+
+def _may_be_traditional(module: nn.Module) -> tuple[bool, ...]:
+    return (bool(module.traditional),) if hasattr(module, "traditional") else (False, True)
 
 
 def _rotates_alike(rope: nn.Module, num_pairs: int) -> bool:
+    """Tell whether steps are rotated like single rows; a class of any other kind may raise."""
     rng = np.random.default_rng(0)
     x = mx.array(rng.standard_normal((len(_POSITIONS), 1, 1, 2 * num_pairs)), mx.float32)
-    plain = [rope(row[None], offset) for row, offset in zip(x, _POSITIONS, strict=True)]
-    rotated = rope(x, mx.array(_POSITIONS))
+    try:
+        plain = [rope(row[None], offset) for row, offset in zip(x, _POSITIONS, strict=True)]
+        rotated = rope(x, mx.array(_POSITIONS))
+    except Exception:
+        return False
     return float(mx.abs(rotated - mx.concatenate(plain)).max()) < _TOLERANCE

@@ -9,6 +9,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 from batching.backend.native.cache import NativeAttention
+from batching.backend.native.halves import AS_CACHED, OfRows
 from batching.backend.native.linear_attention import LinearAttentionHalf
 from batching.backend.native.states import NativeStates, StateCells
 from batching.backend.native_loader import Native
@@ -29,7 +30,7 @@ def compare_states(
     native: Native,
     module: nn.Module,
     half: LinearAttentionHalf,
-    fused: Callable[[mx.array, Any, Any], mx.array],
+    fused: Callable[[mx.array, Any, Any, OfRows], mx.array],
 ) -> bool:
     """Compare outputs of successive slices of random rows, each with the states of the one before."""
     rng = np.random.default_rng(0)
@@ -43,7 +44,7 @@ def compare_states(
         plain.append(module(rows.swapaxes(0, 1), None, own).swapaxes(0, 1))
         attention = NativeAttention(native, [Slice(request, start, stop, keep=keep)], _BLOCK_SIZE)
         cache.begin(StepInputs.of(attention, _BLOCK_SIZE, lambda num_tokens: num_tokens))
-        outputs.append(fused(rows, None, cache))
+        outputs.append(fused(rows, None, cache, AS_CACHED))
         mx.eval(outputs)
         cache.flush()
     expected = mx.concatenate(plain)

@@ -6,11 +6,13 @@ values are the latents.  A chunk of 8 tokens after 2,048 takes an eighth of what
 values made from the latents, one of 256 as much (docs/notebook.md).
 """
 
+from abc import abstractmethod
 from typing import Any
 
 import mlx.core as mx
 
 from batching.backend.paged.gathered_cache import GatheredLayerCache
+from batching.backend.paged.kv_cache import LayerCache
 from batching.backend.paged.pieces import DeferredMask, Piece
 
 
@@ -40,17 +42,15 @@ class PendingScores:
 class Latents(mx.array):
     """The latents of a step, which know the layer whose pool has all those before them."""
 
-    layer: "LatentLayerCache"
+    layer: "LatentCache"
 
 
-class LatentLayerCache(GatheredLayerCache):
-    """Latents and rotated keys side by side, `[num_slots, 1, latent_dim + rotated_dim]`."""
-
-    _rows: mx.array
+class LatentCache(LayerCache):
+    """Latents and rotated keys side by side, as a key of one head."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Take latents and rotated keys, `[T, 1, 1, dim]` each."""
-        self._rows = mx.concatenate([keys, values], axis=-1)
+        self.write(mx.concatenate([keys, values], axis=-1), keys)
         latents = Latents(keys)
         latents.layer = self
         return latents, RotatedKeys(values)
@@ -66,11 +66,26 @@ class LatentLayerCache(GatheredLayerCache):
     def attend_latents(self, queries: mx.array, scores: PendingScores, scale: float) -> mx.array:
         """Attend with queries in the space of the latents, `[T, num_heads, 1, latent_dim]` in and out."""
         both = mx.concatenate([queries * scale, scores.queries], axis=-1)
-        latent_dim = queries.shape[-1]
-        outputs = [self._attend(piece, both, latent_dim) for piece in self.step.pieces]
+        return self.attend_both(both)
+
+    @abstractmethod
+    def attend_both(self, queries: mx.array) -> mx.array:
+        """Attend with scaled queries of latents and of rotated keys, side by side."""
+
+
+class LatentLayerCache(LatentCache, GatheredLayerCache):
+    """A pool in MLX arrays, `[num_slots, 1, latent_dim + rotated_dim]`."""
+
+    _rows: mx.array
+
+    def write(self, keys: mx.array, values: mx.array) -> None:
+        self._rows = keys
+
+    def attend_both(self, queries: mx.array) -> mx.array:
+        outputs = [self._attend(piece, queries) for piece in self.step.pieces]
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
-    def _attend(self, piece: Piece, queries: mx.array, latent_dim: int) -> mx.array:
+    def _attend(self, piece: Piece, queries: mx.array) -> mx.array:
         rows = slice(piece.first_row, piece.stop_row)
         added, taken = self._rows[rows], queries[rows]
         if piece.is_chunk:
@@ -78,6 +93,6 @@ class LatentLayerCache(GatheredLayerCache):
         keys, _ = self.piece(piece).update_and_fetch(added, added[..., :0])
         mask = DeferredMask(None, is_array=False).of(piece)
         output = mx.fast.scaled_dot_product_attention(
-            taken, keys, keys[..., :latent_dim], scale=1.0, mask=mask
+            taken, keys, keys[..., : self.shape.latent_dim], scale=1.0, mask=mask
         )
         return output.swapaxes(0, 2) if piece.is_chunk else output

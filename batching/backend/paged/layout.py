@@ -18,7 +18,8 @@ class LayerShape(NamedTuple):
     is_chunked: it attends to those of them that lie in the row's own chunk of `window` positions.
     is_gathered: the model's own code reads them, and not the attention function that is hooked.
     is_shared: other layers read them, too.
-    is_latent: they are one latent and one rotated key a token, kept side by side as a key.
+    latent_dim: they are one latent of that size and one rotated key a token, kept side by side as a
+        key; 0 is none.
     soft_cap: a score becomes `soft_cap * tanh(score / soft_cap)`; 0 is none.
     """
 
@@ -29,9 +30,13 @@ class LayerShape(NamedTuple):
     window: int | None = None
     is_gathered: bool = False
     is_shared: bool = False
-    is_latent: bool = False
+    latent_dim: int = 0
     soft_cap: float = 0.0
     is_chunked: bool = False
+
+    @property
+    def is_latent(self) -> bool:
+        return self.latent_dim > 0
 
     @property
     def is_windowed(self) -> bool:

@@ -15,21 +15,25 @@ from batching.backend.paged.layout import (
 )
 from batching.backend.paged.state_cache import OwnCaches, RecurrentStates
 
+MakeCache = Callable[[LayerShape, int], LayerCache]
+
 
 def make_caches(
     layers: Sequence[LayerLayout],
-    make: Callable[[LayerShape, int], LayerCache],
+    make: MakeCache,
     num_blocks: int,
     block_size: int,
     num_window_blocks: int,
+    make_latent: MakeCache | None = None,
     make_states: Callable[[int], RecurrentStates] = RecurrentStates,
 ) -> list[ModelCache]:
     """Return a cache for each layer; `make` returns one of so many blocks, with the pool's attention.
 
     num_window_blocks: of layers with a window; 0 is no blocks of their own.
+    make_latent: returns one for latents; None gathers them.
     make_states: returns one for states of so many arrays.
     """
-    num_slots = num_blocks * block_size
+    sizes = (num_blocks, block_size, num_window_blocks)
 
     def cache(layer: LayerLayout) -> ModelCache:
         match layer:
@@ -41,11 +45,7 @@ def make_caches(
                 return make_states(layer.num_arrays)
             case OwnShape():
                 return OwnCaches(layer.empty)
-            case LayerShape(is_latent=True):
-                return LatentLayerCache(layer, num_slots, block_size)
-            case LayerShape(is_gathered=True):
-                return GatheredLayerCache(layer, num_slots, block_size)
-        return _pooled(layer, make, num_blocks, num_window_blocks)
+        return _layer_cache(layer, make, make_latent, *sizes)
 
     caches = [cache(layer) for layer in layers]
     defers = any(shape.is_gathered for shape in CacheLayout(tuple(layers)).shapes)
@@ -55,12 +55,20 @@ def make_caches(
     return caches
 
 
-def _pooled(
+def _layer_cache(
     shape: LayerShape,
-    make: Callable[[LayerShape, int], LayerCache],
+    make: MakeCache,
+    make_latent: MakeCache | None,
     num_blocks: int,
+    block_size: int,
     num_window_blocks: int,
 ) -> LayerCache:
+    if shape.is_latent and make_latent is not None:
+        return make_latent(shape, num_blocks)
+    if shape.is_latent:
+        return LatentLayerCache(shape, num_blocks * block_size, block_size)
+    if shape.is_gathered:
+        return GatheredLayerCache(shape, num_blocks * block_size, block_size)
     is_windowed = bool(num_window_blocks) and shape.is_windowed
     layer = make(shape, num_window_blocks if is_windowed else num_blocks)
     layer.is_windowed = is_windowed

@@ -195,6 +195,8 @@ struct PoolLayout {
   /// Queries and the softmax's weights are rounded to 16 bits, if there are instructions that
   /// multiply these with the stored numbers.
   bool rounds_inputs = false;
+  /// There are no values: they are the first `value_dim` numbers of the keys.
+  bool is_latent = false;
 
   ALWAYS_INLINE int key_stride() const { return (block_size + columns - 1) / columns * columns; }
   ALWAYS_INLINE int value_stride() const { return (value_dim + columns - 1) / columns * columns; }
@@ -228,7 +230,7 @@ struct PoolLayout {
     return type != CacheType::kInt8 ? 1 : power < MAX_ROTATED ? power : MAX_ROTATED;
   }
   ALWAYS_INLINE size_t key_bytes() const { return bytes(key_size()); }
-  ALWAYS_INLINE size_t value_bytes() const { return bytes(value_size()); }
+  ALWAYS_INLINE size_t value_bytes() const { return is_latent ? 0 : bytes(value_size()); }
 };
 
 /// Query vectors (rows times query heads that share a key head) of one call: as many rows as fit in
@@ -369,6 +371,9 @@ struct Kernels {
   /// y = the sum of `count` rows `[size]`, each times its weight.
   void (*weighted_sum)(const float* const* rows, const float* weights, int count, size_t size,
                        float* y);
+  /// The same of x less its mean; the bias, which is added, may be null, too.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int size,
+                     float* y);
   /// Rotate the first 2 * half numbers of `[dim]`; a pair is two neighbours, or `half` apart.
   void (*rope)(const float* x, const float* cosines, const float* sines, int half, int dim,
                bool traditional, float* y);
@@ -382,6 +387,10 @@ struct Kernels {
                          float* y);
   /// y = gelu(gate) * up, in the tanh form of GELU; without `up` if that is null.
   void (*geglu)(const float* gate, const float* up, size_t size, float* y);
+  /// Likewise with GELU as it is defined, max(gate, 0) and its square.
+  void (*geglu_erf)(const float* gate, const float* up, size_t size, float* y);
+  void (*reglu)(const float* gate, const float* up, size_t size, float* y);
+  void (*squared_reglu)(const float* gate, const float* up, size_t size, float* y);
   /// Rows [first, next) of the state of one head of one request, request * num_heads + head, for
   /// all tokens.
   void (*delta_rule)(const DeltaArgs& args, int head, int first, int next);

@@ -38,6 +38,7 @@ int read_fully(int file, uint8_t* target, size_t size, size_t offset) {
 }  // namespace
 
 Memory::Memory(size_t size) : size_(size) {
+  if (size == 0) return;
   data_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data_ == MAP_FAILED) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
@@ -54,7 +55,9 @@ Memory::Memory(size_t size, FilePart mapped) : size_(size) {
 #endif
 }
 
-Memory::~Memory() { munmap(data_, size_); }
+Memory::~Memory() {
+  if (size_) munmap(data_, size_);
+}
 
 void Memory::swap(Memory& other) noexcept {
   std::swap(data_, other.data_);

@@ -12,7 +12,8 @@ struct FilePart {
   size_t offset;
 };
 
-/// Zeroed memory of the system, backed by pages when first touched, large ones if available; or a part of a file.
+/// Zeroed memory of the system, null if there is none, backed by pages when first touched, large
+/// ones if available; or a part of a file.
 class Memory {
  public:
   /// Throws std::bad_alloc.
@@ -29,7 +30,7 @@ class Memory {
   size_t size() const { return size_; }
 
  private:
-  void* data_;
+  void* data_ = nullptr;
   size_t size_;
 };
 

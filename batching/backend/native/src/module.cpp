@@ -50,12 +50,14 @@ CacheType cache_type(int bits) {
 }
 
 std::shared_ptr<Pool> make_pool(int num_blocks, int block_size, int num_heads, int key_dim,
-                                int value_dim, int bits, bool rounds_inputs) {
+                                int value_dim, int bits, bool rounds_inputs, bool is_latent) {
   if (std::min({num_blocks, block_size, num_heads, key_dim, value_dim}) < 1)
     throw std::invalid_argument("a pool has blocks, heads and dimensions");
+  if (is_latent && (bits == 8 || value_dim > key_dim))
+    throw std::invalid_argument("latents are a part of keys that are no integers");
   return std::make_shared<Pool>(
       PoolLayout{num_heads, block_size, key_dim, value_dim, cache_type(bits),
-                 kernels()->columns, rounds_inputs},
+                 kernels()->columns, rounds_inputs && !is_latent, is_latent},
       num_blocks);
 }
 
@@ -120,8 +122,9 @@ Bytes bytes_of(const PackedWeights& weights) {
 using Floats = std::vector<float>;
 
 using Layers = std::vector<std::pair<Weights, Floats>>;
-// Weights, empty for none, and eps.
-using Norms = std::vector<std::pair<Floats, float>>;
+// Weights, empty for none, eps, and for LayerNorm whether it is one, and a bias.
+using NormTuple = std::tuple<Floats, float, bool, Floats>;
+using Norms = std::vector<NormTuple>;
 
 /// The layers of a half but the last one, which is that of its output.
 std::vector<Layer> inputs_of(const Layers& layers) {
@@ -131,7 +134,12 @@ std::vector<Layer> inputs_of(const Layers& layers) {
   return inputs;
 }
 
-Norm norm_of(const std::pair<Floats, float>& norm) { return {norm.first, norm.second}; }
+Norm norm_of(const NormTuple& norm) {
+  const auto& [weight, eps, is_centered, bias] = norm;
+  if (!bias.empty() && bias.size() != weight.size())
+    throw std::invalid_argument("a bias for each weight of a norm");
+  return {weight, eps, is_centered, bias};
+}
 
 Output output_of(const Layers& layers, const Norms& norms, float residual) {
   return {{layers.back().first, layers.back().second}, {norm_of(norms.back()), residual}};
@@ -139,21 +147,43 @@ Output output_of(const Layers& layers, const Norms& norms, float residual) {
 
 std::shared_ptr<AttentionHalf> make_attention(const Layers& layers, const Norms& norms,
                                               int num_heads, float scale, const Floats& sinks,
-                                              float residual, bool is_gated) {
+                                              float residual, bool is_gated, bool norms_last) {
   if (layers.size() < 2 || layers.size() > 4 || norms.size() != 5 || num_heads < 1)
     throw std::invalid_argument("attention has 2 to 4 layers and up to 5 norms");
   return std::make_shared<AttentionHalf>(
       AttentionHalf{inputs_of(layers), norm_of(norms[0]), norm_of(norms[1]), norm_of(norms[2]),
                     norm_of(norms[3]), output_of(layers, norms, residual), sinks, num_heads, scale,
-                    is_gated});
+                    is_gated, norms_last});
 }
 
-std::shared_ptr<MlpHalf> make_mlp(const Layers& layers, const Norms& norms, bool is_gelu,
+std::shared_ptr<LatentHalf> make_latent(const Layers& inputs, const Layers& q,
+                                        const std::vector<Weights>& heads, const Layers& output,
+                                        const Norms& norms, int num_heads, float scale,
+                                        float residual) {
+  if (inputs.size() != 2 || q.size() > 1 || (heads.size() != 2 && !heads.empty()) ||
+      output.size() != (heads.empty() ? 2 : 1) || norms.size() != 4 || num_heads < 1)
+    throw std::invalid_argument("latent attention has two inputs and up to 4 norms");
+  const auto layers = [](const Layers& given, size_t count) {
+    std::vector<Layer> made;
+    for (size_t i = 0; i < count; i++) made.push_back({given[i].first, given[i].second});
+    return made;
+  };
+  return std::make_shared<LatentHalf>(
+      LatentHalf{layers(inputs, 2), layers(q, q.size()), norm_of(norms[0]), norm_of(norms[1]),
+                 norm_of(norms[2]), heads.empty() ? nullptr : heads[0],
+                 heads.empty() ? nullptr : heads[1], layers(output, output.size() - 1),
+                 output_of(output, norms, residual), num_heads, scale});
+}
+
+std::shared_ptr<MlpHalf> make_mlp(const Layers& layers, const Norms& norms, int activation,
                                   float residual) {
   if ((layers.size() != 3 && layers.size() != 2) || norms.size() != 2)
     throw std::invalid_argument("an MLP has 3 layers, or 2, and up to 2 norms");
+  if (activation < 0 || activation >= NUM_ACTIVATIONS)
+    throw std::invalid_argument("no such activation");
   return std::make_shared<MlpHalf>(MlpHalf{inputs_of(layers), norm_of(norms[0]),
-                                           output_of(layers, norms, residual), is_gelu});
+                                           output_of(layers, norms, residual),
+                                           static_cast<Activation>(activation)});
 }
 
 Router make_router(int num_experts, int top_k, bool is_sigmoid, const Floats& correction,
@@ -261,6 +291,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("bytes", &bytes_of)
       .def_prop_ro("layout", &layout_of)
       .def("map", &map_weights, "file"_a, "offset"_a)
+      .def_prop_ro("num_matrices", &PackedWeights::num_matrices)
       .def_prop_ro("shape", [](const PackedWeights& weights) {
         return std::make_pair(weights.panels().num_outputs, weights.panels().num_inputs);
       });
@@ -272,11 +303,11 @@ NB_MODULE(_native, m) {
       .def_prop_ro("regions", [](const Pool& pool) {
         std::vector<std::pair<uintptr_t, size_t>> regions;
         for (const Memory* memory : {&pool.key_memory(), &pool.value_memory()})
-          regions.emplace_back(reinterpret_cast<uintptr_t>(memory->data()), memory->size());
+          if (memory->size()) regions.emplace_back(reinterpret_cast<uintptr_t>(memory->data()), memory->size());
         return regions;
       });
   m.def("pool", &make_pool, "num_blocks"_a, "block_size"_a, "num_heads"_a, "key_dim"_a,
-        "value_dim"_a, "bits"_a = 32, "rounds_inputs"_a = false);
+        "value_dim"_a, "bits"_a = 32, "rounds_inputs"_a = false, "is_latent"_a = false);
 
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bits"_a = 0, "input_bits"_a = 32);
@@ -295,6 +326,7 @@ NB_MODULE(_native, m) {
   m.def("arg_max", &graph::arg_max, "logits"_a);
   m.def("embed", &graph::embed, "tokens"_a, "weights"_a);
   m.def("rms_norm", &graph::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
+  m.def("layer_norm", &graph::layer_norm, "x"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a);
   m.def("swiglu", &graph::swiglu, "gate"_a, "up"_a);
   m.def("silu", &graph::silu, "x"_a);
   m.def("gelu", &graph::gelu, "x"_a);
@@ -308,13 +340,19 @@ NB_MODULE(_native, m) {
 
   nb::class_<AttentionHalf>(m, "AttentionHalf");
   m.def("attention", &make_attention, "layers"_a, "norms"_a, "num_heads"_a, "scale"_a,
-        "sinks"_a = Floats{}, "residual"_a = 0.0f, "is_gated"_a = false);
+        "sinks"_a = Floats{}, "residual"_a = 0.0f, "is_gated"_a = false, "norms_last"_a = false);
   m.def("run_attention", &graph::run_attention, "x"_a, "cosines"_a.none(), "sines"_a.none(),
         "traditional"_a, "half"_a, "pool"_a, "step"_a, "window"_a = 0, "is_chunked"_a = false,
-        "soft_cap"_a = 0.0f);
+        "soft_cap"_a = 0.0f, "query_factors"_a = nb::none());
+  nb::class_<LatentHalf>(m, "LatentHalf");
+  m.def("latent", &make_latent, "inputs"_a, "q"_a, "heads"_a, "output"_a, "norms"_a,
+        "num_heads"_a, "scale"_a, "residual"_a = 0.0f);
+  m.def("run_latent", &graph::run_latent, "x"_a, "cosines"_a.none(), "sines"_a.none(),
+        "traditional"_a, "half"_a, "pool"_a, "step"_a, "window"_a = 0,
+        "query_factors"_a = nb::none());
   nb::class_<MlpHalf>(m, "MlpHalf");
-  m.def("mlp", &make_mlp, "layers"_a, "norms"_a, "is_gelu"_a = false, "residual"_a = 0.0f);
-  m.def("run_mlp", &graph::run_mlp, "x"_a, "half"_a);
+  m.def("mlp", &make_mlp, "layers"_a, "norms"_a, "activation"_a = 0, "residual"_a = 0.0f);
+  m.def("run_mlp", &graph::run_mlp, "x"_a, "half"_a, "residual"_a = nb::none());
   nb::class_<Router>(m, "Router");
   m.def("router", &make_router, "num_experts"_a, "top_k"_a, "is_sigmoid"_a,
         "correction"_a = Floats{}, "num_groups"_a = 1, "top_groups"_a = 1,

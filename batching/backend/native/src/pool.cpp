@@ -10,6 +10,7 @@ namespace native {
 namespace {
 
 void copy_block(void* memory, size_t block_bytes, int source, int target) {
+  if (block_bytes == 0) return;
   auto* bytes = static_cast<uint8_t*>(memory);
   std::memcpy(bytes + block_bytes * target, bytes + block_bytes * source, block_bytes);
 }

@@ -18,7 +18,8 @@ class Pool {
   const Memory& key_memory() const { return keys_; }
   const Memory& value_memory() const { return values_; }
 
-  /// Write keys `[num_rows, num_heads, key_dim]` and values `[num_rows, num_heads, value_dim]`.
+  /// Write keys `[num_rows, num_heads, key_dim]` and values `[num_rows, num_heads, value_dim]`, which
+  /// may be null if the pool is latent.
   void write(const int32_t* slots, int num_rows, const float* keys, const float* values);
   /// Copy a block; no operation may use the pool meanwhile.  Throws std::invalid_argument.
   void copy(int source, int target);

@@ -11,15 +11,17 @@ from mlx_lm.models import gemma, llama
 
 from batching.backend.cpu.modules import Frequencies
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native import halves, rotary
+from batching.backend.native import blocks, halves, latent, rotary
 from batching.backend.native.blocks import FusedBlock, replace_blocks
 from batching.backend.native.cache import NativeLayerCache
-from batching.backend.native.halves import AttentionHalf, MlpHalf
+from batching.backend.native.halves import AttentionHalf, MlpHalf, OfRows
+from batching.backend.native.latent import LatentHalf
 from batching.backend.native.model import use_kernels
 from batching.backend.native.modules import replace_modules
 from batching.backend.native.norms import RMSNorm
 from batching.backend.native.rotary import RoPE
 from batching.backend.native_loader import Native
+from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.self_check import check_model
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
@@ -32,34 +34,43 @@ from tests.support.zoo.shapes import VOCAB_SIZE
 # "lone ...": such modules by themselves.
 PATHS: Final = {
     ("block",): """
-        deepseek dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe gemma2 gemma3 gemma3_text glm glm4
-        glm4_moe gpt_oss granite granitemoe helium internlm3 llama mellum mimo minimax mistral mixtral
-        nanbeige olmo2 olmo3 olmoe phi3 pixtral qwen2 qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe
-        qwen3_next qwen3_vl
-        qwen3_vl_moe seed_oss smollm3 solar_open telechat3""",
-    ("attention",): "apertus gemma",
-    ("attention", "block", "lone MLP"): "Klear nemotron-nas",
+        cohere2 deepseek deepseek_v2 deepseek_v3 deepseek_v3-direct dots1 ernie4_5 ernie4_5_moe
+        exaone4 exaone_moe gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt_oss
+        granite granitemoe helium hunyuan_v1_dense internlm3 kimi_k25 kimi_vl llama mellum mimo
+        minicpm minicpm3 minimax ministral3 mistral mistral3 mixtral nanbeige nemotron olmo2 olmo3
+        olmoe phi phi3 pixtral qwen2 qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe
+        qwen3_next qwen3_vl qwen3_vl_moe seed_oss smollm3 solar_open starcoder2 telechat3
+        youtu_llm""",
     ("block", "lone MLP"): """
         gear granitemoehybrid-dense lfm2 lfm2-vl olmo_hybrid prism_hadamard_qwen35""",
-    ("block", "lone MLP", "lone mixture"): "lfm2_moe",
+    ("block", "lone MLP", "lone mixture"): """
+        bailing_hybrid lfm2_moe""",
     ("lone MLP", "lone attention"): """
-        cohere2 falcon_h1 gemma4 gemma4-shared gemma4_text minicpm""",
-    ("lone MLP", "lone attention", "lone mixture"): "jamba",
-    ("lone attention",): """
-        exaone gptj nemotron nemotron_h nemotron_h-latent openelm phi phimoe starcoder2""",
-    ("lone attention", "lone mixture"): "granitemoehybrid",
-    ("lone mixture",): "hunyuan",
-    ("lone MLP", "lone mixture"): """
-        bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v3 deepseek_v2 deepseek_v3
-        deepseek_v3-direct deepseek_v32 glm4_moe_lite glm_moe_dsa kimi_k25 kimi_vl mimo_v2_flash""",
-    ("lone MLP",): """
-        afm7 afmoe baichuan_m1 cohere gemma3n hunyuan_v1_dense internlm2 internlm2-dynamic
-        iquestloopcoder kimi_linear kimi_linear-nope laguna llama4 llama4_text longcat_flash
-        longcat_flash_ngram minicpm3 ministral3 mistral3 mistral4 muse_glimmer plamo plamo2 plamo3
-        recurrent_gemma stablelm step3p5 youtu_llm""",
+        falcon_h1 gemma3n gemma4 gemma4-shared gemma4_text longcat_flash longcat_flash_ngram
+        nemotron_h nemotron_h-latent""",
+    ("lone attention", "lone mixture"): """
+        granitemoehybrid""",
+    ("attention", "lone MLP"): """
+        kimi_linear kimi_linear-nope""",
     (): """
-        dbrx deepseek_v41 gpt2 gpt_bigcode gpt_neox kimi_k3 lille-130m mamba mamba2
-        minimax_m3_vl nanochat phi3small phixtral qwen rwkv7 spark2_5 talkie""",
+        dbrx deepseek_v41 gpt_neox kimi_k3 lille-130m mamba mamba2 minimax_m3_vl phi3small
+        phixtral qwen rwkv7 talkie""",
+    ("lone MLP", "lone mixture"): """
+        bailing_moe bailing_moe_linear bailing_moe_v3 deepseek_v32 glm_moe_dsa mimo_v2_flash""",
+    ("lone MLP",): """
+        afm7 afmoe baichuan_m1 cohere gpt2 gpt_bigcode internlm2 internlm2-dynamic iquestloopcoder
+        laguna llama4 llama4_text muse_glimmer nanochat plamo plamo2 plamo3 recurrent_gemma
+        spark2_5 stablelm step3p5""",
+    ("lone MLP", "lone attention", "lone mixture"): """
+        jamba""",
+    ("attention",): """
+        apertus phimoe""",
+    ("lone attention",): """
+        exaone gptj openelm""",
+    ("attention", "block", "lone MLP"): """
+        Klear mistral4 nemotron-nas""",
+    ("lone mixture",): """
+        hunyuan""",
 }
 PATHS_OF: Final = {name: paths for paths, names in PATHS.items() for name in names.split()}
 LLAMA_3: Final = {
@@ -84,7 +95,8 @@ def paths(model: nn.Module) -> tuple[str, ...]:
 def _name(path: object) -> str:
     if isinstance(path, FusedBlock):
         return "block" if path.is_whole else "attention"
-    return {AttentionHalf: "lone attention", MlpHalf: "lone MLP"}.get(type(path), "lone mixture")
+    names = {AttentionHalf: "lone attention", LatentHalf: "lone attention", MlpHalf: "lone MLP"}
+    return names.get(type(path), "lone mixture")
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -94,7 +106,11 @@ def test_the_fused_paths_of_each_model_type(native: Native, name: str) -> None:
 
 @pytest.mark.parametrize("input_bits", [8, 16])
 @pytest.mark.parametrize(
-    "name", ["gemma3_text", "gpt_oss", "llama", "minicpm", "phi3", "qwen2_moe"]
+    "name",
+    [
+        *("deepseek_v3", "gemma3_text", "gpt_oss", "llama", "minicpm", "minicpm3", "ministral3"),
+        *("phi", "phi3", "qwen2_moe"),
+    ],
 )
 def test_they_are_the_same_in_any_precision(native: Native, name: str, input_bits: int) -> None:
     model = use_kernels(make_tiny(name, bits=4), native, input_bits=input_bits)
@@ -117,14 +133,29 @@ def logits(model: nn.Module, native: Native) -> mx.array:
 @pytest.mark.parametrize(
     "name",
     [
-        *("exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4", "granite", "lfm2"),
-        *("llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3"),
+        *("exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4", "granite"),
+        *("hunyuan_v1_dense", "lfm2", "llama", "minicpm3", "ministral3", "mistral"),
+        *("olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3", "youtu_llm"),
     ],
 )
 def test_a_fused_block_is_its_modules_bit_for_bit(native: Native, name: str) -> None:
     model, unfused = make_tiny(name), replace_modules(make_tiny(name), native)
     expected = logits(unfused, native)
     assert mx.array_equal(logits(use_kernels(model, native), native), expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("cohere2", "deepseek_v3", "gemma", "kimi_vl", "mistral4", "nemotron", "phi"),
+        "starcoder2",
+    ],
+)
+def test_a_fused_block_is_its_modules_but_for_rounding(native: Native, name: str) -> None:
+    """Blocks with another order of sums, or with an activation that MLX computes otherwise."""
+    expected = logits(replace_modules(make_tiny(name), native), native)
+    computed = logits(use_kernels(make_tiny(name), native), native)
+    assert mx.allclose(computed, expected, rtol=0, atol=1e-5 * float(mx.abs(expected).max()))
 
 
 @pytest.mark.parametrize(
@@ -158,9 +189,9 @@ def test_with_any_table_of_frequencies(
 def without_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = halves.norm_of
 
-    def norm(module: nn.Module | None, size: int) -> tuple[list[float], float]:
-        weight, eps = plain(module, size)
-        return [value - 1 for value in weight], eps
+    def norm(module: nn.Module | None, size: int) -> tuple[Any, ...]:
+        weight, *rest = plain(module, size)
+        return [value - 1 for value in weight], *rest
 
     monkeypatch.setattr(halves, "norm_of", norm)
 
@@ -170,8 +201,10 @@ def no_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = NativeLayerCache.fused_inputs
-    monkeypatch.setattr(NativeLayerCache, "fused_inputs", lambda cache, mask: plain(cache, None))
+    def run(self: NativeLayerCache, run: Callable[..., mx.array], mask: object) -> mx.array:
+        return run(self.pool, self._native_step(), SlidingWindow(0))
+
+    monkeypatch.setattr(NativeLayerCache, "run_attention", run)
 
 
 def other_scale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +219,39 @@ def no_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         halves, "floats_of", lambda array: [] if array is None else [0.0] * array.size
     )
+
+
+def norms_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halves, "_LATE_NORM", "")
+
+
+def no_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OfRows, "factors", None)
+
+
+def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MlpHalf, "__call__", lambda self, x, residual=None: self._plain(residual))
+    monkeypatch.setattr(
+        MlpHalf, "_plain", lambda self, x: self._kernels.run_mlp(x, self.half), raising=False
+    )
+
+
+def not_centered(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = halves.norm_of
+
+    def norm(module: nn.Module | None, size: int) -> tuple[Any, ...]:
+        weight, eps, _, bias = plain(module, size)
+        return weight, eps, False, bias
+
+    monkeypatch.setattr(halves, "norm_of", norm)
+
+
+def no_rotated_latents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latent, "RoPE", type(None))
+
+
+def other_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_DEPTH", ())
 
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -203,6 +269,12 @@ Fault = Callable[[pytest.MonkeyPatch], None]
         ("gemma3_text", other_scale),
         ("gemma2", no_soft_cap),
         ("gpt_oss", no_sinks),
+        ("hunyuan_v1_dense", norms_first),
+        ("ministral3", no_factors),
+        ("mistral4", no_factors),
+        ("glm4_moe_lite", no_rotated_latents),
+        ("deepseek_v3", no_rotated_latents),
+        ("minicpm3", no_rotated_latents),
     ],
 )
 def test_what_computes_something_else_is_not_fused(
@@ -211,7 +283,30 @@ def test_what_computes_something_else_is_not_fused(
     model = replace_modules(make_tiny(name, bits=4), native, input_bits=input_bits)
     fault(monkeypatch)
     replace_blocks(model, native)
-    assert set(paths(model)) <= {"lone MLP"}
+    assert set(paths(model)) <= {"lone MLP", "lone mixture"}
+
+
+@pytest.mark.parametrize("input_bits", [8, 32])
+@pytest.mark.parametrize(
+    ("name", "fault", "expected"),
+    [
+        ("phi", not_centered, ("lone MLP", "lone attention")),
+        ("phi", one_after_the_other, ("attention",)),
+        ("minicpm", other_residual, ("lone MLP", "lone attention")),
+    ],
+)
+def test_a_block_that_computes_something_else_is_fused_in_parts(
+    native: Native,
+    name: str,
+    fault: Fault,
+    expected: tuple[str, ...],
+    input_bits: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = replace_modules(make_tiny(name, bits=4), native, input_bits=input_bits)
+    fault(monkeypatch)
+    replace_blocks(model, native)
+    assert paths(model) == expected
 
 
 def test_a_rotary_embedding_with_another_table_is_not_replaced(
@@ -264,7 +359,7 @@ class LimitedMlp(llama.MLP):
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [(llama.MLP, ("lone MLP",)), (LimitedMlp, ()), (gemma.MLP, ())]
+    ("kind", "expected"), [(llama.MLP, ("lone MLP",)), (LimitedMlp, ()), (gemma.MLP, ("lone MLP",))]
 )
 def test_mlps_are_known_by_what_they_compute(
     native: Native, kind: type[nn.Module], expected: tuple[str, ...]

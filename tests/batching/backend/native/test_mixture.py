@@ -13,7 +13,7 @@ from mlx_lm.models.switch_layers import SwitchGLU
 from batching.backend.native import mixture, routers
 from batching.backend.native.blocks import FusedBlock, replace_blocks
 from batching.backend.native.fused_check import compare
-from batching.backend.native.halves import UnknownPart
+from batching.backend.native.halves import Norm, UnknownPart
 from batching.backend.native.mixture import MixtureHalf
 from batching.backend.native.model import use_kernels
 from batching.backend.native.modules import replace_modules
@@ -261,10 +261,10 @@ def test_parts_that_do_not_fit_are_refused(native: Native) -> None:
     )
     router = kernels.router(4, 2, False)
     layers: dict[int, Any] = {n: (kernels.pack(mx.ones((n, 16))), []) for n in (1, 4, 5)}
-    none: tuple[list[float], float] = ([], 0.0)
+    none: Norm = ([], 0.0, False, [])
     cases: list[tuple[Any, Any, Any]] = [
         (layers[5], [none, none], None),
-        (layers[4], [([1.0], 0.0), none], None),
+        (layers[4], [([1.0], 0.0, False, []), none], None),
         (layers[4], [none], None),
         (layers[4], [none, none], layers[1]),
     ]

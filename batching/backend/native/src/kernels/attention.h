@@ -12,6 +12,7 @@
 #include "kernels/microkernel.h"
 #include "kernels/pool.h"
 #include "kernels/tile.h"
+#include "kernels/transpose.h"
 
 namespace {
 
@@ -119,6 +120,13 @@ void attend_span(const AttentionArgs& args, const AttentionPart& part, const Til
     for (int m = 0; m < size; m++)
       if (scratch.factors[m] != 1.0f)
         scale(result.values + m * pool.value_stride(), pool.value_stride(), scratch.factors[m]);
+    if (pool.is_latent) {
+      transpose(keys.data, stride, pool.key_dim, num_keys, scratch.block, pool.value_stride());
+      const StoredBlock<float> latents{scratch.block, nullptr, pool.value_stride()};
+      multiply_block(size, scratch.scores, stride, latents, num_keys, pool.value_stride(),
+                     result.values, pool.value_stride(), true, scratch.block);
+      continue;
+    }
     const auto values = stored(args.values, pool.value_size(), block, ahead, pool.value_stride());
     if constexpr (HAS_SCALES) scale_columns(scratch.scores, size, stride, width, values.scales);
     multiply_block(size, scratch.scores, stride, values, num_keys, pool.value_stride(),

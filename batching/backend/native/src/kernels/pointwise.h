@@ -34,6 +34,33 @@ void weighted_sum(const float* const* rows, const float* weights, int count, siz
   }
 }
 
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int size,
+                float* y) {
+  const int whole = size / LANES * LANES;
+  F32 sums{};
+  for (int i = 0; i < whole; i += LANES) sums += load(x + i);
+  float total = sum(sums);
+  for (int i = whole; i < size; i++) total += x[i];
+  const float mean = total / size;
+  F32 squares{};
+  for (int i = 0; i < whole; i += LANES) {
+    const F32 centered = load(x + i) - splat(mean);
+    squares += centered * centered;
+  }
+  total = sum(squares);
+  for (int i = whole; i < size; i++) total += (x[i] - mean) * (x[i] - mean);
+  const float factor = 1.0f / __builtin_sqrtf(total / size + eps);
+  for (int i = 0; i < whole; i += LANES) {
+    F32 scaled = (load(x + i) - splat(mean)) * splat(factor);
+    if (weight) scaled *= load(weight + i);
+    store(y + i, bias ? scaled + load(bias + i) : scaled);
+  }
+  for (int i = whole; i < size; i++) {
+    const float scaled = (x[i] - mean) * factor * (weight ? weight[i] : 1.0f);
+    y[i] = bias ? scaled + bias[i] : scaled;
+  }
+}
+
 void rope(const float* x, const float* cosines, const float* sines, int half, int dim,
           bool traditional, float* y) {
   const int stride = traditional ? 2 : 1, other = traditional ? 1 : half;
@@ -55,6 +82,23 @@ ALWAYS_INLINE F32 gelu(F32 x) {
   const F32 twice = splat(1.5957691216057308f) * x * (splat(1.0f) + splat(0.044715f) * x * x);
   return x / (splat(1.0f) + exp(-twice));
 }
+
+/// GELU as it is defined, x times the normal distribution up to x, whose tail is by Abramowitz and
+/// Stegun (1964), 7.1.26, within 1e-7.
+ALWAYS_INLINE F32 gelu_erf(F32 x) {
+  const F32 size = absolute(x) * splat(0.70710678f);
+  const F32 t = splat(1.0f) / (splat(1.0f) + splat(0.3275911f) * size);
+  F32 p = splat(1.061405429f);
+  p = p * t - splat(1.453152027f);
+  p = p * t + splat(1.421413741f);
+  p = p * t - splat(0.284496736f);
+  p = p * t + splat(0.254829592f);
+  const F32 tail = splat(0.5f) * x * p * t * exp(-size * size);
+  return x > F32{} ? x - tail : tail;
+}
+
+ALWAYS_INLINE F32 relu(F32 x) { return x < F32{} ? F32{} : x; }  // a NaN stays
+ALWAYS_INLINE F32 squared_relu(F32 x) { return relu(x) * relu(x); }
 
 /// y = run(gate, up), of vectors; `up` is 1 if it is null.
 template <typename Run>

@@ -71,6 +71,7 @@ void write_tokens(const PoolLayout& pool, void* pool_keys, void* pool_values, in
         store_as(keys[(t * pool.num_heads + h) * pool.key_dim + i],
                  key + stored_at<Stored>(i, at + t, stride));
     for (int t = 0; t < num_tokens; t++) write_odd_row(pool.key_dim, at + t, stride, key);
+    if (pool.is_latent) continue;
     Stored* value = static_cast<Stored*>(pool_values) + head * pool.value_size();
     for (int t = 0; t < num_tokens; t++)
       for (int i = 0; i < pool.value_dim; i++)

@@ -143,7 +143,7 @@ void write_rows(Pool& pool, const Step& step, int first, int next, const float* 
   const PoolLayout& layout = pool.layout();
   const size_t at = static_cast<size_t>(first) * layout.num_heads;
   pool.write(step.slots.data() + first, std::min(next, step.num_rows()) - first,
-             keys + at * layout.key_dim, values + at * layout.value_dim);
+             keys + at * layout.key_dim, values ? values + at * layout.value_dim : nullptr);
 }
 
 void attend(const Step& step, const AttentionArgs& given, int num_rows) {

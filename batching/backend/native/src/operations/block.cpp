@@ -4,7 +4,6 @@
 
 #include "kernels.h"
 #include "operations/half.h"
-#include "operations/linear.h"
 #include "operations/parallel.h"
 
 namespace native {
@@ -31,21 +30,26 @@ void apply_gates(const float* gated, size_t dim, size_t first, size_t next, floa
 void norm_heads(const Norm& norm, int first, int next, int size, float* heads) {
   if (!norm.size()) return;
   const int count = size / norm.size();
-  norm_rows(heads, norm.weight.data(), norm.eps, first * count, next * count, norm.size(), heads);
+  norm_rows(norm, heads, first * count, next * count, heads);
+}
+
+auto gated_kernel(Activation activation) {
+  const Kernels& k = *kernels();
+  switch (activation) {
+    case Activation::kSilu: break;
+    case Activation::kGelu: return k.geglu;
+    case Activation::kGeluErf: return k.geglu_erf;
+    case Activation::kRelu: return k.reglu;
+    case Activation::kSquaredRelu: return k.squared_reglu;
+  }
+  return k.swiglu;
 }
 
 }  // namespace
 
-void Ending::finish(const float* x, int first, int next, int size, float* r) const {
-  if (norm.size()) norm_rows(r, norm.weight.data(), norm.eps, first, next, size, r);
-  if (residual == 0) return;
-  const size_t end = static_cast<size_t>(next) * size;
-  for (size_t i = static_cast<size_t>(first) * size; i < end; i++) r[i] = x[i] + residual * r[i];
-}
-
 void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
-                   const Rotation& rotation, const Visibility& visibility, const float* x,
-                   int num_rows, float* y) {
+                   const Rotation& rotation, const Visibility& visibility,
+                   const float* query_factors, const float* x, int num_rows, float* y) {
   const PoolLayout& layout = pool.layout();
   const int dim = layout.key_dim, num_keys = layout.num_heads;
   const size_t rows = num_rows, q_size = half.num_heads * dim, k_size = num_keys * dim;
@@ -69,13 +73,18 @@ void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
     if (half.is_gated)
       split_gates(outputs, dim, first * half.num_heads, next * half.num_heads, q);
     if (!half.has_own_values()) split(k, k_size, v_size, first, next, v);
-    norm_heads(half.q_norm, first, next, static_cast<int>(q_size), q);
-    norm_heads(half.k_norm, first, next, static_cast<int>(k_size), k);
+    const auto norm = [&] {
+      norm_heads(half.q_norm, first, next, static_cast<int>(q_size), q);
+      norm_heads(half.k_norm, first, next, static_cast<int>(k_size), k);
+    };
     norm_heads(half.v_norm, first, next, static_cast<int>(v_size), v);
+    if (!half.norms_last) norm();
     if (rotation.half) {
       rotate_rows(q, rotation, first, next, half.num_heads, dim, q);
       rotate_rows(k, rotation, first, next, num_keys, dim, k);
     }
+    if (half.norms_last) norm();
+    if (query_factors) scale_rows(query_factors, first, next, q_size, q);
     write_rows(pool, step, first, next, k, v);
   });
   const AttentionArgs args{.pool = layout,
@@ -97,20 +106,22 @@ void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
   });
 }
 
-void run_mlp(const MlpHalf& half, const float* x, int num_rows, float* y) {
-  const size_t rows = num_rows, width = half.output.layer.num_inputs();
+void run_mlp(const MlpHalf& half, const float* x, const float* residual, int num_rows, float* y) {
+  const size_t rows = num_rows, width = half.width();
   thread_local std::vector<float> memory;
   float *normed, *gate, *up, *gated;
-  assign(memory, {{&normed, rows * half.size()}, {&gate, rows * width}, {&up, rows * width},
+  assign(memory, {{&normed, rows * half.size()}, {&gate, rows * width},
+                  {&up, half.is_gated() ? rows * width : 0},
                   {&gated, half.is_joined() ? rows * width : 0}});
   multiply_normed(half.gate_up, half.norm, x, num_rows, normed, gate);
   const size_t stride = half.is_joined() ? 2 * width : width;
   if (half.is_joined()) up = gate + width;
   else gated = gate;
-  const auto activate = half.is_gelu ? kernels()->geglu : kernels()->swiglu;
-  multiply_output(half.output, x, gated, num_rows, y, [&](int first, int next) {
+  const auto activate = gated_kernel(half.activation);
+  multiply_output(half.output, residual, gated, num_rows, y, [&](int first, int next) {
     for (size_t m = first; m < static_cast<size_t>(next); m++)
-      activate(gate + m * stride, up + m * stride, width, gated + m * width);
+      activate(gate + m * stride, half.is_gated() ? up + m * stride : nullptr, width,
+               gated + m * width);
   });
 }
 

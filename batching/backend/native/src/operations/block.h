@@ -4,44 +4,9 @@
 #include <vector>
 
 #include "operations/attention.h"
-#include "operations/pointwise.h"
-#include "weights.h"
+#include "operations/half.h"
 
 namespace native {
-
-struct Layer {
-  Weights weights;
-  std::vector<float> bias;  // empty is none
-
-  int num_outputs() const { return weights->panels().num_outputs; }
-  int num_inputs() const { return weights->panels().num_inputs; }
-};
-
-/// RMSNorm; without weights it is none.
-struct Norm {
-  std::vector<float> weight;
-  float eps = 0;
-
-  int size() const { return static_cast<int>(weight.size()); }
-};
-
-/// What becomes of a half's result r: x + residual * norm(r), without x if `residual` is 0.
-struct Ending {
-  Norm norm;
-  float residual;
-
-  /// Whether it is x + r.
-  bool is_sum() const { return !norm.size() && residual == 1; }
-  bool is_nothing() const { return !norm.size() && residual == 0; }
-  /// Rows [first, next) in the place of r.
-  void finish(const float* x, int first, int next, int size, float* r) const;
-};
-
-/// The last product of a half.
-struct Output {
-  Layer layer;
-  Ending ending;
-};
 
 /// Attention, after a norm of its input.
 struct AttentionHalf {
@@ -54,21 +19,33 @@ struct AttentionHalf {
   float scale;
   // The first layer has a gate after each head's query: sigmoid(gate) scales the head's output.
   bool is_gated = false;
+  bool norms_last = false;  // heads are normalized after they are rotated
 
   int size() const { return qkv[0].num_inputs(); }
   bool is_joined() const { return qkv.size() == 1; }
   bool has_own_values() const { return qkv.size() != 2; }
 };
 
-/// A gated MLP, after a norm of its input.
+enum class Activation {
+  kSilu,
+  kGelu,  // in its tanh form
+  kGeluErf,
+  kRelu,
+  kSquaredRelu,
+};
+constexpr int NUM_ACTIVATIONS = 5;
+
+/// An MLP, gated or not, after a norm of its input.
 struct MlpHalf {
-  std::vector<Layer> gate_up;  // gate and up, or one layer with the outputs of both
+  std::vector<Layer> gate_up;  // gate and up, one layer with the outputs of both, or up alone
   Norm norm;
   Output output;
-  bool is_gelu;  // the gate's activation; else SiLU
+  Activation activation;  // of the gate, or of what is not gated
 
   int size() const { return gate_up[0].num_inputs(); }
-  bool is_joined() const { return gate_up.size() == 1; }
+  int width() const { return output.layer.num_inputs(); }
+  bool is_joined() const { return gate_up.size() == 1 && gate_up[0].num_outputs() == 2 * width(); }
+  bool is_gated() const { return gate_up.size() == 2 || is_joined(); }
 };
 
 /// How the scores of a layer are masked and bounded; see AttentionArgs.
@@ -78,12 +55,14 @@ struct Visibility {
   float soft_cap = 0;
 };
 
-/// Rows `[num_rows, size]` in and out.  Rotates by nothing if `rotation.half` is 0.
+/// Rows `[num_rows, size]` in and out.  Rotates by nothing if `rotation.half` is 0.  A row's queries
+/// are multiplied by its factor, if there are any.
 void run_attention(const AttentionHalf& half, Pool& pool, const Step& step,
-                   const Rotation& rotation, const Visibility& visibility, const float* x,
-                   int num_rows, float* y);
+                   const Rotation& rotation, const Visibility& visibility,
+                   const float* query_factors, const float* x, int num_rows, float* y);
 
-/// Rows `[num_rows, size]` in and out.
-void run_mlp(const MlpHalf& half, const float* x, int num_rows, float* y);
+/// Rows `[num_rows, size]` in and out.  The output is added to `residual`, which is x but in blocks
+/// whose attention and MLP have one input.
+void run_mlp(const MlpHalf& half, const float* x, const float* residual, int num_rows, float* y);
 
 }  // namespace native

@@ -133,15 +133,14 @@ void run_mixture(const MixtureHalf& half, const float* x, int num_rows, float* y
                   {&gates, half.shared_gate ? rows : 0}});
   const float* input = half.norm.size() ? normed : x;
   multiply_by(half.router_layer, input, num_rows, logits, [&](int first, int next) {
-    if (half.norm.size())
-      norm_rows(x, half.norm.weight.data(), half.norm.eps, first, next, half.size(), normed);
+    if (half.norm.size()) norm_rows(half.norm, x, first, next, normed);
   });
   int32_t* indices = grow(index_memory, rows * top_k);
   for_rows(num_rows, rows_per_part(num_rows), [&](int first, int next) {
     for (size_t m = first; m < static_cast<size_t>(next); m++)
       route(half.router, logits + m * num_experts, indices + m * top_k, weights + m * top_k);
   });
-  if (half.shared) run_mlp(*half.shared, input, num_rows, shared);
+  if (half.shared) run_mlp(*half.shared, input, input, num_rows, shared);
   if (half.shared_gate) multiply_by(*half.shared_gate, input, num_rows, gates, [](int, int) {});
   const Routing routing(indices, static_cast<int>(rows * top_k), half.router.num_experts);
   const Sum sum{half, routing, weights,

@@ -32,6 +32,12 @@ void norm_rows(const float* x, const float* weight, float eps, int first, int ne
     kernels()->rms_norm(x + m * size, weight, eps, size, y + m * size);
 }
 
+void layer_norm_rows(const float* x, const float* weight, const float* bias, float eps, int first,
+                     int next, int size, float* y) {
+  for (size_t m = first; m < static_cast<size_t>(next); m++)
+    kernels()->layer_norm(x + m * size, weight, bias, eps, size, y + m * size);
+}
+
 void rotate_rows(const float* x, const Rotation& rotation, int first, int next, int num_heads,
                  int dim, float* y) {
   for (size_t m = first; m < static_cast<size_t>(next); m++)
@@ -46,6 +52,13 @@ void rotate_rows(const float* x, const Rotation& rotation, int first, int next, 
 void rms_norm(const float* x, const float* weight, float eps, int num_rows, int size, float* y) {
   for_rows(num_rows, rows_per_part(size), [&](int first, int next) {
     norm_rows(x, weight, eps, first, next, size, y);
+  });
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int num_rows,
+                int size, float* y) {
+  for_rows(num_rows, rows_per_part(size), [&](int first, int next) {
+    layer_norm_rows(x, weight, bias, eps, first, next, size, y);
   });
 }
 

@@ -8,6 +8,10 @@ namespace native {
 /// Rows `[num_rows, size]`; `weight` may be null.
 void rms_norm(const float* x, const float* weight, float eps, int num_rows, int size, float* y);
 
+/// The bias may be null, too.
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int num_rows,
+                int size, float* y);
+
 /// `up` may be null.
 void swiglu(const float* gate, const float* up, size_t size, float* y);
 void geglu(const float* gate, const float* up, size_t size, float* y);
@@ -28,6 +32,9 @@ void rotate(const float* x, const Rotation& rotation, int num_rows, int num_head
 
 void norm_rows(const float* x, const float* weight, float eps, int first, int next, int size,
                float* y);
+
+void layer_norm_rows(const float* x, const float* weight, const float* bias, float eps, int first,
+                     int next, int size, float* y);
 
 void rotate_rows(const float* x, const Rotation& rotation, int first, int next, int num_heads,
                  int dim, float* y);

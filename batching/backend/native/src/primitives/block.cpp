@@ -1,25 +1,25 @@
 // The halves of a transformer block as operations.
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
+#include "primitives/rows.h"
 
 namespace native::graph {
 
 namespace {
 
-class Attention : public CpuPrimitive {
+class Attention : public RowPrimitive {
  public:
-  Attention(std::shared_ptr<const AttentionHalf> half, std::shared_ptr<Pool> pool,
-            std::shared_ptr<const Step> step, bool traditional, const Visibility& visibility)
-      : half_(std::move(half)), pool_(std::move(pool)), step_(std::move(step)),
-        traditional_(traditional), visibility_(visibility) {}
+  Attention(const RowInputs& inputs, std::shared_ptr<const AttentionHalf> half,
+            std::shared_ptr<Pool> pool, std::shared_ptr<const Step> step, bool traditional,
+            const Visibility& visibility)
+      : RowPrimitive(inputs, traditional), half_(std::move(half)), pool_(std::move(pool)),
+        step_(std::move(step)), visibility_(visibility) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    Rotation rotation{nullptr, nullptr, 0, traditional_};
-    if (inputs.size() > 1)
-      rotation = {contiguous(inputs[1]), contiguous(inputs[2]), inputs[1].shape(1), traditional_};
-    dispatch([x = contiguous(inputs[0]), rotation, num_rows = inputs[0].shape(0), half = half_,
+    dispatch([x = contiguous(inputs[0]), rotation = rotation(inputs),
+              factors = query_factors(inputs), num_rows = inputs[0].shape(0), half = half_,
               pool = pool_, step = step_, visibility = visibility_, y = allocate(outputs[0])] {
-      native::run_attention(*half, *pool, *step, rotation, visibility, x, num_rows, y);
+      native::run_attention(*half, *pool, *step, rotation, visibility, factors, x, num_rows, y);
     });
   }
 
@@ -29,7 +29,6 @@ class Attention : public CpuPrimitive {
   std::shared_ptr<const AttentionHalf> half_;
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<const Step> step_;
-  bool traditional_;
   Visibility visibility_;
 };
 
@@ -39,8 +38,9 @@ class Mlp : public CpuPrimitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     const int num_rows = static_cast<int>(inputs[0].size() / half_->size());
-    dispatch([x = contiguous(inputs[0]), num_rows, half = half_, y = allocate(outputs[0])] {
-      native::run_mlp(*half, x, num_rows, y);
+    dispatch([x = contiguous(inputs[0]), residual = contiguous(inputs.back()), num_rows,
+              half = half_, y = allocate(outputs[0])] {
+      native::run_mlp(*half, x, residual, num_rows, y);
     });
   }
 
@@ -73,21 +73,13 @@ mx::array run_attention(const mx::array& x, const std::optional<mx::array>& cosi
                         const std::optional<mx::array>& sines, bool traditional,
                         std::shared_ptr<const AttentionHalf> half, std::shared_ptr<Pool> pool,
                         std::shared_ptr<const Step> step, int window, bool is_chunked,
-                        float soft_cap) {
+                        float soft_cap, const std::optional<mx::array>& query_factors) {
   const PoolLayout& layout = pool->layout();
   const mx::Shape rows{x.shape(0), 1, half->size()};
   require(x.shape() == rows && x.shape(0) >= step->num_rows(), "x is [rows, 1, size]");
-  require(!cosines == !sines, "cosines and sines, or none");
-  std::vector<mx::array> inputs{as_floats(x)};
-  if (cosines) {
-    require(cosines->shape() == sines->shape() && cosines->ndim() == 2,
-            "angles are [rows, dims / 2]");
-    require(cosines->shape(0) == x.shape(0) && 2 * cosines->shape(1) <= layout.key_dim,
-            "angles fit to the heads");
-    inputs.push_back(as_floats(*cosines));
-    inputs.push_back(as_floats(*sines));
-  }
-  const int q_size = half->num_heads * layout.key_dim * (half->is_gated ? 2 : 1), k_size = layout.num_heads * layout.key_dim;
+  RowInputs inputs = row_inputs(x, cosines, sines, query_factors, layout.key_dim);
+  const int q_size = half->num_heads * layout.key_dim * (half->is_gated ? 2 : 1);
+  const int k_size = layout.num_heads * layout.key_dim;
   const int v_size = layout.num_heads * layout.value_dim;
   require(num_outputs(half->qkv) == q_size + k_size + (half->has_own_values() ? v_size : 0) &&
               (half->is_joined() || (half->qkv[0].num_outputs() == q_size &&
@@ -103,24 +95,29 @@ mx::array run_attention(const mx::array& x, const std::optional<mx::array>& cosi
           "norms are of what they normalize");
   require(half->sinks.empty() || static_cast<int>(half->sinks.size()) == half->num_heads,
           "a sink for each query head");
-  require(half->num_heads % layout.num_heads == 0 &&
+  require(!layout.is_latent && half->num_heads % layout.num_heads == 0 &&
               half->num_heads / layout.num_heads <= MAX_TILE,
           "too many query heads for a key head");
   return mx::array(rows, mx::float32,
-                   std::make_shared<Attention>(std::move(half), std::move(pool), std::move(step),
-                                               traditional,
+                   std::make_shared<Attention>(inputs, std::move(half), std::move(pool),
+                                               std::move(step), traditional,
                                                Visibility{window, is_chunked, soft_cap}),
-                   std::move(inputs));
+                   std::move(inputs.arrays));
 }
 
-mx::array run_mlp(const mx::array& x, std::shared_ptr<const MlpHalf> half) {
+mx::array run_mlp(const mx::array& x, std::shared_ptr<const MlpHalf> half,
+                  const std::optional<mx::array>& residual) {
   require(x.ndim() > 0 && x.shape(-1) == half->size(), "x is [..., size]");
-  require(num_outputs(half->gate_up) == 2 * half->output.layer.num_inputs(),
+  require(!residual || residual->shape() == x.shape(), "rows to add to");
+  const int outputs = num_outputs(half->gate_up);
+  require(outputs == 2 * half->width() || (outputs == half->width() && !half->is_gated()),
           "gate and up are of one size");
   require(fits(half->norm, half->size()) && fits(half->output, half->size()),
           "norms are of what they normalize");
+  std::vector<mx::array> inputs{as_floats(x)};
+  if (residual) inputs.push_back(as_floats(*residual));
   return mx::array(x.shape(), mx::float32, std::make_shared<Mlp>(std::move(half)),
-                   {as_floats(x)});
+                   std::move(inputs));
 }
 
 }  // namespace native::graph

@@ -27,6 +27,29 @@ class RMSNorm : public CpuPrimitive {
   float eps_;
 };
 
+class LayerNorm : public CpuPrimitive {
+ public:
+  LayerNorm(float eps, bool has_weight, bool has_bias)
+      : eps_(eps), has_weight_(has_weight), has_bias_(has_bias) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const int size = inputs[0].shape(-1);
+    dispatch([x = contiguous(inputs[0]), weight = has_weight_ ? contiguous(inputs[1]) : nullptr,
+              bias = has_bias_ ? contiguous(inputs.back()) : nullptr, size,
+              num_rows = static_cast<int>(inputs[0].size() / size), eps = eps_,
+              y = allocate(outputs[0])] {
+      native::layer_norm(x, weight, bias, eps, num_rows, size, y);
+    });
+  }
+
+  DEFINE_NAME(NativeLayerNorm)
+
+ private:
+  float eps_;
+  bool has_weight_;
+  bool has_bias_;
+};
+
 /// SwiGLU or GeGLU; with one input, its activation alone.
 class Gated : public CpuPrimitive {
  public:
@@ -80,6 +103,19 @@ mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, f
   std::vector<mx::array> inputs{as_floats(x)};
   if (weight) inputs.push_back(as_floats(*weight));
   return mx::array(x.shape(), mx::float32, std::make_shared<RMSNorm>(eps), std::move(inputs));
+}
+
+mx::array layer_norm(const mx::array& x, const std::optional<mx::array>& weight,
+                     const std::optional<mx::array>& bias, float eps) {
+  const mx::Shape size{x.shape(-1)};
+  require((!weight || weight->shape() == size) && (!bias || bias->shape() == size),
+          "a weight and a bias for each number");
+  std::vector<mx::array> inputs{as_floats(x)};
+  if (weight) inputs.push_back(as_floats(*weight));
+  if (bias) inputs.push_back(as_floats(*bias));
+  return mx::array(x.shape(), mx::float32,
+                   std::make_shared<LayerNorm>(eps, weight.has_value(), bias.has_value()),
+                   std::move(inputs));
 }
 
 mx::array swiglu(const mx::array& gate, const mx::array& up) {

@@ -9,6 +9,7 @@
 #include "mlx/array.h"
 #include "operations/block.h"
 #include "operations/experts.h"
+#include "operations/latent.h"
 #include "operations/mixer.h"
 #include "operations/mixture.h"
 #include "pool.h"
@@ -53,6 +54,9 @@ mx::array embed(const mx::array& tokens, Weights weights);
 
 mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, float eps);
 
+mx::array layer_norm(const mx::array& x, const std::optional<mx::array>& weight,
+                     const std::optional<mx::array>& bias, float eps);
+
 mx::array swiglu(const mx::array& gate, const mx::array& up);
 
 mx::array silu(const mx::array& x);
@@ -84,15 +88,24 @@ mx::array attend(const mx::array& q, const mx::array& k, const mx::array& v,
                  int window, float soft_cap, const std::optional<mx::array>& sinks,
                  bool is_chunked);
 
-/// The attention of a transformer block, for x `[rows, 1, size]`; angles as for `rope`, or none.
+/// The attention of a transformer block, for x `[rows, 1, size]`; angles as for `rope`, or none, and
+/// a factor for the queries of each row, or none.
 mx::array run_attention(const mx::array& x, const std::optional<mx::array>& cosines,
                         const std::optional<mx::array>& sines, bool traditional,
                         std::shared_ptr<const AttentionHalf> half, std::shared_ptr<Pool> pool,
                         std::shared_ptr<const Step> step, int window, bool is_chunked,
-                        float soft_cap);
+                        float soft_cap, const std::optional<mx::array>& query_factors);
 
-/// The MLP of a transformer block, for x `[..., size]`.
-mx::array run_mlp(const mx::array& x, std::shared_ptr<const MlpHalf> half);
+/// Latent attention of a transformer block, likewise.
+mx::array run_latent(const mx::array& x, const std::optional<mx::array>& cosines,
+                     const std::optional<mx::array>& sines, bool traditional,
+                     std::shared_ptr<const LatentHalf> half, std::shared_ptr<Pool> pool,
+                     std::shared_ptr<const Step> step, int window,
+                     const std::optional<mx::array>& query_factors);
+
+/// The MLP of a transformer block, for x `[..., size]`, added to `residual`; none is x.
+mx::array run_mlp(const mx::array& x, std::shared_ptr<const MlpHalf> half,
+                  const std::optional<mx::array>& residual);
 
 /// Throw std::invalid_argument if parts do not fit to each other.
 void check_router(const Router& router);
