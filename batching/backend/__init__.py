@@ -8,7 +8,7 @@ import importlib
 import resource
 from typing import Final
 
-from batching.backend.blas import Blas, NoBlas, keep_freed_memory, load_blas
+from batching.backend.processor.blas import Blas, NoBlas, keep_freed_memory, load_blas
 
 
 def _import_mlx_lm() -> None:

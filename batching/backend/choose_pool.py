@@ -8,7 +8,7 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend.cpu.host_cache import host_cache
-from batching.backend.native.cache import native_cache
+from batching.backend.native.pools.cache import native_cache
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import CacheLayout

@@ -7,7 +7,6 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend import BLAS
-from batching.backend.blas import NoBlas
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.memory.device import MIB, memory_in_use
@@ -17,8 +16,9 @@ from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.packed_model import CannotUseFile, PackedModel
 from batching.backend.paged.layout import CacheLayout
+from batching.backend.processor.blas import NoBlas
 from batching.backend.self_check import CheckedModel, Way, check_model
-from batching.backend.storage import dtype_name
+from batching.backend.weights.storage import dtype_name
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine

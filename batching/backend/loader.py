@@ -25,7 +25,6 @@ from mlx_lm.utils import (
     load_tokenizer,
 )
 
-from batching.backend.dequantize import dequantize
 from batching.backend.exceptions import one_line
 from batching.backend.generation_config import directory_defaults, gguf_defaults
 from batching.backend.gguf.header import read_header
@@ -33,7 +32,8 @@ from batching.backend.gguf.model import GgufOutline, arrays_of, evaluate
 from batching.backend.gguf.storage import num_bytes, stored_tensors as tensors_of_file
 from batching.backend.gguf.tokenizer import build_tokenizer, with_chat_template
 from batching.backend.memory.device import check_room, memory_in_use
-from batching.backend.storage import dtype_name, storage_line, stored_tensors
+from batching.backend.weights.dequantize import dequantize
+from batching.backend.weights.storage import dtype_name, storage_line, stored_tensors
 from batching.backend.yarn import leave_untruncated
 from batching.errors import ModelLoadError
 from batching.model_info import SamplingDefaults

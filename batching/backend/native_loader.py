@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from batching.backend.cores import Nodes, usable_cores
+from batching.backend.processor.cores import Nodes, usable_cores
 from batching.errors import ModelLoadError
 
 

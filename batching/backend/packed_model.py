@@ -12,10 +12,10 @@ import mlx.core as mx
 from batching.backend.exceptions import one_line
 from batching.backend.gguf.model import evaluate
 from batching.backend.loader import LoadedModel
+from batching.backend.native.layers.packing import Packing
 from batching.backend.native.model import use_kernels
-from batching.backend.native.packing import Packing
 from batching.backend.native_loader import Native
-from batching.backend.storage import dtype_name
+from batching.backend.weights.storage import dtype_name
 from batching.backend.weights_cache.cache import CacheEntry, NotKept, WeightsCache, default_folder
 from batching.backend.weights_cache.large_pages import maps_large_pages
 from batching.backend.weights_cache.weights_file import WeightsFile

@@ -24,7 +24,7 @@ from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped
 from batching.backend.hooks.undo import Changes
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.modules import min_input_bits
+from batching.backend.native.layers.replace import min_input_bits
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import CacheLayout

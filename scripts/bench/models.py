@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from batching.backend.cores import usable_cores
 from batching.backend.gguf.header import read_header
+from batching.backend.processor.cores import usable_cores
 from scripts.bench.__main__ import ended_by_signals
 from scripts.bench.cli import Options, parse
 from scripts.bench.metrics import medians

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from batching.backend.cores import Nodes
 from batching.backend.cpu.attention import Floats
+from batching.backend.processor.cores import Nodes
 
 # madvise(2), Linux 5.14: fault in these pages without changing their contents.
 _MADV_POPULATE_WRITE: Final = 23

@@ -9,7 +9,7 @@ import mlx.core as mx
 from batching.backend.gguf.header import GgufHeader, Tensor
 from batching.backend.gguf.quantizations import FLOATS, format_of, loses_bits
 from batching.backend.gguf.tensors import NOT_WEIGHTS
-from batching.backend.storage import (
+from batching.backend.weights.storage import (
     Stored,
     dtype_name,
     kernel_bits,

@@ -2,9 +2,9 @@
 
 import mlx.nn as nn
 
-from batching.backend.native.blocks import replace_blocks
-from batching.backend.native.modules import replace_modules
-from batching.backend.native.packing import Packing
+from batching.backend.native.fused.blocks import replace_blocks
+from batching.backend.native.layers.packing import Packing
+from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native_loader import Native
 
 

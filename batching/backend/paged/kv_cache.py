@@ -1,7 +1,7 @@
 """The KV pool, and the cache object of each layer that a model of mlx-lm gets.
 
 There are three kinds: `batching.backend.paged.mlx_pool`, of MLX arrays; on an x86 CPU
-`batching.backend.cpu.host_cache`, of numpy arrays; and `batching.backend.native.cache`, of the
+`batching.backend.cpu.host_cache`, of numpy arrays; and `batching.backend.native.pools.cache`, of the
 native kernels.  Layers whose keys and values the model's own code reads are gathered
 (`batching.backend.paged.gathered_cache`), whatever the others are.
 """

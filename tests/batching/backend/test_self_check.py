@@ -12,8 +12,8 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from batching.backend import self_check_steps
 from batching.backend.hooks import ranges
+from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native.model import use_kernels
-from batching.backend.native.modules import replace_modules
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import LayerCache, StepInputs
 from batching.backend.paged.mlx_attention import SlidingWindow

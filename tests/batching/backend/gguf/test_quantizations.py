@@ -21,7 +21,7 @@ from batching.backend.gguf.quantizations import (
     read_weight,
 )
 from batching.backend.gguf.storage import num_bytes, stored_tensors
-from batching.backend.storage import storage_line
+from batching.backend.weights.storage import storage_line
 from tests.support.gguf_models import Array, blocks
 from tests.support.gguf_writer import F16, RawTensor, write_gguf
 

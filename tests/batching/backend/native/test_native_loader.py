@@ -16,12 +16,12 @@ from mlx_lm.models import llama
 
 import batching.backend.native as package
 from batching.backend import engine_builder, native_loader as extension, packed_model
-from batching.backend.cores import usable_cores
 from batching.backend.engine_builder import build_engine
 from batching.backend.native import build
+from batching.backend.native.layers.packing import Packing
 from batching.backend.native.model import use_kernels
-from batching.backend.native.packing import Packing
 from batching.backend.native_loader import Native, NoNative, load_native
+from batching.backend.processor.cores import usable_cores
 from batching.config import CpuPrecision, EngineConfig
 from batching.errors import ModelLoadError
 from scripts.server_process import ROOT, Server

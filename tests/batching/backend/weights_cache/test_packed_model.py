@@ -19,8 +19,8 @@ from safetensors import safe_open
 from batching import EngineConfig
 from batching.backend.engine_builder import build_engine
 from batching.backend.loader import load_model
-from batching.backend.native.modules import replace_modules
-from batching.backend.native.packing import Packing, StoredDiffers
+from batching.backend.native.layers.packing import Packing, StoredDiffers
+from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native_loader import Native
 from batching.backend.weights_cache import cache, identity
 from batching.config import ShareWeights

@@ -1,0 +1,1 @@
+"""Halves of transformer blocks, and whole ones, as operations of the kernels."""

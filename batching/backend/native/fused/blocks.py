@@ -1,0 +1,247 @@
+"""Transformer blocks whose attention and MLP are an operation each.
+
+A block is recognised by the modules that it has, and a fused path takes its place if it computes what
+the block computes: a wrong guess costs time and changes no output.  What a block has in place of a
+gated MLP or a known mixture of experts stays a module of the model; a block of another form has its
+attention and its MLP or mixture replaced alone.
+"""
+
+import math
+from typing import Any, Final, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from batching.backend.hooks.attention import hook_attention
+from batching.backend.native.fused.check import (
+    FusedAttention,
+    FusedCheck,
+    OfRowsNames,
+    parameters_of,
+)
+from batching.backend.native.fused.halves import AttentionHalf, MlpHalf
+from batching.backend.native.fused.latent import LatentHalf, is_latent
+from batching.backend.native.fused.linear_attention import LinearAttentionHalf
+from batching.backend.native.fused.mixture import MixtureHalf
+from batching.backend.native.fused.parts import (
+    AS_CACHED,
+    NOTHING,
+    Around,
+    OfRows,
+    Parts,
+    UnknownPart,
+)
+from batching.backend.native_loader import Native
+
+_ATTENTION: Final = (("self_attn",), ("attention",), ("linear_attn",))
+_RESIDUAL: Final = ("residual_multiplier",)
+# Of a residual, with the square root of the number of layers.
+_DEPTH: Final = ("scale_depth",)
+_NUM_LAYERS: Final = ("num_hidden_layers",)
+_IS_PARALLEL: Final = ("use_parallel_residual",)
+
+
+class _Norms(NamedTuple):
+    """Names of a block's norms, each of the input or the output of a half."""
+
+    attention: str | None
+    attention_output: str | None
+    mlp: str | None
+    mlp_output: str | None
+
+
+_NORMS: Final = (
+    _Norms("input_layernorm", None, "post_attention_layernorm", None),
+    _Norms("operator_norm", None, "ffn_norm", None),
+    _Norms("attention_layernorm", None, "feedforward_layernorm", None),
+    _Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    _Norms(
+        "input_layernorm",
+        "post_self_attn_layernorm",
+        "post_attention_layernorm",
+        "post_mlp_layernorm",
+    ),
+    _Norms(
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+    # Attention and the MLP have one input.
+    _Norms("input_layernorm", None, None, None),
+)
+
+
+class FusedBlock:
+    """Both halves of a block, one after the other; if not `is_whole`, the MLP is the model's."""
+
+    def __init__(self, kernels: Any, block: nn.Module, *, is_whole: bool = True) -> None:
+        parts = Parts(block)
+        (attention,) = parts.any_of(*_ATTENTION)
+        norms, mlp_name = _norms(parts.left)
+        shares_norm = norms.count(None) == len(norms) - 1
+        self._is_parallel = shares_norm or bool(parts.number(_IS_PARALLEL, 0))
+        if shares_norm:
+            norms = norms._replace(mlp=norms.attention)
+        residual = _residual(parts)
+        around = [
+            Around(block.get(norm), block.get(output_norm), residual)
+            for norm, output_norm in (norms[:2], norms[2:])
+        ]
+        self.attention = _attention(kernels, attention, around[0])
+        mlp = block[mlp_name]
+        half = _mlp_half(kernels, mlp, around[1]) if is_whole else None
+        if self._is_parallel and isinstance(half, MixtureHalf):
+            half = None
+        # Whether the MLP is one operation, too.
+        self.is_whole = half is not None
+        # The MLP is not: it runs by itself where the cache is not of the kernels.
+        self.replaced: list[nn.Module] = attention.modules()
+        self.mlp = half or _UnfusedMlp(mlp, around[1])
+
+    def __call__(self, x: mx.array, mask: Any, cache: Any, rows: OfRows = AS_CACHED) -> mx.array:
+        attended = self.attention(x, mask, cache, rows)
+        if self._is_parallel and not isinstance(self.mlp, MixtureHalf):
+            return self.mlp(x, attended)
+        return self.mlp(attended)
+
+
+class _UnfusedMlp:
+    """What a model has in place of a gated MLP."""
+
+    def __init__(self, mlp: nn.Module, around: Around) -> None:
+        self.mlp = mlp
+        self._around = around
+
+    def __call__(self, x: mx.array, added_to: mx.array | None = None) -> mx.array:
+        norm, output_norm, residual = vars(self._around).values()
+        # A module without arrays is an empty dict.
+        output: mx.array = self.mlp(x if norm is None else norm(x))
+        output = output if output_norm is None else output_norm(output)
+        added_to = x if added_to is None else added_to
+        return added_to + (output if residual == 1 else residual * output)
+
+
+def _residual(parts: Parts) -> float:
+    depth = parts.number(_DEPTH, 0.0)
+    if depth:
+        return depth / math.sqrt(parts.number(_NUM_LAYERS))
+    return parts.number(_RESIDUAL, 1.0)
+
+
+def _attention(kernels: Any, attention: nn.Module, around: Around = NOTHING) -> FusedAttention:
+    if "conv1d" in attention:
+        return LinearAttentionHalf(kernels, attention, around)
+    half = LatentHalf if is_latent(attention) else AttentionHalf
+    return half(kernels, attention, around)
+
+
+def _mlp_half(
+    kernels: Any, mlp: nn.Module, around: Around = NOTHING
+) -> MlpHalf | MixtureHalf | None:
+    for kind in (MlpHalf, MixtureHalf):
+        try:
+            return kind(kernels, mlp, around)
+        except (UnknownPart, ValueError):
+            # The kernels refuse parts that do not fit to each other.
+            pass
+    return None
+
+
+def _norms(names: set[str]) -> tuple[_Norms, str]:
+    """Return which norms are meant if but for them there is one name, and this."""
+    for norms in _NORMS:
+        others = names - set(norms)
+        if len(names) - len(others) == len(norms) - norms.count(None) and len(others) == 1:
+            return norms, others.pop()
+    raise UnknownPart(f"a block has {names}")
+
+
+def replace_blocks(model: nn.Module, native: Native) -> None:
+    """Make blocks, or else attention and MLPs, run as operations on the kernels' pool."""
+    kernels = native.module
+    check = FusedCheck(native)
+    hook_attention(model)
+    replaced: set[int] = set()
+    # A module comes before those in it.
+    for module in model.modules():
+        if id(module) in replaced:
+            continue
+        inside = _replace_block(module, kernels, check) or _replace_mlp(module, kernels, check)
+        replaced |= {id(each) for each in inside}
+        if not inside:
+            _replace_attention(module, kernels, check)
+
+
+def _replace_block(block: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.Module]:
+    """Fuse a block as far as that computes the same; return the modules in it to leave alone."""
+    for is_whole in (True, False):
+        try:
+            fused = FusedBlock(kernels, block, is_whole=is_whole)
+        except UnknownPart:
+            break
+        others = check.others(block, fused.attention, fused, is_whole=is_whole)
+        if others is not None:
+            _replace(block, fused.attention, fused, others)
+            return fused.replaced
+        if not fused.is_whole:
+            break
+    return []
+
+
+def _replace_attention(attention: nn.Module, kernels: Any, check: FusedCheck) -> None:
+    try:
+        half = _attention(kernels, attention)
+    except UnknownPart:
+        return
+    others = check.others(attention, half, half)
+    if others is not None:
+        _replace(attention, half, half, others)
+
+
+def _replace(
+    module: nn.Module,
+    attention: FusedAttention,
+    fused: FusedBlock | FusedAttention,
+    others: tuple[None, ...],
+) -> None:
+    """Make a module an instance of a subclass that runs fused where the cache is of the kernels.
+
+    others: what it returns beside its output, that nothing reads if its cache is not shared.
+    """
+    plain, names, of_rows = type(module), parameters_of(module), OfRowsNames.of(module)
+
+    def call(self: nn.Module, *given: Any, **named: Any) -> Any:
+        more = {**dict(zip(names, given, strict=False)), **named}
+        x, mask, cache = (more.pop(name, None) for name in (names[0], "mask", "cache"))
+        rows = OfRows(*(more.pop(name, None) if name else None for name in of_rows))
+        is_known = len(given) <= len(names) and all(value is None for value in more.values())
+        # What the module would make by itself is not known.
+        is_known &= all(
+            isinstance(value, mx.array) and value.size == len(x) if name else True
+            for name, value in zip(of_rows, rows, strict=True)
+        )
+        if not is_known or not attention.takes(x, cache):
+            return plain.__call__(self, *given, **named)
+        output = self._fused(x, mask, cache, rows)
+        return (output, *others) if others else output
+
+    module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+    module._fused = fused
+
+
+def _replace_mlp(mlp: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.Module]:
+    half = _mlp_half(kernels, mlp)
+    # An MLP was known by what it computes.
+    if half is None or (isinstance(half, MixtureHalf) and not check.is_alike(mlp, half)):
+        return []
+    replaced: list[nn.Module] = mlp.modules()
+    plain = type(mlp)
+
+    def call(self: nn.Module, *given: Any, **named: Any) -> Any:
+        is_known = len(given) == 1 and not named
+        return self._fused(*given) if is_known else plain.__call__(self, *given, **named)
+
+    mlp.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+    mlp._fused = half
+    return replaced

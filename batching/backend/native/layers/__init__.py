@@ -1,0 +1,1 @@
+"""Modules that call the kernels in place of those of MLX and mlx-lm."""

@@ -1,0 +1,131 @@
+"""How the native kernels store weights."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from batching.backend.weights.storage import kernel_bits
+
+_PACKED: Final = ("weight", "scales", "biases")
+_LAYER: Final = re.compile(r"(^|\.)layers\.\d+$")
+
+
+class Stored(Protocol):
+    """What was packed before."""
+
+    @property
+    def others(self) -> Mapping[str, mx.array]:
+        """Arrays that are not packed, by path."""
+        ...
+
+    def packed(self, path: str) -> Any:
+        """Return the weights of a module."""
+        ...
+
+
+class StoredDiffers(Exception):
+    """What was packed before is not of this model."""
+
+
+@dataclass
+class Packing:
+    """Packs weights, a part of the model after the other, or takes those that were packed before.
+
+    input_bits: see `replace_modules`.
+    read: gives the modules of a layer, by its path, their arrays; those outside of layers for no path.
+        None if all are there, or are read when they are computed.
+    packed, others: what was packed, by the paths of modules, and the other arrays.
+    """
+
+    kernels: Any
+    input_bits: int = 32
+    read: Callable[[str], None] | None = None
+    stored: Stored | None = None
+    packed: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, mx.array] = field(default_factory=dict)
+    _paths: dict[int, str] = field(default_factory=dict)
+
+    def begin(self, path: str) -> None:
+        """Make sure that the arrays of a part are there, unless all was packed before."""
+        if self.stored is None and self.read is not None:
+            self.read(path)
+
+    def enter(self, path: str, part: nn.Module, is_packed: Callable[[nn.Module], bool]) -> None:
+        """Know the modules of a part, and which of its arrays will not be packed.
+
+        Raises:
+            StoredDiffers: they are not what was stored.
+        """
+        prefix = f"{path}." if path else ""
+        self._paths = {id(m): f"{prefix}{name}" for name, m in part.named_modules()}
+        left_out = {
+            f"{self._paths[id(module)]}.{name}"
+            for module in part.modules()
+            if is_packed(module)
+            for name in _PACKED
+        }
+        arrays: dict[str, mx.array] = {}
+        tree_flatten(part.parameters(), prefix=f".{path}" if path else "", destination=arrays)
+        others = {n: a for n, a in arrays.items() if n not in left_out | self.others.keys()}
+        if self.stored is not None:
+            others = _checked(others, self.stored.others)
+            part.load_weights(
+                [(n.removeprefix(prefix), a) for n, a in others.items()], strict=False
+            )
+        self.others |= others
+
+    def of(self, module: nn.Module) -> Any:
+        """Return the weights of a module: a matrix, or one for each expert or head."""
+        path = self._paths[id(module)]
+        packed = self._pack(module) if self.stored is None else self.stored.packed(path)
+        self.packed[path] = packed
+        return packed
+
+    def _pack(self, module: nn.Module) -> Any:
+        if "scales" not in module:
+            return self.kernels.pack(module.weight)
+        return self.kernels.pack(
+            module.weight, module.scales, module.get("biases"), module.bits, self.input_bits
+        )
+
+    def end(self) -> None:
+        """Give back what reading and packing a part has taken."""
+        mx.clear_cache()
+        self.kernels.release_freed()
+
+
+def _checked(others: Mapping[str, mx.array], stored: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    for path, array in others.items():
+        found = stored.get(path)
+        if found is None or (found.shape, found.dtype) != (array.shape, array.dtype):
+            raise StoredDiffers(f"{path} is another array")
+    return {path: stored[path] for path in others}
+
+
+def parts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers with their paths, and at the end the whole model, for what is in no layer."""
+    found: list[str] = []
+    for path, module in sorted(model.named_modules(), key=lambda item: (len(item[0]), item[0])):
+        is_inside = any(path.startswith(f"{layer}.") for layer in found)
+        if _LAYER.search(path) and module.children() and not is_inside:
+            found.append(path)
+            yield path, module
+    yield "", model
+
+
+def is_packable(module: nn.Module) -> bool:
+    """Tell whether the kernels know a quantization of what they know."""
+    return kernel_bits(module.mode, module.bits, module.group_size) is not None
+
+
+def replace_class(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
+    """Make a module an instance of another class, without its arrays."""
+    module.clear()
+    module.__class__ = kind
+    for name, value in attributes.items():
+        setattr(module, name, value)

@@ -1,0 +1,1 @@
+"""What requests keep from step to step, in the memory of the kernels."""

@@ -1,0 +1,1 @@
+"""What the processor has, and how much of it may be used."""

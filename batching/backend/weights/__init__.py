@@ -1,0 +1,1 @@
+"""Weights that are not kept as their files store them."""
