@@ -1,7 +1,7 @@
 """Checks at load how a model can be served from the paged pool."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 
 from batching.backend.choose_pool import is_on_host, kv_cache
 from batching.backend.cpu.modules import replace_modules
@@ -30,6 +28,7 @@ from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import CacheLayout
 from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.sampling.sampler import ArgMax
+from batching.backend.self_check_leaps import Row, has_experts, leaping_rows, plain_logits
 from batching.backend.self_check_steps import (
     BLOCK_SIZE,
     DRAFTED,
@@ -47,6 +46,8 @@ _COARSE_TOLERANCE: Final = 6e-2
 _TOLERANCE_OF_8_BITS: Final = 0.3
 # Of so many rows one may differ in models with experts, which the last bit may choose.
 _ROWS_PER_LEAP: Final = 16
+# A share of the rows that must be left when those that leap are not counted.
+_MIN_STEADY: Final = 4
 _FLOAT_BITS: Final = 32
 # A token of a damaged model may have no finite logits; the others are served.
 _MAX_TRIES: Final = 8
@@ -67,21 +68,39 @@ class Way(StrEnum):
     OWN = "own caches"
 
 
+class Verdict(NamedTuple):
+    """A way, and how it is made.
+
+    gathers_all: no attention is trusted to read nothing but what it seems to read.
+    reason: why faster ways are wrong, for the operator to read; empty if there is none.
+    """
+
+    way: Way
+    gathers_all: bool = True
+    reason: str = ""
+
+
 @dataclass(frozen=True)
 class CheckedModel:
     """What the runner needs to know; `selection` is hooked into the model already.
 
     native: the kernels that the model's modules and its pool use.
-    reason: why faster ways are wrong, for the operator to read; empty if there is none.
     rounds_inputs: the model's products round theirs, so attention does, too.
     """
 
     layout: CacheLayout
     selection: RowSelection
-    way: Way
+    verdict: Verdict
     native: Native | None = None
-    reason: str = ""
     rounds_inputs: bool = False
+
+    @property
+    def way(self) -> Way:
+        return self.verdict.way
+
+    @property
+    def reason(self) -> str:
+        return self.verdict.reason
 
     def cache(
         self, num_blocks: int, block_size: int, *, num_window_blocks: int = 0
@@ -108,6 +127,7 @@ def check_model(
     vocab_size: int,
     native: Native | None = None,
     kv_dtype: mx.Dtype | None = None,
+    known: Verdict | None = None,
 ) -> CheckedModel:
     """Return the fastest way in which a model gives the right logits.
 
@@ -117,6 +137,7 @@ def check_model(
     are shrunk meanwhile, so that these prompts exceed them, and what has left a window is NaN.
 
     Keys and values are kept in `kv_dtype`, int8 only by the kernels; None is the type in which the model makes them.
+    With `known`, what an earlier check of the same model has found, nothing is compared.
     """
     hook_attention(model)
     hook_ranges(model)
@@ -129,15 +150,19 @@ def check_model(
         return _own_caches(model, probe_prompts(vocab_size)[0], native, reason)
     if native is None and is_on_host(layout):
         replace_modules(model)
+    if known is not None:
+        prompts = probe_prompts(vocab_size)
+        observed = Observation(model, prompts[0])
+        return _Probe(model, vocab_size, native, kv_dtype, prompts, [], observed).known(known)
     sizes = _shrunk_sizes(model, vocab_size)
     prompts, expected = _plain_logits(model, vocab_size)
     observed = Observation(model, prompts[0])
     probe = _Probe(model, vocab_size, native, kv_dtype, prompts, expected, observed)
-    checked, made = probe.fastest()
+    checked = probe.fastest()
     if not sizes.undo():
         return checked
     real = replace(probe, observed=Observation(model, prompts[0]))
-    return replace(checked, layout=real.layout(made))
+    return replace(checked, layout=real.layout(checked.verdict))
 
 
 def _shrunk_sizes(model: nn.Module, vocab_size: int) -> Changes:
@@ -146,23 +171,16 @@ def _shrunk_sizes(model: nn.Module, vocab_size: int) -> Changes:
     if shrink_sizes(model, changes):
         prompt = probe_prompts(vocab_size)[0]
         try:
-            whole, pieces = _logits(model, [prompt]), _logits(model, [prompt[:20], prompt[20:]])
+            whole, pieces = (
+                plain_logits(model, [prompt]),
+                plain_logits(model, [prompt[:20], prompt[20:]]),
+            )
             is_same = float(mx.abs(whole - pieces).max() / mx.abs(whole).max()) < _COARSE_TOLERANCE
         except Exception:
             is_same = False
         if not is_same:
             changes.undo()
     return changes
-
-
-class _Try(NamedTuple):
-    """A way, and how it is made.
-
-    gathers_all: no attention is trusted to read nothing but what it seems to read.
-    """
-
-    way: Way
-    gathers_all: bool = True
 
 
 @dataclass(frozen=True)
@@ -177,46 +195,55 @@ class _Probe:
     expected: Sequence[mx.array]
     observed: Observation
 
-    def fastest(self) -> tuple[CheckedModel, _Try]:
+    def fastest(self) -> CheckedModel:
         """Return the fastest way that is right, hooked into the model."""
         reason = "" if self.expected else "its logits are not finite"
         for each in self._tries() if self.expected else ():
-            layout, selection = self.layout(each), RowSelection()
-            checked = CheckedModel(
-                layout, selection, each.way, self.native, reason, _rounds_inputs(self.model)
-            )
-            changes = self._change(each, selection)
+            checked, changes = self._made(each._replace(reason=reason))
             try:
-                difference, tolerance = self._difference(checked, each)
+                difference, tolerance = self._difference(checked)
             except Exception as error:
                 # A model's code can do anything with a cache, so it can raise anything.
                 reason = reason or f"its code does not run over a paged cache ({error})"
             else:
                 if difference <= tolerance:
-                    return checked, each
+                    return checked
                 reason = reason or (
                     f"a batch changes its logits by {difference:.2g} of the largest one"
                 )
             changes.undo()
-        return _own_caches(self.model, self.prompts[0], self.native, reason), _Try(Way.OWN)
+        return _own_caches(self.model, self.prompts[0], self.native, reason)
 
-    def layout(self, made: _Try) -> CacheLayout:
+    def known(self, verdict: Verdict) -> CheckedModel:
+        """Return a way that is right, hooked into the model."""
+        if verdict.way is Way.OWN:
+            return _own_caches(self.model, self.prompts[0], self.native, verdict.reason)
+        return self._made(verdict)[0]
+
+    def _made(self, verdict: Verdict) -> tuple[CheckedModel, Changes]:
+        selection = RowSelection()
+        checked = CheckedModel(
+            self.layout(verdict), selection, verdict, self.native, _rounds_inputs(self.model)
+        )
+        return checked, self._change(verdict, selection)
+
+    def layout(self, made: Verdict) -> CacheLayout:
         if made.way is Way.OWN:
             return own_layout(self.model, self.prompts[0])
         layout = self.observed.layout(gathers_all=made.gathers_all)
         return layout if self.kv_dtype is None else layout.with_dtype(self.kv_dtype)
 
-    def _tries(self) -> Iterator[_Try]:
+    def _tries(self) -> Iterator[Verdict]:
         first = Way.PIECES if self.observed.to_regroup() else Way.RAGGED
-        yield _Try(first, gathers_all=False)
+        yield Verdict(first, gathers_all=False)
         gathered = self.observed.layout(gathers_all=True)
         if gathered != self.observed.layout():
-            yield _Try(Way.PIECES)
-        yield _Try(Way.ONE_BY_ONE)
+            yield Verdict(Way.PIECES)
+        yield Verdict(Way.ONE_BY_ONE)
         if not gathered.has_own:
-            yield _Try(Way.WHOLE)
+            yield Verdict(Way.WHOLE)
 
-    def _change(self, made: _Try, selection: RowSelection) -> Changes:
+    def _change(self, made: Verdict, selection: RowSelection) -> Changes:
         """Hook a way into the model."""
         changes = Changes()
         if made.way is Way.WHOLE:
@@ -229,15 +256,22 @@ class _Probe:
         select_rows(self.model, selection, changes)
         return changes
 
-    def _difference(self, checked: CheckedModel, made: _Try) -> tuple[float, float]:
+    def _difference(self, checked: CheckedModel) -> tuple[float, float]:
         """Return how far a logit is off, and how far it may be."""
-        plain = replace(checked, layout=replace(self, kv_dtype=None).layout(made))
-        difference, tolerance = self._largest_difference(plain), self._tolerance(plain.layout)
-        if difference <= tolerance and plain.layout != checked.layout:
-            # Keys that are rounded may lead to another expert: that says nothing of the way.
-            rounded = self._largest_difference(checked)
-            return (difference if math.isfinite(rounded) else rounded), tolerance
-        return difference, tolerance
+        layout = replace(self, kv_dtype=None).layout(checked.verdict)
+        plain = replace(checked, layout=layout, rounds_inputs=False)
+        tolerance = self._tolerance(layout)
+        largest = self._largest(self._differences(plain), tolerance)
+        if largest > tolerance or plain == checked:
+            return largest, tolerance
+        rounded = np.sort(list(self._differences(checked).values()))
+        if not math.isfinite(rounded[-1]):
+            return math.nan, tolerance
+        if has_experts(self.model):
+            # What is rounded may lead to other experts, in all rows: that says nothing of the way.
+            return largest, tolerance
+        of_keys = _TOLERANCE_OF_8_BITS if self.kv_dtype == mx.int8 else _COARSE_TOLERANCE
+        return float(rounded[-1]), max(tolerance, of_keys)
 
     def _tolerance(self, layout: CacheLayout) -> float:
         if min_input_bits(self.model) == 8:
@@ -245,17 +279,14 @@ class _Probe:
         dtypes = {shape.dtype for shape in layout.shapes} or {mx.float32}
         return max(_TOLERANCE.get(dtype, _COARSE_TOLERANCE) for dtype in dtypes)
 
-    def _largest_difference(self, checked: CheckedModel) -> float:
-        """Return how far a logit is off, as a share of the largest; NaN if one is not a number.
-
-        The few rows that differ most do not count if the last bit may have chosen other experts.
-        """
+    def _differences(self, checked: CheckedModel) -> dict[Row, float]:
+        """Return how far a logit of each row is off, as a share of the largest."""
         window = checked.layout.window
         num_window_blocks = 0 if window is None else NUM_WINDOW_BLOCKS
         cache = checked.cache(NUM_BLOCKS, BLOCK_SIZE, num_window_blocks=num_window_blocks)
         _fill_with_nan(cache)
         runner = MLXRunner(self.model, self.vocab_size, checked.selection, cache)
-        differences: list[float] = []
+        differences: dict[Row, float] = {}
         for plan in probe_steps(self.prompts, window):
             cache.copy_blocks(plan.copies)
             cache.copy_states(plan.state_copies)
@@ -268,16 +299,26 @@ class _Probe:
                     reference = self.expected[request_id]
                     scale = float(mx.abs(reference).max())
                     off = float(mx.abs(logits[row] - reference[position]).max())
-                    differences.append(off / scale)
-        ordered = np.sort(differences)
-        # NaN is last, and no row may be it.
-        is_finite = math.isfinite(ordered[-1])
-        num_leaps = len(ordered) // _ROWS_PER_LEAP if _has_experts(self.model) and is_finite else 0
-        return float(ordered[-1 - num_leaps])
+                    differences[request_id, position] = off / scale
+        return differences
 
+    def _largest(self, differences: Mapping[Row, float], tolerance: float) -> float:
+        """Return the largest one; NaN if one is not a number.
 
-def _has_experts(model: nn.Module) -> bool:
-    return any(isinstance(module, SwitchGLU | SwitchMLP) for module in model.modules())
+        The last bit may choose other experts: rows that leap by less than rounding do not count, if
+        others are left, and of these the few that differ most do not.
+        """
+        ordered = np.sort(list(differences.values()))
+        if not (math.isfinite(ordered[-1]) and has_experts(self.model)):
+            return float(ordered[-1])
+        largest = float(ordered[-1 - len(ordered) // _ROWS_PER_LEAP])
+        if largest <= tolerance:
+            return largest
+        leaping = leaping_rows(self.model, self.prompts, self.expected, tolerance)
+        steady = np.sort([off for row, off in differences.items() if row not in leaping])
+        if len(steady) * _MIN_STEADY < len(ordered):
+            return largest
+        return float(steady[-1 - len(steady) // _ROWS_PER_LEAP])
 
 
 def _fill_with_nan(cache: PagedKVCache) -> None:
@@ -301,7 +342,8 @@ def _own_caches(
     """Return the way that is always right: it is mlx-lm's own code from end to end."""
     layout = own_layout(model, tokens)
     regroup(model, Changes())
-    return CheckedModel(layout, RowSelection(), Way.OWN, native, reason, _rounds_inputs(model))
+    verdict = Verdict(Way.OWN, reason=reason)
+    return CheckedModel(layout, RowSelection(), verdict, native, _rounds_inputs(model))
 
 
 def _rounds_inputs(model: nn.Module) -> bool:
@@ -312,17 +354,10 @@ def _plain_logits(model: nn.Module, vocab_size: int) -> tuple[list[list[int]], l
     """Return prompts, and the logits `[L, vocab_size]` of each; none if no prompts give finite ones."""
     for salt in range(_MAX_TRIES):
         prompts = probe_prompts(vocab_size, salt)
-        logits = [_logits(model, [prompt]) for prompt in prompts]
+        logits = [plain_logits(model, [prompt]) for prompt in prompts]
         if all(bool(mx.isfinite(rows).all()) for rows in logits):
             return prompts, logits
     return prompts, []
-
-
-def _logits(model: nn.Module, pieces: Sequence[Sequence[int]]) -> mx.array:
-    """Return the logits of a prompt in pieces, `[L, vocab_size]`."""
-    cache = make_prompt_cache(model)
-    logits: list[mx.array] = [model(mx.array([list(p)]), cache=cache)[0] for p in pieces]
-    return mx.concatenate(logits)
 
 
 def _positions(rows: LogitRows) -> list[tuple[int, int]]:

@@ -101,6 +101,32 @@ def test_experts_that_rounded_keys_choose_do_not_make_a_model_slow(
     assert {shape.dtype for shape in checked.layout.shapes} == {kv_dtype}
 
 
+def plant_leaps(model: nn.Module) -> None:
+    """Let the last bit decide how far half of the rows are off."""
+    plain = type(model.model.norm)
+
+    def call(self: nn.Module, x: mx.array) -> mx.array:
+        normed: mx.array = plain.__call__(self, x)
+        leaps = mx.sign(mx.sin(1e9 * x[..., :1])) * (x[..., 1:2] > 0)
+        return normed + 0.1 * leaps
+
+    model.model.norm.__class__ = type("Leaping", (plain,), {"__call__": call})
+
+
+@pytest.mark.parametrize(
+    ("family", "is_faulty", "is_ragged"),
+    [("gpt_oss", False, True), ("gpt_oss", True, False), ("llama", False, False)],
+)
+def test_only_rows_that_leap_with_the_last_bit_may_differ_and_only_with_experts(
+    family: str, is_faulty: bool, is_ragged: bool
+) -> None:
+    model = tiny_model(family)
+    plant_leaps(model)
+    if is_faulty:
+        plant_in_rope(model, lambda offset: offset[::-1])
+    assert (check_model(model, VOCAB_SIZE).way == Way.RAGGED) == is_ragged
+
+
 def test_a_model_that_needs_caches_of_mlx_lm_gets_them() -> None:
     for family in ("llama", "mamba"):
         model = tiny_model(family)
