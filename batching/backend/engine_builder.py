@@ -138,13 +138,14 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
         chat_template=config.chat_template,
         has_kernels=isinstance(native, Native),
     )
+    packed: PackedModel | None = None
     packed_line = ""
     try:
         if isinstance(native, Native):
             bits = _input_bits(config, native)
             packed = PackedModel(config, native, loaded, input_bits=bits, dtype=dtype)
             loaded, packed_line = packed.on_kernels()
-        return loaded, replace(_backend(config, loaded, native), packed_line=packed_line)
+        return loaded, replace(_backend(config, loaded, native, packed), packed_line=packed_line)
     except CannotUseFile:
         # It is gone now, if it can be deleted.
         return _load(replace(config, weights_cache_gib=0), native)
@@ -154,10 +155,18 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
         raise _CannotRun(f"cannot run {config.model}: {one_line(error)}") from error
 
 
-def _backend(config: EngineConfig, loaded: LoadedModel, native: Native | NoNative) -> _Backend:
+def _backend(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    native: Native | NoNative,
+    packed: PackedModel | None,
+) -> _Backend:
     kernels = native if isinstance(native, Native) else None
     kv_dtype = _kv_dtype(config, native)
-    checked = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype)
+    known = packed.verdict(kv_dtype) if packed else None
+    checked = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype, known)
+    if packed and known is None:
+        packed.keep_verdict(kv_dtype, checked.verdict)
     if checked.reason:
         logger.warning("%s: %s, since %s", config.model_id, _SLOWER[checked.way], checked.reason)
     if config.kv_cache_dtype != "auto" and kv_dtype not in _dtypes(checked.layout):

@@ -15,6 +15,7 @@ from batching.backend.loader import LoadedModel
 from batching.backend.native.layers.packing import Packing
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native
+from batching.backend.self_check import Verdict, Way
 from batching.backend.weights.storage import dtype_name
 from batching.backend.weights_cache.cache import CacheEntry, NotKept, WeightsCache, default_folder
 from batching.backend.weights_cache.large_pages import maps_large_pages
@@ -67,6 +68,16 @@ class PackedModel:
             input_bits=input_bits,
             dtype=None if dtype is None else dtype_name(dtype),
         )
+
+    def verdict(self, kv_dtype: mx.Dtype | None) -> Verdict | None:
+        """Return what the check has found at an earlier start; None if that is not known."""
+        match self._entry.note(_note(kv_dtype)):
+            case [str(way), bool(gathers_all), str(reason)] if way in list(Way):
+                return Verdict(Way(way), gathers_all, reason)
+        return None
+
+    def keep_verdict(self, kv_dtype: mx.Dtype | None, verdict: Verdict) -> None:
+        self._entry.keep_note(_note(kv_dtype), verdict)
 
     def on_kernels(self) -> tuple[LoadedModel, str]:
         """Return the model on the kernels, and a line about where its weights come from.
@@ -135,3 +146,7 @@ class PackedModel:
         model = use_kernels(self._loaded.model, self._native, packing=packing)
         evaluate(model)
         return replace(self._loaded, model=model)
+
+
+def _note(kv_dtype: mx.Dtype | None) -> str:
+    return f"check, keys and values in {'their own type' if kv_dtype is None else dtype_name(kv_dtype)}"

@@ -1,5 +1,6 @@
 """A folder of packed weights, by model and options; the least recently used ones make room."""
 
+import json
 import logging
 import os
 import re
@@ -81,7 +82,7 @@ class WeightsCache:
             if left + num_bytes <= self.max_bytes:
                 break
             logger.info("the weights cache is full: %s is deleted", path.name)
-            path.unlink(missing_ok=True)
+            _delete(path)
             left -= stat.st_size
         disk = shutil.disk_usage(self.folder)
         if disk.free - num_bytes < min(_FREE_SHARE * disk.total, _FREE_BYTES):
@@ -119,9 +120,32 @@ class CacheEntry:
 
     def drop(self) -> None:
         try:
-            self.path.unlink(missing_ok=True)
+            _delete(self.path)
         except OSError as error:
             logger.warning("%s cannot be deleted: %s", self.path, error.strerror)
+
+    def note(self, name: str) -> Any:
+        """Return what was noted of the model beside its weights; None if nothing was."""
+        try:
+            notes = json.loads(_notes(self.path).read_text())
+            return notes[self.key].get(name)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return None
+
+    def keep_note(self, name: str, value: Any) -> None:
+        """Note something, in JSON's types, if the weights are kept."""
+        if not self.cache.max_bytes or not self.path.exists():
+            return
+        try:
+            known = json.loads(_notes(self.path).read_text())[self.key]
+        except (OSError, ValueError, LookupError, TypeError):
+            known = {}
+        new = _notes(self.path).with_suffix(f".{os.getpid()}.tmp")
+        try:
+            new.write_text(json.dumps({self.key: {**known, name: value}}))
+            new.replace(_notes(self.path))
+        except OSError as error:
+            logger.info("%s cannot be written: %s", _notes(self.path), error.strerror)
 
     def keep(self, packed: Mapping[str, Any], others: Mapping[str, mx.array], then: Then) -> None:
         """Write packed weights to the file; `then` gets its descriptor, and where each begins.
@@ -146,6 +170,16 @@ class CacheEntry:
                 "packed weights are not kept, so that the next start packs them again: %s", reason
             )
             raise NotKept(reason) from error
+
+
+def _notes(path: Path) -> Path:
+    """Return the file of what was noted beside weights."""
+    return path.with_suffix(".json")
+
+
+def _delete(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    _notes(path).unlink(missing_ok=True)
 
 
 def _size(num_bytes: int) -> str:

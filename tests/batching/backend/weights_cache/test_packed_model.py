@@ -2,6 +2,7 @@
 
 import fcntl
 import gc
+import json
 import logging
 import os
 import resource
@@ -22,6 +23,7 @@ from batching.backend.loader import load_model
 from batching.backend.native.layers.packing import Packing, StoredDiffers
 from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native_loader import Native
+from batching.backend.self_check import CheckedModel, Verdict, Way, _Probe, check_model
 from batching.backend.weights_cache import cache, identity
 from batching.config import ShareWeights
 from batching.request import BatchRequest, SamplingParams
@@ -30,6 +32,7 @@ from tests.support.gguf_models import BPE, metadata_of, random_model, tensors_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.model_files import write_model
 from tests.support.model_zoo import make_tiny, tiny_config
+from tests.support.zoo.shapes import VOCAB_SIZE
 
 pytestmark = pytest.mark.usefixtures("native", "keeps_any_size")
 
@@ -97,8 +100,64 @@ def start(config: EngineConfig) -> tuple[str, list[Any]]:
     return line.removeprefix("packed    "), outputs
 
 
+NOTES: Final = [
+    "no JSON",
+    "[]",
+    "{}",
+    '{"key": {"way": 1}}',
+    '{"key": {"check": ["ragged", false]}}',
+    '{"key": {"check": ["by magic", false, ""]}}',
+    '{"key": {"check": ["ragged", 1, ""]}}',
+]
+
+
+@pytest.mark.parametrize("text", NOTES)
+def test_a_note_of_something_else_is_not_believed(
+    config: EngineConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    start(config)
+    notes = the_file(folder).with_suffix(".json")
+    [(key, of_model)] = json.loads(notes.read_text()).items()
+    [(name, verdict)] = of_model.items()
+    assert verdict == ["ragged", False, ""]
+    wrong = text.replace("key", key).replace("check", name)
+    notes.write_text(wrong)
+    checked: list[_Probe] = []
+    plain = _Probe.fastest
+
+    def fastest(probe: _Probe) -> CheckedModel:
+        checked.append(probe)
+        return plain(probe)
+
+    monkeypatch.setattr(_Probe, "fastest", fastest)
+    start(config)
+    assert len(checked) == 1
+    assert json.loads(notes.read_text())[key][name] == verdict
+
+
+def test_what_a_check_found_is_known_for_all_ways(tmp_path: Path) -> None:
+    """Also for models that are served in another one than the fastest, with the reason."""
+    for family in ("llama", "mamba"):
+        model = make_tiny(family)
+        found = check_model(model, VOCAB_SIZE)
+        for way in (found.verdict, Verdict(Way.ONE_BY_ONE, reason="a"), Verdict(Way.OWN)):
+            known = check_model(make_tiny(family), VOCAB_SIZE, known=way)
+            assert known.verdict == way
+            if way == found.verdict:
+                assert known.layout == found.layout
+
+
+def test_notes_that_cannot_be_written_are_none(config: EngineConfig, folder: Path) -> None:
+    start(config)
+    notes = the_file(folder).with_suffix(".json")
+    notes.unlink()
+    notes.mkdir()
+    _, first = start(config)
+    assert (first, notes.is_dir()) == (start(config)[1], True)
+
+
 def the_file(folder: Path) -> Path:
-    [file] = folder.iterdir()
+    [file] = folder.glob("*.safetensors")
     return file
 
 
@@ -127,6 +186,7 @@ def test_a_second_start_packs_nothing_and_gives_the_same_bits(
     monkeypatch.setattr(
         "batching.backend.gguf.model.read_weight", lambda *_: pytest.fail("it is read")
     )
+    monkeypatch.setattr(_Probe, "fastest", lambda _: pytest.fail("it is checked"))
     line, second = start(config)
     how = "mapped" if sharing == "always" else "read"
     assert line.startswith(f"{how} from {the_file(folder)} in ")
@@ -316,16 +376,16 @@ def test_weights_of_another_version_are_packed_again(
     line, _ = start(config)
     assert line.startswith("in ")
     monkeypatch.undo()
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.glob("*.safetensors"))) == 1
 
 
 def test_each_precision_has_a_file(config: EngineConfig, folder: Path, native: Native) -> None:
     start(replace(config, cpu_precision="exact"))
     start(replace(config, cpu_precision="exact", dtype="bfloat16"))
-    assert len(list(folder.iterdir())) == 2
+    assert len(list(folder.glob("*.safetensors"))) == 2
     if native.supports_int_inputs:
         start(replace(config, cpu_precision="fastest"))
-        assert len(list(folder.iterdir())) == 3
+        assert len(list(folder.glob("*.safetensors"))) == 3
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(
