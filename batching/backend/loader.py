@@ -75,8 +75,8 @@ class LoadedModel:
     """A model in evaluation mode; unless it is loaded late, for the kernels, all its arrays computed in this thread.
 
     storage: what is not kept as it is stored, for the start-up line.
-    read: of a model that is loaded late, reads the arrays of the layer at a path, or with no path those
-        outside of layers, unless computing them reads them.
+    read: of a model that is loaded late, reads the arrays of the part at a path, or with no path those
+        that are left, unless computing them reads them.
     """
 
     model: nn.Module

@@ -270,7 +270,8 @@ class _Probe:
         if has_experts(self.model):
             # What is rounded may lead to other experts, in all rows: that says nothing of the way.
             return largest, tolerance
-        of_keys = _TOLERANCE_OF_8_BITS if self.kv_dtype == mx.int8 else _COARSE_TOLERANCE
+        has_int8 = any(shape.dtype == mx.int8 for shape in checked.layout.shapes)
+        of_keys = _TOLERANCE_OF_8_BITS if has_int8 else _COARSE_TOLERANCE
         return float(rounded[-1]), max(tolerance, of_keys)
 
     def _tolerance(self, layout: CacheLayout) -> float:

@@ -78,18 +78,25 @@ class GgufOutline:
         self.model.eval()
         self._tensors: dict[str, list[str]] = {}
         for name in own:
-            self._tensors.setdefault(layer_of(name), []).append(name)
+            part = layer_of(name) or self._module_of(name)
+            self._tensors.setdefault(part, []).append(name)
+
+    def _module_of(self, name: str) -> str:
+        return _last(rename(self._header, self._architecture, name).rpartition(".")[0])
 
     def read_all(self) -> None:
-        for layer in list(self._tensors):
-            self._read(layer)
+        for part in list(self._tensors):
+            self._read(part)
 
     def read(self, path: str) -> None:
-        """Read the arrays of the layer at a path of the model; of no path, those outside of layers."""
-        self._read(path.rpartition(".")[2])
+        """Read the arrays of the part at a path of the model; of no path, all that are left."""
+        if path:
+            self._read(_last(path))
+        else:
+            self.read_all()
 
-    def _read(self, layer: str) -> None:
-        weights = self._weights(self._tensors.pop(layer, []), read_weight)
+    def _read(self, part: str) -> None:
+        weights = self._weights(self._tensors.pop(part, []), read_weight)
         for names in self._make_dense(weights):
             mx.eval([weights[name].parts["weight"] for name in names])
         self.model.load_weights(list(self._arrays(weights).items()), strict=False)
@@ -140,6 +147,10 @@ class GgufOutline:
                 stored = f"{name.removesuffix('weight')}{part}" if part != "weight" else name
                 arrays[stored] = array if is_packed or kind is None else array.astype(kind)
         return arrays
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def evaluate(model: nn.Module) -> None:

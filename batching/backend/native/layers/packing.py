@@ -1,7 +1,7 @@
 """How the native kernels store weights."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -37,7 +37,7 @@ class Packing:
     """Packs weights, a part of the model after the other, or takes those that were packed before.
 
     input_bits: see `replace_modules`.
-    read: gives the modules of a layer, by its path, their arrays; those outside of layers for no path.
+    read: gives a part, by its path, its arrays; all that are left for no path.
         None if all are there, or are read when they are computed.
     packed, others: what was packed, by the paths of modules, and the other arrays.
     """
@@ -62,7 +62,7 @@ class Packing:
             StoredDiffers: they are not what was stored.
         """
         prefix = f"{path}." if path else ""
-        self._paths = {id(m): f"{prefix}{name}" for name, m in part.named_modules()}
+        self._paths = {id(m): f"{prefix}{name}".rstrip(".") for name, m in part.named_modules()}
         left_out = {
             f"{self._paths[id(module)]}.{name}"
             for module in part.modules()
@@ -107,15 +107,27 @@ def _checked(others: Mapping[str, mx.array], stored: Mapping[str, mx.array]) -> 
     return {path: stored[path] for path in others}
 
 
-def parts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers with their paths, and at the end the whole model, for what is in no layer."""
+def parts_of(
+    model: nn.Module, is_packed: Callable[[nn.Module], bool]
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers with their paths, then what is packed outside of them, then the model.
+
+    Embeddings and what gives the logits may each be larger than a layer.
+    """
     found: list[str] = []
-    for path, module in sorted(model.named_modules(), key=lambda item: (len(item[0]), item[0])):
-        is_inside = any(path.startswith(f"{layer}.") for layer in found)
-        if _LAYER.search(path) and module.children() and not is_inside:
+    modules = sorted(model.named_modules(), key=lambda item: (len(item[0]), item[0]))
+    for path, module in modules:
+        if _LAYER.search(path) and module.children() and not _is_in(path, found):
             found.append(path)
             yield path, module
+    for path, module in modules:
+        if is_packed(module) and not _is_in(path, found):
+            yield path, module
     yield "", model
+
+
+def _is_in(path: str, layers: Sequence[str]) -> bool:
+    return any(path.startswith(f"{layer}.") for layer in layers)
 
 
 def is_packable(module: nn.Module) -> bool:

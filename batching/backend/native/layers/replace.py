@@ -39,7 +39,7 @@ def replace_modules(
     """
     kernels = native.module
     packing = packing or Packing(kernels, input_bits)
-    for path, part in parts_of(model):
+    for path, part in parts_of(model, _is_packed):
         packing.begin(path)
         _pack(path, part, packing)
         packing.end()
