@@ -188,8 +188,7 @@ def _load_file(path: Path, dtype: mx.Dtype | None, has_kernels: bool) -> LoadedM
     storage = storage_line(tensors_of_file(header, dtype, has_kernels=has_kernels))
     _check_room(num_bytes(header, dtype, has_kernels=has_kernels), dtype, memory_in_use(), storage)
     tokenizer = build_tokenizer(header)
-    keeps_floats = dtype is None and has_kernels
-    outline = GgufOutline(header, dtype, keeps_floats=keeps_floats)
+    outline = GgufOutline(header, dtype, has_kernels=dtype is None and has_kernels)
     if not has_kernels:
         outline.read_all()
         evaluate(outline.model)

@@ -77,10 +77,10 @@ def random_model(family: str, **changes: Any) -> tuple[nn.Module, dict[str, Any]
 
 
 def load_gguf(
-    header: GgufHeader, dtype: mx.Dtype | None, *, keeps_floats: bool = False
+    header: GgufHeader, dtype: mx.Dtype | None, *, has_kernels: bool = False
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Return the model of a file, its arrays evaluated, and its config."""
-    outline = GgufOutline(header, dtype, keeps_floats=keeps_floats)
+    outline = GgufOutline(header, dtype, has_kernels=has_kernels)
     outline.read_all()
     evaluate(outline.model)
     return outline.model, outline.config

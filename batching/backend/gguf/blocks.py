@@ -66,6 +66,36 @@ def _q5_k(blocks: Bytes) -> Groups:
     return Groups(stored, *_scales_of_8_groups(blocks))
 
 
+def _q2_k(blocks: Bytes) -> Groups:
+    """256 weights in 16 groups: a byte of scale and minimum each, the weights, and what these multiply."""
+    of_scales, of_minima = _halves(blocks[:, 80:82]), _halves(blocks[:, 82:84])
+    scales, minima = blocks[:, :16] & 15, blocks[:, :16] >> 4
+    return Groups(_pairs_of_bits(blocks[:, 16:80]), of_scales * scales, -of_minima * minima)
+
+
+def _q3_k(blocks: Bytes) -> Groups:
+    """Third bits, then two of each weight, 16 scales of 6 bits, and what these multiply.
+
+    Bit i of byte j is the third of weight j of the i-th 32; weights are from -4 on.
+    """
+    third = np.unpackbits(blocks[:, :32, None], axis=2, bitorder="little").swapaxes(1, 2)
+    stored = _pairs_of_bits(blocks[:, 32:96]) | third.reshape(len(blocks), -1) << np.uint8(2)
+    low = _nibbles(blocks[:, 96:104], 8)
+    high = _pairs_of_bits(blocks[:, 104:108], 4)
+    scales = _halves(blocks[:, 108:110]) * ((low | high << _NIBBLE).astype(np.float32) - 32)
+    # 4 bits with 8 in the middle.
+    return Groups(stored + np.uint8(4), scales, -8 * scales)
+
+
+def _q6_k(blocks: Bytes) -> Groups:
+    """Four bits of each weight, two more, 16 scales of 8 bits, and what these multiply."""
+    low = _nibbles(blocks[:, :128], 64)
+    stored = low | _pairs_of_bits(blocks[:, 128:192]) << _NIBBLE
+    scales = _halves(blocks[:, 208:210]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    # 8 bits with 128 in the middle, in place of 6 with 32.
+    return Groups(stored + np.uint8(96), scales, -128 * scales)
+
+
 def _scales_of_8_groups(blocks: Bytes) -> tuple[Floats, Floats]:
     of_scales, of_minima = _halves(blocks[:, 0:2]), _halves(blocks[:, 2:4])
     scales, minima = _unpack_scales(blocks[:, 4:16])
@@ -98,6 +128,35 @@ def _iq4_values(packed: Bytes) -> Bytes:
     return _IQ4_VALUES[_nibbles(packed, 16)]
 
 
+def _of_grid(
+    type_name: str, group_size: int, unit: float, scales_of: Callable[[Bytes], NDArray[Any]]
+) -> Callable[[Bytes], Groups]:
+    def groups_of(blocks: Bytes) -> Groups:
+        """Weights are integers of a table times a scale, an odd multiple of the block's."""
+        of_block = _split_scale(blocks) if type_name == "IQ1_M" else _halves(blocks[:, :2])
+        scales: Floats = np.float32(unit) * of_block * (2 * scales_of(blocks) + 1)
+        values: Floats = dequantize(blocks, GGMLQuantizationType[type_name])
+        divisors = np.where(scales == 0, 1, scales)
+        with np.errstate(invalid="ignore"):  # scales that are not finite
+            integers = np.rint(values.reshape(*scales.shape, group_size) / divisors[..., None])
+            stored = (integers + 128).astype(np.uint8)
+        return Groups(stored.reshape(len(blocks), -1), scales, -128 * scales)
+
+    return groups_of
+
+
+def _split_scale(blocks: Bytes) -> Floats:
+    """Join the four bits that each of four words has of a number."""
+    words = _words(blocks[:, 48:56], np.uint16) >> 12 << np.arange(0, 16, 4, dtype=np.uint16)
+    return np.bitwise_or.reduce(words, axis=1, keepdims=True).view(np.float16).astype(np.float32)
+
+
+def _three_bits(blocks: Bytes) -> NDArray[Any]:
+    words = _words(blocks[:, 48:56], np.uint16)
+    shifts = np.arange(0, 12, 3, dtype=np.uint16)
+    return (words[..., None] >> shifts & 7).reshape(len(blocks), -1)
+
+
 def _ternary(type_name: str, scale_at: int) -> Callable[[Bytes], Groups]:
     def groups_of(blocks: Bytes) -> Groups:
         """256 weights of -1, 0 or 1 with one scale; MLX's largest groups are half of that."""
@@ -127,8 +186,19 @@ def _nibbles(packed: Bytes, run: int = 0) -> Bytes:
     return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(packed), -1)
 
 
+def _pairs_of_bits(packed: Bytes, run: int = 32) -> Bytes:
+    """Put weights in their order: `run` bytes hold as many in their lowest bits, then as many more."""
+    runs = packed.reshape(len(packed), -1, 1, run)
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    return (runs >> shifts & np.uint8(3)).reshape(len(packed), -1)
+
+
 def _fifth_bits(packed: Bytes) -> Bytes:
     return np.unpackbits(packed, axis=1, bitorder="little") << _NIBBLE
+
+
+def _words(packed: Bytes, kind: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+    return np.ascontiguousarray(packed).view(kind)
 
 
 def _halves(packed: Bytes) -> Floats:
@@ -142,8 +212,20 @@ GROUPS_OF: Final[dict[str, Callable[[Bytes], Groups]]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ1_S": _of_grid("IQ1_S", 32, 1 / 8, lambda b: _words(b[:, 34:50], np.uint16) >> 12 & 7),
+    "IQ1_M": _of_grid("IQ1_M", 16, 1 / 8, _three_bits),
+    "IQ2_XXS": _of_grid(
+        "IQ2_XXS", 32, 1 / 8, lambda b: _words(b[:, 2:66], np.uint32)[:, 1::2] >> 28
+    ),
+    "IQ2_XS": _of_grid("IQ2_XS", 16, 1 / 8, lambda b: _nibbles(b[:, 66:74], 1)),
+    "IQ2_S": _of_grid("IQ2_S", 16, 1 / 8, lambda b: _nibbles(b[:, 74:82], 1)),
+    "IQ3_XXS": _of_grid("IQ3_XXS", 32, 1 / 4, lambda b: _words(b[:, 66:98], np.uint32) >> 28),
+    "IQ3_S": _of_grid("IQ3_S", 32, 1, lambda b: _nibbles(b[:, 106:110], 1)),
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "TQ1_0": _ternary("TQ1_0", 52),

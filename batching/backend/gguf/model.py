@@ -9,8 +9,8 @@ model runs them.  Two things of llama differ from a Hugging Face checkpoint:
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Final
 
@@ -34,7 +34,6 @@ from batching.backend.gguf.tensors import (
 from batching.backend.yarn import leave_untruncated
 
 Weights = dict[str, Weight]
-ReadWeight = Callable[[GgufHeader, str, mx.Dtype | None], Weight]
 
 # Of dequantizing; each works on one tensor, in memory of its own.
 _MAX_STREAMS: Final = 8
@@ -46,14 +45,14 @@ class GgufOutline:
     With a `dtype` every weight is dequantized to it.  Without, quantized weights stay, and the
     float ones become float16 like their scales: a float32 norm would turn all activations into
     float32.  A file of float32 only stays float32, and one without float16 becomes bfloat16.
-    With `keeps_floats`, for kernels whose activations are float32 in any case, each array keeps its
-    own type, and scales that are products are float32: nothing is rounded.
+    With `has_kernels`, whose activations are float32 in any case, each array keeps its own type, and
+    scales that are products are float32: nothing is rounded.  Groups may then have 16 weights.
     """
 
     def __init__(
-        self, header: GgufHeader, dtype: mx.Dtype | None, *, keeps_floats: bool = False
+        self, header: GgufHeader, dtype: mx.Dtype | None, *, has_kernels: bool = False
     ) -> None:
-        self._header, self._dtype = header, dtype
+        self._header, self._dtype, self._has_kernels = header, dtype, has_kernels
         self._architecture, _ = architecture_of(header)
         self.config = read_config(header)
         self.model = _build(self.config)
@@ -61,11 +60,11 @@ class GgufOutline:
             # gemma3_text does not look into its config.
             self.model.tie_word_embeddings = True
             self.model.pop("lm_head")
-        own_float = None if keeps_floats else float_type(header, self._architecture.half)
+        own_float = None if has_kernels else float_type(header, self._architecture.half)
         self._float = dtype or own_float
         self._kept = _quantizable(self.model) if dtype is None else frozenset[str]()
         own = list(own_tensors(header, self.config))
-        weights = self._weights(own, outline_weight)
+        weights = self._weights(own, is_outline=True)
         _add_missing_bias(weights, self.config)
         for _ in self._make_dense(weights):
             continue
@@ -96,15 +95,16 @@ class GgufOutline:
             self.read_all()
 
     def _read(self, part: str) -> None:
-        weights = self._weights(self._tensors.pop(part, []), read_weight)
+        weights = self._weights(self._tensors.pop(part, []))
         for names in self._make_dense(weights):
             mx.eval([weights[name].parts["weight"] for name in names])
         self.model.load_weights(list(self._arrays(weights).items()), strict=False)
 
-    def _weights(self, names: Sequence[str], read: ReadWeight) -> Weights:
+    def _weights(self, names: Sequence[str], *, is_outline: bool = False) -> Weights:
         header, weights = self._header, Weights()
+        read = outline_weight if is_outline else read_weight
         for name in names:
-            weight = read(header, name, self._dtype)
+            weight = read(header, name, self._dtype, has_kernels=self._has_kernels)
             if change := look_up(self._architecture.changes, part_of(name)):
                 weight = change[0](weight, self.config)
             for part, rows in _halves_of_experts(name, weight).items():
@@ -216,14 +216,27 @@ def _load_weights(
     arrays: dict[str, mx.array],
 ) -> None:
     def quantization(path: str, module: nn.Module) -> bool | dict[str, int | str]:
-        return asdict(formats[path]) if path in formats else False
+        if path not in formats:
+            return False
+        return asdict(replace(formats[path], group_size=formats[path].mlx_group_size))
 
     if formats:
         nn.quantize(model, class_predicate=quantization)
+        _set_small_groups(model, formats)
     try:
         model.load_weights(list(arrays.items()), strict=True)
     except ValueError as error:
         raise header.refuse(f"tensors and metadata disagree: {error}") from error
+
+
+def _set_small_groups(model: nn.Module, formats: Mapping[str, Format]) -> None:
+    """Give modules the groups that MLX cannot make them with; only the native kernels compute these."""
+    for path, module in model.named_modules():
+        if path in formats and formats[path].group_size < module.group_size:
+            ratio = module.group_size // formats[path].group_size
+            module.group_size = formats[path].group_size
+            for name in ("scales", "biases"):
+                module[name] = mx.repeat(module[name], ratio, axis=-1)
 
 
 def _set_rope_factors(

@@ -2,8 +2,8 @@
 
 ggml's block formats are MLX's in another order wherever a group of weights shares one scale and
 one bias, or one exponent: these stay as they are stored.  The scale of some is a product, which
-is float32.  The rest, with a scale for every 16 weights or with
-values from a grid, has no such format; `gguf` dequantizes it, and it becomes 8 bits.
+is float32.  Values from a grid are integers of 8 bits.  A scale for every 16 weights only the native
+kernels know; for MLX, `gguf` dequantizes such a type, and it becomes 8 bits with other scales.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,6 +36,11 @@ class Format:
     mode: str = "affine"
 
     @property
+    def mlx_group_size(self) -> int:
+        """Return the groups that MLX can quantize in; it has no affine ones of 16."""
+        return max(self.group_size, 32) if self.mode == "affine" else self.group_size
+
+    @property
     def stored_bits(self) -> float:
         """Return the bits of a weight with its part of a scale and a bias, 16 bits each."""
         of_group = 32 if self.mode == "affine" else 8
@@ -54,6 +59,10 @@ FORMATS: Final = {
     "Q8_0": EIGHT_BITS,
     "Q4_K": Format(4),
     "Q5_K": Format(5),
+    "IQ1_S": EIGHT_BITS,
+    "IQ2_XXS": EIGHT_BITS,
+    "IQ3_XXS": EIGHT_BITS,
+    "IQ3_S": EIGHT_BITS,
     "IQ4_NL": EIGHT_BITS,
     "IQ4_XS": EIGHT_BITS,
     "TQ1_0": Format(2, 128),
@@ -61,8 +70,22 @@ FORMATS: Final = {
     "MXFP4": Format(4, 32, "mxfp4"),
     "NVFP4": Format(4, 16, "nvfp4"),
 }
-# Their scales are products, which float16 would round.
-_OF_PRODUCTS: Final = ("Q4_K", "Q5_K", "IQ4_XS")
+# MLX has no groups of 16.
+KERNEL_FORMATS: Final = FORMATS | {
+    "Q2_K": Format(4, 16),
+    "Q3_K": Format(4, 16),
+    "Q6_K": Format(8, 16),
+    "IQ1_M": Format(8, 16),
+    "IQ2_XS": Format(8, 16),
+    "IQ2_S": Format(8, 16),
+}
+# Their scales are products, which float16 would round.  The kernels keep a factor of 16 bits for
+# eight groups and 8 bits for each, and as many of the biases if these are no multiples of the scales.
+_OF_PRODUCTS: Final = {
+    **dict.fromkeys(("Q2_K", "Q4_K", "Q5_K"), 2),
+    **dict.fromkeys(("Q3_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S"), 1),
+    **dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ4_XS"), 1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +119,24 @@ class Weight:
         )
 
 
-def format_of(type_name: str) -> Format | None:
+def format_of(type_name: str, *, has_kernels: bool = False) -> Format | None:
     """Return what a type of tensor is kept as; None for floats."""
-    return None if type_name in FLOATS else FORMATS.get(type_name, EIGHT_BITS)
+    if type_name in FLOATS:
+        return None
+    return (KERNEL_FORMATS if has_kernels else FORMATS).get(type_name, EIGHT_BITS)
 
 
-def loses_bits(type_name: str) -> bool:
-    """Tell whether a type has no format of MLX that holds the same weights."""
-    return type_name not in FLOATS and type_name not in FORMATS
+def loses_bits(type_name: str, *, has_kernels: bool = False) -> bool:
+    """Tell whether a type has no format of MLX, or the kernels, that holds the same weights."""
+    known = KERNEL_FORMATS if has_kernels else FORMATS
+    return type_name not in FLOATS and type_name not in known
+
+
+def parameter_bits(type_name: str, kept: Format) -> float:
+    """Return a weight's part of what the kernels keep of its group."""
+    if type_name not in _OF_PRODUCTS:
+        return kept.stored_bits - kept.bits
+    return _OF_PRODUCTS[type_name] * (8 + 16 / 8) / kept.group_size
 
 
 def join(first: Weight, second: Weight) -> Weight:
@@ -123,37 +156,49 @@ def _eight_bits(weight: Weight) -> Weight:
     return quantize(weight.dense())
 
 
-def read_weight(header: GgufHeader, name: str, dtype: mx.Dtype | None) -> Weight:
-    """Read a tensor; what MLX has no format for is dequantized to `dtype`, or becomes 8 bits."""
+def read_weight(
+    header: GgufHeader, name: str, dtype: mx.Dtype | None, *, has_kernels: bool = False
+) -> Weight:
+    """Read a tensor; what MLX has no format for is dequantized to `dtype`, or becomes 8 bits.
+
+    has_kernels: also the formats stay that only the native kernels know.
+    """
     tensor = header.tensors[name]
     if (kind := FLOATS.get(tensor.type_name)) is not None:
         return Weight({"weight": _read_floats(header, tensor, kind)})
-    pieces = [_convert(rows, tensor.type_name, dtype) for rows in _pieces_of_rows(header, tensor)]
+    pieces = [
+        _convert(rows, tensor.type_name, dtype, has_kernels)
+        for rows in _pieces_of_rows(header, tensor)
+    ]
     joined = pieces[0].map(lambda part: part)
     for part in joined.parts:
         joined.parts[part] = mx.concatenate([piece.parts[part] for piece in pieces])
     return joined.map(lambda part: part.reshape(*tensor.shape[:-1], -1))
 
 
-def outline_weight(header: GgufHeader, name: str, dtype: mx.Dtype | None) -> Weight:
+def outline_weight(
+    header: GgufHeader, name: str, dtype: mx.Dtype | None, *, has_kernels: bool = False
+) -> Weight:
     """Return what `read_weight` would, of zeros that take no memory until they are computed."""
     tensor = header.tensors[name]
-    kept = format_of(tensor.type_name)
-    if kept is None or (dtype is not None and loses_bits(tensor.type_name)):
+    kept = format_of(tensor.type_name, has_kernels=has_kernels)
+    is_lossy = loses_bits(tensor.type_name, has_kernels=has_kernels)
+    if kept is None or (dtype is not None and is_lossy):
         return Weight({"weight": mx.zeros(tensor.shape, FLOATS.get(tensor.type_name, dtype))})
     *rows, length = tensor.shape
     num_groups = length // kept.group_size
     parts = {"weight": mx.zeros((*rows, length * kept.bits // 32), mx.uint32)}
-    of_affine = mx.float32 if tensor.type_name in _OF_PRODUCTS else mx.float16
+    is_product = tensor.type_name in _OF_PRODUCTS and not is_lossy
+    of_affine = mx.float32 if is_product else mx.float16
     is_affine = kept.mode == "affine"
     for part in ("scales", "biases") if is_affine else ("scales",):
         parts[part] = mx.zeros((*rows, num_groups), of_affine if is_affine else mx.uint8)
     return Weight(parts, kept)
 
 
-def _convert(rows: Bytes, type_name: str, dtype: mx.Dtype | None) -> Weight:
-    if not loses_bits(type_name):
-        return _repacked(rows, type_name, FORMATS[type_name])
+def _convert(rows: Bytes, type_name: str, dtype: mx.Dtype | None, has_kernels: bool) -> Weight:
+    if not loses_bits(type_name, has_kernels=has_kernels):
+        return _repacked(rows, type_name, KERNEL_FORMATS[type_name])
     values = mx.array(dequantize_rows(rows, GGMLQuantizationType[type_name]))
     return quantize(values) if dtype is None else Weight({"weight": values.astype(dtype)})
 

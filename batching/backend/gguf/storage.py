@@ -7,7 +7,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from batching.backend.gguf.header import GgufHeader, Tensor
-from batching.backend.gguf.quantizations import FLOATS, format_of, loses_bits
+from batching.backend.gguf.quantizations import FLOATS, format_of, loses_bits, parameter_bits
 from batching.backend.gguf.tensors import NOT_WEIGHTS
 from batching.backend.weights.storage import (
     Stored,
@@ -61,16 +61,18 @@ def stored_tensors(
 
 
 def _kept(header: GgufHeader, tensor: Tensor, dtype: mx.Dtype | None, has_kernels: bool) -> _Kept:
-    stored = format_of(tensor.type_name)
+    stored = format_of(tensor.type_name, has_kernels=has_kernels)
     if dtype is not None or stored is None:
         return _kept_floats(header, tensor, dtype, has_kernels)
-    is_rounded = loses_bits(tensor.type_name)
+    is_rounded = loses_bits(tensor.type_name, has_kernels=has_kernels)
     bits = kernel_bits(stored.mode, stored.bits, stored.group_size) if has_kernels else stored.bits
     if bits is None:
         return _Kept("bfloat16", 16, is_rounded)
     is_as_stored = not is_rounded and bits == _bits_of(tensor.type_name)
     name = tensor.type_name if is_as_stored else quantization_name(stored.mode, bits)
-    return _Kept(name, stored.stored_bits + bits - stored.bits, is_rounded)
+    if not has_kernels:
+        return _Kept(name, stored.stored_bits, is_rounded)
+    return _Kept(name, bits + parameter_bits(tensor.type_name, stored), is_rounded)
 
 
 def _kept_floats(

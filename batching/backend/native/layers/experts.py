@@ -13,7 +13,7 @@ from mlx_lm.models.switch_layers import (
     SwitchLinear as MlxSwitchLinear,
 )
 
-from batching.backend.native.layers.packing import Packing, is_packable, replace_class
+from batching.backend.native.layers.packing import Packing, input_group, is_packable, replace_class
 
 _PRODUCTS: Final = ("gate_proj", "up_proj", "down_proj")
 
@@ -28,7 +28,7 @@ def replace_experts(model: nn.Module, packing: Packing) -> None:
                 module,
                 SwitchLinear,
                 kernels=packing.kernels,
-                group_size=module.group_size if is_quantized else 0,
+                input_group=input_group(module),
                 input_bits=packing.input_bits if is_quantized else 32,
                 layer=packing.kernels.expert_layer(packing.of(module), bias),
             )
@@ -50,7 +50,7 @@ def _is_known(module: nn.Module) -> bool:
     if not all(type(module[name]) is SwitchLinear for name in _PRODUCTS):
         return False
     # Their input is packed once.
-    are_alike = module.gate_proj.group_size == module.up_proj.group_size
+    are_alike = module.gate_proj.input_group == module.up_proj.input_group
     return are_alike and type(module.activation) in (SwiGLU, SwigluOAI)
 
 
@@ -64,7 +64,7 @@ class SwitchLinear(nn.Module):
     """The product of each row with the matrix of an expert."""
 
     kernels: Any
-    group_size: int  # 0 if the weights are not quantized
+    input_group: int
     input_bits: int
     layer: Any
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import mlx.core as mx
 import mlx.nn as nn
 
-from batching.backend.native.layers.packing import Packing, is_packable
+from batching.backend.native.layers.packing import Packing, input_group, is_packable
 
 # Children with these names have the same input and are computed together.
 _SAME_INPUT: Final = (
@@ -25,7 +25,7 @@ def groups(model: nn.Module) -> Iterator[list[nn.Module]]:
     for parent in model.modules():
         for names in _SAME_INPUT:
             group = [parent[name] for name in names if name in parent]
-            kinds = {module.get("scales") is not None and module.group_size for module in group}
+            kinds = {input_group(module) for module in group}
             if len(group) == len(names) and all(map(is_linear, group)) and len(kinds) == 1:
                 grouped |= {id(module) for module in group}
                 yield group

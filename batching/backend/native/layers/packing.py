@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from batching.backend.weights.storage import kernel_bits
 
 _PACKED: Final = ("weight", "scales", "biases")
+_LEAST_INPUT_GROUP: Final = 32
 _LAYER: Final = re.compile(r"(^|\.)layers\.\d+$")
 
 
@@ -133,6 +134,11 @@ def _is_in(path: str, layers: Sequence[str]) -> bool:
 def is_packable(module: nn.Module) -> bool:
     """Tell whether the kernels know a quantization of what they know."""
     return kernel_bits(module.mode, module.bits, module.group_size) is not None
+
+
+def input_group(module: nn.Module) -> int:
+    """Return how many inputs are packed together, 0 for floats: products of one input have the same."""
+    return max(module.group_size, _LEAST_INPUT_GROUP) if "scales" in module else 0
 
 
 def replace_class(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:

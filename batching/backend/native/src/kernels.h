@@ -35,6 +35,9 @@ enum class ParameterType : int32_t {
 /// Groups that share a float16 factor of their scales and one of their biases, as in GGUF's K types.
 constexpr int SUPER = 8;
 
+/// The smallest group of weights; two of these share the scale of rounded inputs.
+constexpr int HALF_GROUP = 16;
+
 /// Twice the floats of MXFP4 plus MXFP4_CENTER: integers that are scaled like affine ones.
 constexpr uint8_t MXFP4_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 constexpr int MXFP4_CENTER = 12;
@@ -69,6 +72,9 @@ struct Panels {
   const uint8_t* data;
 
   ALWAYS_INLINE int num_panels() const { return (num_outputs + columns - 1) / columns; }
+
+  /// Inputs that are packed as a group: layers of one input need not have equal groups of weights.
+  ALWAYS_INLINE int input_group() const { return group == HALF_GROUP ? 2 * HALF_GROUP : group; }
 
   /// Scales and biases of a group.
   ALWAYS_INLINE size_t parameter_bytes() const {
@@ -129,13 +135,16 @@ struct Tiles {
 /// for quantized weights, the sums of each group, `[tile][group][row]`; or integers
 /// `[tile][input / 8][row][8]` with, for each group, the scale, the scale times the sum of the
 /// integers, and that sum, `[tile][group][row]` each.  16-bit integers of four inputs are in the
-/// order 0, 2, 1, 3.
+/// order 0, 2, 1, 3.  Quantized weights may have groups of HALF_GROUP, so there are the sums of
+/// these, too.
 struct PackedInputs {
-  const float* floats;
-  const uint8_t* integers;
-  const float* scales;
-  const float* sums;
-  const int32_t* totals;
+  float* floats;
+  uint8_t* integers;
+  float* scales;
+  float* sums;
+  int32_t* totals;
+  float* half_sums;
+  int32_t* half_totals;
 };
 
 /// Inputs `[rows, num_inputs]`, outputs `[rows, num_outputs]`.
@@ -347,12 +356,12 @@ struct Kernels {
   int max_tile_rows;      // with float inputs
   int max_tile_rows_int;  // with integer inputs; 0 if the processor has no instructions for them
   /// Pack one row `[size]` of a tile; see PackedInputs.
-  void (*pack_row)(const float* x, int row, int height, int size, int group, float* floats,
-                   float* sums);
+  void (*pack_row)(const float* x, int row, int height, int size, int group,
+                   const PackedInputs& to);
   void (*pack_row_int16)(const float* x, int row, int height, int size, int group,
-                        uint8_t* integers, float* scales, float* sums, int32_t* totals);
+                         const PackedInputs& to);
   void (*pack_row_int8)(const float* x, int row, int height, int size, int group,
-                       uint8_t* integers, float* scales, float* sums, int32_t* totals);
+                        const PackedInputs& to);
   /// Compute panels [panel, next); `scratch` has space for `columns` floats per input.
   void (*linear)(const LinearArgs& args, int panel, int next, float* scratch);
   /// Update each row's largest output with panels [panel, next); does not write to `y`.

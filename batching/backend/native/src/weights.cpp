@@ -58,19 +58,21 @@ std::optional<Products> products_by(const float* numbers, float largest, int div
   Products products{*half, {}};
   for (int i = 0; i < SUPER; i++) {
     const float integer = std::nearbyint(numbers[i] / factor);
-    if (!(std::abs(integer) <= 127) || factor * integer != numbers[i]) return std::nullopt;
+    const bool is_byte = integer >= -128 && integer <= 127;
+    if (!is_byte || factor * integer != numbers[i]) return std::nullopt;
     products.integers[i] = static_cast<int8_t>(integer);
   }
   return products;
 }
 
-/// Exact products that are these numbers, if there are any: a factor and an integer of 7 bits have
+/// Exact products that are these numbers, if there are any: a factor and an integer of 8 bits have
 /// fewer bits together than a float.
 std::optional<Products> as_products(const float* numbers) {
   const float largest = *std::max_element(
       numbers, numbers + SUPER, [](float a, float b) { return std::abs(a) < std::abs(b); });
   if (largest == 0) return Products{};
-  // Quantizers make the largest integer of 6 bits as large as it can be.
+  // Quantizers make the largest integer, of 6 or 8 bits, as large as it can be.
+  if (auto found = products_by(numbers, largest, -128)) return found;
   for (int divisor = 63; divisor > 0; divisor--)
     if (auto found = products_by(numbers, largest, divisor)) return found;
   for (int divisor = 64; divisor < 128; divisor++)

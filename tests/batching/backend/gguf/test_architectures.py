@@ -82,7 +82,7 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, mx.array]]:
 def test_for_the_kernels_no_bit_is_lost(tmp_path: Path, name: str) -> None:
     model, config = random_model(TINY[name])
     path = write_model(tmp_path / "m.gguf", TINY[name], model, config, in_8_bits)
-    stored, _ = load_gguf(read_header(path), None, keeps_floats=True)
+    stored, _ = load_gguf(read_header(path), None, has_kernels=True)
     dense = parameters(load_gguf(read_header(path), mx.float32)[0])
     floats = {n: a for n, a in parameters(stored).items() if "scales" not in n and n in dense}
     assert all(mx.array_equal(a, dense[n]) for n, a in floats.items() if a.dtype == mx.float32)

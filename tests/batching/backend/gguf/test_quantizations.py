@@ -1,4 +1,4 @@
-"""Every type of tensor that `gguf` dequantizes: the same weights, or 8 bits of them."""
+"""Every type of tensor that `gguf` dequantizes: the same weights, or without kernels 8 bits of some."""
 
 import re
 from pathlib import Path
@@ -14,6 +14,7 @@ from batching.backend.gguf.header import GgufHeader, read_header
 from batching.backend.gguf.quantizations import (
     EIGHT_BITS,
     FORMATS,
+    KERNEL_FORMATS,
     Weight,
     format_of,
     join,
@@ -27,10 +28,9 @@ from tests.support.gguf_writer import F16, RawTensor, write_gguf
 
 SHAPE: Final = (7, 512)
 # The scale of a group is a product.
-OF_PRODUCTS: Final = ("Q4_K", "Q5_K", "IQ4_XS")
-LOSSY: Final = [
-    *("Q2_K", "Q3_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
-]
+OF_PRODUCTS: Final = ("Q4_K", "Q5_K", "IQ1_S", "IQ2_XXS", "IQ3_XXS", "IQ3_S", "IQ4_XS")
+# Without the kernels.
+LOSSY: Final = ("Q2_K", "Q3_K", "Q6_K", "IQ1_M", "IQ2_XS", "IQ2_S")
 
 
 def written(tmp_path: Path, name: str) -> tuple[GgufHeader, Array]:
@@ -59,10 +59,28 @@ def test_a_type_that_mlx_has_a_format_for_is_the_same(tmp_path: Path, name: str)
         assert sum(part.nbytes for part in weight.parts.values()) == num_bytes(header, None)
 
 
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
+def test_for_the_kernels_every_type_is_the_same(tmp_path: Path, name: str) -> None:
+    header, expected = written(tmp_path, name)
+    weight = read_weight(header, "t.weight", None, has_kernels=True)
+    assert weight.format == KERNEL_FORMATS[name] == format_of(name, has_kernels=True)
+    np.testing.assert_allclose(
+        dequantized(weight), expected, rtol=0, atol=2e-7 * float(np.ptp(expected))
+    )
+
+
+def test_a_scale_that_is_no_number_is_none_of_a_weight_either(tmp_path: Path) -> None:
+    raw, _ = blocks(GGMLQuantizationType.IQ3_S, SHAPE, 3)
+    damaged = RawTensor(raw.kind, SHAPE, np.float16(np.nan).tobytes() + raw.content[2:])
+    header = read_header(write_gguf(tmp_path / "t.gguf", {}, {"t.weight": damaged}))
+    weight = read_weight(header, "t.weight", None, has_kernels=True)
+    assert np.isnan(dequantized(weight)).sum() == 256
+
+
 KEPT_BY_KERNELS: Final = ("F32", "BF16", "Q4_0", "Q4_1", "Q4_K", "Q8_0", "MXFP4")
 
 
-@pytest.mark.parametrize("name", [*FORMATS, *LOSSY])
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
 def test_what_the_kernels_keep_in_another_way_is_named_with_its_cost(
     tmp_path: Path, name: str
 ) -> None:
@@ -72,7 +90,7 @@ def test_what_the_kernels_keep_in_another_way_is_named_with_its_cost(
         assert line == ""
         return
     assert line.startswith(f"{name} (1 tensors, 1 MiB) as ")
-    assert ("rounded" if name in LOSSY else "exact") in line
+    assert "(exact, " in line
     assert re.search(r": \d+\.\d times the bytes in each decode step$", line)
 
 
@@ -134,13 +152,16 @@ def test_joined_rows_keep_their_format_if_it_is_one(
     np.testing.assert_allclose(dequantized(both), np.concatenate([expected, other]), atol=1e-2)
 
 
+@pytest.mark.parametrize("has_kernels", [False, True])
 @pytest.mark.parametrize("dtype", [None, mx.bfloat16])
-@pytest.mark.parametrize("name", [*FORMATS, *LOSSY])
+@pytest.mark.parametrize("name", KERNEL_FORMATS)
 def test_the_outline_of_a_type_is_what_reading_it_gives(
-    tmp_path: Path, name: str, dtype: mx.Dtype | None
+    tmp_path: Path, name: str, dtype: mx.Dtype | None, has_kernels: bool
 ) -> None:
     header, _ = written(tmp_path, name)
-    outlined, read = (f(header, "t.weight", dtype) for f in (outline_weight, read_weight))
+    outlined, read = (
+        f(header, "t.weight", dtype, has_kernels=has_kernels) for f in (outline_weight, read_weight)
+    )
     assert outlined.format == read.format
     shapes = [{n: (p.shape, p.dtype) for n, p in w.parts.items()} for w in (outlined, read)]
     assert shapes[0] == shapes[1]

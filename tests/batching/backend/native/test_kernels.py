@@ -592,7 +592,7 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
         lambda: kernels.pack(mx.ones(8)),
         lambda: kernels.pack(*parts, 4, input_bits=7),
         lambda: kernels.pack(*parts, 9),
-        lambda: kernels.pack(parts[0], mx.ones((4, 4)), mx.ones((4, 4)), 4),
+        lambda: kernels.pack(parts[0], mx.ones((4, 8)), mx.ones((4, 8)), 4),
         lambda: kernels.pack(parts[0], parts[1], None, 4),
         lambda: kernels.expert_layer(packed, mx.ones((2, 4))),
         lambda: kernels.gated_experts(layer, layer, layer),

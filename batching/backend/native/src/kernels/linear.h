@@ -175,14 +175,22 @@ void argmax(const LinearArgs& args, int panel, int next, float* scratch, native:
   }
 }
 
-void pack_row(const float* x, int row, int height, int size, int group, float* floats,
-              float* sums) {
-  for (int i = 0; i < size; i++) floats[i * height + row] = x[i];
-  for (int g = 0; group && g < size / group; g++) {
+/// Set the sums of groups of a row, `[size / group][height]`.
+ALWAYS_INLINE void sum_groups(const float* x, int row, int height, int size, int group,
+                              float* sums) {
+  for (int g = 0; g < size / group; g++) {
     F32 total{};
     for (int i = 0; i < group; i += LANES) total += load(x + g * group + i);
     sums[g * height + row] = sum(total);
   }
+}
+
+void pack_row(const float* x, int row, int height, int size, int group,
+              const native::PackedInputs& to) {
+  for (int i = 0; i < size; i++) to.floats[i * height + row] = x[i];
+  if (group == 0) return;
+  sum_groups(x, row, height, size, group, to.sums);
+  sum_groups(x, row, height, size, native::HALF_GROUP, to.half_sums);
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 namespace {
 
 using native::Format;
-using native::PackedInputs;
 using native::Panels;
 using native::ParameterType;
 
@@ -123,9 +122,15 @@ struct Groups {
         stride(value_bytes + weights.parameter_bytes()) {}
 };
 
-/// Compute one tile of inputs `x[input][row]`.
+/// Inputs of a tile, and the sums of those that a group of weights is multiplied with.
+struct GroupedInputs {
+  const float* floats;  // [input][row]
+  const float* sums;    // [group][row]
+};
+
+/// Compute one tile.
 template <Format FORMAT, int ROWS, int PANELS>
-void multiply_groups(const Panels& weights, const PackedInputs& x, const uint8_t* p, float* y,
+void multiply_groups(const Panels& weights, const GroupedInputs& x, const uint8_t* p, float* y,
                      size_t ldy, Prefetcher prefetcher) {
   const Groups groups(weights);
   const size_t panel_bytes = weights.panel_bytes();
@@ -153,7 +158,7 @@ void multiply_groups(const Panels& weights, const PackedInputs& x, const uint8_t
 ///
 /// A group is unpacked while the one before it is multiplied, so that neither waits for the other.
 template <Format FORMAT, int ROWS, bool IS_FIRST>
-void multiply_unpacked(const Panels& weights, const PackedInputs& x, const uint8_t* p, float* y,
+void multiply_unpacked(const Panels& weights, const GroupedInputs& x, const uint8_t* p, float* y,
                        size_t ldy, Prefetcher prefetcher, float* unpacked) {
   const Groups groups(weights);
   const Codes<FORMAT> codes(weights);
@@ -198,8 +203,10 @@ void linear_tile_groups(const native::LinearArgs& args, int tile, int num_panels
   const native::Tiles tiles{args.num_rows, MAX_ROWS};
   const Panels& w = args.weights;
   const size_t first = tiles.first(tile);
-  const PackedInputs x{args.packed.floats + first * w.num_inputs, nullptr, nullptr,
-                       args.packed.sums + first * (w.num_inputs / w.group), nullptr};
+  const bool has_halves = w.group == native::HALF_GROUP;
+  const GroupedInputs x{args.packed.floats + first * w.num_inputs,
+                        (has_halves ? args.packed.half_sums : args.packed.sums) +
+                            first * (w.num_inputs / w.group)};
 #define CASE(ROWS)                                                                              \
   case ROWS:                                                                                    \
     if constexpr (ROWS <= MAX_ROWS_OF_PAIR)                                                     \

@@ -37,11 +37,12 @@ ALWAYS_INLINE void store_eights(uint8_t* to, size_t stride, I32 q) {
 
 /// Pack a row `[size]`.  A NaN makes the scale of its group NaN.
 template <typename Int>
-void pack_row_int(const float* x, int row, int height, int size, int group, uint8_t* integers,
-                  float* scales, float* sums, int32_t* totals) {
+void pack_row_int(const float* x, int row, int height, int size, int group,
+                  const native::PackedInputs& to) {
   constexpr float TOP = sizeof(Int) == 1 ? 127 : 32767;
   const size_t stride = EIGHT * sizeof(Int) * height;
-  integers += EIGHT * sizeof(Int) * row;
+  uint8_t* integers = to.integers + EIGHT * sizeof(Int) * row;
+  int half = row;
   for (int at = row; at < size / group * height + row; at += height, x += group) {
     F32 top{};
     I32 is_nan{};
@@ -53,16 +54,26 @@ void pack_row_int(const float* x, int row, int height, int size, int group, uint
     const float largest = any(is_nan) ? __builtin_nanf("") : max(top);
     // Avoids a division by 0; inputs that small are negligible.
     const float factor = largest > 1e-30f ? TOP / largest : 0;
-    F32 total{};
-    for (int i = 0; i < group; i += LANES, integers += LANES / EIGHT * stride) {
-      const I32 q = round_to_int(load(x + i) * splat(factor));
-      total += to_float(q);
-      store_eights<Int>(integers, stride, q);
+    const float scale = largest / TOP;
+    float total = 0;
+    for (int i = 0; i < group; half += height) {
+      F32 of_half{};
+      for (const int end = i + native::HALF_GROUP; i < end; i += LANES) {
+        const I32 q = round_to_int(load(x + i) * splat(factor));
+        of_half += to_float(q);
+        store_eights<Int>(integers, stride, q);
+        integers += LANES / EIGHT * stride;
+      }
+      // Exact: the integers of a group add up to less than 2^24.
+      const float added = sum(of_half);
+      to.half_sums[half] = scale * added;
+      // Integers of inputs that are not finite may be any.
+      to.half_totals[half] = factor > 0 ? static_cast<int32_t>(added) : 0;
+      total += added;
     }
-    scales[at] = largest / TOP;
-    sums[at] = scales[at] * sum(total);
-    // Integers of inputs that are not finite may be any.
-    totals[at] = factor > 0 ? static_cast<int32_t>(sum(total)) : 0;
+    to.scales[at] = scale;
+    to.sums[at] = scale * total;
+    to.totals[at] = factor > 0 ? static_cast<int32_t>(total) : 0;
   }
 }
 
@@ -111,6 +122,14 @@ struct IntSums {
         }
     }
   }
+  /// Add those of a group, and move on to what follows it.
+  ALWAYS_INLINE void add_group(const uint8_t*& inputs, const uint8_t*& p, int group) {
+    for (int i = 0; i < group; i += EIGHT) {
+      add(inputs, p);
+      inputs += INPUT_BYTES * ROWS;
+      p += WEIGHT_BYTES;
+    }
+  }
   ALWAYS_INLINE F32 at(int m, int v) const {
     I32 sum = parts[0][m][v];
     for (int part = 1; part < PARTS; part++) sum += parts[part][m][v];
@@ -131,11 +150,7 @@ void multiply_int(const native::Panels& weights, const native::PackedInputs& x, 
   for (int at = 0; at < end; at += ROWS) {
     prefetcher.advance();
     Sums sums(x.totals + at, is_biased ? 0 : weights.center);
-    for (int i = 0; i < weights.group; i += EIGHT) {
-      sums.add(inputs, p);
-      inputs += Sums::INPUT_BYTES * ROWS;
-      p += Sums::WEIGHT_BYTES;
-    }
+    sums.add_group(inputs, p, weights.group);
     const Parameters group(weights, p, factors_of(weights, panel, at / ROWS));
     p += weights.parameter_bytes();
     const auto finish = [&]<bool IS_BIASED>() __attribute__((always_inline)) {
@@ -151,21 +166,63 @@ void multiply_int(const native::Panels& weights, const native::PackedInputs& x, 
   }
 }
 
+/// The same of groups of HALF_GROUP: two of them are scaled, and their sum by the inputs' scale.
+template <typename Int, native::Format FORMAT, int ROWS>
+void multiply_halves_int(const native::Panels& weights, const native::PackedInputs& x,
+                         const uint8_t* p, float* results, Prefetcher prefetcher) {
+  using Sums = IntSums<Int, FORMAT, ROWS>;
+  constexpr int HALF = native::HALF_GROUP;
+  const uint8_t *inputs = x.integers, *panel = p;
+  p += weights.first_group();
+  const bool is_biased = has_biases(weights);
+  F32 scaled[ROWS][VECTORS];
+  const auto add = [&]<bool IS_SECOND>(int g) __attribute__((always_inline)) {
+    prefetcher.advance();
+    Sums sums(x.half_totals + g * ROWS, is_biased ? 0 : weights.center);
+    sums.add_group(inputs, p, HALF);
+    const Parameters group(weights, p, factors_of(weights, panel, g));
+    p += weights.parameter_bytes();
+    const float *scales = x.scales + g / 2 * ROWS, *half_sums = x.half_sums + g * ROWS;
+    for (int m = 0; m < ROWS; m++)
+      for (int v = 0; v < VECTORS; v++) {
+        float* y = results + m * COLUMNS + v * LANES;
+        const F32 before = IS_SECOND ? scaled[m][v] : F32{};
+        scaled[m][v] = fused(sums.at(m, v), group.scales[v], before);
+        if (is_biased) store(y, fused(splat(half_sums[m]), group.biases[v], load(y)));
+        if (IS_SECOND) store(y, fused(scaled[m][v], splat(scales[m]), load(y)));
+      }
+  };
+  for (int g = 0; g < weights.num_inputs / HALF; g += 2) {
+    add.template operator()<false>(g);
+    add.template operator()<true>(g + 1);
+  }
+}
+
 template <typename Int>
 void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_t* p, float* y,
                      size_t ldy, Prefetcher prefetcher, float*) {
   const native::Panels& w = args.weights;
   const native::Tiles tiles{args.num_rows, MAX_ROWS_INT};
-  const size_t first = tiles.first(tile), groups = first * (w.num_inputs / w.group);
+  const size_t first = tiles.first(tile), groups = first * (w.num_inputs / w.input_group());
+  const size_t halves = first * (w.num_inputs / native::HALF_GROUP);
   const native::PackedInputs& all = args.packed;
-  const native::PackedInputs x = {nullptr, all.integers + first * w.num_inputs * sizeof(Int),
-                                  all.scales + groups, all.sums + groups, all.totals + groups};
+  const native::PackedInputs x = {
+      nullptr,
+      all.integers + first * w.num_inputs * sizeof(Int),
+      all.scales + groups,
+      all.sums + groups,
+      all.totals + groups,
+      all.half_sums + halves,
+      all.half_totals + halves,
+  };
   const int height = tiles.height(tile);
   alignas(64) float results[MAX_ROWS_INT * COLUMNS];
   for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
   const auto run = [&]<native::Format FORMAT>() {
-#define CASE(ROWS) \
-  case ROWS:       \
+#define CASE(ROWS)                                                                  \
+  case ROWS:                                                                        \
+    if (w.group == native::HALF_GROUP)                                              \
+      return multiply_halves_int<Int, FORMAT, ROWS>(w, x, p, results, prefetcher);  \
     return multiply_int<Int, FORMAT, ROWS>(w, x, p, results, prefetcher);
     switch (height) { FOR_EACH_HEIGHT_INT(CASE) }
 #undef CASE
@@ -184,7 +241,7 @@ void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_
 
 constexpr int MAX_ROWS_INT = 0;
 template <typename Int>
-void pack_row_int(const float*, int, int, int, int, uint8_t*, float*, float*, int32_t*) {}
+void pack_row_int(const float*, int, int, int, int, const native::PackedInputs&) {}
 template <typename Int>
 void linear_tile_int(const native::LinearArgs&, int, int, const uint8_t*, float*, size_t,
                      Prefetcher, float*) {}

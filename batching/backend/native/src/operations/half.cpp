@@ -9,7 +9,7 @@ namespace {
 /// Whether two layers take the same packed inputs.
 bool are_packed_alike(const Layer& a, const Layer& b) {
   const Panels p = a.weights->panels(), q = b.weights->panels();
-  return p.group == q.group && p.input_type == q.input_type;
+  return p.input_group() == q.input_group() && p.input_type == q.input_type;
 }
 
 }  // namespace

@@ -43,27 +43,32 @@ PackedInputs from_row(const PackedInputs& packed, InputType input_type, size_t s
           packed.integers ? packed.integers + at * integer_size(input_type) : nullptr,
           packed.scales ? packed.scales + at / group : nullptr,
           packed.sums ? packed.sums + at / group : nullptr,
-          packed.totals ? packed.totals + at / group : nullptr};
+          packed.totals ? packed.totals + at / group : nullptr,
+          packed.half_sums ? packed.half_sums + at / HALF_GROUP : nullptr,
+          packed.half_totals ? packed.half_totals + at / HALF_GROUP : nullptr};
 }
 
 InputPacker::InputPacker(const Panels& weights, int num_rows)
     : input_type_(weights.input_type),
       size_(weights.num_inputs),
-      group_(weights.group),
+      group_(weights.input_group()),
       num_rows_(num_rows) {
   // Other threads write to them.
-  thread_local std::vector<float> floats, scales, sums;
+  thread_local std::vector<float> floats, scales, sums, half_sums;
   thread_local std::vector<uint8_t> integers;
-  thread_local std::vector<int32_t> totals;
+  thread_local std::vector<int32_t> totals, half_totals;
   const size_t total = num_rows * size_;
   if (input_type_ == InputType::kFloat32) {
-    floats_ = grow(floats, total);
+    all_.floats = grow(floats, total);
   } else {
-    integers_ = grow(integers, total * integer_size(input_type_));
-    scales_ = grow(scales, total / group_);
-    totals_ = grow(totals, total / group_);
+    all_.integers = grow(integers, total * integer_size(input_type_));
+    all_.scales = grow(scales, total / group_);
+    all_.totals = grow(totals, total / group_);
+    all_.half_totals = grow(half_totals, total / HALF_GROUP);
   }
-  if (group_) sums_ = grow(sums, total / group_);
+  if (group_ == 0) return;
+  all_.sums = grow(sums, total / group_);
+  all_.half_sums = grow(half_sums, total / HALF_GROUP);
 }
 
 int InputPacker::rows_per_part() const {
@@ -73,8 +78,7 @@ int InputPacker::rows_per_part() const {
 }
 
 PackedInputs InputPacker::packed(const RowRange& rows) const {
-  const PackedInputs all{floats_, integers_, scales_, sums_, totals_};
-  return from_row(all, input_type_, size_, group_, rows.first);
+  return from_row(all_, input_type_, size_, group_, rows.first);
 }
 
 void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
@@ -83,13 +87,10 @@ void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
   const int own = row - rows.first, tile = tiles.of(own), height = tiles.height(tile);
   const PackedInputs to = packed({rows.first + tiles.first(tile), height});
   const int m = own - tiles.first(tile);
-  if (floats_)
-    return k.pack_row(x, m, height, size_, group_, const_cast<float*>(to.floats),
-                      const_cast<float*>(to.sums));
-  const auto pack_row_int = input_type_ == InputType::kInt16 ? k.pack_row_int16 : k.pack_row_int8;
-  pack_row_int(x, m, height, size_, group_, const_cast<uint8_t*>(to.integers),
-               const_cast<float*>(to.scales), const_cast<float*>(to.sums),
-               const_cast<int32_t*>(to.totals));
+  const auto pack_row = input_type_ == InputType::kFloat32 ? k.pack_row
+                        : input_type_ == InputType::kInt16 ? k.pack_row_int16
+                                                           : k.pack_row_int8;
+  pack_row(x, m, height, size_, group_, to);
 }
 
 void multiply_packed(const std::vector<LinearArgs>& products) {

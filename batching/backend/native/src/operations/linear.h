@@ -36,9 +36,7 @@ class InputPacker {
   size_t size_;
   int group_;
   int num_rows_;
-  float *floats_ = nullptr, *scales_ = nullptr, *sums_ = nullptr;
-  uint8_t* integers_ = nullptr;
-  int32_t* totals_ = nullptr;
+  PackedInputs all_ = {};
 };
 
 /// Pack the input that some products share; `prepare(first, next)` computes its rows before.

@@ -49,8 +49,9 @@ Weights pack(const mx::array& weight, const std::optional<mx::array>& scales,
   plain.input_type = input_type_of(input_bits);
   plain.num_inputs = static_cast<int>(int64_t{weight.shape(-1)} * 32 / bits);
   plain.group = plain.num_inputs / scales->shape(-1);
-  require(plain.group == 32 || plain.group == 64 || plain.group == 128,
-          "a group has 32, 64 or 128 weights");
+  require(plain.group == 16 || plain.group == 32 || plain.group == 64 || plain.group == 128,
+          "a group has 16, 32, 64 or 128 weights");
+  require(plain.group != 16 || plain.num_inputs % 32 == 0, "inputs are rounded in groups of 32");
   const mx::array rows = evaluated(weight, mx::uint32);
   plain.weights = rows.data<uint8_t>();
   if (!biases) {
