@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from batching.backend.memory.device import device_memory
+from scripts.make_model.k_types import MIX
 from scripts.make_model.shapes import SHAPES, Shape
 from scripts.make_model.weights import QUANTIZATIONS
 from scripts.make_model.write import size_in_words, size_of, write_directory, write_gguf
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{out} exists")
     if not out.absolute().parent.is_dir():
         parser.error(f"there is no directory {out.absolute().parent}")
+    if args.quantization == MIX and out.suffix != ".gguf":
+        parser.error(f"only GGUF files are {MIX}")
     if args.quantization is not None:
         shape = replace(shape, quantization=args.quantization, of_experts=args.quantization)
     most = shape.config["num_hidden_layers"]
@@ -63,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     words = "default: as many as take two fifths of the memory at most"
     parser.add_argument("--layers", type=int, metavar="N", help=words)
     words = "of all matrices; default: q4_0, for gpt-oss-20b mxfp4 in experts and q8_0 elsewhere"
-    parser.add_argument("--quantization", choices=QUANTIZATIONS, help=words)
+    parser.add_argument("--quantization", choices=(*QUANTIZATIONS, MIX), help=words)
     return parser
 
 

@@ -6,6 +6,7 @@ makes up for it: logits then spread by 2, so that greedy decoding has a choice a
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import NormalDist
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +14,8 @@ import mlx.core as mx
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
+
+from scripts.make_model import k_types
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -76,15 +79,18 @@ def matrix(quantization: str, name: str, shape: Shape, rng: np.random.Generator)
     gain = _EMBEDDING_GAIN if "embed_tokens" in name or "lm_head" in name else 1.0
     deviation = gain / math.sqrt(shape[-1])
     make = _bfloat16(deviation) if quantization == "bf16" else _blocks(quantization, deviation)
-    count = math.prod(shape) // BLOCK
-    for start in range(0, count, _AT_ONCE // BLOCK):
-        yield make(min(count - start, _AT_ONCE // BLOCK), rng)
+    block = k_types.BLOCK if quantization.endswith("_k") else BLOCK
+    count = math.prod(shape) // block
+    for start in range(0, count, _AT_ONCE // block):
+        yield make(min(count - start, _AT_ONCE // block), rng)
 
 
 Make = Callable[[int, np.random.Generator], Bytes]
 
 
 def _blocks(quantization: str, deviation: float) -> Make:
+    if quantization.endswith("_k"):
+        return partial(k_types.k_blocks, quantization, deviation)
     kind = KINDS[quantization]
     table = kind.table.astype(np.uint8)
     step = deviation / kind.spread

@@ -17,6 +17,7 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 from batching.backend.gguf.header import GgufHeader, read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import BUNDLED_MODEL, resolve
+from scripts.make_model import k_types
 from scripts.make_model.shapes import Shape
 from scripts.make_model.weights import BLOCK, floats, ggml_type, matrix, mlx_parts, num_bytes
 from tests.support.arrays import parameters
@@ -45,7 +46,11 @@ def quantization_of(shape: Shape, name: str, sizes: tuple[int, ...]) -> str | No
     is_matrix = len(sizes) > 1 and name.endswith(".weight") and "conv1d" not in name
     if not is_matrix or name.endswith(_ROUTERS) or sizes[-1] % BLOCK:
         return None
-    return shape.of_experts if len(sizes) > 2 else shape.quantization
+    kind = shape.of_experts if len(sizes) > 2 else shape.quantization
+    if kind != k_types.MIX:
+        return kind
+    is_tied = shape.config["tie_word_embeddings"]
+    return k_types.type_in_mix(name, shape.config["num_hidden_layers"], sizes[-1], is_tied=is_tied)
 
 
 def size_of(shape: Shape) -> int:

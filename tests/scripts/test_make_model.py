@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -53,6 +54,25 @@ def test_each_shape_is_loaded_and_has_sound_logits(name: str, form: str, tmp_pat
 )
 def test_each_quantization_is_loaded(quantization: str, form: str, tmp_path: Path) -> None:
     _assert_sound(_written(tiny_shape("qwen3-1.7b", quantization), tmp_path / form))
+
+
+def test_a_mix_of_k_types_has_more_bits_where_they_count(tmp_path: Path) -> None:
+    tiny = tiny_shape("qwen3-1.7b", "q4_k_m")
+    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    shape = replace(tiny, config=tiny.config | sizes).with_layers(8)
+    _assert_sound(_written(shape, path := tmp_path / "model.gguf"))
+    header = read_header(path)
+    types = {name: tensor.type_name for name, tensor in header.tensors.items()}
+    assert sum(t.num_bytes for t in header.tensors.values()) == size_of(shape)
+    assert types["token_embd.weight"] == "Q6_K"
+    assert {types[f"blk.{layer}.ffn_up.weight"] for layer in range(8)} == {"Q4_K"}
+    for name in ("attn_v", "ffn_down"):
+        more = [layer for layer in range(8) if types[f"blk.{layer}.{name}.weight"] == "Q6_K"]
+        assert more == [0, 3, 6, 7]
+    for name in ("blk.0.ffn_down.weight", "blk.0.ffn_up.weight"):
+        weights = read_weight(header, name, mx.float32).dense()
+        assert mx.std(weights).item() == pytest.approx(weights.shape[-1] ** -0.5, rel=0.05)
+        assert mx.mean(weights).item() == pytest.approx(0, abs=0.003)
 
 
 @pytest.mark.parametrize("form", ["model.gguf", "model"])
@@ -115,6 +135,7 @@ def test_layers_are_as_many_as_two_fifths_of_the_memory_hold() -> None:
         (["gpt-2", "{out}"], "invalid choice: 'gpt-2'"),
         (["mixture", "{out}", "--quantization", "q2"], "invalid choice: 'q2'"),
         (["mixture", "{out}", "--layers", "13"], "mixture has 1 to 12 layers, not 13"),
+        (["mixture", "{out}", "--quantization", "q4_k_m"], "only GGUF files are q4_k_m"),
         (["qwen3.5-4b", "{out}", "--layers", "3"], "qwen3.5-4b has 4 to 32 layers, not 3"),
         (["mixture", "{exists}"], "exists"),
         (["mixture", "{exists}/a/b"], "there is no directory"),
