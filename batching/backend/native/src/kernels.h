@@ -73,8 +73,9 @@ struct Panels {
 
   ALWAYS_INLINE int num_panels() const { return (num_outputs + columns - 1) / columns; }
 
+  ALWAYS_INLINE bool has_halves() const { return group == HALF_GROUP; }
   /// Inputs that are packed as a group: layers of one input need not have equal groups of weights.
-  ALWAYS_INLINE int input_group() const { return group == HALF_GROUP ? 2 * HALF_GROUP : group; }
+  ALWAYS_INLINE int input_group() const { return has_halves() ? 2 * HALF_GROUP : group; }
 
   /// Scales and biases of a group.
   ALWAYS_INLINE size_t parameter_bytes() const {
@@ -135,8 +136,7 @@ struct Tiles {
 /// for quantized weights, the sums of each group, `[tile][group][row]`; or integers
 /// `[tile][input / 8][row][8]` with, for each group, the scale, the scale times the sum of the
 /// integers, and that sum, `[tile][group][row]` each.  16-bit integers of four inputs are in the
-/// order 0, 2, 1, 3.  Quantized weights may have groups of HALF_GROUP, so there are the sums of
-/// these, too.
+/// order 0, 2, 1, 3.  Where weights have groups of HALF_GROUP, there are the sums of these, too.
 struct PackedInputs {
   float* floats;
   uint8_t* integers;

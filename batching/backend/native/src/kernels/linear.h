@@ -72,9 +72,14 @@ Tiles tiles_of(const LinearArgs& args) {
 
 using LinearTile = decltype(&linear_tile_floats<float>);
 
+template <typename Int>
+LinearTile linear_tile_int_of(const Panels& weights) {
+  return weights.has_halves() ? linear_tile_int<Int, true> : linear_tile_int<Int, false>;
+}
+
 LinearTile linear_tile_of(const Panels& weights) {
-  if (weights.input_type == InputType::kInt16) return linear_tile_int<int16_t>;
-  if (weights.input_type == InputType::kInt8) return linear_tile_int<int8_t>;
+  if (weights.input_type == InputType::kInt16) return linear_tile_int_of<int16_t>(weights);
+  if (weights.input_type == InputType::kInt8) return linear_tile_int_of<int8_t>(weights);
   switch (weights.format) {
     case Format::kFloat32: return linear_tile_floats<float>;
     case Format::kBfloat16: return linear_tile_floats<uint16_t>;
@@ -190,7 +195,7 @@ void pack_row(const float* x, int row, int height, int size, int group,
   for (int i = 0; i < size; i++) to.floats[i * height + row] = x[i];
   if (group == 0) return;
   sum_groups(x, row, height, size, group, to.sums);
-  sum_groups(x, row, height, size, native::HALF_GROUP, to.half_sums);
+  if (to.half_sums) sum_groups(x, row, height, size, native::HALF_GROUP, to.half_sums);
 }
 
 }  // namespace

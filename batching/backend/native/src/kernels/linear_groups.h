@@ -203,9 +203,8 @@ void linear_tile_groups(const native::LinearArgs& args, int tile, int num_panels
   const native::Tiles tiles{args.num_rows, MAX_ROWS};
   const Panels& w = args.weights;
   const size_t first = tiles.first(tile);
-  const bool has_halves = w.group == native::HALF_GROUP;
   const GroupedInputs x{args.packed.floats + first * w.num_inputs,
-                        (has_halves ? args.packed.half_sums : args.packed.sums) +
+                        (w.has_halves() ? args.packed.half_sums : args.packed.sums) +
                             first * (w.num_inputs / w.group)};
 #define CASE(ROWS)                                                                              \
   case ROWS:                                                                                    \

@@ -42,6 +42,8 @@ void pack_row_int(const float* x, int row, int height, int size, int group,
   constexpr float TOP = sizeof(Int) == 1 ? 127 : 32767;
   const size_t stride = EIGHT * sizeof(Int) * height;
   uint8_t* integers = to.integers + EIGHT * sizeof(Int) * row;
+  float *scales = to.scales, *sums = to.sums, *half_sums = to.half_sums;
+  int32_t *totals = to.totals, *half_totals = to.half_totals;
   int half = row;
   for (int at = row; at < size / group * height + row; at += height, x += group) {
     F32 top{};
@@ -55,25 +57,23 @@ void pack_row_int(const float* x, int row, int height, int size, int group,
     // Avoids a division by 0; inputs that small are negligible.
     const float factor = largest > 1e-30f ? TOP / largest : 0;
     const float scale = largest / TOP;
-    float total = 0;
-    for (int i = 0; i < group; half += height) {
-      F32 of_half{};
-      for (const int end = i + native::HALF_GROUP; i < end; i += LANES) {
-        const I32 q = round_to_int(load(x + i) * splat(factor));
-        of_half += to_float(q);
-        store_eights<Int>(integers, stride, q);
-        integers += LANES / EIGHT * stride;
-      }
-      // Exact: the integers of a group add up to less than 2^24.
-      const float added = sum(of_half);
-      to.half_sums[half] = scale * added;
-      // Integers of inputs that are not finite may be any.
-      to.half_totals[half] = factor > 0 ? static_cast<int32_t>(added) : 0;
-      total += added;
+    F32 total{};
+    for (int i = 0; i < group; i += LANES, integers += LANES / EIGHT * stride) {
+      const I32 q = round_to_int(load(x + i) * splat(factor));
+      total += to_float(q);
+      store_eights<Int>(integers, stride, q);
     }
-    to.scales[at] = scale;
-    to.sums[at] = scale * total;
-    to.totals[at] = factor > 0 ? static_cast<int32_t>(total) : 0;
+    scales[at] = scale;
+    sums[at] = scale * sum(total);
+    // Integers of inputs that are not finite may be any.
+    totals[at] = factor > 0 ? static_cast<int32_t>(sum(total)) : 0;
+    for (int i = 0; half_sums && i < group; half += height) {
+      F32 of_half{};
+      for (const int end = i + native::HALF_GROUP; i < end; i += LANES)
+        of_half += to_float(round_to_int(load(x + i) * splat(factor)));
+      half_sums[half] = scale * sum(of_half);
+      half_totals[half] = factor > 0 ? static_cast<int32_t>(sum(of_half)) : 0;
+    }
   }
 }
 
@@ -150,7 +150,11 @@ void multiply_int(const native::Panels& weights, const native::PackedInputs& x, 
   for (int at = 0; at < end; at += ROWS) {
     prefetcher.advance();
     Sums sums(x.totals + at, is_biased ? 0 : weights.center);
-    sums.add_group(inputs, p, weights.group);
+    for (int i = 0; i < weights.group; i += EIGHT) {
+      sums.add(inputs, p);
+      inputs += Sums::INPUT_BYTES * ROWS;
+      p += Sums::WEIGHT_BYTES;
+    }
     const Parameters group(weights, p, factors_of(weights, panel, at / ROWS));
     p += weights.parameter_bytes();
     const auto finish = [&]<bool IS_BIASED>() __attribute__((always_inline)) {
@@ -198,7 +202,8 @@ void multiply_halves_int(const native::Panels& weights, const native::PackedInpu
   }
 }
 
-template <typename Int>
+/// Groups of either size have a function of their own: in one, the compiler would not inline them.
+template <typename Int, bool HAS_HALVES>
 void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_t* p, float* y,
                      size_t ldy, Prefetcher prefetcher, float*) {
   const native::Panels& w = args.weights;
@@ -212,18 +217,19 @@ void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_
       all.scales + groups,
       all.sums + groups,
       all.totals + groups,
-      all.half_sums + halves,
-      all.half_totals + halves,
+      HAS_HALVES ? all.half_sums + halves : nullptr,
+      HAS_HALVES ? all.half_totals + halves : nullptr,
   };
   const int height = tiles.height(tile);
   alignas(64) float results[MAX_ROWS_INT * COLUMNS];
   for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
   const auto run = [&]<native::Format FORMAT>() {
-#define CASE(ROWS)                                                                  \
-  case ROWS:                                                                        \
-    if (w.group == native::HALF_GROUP)                                              \
-      return multiply_halves_int<Int, FORMAT, ROWS>(w, x, p, results, prefetcher);  \
-    return multiply_int<Int, FORMAT, ROWS>(w, x, p, results, prefetcher);
+#define CASE(ROWS)                                                                 \
+  case ROWS:                                                                       \
+    if constexpr (HAS_HALVES)                                                      \
+      return multiply_halves_int<Int, FORMAT, ROWS>(w, x, p, results, prefetcher); \
+    else                                                                           \
+      return multiply_int<Int, FORMAT, ROWS>(w, x, p, results, prefetcher);
     switch (height) { FOR_EACH_HEIGHT_INT(CASE) }
 #undef CASE
   };
@@ -242,7 +248,7 @@ void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_
 constexpr int MAX_ROWS_INT = 0;
 template <typename Int>
 void pack_row_int(const float*, int, int, int, int, const native::PackedInputs&) {}
-template <typename Int>
+template <typename Int, bool HAS_HALVES>
 void linear_tile_int(const native::LinearArgs&, int, int, const uint8_t*, float*, size_t,
                      Prefetcher, float*) {}
 

@@ -107,10 +107,11 @@ const float* run_sorted(const Experts& experts, const float* x, int slots_per_ro
                         const Routing& routing) {
   const int num_rows = routing.num_slots();
   const Panels gate = experts.gate.weights->panels(), down = experts.down.weights->panels();
+  const bool has_halves = experts.up.weights->panels().has_halves();
   const Buffers b(experts, num_rows);
   std::vector<LinearArgs> products;
   {
-    const InputPacker packer(gate, num_rows);
+    const InputPacker packer(gate, num_rows, has_halves);
     pack_rows(routing, packer, [&](int i) {
       return x + static_cast<size_t>(routing.slot(i) / slots_per_row) * gate.num_inputs;
     });

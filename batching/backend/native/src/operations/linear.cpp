@@ -48,7 +48,7 @@ PackedInputs from_row(const PackedInputs& packed, InputType input_type, size_t s
           packed.half_totals ? packed.half_totals + at / HALF_GROUP : nullptr};
 }
 
-InputPacker::InputPacker(const Panels& weights, int num_rows)
+InputPacker::InputPacker(const Panels& weights, int num_rows, bool has_halves)
     : input_type_(weights.input_type),
       size_(weights.num_inputs),
       group_(weights.input_group()),
@@ -64,11 +64,11 @@ InputPacker::InputPacker(const Panels& weights, int num_rows)
     all_.integers = grow(integers, total * integer_size(input_type_));
     all_.scales = grow(scales, total / group_);
     all_.totals = grow(totals, total / group_);
-    all_.half_totals = grow(half_totals, total / HALF_GROUP);
   }
-  if (group_ == 0) return;
-  all_.sums = grow(sums, total / group_);
+  if (group_) all_.sums = grow(sums, total / group_);
+  if (!has_halves && !weights.has_halves()) return;
   all_.half_sums = grow(half_sums, total / HALF_GROUP);
+  all_.half_totals = grow(half_totals, total / HALF_GROUP);
 }
 
 int InputPacker::rows_per_part() const {

@@ -1,6 +1,7 @@
 // Products with packed weights, by all threads.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels.h"
@@ -22,8 +23,9 @@ PackedInputs from_row(const PackedInputs& packed, InputType input_type, size_t s
 /// Packs the inputs of products, in memory of the calling thread that its next products overwrite.
 class InputPacker {
  public:
-  /// For `num_rows` rows of products with weights like these.
-  InputPacker(const Panels& weights, int num_rows);
+  /// For `num_rows` rows of products with weights like these; `has_halves`: others have groups of
+  /// HALF_GROUP.
+  InputPacker(const Panels& weights, int num_rows, bool has_halves = false);
 
   int rows_per_part() const;
   /// What the product of these rows reads.
@@ -43,7 +45,10 @@ class InputPacker {
 template <typename Prepare>
 void pack_input(std::vector<LinearArgs>& products, const Prepare& prepare) {
   const LinearArgs& any = products[0];
-  const InputPacker packer(any.weights, any.num_rows);
+  const bool has_halves = std::any_of(products.begin(), products.end(), [](const LinearArgs& p) {
+    return p.weights.has_halves();
+  });
+  const InputPacker packer(any.weights, any.num_rows, has_halves);
   const RowRange all{0, any.num_rows};
   for_rows(any.num_rows, packer.rows_per_part(), [&](int first, int next) {
     prepare(first, next);
