@@ -119,8 +119,7 @@ class TokenLogprobs(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
+class TokenOutput(NamedTuple):
     """The output of one step for one request.
 
     token_ids: ends with the stop token when that ended the request.

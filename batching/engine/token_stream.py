@@ -32,15 +32,24 @@ class TokenStream:
         self._deadline = deadline
         self._unfinished = set(range(len(sequences)))
         self._queue: asyncio.Queue[tuple[int, TokenOutput | EngineError]] = asyncio.Queue()
+        # One for all tokens; it ends the wait for the next one.
+        self._timer: asyncio.TimerHandle | None = None
+        if deadline is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(deadline, self.put, 0, DeadlineExceeded())
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> tuple[int, TokenOutput]:
         while self._unfinished:
-            index, item = await self._next()
+            index, item = await self._queue.get()
+            if self._is_late():
+                # Also where tokens are always there, so that the timer never runs.
+                item = DeadlineExceeded()
             if isinstance(item, EngineError):
-                self.close()
+                is_late = isinstance(item, DeadlineExceeded)
+                self.close(FinishReason.TIMEOUT if is_late else FinishReason.ABORT)
                 raise item
             if index not in self._unfinished:
                 continue
@@ -55,19 +64,13 @@ class TokenStream:
         self._release(index, reason)
 
     def close(self, reason: FinishReason = FinishReason.ABORT) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         for index in range(len(self.sequences)):
             self.finish(index, reason)
 
     def put(self, index: int, item: TokenOutput | EngineError) -> None:
         self._queue.put_nowait((index, item))
 
-    async def _next(self) -> tuple[int, TokenOutput | EngineError]:
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                # Also when the next item is there already, so that getting it would not wait.
-                if self._deadline is not None:
-                    await asyncio.sleep(0)
-                return await self._queue.get()
-        except TimeoutError:
-            self.close(FinishReason.TIMEOUT)
-            raise DeadlineExceeded from None
+    def _is_late(self) -> bool:
+        return self._deadline is not None and asyncio.get_running_loop().time() >= self._deadline
