@@ -1,6 +1,7 @@
 """What the responses of chat and completions have in common, streamed or not."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
@@ -10,6 +11,7 @@ from uuid import uuid4
 
 from fastapi import Request, Response
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from app.api.openai.schemas.response_options import ResponseOptions
 from app.api.openai.schemas.usage import PromptProgressChunk, Timings, Usage
@@ -24,6 +26,7 @@ from app.generation.generation import (
 )
 from app.http.error_formats import openai_error
 from app.http.errors import stream_error_report
+from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece
 
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -62,6 +65,7 @@ async def respond(
 async def chunk_events(generation: Generation, builder: ResponseBuilder) -> AsyncIterator[bytes]:
     """Yield the chunks as events, or the error that ended them, and then `[DONE]`."""
     options = builder.options
+    text_events = TextEvents(builder)
     try:
         fields = running_fields(generation, options)
         for chunk in builder.first_chunks(generation.num_choices):
@@ -71,6 +75,10 @@ async def chunk_events(generation: Generation, builder: ResponseBuilder) -> Asyn
                 yield _event(builder.progress_chunk(item))
                 continue
             fields = running_fields(generation, options)
+            if not fields and text_events.can_write(item):
+                for event in text_events.write(item):
+                    yield event
+                continue
             for chunk in builder.delta_chunks(item):
                 yield _event(chunk, fields)
         for chunk in builder.final_chunks(generation.summary):
@@ -78,6 +86,42 @@ async def chunk_events(generation: Generation, builder: ResponseBuilder) -> Asyn
     except Exception as error:
         yield f"data: {openai_error(stream_error_report(error))}\n\n".encode()
     yield DONE
+
+
+class TextEvents:
+    """Writes deltas that add a piece of text and nothing else, which most do, byte for byte as `_event`.
+
+    All chunks of such deltas are the same but for the text.  So one is written per choice and kind
+    of piece, with a mark that occurs nowhere else, and the mark is replaced by each text.
+    """
+
+    def __init__(self, builder: ResponseBuilder) -> None:
+        self._builder = builder
+        self._mark = uuid4().hex
+        self._templates: dict[tuple[int, type[MessageEvent]], list[list[bytes]]] = {}
+
+    def can_write(self, delta: Delta) -> bool:
+        return (
+            len(delta.events) == 1
+            and isinstance(delta.events[0], ContentPiece | ReasoningPiece)
+            and not (delta.is_first or delta.tokens or delta.finish_reason)
+            and not self._builder.options.return_token_ids
+        )
+
+    def write(self, delta: Delta) -> Iterator[bytes]:
+        (piece,) = delta.events
+        assert isinstance(piece, ContentPiece | ReasoningPiece)
+        key = delta.index, type(piece)
+        if (template := self._templates.get(key)) is None:
+            template = self._templates[key] = self._template(delta, type(piece)(self._mark))
+        text = to_json(piece.text)
+        for parts in template:
+            yield text.join(parts)
+
+    def _template(self, delta: Delta, piece: MessageEvent) -> list[list[bytes]]:
+        """Return the events of a delta with this piece, each split at the mark."""
+        chunks = self._builder.delta_chunks(replace(delta, events=[piece]))
+        return [_event(chunk).split(to_json(self._mark)) for chunk in chunks]
 
 
 def _event(chunk: BaseModel, fields: Mapping[str, BaseModel] | None = None) -> bytes:
