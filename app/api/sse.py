@@ -5,7 +5,7 @@ from typing import Final
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.generation.generation import Generation
 
@@ -44,3 +44,7 @@ class EventStream(EventSourceResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._generation.close()
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """Send without the cancel scope for a `send_timeout`, of which there is none here."""
+        await send(message)

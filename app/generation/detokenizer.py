@@ -27,7 +27,8 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
+        # Looking a method up in mlx-lm's wrapper costs as much as calling it.
+        self._decode_ids = tokenizer.decode
         self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []
         self._num_context_tokens = 0
@@ -82,7 +83,7 @@ class Detokenizer:
 
     def _is_special(self, token_id: int) -> bool:
         """True if the token is skipped; others may lack text only at the start of a window."""
-        return self._tokenizer.decode([token_id]) != self._decode([token_id])
+        return self._decode_ids([token_id]) != self._decode([token_id])
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        return self._decode_ids(token_ids, skip_special_tokens=self._skip_special_tokens)

@@ -29,6 +29,8 @@ class StopStrings:
         """Add the next piece; return the text that certainly belongs to the output."""
         if self.is_matched:
             return ""
+        if not self._matchers:
+            return text
         seen = self._held + text
         for end, character in enumerate(text, len(self._held) + 1):
             for matcher in self._matchers:
