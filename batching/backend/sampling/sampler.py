@@ -1,6 +1,8 @@
 """Samples one token for each row of logits, whatever mixture of parameters the rows have."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
+from itertools import count
 from typing import Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -56,17 +58,40 @@ class Sample(NamedTuple):
 class TokenCounts:
     """How often each token of a request occurs in its output, updated as the request grows.
 
-    Tokens that occur in the prompt only have the count 0.
+    tokens: int `[n]`, distinct; those of the prompt are among them, too.
+    times: float64 `[n]`.
     """
 
     def __init__(self, request: BatchRequest) -> None:
         self._num_counted = request.num_prompt_tokens
-        self.by_token = dict.fromkeys(request.token_ids[: self._num_counted], 0)
+        self.tokens: IntArray = np.empty(0, np.int64)
+        self.times: FloatArray = np.empty(0)
+        self._index: dict[int, int] = {}
+        self._insert(request.token_ids[: self._num_counted])
 
     def catch_up(self, request: BatchRequest) -> None:
-        for token in request.token_ids[self._num_counted :]:
-            self.by_token[token] = self.by_token.get(token, 0) + 1
+        self._add(request.token_ids[self._num_counted :])
         self._num_counted = request.num_tokens
+
+    def followed_by(self, tokens: Sequence[int]) -> "TokenCounts":
+        """Return the counts with these tokens at the end of the output."""
+        counts = copy(self)
+        counts.times, counts._index = self.times.copy(), self._index.copy()
+        counts._add(tokens)
+        return counts
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        self._insert(tokens)
+        for token in tokens:
+            self.times[self._index[token]] += 1
+
+    def _insert(self, tokens: Sequence[int]) -> None:
+        """Make room for the tokens that have not occurred before."""
+        new = [token for token in dict.fromkeys(tokens) if token not in self._index]
+        if new:
+            self._index |= zip(new, count(len(self._index)))
+            self.tokens = np.append(self.tokens, new)
+            self.times = np.append(self.times, np.zeros(len(new)))
 
 
 class Edits(NamedTuple):
@@ -78,6 +103,9 @@ class Edits(NamedTuple):
     tokens: IntArray
     factor: FloatArray
     term: FloatArray
+
+
+_NO_EDITS: Final = Edits(np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 
 class Sampler:
@@ -125,39 +153,40 @@ class Sampler:
 
     def _edits(self, sample: Sample) -> Edits | None:
         params, banned = sample.request.sampling, set(_banned(sample))
-        bias = dict(params.logit_bias)
-        counts = self._counted(sample) if params.has_penalties else {}
-        others = (bias.keys() | banned) - counts.keys()
-        tokens = np.array([*counts, *others], np.int64)
-        if not len(tokens):
+        if not (params.has_penalties or params.logit_bias or banned):
             return None
-        factor, term = np.ones(len(tokens)), np.zeros(len(tokens))
-        if counts:
-            times = np.fromiter(counts.values(), np.float64, len(counts))
-            factor[: len(counts)] = params.repetition_penalty
-            term[: len(counts)] = -(
-                params.presence_penalty * (times > 0) + params.frequency_penalty * times
-            )
-        if bias or banned:
-            index = {int(token): i for i, token in enumerate(tokens)}
-            for token, value in bias.items():
-                term[index[token]] += value
-            rows = [index[token] for token in banned]
-            factor[rows], term[rows] = 1.0, NEVER
-        return Edits(tokens, factor, term)
+        edits = _NO_EDITS
+        if params.has_penalties:
+            counts = self._counted(sample)
+            factor = np.full(len(counts.tokens), params.repetition_penalty)
+            term = -params.frequency_penalty * counts.times
+            term[counts.times > 0] -= params.presence_penalty
+            edits = Edits(counts.tokens, factor, term)
+        if params.logit_bias or banned:
+            edits = _with_bias(edits, dict(params.logit_bias), banned)
+        return edits
 
-    def _counted(self, sample: Sample) -> dict[int, int]:
-        """Return how often each token occurs in the output before a sample, by token."""
+    def _counted(self, sample: Sample) -> TokenCounts:
+        """Return how often each token occurs in the output before a sample."""
         counts = self._counts.get(sample.request)
         if counts is None:
             counts = self._counts[sample.request] = TokenCounts(sample.request)
         counts.catch_up(sample.request)
-        if not sample.drafts:
-            return counts.by_token
-        by_token = dict(counts.by_token)
-        for token in sample.drafts:
-            by_token[token] = by_token.get(token, 0) + 1
-        return by_token
+        return counts.followed_by(sample.drafts) if sample.drafts else counts
+
+
+def _with_bias(edits: Edits, bias: Mapping[int, float], banned: Collection[int]) -> Edits:
+    """Add the bias of tokens to edits; of the banned ones nothing else remains."""
+    others = (bias.keys() | banned) - set(edits.tokens.tolist())
+    tokens = np.append(edits.tokens, np.array([*others], np.int64))
+    factor = np.append(edits.factor, np.ones(len(others)))
+    term = np.append(edits.term, np.zeros(len(others)))
+    index = {token: i for i, token in enumerate(tokens.tolist())}
+    for token, value in bias.items():
+        term[index[token]] += value
+    rows = [index[token] for token in banned]
+    factor[rows], term[rows] = 1.0, NEVER
+    return Edits(tokens, factor, term)
 
 
 def _edited(logits: mx.array, edits: Sequence[Edits | None]) -> mx.array:
