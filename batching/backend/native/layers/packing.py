@@ -14,6 +14,7 @@ from batching.backend.weights.storage import kernel_bits
 _PACKED: Final = ("weight", "scales", "biases")
 _LEAST_INPUT_GROUP: Final = 32
 _LAYER: Final = re.compile(r"(^|\.)layers\.\d+$")
+_NUMBER: Final = re.compile(r"(^|\.)\d+(\.|$)")
 
 
 class Stored(Protocol):
@@ -122,7 +123,8 @@ def parts_of(
             found.append(path)
             yield path, module
     for path, module in modules:
-        if is_packed(module) and not _is_in(path, found):
+        # Modules in a list may have one input, and are then packed together.
+        if is_packed(module) and not _is_in(path, found) and not _NUMBER.search(path):
             yield path, module
     yield "", model
 
