@@ -1,4 +1,4 @@
-// A gated delta net against plain loops: whole, cut into slices, alone, with states that are kept.
+// Recurrent mixers against plain loops: whole, cut into slices, alone, with states that are kept.
 #include <algorithm>
 #include <cmath>
 #include <sstream>
@@ -27,39 +27,81 @@ Layer random_layer(Random& random, int num_outputs, int num_inputs) {
   return {std::make_shared<PackedWeights>(plain, kernels()->columns), {}};
 }
 
-DeltaMixer random_mixer(Random& random) {
-  const int key_heads = random.between(1, 3), heads = key_heads * random.between(1, 3);
-  const int key_dim = random.one_of({16, 32, random.between(1, 40)});
-  const int value_dim = random.one_of({8, 32, 64, random.between(1, 70)});
-  const int size = random.between(4, 40), group = heads / key_heads, values = group * value_dim;
-  const int keys = key_heads * key_dim;
-  DeltaMixer mixer{.num_key_heads = key_heads,
-                   .num_heads = heads,
-                   .key_dim = key_dim,
-                   .value_dim = value_dim,
-                   .q_scale = 1.0f / static_cast<float>(key_dim),
-                   .k_scale = 1.0f / std::sqrt(static_cast<float>(key_dim)),
-                   .eps = 1e-6f};
+/// A gated delta net.
+void describe_delta(Random& random, int size, Mixer& mixer) {
+  const int group = mixer.group(), values = group * mixer.value_dim, key_dim = mixer.key_dim;
+  const int heads = mixer.num_heads, keys = mixer.num_key_heads * key_dim;
+  mixer.q_scale = 1.0f / static_cast<float>(key_dim);
+  mixer.k_scale = 1.0f / std::sqrt(static_cast<float>(key_dim));
+  mixer.eps = 1e-6f;
   if (random.chance()) {
-    mixer.layers = {random_layer(random, 2 * keys + heads * value_dim, size),
-                    random_layer(random, heads * value_dim, size), random_layer(random, heads, size),
-                    random_layer(random, heads, size)};
+    mixer.layers = {random_layer(random, 2 * keys + mixer.num_values(), size),
+                    random_layer(random, mixer.num_values(), size),
+                    random_layer(random, heads, size), random_layer(random, heads, size)};
     mixer.q = {0, 0, key_dim}, mixer.k = {0, keys, key_dim}, mixer.v = {0, 2 * keys, values};
     mixer.z = {1, 0, values}, mixer.b = {2, 0, group}, mixer.a = {3, 0, group};
   } else {
     const int head = 2 * key_dim + 2 * values;
-    mixer.layers = {random_layer(random, key_heads * head, size),
+    mixer.layers = {random_layer(random, mixer.num_key_heads * head, size),
                     random_layer(random, 2 * heads, size)};
     mixer.q = {0, 0, head}, mixer.k = {0, key_dim, head}, mixer.v = {0, 2 * key_dim, head};
     mixer.z = {0, 2 * key_dim + values, head};
     mixer.b = {1, 0, 2 * group}, mixer.a = {1, group, 2 * group};
   }
-  mixer.taps = random.normal(static_cast<size_t>(random.between(1, 5)) * mixer.num_channels());
-  mixer.dt_bias = random.normal(heads);
-  for (int i = 0; i < heads; i++) mixer.decay.push_back(random.one_of({0, 1, 16}) * 0.9f);
+}
+
+/// Mamba 2.
+void describe_additive(Random& random, int size, Mixer& mixer) {
+  const int group = mixer.group(), values = group * mixer.value_dim, all = mixer.num_values();
+  const int keys = mixer.num_key_heads * mixer.key_dim;
+  mixer.layers = {random_layer(random, 2 * all + 2 * keys + mixer.num_heads, size)};
+  mixer.z = {0, 0, values}, mixer.v = {0, all, values};
+  mixer.k = {0, 2 * all, mixer.key_dim}, mixer.q = {0, 2 * all + keys, mixer.key_dim};
+  mixer.b = {0, 0, 0}, mixer.a = {0, 2 * all + 2 * keys, group};
+  mixer.min_step = random.one_of({0, 1}) * 0.5f;
+  mixer.max_step = random.chance() ? 1.5f : INFINITY;
+  if (random.chance()) mixer.skip = random.normal(mixer.num_heads);
+}
+
+/// A short convolution between two gates.
+void describe_none(Random& random, int size, Mixer& mixer) {
+  const int all = mixer.num_values(), width = mixer.group() * mixer.value_dim;
+  mixer.layers = {random_layer(random, 3 * all, size)};
+  mixer.q = mixer.k = mixer.a = {0, 0, 0};
+  mixer.b = {0, 0, width}, mixer.z = {0, all, width}, mixer.v = {0, 2 * all, width};
+}
+
+void add_states(Random& random, Mixer& mixer) {
+  mixer.dt_bias = random.normal(mixer.num_heads);
+  for (int i = 0; i < mixer.num_heads; i++)
+    mixer.decay.push_back(random.one_of({0, 1, 16}) * 0.9f);
+  mixer.gates_first = random.chance();
+  const int all = mixer.num_values(), group = mixer.group() * mixer.value_dim;
+  mixer.norm_width = random.one_of({mixer.value_dim, group, all});
+  const int num_weights = random.one_of({0, mixer.norm_width, all});
+  mixer.head_norm = {random.normal(num_weights), 1e-2f};
+}
+
+Mixer random_mixer(Random& random, Recurrence recurrence) {
+  const bool has_states = recurrence != Recurrence::kNone;
+  const int key_heads = random.between(1, 3), size = random.between(4, 40);
+  Mixer mixer{.recurrence = recurrence,
+              .num_key_heads = key_heads,
+              .num_heads = key_heads * random.between(1, 3),
+              .key_dim = has_states ? random.one_of({16, 32, random.between(1, 40)}) : 0,
+              .value_dim = random.one_of({8, 32, 64, random.between(1, 70)})};
+  switch (recurrence) {
+    case Recurrence::kDelta: describe_delta(random, size, mixer); break;
+    case Recurrence::kAdditive: describe_additive(random, size, mixer); break;
+    case Recurrence::kNone: describe_none(random, size, mixer); break;
+  }
+  const int min_taps = has_states ? 1 : 2;
+  mixer.taps = random.normal(static_cast<size_t>(random.between(min_taps, 5)) *
+                             mixer.num_channels());
+  if (random.chance()) mixer.tap_bias = random.normal(mixer.num_channels());
+  if (has_states) add_states(random, mixer);
   if (random.chance()) mixer.norm = {random.normal(size), 1e-5f};
-  mixer.head_norm = {random.normal(value_dim), 1e-2f};
-  mixer.output = {random_layer(random, size, heads * value_dim),
+  mixer.output = {random_layer(random, size, mixer.num_values()),
                   {.norm = {}, .residual = random.one_of({0, 1, 2}) * 0.75f}};
   mixer.check();
   return mixer;
@@ -77,7 +119,7 @@ double silu(double x) { return x / (1 + std::exp(-x)); }
 /// One request from its first row on.
 class Plain {
  public:
-  Plain(const DeltaMixer& mixer, const Floats& x, size_t num_rows) : m_(mixer), rows_(num_rows) {
+  Plain(const Mixer& mixer, const Floats& x, size_t num_rows) : m_(mixer), rows_(num_rows) {
     Floats normed = x;
     if (m_.norm.size())
       rms_norm(x.data(), m_.norm.weight.data(), m_.norm.eps, static_cast<int>(rows_), m_.size(),
@@ -89,23 +131,46 @@ class Plain {
   Floats attended() const {
     Floats y;
     std::vector<Doubles> states(m_.num_heads, Doubles(m_.value_dim * m_.key_dim));
-    for (size_t row = 0; row < rows_; row++)
+    for (size_t row = 0; row < rows_; row++) {
+      Doubles outputs, gates;
       for (int head = 0; head < m_.num_heads; head++) {
-        const Doubles outputs = step(row, head, states[head]);
-        double squares = 0;
-        for (double value : outputs) squares += value * value;
-        const double factor = 1 / std::sqrt(squares / m_.value_dim + m_.head_norm.eps);
-        for (int i = 0; i < m_.value_dim; i++)
-          y.push_back(static_cast<float>(outputs[i] * factor * m_.head_norm.weight[i] *
-                                         silu(number(m_.z, row, head, m_.value_dim, i))));
+        const Doubles own = has_states() ? step(row, head, states[head]) : gated(row, head);
+        outputs.insert(outputs.end(), own.begin(), own.end());
+        for (int i = 0; i < m_.value_dim; i++) {
+          const double z = number(m_.z, row, head, m_.value_dim, i);
+          gates.push_back(has_states() ? silu(z) : z);
+        }
       }
+      if (m_.gates_first || !has_states()) multiply_by(gates, outputs);
+      normalize(outputs);
+      if (!m_.gates_first && has_states()) multiply_by(gates, outputs);
+      y.insert(y.end(), outputs.begin(), outputs.end());
+    }
     return y;
   }
 
  private:
-  const DeltaMixer& m_;
+  const Mixer& m_;
   size_t rows_;
   std::vector<Floats> outputs_;
+
+  bool has_states() const { return m_.recurrence != Recurrence::kNone; }
+
+  static void multiply_by(const Doubles& factors, Doubles& y) {
+    for (size_t i = 0; i < y.size(); i++) y[i] *= factors[i];
+  }
+
+  void normalize(Doubles& y) const {
+    const Norm& norm = m_.head_norm;
+    if (!norm.size()) return;
+    const size_t width = m_.norm_width;
+    for (size_t first = 0; first < y.size(); first += width) {
+      double squares = 0;
+      for (size_t i = first; i < first + width; i++) squares += y[i] * y[i];
+      const double factor = 1 / std::sqrt(squares / static_cast<double>(width) + norm.eps);
+      for (size_t i = first; i < first + width; i++) y[i] *= factor * norm.weight[i % norm.size()];
+    }
+  }
 
   /// Number i of a head; `size` is what a head has.
   double number(const HeadColumns& of, size_t row, int head, int size, int i) const {
@@ -114,25 +179,43 @@ class Plain {
                               head / group * of.stride + head % group * size + i];
   }
 
-  double convolved(const HeadColumns& of, size_t row, int at, int channel) const {
-    double sum = 0;
+  /// The sum of taps times what `input` returns of each row.
+  template <typename Input>
+  double convolved(size_t row, int channel, const Input& input) const {
+    double sum = m_.tap_bias.empty() ? 0 : m_.tap_bias[channel];
     for (int t = 0; t < m_.num_taps(); t++) {
       const int64_t from = static_cast<int64_t>(row) + t - m_.num_taps() + 1;
       if (from < 0) continue;
-      sum += outputs_[of.layer][from * m_.layers[of.layer].num_outputs() + at] *
-             double{m_.taps[static_cast<size_t>(t) * m_.num_channels() + channel]};
+      sum += input(from) * double{m_.taps[static_cast<size_t>(t) * m_.num_channels() + channel]};
     }
-    return silu(sum);
+    return sum;
+  }
+
+  double activated(const HeadColumns& of, size_t row, int at, int channel) const {
+    return silu(convolved(row, channel, [&](size_t from) {
+      return double{outputs_[of.layer][from * m_.layers[of.layer].num_outputs() + at]};
+    }));
+  }
+
+  Doubles gated(size_t row, int head) const {
+    Doubles outputs;
+    for (int i = 0; i < m_.value_dim; i++)
+      outputs.push_back(convolved(row, head * m_.value_dim + i, [&](size_t from) {
+        return number(m_.v, from, head, m_.value_dim, i) *
+               number(m_.b, from, head, m_.value_dim, i);
+      }));
+    return outputs;
   }
 
   Doubles key(const HeadColumns& of, size_t row, int key_head, int first, double scale) const {
     Doubles key;
     double squares = 0;
     for (int i = 0; i < m_.key_dim; i++) {
-      key.push_back(convolved(of, row, of.first + key_head * of.stride + i,
+      key.push_back(activated(of, row, of.first + key_head * of.stride + i,
                               first + key_head * m_.key_dim + i));
       squares += key.back() * key.back();
     }
+    if (m_.recurrence == Recurrence::kAdditive) return key;
     for (double& x : key) x *= scale / std::sqrt(squares / m_.key_dim + m_.eps);
     return key;
   }
@@ -142,17 +225,20 @@ class Plain {
     const Doubles q = key(m_.q, row, key_head, 0, m_.q_scale);
     const Doubles k = key(m_.k, row, key_head, keys, m_.k_scale);
     const double a = number(m_.a, row, head, 1, 0) + double{m_.dt_bias[head]};
-    const double decay = std::exp(-m_.decay[head] * std::log1p(std::exp(a)));
-    const double beta = 1 / (1 + std::exp(-number(m_.b, row, head, 1, 0)));
+    const double size = std::clamp(std::log1p(std::exp(a)), double{m_.min_step}, double{m_.max_step});
+    const bool is_additive = m_.recurrence == Recurrence::kAdditive;
+    const double decay = std::exp(-m_.decay[head] * size);
+    const double beta = is_additive ? size : 1 / (1 + std::exp(-number(m_.b, row, head, 1, 0)));
     Doubles outputs;
     for (int i = 0; i < m_.value_dim; i++) {
       const int at = m_.v.first + key_head * m_.v.stride + head % m_.group() * m_.value_dim + i;
-      const double v = convolved(m_.v, row, at, 2 * keys + head * m_.value_dim + i);
+      const double v = activated(m_.v, row, at, 2 * keys + head * m_.value_dim + i);
       double* s = state.data() + static_cast<size_t>(i) * m_.key_dim;
       double product = 0, output = 0;
       for (int j = 0; j < m_.key_dim; j++) product += (s[j] *= decay) * k[j];
+      if (is_additive) product = 0;
       for (int j = 0; j < m_.key_dim; j++) output += (s[j] += (v - product) * beta * k[j]) * q[j];
-      outputs.push_back(output);
+      outputs.push_back(output + (m_.skip.empty() ? 0 : m_.skip[head] * v));
     }
     return outputs;
   }
@@ -160,7 +246,7 @@ class Plain {
 
 class Case {
  public:
-  explicit Case(Random& random) : mixer_(random_mixer(random)) {
+  Case(Random& random, Recurrence recurrence) : mixer_(random_mixer(random, recurrence)) {
     const int num_requests = random.between(1, 4);
     for (int i = 0; i < num_requests; i++) {
       lengths_.push_back(random.one_of({1, 2, random.between(1, 40)}));
@@ -182,7 +268,7 @@ class Case {
   }
 
  private:
-  DeltaMixer mixer_;
+  Mixer mixer_;
   std::vector<int> lengths_;
   std::vector<Floats> inputs_;
 
@@ -190,7 +276,7 @@ class Case {
     const StateStep step(std::move(pieces));
     pool.grow(step.num_cells);
     Floats y(x.size(), NAN);
-    run_delta_mixer(mixer_, pool, step, x.data(), y.data());
+    run_mixer(mixer_, pool, step, x.data(), y.data());
     return y;
   }
 
@@ -269,7 +355,7 @@ class Case {
 
   std::string describe() const {
     std::ostringstream text;
-    text << "mixer: " << mixer_.num_key_heads << "/" << mixer_.num_heads << " heads of "
+    text << "mixer " << static_cast<int>(mixer_.recurrence) << ": " << mixer_.num_key_heads << "/" << mixer_.num_heads << " heads of "
          << mixer_.key_dim << "x" << mixer_.value_dim << ", " << mixer_.num_taps() << " taps, "
          << mixer_.layers.size() << " layers";
     return text.str();
@@ -280,7 +366,9 @@ class Case {
 
 void test_mixer() {
   Random random(6);
-  for (int i = 0; i < 60; i++) Case(random).check(random);
+  for (int i = 0; i < 60; i++)
+    for (Recurrence recurrence : {Recurrence::kDelta, Recurrence::kAdditive, Recurrence::kNone})
+      Case(random, recurrence).check(random);
 }
 
 }  // namespace tests

@@ -43,7 +43,7 @@ class MixtureHalf: ...
 class StatePool: ...
 class StateStep: ...
 
-class DeltaMixer:
+class Mixer:
     def pool(self) -> StatePool: ...
 
 # Weights and a bias; an empty one is none.
@@ -195,19 +195,23 @@ def mixture(
 ) -> MixtureHalf: ...
 def run_mixture(x: mx.array, half: MixtureHalf) -> mx.array: ...
 def state_step(pieces: Int32s) -> StateStep: ...
-def delta_mixer(
+def mixer(
     layers: Sequence[Layer],
     norms: Sequence[Norm],
+    recurrence: str,
     columns: Sequence[tuple[int, int, int]],
     heads: tuple[int, int],
     dims: tuple[int, int],
     taps: Sequence[float],
-    decay: Sequence[float],
-    dt_bias: Sequence[float],
-    scales: tuple[float, float],
-    eps: float,
+    tap_bias: Sequence[float] = (),
+    decay: Sequence[float] = (),
+    dt_bias: Sequence[float] = (),
+    step_limits: tuple[float, float] = ...,
+    skip: Sequence[float] = (),
+    scales: tuple[float, float] = ...,
+    eps: float = 0.0,
+    norm_width: int = 0,
+    gates_first: bool = False,
     residual: float = 0.0,
-) -> DeltaMixer: ...
-def run_delta_mixer(
-    x: mx.array, mixer: DeltaMixer, pool: StatePool, step: StateStep
-) -> mx.array: ...
+) -> Mixer: ...
+def run_mixer(x: mx.array, mixer: Mixer, pool: StatePool, step: StateStep) -> mx.array: ...

@@ -21,7 +21,7 @@ from batching.backend.native.fused.check import (
 )
 from batching.backend.native.fused.halves import AttentionHalf, MlpHalf
 from batching.backend.native.fused.latent import LatentHalf, is_latent
-from batching.backend.native.fused.linear_attention import LinearAttentionHalf
+from batching.backend.native.fused.mixers import is_recurrent
 from batching.backend.native.fused.mixture import MixtureHalf
 from batching.backend.native.fused.parts import (
     AS_CACHED,
@@ -31,9 +31,12 @@ from batching.backend.native.fused.parts import (
     Parts,
     UnknownPart,
 )
+from batching.backend.native.fused.recurrent import RecurrentHalf
 from batching.backend.native_loader import Native
 
-_ATTENTION: Final = (("self_attn",), ("attention",), ("linear_attn",))
+_ATTENTION: Final = (("self_attn",), ("attention",), ("linear_attn",), ("mamba",), ("conv",))
+# A block of one half.
+_ONE_HALF: Final = ("norm", "mixer")
 _RESIDUAL: Final = ("residual_multiplier",)
 # Of a residual, with the square root of the number of layers.
 _DEPTH: Final = ("scale_depth",)
@@ -130,8 +133,8 @@ def _residual(parts: Parts) -> float:
 
 
 def _attention(kernels: Any, attention: nn.Module, around: Around = NOTHING) -> FusedAttention:
-    if "conv1d" in attention:
-        return LinearAttentionHalf(kernels, attention, around)
+    if is_recurrent(attention):
+        return RecurrentHalf(kernels, attention, around)
     half = LatentHalf if is_latent(attention) else AttentionHalf
     return half(kernels, attention, around)
 
@@ -167,10 +170,12 @@ def replace_blocks(model: nn.Module, native: Native) -> None:
     for module in model.modules():
         if id(module) in replaced:
             continue
-        inside = _replace_block(module, kernels, check) or _replace_mlp(module, kernels, check)
+        inside = (
+            _replace_block(module, kernels, check)
+            or _replace_mlp(module, kernels, check)
+            or _replace_attention(module, kernels, check)
+        )
         replaced |= {id(each) for each in inside}
-        if not inside:
-            _replace_attention(module, kernels, check)
 
 
 def _replace_block(block: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.Module]:
@@ -189,14 +194,21 @@ def _replace_block(block: nn.Module, kernels: Any, check: FusedCheck) -> list[nn
     return []
 
 
-def _replace_attention(attention: nn.Module, kernels: Any, check: FusedCheck) -> None:
+def _replace_attention(module: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.Module]:
+    """Fuse attention, or a block of it and a norm."""
+    attention, around = module, NOTHING
+    if set(module) == set(_ONE_HALF):
+        attention, around = module["mixer"], Around(module["norm"], None, 1.0)
     try:
-        half = _attention(kernels, attention)
+        half = _attention(kernels, attention, around)
     except UnknownPart:
-        return
-    others = check.others(attention, half, half)
-    if others is not None:
-        _replace(attention, half, half, others)
+        return []
+    others = check.others(module, half, half)
+    if others is None:
+        return []
+    _replace(module, half, half, others)
+    inside: list[nn.Module] = module.modules()
+    return inside
 
 
 def _replace(

@@ -17,9 +17,9 @@ from batching.backend.hooks.undo import Changes
 from batching.backend.native.fused.check_states import compare_states
 from batching.backend.native.fused.halves import AttentionHalf
 from batching.backend.native.fused.latent import LatentHalf
-from batching.backend.native.fused.linear_attention import LinearAttentionHalf
 from batching.backend.native.fused.mixture import MixtureHalf
 from batching.backend.native.fused.parts import AS_CACHED, TOLERANCE, OfRows
+from batching.backend.native.fused.recurrent import RecurrentHalf
 from batching.backend.native.pools.cache import NativeAttention, NativeLayerCache, layer_cache
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import StepInputs
@@ -128,7 +128,7 @@ class FusedCheck:
     ) -> tuple[tuple[None, ...] | None, bool]:
         # A model's code can do anything with a cache, so it can raise anything.
         with suppress(Exception):
-            if isinstance(attention, LinearAttentionHalf):
+            if isinstance(attention, RecurrentHalf):
                 is_alike = compare_states(self._native, module, attention, fused)
                 return (() if is_alike else None), True
             assert isinstance(attention, _Pooled)

@@ -8,8 +8,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
-from batching.backend.native.fused.linear_attention import LinearAttentionHalf
 from batching.backend.native.fused.parts import AS_CACHED, OfRows
+from batching.backend.native.fused.recurrent import RecurrentHalf
 from batching.backend.native.pools.cache import NativeAttention
 from batching.backend.native.pools.states import NativeStates, StateCells
 from batching.backend.native_loader import Native
@@ -29,7 +29,7 @@ _ROUNDING: Final = 1e-6
 def compare_states(
     native: Native,
     module: nn.Module,
-    half: LinearAttentionHalf,
+    half: RecurrentHalf,
     fused: Callable[[mx.array, Any, Any, OfRows], mx.array],
 ) -> bool:
     """Compare outputs of successive slices of random rows, each with the states of the one before."""
@@ -41,7 +41,7 @@ def compare_states(
     plain, outputs = [], []
     for start, stop, keep in _SLICES:
         rows = x[start:stop]
-        plain.append(module(rows.swapaxes(0, 1), None, own).swapaxes(0, 1))
+        plain.append(module(rows.swapaxes(0, 1), mask=None, cache=own).swapaxes(0, 1))
         attention = NativeAttention(native, [Slice(request, start, stop, keep=keep)], _BLOCK_SIZE)
         cache.begin(StepInputs.of(attention, _BLOCK_SIZE, lambda num_tokens: num_tokens))
         outputs.append(fused(rows, None, cache, AS_CACHED))

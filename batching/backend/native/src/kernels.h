@@ -338,6 +338,7 @@ struct DeltaColumns {
   int num_tokens;
   int key_dim;
   int num_values;  // at most STATE_COLUMNS
+  bool is_additive;
   size_t value_stride, output_stride, gate_stride;  // from one token to the next
   const float* q;  // [tokens, key_dim]
   const float* k;  // [tokens, key_dim]
@@ -348,6 +349,18 @@ struct DeltaColumns {
   float* after;         // may be `before`
   float* y;
   const float* next;  // a state that is read next, or null
+};
+
+/// y = the bias plus the sum of rows, each times its tap, or SiLU of that.
+struct ConvolvedRows {
+  int num_rows;
+  int size;
+  size_t tap_stride;  // from one row's taps to the next one's
+  bool activates;
+  const float* const* rows;
+  const float* taps;
+  const float* bias;  // or null
+  float* y;
 };
 
 struct Kernels {
@@ -407,9 +420,8 @@ struct Kernels {
   void (*delta_columns)(const DeltaColumns& args);
   /// Channels [first, next) of one row of y.
   void (*convolve)(const ConvolutionArgs& args, int row, int first, int next);
-  /// y = silu of the sum of `num_taps` rows `[size]`, each times its tap, `stride` after the one before.
-  void (*convolve_silu)(const float* const* rows, const float* taps, size_t stride, int num_taps,
-                        int size, float* y);
+  /// See ConvolvedRows.
+  void (*convolve_rows)(const ConvolvedRows& args);
 };
 
 /// The best kernels for this processor; null if it supports none of the instruction sets.

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -231,36 +232,52 @@ HeadColumns columns_of(const std::tuple<int, int, int>& of) {
   return {layer, first, stride};
 }
 
+Recurrence recurrence_of(const std::string& name) {
+  if (name == "none") return Recurrence::kNone;
+  if (name == "delta") return Recurrence::kDelta;
+  if (name == "additive") return Recurrence::kAdditive;
+  throw std::invalid_argument("a recurrence is none, delta or additive");
+}
+
 /// Columns are those of q, k, v, z, b and a; norms of the input, of heads' outputs and of the output.
-std::shared_ptr<DeltaMixer> make_delta_mixer(
-    const Layers& layers, const Norms& norms, const std::vector<std::tuple<int, int, int>>& columns,
-    const std::pair<int, int>& heads, const std::pair<int, int>& dims, const Floats& taps,
-    const Floats& decay, const Floats& dt_bias, const std::pair<float, float>& scales, float eps,
-    float residual) {
+std::shared_ptr<Mixer> make_mixer(
+    const Layers& layers, const Norms& norms, const std::string& recurrence,
+    const std::vector<std::tuple<int, int, int>>& columns, const std::pair<int, int>& heads,
+    const std::pair<int, int>& dims, const Floats& taps, const Floats& tap_bias,
+    const Floats& decay, const Floats& dt_bias, const std::pair<float, float>& step_limits,
+    const Floats& skip, const std::pair<float, float>& scales, float eps, int norm_width,
+    bool gates_first, float residual) {
   if (layers.size() < 2 || norms.size() != 3 || columns.size() != 6)
     throw std::invalid_argument("a mixer has layers, 3 norms and 6 kinds of columns");
-  DeltaMixer mixer{.layers = inputs_of(layers),
-                   .norm = norm_of(norms[0]),
-                   .q = columns_of(columns[0]),
-                   .k = columns_of(columns[1]),
-                   .v = columns_of(columns[2]),
-                   .z = columns_of(columns[3]),
-                   .b = columns_of(columns[4]),
-                   .a = columns_of(columns[5]),
-                   .num_key_heads = heads.first,
-                   .num_heads = heads.second,
-                   .key_dim = dims.first,
-                   .value_dim = dims.second,
-                   .taps = taps,
-                   .decay = decay,
-                   .dt_bias = dt_bias,
-                   .q_scale = scales.first,
-                   .k_scale = scales.second,
-                   .eps = eps,
-                   .head_norm = norm_of(norms[1]),
-                   .output = output_of(layers, norms, residual)};
+  Mixer mixer{.layers = inputs_of(layers),
+              .norm = norm_of(norms[0]),
+              .recurrence = recurrence_of(recurrence),
+              .q = columns_of(columns[0]),
+              .k = columns_of(columns[1]),
+              .v = columns_of(columns[2]),
+              .z = columns_of(columns[3]),
+              .b = columns_of(columns[4]),
+              .a = columns_of(columns[5]),
+              .num_key_heads = heads.first,
+              .num_heads = heads.second,
+              .key_dim = dims.first,
+              .value_dim = dims.second,
+              .taps = taps,
+              .tap_bias = tap_bias,
+              .decay = decay,
+              .dt_bias = dt_bias,
+              .min_step = step_limits.first,
+              .max_step = step_limits.second,
+              .skip = skip,
+              .q_scale = scales.first,
+              .k_scale = scales.second,
+              .eps = eps,
+              .head_norm = norm_of(norms[1]),
+              .norm_width = norm_width,
+              .gates_first = gates_first,
+              .output = output_of(layers, norms, residual)};
   mixer.check();
-  return std::make_shared<DeltaMixer>(std::move(mixer));
+  return std::make_shared<Mixer>(std::move(mixer));
 }
 
 std::shared_ptr<StateStep> make_state_step(const Rows& rows) {
@@ -366,10 +383,13 @@ NB_MODULE(_native, m) {
   nb::class_<StatePool>(m, "StatePool");
   nb::class_<StateStep>(m, "StateStep");
   m.def("state_step", &make_state_step, "pieces"_a);
-  nb::class_<DeltaMixer>(m, "DeltaMixer").def("pool", [](const DeltaMixer& mixer) {
+  nb::class_<Mixer>(m, "Mixer").def("pool", [](const Mixer& mixer) {
     return std::make_shared<StatePool>(mixer.state_size());
   });
-  m.def("delta_mixer", &make_delta_mixer, "layers"_a, "norms"_a, "columns"_a, "heads"_a, "dims"_a,
-        "taps"_a, "decay"_a, "dt_bias"_a, "scales"_a, "eps"_a, "residual"_a = 0.0f);
-  m.def("run_delta_mixer", &graph::run_delta_mixer, "x"_a, "mixer"_a, "pool"_a, "step"_a);
+  m.def("mixer", &make_mixer, "layers"_a, "norms"_a, "recurrence"_a, "columns"_a, "heads"_a,
+        "dims"_a, "taps"_a, "tap_bias"_a = Floats{}, "decay"_a = Floats{},
+        "dt_bias"_a = Floats{}, "step_limits"_a = std::make_pair(0.0f, INFINITY),
+        "skip"_a = Floats{}, "scales"_a = std::make_pair(0.0f, 0.0f), "eps"_a = 0.0f,
+        "norm_width"_a = 0, "gates_first"_a = false, "residual"_a = 0.0f);
+  m.def("run_mixer", &graph::run_mixer, "x"_a, "mixer"_a, "pool"_a, "step"_a);
 }

@@ -7,6 +7,7 @@
 namespace {
 
 using native::ConvolutionArgs;
+using native::ConvolvedRows;
 using native::DeltaArgs;
 using native::DeltaColumns;
 using native::STATE_COLUMNS;
@@ -167,11 +168,12 @@ ALWAYS_INLINE void delta_vectors(const DeltaColumns& args, int first) {
   float* const to = args.after + first;
   const float* from = args.before ? args.before + first : to;
   const float* const next = args.next ? args.next + first : nullptr;
-  ColumnSums products;
-  for_keys(args.key_dim, [&](int i, int parity) __attribute__((always_inline)) {
-    for (int c = 0; c < DELTA_VECTORS; c++)
-      products.add(parity, c, load(at(from, i, c)), splat(args.k[i]));
-  });
+  ColumnSums products;  // zero where there is no correction
+  if (!args.is_additive)
+    for_keys(args.key_dim, [&](int i, int parity) __attribute__((always_inline)) {
+      for (int c = 0; c < DELTA_VECTORS; c++)
+        products.add(parity, c, load(at(from, i, c)), splat(args.k[i]));
+    });
   const int num_values = args.num_values - first;
   for (int t = 0; t < args.num_tokens; t++, from = to) {
     const size_t key = static_cast<size_t>(t) * args.key_dim, gate = t * args.gate_stride;
@@ -186,12 +188,13 @@ ALWAYS_INLINE void delta_vectors(const DeltaColumns& args, int first) {
     products = {};
     ColumnSums outputs;
     const float *q = args.q + key, *k = args.k + key;
-    if (t + 1 < args.num_tokens)
+    const bool is_last = t + 1 == args.num_tokens;
+    if (!is_last && !args.is_additive)
       delta_token<true>(from, to, args.key_dim, q, k, args.decay[gate], deltas, k + args.key_dim,
                         nullptr, outputs, products);
     else
-      delta_token<false>(from, to, args.key_dim, q, k, args.decay[gate], deltas, nullptr, next,
-                         outputs, products);
+      delta_token<false>(from, to, args.key_dim, q, k, args.decay[gate], deltas, nullptr,
+                         is_last ? next : nullptr, outputs, products);
     for (int c = 0; c < DELTA_VECTORS; c++) store(values + c * LANES, outputs.total(c));
     float* y = args.y + t * args.output_stride + first;
     for (int i = 0; i < DELTA_VECTORS * LANES; i++)
@@ -206,13 +209,13 @@ void delta_columns(const DeltaColumns& args) {
     delta_vectors(args, c);
 }
 
-void convolve_silu(const float* const* rows, const float* taps, size_t stride, int num_taps,
-                   int size, float* y) {
-  for_vectors(size, [&](int i, auto vector) {
-    F32 sum{};
-    for (int t = 0; t < num_taps; t++)
-      sum = fused(vector.load(rows[t] + i), vector.load(taps + t * stride + i), sum);
-    vector.store(y + i, silu(sum));
+void convolve_rows(const ConvolvedRows& args) {
+  for_vectors(args.size, [&](int i, auto vector) {
+    F32 sum = args.bias ? vector.load(args.bias + i) : F32{};
+    for (int r = 0; r < args.num_rows; r++)
+      sum = fused(vector.load(args.rows[r] + i), vector.load(args.taps + r * args.tap_stride + i),
+                  sum);
+    vector.store(args.y + i, args.activates ? silu(sum) : sum);
   });
 }
 

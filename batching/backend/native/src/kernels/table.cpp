@@ -39,6 +39,6 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .delta_rule = delta_rule,
     .delta_columns = delta_columns,
     .convolve = convolve,
-    .convolve_silu = convolve_silu,
+    .convolve_rows = convolve_rows,
 };
 }  // namespace native

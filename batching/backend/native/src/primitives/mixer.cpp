@@ -8,34 +8,34 @@ namespace native::graph {
 
 namespace {
 
-class Mixer : public CpuPrimitive {
+class RunMixer : public CpuPrimitive {
  public:
-  Mixer(std::shared_ptr<const DeltaMixer> mixer, std::shared_ptr<const StatePool> pool,
-        std::shared_ptr<const StateStep> step)
+  RunMixer(std::shared_ptr<const Mixer> mixer, std::shared_ptr<const StatePool> pool,
+           std::shared_ptr<const StateStep> step)
       : mixer_(std::move(mixer)), pool_(std::move(pool)), step_(std::move(step)) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     dispatch([x = contiguous(inputs[0]), mixer = mixer_, pool = pool_, step = step_,
-              y = allocate(outputs[0])] { native::run_delta_mixer(*mixer, *pool, *step, x, y); });
+              y = allocate(outputs[0])] { native::run_mixer(*mixer, *pool, *step, x, y); });
   }
 
-  DEFINE_NAME(NativeDeltaMixer)
+  DEFINE_NAME(NativeMixer)
 
  private:
-  std::shared_ptr<const DeltaMixer> mixer_;
+  std::shared_ptr<const Mixer> mixer_;
   std::shared_ptr<const StatePool> pool_;
   std::shared_ptr<const StateStep> step_;
 };
 
 }  // namespace
 
-mx::array run_delta_mixer(const mx::array& x, std::shared_ptr<const DeltaMixer> mixer,
-                          std::shared_ptr<StatePool> pool, std::shared_ptr<const StateStep> step) {
+mx::array run_mixer(const mx::array& x, std::shared_ptr<const Mixer> mixer,
+                    std::shared_ptr<StatePool> pool, std::shared_ptr<const StateStep> step) {
   require(x.shape() == mx::Shape{step->num_rows, 1, mixer->size()}, "x is [rows, 1, size]");
   require(pool->cell_floats() == mixer->state_size(), "the pool has the mixer's states");
   pool->grow(step->num_cells);
   return mx::array(x.shape(), mx::float32,
-                   std::make_shared<Mixer>(std::move(mixer), std::move(pool), std::move(step)),
+                   std::make_shared<RunMixer>(std::move(mixer), std::move(pool), std::move(step)),
                    {as_floats(x)});
 }
 

@@ -114,8 +114,8 @@ void check_mixture(const MixtureHalf& half);
 /// The mixture of experts of a transformer block, for x `[..., size]`.
 mx::array run_mixture(const mx::array& x, std::shared_ptr<const MixtureHalf> half);
 
-/// A gated delta net, for x `[rows, 1, size]`; the states of the step are in the pool afterwards.
-mx::array run_delta_mixer(const mx::array& x, std::shared_ptr<const DeltaMixer> mixer,
-                          std::shared_ptr<StatePool> pool, std::shared_ptr<const StateStep> step);
+/// A recurrent mixer, for x `[rows, 1, size]`; the states of the step are in the pool afterwards.
+mx::array run_mixer(const mx::array& x, std::shared_ptr<const Mixer> mixer,
+                    std::shared_ptr<StatePool> pool, std::shared_ptr<const StateStep> step);
 
 }  // namespace native::graph

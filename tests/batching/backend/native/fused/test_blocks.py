@@ -16,6 +16,7 @@ from batching.backend.native.fused.blocks import FusedBlock, replace_blocks
 from batching.backend.native.fused.halves import AttentionHalf, MlpHalf
 from batching.backend.native.fused.latent import LatentHalf
 from batching.backend.native.fused.parts import OfRows, norm_of
+from batching.backend.native.fused.recurrent import RecurrentHalf
 from batching.backend.native.layers import rotary
 from batching.backend.native.layers.norms import RMSNorm
 from batching.backend.native.layers.replace import replace_modules
@@ -38,24 +39,27 @@ PATHS: Final = {
     ("block",): """
         cohere2 deepseek deepseek_v2 deepseek_v3 deepseek_v3-direct dots1 ernie4_5 ernie4_5_moe
         exaone4 exaone_moe gemma gemma2 gemma3 gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt_oss
-        granite granitemoe helium hunyuan_v1_dense internlm3 kimi_k25 kimi_vl llama mellum mimo
+        granite granitemoe granitemoehybrid-dense helium hunyuan_v1_dense internlm3 kimi_k25 kimi_vl lfm2 lfm2-vl lfm2_moe llama mellum mimo
         minicpm minicpm3 minimax ministral3 mistral mistral3 mixtral nanbeige nemotron olmo2 olmo3
         olmoe phi phi3 pixtral qwen2 qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe
         qwen3_next qwen3_vl qwen3_vl_moe seed_oss smollm3 solar_open starcoder2 telechat3
         youtu_llm""",
     ("block", "lone MLP"): """
-        gear granitemoehybrid-dense lfm2 lfm2-vl olmo_hybrid prism_hadamard_qwen35""",
+        gear olmo_hybrid prism_hadamard_qwen35""",
     ("block", "lone MLP", "lone mixture"): """
-        bailing_hybrid lfm2_moe""",
+        bailing_hybrid""",
     ("lone MLP", "lone attention"): """
-        falcon_h1 gemma3n gemma4 gemma4-shared gemma4_text longcat_flash longcat_flash_ngram
-        nemotron_h nemotron_h-latent""",
-    ("lone attention", "lone mixture"): """
+        gemma3n gemma4 gemma4-shared gemma4_text longcat_flash longcat_flash_ngram""",
+    ("lone MLP", "lone attention", "lone recurrence"): """
+        falcon_h1 nemotron_h nemotron_h-latent""",
+    ("lone attention", "lone mixture", "lone recurrence"): """
         granitemoehybrid""",
+    ("lone recurrence",): """
+        mamba2""",
     ("attention", "lone MLP"): """
         kimi_linear kimi_linear-nope""",
     (): """
-        dbrx deepseek_v41 gpt_neox kimi_k3 lille-130m mamba mamba2 minimax_m3_vl phi3small
+        dbrx deepseek_v41 gpt_neox kimi_k3 lille-130m mamba minimax_m3_vl phi3small
         phixtral qwen rwkv7 talkie""",
     ("lone MLP", "lone mixture"): """
         bailing_moe bailing_moe_linear bailing_moe_v3 deepseek_v32 glm_moe_dsa mimo_v2_flash""",
@@ -97,7 +101,12 @@ def paths(model: nn.Module) -> tuple[str, ...]:
 def _name(path: object) -> str:
     if isinstance(path, FusedBlock):
         return "block" if path.is_whole else "attention"
-    names = {AttentionHalf: "lone attention", LatentHalf: "lone attention", MlpHalf: "lone MLP"}
+    names = {
+        AttentionHalf: "lone attention",
+        LatentHalf: "lone attention",
+        RecurrentHalf: "lone recurrence",
+        MlpHalf: "lone MLP",
+    }
     return names.get(type(path), "lone mixture")
 
 
@@ -127,6 +136,7 @@ def logits(model: nn.Module, native: Native) -> mx.array:
     prompts = [[(7 * i + size) % VOCAB_SIZE for i in range(size)] for size in (41, 14)]
     requests = [BatchRequest(i, prompt, max_tokens=1) for i, prompt in enumerate(prompts)]
     for request, first in zip(requests, (0, 12), strict=True):
+        request.state_slot = first
         request.block_table = request.window_table = BlockTable(list(range(first, first + 11)))
     step = cache.begin([Slice(r, 0, r.num_tokens) for r in requests])
     return runner.logits(step)
@@ -149,8 +159,8 @@ def test_a_fused_block_is_its_modules_bit_for_bit(native: Native, name: str) -> 
 @pytest.mark.parametrize(
     "name",
     [
-        *("cohere2", "deepseek_v3", "gemma", "kimi_vl", "mistral4", "nemotron", "phi"),
-        "starcoder2",
+        *("cohere2", "deepseek_v3", "falcon_h1", "gemma", "granitemoehybrid", "kimi_vl", "mamba2"),
+        *("mistral4", "nemotron", "nemotron_h", "phi", "qwen3_5", "starcoder2"),
     ],
 )
 def test_a_fused_block_is_its_modules_but_for_rounding(native: Native, name: str) -> None:

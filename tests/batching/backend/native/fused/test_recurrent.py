@@ -1,4 +1,4 @@
-"""Gated delta nets as one operation: mlx-lm's outputs, and bits that depend on no other request."""
+"""Recurrent mixers as one operation: mlx-lm's outputs, and bits that depend on no other request."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +12,10 @@ from mlx_lm.models import qwen3_next
 from mlx_lm.models.cache import make_prompt_cache
 
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.fused import linear_attention
+from batching.backend.native.fused import mixers, recurrent
 from batching.backend.native.fused.halves import AttentionHalf
-from batching.backend.native.fused.linear_attention import LinearAttentionHalf
+from batching.backend.native.fused.mixers import Mixer
+from batching.backend.native.fused.recurrent import RecurrentHalf
 from batching.backend.native.model import use_kernels
 from batching.backend.native.pools.states import NativeStates, StateCells
 from batching.backend.native_loader import Native
@@ -25,7 +26,12 @@ from batching.scheduling.step_plan import Slice, StateCopy
 from tests.support.model_zoo import make_tiny
 from tests.support.zoo.shapes import VOCAB_SIZE
 
-HYBRIDS: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+DELTA_NETS: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
+SHORT_CONVOLUTIONS: Final = ("lfm2", "lfm2_moe")
+MAMBAS: Final = ("falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h")
+MIXERS: Final = (*DELTA_NETS, *SHORT_CONVOLUTIONS, *MAMBAS)
+# One of each.
+KINDS: Final = ("qwen3_5", "lfm2", "nemotron_h")
 BLOCK_SIZE: Final = 4
 BLOCKS_EACH: Final = 8
 # Of the largest logit.
@@ -86,14 +92,14 @@ def served(native: Native, name: str, input_bits: int = 32) -> Served:
 
 def fused_halves(model: nn.Module) -> list[Any]:
     fused = [vars(module).get("_fused") for module in model.modules()]
-    return [path.attention for path in fused if hasattr(path, "attention")]
+    return [getattr(path, "attention", path) for path in fused if path]
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_hybrids_are_served_by_it_with_mlx_lm_s_logits(native: Native, name: str) -> None:
+@pytest.mark.parametrize("name", MIXERS)
+def test_they_are_served_by_it_with_mlx_lm_s_logits(native: Native, name: str) -> None:
     hybrid = served(native, name)
     assert hybrid.check.way is Way.PIECES
-    assert any(isinstance(half, LinearAttentionHalf) for half in fused_halves(hybrid.model))
+    assert any(isinstance(half, RecurrentHalf) for half in fused_halves(hybrid.model))
     prompts = [prompt_of(30, 0), prompt_of(9, 1)]
     logits = Requests(hybrid, prompts).step({0: (0, 30, ()), 1: (0, 9, ())})
     for i, prompt in enumerate(prompts):
@@ -102,11 +108,19 @@ def test_hybrids_are_served_by_it_with_mlx_lm_s_logits(native: Native, name: str
         assert difference < TOLERANCE
 
 
+@pytest.mark.parametrize("input_bits", [8, 16])
+@pytest.mark.parametrize("name", MIXERS)
+def test_they_are_the_same_in_any_precision(native: Native, name: str, input_bits: int) -> None:
+    model = use_kernels(make_tiny(name, bits=4), native, input_bits=input_bits)
+    assert any(isinstance(half, RecurrentHalf) for half in fused_halves(model))
+
+
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("input_bits", [8, 16, 32])
 def test_bits_depend_on_no_neighbour_nor_on_how_a_prompt_is_cut(
-    native: Native, input_bits: int
+    native: Native, input_bits: int, name: str
 ) -> None:
-    hybrid = served(native, "qwen3_5", input_bits)
+    hybrid = served(native, name, input_bits)
     prompt, other = prompt_of(20, 2), prompt_of(20, 3)
     whole = Requests(hybrid, [prompt]).step({0: (0, 20, ())})[0]
     pair = Requests(hybrid, [prompt, other])
@@ -124,8 +138,11 @@ def test_bits_depend_on_no_neighbour_nor_on_how_a_prompt_is_cut(
     assert mx.array_equal(mx.concatenate(parts), whole)
 
 
-def test_a_state_that_another_request_begins_with_is_not_overwritten(native: Native) -> None:
-    hybrid = served(native, "qwen3_5")
+@pytest.mark.parametrize("name", KINDS)
+def test_a_state_that_another_request_begins_with_is_not_overwritten(
+    native: Native, name: str
+) -> None:
+    hybrid = served(native, name)
     prompt = prompt_of(20, 4)
     whole = Requests(hybrid, [prompt]).step({0: (0, 20, ())})[0]
     pair = Requests(hybrid, [prompt, prompt])
@@ -138,8 +155,9 @@ def test_a_state_that_another_request_begins_with_is_not_overwritten(native: Nat
     assert mx.array_equal(both[1], whole[8:])
 
 
-def test_drafts_that_are_wrong_are_taken_back(native: Native) -> None:
-    hybrid = served(native, "qwen3_5")
+@pytest.mark.parametrize("name", KINDS)
+def test_drafts_that_are_wrong_are_taken_back(native: Native, name: str) -> None:
+    hybrid = served(native, name)
     prompt = prompt_of(20, 5)
     whole = Requests(hybrid, [prompt]).step({0: (0, 20, ())})[0]
     own = Requests(hybrid, [prompt])
@@ -208,19 +226,37 @@ def test_a_request_that_pauses_keeps_its_state(native: Native) -> None:
 # Faults: what is fused then computes something else.
 
 
+def described_otherwise(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    plain = mixers.describe
+
+    def other(module: nn.Module) -> Mixer:
+        mixer = plain(module)
+        return mixer._replace(options={**mixer.options, **change(mixer.options)})
+
+    monkeypatch.setattr(recurrent, "describe", other)
+
+
 def other_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = linear_attention._columns
+    """k in place of q, or z in place of b where there are no keys."""
 
-    def swapped(*sizes: Any) -> list[tuple[int, int, int]]:
-        q, k, *others = plain(*sizes)
-        return [k, q, *others]
+    def swapped(options: dict[str, Any]) -> dict[str, Any]:
+        q, k, v, z, b, a = options["columns"]
+        has_keys = options["recurrence"] != "none"
+        return {"columns": [k, q, v, z, b, a] if has_keys else [q, k, z, v, b, a]}
 
-    monkeypatch.setattr(linear_attention, "_columns", swapped)
+    described_otherwise(monkeypatch, swapped)
 
 
 def other_order_of_taps(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = linear_attention._taps
-    monkeypatch.setattr(linear_attention, "_taps", lambda module: plain(module)[::-1])
+    plain = recurrent._convolution
+
+    def backwards(*given: Any) -> dict[str, list[float]]:
+        taps = plain(*given)
+        return {**taps, "taps": taps["taps"][::-1]}
+
+    monkeypatch.setattr(recurrent, "_convolution", backwards)
 
 
 def states_that_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,19 +268,50 @@ def states_that_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateCells, "_rows", lost)
 
 
+def no_bias_of_taps(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = recurrent._convolution
+    monkeypatch.setattr(recurrent, "_convolution", lambda *given: {**plain(*given), "tap_bias": []})
+
+
+def no_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    described_otherwise(monkeypatch, lambda options: {"skip": []})
+
+
+def other_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    described_otherwise(monkeypatch, lambda options: {"gates_first": not options["gates_first"]})
+
+
+def norms_of_other_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    described_otherwise(monkeypatch, lambda options: {"norm_width": 32})
+
+
+def other_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    described_otherwise(monkeypatch, lambda options: {"step_limits": (1.0, 2.0)})
+
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
 @pytest.mark.parametrize("input_bits", [8, 32])
-@pytest.mark.parametrize("fault", [other_columns, other_order_of_taps, states_that_are_lost])
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        *(
+            (name, fault)
+            for fault in (other_columns, other_order_of_taps, states_that_are_lost)
+            for name in MIXERS
+        ),
+        *((name, no_bias_of_taps) for name in (*SHORT_CONVOLUTIONS, *MAMBAS)),
+        *((name, fault) for fault in (no_skip, other_gates, other_steps) for name in MAMBAS),
+        *((name, norms_of_other_width) for name in MAMBAS),
+    ],
+)
 def test_what_computes_something_else_is_not_fused(
-    native: Native,
-    name: str,
-    fault: Callable[[pytest.MonkeyPatch], None],
-    input_bits: int,
-    monkeypatch: pytest.MonkeyPatch,
+    native: Native, name: str, fault: Fault, input_bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault(monkeypatch)
     model = use_kernels(make_tiny(name, bits=4), native, input_bits=input_bits)
-    assert not any(isinstance(half, LinearAttentionHalf) for half in fused_halves(model))
+    assert not any(isinstance(half, RecurrentHalf) for half in fused_halves(model))
 
 
 def test_gates_of_another_function_are_not_fused(
@@ -264,11 +331,11 @@ def test_a_net_whose_parts_do_not_fit_together_is_not_fused(
         if "linear_attn" in layer:
             setattr(layer.linear_attn, name, value)
     halves = fused_halves(use_kernels(model, native))
-    assert not any(isinstance(half, LinearAttentionHalf) for half in halves)
+    assert not any(isinstance(half, RecurrentHalf) for half in halves)
 
 
 def test_a_layer_without_a_mixer_of_its_own_keeps_states_in_arrays(native: Native) -> None:
-    hybrid = served(native, "lfm2")
+    hybrid = served(native, "mamba")
     requests = Requests(hybrid, [prompt_of(12, 6)])
     requests.step({0: (0, 12, ())})
     layers = [cache for cache in requests.cache.caches if isinstance(cache, NativeStates)]
