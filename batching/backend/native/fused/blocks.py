@@ -194,13 +194,17 @@ def _replace_block(block: nn.Module, kernels: Any, check: FusedCheck) -> list[nn
     return []
 
 
+def _one_half(module: nn.Module) -> tuple[nn.Module, Around]:
+    """Return a half and what is around it, if a module is a block of one, else the module."""
+    if set(module) == set(_ONE_HALF):
+        return module["mixer"], Around(module["norm"], None, 1.0)
+    return module, NOTHING
+
+
 def _replace_attention(module: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.Module]:
     """Fuse attention, or a block of it and a norm."""
-    attention, around = module, NOTHING
-    if set(module) == set(_ONE_HALF):
-        attention, around = module["mixer"], Around(module["norm"], None, 1.0)
     try:
-        half = _attention(kernels, attention, around)
+        half = _attention(kernels, *_one_half(module))
     except UnknownPart:
         return []
     others = check.others(module, half, half)
@@ -242,18 +246,23 @@ def _replace(
     module._fused = fused
 
 
-def _replace_mlp(mlp: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.Module]:
-    half = _mlp_half(kernels, mlp)
-    # An MLP was known by what it computes.
-    if half is None or (isinstance(half, MixtureHalf) and not check.is_alike(mlp, half)):
+def _replace_mlp(module: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.Module]:
+    """Fuse an MLP or a mixture, or a block of it and a norm."""
+    mlp, around = _one_half(module)
+    half = _mlp_half(kernels, mlp, around)
+    # A lone MLP was known by what it computes.
+    is_sure = mlp is module and isinstance(half, MlpHalf)
+    if half is None or not (is_sure or check.is_alike(module, half)):
         return []
-    replaced: list[nn.Module] = mlp.modules()
-    plain = type(mlp)
+    replaced: list[nn.Module] = module.modules()
+    plain = type(module)
+    # What a block is given for attention.
+    unread = set() if mlp is module else {"mask", "cache"}
 
     def call(self: nn.Module, *given: Any, **named: Any) -> Any:
-        is_known = len(given) == 1 and not named
+        is_known = len(given) == 1 and named.keys() <= unread
         return self._fused(*given) if is_known else plain.__call__(self, *given, **named)
 
-    mlp.__class__ = type(plain.__name__, (plain,), {"__call__": call})
-    mlp._fused = half
+    module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+    module._fused = half
     return replaced

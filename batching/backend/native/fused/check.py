@@ -15,7 +15,7 @@ from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped, soft_cap
 from batching.backend.hooks.undo import Changes
 from batching.backend.native.fused.check_states import compare_states
-from batching.backend.native.fused.halves import AttentionHalf
+from batching.backend.native.fused.halves import AttentionHalf, MlpHalf
 from batching.backend.native.fused.latent import LatentHalf
 from batching.backend.native.fused.mixture import MixtureHalf
 from batching.backend.native.fused.parts import AS_CACHED, TOLERANCE, OfRows
@@ -89,14 +89,14 @@ class FusedCheck:
         # And whether it rotates, of those that do compute it.
         self._known: dict[object, tuple[tuple[None, ...] | None, bool]] = {}
 
-    def is_alike(self, mixture: nn.Module, half: MixtureHalf) -> bool:
-        """Tell whether a mixture of experts is what is to replace it."""
-        key = (type(half), *map(_options, mixture.modules()))
+    def is_alike(self, module: nn.Module, half: MlpHalf | MixtureHalf) -> bool:
+        """Tell whether what works row by row is what is to replace it."""
+        key = (type(half), *map(_options, module.modules()))
         if key not in self._known:
             found = None
             # A model's code can raise anything.
             with suppress(Exception):
-                found = compare(half.size, mixture, half)
+                found = compare(half.size, module, half)
             self._known[key] = (found, True)
         return self._known[key][0] is not None
 

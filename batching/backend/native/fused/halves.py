@@ -37,9 +37,9 @@ _QKV: Final = (("q_proj", "k_proj", "v_proj"), ("q_proj", "k_proj"), ("qkv_proj"
 # Gate and up, both joined, or what is not gated.
 _GATE_UP: Final = (
     *(("gate_proj", "up_proj"), ("w1", "w3"), ("gate_up_proj",)),
-    *(("up_proj",), ("fc1",), ("c_fc",)),
+    *(("up_proj",), ("fc1",), ("c_fc",), ("input_linear",)),
 )
-_DOWN: Final = (("down_proj",), ("w2",), ("fc2",), ("c_proj",))
+_DOWN: Final = (("down_proj",), ("w2",), ("fc2",), ("c_proj",), ("output_linear",))
 # What is called by the last of them comes after the rotation.
 _LATE_NORM: Final = "query_layernorm"
 _Q_NORM: Final = (("q_norm",), ("q_layernorm",), (_LATE_NORM,))
@@ -142,9 +142,9 @@ class MlpHalf:
         (down,) = parts.first_of(*_DOWN)
         layers = layers_of([mlp[name] for name in (*names, down)])
         parts.end()
-        size, width = layers[0][0].shape[1], layers[-1][0].shape[1]
+        self.size, width = layers[0][0].shape[1], layers[-1][0].shape[1]
         is_joined = len(names) == 1 and layers[0][0].shape[0] == 2 * width
-        norms = [norm_of(norm, size) for norm in (around.norm, around.output_norm)]
+        norms = [norm_of(norm, self.size) for norm in (around.norm, around.output_norm)]
         self._kernels = kernels
         activation = _activation(mlp, names, down, is_joined=is_joined)
         self.half = kernels.mlp(layers, norms, activation, around.residual)

@@ -1,6 +1,7 @@
 """Which blocks of which models are fused, and that nothing is that computes something else."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -15,7 +16,7 @@ from batching.backend.native.fused import blocks, halves, latent
 from batching.backend.native.fused.blocks import FusedBlock, replace_blocks
 from batching.backend.native.fused.halves import AttentionHalf, MlpHalf
 from batching.backend.native.fused.latent import LatentHalf
-from batching.backend.native.fused.parts import OfRows, norm_of
+from batching.backend.native.fused.parts import Around, OfRows, norm_of
 from batching.backend.native.fused.recurrent import RecurrentHalf
 from batching.backend.native.layers import rotary
 from batching.backend.native.layers.norms import RMSNorm
@@ -52,7 +53,7 @@ PATHS: Final = {
         gemma3n gemma4 gemma4-shared gemma4_text longcat_flash longcat_flash_ngram""",
     ("lone MLP", "lone attention", "lone recurrence"): """
         falcon_h1 nemotron_h nemotron_h-latent""",
-    ("lone attention", "lone mixture", "lone recurrence"): """
+    ("lone MLP", "lone attention", "lone mixture", "lone recurrence"): """
         granitemoehybrid""",
     ("lone recurrence",): """
         mamba2""",
@@ -319,6 +320,28 @@ def test_a_block_that_computes_something_else_is_fused_in_parts(
     fault(monkeypatch)
     replace_blocks(model, native)
     assert paths(model) == expected
+
+
+def half_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = blocks._one_half
+
+    def halved(module: nn.Module) -> tuple[nn.Module, Around]:
+        half, around = plain(module)
+        return half, replace(around, residual=around.residual / 2)
+
+    monkeypatch.setattr(blocks, "_one_half", halved)
+
+
+@pytest.mark.parametrize(("fault", "is_fused"), [(None, True), (half_the_residual, False)])
+def test_a_block_of_one_half_is_one_operation(
+    native: Native, fault: Fault | None, is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace_modules(make_tiny("nemotron_h"), native)
+    if fault:
+        fault(monkeypatch)
+    replace_blocks(nn.Sequential(*model.layers[:3]), native)
+    kinds = [type(vars(block).get("_fused")) for block in model.layers[:3]]
+    assert kinds == ([RecurrentHalf, MlpHalf, AttentionHalf] if is_fused else [type(None)] * 3)
 
 
 def test_a_rotary_embedding_with_another_table_is_not_replaced(
