@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from batching.backend.paged.layout import CacheLayout, LayerShape, StateShape, leaves
-from batching.backend.self_check import CheckedModel, Way, check_model
+from batching.backend.self_check.check import check_model
+from batching.backend.self_check.verdict import CheckedModel, Way
 from scripts.generated_docs import ROOT, filled
 from tests.support.model_zoo import CONFIGS, MODEL_TYPES, UNAVAILABLE, ZOO, make_tiny
 from tests.support.zoo.shapes import VOCAB_SIZE

@@ -17,7 +17,8 @@ from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.packed_model import CannotUseFile, PackedModel
 from batching.backend.paged.layout import CacheLayout
 from batching.backend.processor.blas import NoBlas
-from batching.backend.self_check import CheckedModel, Way, check_model
+from batching.backend.self_check.check import check_model
+from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.backend.weights.storage import dtype_name
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig, SchedulerConfig

@@ -15,7 +15,7 @@ from batching.backend.loader import LoadedModel
 from batching.backend.native.layers.packing import Packing
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native
-from batching.backend.self_check import Verdict, Way
+from batching.backend.self_check.verdict import Verdict, Way
 from batching.backend.weights.storage import dtype_name
 from batching.backend.weights_cache.cache import CacheEntry, NotKept, WeightsCache, default_folder
 from batching.backend.weights_cache.large_pages import maps_large_pages

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.models.cache import make_prompt_cache
 
-from batching.backend.self_check import CheckedModel
+from batching.backend.self_check.verdict import CheckedModel
 from batching.request import BatchRequest, SamplingParams, TokenLogprobs, TokenOutput
 from batching.scheduling.model_runner import ModelRunner
 from batching.scheduling.stats import SchedulerStats

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import mlx.nn as nn
 
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.self_check import CheckedModel
+from batching.backend.self_check.verdict import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig, blocks_held
 from batching.request import BatchRequest, TokenOutput

@@ -9,7 +9,7 @@ from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.native.build import why_not
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
-from batching.backend.self_check import check_model
+from batching.backend.self_check.check import check_model
 from tests.support.model_files import write_model
 from tests.support.tiny_models import Check
 

@@ -9,7 +9,8 @@ import pytest
 from batching.backend import choose_pool
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
-from batching.backend.self_check import CheckedModel, Way, check_model
+from batching.backend.self_check.check import check_model
+from batching.backend.self_check.verdict import CheckedModel, Way
 from scripts.generated_docs import ROOT
 from scripts.model_types import MODEL_TYPES_PAGE, row, rows_on, summary
 from tests.support import foreign_model

@@ -14,7 +14,7 @@ from batching.backend.loader import BUNDLED_MODEL, load_model
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import NoNative, load_native
-from batching.backend.self_check import check_model
+from batching.backend.self_check.check import check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.grammar import Grammar, GrammarCompiler, json_schema_grammar

@@ -18,7 +18,8 @@ from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.sampling.sampler import Sample, Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler
 from batching.backend.sampling.token_masks import MaskFiller
-from batching.backend.self_check import CheckedModel, Way, check_model
+from batching.backend.self_check.check import check_model
+from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens, MaskRow

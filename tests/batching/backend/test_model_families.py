@@ -12,7 +12,8 @@ from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
-from batching.backend.self_check import CheckedModel, Way, check_model
+from batching.backend.self_check.check import check_model
+from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.batch_inference import BatchInferenceEngine
 from batching.constraints.protocol import AllowedTokens
 from batching.request import BatchRequest, SamplingParams

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from batching.backend import self_check_steps
 from batching.backend.hooks import ranges
 from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native.model import use_kernels
@@ -19,7 +18,9 @@ from batching.backend.paged.kv_cache import LayerCache, StepInputs
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.paged.pieces import DeferredMask
 from batching.backend.paged.state_cache import RecurrentStates
-from batching.backend.self_check import CheckedModel, Way, check_model
+from batching.backend.self_check import steps as self_check_steps
+from batching.backend.self_check.check import check_model
+from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.scheduling.step_plan import Slice, StateCopy

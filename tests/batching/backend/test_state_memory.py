@@ -12,7 +12,7 @@ import pytest
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.state_cache import arrays_of
-from batching.backend.self_check import check_model
+from batching.backend.self_check.check import check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.request import BatchRequest, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler

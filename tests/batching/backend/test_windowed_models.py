@@ -22,7 +22,8 @@ from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.mlx_pool import DeviceLayerCache
-from batching.backend.self_check import CheckedModel, check_model
+from batching.backend.self_check.check import check_model
+from batching.backend.self_check.verdict import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockCopy, BlockTable, PagedBlockManager
 from batching.config import EngineConfig, SchedulerConfig, blocks_held

@@ -11,7 +11,7 @@ import pytest
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native
-from batching.backend.self_check import check_model
+from batching.backend.self_check.check import check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.request import BatchRequest

@@ -23,7 +23,8 @@ from batching.backend.loader import load_model
 from batching.backend.native.layers.packing import Packing, StoredDiffers
 from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native_loader import Native
-from batching.backend.self_check import CheckedModel, Verdict, Way, _Probe, check_model
+from batching.backend.self_check.check import _Probe, check_model
+from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
 from batching.backend.weights_cache import cache, identity
 from batching.config import ShareWeights
 from batching.request import BatchRequest, SamplingParams

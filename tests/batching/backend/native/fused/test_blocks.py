@@ -26,7 +26,7 @@ from batching.backend.native.model import use_kernels
 from batching.backend.native.pools.cache import NativeLayerCache
 from batching.backend.native_loader import Native
 from batching.backend.paged.mlx_attention import SlidingWindow
-from batching.backend.self_check import check_model
+from batching.backend.self_check.check import check_model
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.scheduling.step_plan import Slice

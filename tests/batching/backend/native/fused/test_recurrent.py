@@ -19,7 +19,8 @@ from batching.backend.native.fused.recurrent import RecurrentHalf
 from batching.backend.native.model import use_kernels
 from batching.backend.native.pools.states import NativeStates, StateCells
 from batching.backend.native_loader import Native
-from batching.backend.self_check import CheckedModel, Way, check_model
+from batching.backend.self_check.check import check_model
+from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.scheduling.step_plan import Slice, StateCopy

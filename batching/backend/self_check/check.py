@@ -3,14 +3,13 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from batching.backend.choose_pool import is_on_host, kv_cache
+from batching.backend.choose_pool import is_on_host
 from batching.backend.cpu.modules import replace_modules
 from batching.backend.hooks.attention import hook_attention
 from batching.backend.hooks.observe import Observation, own_layout
@@ -21,23 +20,13 @@ from batching.backend.hooks.rows import RowSelection, select_rows
 from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped
 from batching.backend.hooks.undo import Changes
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native.layers.replace import min_input_bits
 from batching.backend.native_loader import Native
-from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import CacheLayout
-from batching.backend.sampling.logit_rows import LogitRows
-from batching.backend.sampling.sampler import ArgMax
-from batching.backend.self_check_leaps import Row, has_experts, leaping_rows, plain_logits
-from batching.backend.self_check_steps import (
-    BLOCK_SIZE,
-    DRAFTED,
-    NUM_BLOCKS,
-    NUM_WINDOW_BLOCKS,
-    nan_slice,
-    probe_prompts,
-    probe_steps,
-)
+from batching.backend.self_check.differences import row_differences
+from batching.backend.self_check.leaps import Row, has_experts, leaping_rows, plain_logits
+from batching.backend.self_check.steps import probe_prompts
+from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
 
 # Of the largest logit: rounding differs with the shape of a product, outputs do not.
 _TOLERANCE: Final[dict[mx.Dtype, float]] = {mx.float32: 1e-3}
@@ -51,75 +40,6 @@ _MIN_STEADY: Final = 4
 _FLOAT_BITS: Final = 32
 # A token of a damaged model may have no finite logits; the others are served.
 _MAX_TRIES: Final = 8
-
-
-class Way(StrEnum):
-    """How much of a model runs for all rows of a step at once, from most to least.
-
-    RAGGED: all of it.  PIECES: but for modules with a state or with attention of their own, which
-    get chunks one by one and decodes together.  ONE_BY_ONE: these get a request at a time.
-    WHOLE: the model runs for a request at a time, on the pool.  OWN: likewise, on its own caches.
-    """
-
-    RAGGED = "ragged"
-    PIECES = "pieces"
-    ONE_BY_ONE = "one by one"
-    WHOLE = "whole model"
-    OWN = "own caches"
-
-
-class Verdict(NamedTuple):
-    """A way, and how it is made.
-
-    gathers_all: no attention is trusted to read nothing but what it seems to read.
-    reason: why faster ways are wrong, for the operator to read; empty if there is none.
-    """
-
-    way: Way
-    gathers_all: bool = True
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class CheckedModel:
-    """What the runner needs to know; `selection` is hooked into the model already.
-
-    native: the kernels that the model's modules and its pool use.
-    rounds_inputs: the model's products round theirs, so attention does, too.
-    """
-
-    layout: CacheLayout
-    selection: RowSelection
-    verdict: Verdict
-    native: Native | None = None
-    rounds_inputs: bool = False
-
-    @property
-    def way(self) -> Way:
-        return self.verdict.way
-
-    @property
-    def reason(self) -> str:
-        return self.verdict.reason
-
-    def cache(
-        self, num_blocks: int, block_size: int, *, num_window_blocks: int = 0
-    ) -> PagedKVCache:
-        """Return an empty pool."""
-        return kv_cache(
-            self.layout,
-            num_blocks,
-            block_size,
-            self.native,
-            num_window_blocks=num_window_blocks,
-            one_by_one=self.way not in (Way.RAGGED, Way.PIECES),
-            rounds_inputs=self.rounds_inputs,
-        )
-
-    @property
-    def arg_max(self) -> ArgMax | None:
-        """What finds the highest logits, if not MLX."""
-        return self.native.module.arg_max if self.native else None
 
 
 def check_model(
@@ -281,27 +201,7 @@ class _Probe:
         return max(_TOLERANCE.get(dtype, _COARSE_TOLERANCE) for dtype in dtypes)
 
     def _differences(self, checked: CheckedModel) -> dict[Row, float]:
-        """Return how far a logit of each row is off, as a share of the largest."""
-        window = checked.layout.window
-        num_window_blocks = 0 if window is None else NUM_WINDOW_BLOCKS
-        cache = checked.cache(NUM_BLOCKS, BLOCK_SIZE, num_window_blocks=num_window_blocks)
-        _fill_with_nan(cache)
-        runner = MLXRunner(self.model, self.vocab_size, checked.selection, cache)
-        differences: dict[Row, float] = {}
-        for plan in probe_steps(self.prompts, window):
-            cache.copy_blocks(plan.copies)
-            cache.copy_states(plan.state_copies)
-            step = cache.begin(plan.slices)
-            logits = runner.logits(step)
-            cache.flush()
-            mx.eval(logits, cache.arrays)
-            for row, (request_id, position) in enumerate(_positions(step.logit_rows)):
-                if request_id != DRAFTED:
-                    reference = self.expected[request_id]
-                    scale = float(mx.abs(reference).max())
-                    off = float(mx.abs(logits[row] - reference[position]).max())
-                    differences[request_id, position] = off / scale
-        return differences
+        return row_differences(self.model, self.vocab_size, checked, self.prompts, self.expected)
 
     def _largest(self, differences: Mapping[Row, float], tolerance: float) -> float:
         """Return the largest one; NaN if one is not a number.
@@ -320,21 +220,6 @@ class _Probe:
         if len(steady) * _MIN_STEADY < len(ordered):
             return largest
         return float(steady[-1 - len(steady) // _ROWS_PER_LEAP])
-
-
-def _fill_with_nan(cache: PagedKVCache) -> None:
-    """Fill a block of layers with windows and blocks of their own."""
-    cache.begin([nan_slice()])
-    for layer in cache.layers:
-        if layer.is_windowed:
-            shape = layer.shape
-            size = (BLOCK_SIZE, shape.num_heads, 1)
-            keys, values = (
-                mx.full((*size, dim), mx.nan) for dim in (shape.key_dim, shape.value_dim)
-            )
-            layer.update_and_fetch(keys, values)
-            layer.flush()
-    mx.eval(cache.arrays)
 
 
 def _own_caches(
@@ -359,11 +244,3 @@ def _plain_logits(model: nn.Module, vocab_size: int) -> tuple[list[list[int]], l
         if all(bool(mx.isfinite(rows).all()) for rows in logits):
             return prompts, logits
     return prompts, []
-
-
-def _positions(rows: LogitRows) -> list[tuple[int, int]]:
-    """Return the request and the position of the token that each of the L rows is for."""
-    positions = {score.row: (score.request.request_id, score.position - 1) for score in rows.scores}
-    for sample, row in zip(rows.samples, rows.sample_rows, strict=True):
-        positions[row] = (sample.request.request_id, sample.position - 1)
-    return [positions[row] for row in range(len(rows.rows))]

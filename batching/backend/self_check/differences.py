@@ -1,0 +1,73 @@
+"""How far the logits of steps over the pool are off."""
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from batching.backend.mlx_runner import MLXRunner
+from batching.backend.paged.kv_cache import PagedKVCache
+from batching.backend.sampling.logit_rows import LogitRows
+from batching.backend.self_check.leaps import Row
+from batching.backend.self_check.steps import (
+    BLOCK_SIZE,
+    DRAFTED,
+    NUM_BLOCKS,
+    NUM_WINDOW_BLOCKS,
+    nan_slice,
+    probe_steps,
+)
+from batching.backend.self_check.verdict import CheckedModel
+
+
+def row_differences(
+    model: nn.Module,
+    vocab_size: int,
+    checked: CheckedModel,
+    prompts: Sequence[Sequence[int]],
+    expected: Sequence[mx.array],
+) -> dict[Row, float]:
+    """Return how far a logit of each row is off, as a share of the largest."""
+    window = checked.layout.window
+    num_window_blocks = 0 if window is None else NUM_WINDOW_BLOCKS
+    cache = checked.cache(NUM_BLOCKS, BLOCK_SIZE, num_window_blocks=num_window_blocks)
+    _fill_with_nan(cache)
+    runner = MLXRunner(model, vocab_size, checked.selection, cache)
+    differences: dict[Row, float] = {}
+    for plan in probe_steps(prompts, window):
+        cache.copy_blocks(plan.copies)
+        cache.copy_states(plan.state_copies)
+        step = cache.begin(plan.slices)
+        logits = runner.logits(step)
+        cache.flush()
+        mx.eval(logits, cache.arrays)
+        for row, (request_id, position) in enumerate(_positions(step.logit_rows)):
+            if request_id != DRAFTED:
+                reference = expected[request_id]
+                scale = float(mx.abs(reference).max())
+                off = float(mx.abs(logits[row] - reference[position]).max())
+                differences[request_id, position] = off / scale
+    return differences
+
+
+def _fill_with_nan(cache: PagedKVCache) -> None:
+    """Fill a block of layers with windows and blocks of their own."""
+    cache.begin([nan_slice()])
+    for layer in cache.layers:
+        if layer.is_windowed:
+            shape = layer.shape
+            size = (BLOCK_SIZE, shape.num_heads, 1)
+            keys, values = (
+                mx.full((*size, dim), mx.nan) for dim in (shape.key_dim, shape.value_dim)
+            )
+            layer.update_and_fetch(keys, values)
+            layer.flush()
+    mx.eval(cache.arrays)
+
+
+def _positions(rows: LogitRows) -> list[tuple[int, int]]:
+    """Return the request and the position of the token that each of the L rows is for."""
+    positions = {score.row: (score.request.request_id, score.position - 1) for score in rows.scores}
+    for sample, row in zip(rows.samples, rows.sample_rows, strict=True):
+        positions[row] = (sample.request.request_id, sample.position - 1)
+    return [positions[row] for row in range(len(rows.rows))]
