@@ -1,12 +1,9 @@
 """`python -m scripts.bench`: from the command line to the results."""
 
-import asyncio
 import json
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +12,7 @@ from scripts.bench.cli import Options, parse
 from scripts.bench.report import as_json, remarks, table
 from scripts.bench.servers import Target, fleet
 from scripts.bench.session import Outcome, run
+from scripts.bench.signals import ended_by_signals, run_until_signal
 from scripts.machine import describe, in_words
 from scripts.server_process import ServerFailed
 
@@ -35,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     try:
         with ended_by_signals(), fleet(options.servers, options.start_timeout) as targets:
-            outcome = asyncio.run(run(options.plan, targets))
+            outcome = run_until_signal(run(options.plan, targets))
     except ServerFailed as error:
         print(error, file=sys.stderr)
         return _CANNOT_BEGIN
@@ -44,22 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     _report(outcome, options, targets, circumstances)
     return _FAILED if outcome.num_failed or not outcome.is_complete else 0
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does, so that no server is left behind."""
-    # A background job starts with SIGINT ignored, and asyncio knows the default handler only.
-    handlers = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: lambda *_: signal.raise_signal(signal.SIGINT),
-    }
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _report(

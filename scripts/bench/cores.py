@@ -6,7 +6,6 @@ fewest that are measured) times as many.  The load generator needs a part of a c
 """
 
 import argparse
-import asyncio
 import json
 import os
 import sys
@@ -16,12 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from batching.backend.processor.cores import usable_cores
-from scripts.bench.__main__ import ended_by_signals
 from scripts.bench.cli import Options, parse
 from scripts.bench.metrics import medians
 from scripts.bench.report import as_json, remarks
 from scripts.bench.servers import fleet
 from scripts.bench.session import Outcome, run
+from scripts.bench.signals import ended_by_signals, run_until_signal
 from scripts.machine import describe, in_words
 from scripts.server_process import ServerFailed
 
@@ -46,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine = describe()
     try:
         with ended_by_signals(), fleet(options.servers, options.start_timeout) as targets:
-            outcome = asyncio.run(run(options.plan, targets))
+            outcome = run_until_signal(run(options.plan, targets))
     except ServerFailed as error:
         print(error, file=sys.stderr)
         return 1

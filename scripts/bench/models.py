@@ -5,7 +5,6 @@ if its `llama-server` is installed or beside the peers of the command line.
 """
 
 import argparse
-import asyncio
 import json
 import shutil
 import sys
@@ -17,12 +16,12 @@ from typing import Any, Final
 
 from batching.backend.gguf.header import read_header
 from batching.backend.processor.cores import usable_cores
-from scripts.bench.__main__ import ended_by_signals
 from scripts.bench.cli import Options, parse
 from scripts.bench.metrics import medians
 from scripts.bench.report import as_json, remarks
 from scripts.bench.servers import fleet
 from scripts.bench.session import Outcome, run
+from scripts.bench.signals import ended_by_signals, run_until_signal
 from scripts.machine import describe, in_words
 from scripts.make_model.__main__ import main as make_model
 from scripts.make_model.shapes import SHAPES
@@ -104,7 +103,7 @@ def _measure(name: str, path: Path, words: Sequence[str]) -> dict[str, Any]:
             with redirect_stdout(sys.stderr):
                 make_model([name, str(path)])
         with ended_by_signals(), fleet(options.servers, options.start_timeout) as targets:
-            outcome = asyncio.run(run(options.plan, targets))
+            outcome = run_until_signal(run(options.plan, targets))
     except ServerFailed as error:
         print(f"{name}: {error}", file=sys.stderr)
         return {"error": str(error)}
