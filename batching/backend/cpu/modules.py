@@ -149,11 +149,6 @@ class Angles:
     def in_graph(self) -> tuple[mx.array, mx.array]:
         return mx.array(self.cosines), mx.array(self.sines)
 
-    @cached_property
-    def by_row(self) -> tuple[mx.array, mx.array]:
-        """`[T, dims / 2]` each."""
-        return mx.array(self.cosines[:, 0, 0]), mx.array(self.sines[:, 0, 0])
-
 
 def _rotate(x: Floats, angles: Angles, axis: int) -> Floats:
     """Rotate the first dims of `[T, H, 1, head_dim]`; a pair is two neighbours or halves apart."""

@@ -3,6 +3,7 @@
 import mlx.nn as nn
 
 from batching.backend.native.fused.blocks import replace_blocks
+from batching.backend.native.fused.stack import stack_layers
 from batching.backend.native.layers.packing import Packing
 from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native_loader import Native
@@ -17,4 +18,5 @@ def use_kernels(
     """
     model = replace_modules(model, native, input_bits=input_bits, packing=packing)
     replace_blocks(model, native)
+    stack_layers(model, native.module)
     return model

@@ -7,18 +7,15 @@ attention and its MLP or mixture replaced alone.
 """
 
 import math
+from functools import wraps
 from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from batching.backend.hooks.attention import hook_attention
-from batching.backend.native.fused.check import (
-    FusedAttention,
-    FusedCheck,
-    OfRowsNames,
-    parameters_of,
-)
+from batching.backend.native.fused.arguments import Parameters
+from batching.backend.native.fused.check import FusedAttention, FusedCheck
 from batching.backend.native.fused.halves import AttentionHalf, MlpHalf
 from batching.backend.native.fused.latent import LatentHalf, is_latent
 from batching.backend.native.fused.mixers import is_recurrent
@@ -32,6 +29,7 @@ from batching.backend.native.fused.parts import (
     UnknownPart,
 )
 from batching.backend.native.fused.recurrent import RecurrentHalf
+from batching.backend.native.fused.stacking import Stacking
 from batching.backend.native_loader import Native
 
 _ATTENTION: Final = (("self_attn",), ("attention",), ("linear_attn",), ("mamba",), ("conv",))
@@ -107,6 +105,13 @@ class FusedBlock:
         if self._is_parallel and not isinstance(self.mlp, MixtureHalf):
             return self.mlp(x, attended)
         return self.mlp(attended)
+
+    def add_to(self, stacking: Stacking, mask: Any, cache: Any) -> None:
+        self.attention.add_to(stacking, mask, cache)
+        if isinstance(self.mlp, MlpHalf):
+            self.mlp.add_to(stacking, is_parallel=self._is_parallel)
+        elif isinstance(self.mlp, MixtureHalf):
+            self.mlp.add_to(stacking)
 
 
 class _UnfusedMlp:
@@ -225,18 +230,11 @@ def _replace(
 
     others: what it returns beside its output, that nothing reads if its cache is not shared.
     """
-    plain, names, of_rows = type(module), parameters_of(module), OfRowsNames.of(module)
+    plain, parameters = type(module), Parameters(module)
 
+    @wraps(plain.__call__)
     def call(self: nn.Module, *given: Any, **named: Any) -> Any:
-        more = {**dict(zip(names, given, strict=False)), **named}
-        x, mask, cache = (more.pop(name, None) for name in (names[0], "mask", "cache"))
-        rows = OfRows(*(more.pop(name, None) if name else None for name in of_rows))
-        is_known = len(given) <= len(names) and all(value is None for value in more.values())
-        # What the module would make by itself is not known.
-        is_known &= all(
-            isinstance(value, mx.array) and value.size == len(x) if name else True
-            for name, value in zip(of_rows, rows, strict=True)
-        )
+        x, mask, cache, rows, is_known = parameters.arguments(given, named)
         if not is_known or not attention.takes(x, cache):
             return plain.__call__(self, *given, **named)
         output = self._fused(x, mask, cache, rows)
@@ -259,6 +257,7 @@ def _replace_mlp(module: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.
     # What a block is given for attention.
     unread = set() if mlp is module else {"mask", "cache"}
 
+    @wraps(plain.__call__)
     def call(self: nn.Module, *given: Any, **named: Any) -> Any:
         is_known = len(given) == 1 and named.keys() <= unread
         return self._fused(*given) if is_known else plain.__call__(self, *given, **named)

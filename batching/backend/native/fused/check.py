@@ -1,10 +1,9 @@
 """Whether a fused path computes what the code of a model computes."""
 
-import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,12 +13,14 @@ import numpy.typing as npt
 from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped, soft_cap
 from batching.backend.hooks.undo import Changes
+from batching.backend.native.fused.arguments import OfRowsNames
 from batching.backend.native.fused.check_states import compare_states
 from batching.backend.native.fused.halves import AttentionHalf, MlpHalf
 from batching.backend.native.fused.latent import LatentHalf
 from batching.backend.native.fused.mixture import MixtureHalf
 from batching.backend.native.fused.parts import AS_CACHED, TOLERANCE, OfRows
 from batching.backend.native.fused.recurrent import RecurrentHalf
+from batching.backend.native.fused.stacking import Stacking
 from batching.backend.native.pools.cache import NativeAttention, NativeLayerCache, layer_cache
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import StepInputs
@@ -44,23 +45,6 @@ _LEAP: Final = 1e-2
 Fused = Callable[[mx.array, Any, Any, OfRows], mx.array]
 
 
-class OfRowsNames(NamedTuple):
-    """The parameters of a module for what `OfRows` has; None are not there."""
-
-    factors: str | None
-    positions: str | None
-
-    @classmethod
-    def of(cls, module: nn.Module) -> Self:
-        parameters = inspect.signature(type(module).__call__).parameters
-        # One whose default is None is made by the module, or of other layers.
-        offset = parameters.get("offset")
-        has_offset = offset is not None and offset.default is not None
-        return cls(
-            "attn_scale" if "attn_scale" in parameters else None, "offset" if has_offset else None
-        )
-
-
 class FusedAttention(Protocol):
     """size: of a row of x.  tolerance: see `halves.TOLERANCE`."""
 
@@ -72,6 +56,8 @@ class FusedAttention(Protocol):
     def __call__(
         self, x: mx.array, mask: Any, cache: Any, rows: OfRows = AS_CACHED
     ) -> mx.array: ...
+
+    def add_to(self, stacking: Stacking, mask: Any, cache: Any) -> None: ...
 
 
 _Pooled = AttentionHalf | LatentHalf
@@ -203,11 +189,6 @@ def compare(
 
 def _distances(rows: mx.array, others: mx.array) -> npt.NDArray[np.float32]:
     return np.array(mx.abs(rows - others).max(axis=(1, 2)))
-
-
-def parameters_of(module: nn.Module) -> list[str]:
-    """Return the names of what a module takes."""
-    return list(inspect.signature(type(module).__call__).parameters)[1:]
 
 
 def _parted(returned: Any) -> tuple[mx.array, tuple[None, ...]]:

@@ -18,6 +18,7 @@ from batching.backend.native.fused.parts import (
     layers_of,
     norm_of,
 )
+from batching.backend.native.fused.stacking import Stacking
 from batching.backend.native.layers.per_head import HeadLinear
 from batching.backend.native.layers.rotary import RoPE
 from batching.backend.native.pools.cache import NativeLayerCache
@@ -27,6 +28,7 @@ from batching.backend.paged.mlx_attention import SlidingWindow
 _LATENT: Final = "kv_a_proj_with_mqa"
 _Q: Final = (("q_a_proj", "q_a_layernorm", "q_b_proj"), ("q_proj",))
 _SCALE: Final = ("scale", "softmax_scale")
+_NO_CHUNKS: Final = "latents are attended to without chunks"
 
 
 def is_latent(attention: nn.Module) -> bool:
@@ -97,13 +99,13 @@ class LatentHalf:
     def __call__(
         self, x: mx.array, mask: Any, cache: NativeLayerCache, rows: OfRows = AS_CACHED
     ) -> mx.array:
-        rope = self._rope if self.rotates else None
+        rope = self._used_rope
         positions = cache.offset if rows.positions is None else rows.positions
         angles = (None, None) if rope is None else rope.angles(positions)
 
         def run(pool: object, step: object, window: SlidingWindow) -> mx.array:
             if window.is_chunked:
-                raise TypeError("latents are attended to without chunks")
+                raise TypeError(_NO_CHUNKS)
             is_traditional = rope is not None and rope.is_traditional
             attended: mx.array = self._kernels.run_latent(
                 x,
@@ -118,6 +120,18 @@ class LatentHalf:
             return attended
 
         return cache.run_attention(run, mask)
+
+    @property
+    def _used_rope(self) -> RoPE | None:
+        return self._rope if self.rotates else None
+
+    def add_to(self, stacking: Stacking, mask: Any, cache: NativeLayerCache) -> None:
+        """Add it to what is one operation."""
+        window = cache.kernel_window(mask)
+        if window.is_chunked:
+            raise TypeError(_NO_CHUNKS)
+        use = stacking.use(cache, self._used_rope)
+        stacking.stack.add_latent(self.half, cache.pool, *use, window.size)
 
 
 def _packed(head: nn.Module) -> Any:

@@ -8,6 +8,7 @@ import mlx.nn as nn
 from batching.backend.native.fused.halves import MlpHalf
 from batching.backend.native.fused.parts import NOTHING, Around, Parts, UnknownPart, norm_of
 from batching.backend.native.fused.routers import OneHot, RouterParts, find_router, packed_layer
+from batching.backend.native.fused.stacking import Stacking
 from batching.backend.native.layers.experts import Experts
 
 _EXPERTS: Final = (("switch_mlp",), ("experts",))
@@ -52,6 +53,9 @@ class MixtureHalf:
     def __call__(self, x: mx.array) -> mx.array:
         output: mx.array = self._run(x, self._half)
         return output
+
+    def add_to(self, stacking: Stacking) -> None:
+        stacking.stack.add_mixture(self._half)
 
 
 def _first(x: mx.array) -> mx.array:

@@ -20,6 +20,7 @@ from batching.backend.native.fused.parts import (
     floats_of,
     norm_of,
 )
+from batching.backend.native.fused.stacking import Stacking
 from batching.backend.native.layers.linear import Linear
 from batching.backend.native.layers.recurrent import Conv1d
 from batching.backend.native.pools.states import NativeStates
@@ -60,6 +61,9 @@ class RecurrentHalf:
             return mixed
 
         return cache.run(self._mixer.pool, run)
+
+    def add_to(self, stacking: Stacking, mask: Any, cache: NativeStates) -> None:
+        stacking.stack.add_mixer(self._mixer, stacking.state_pool(cache))
 
 
 def _layer(kernels: Any, layer: nn.Module) -> tuple[Any, list[float]]:

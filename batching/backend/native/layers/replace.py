@@ -8,7 +8,6 @@ activations.
 import mlx.core as mx
 import mlx.nn as nn
 
-from batching.backend.cpu.modules import Rotation
 from batching.backend.native.layers.activations import rebind_activations
 from batching.backend.native.layers.experts import SwitchLinear, is_switch_linear, replace_experts
 from batching.backend.native.layers.linear import (
@@ -23,7 +22,7 @@ from batching.backend.native.layers.norms import replace_norm
 from batching.backend.native.layers.packing import Packing, is_packable, parts_of, replace_class
 from batching.backend.native.layers.per_head import HeadLinear, is_head_linear, replace_heads
 from batching.backend.native.layers.recurrent import rebind_recurrences, replace_convolution
-from batching.backend.native.layers.rotary import replace_rope
+from batching.backend.native.layers.rotary import StepAngles, replace_rope
 from batching.backend.native_loader import Native
 from batching.backend.weights.dequantize import dequantize
 
@@ -44,11 +43,11 @@ def replace_modules(
         _pack(path, part, packing)
         packing.end()
     model.set_dtype(mx.float32)
-    rotation = Rotation()
+    step_angles = StepAngles(kernels)
     for module in model.modules():
         replace_convolution(module, kernels)
         replace_norm(module, kernels)
-        replace_rope(module, kernels, rotation)
+        replace_rope(module, kernels, step_angles)
     rebind_activations(model, kernels)
     rebind_recurrences(kernels)
     mx.eval(model.parameters())

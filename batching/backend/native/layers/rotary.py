@@ -8,7 +8,6 @@ import numpy as np
 
 from batching.backend.cpu.modules import (
     Frequencies,
-    Rotation,
     plain_frequencies,
     tabulated_frequencies,
 )
@@ -20,11 +19,40 @@ _POSITIONS: Final = (0, 1, 7, 40)
 _TOLERANCE: Final = 1e-4
 
 
+class StepAngles:
+    """The angles of the latest positions.
+
+    All layers of a step use one and the same array of positions.
+    """
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+        self._positions: mx.array | None = None
+        self._angles: dict[Frequencies, tuple[mx.array, mx.array]] = {}
+        self._native: dict[Frequencies, Any] = {}
+
+    def of(self, positions: mx.array, frequencies: Frequencies) -> tuple[mx.array, mx.array]:
+        """Return cosines and sines, `[T, dims / 2]`."""
+        if positions is not self._positions:
+            self._positions, self._angles = positions, {}
+        if frequencies not in self._angles:
+            self._angles[frequencies] = self._kernels.angles(
+                positions, self._of_kernels(frequencies)
+            )
+        return self._angles[frequencies]
+
+    def _of_kernels(self, frequencies: Frequencies) -> Any:
+        if frequencies not in self._native:
+            radians = frequencies.radians.tolist()
+            self._native[frequencies] = self._kernels.Frequencies(radians, frequencies.factor)
+        return self._native[frequencies]
+
+
 class RoPE(nn.Module):
     """Comes before the plain class, that computes all but steps."""
 
     kernels: Any
-    rotation: Rotation
+    step_angles: StepAngles
     frequencies: Frequencies
     is_traditional: bool
 
@@ -38,17 +66,25 @@ class RoPE(nn.Module):
 
     def angles(self, positions: mx.array) -> tuple[mx.array, mx.array]:
         """Return cosines and sines, `[T, dims / 2]`."""
-        return self.rotation.angles(positions, self.frequencies).by_row
+        return self.step_angles.of(positions, self.frequencies)
+
+    def rotates_as(self, other: "RoPE") -> bool:
+        return (
+            self.step_angles is other.step_angles
+            and self.frequencies is other.frequencies
+            and self.is_traditional == other.is_traditional
+        )
 
 
-def replace_rope(module: nn.Module, kernels: Any, rotation: Rotation) -> None:
+def replace_rope(module: nn.Module, kernels: Any, step_angles: StepAngles) -> None:
     """Let a rotary embedding rotate by angles, if it then rotates as before."""
     frequencies = _frequencies(module)
     if frequencies is None:
         return
     plain = type(module)
     module.__class__ = type(plain.__name__, (RoPE, plain), {})
-    module.kernels, module.rotation, module.frequencies = kernels, rotation, frequencies
+    module.kernels, module.step_angles = kernels, step_angles
+    module.frequencies = frequencies
     for is_traditional in _may_be_traditional(module):
         module.is_traditional = is_traditional
         if _rotates_alike(module, len(frequencies.radians)):

@@ -16,6 +16,7 @@ from batching.backend.paged.kv_cache import (
     ModelCache,
     PagedKVCache,
     Slots,
+    StepInputs,
     cache_leaves,
 )
 from batching.backend.paged.latent_cache import LatentCache
@@ -160,6 +161,10 @@ class NativeLayerCache(LayerCache):
         )
         super().__init__(shape, num_blocks * block_size)
 
+    def begin(self, step: StepInputs) -> None:
+        super().begin(step)
+        self._attended = None
+
     @property
     def state(self) -> tuple[mx.array, ...]:
         """What is evaluated so that it writes, even if no logits are needed."""
@@ -180,7 +185,7 @@ class NativeLayerCache(LayerCache):
             queries,
             *self._written,
             self.pool,
-            self._native_step(),
+            self.native_step(),
             scale,
             window.size if window else 0,
             self.shape.soft_cap,
@@ -196,12 +201,20 @@ class NativeLayerCache(LayerCache):
     def run_attention(
         self, run: Callable[[object, object, SlidingWindow], mx.array], mask: object
     ) -> mx.array:
-        """Run what writes and attends, given pool, step and window; one of size 0 is none."""
-        window = self.window(mask) or SlidingWindow(0)
-        self._attended = run(self.pool, self._native_step(), window)
+        """Run what writes and attends, given pool, step and window."""
+        self._attended = run(self.pool, self.native_step(), self.kernel_window(mask))
         return self._attended
 
-    def _native_step(self) -> object:
+    def kernel_window(self, mask: object) -> SlidingWindow:
+        """Return the window in which attention with a mask is; one of size 0 is none."""
+        return self.window(mask) or SlidingWindow(0)
+
+    def wrote(self, output: mx.array) -> None:
+        """Keep the output of an operation that has written in its place."""
+        self._attended = output
+
+    def native_step(self) -> object:
+        """Return what the kernels are given of the step."""
         attention = self.step.attention
         assert isinstance(attention, NativeAttention)
         return attention.step(self.step.slots)

@@ -287,6 +287,31 @@ std::shared_ptr<StateStep> make_state_step(const Rows& rows) {
   return std::make_shared<StateStep>(std::move(pieces));
 }
 
+void add_attention(Stack& stack, std::shared_ptr<const AttentionHalf> half,
+                   std::shared_ptr<Pool> pool, int step, int rotation, int window, bool is_chunked,
+                   float soft_cap) {
+  graph::check_attention(*half, pool->layout());
+  stack.add_attention(std::move(half), std::move(pool), {step, rotation},
+                      {window, is_chunked, soft_cap});
+}
+
+void add_latent(Stack& stack, std::shared_ptr<const LatentHalf> half, std::shared_ptr<Pool> pool,
+                int step, int rotation, int window) {
+  graph::check_latent(*half, pool->layout());
+  stack.add_latent(std::move(half), std::move(pool), {step, rotation}, window);
+}
+
+void add_mixer(Stack& stack, std::shared_ptr<const Mixer> mixer, std::shared_ptr<StatePool> pool) {
+  if (pool->cell_floats() != mixer->state_size())
+    throw std::invalid_argument("the pool has the mixer's states");
+  stack.add_mixer(std::move(mixer), std::move(pool));
+}
+
+void add_mlp(Stack& stack, std::shared_ptr<const MlpHalf> half, bool is_parallel) {
+  graph::check_mlp(*half);
+  stack.add_mlp(std::move(half), is_parallel);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -347,6 +372,9 @@ NB_MODULE(_native, m) {
   m.def("swiglu", &graph::swiglu, "gate"_a, "up"_a);
   m.def("silu", &graph::silu, "x"_a);
   m.def("gelu", &graph::gelu, "x"_a);
+  nb::class_<graph::Frequencies>(m, "Frequencies")
+      .def(nb::init<std::vector<double>, double>(), "radians"_a, "factor"_a);
+  m.def("angles", &graph::angles, "positions"_a, "frequencies"_a);
   m.def("rope", &graph::rope, "x"_a, "cosines"_a, "sines"_a, "traditional"_a);
   m.def("delta_rule", &graph::delta_rule, "queries"_a, "keys"_a, "values"_a, "decay"_a, "beta"_a,
         "state"_a = nb::none(), "is_additive"_a = false);
@@ -392,4 +420,15 @@ NB_MODULE(_native, m) {
         "skip"_a = Floats{}, "scales"_a = std::make_pair(0.0f, 0.0f), "eps"_a = 0.0f,
         "norm_width"_a = 0, "gates_first"_a = false, "residual"_a = 0.0f);
   m.def("run_mixer", &graph::run_mixer, "x"_a, "mixer"_a, "pool"_a, "step"_a);
+
+  nb::class_<Stack>(m, "Stack")
+      .def(nb::init<>())
+      .def("add_attention", &add_attention, "half"_a, "pool"_a, "step"_a, "rotation"_a,
+           "window"_a = 0, "is_chunked"_a = false, "soft_cap"_a = 0.0f)
+      .def("add_latent", &add_latent, "half"_a, "pool"_a, "step"_a, "rotation"_a, "window"_a = 0)
+      .def("add_mixer", &add_mixer, "mixer"_a, "pool"_a)
+      .def("add_mlp", &add_mlp, "half"_a, "is_parallel"_a = false)
+      .def("add_mixture", &Stack::add_mixture, "half"_a);
+  m.def("run_stack", &graph::run_stack, "x"_a, "stack"_a, "steps"_a, "rotations"_a,
+        "states"_a.none() = nb::none());
 }

@@ -69,6 +69,37 @@ int num_outputs(const std::vector<Layer>& layers) {
 
 }  // namespace
 
+void check_attention(const AttentionHalf& half, const PoolLayout& layout) {
+  const int q_size = half.num_heads * layout.key_dim * (half.is_gated ? 2 : 1);
+  const int k_size = layout.num_heads * layout.key_dim;
+  const int v_size = layout.num_heads * layout.value_dim;
+  require(num_outputs(half.qkv) == q_size + k_size + (half.has_own_values() ? v_size : 0) &&
+              (half.is_joined() || (half.qkv[0].num_outputs() == q_size &&
+                                     half.qkv[1].num_outputs() == k_size)) &&
+              (half.has_own_values() || v_size == k_size) &&
+              !(half.is_gated && (half.is_joined() || layout.key_dim != layout.value_dim)) &&
+              half.output.layer.num_inputs() == half.num_heads * layout.value_dim,
+          "the half and the pool have the same heads");
+  require(fits(half.norm, half.size()) && fits(half.output, half.size()) &&
+              fits_heads(half.q_norm, half.num_heads, layout.key_dim) &&
+              fits_heads(half.k_norm, layout.num_heads, layout.key_dim) &&
+              fits_heads(half.v_norm, layout.num_heads, layout.value_dim),
+          "norms are of what they normalize");
+  require(half.sinks.empty() || static_cast<int>(half.sinks.size()) == half.num_heads,
+          "a sink for each query head");
+  require(!layout.is_latent && half.num_heads % layout.num_heads == 0 &&
+              half.num_heads / layout.num_heads <= MAX_TILE,
+          "too many query heads for a key head");
+}
+
+void check_mlp(const MlpHalf& half) {
+  const int outputs = num_outputs(half.gate_up);
+  require(outputs == 2 * half.width() || (outputs == half.width() && !half.is_gated()),
+          "gate and up are of one size");
+  require(fits(half.norm, half.size()) && fits(half.output, half.size()),
+          "norms are of what they normalize");
+}
+
 mx::array run_attention(const mx::array& x, const std::optional<mx::array>& cosines,
                         const std::optional<mx::array>& sines, bool traditional,
                         std::shared_ptr<const AttentionHalf> half, std::shared_ptr<Pool> pool,
@@ -77,27 +108,8 @@ mx::array run_attention(const mx::array& x, const std::optional<mx::array>& cosi
   const PoolLayout& layout = pool->layout();
   const mx::Shape rows{x.shape(0), 1, half->size()};
   require(x.shape() == rows && x.shape(0) >= step->num_rows(), "x is [rows, 1, size]");
+  check_attention(*half, layout);
   RowInputs inputs = row_inputs(x, cosines, sines, query_factors, layout.key_dim);
-  const int q_size = half->num_heads * layout.key_dim * (half->is_gated ? 2 : 1);
-  const int k_size = layout.num_heads * layout.key_dim;
-  const int v_size = layout.num_heads * layout.value_dim;
-  require(num_outputs(half->qkv) == q_size + k_size + (half->has_own_values() ? v_size : 0) &&
-              (half->is_joined() || (half->qkv[0].num_outputs() == q_size &&
-                                     half->qkv[1].num_outputs() == k_size)) &&
-              (half->has_own_values() || v_size == k_size) &&
-              !(half->is_gated && (half->is_joined() || layout.key_dim != layout.value_dim)) &&
-              half->output.layer.num_inputs() == half->num_heads * layout.value_dim,
-          "the half and the pool have the same heads");
-  require(fits(half->norm, half->size()) && fits(half->output, half->size()) &&
-              fits_heads(half->q_norm, half->num_heads, layout.key_dim) &&
-              fits_heads(half->k_norm, layout.num_heads, layout.key_dim) &&
-              fits_heads(half->v_norm, layout.num_heads, layout.value_dim),
-          "norms are of what they normalize");
-  require(half->sinks.empty() || static_cast<int>(half->sinks.size()) == half->num_heads,
-          "a sink for each query head");
-  require(!layout.is_latent && half->num_heads % layout.num_heads == 0 &&
-              half->num_heads / layout.num_heads <= MAX_TILE,
-          "too many query heads for a key head");
   return mx::array(rows, mx::float32,
                    std::make_shared<Attention>(inputs, std::move(half), std::move(pool),
                                                std::move(step), traditional,
@@ -109,11 +121,7 @@ mx::array run_mlp(const mx::array& x, std::shared_ptr<const MlpHalf> half,
                   const std::optional<mx::array>& residual) {
   require(x.ndim() > 0 && x.shape(-1) == half->size(), "x is [..., size]");
   require(!residual || residual->shape() == x.shape(), "rows to add to");
-  const int outputs = num_outputs(half->gate_up);
-  require(outputs == 2 * half->width() || (outputs == half->width() && !half->is_gated()),
-          "gate and up are of one size");
-  require(fits(half->norm, half->size()) && fits(half->output, half->size()),
-          "norms are of what they normalize");
+  check_mlp(*half);
   std::vector<mx::array> inputs{as_floats(x)};
   if (residual) inputs.push_back(as_floats(*residual));
   return mx::array(x.shape(), mx::float32, std::make_shared<Mlp>(std::move(half)),

@@ -63,23 +63,26 @@ void check_sizes(const LatentHalf& half) {
 
 }  // namespace
 
+void check_latent(const LatentHalf& half, const PoolLayout& layout) {
+  check_sizes(half);
+  const bool is_latent = !half.is_expanded();
+  require(layout.is_latent == is_latent && layout.num_heads == (is_latent ? 1 : half.num_heads) &&
+              layout.key_dim ==
+                  half.rotated_dim() + (is_latent ? half.latent_dim() : half.plain_dim()) &&
+              layout.value_dim == (is_latent ? half.latent_dim() : half.value_dim()),
+          "the half and the pool have the same heads");
+  require(half.num_heads / layout.num_heads <= MAX_TILE, "too many query heads for a key head");
+}
+
 mx::array run_latent(const mx::array& x, const std::optional<mx::array>& cosines,
                      const std::optional<mx::array>& sines, bool traditional,
                      std::shared_ptr<const LatentHalf> half, std::shared_ptr<Pool> pool,
                      std::shared_ptr<const Step> step, int window,
                      const std::optional<mx::array>& query_factors) {
-  const PoolLayout& layout = pool->layout();
   const mx::Shape rows{x.shape(0), 1, half->size()};
   require(x.shape() == rows && x.shape(0) >= step->num_rows(), "x is [rows, 1, size]");
-  check_sizes(*half);
+  check_latent(*half, pool->layout());
   RowInputs inputs = row_inputs(x, cosines, sines, query_factors, half->rotated_dim());
-  const bool is_latent = !half->is_expanded();
-  require(layout.is_latent == is_latent && layout.num_heads == (is_latent ? 1 : half->num_heads) &&
-              layout.key_dim ==
-                  half->rotated_dim() + (is_latent ? half->latent_dim() : half->plain_dim()) &&
-              layout.value_dim == (is_latent ? half->latent_dim() : half->value_dim()),
-          "the half and the pool have the same heads");
-  require(half->num_heads / layout.num_heads <= MAX_TILE, "too many query heads for a key head");
   return mx::array(rows, mx::float32,
                    std::make_shared<Latent>(inputs, std::move(half), std::move(pool),
                                             std::move(step), traditional, window),

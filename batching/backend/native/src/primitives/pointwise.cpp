@@ -1,5 +1,8 @@
 // Operations on each row or each value by itself.
 #include "operations/pointwise.h"
+
+#include <cmath>
+
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
 
@@ -130,6 +133,27 @@ mx::array silu(const mx::array& x) {
 
 mx::array gelu(const mx::array& x) {
   return mx::array(x.shape(), mx::float32, std::make_shared<Gated>(true), {as_floats(x)});
+}
+
+std::pair<mx::array, mx::array> angles(const mx::array& given, const Frequencies& frequencies) {
+  require(given.ndim() == 1, "a position for each row");
+  mx::array positions = mx::astype(given, mx::int32, stream());
+  positions.eval();
+  const int num_rows = positions.shape(0), half = static_cast<int>(frequencies.radians.size());
+  const mx::Shape shape{num_rows, half};
+  const auto make = [&] {
+    return mx::array(mx::allocator::malloc(sizeof(float) * num_rows * half), shape, mx::float32);
+  };
+  mx::array cosines = make(), sines = make();
+  float *cosine = cosines.data<float>(), *sine = sines.data<float>();
+  for (int m = 0; m < num_rows; m++) {
+    const double position = positions.data<int32_t>()[m * positions.strides(0)];
+    for (const double radians : frequencies.radians) {
+      *cosine++ = static_cast<float>(frequencies.factor * std::cos(position * radians));
+      *sine++ = static_cast<float>(frequencies.factor * std::sin(position * radians));
+    }
+  }
+  return {cosines, sines};
 }
 
 mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& sines,

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "operations/latent.h"
 #include "operations/mixer.h"
 #include "operations/mixture.h"
+#include "operations/stack.h"
 #include "pool.h"
 #include "weights.h"
 
@@ -64,6 +66,15 @@ mx::array silu(const mx::array& x);
 /// GELU in its tanh form.
 mx::array gelu(const mx::array& x);
 
+/// The radians by which pairs turn from a position to the next, and a factor for what is rotated.
+struct Frequencies {
+  std::vector<double> radians;
+  double factor;
+};
+
+/// Cosines and sines `[rows, dims / 2]` for the position of each row, at once.
+std::pair<mx::array, mx::array> angles(const mx::array& positions, const Frequencies& frequencies);
+
 /// Rotate the first dims of x `[rows, heads, 1, dim]` by angles `[rows, dims / 2]`.
 mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& sines,
                bool traditional);
@@ -107,7 +118,10 @@ mx::array run_latent(const mx::array& x, const std::optional<mx::array>& cosines
 mx::array run_mlp(const mx::array& x, std::shared_ptr<const MlpHalf> half,
                   const std::optional<mx::array>& residual);
 
-/// Throw std::invalid_argument if parts do not fit to each other.
+/// Throw std::invalid_argument if parts do not fit to each other, or not to the pool.
+void check_attention(const AttentionHalf& half, const PoolLayout& layout);
+void check_latent(const LatentHalf& half, const PoolLayout& layout);
+void check_mlp(const MlpHalf& half);
 void check_router(const Router& router);
 void check_mixture(const MixtureHalf& half);
 
@@ -117,5 +131,12 @@ mx::array run_mixture(const mx::array& x, std::shared_ptr<const MixtureHalf> hal
 /// A recurrent mixer, for x `[rows, 1, size]`; the states of the step are in the pool afterwards.
 mx::array run_mixer(const mx::array& x, std::shared_ptr<const Mixer> mixer,
                     std::shared_ptr<StatePool> pool, std::shared_ptr<const StateStep> step);
+
+/// All layers of a model, for x `[rows, 1, size]`.  A rotation is cosines, sines `[rows, dims / 2]`, and
+/// whether it is the traditional one; states are none if no layer has some.
+mx::array run_stack(const mx::array& x, std::shared_ptr<const Stack> stack,
+                    std::vector<std::shared_ptr<const Step>> steps,
+                    const std::vector<std::tuple<mx::array, mx::array, bool>>& rotations,
+                    std::shared_ptr<const StateStep> states);
 
 }  // namespace native::graph

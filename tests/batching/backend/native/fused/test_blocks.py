@@ -215,7 +215,7 @@ def no_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(self: NativeLayerCache, run: Callable[..., mx.array], mask: object) -> mx.array:
-        return run(self.pool, self._native_step(), SlidingWindow(0))
+        return run(self.pool, self.native_step(), SlidingWindow(0))
 
     monkeypatch.setattr(NativeLayerCache, "run_attention", run)
 
