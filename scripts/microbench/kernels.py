@@ -7,6 +7,8 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend.cpu.host_cache import host_cache
+from batching.backend.native.sampling import native_sampler
+from batching.backend.native_loader import NoNative, load_native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_pool import device_cache
@@ -40,13 +42,23 @@ def run_sampler(pace: Pace) -> Result:
         logits = 3 * mx.random.normal((num_rows, _VOCAB_SIZE))
         mx.eval(logits)
         title = f"{num_rows} x {_VOCAB_SIZE}"
-        cases = {f"{title}, {name}": _sampling(logits, p) for name, p in _SAMPLING.items()}
+        cases = {
+            f"{title}, {name}{of}": _sampling(sampler, logits, params)
+            for name, params in _SAMPLING.items()
+            for of, sampler in _samplers().items()
+        }
         timings += compare(cases, pace)
     return Result(timings)
 
 
-def _sampling(logits: mx.array, params: SamplingParams) -> Callable[[], None]:
-    sampler = Sampler()
+def _samplers() -> dict[str, Sampler]:
+    native = load_native("auto")
+    if isinstance(native, NoNative):
+        return {"": Sampler()}
+    return {"": Sampler(), ", native": native_sampler(native.module)}
+
+
+def _sampling(sampler: Sampler, logits: mx.array, params: SamplingParams) -> Callable[[], None]:
     samples: list[Sample] = []
     for row in range(len(logits)):
         request = BatchRequest(row, _PROMPT, max_tokens=len(_OUTPUT) + 1, sampling=params)

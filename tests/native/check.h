@@ -51,6 +51,7 @@ void test_mixer();
 void test_mixture();
 void test_latent();
 void test_recurrent();
+void test_sampling();
 void test_stack();
 void test_threads();
 void test_parts();

@@ -24,6 +24,7 @@ int main() {
     test_mixture();
     test_latent();
     test_recurrent();
+    test_sampling();
     test_stack();
   } catch (const std::exception& error) {
     expect(false, error.what());

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int32s = npt.NDArray[np.int32]
+Float32s = npt.NDArray[np.float32]
 
 mlx_version: str
 
@@ -82,6 +83,11 @@ def gated_experts(
 ) -> Experts: ...
 def experts(x: mx.array, indices: mx.array, experts: Experts) -> mx.array: ...
 def arg_max(logits: mx.array) -> tuple[mx.array, mx.array]: ...
+def sample(
+    logits: mx.array,
+    rows: Sequence[tuple[float, int, float, float, float, int]],
+    edits: Sequence[tuple[Int32s, Float32s, Float32s] | None],
+) -> mx.array: ...
 def embed(tokens: mx.array, weights: PackedWeights) -> mx.array: ...
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array: ...
 def layer_norm(

@@ -12,6 +12,9 @@ from batching.request import SamplingParams
 # such tokens decides.
 NEVER: Final = -1e9
 
+# Below it, dividing by the temperature overflows and the most probable token has all the mass.
+MIN_TEMPERATURE: Final = 1e-5
+
 # Top-p rarely reaches further down than this many tokens; where it does, all are sorted.
 _NUM_CANDIDATES: Final = 1024
 
@@ -27,6 +30,8 @@ def draw(logits: Array, params: Sequence[SamplingParams], seeds: Sequence[int]) 
 
 
 def _draw(logits: Array, params: SamplingParams, seed: int) -> int:
+    if params.temperature < MIN_TEMPERATURE:
+        return int(logits.argmax())
     if params.top_n_sigma > 0:
         logits = _top_sigma(logits, params.top_n_sigma)
     logits = logits / np.float32(params.temperature)

@@ -10,16 +10,13 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from batching.backend.sampling.host_draw import NEVER, draw
+from batching.backend.sampling.host_draw import MIN_TEMPERATURE, NEVER, draw
 from batching.request import BatchRequest, SamplingParams
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 _MASK_64: Final = (1 << 64) - 1
-
-# Below it, dividing by the temperature overflows and the most probable token has all the mass.
-_MIN_TEMPERATURE: Final = 1e-5
 
 
 def draw_seed(seed: int, position: int) -> int:
@@ -135,20 +132,14 @@ class Sampler:
         """
         requests = [sample.request for sample in samples]
         edits = [self._edits(sample) for sample in samples]
-        sampled = [
-            row for row, r in enumerate(requests) if r.sampling.temperature >= _MIN_TEMPERATURE
-        ]
-        if not any(edits) and not sampled and masks is None:
+        is_greedy = all(r.sampling.temperature < MIN_TEMPERATURE for r in requests)
+        if is_greedy and not any(edits) and masks is None:
             return self._arg_max(logits.astype(mx.float32))
-        given, logits = logits, _edited(logits.astype(mx.float32), edits)
+        given, logits = logits, logits.astype(mx.float32)
         if masks is not None:
-            logits = masks.apply(logits)
-        tokens = mx.argmax(logits, axis=-1)
-        if sampled:
-            rows = mx.array(sampled)
-            params = [requests[row].sampling for row in sampled]
-            seeds = [draw_seed(requests[row].seed, samples[row].position) for row in sampled]
-            tokens[rows] = self._draw(logits[rows], params, seeds)
+            logits, edits = masks.apply(edited(logits, edits)), [None] * len(edits)
+        seeds = [draw_seed(sample.request.seed, sample.position) for sample in samples]
+        tokens = self._draw(logits, [request.sampling for request in requests], seeds, edits)
         return tokens, _chosen(given, tokens)
 
     def _edits(self, sample: Sample) -> Edits | None:
@@ -189,8 +180,8 @@ def _with_bias(edits: Edits, bias: Mapping[int, float], banned: Collection[int])
     return Edits(tokens, factor, term)
 
 
-def _edited(logits: mx.array, edits: Sequence[Edits | None]) -> mx.array:
-    """Apply the edits of each row."""
+def edited(logits: mx.array, edits: Sequence[Edits | None]) -> mx.array:
+    """Return logits `[S, vocab_size]` with the edits of each row."""
     present = [(row, edit) for row, edit in enumerate(edits) if edit is not None]
     if not present:
         return logits
@@ -231,18 +222,37 @@ def plain_arg_max(logits: mx.array) -> tuple[mx.array, mx.array]:
     return tokens, _chosen(logits, tokens)
 
 
-Draw = Callable[[mx.array, Sequence[SamplingParams], Sequence[int]], mx.array]
+# From logits `[S, vocab_size]`, what each row asks for, its seed and edits, token ids, uint32 `[S]`.
+Draw = Callable[
+    [mx.array, Sequence[SamplingParams], Sequence[int], Sequence[Edits | None]], mx.array
+]
 
 
 def draw_on_host(
-    logits: mx.array, params: Sequence[SamplingParams], seeds: Sequence[int]
+    logits: mx.array,
+    params: Sequence[SamplingParams],
+    seeds: Sequence[int],
+    edits: Sequence[Edits | None],
 ) -> mx.array:
-    return mx.array(draw(np.array(logits), params, seeds), dtype=mx.uint32)
+    return mx.array(draw(np.array(edited(logits, edits)), params, seeds), dtype=mx.uint32)
 
 
 def draw_on_device(
-    logits: mx.array, params: Sequence[SamplingParams], seeds: Sequence[int]
+    logits: mx.array,
+    params: Sequence[SamplingParams],
+    seeds: Sequence[int],
+    edits: Sequence[Edits | None],
 ) -> mx.array:
+    logits = edited(logits, edits)
+    tokens = mx.argmax(logits, axis=-1)
+    if sampled := [row for row, p in enumerate(params) if p.temperature >= MIN_TEMPERATURE]:
+        rows = mx.array(sampled)
+        of_rows = [params[row] for row in sampled], [seeds[row] for row in sampled]
+        tokens[rows] = _race(logits[rows], *of_rows)
+    return tokens
+
+
+def _race(logits: mx.array, params: Sequence[SamplingParams], seeds: Sequence[int]) -> mx.array:
     if any(p.top_n_sigma > 0 for p in params):
         logits = _keep_top_sigma(logits, params)
     logits = logits / _column([p.temperature for p in params])

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from batching.backend.sampling.logit_rows import LogitRows
-from batching.backend.sampling.sampler import ArgMax, Sampler
+from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_outputs import slice_outputs
 from batching.backend.sampling.token_masks import MaskFiller, TokenMasks
 from batching.scheduling.model_runner import SlicesFailed
@@ -18,8 +18,8 @@ from batching.scheduling.step_plan import Slice, SliceOutput
 class SliceSampler:
     """Samples for all slices at once; one at a time only to find the ones that fail."""
 
-    def __init__(self, vocab_size: int, arg_max: ArgMax | None = None) -> None:
-        self._sampler = Sampler(arg_max=arg_max)
+    def __init__(self, vocab_size: int, sampler: Sampler | None = None) -> None:
+        self._sampler = sampler or Sampler()
         self._mask_filler = MaskFiller(vocab_size)
 
     def masks(self, logit_rows: LogitRows) -> AbstractContextManager[TokenMasks | None]:

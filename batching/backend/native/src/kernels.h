@@ -379,6 +379,17 @@ struct Kernels {
   void (*linear)(const LinearArgs& args, int panel, int next, float* scratch);
   /// Update each row's largest output with panels [panel, next); does not write to `y`.
   void (*argmax)(const LinearArgs& args, int panel, int next, float* scratch, ArgMax* rows);
+  /// The largest logit of a row `[size]`; NaN if one is NaN.
+  float (*largest)(const float* x, int size);
+  /// The sum of the weights e^((x - highest) * factor).
+  double (*total_weight)(const float* x, int size, float highest, float factor);
+  /// The first index from `first` on whose logit is above `floor`, or `size`.
+  int (*find_above)(const float* x, int first, int size, float floor);
+  /// The index of the token that comes first in a race with its weight as its speed, which is the
+  /// probability that it does.  The distances are those of the tokens with this seed; `tokens` are
+  /// the ids, or null where an id is the index.
+  int (*race)(const float* x, const int32_t* tokens, int size, float highest, float factor,
+              uint64_t seed);
   /// Write rows of keys `[num_heads, key_dim]` and values `[num_heads, value_dim]` into slots.
   void (*write)(const PoolLayout& pool, void* pool_keys, void* pool_values, const int32_t* slots,
                 int num_rows, const float* keys, const float* values,

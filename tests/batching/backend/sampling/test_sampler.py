@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from batching.backend.native.sampling import native_draw
 from batching.backend.sampling.logprobs import token_logprobs
 from batching.backend.sampling.sampler import (
     Draw,
@@ -37,10 +38,13 @@ def request(
     return made
 
 
-@pytest.fixture(scope="module", autouse=True, params=[draw_on_device, draw_on_host])
+@pytest.fixture(scope="module", autouse=True, params=["device", "host", "native"])
 def draw(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Draw in both ways; with Hypothesis a fixture has to last for the module."""
-    Drawing.means = request.param
+    """Draw in all ways; with Hypothesis a fixture has to last for the module."""
+    if request.param == "native":
+        Drawing.means = native_draw(request.getfixturevalue("native").module)
+    else:
+        Drawing.means = draw_on_device if request.param == "device" else draw_on_host
     yield
     Drawing.means = None
 

@@ -4,6 +4,7 @@
 #include "kernels/linear.h"
 #include "kernels/pointwise.h"
 #include "kernels/recurrent.h"
+#include "kernels/sampling.h"
 
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
@@ -22,6 +23,10 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .pack_row_int8 = pack_row_int<int8_t>,
     .linear = linear,
     .argmax = argmax,
+    .largest = largest,
+    .total_weight = total_weight,
+    .find_above = find_above,
+    .race = race,
     .write = write,
     .attend = attend,
     .merge_spans = merge_spans,

@@ -13,6 +13,7 @@
 #include "operations/latent.h"
 #include "operations/mixer.h"
 #include "operations/mixture.h"
+#include "operations/sampling.h"
 #include "operations/stack.h"
 #include "pool.h"
 #include "weights.h"
@@ -50,6 +51,10 @@ mx::array experts(const mx::array& x, const mx::array& indices,
 /// the row is NaN.  Logits that are an unevaluated `linear` are compared as they are computed, and
 /// not written.
 std::pair<mx::array, mx::array> arg_max(const mx::array& logits);
+
+/// A token, uint32, for each row of logits `[rows, size]`, sampled as its entries say.
+mx::array sample(const mx::array& logits, std::vector<RowSampling> rows,
+                 std::vector<LogitEdits> edits);
 
 /// The row of the weights of each token.
 mx::array embed(const mx::array& tokens, Weights weights);

@@ -1,0 +1,42 @@
+"""The sampler of the native kernels."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from batching.backend.sampling.sampler import Draw, Edits, Sampler
+from batching.request import SamplingParams
+
+_Floats = npt.NDArray[np.float32]
+
+
+def native_sampler(kernels: Any) -> Sampler:
+    return Sampler(native_draw(kernels), kernels.arg_max)
+
+
+def native_draw(kernels: Any) -> Draw:
+    """Return what samples a token for each row of logits, by all threads and without a copy of them."""
+
+    def draw(
+        logits: mx.array,
+        params: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        edits: Sequence[Edits | None],
+    ) -> mx.array:
+        vocab_size = logits.shape[-1]
+        rows = [
+            (p.temperature, min(p.top_k, vocab_size), p.top_p, p.min_p, p.top_n_sigma, seed)
+            for p, seed in zip(params, seeds, strict=True)
+        ]
+        tokens: mx.array = kernels.sample(logits, rows, [e and _as_stored(e) for e in edits])
+        return tokens
+
+    return draw
+
+
+def _as_stored(edits: Edits) -> tuple[npt.NDArray[np.int32], _Floats, _Floats]:
+    tokens, factor, term = edits
+    return tokens.astype(np.int32), factor.astype(np.float32), term.astype(np.float32)

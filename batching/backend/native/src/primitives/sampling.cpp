@@ -1,0 +1,50 @@
+// One token for each row of logits.
+#include "operations/sampling.h"
+
+#include "primitives/cpu_primitive.h"
+#include "primitives/primitives.h"
+
+namespace native::graph {
+
+namespace {
+
+class Sample : public CpuPrimitive {
+ public:
+  Sample(std::vector<RowSampling> rows, std::vector<LogitEdits> edits)
+      : rows_(std::move(rows)), edits_(std::move(edits)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    allocate(outputs[0]);
+    dispatch([logits = contiguous(inputs[0]), rows = rows_, edits = edits_,
+              size = inputs[0].shape(1), tokens = outputs[0].data<uint32_t>()] {
+      native::sample(logits, rows.data(), edits.data(), static_cast<int>(rows.size()), size, tokens);
+    });
+  }
+
+  DEFINE_NAME(NativeSample)
+
+ private:
+  std::vector<RowSampling> rows_;
+  std::vector<LogitEdits> edits_;
+};
+
+}  // namespace
+
+mx::array sample(const mx::array& logits, std::vector<RowSampling> rows,
+                 std::vector<LogitEdits> edits) {
+  require(logits.ndim() == 2 && logits.shape(0) == static_cast<int>(rows.size()) &&
+              logits.shape(1) > 0 && edits.size() == rows.size(),
+          "logits are [rows, size]");
+  for (const auto& [tokens, factors, terms] : edits) {
+    require(factors.size() == tokens.size() && terms.size() == tokens.size(),
+            "a factor and a term for each token");
+    for (const int32_t token : tokens)
+      if (token < 0 || token >= logits.shape(1))
+        throw std::out_of_range("a token id is not in the vocabulary");
+  }
+  return mx::array({logits.shape(0)}, mx::uint32,
+                   std::make_shared<Sample>(std::move(rows), std::move(edits)),
+                   {as_floats(logits)});
+}
+
+}  // namespace native::graph
