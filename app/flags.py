@@ -10,6 +10,7 @@ from app import __version__
 from app.settings import ENV_PREFIX, Settings, SettingsError, env_name
 
 PROGRAM: Final = "mlx-batch-server"
+RUN_BATCH: Final = "run-batch"
 
 # What stands above groups of settings, by the first one of each.
 HEADINGS: Final = {
@@ -20,10 +21,18 @@ HEADINGS: Final = {
     "api_keys": "Keys and access",
     "read_timeout": "Timeouts and shutdown",
     "data_dir": "Stored data",
+    "max_file_mib": "Files and batches",
     "log_level": "Logging",
 }
-_DESCRIPTION: Final = (
-    "OpenAI-compatible inference server on MLX. Each flag is also a variable, from the environment "
+_SERVE: Final = "OpenAI-compatible inference server on MLX."
+_RUN_BATCH: Final = (
+    "Serve the requests of IN, one JSON object a line as in OpenAI's batches, and write their results "
+    "to OUT. The same command goes on where one was stopped, with the results in OUT.part. The exit "
+    "status is 0 if all requests were served, 1 if some have failed, 2 if it cannot run, and above 128 "
+    "after a signal."
+)
+_FLAGS: Final = (
+    "Each flag is also a variable, from the environment "
     "or a file .env; flags outrank the environment, and that outranks the file. A flag of true or "
     "false stands for true by itself, and with no- in front for false: --no-enable-batching."
 )
@@ -40,20 +49,25 @@ def flag_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
-def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
+def parse_flags(arguments: Sequence[str], files: Sequence[str] = ()) -> dict[str, str]:
     """Return what a command line sets, by field; an empty value is no value.
 
+    files: what the command needs beside flags, by name; `run-batch` is the command that has them.
+
     Raises:
-        SettingsError: a flag is unknown, or has no value.
+        SettingsError: a flag is unknown, or has no value; or a file is not named.
         SystemExit: the help or the version was asked for, and is printed.
     """
     try:
-        flags, unknown = _parser().parse_known_args(arguments)
+        flags, unknown = _parser(files).parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise SettingsError(f"{PROGRAM}: {error.argument_name}: {error.message}") from None
     if unknown:
         raise SettingsError(f"{PROGRAM}: {_unknown(unknown[0])}")
-    return {field: value for field, value in vars(flags).items() if value}
+    found = {field: value for field, value in vars(flags).items() if value}
+    if missing := [name for name in files if name not in found]:
+        raise SettingsError(f"{PROGRAM}: {RUN_BATCH} needs {missing[0].upper()}")
+    return found
 
 
 def name_flags(text: str, fields: Container[str]) -> str:
@@ -74,16 +88,20 @@ def _unknown(argument: str) -> str:
     return f"unknown flag {flag}" + "".join(f"; did you mean {known}?" for known in near)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(files: Sequence[str]) -> argparse.ArgumentParser:
+    command = " ".join([PROGRAM, RUN_BATCH, *map(str.upper, files)])
+    usage = f"{command} [flags]"
     parser = argparse.ArgumentParser(
         PROGRAM,
-        usage=f"{PROGRAM} [flags]",
-        description=_DESCRIPTION,
+        usage=usage if files else f"{PROGRAM} [flags]\n       {PROGRAM} {RUN_BATCH} IN OUT [flags]",
+        description=f"{_RUN_BATCH} {_FLAGS}" if files else f"{_SERVE} {_FLAGS}",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         exit_on_error=False,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    for name in files:
+        parser.add_argument(name, metavar=name.upper(), nargs="?", help=argparse.SUPPRESS)
     group: argparse._ActionsContainer = parser
     for field, schema in Settings.model_json_schema()["properties"].items():
         if field in HEADINGS:

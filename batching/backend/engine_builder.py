@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from batching.backend import BLAS
 from batching.backend.exceptions import forget_locals, one_line
+from batching.backend.hooks.rows import hidden_size_of
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.memory.device import MIB, memory_in_use
 from batching.backend.memory.pool_size import BlockBytes, PoolSize, least_window_blocks, pool_size
@@ -16,6 +17,7 @@ from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.packed_model import CannotUseFile, PackedModel
 from batching.backend.paged.layout import CacheLayout
+from batching.backend.pooling.uses import embeddings_of, may_embed, reranker_of
 from batching.backend.processor.blas import NoBlas
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
@@ -25,6 +27,7 @@ from batching.config import EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError, UnsupportedKVDType
 from batching.model_info import ModelInfo, SamplingDefaults
+from batching.pooling import Embeddings, NoEmbeddings
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner
 
@@ -50,6 +53,7 @@ class _Backend:
     runner: ModelRunner
     limits: SchedulerConfig
     pool_line: str
+    embeddings: Embeddings | NoEmbeddings
     packed_line: str = ""
 
 
@@ -89,6 +93,9 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         sampling_defaults=(
             loaded.sampling_defaults if config.generation_config == "auto" else SamplingDefaults()
         ),
+        has_jinja_template=loaded.has_jinja_template,
+        embeddings=backend.embeddings,
+        reranker=reranker_of(config, loaded.description, loaded.tokenizer, loaded.vocab_size),
     )
     return LoadedEngine(engine, model, _startup_lines(config, loaded, backend, native))
 
@@ -139,6 +146,8 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
         chat_template=config.chat_template,
         has_kernels=isinstance(native, Native),
     )
+    # Before the kernels take its parts; with them it cannot be called without their caches.
+    size = hidden_size_of(loaded.model) if may_embed(config, loaded.description) else None
     packed: PackedModel | None = None
     packed_line = ""
     try:
@@ -146,7 +155,8 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
             bits = _input_bits(config, native)
             packed = PackedModel(config, native, loaded, input_bits=bits, dtype=dtype)
             loaded, packed_line = packed.on_kernels()
-        return loaded, replace(_backend(config, loaded, native, packed), packed_line=packed_line)
+        backend = _backend(config, loaded, native, packed, size)
+        return loaded, replace(backend, packed_line=packed_line)
     except CannotUseFile:
         # It is gone now, if it can be deleted.
         return _load(replace(config, weights_cache_gib=0), native)
@@ -161,6 +171,7 @@ def _backend(
     loaded: LoadedModel,
     native: Native | NoNative,
     packed: PackedModel | None,
+    hidden_size: int | None,
 ) -> _Backend:
     kernels = native if isinstance(native, Native) else None
     kv_dtype = _kv_dtype(config, native)
@@ -176,10 +187,12 @@ def _backend(
             config.model_id,
             config.kv_cache_dtype,
         )
-    return _paged(config, loaded, checked)
+    return _paged(config, loaded, checked, hidden_size if checked.selection.is_hooked else None)
 
 
-def _paged(config: EngineConfig, loaded: LoadedModel, checked: CheckedModel) -> _Backend:
+def _paged(
+    config: EngineConfig, loaded: LoadedModel, checked: CheckedModel, hidden_size: int | None
+) -> _Backend:
     layout = checked.layout
     context = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len)
     states = state_size(config, layout.state_bytes(context), has_state=layout.has_state)
@@ -203,10 +216,14 @@ def _paged(config: EngineConfig, loaded: LoadedModel, checked: CheckedModel) -> 
         size.num_blocks, config.block_size, num_window_blocks=size.num_window_blocks
     )
     cache.reset()
+    embeddings, head = embeddings_of(config, loaded.description, hidden_size)
     return _Backend(
-        MLXRunner(loaded.model, loaded.vocab_size, checked.selection, cache, checked.arg_max),
+        MLXRunner(
+            loaded.model, loaded.vocab_size, checked.selection, cache, checked.sampler(), head
+        ),
         limits,
         "; ".join(filter(None, [_pool_line(config, layout, size, block), states.note])),
+        embeddings,
     )
 
 
@@ -245,6 +262,12 @@ def _precision(config: EngineConfig, native: Native | NoNative) -> str:
     return f"; {name}: what is multiplied with quantized weights has {bits} bits"
 
 
+def _embeddings_line(embeddings: Embeddings | NoEmbeddings) -> list[str]:
+    if isinstance(embeddings, NoEmbeddings):
+        return []
+    return [f"vectors   of {embeddings.size} numbers, pooling: {embeddings.pooling}"]
+
+
 def _startup_lines(
     config: EngineConfig, loaded: LoadedModel, backend: _Backend, native: Native | NoNative
 ) -> tuple[str, ...]:
@@ -260,6 +283,7 @@ def _startup_lines(
         *([f"packed    {backend.packed_line}"] if backend.packed_line else []),
         f"context   {limits.max_request_tokens} tokens a request",
         f"kv cache  {backend.pool_line}",
+        *_embeddings_line(backend.embeddings),
         f"batch     up to {limits.max_num_seqs} requests, {limits.max_batched_tokens} tokens a step",
         f"memory    {memory_in_use() // MIB} MiB in use",
     )

@@ -43,8 +43,9 @@ class NoNative:
 def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
     """Return the kernels if `mode` ("auto", "off", "require") and the machine allow.
 
-    All engines of a process share their threads; the last one loaded sets how many.  None is what the cores that
-    this process may use suggest; there are never more than run at once.
+    All engines of a process share their threads; one that is loaded while no other has weights sets how many, since
+    others may compute at this moment.  None is what the cores that this process may use suggest; there are never
+    more than run at once.
 
     Raises:
         ModelLoadError: they are required and not there.
@@ -54,9 +55,11 @@ def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
     found = _load() if mx.default_device() == mx.cpu else NoNative("MLX computes on a GPU")
     if isinstance(found, Native):
         cores = usable_cores()
-        nodes = cores.nodes_of(count := min(num_threads or cores.count, cores.max_threads))
-        found.module.set_num_threads(count, nodes)
-        return replace(found, num_threads=found.module.num_threads(), cores=str(cores), nodes=nodes)
+        if not found.module.weight_bytes():
+            count = min(num_threads or cores.count, cores.max_threads)
+            found.module.set_num_threads(count, cores.nodes_of(count))
+        count = found.module.num_threads()
+        return replace(found, num_threads=count, cores=str(cores), nodes=cores.nodes_of(count))
     if mode == "require":
         raise ModelLoadError(f"the native kernels are required, and {found.reason}")
     return found

@@ -61,7 +61,11 @@ class PackedModel:
         self._sharing = config.share_weights
         self._native, self._loaded, self._input_bits = native, loaded, input_bits
         folder = config.weights_cache_dir or default_folder()
-        self._entry: CacheEntry = WeightsCache(folder, config.weights_cache_gib << 30).entry(
+        max_bytes = config.weights_cache_gib << 30
+        if folder is None:
+            logger.warning("packed weights are not kept: there is no home directory for them")
+            folder, max_bytes = Path(), 0
+        self._entry: CacheEntry = WeightsCache(folder, max_bytes).entry(
             Path(loaded.source),
             config.model_id,
             isa=native.isa,

@@ -18,8 +18,10 @@ from batching.engine.token_stream import TokenStream
 from batching.errors import DeadlineExceeded, EngineError, EngineStalled, EngineStopped
 from batching.model_info import ModelInfo
 from batching.observer import EngineObserver, SequenceStats
+from batching.pooling import PoolingParams
 from batching.priority_queue import Priority
 from batching.request import GREEDY, BatchRequest, FinishReason, SamplingParams
+from batching.scheduling.snapshot import EngineSnapshot
 from batching.scheduling.stats import SchedulerStats
 
 # One may be due to a poisoned request or to a passing shortage; this many without a completion
@@ -129,6 +131,7 @@ class EngineThread:
         num_choices: int = 1,
         cache_salt: str | None = None,
         reports_progress: bool = False,
+        pooling: PoolingParams | None = None,
         time_limit: float | None = None,
     ) -> TokenStream:
         """Queue `num_choices` completions of each prompt; one prompt's have consecutive indices.
@@ -136,7 +139,8 @@ class EngineThread:
         `check` comes first: a request that can never be served fails here by an assertion.
         Without `max_tokens` a completion may fill the context.  What was cached with one
         `cache_salt` serves only requests with the same one.  After `time_limit` seconds
-        the stream ends with DeadlineExceeded.
+        the stream ends with DeadlineExceeded.  With `pooling` each prompt gets a vector instead of
+        tokens, and `max_tokens` is 0.
 
         Raises:
             DeadlineExceeded: the time was over before it could be queued.
@@ -158,6 +162,7 @@ class EngineThread:
                 arrival_time=self._clock(),
                 cache_salt=cache_salt or "",
                 reports_progress=reports_progress,
+                pooling=pooling,
             )
             fork_ids = itertools.islice(self._request_ids, num_choices - 1)
             requests += [request, *map(request.fork, fork_ids)]
@@ -169,6 +174,10 @@ class EngineThread:
 
     async def stats(self) -> SchedulerStats:
         return await self.call(lambda engine: engine.stats())
+
+    async def snapshot(self) -> EngineSnapshot:
+        """Return what the engine has to do, as it is between two steps."""
+        return await self.call(lambda engine: engine.snapshot())
 
     def fail_streams(self, error: EngineError) -> None:
         """End all open streams with an error; the engine aborts their requests when it can."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from batching.errors import ContextLengthExceeded, EmptyPrompt, InvalidRequest
+from batching.errors import ContextLengthExceeded, EmptyPrompt, InputTooLong, InvalidRequest
 from batching.model_info import ModelInfo
 from batching.request import SamplingParams
 
@@ -29,6 +29,20 @@ def check_request(
         check_token_ids(model, "prompt", (min(token_ids), max(token_ids)))
     check_token_ids(model, "logprob_token_ids", sampling.logprob_token_ids)
     check_token_ids(model, "logit_bias", [token_id for token_id, _ in sampling.logit_bias])
+
+
+def check_input(model: ModelInfo, param: str, token_ids: Sequence[int], limit: int) -> None:
+    """Check that the model can read an input, of `limit` tokens at most.
+
+    Raises:
+        InvalidRequest: it has no tokens, or one that is not in the vocabulary.
+        InputTooLong: it has more.
+    """
+    if not token_ids:
+        raise InvalidRequest(param, "it has no tokens; at least one is needed")
+    if len(token_ids) > limit:
+        raise InputTooLong(len(token_ids), limit, param)
+    check_token_ids(model, param, (min(token_ids), max(token_ids)))
 
 
 def check_token_ids(model: ModelInfo, param: str, token_ids: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from batching.engine.token_stream import TokenStream
 from batching.errors import EngineError
@@ -11,6 +12,9 @@ from batching.observer import EngineObserver, Observers, SequenceStats, StepReco
 from batching.request import FinishReason, TokenOutput
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.stats import SchedulerStats
+
+# Also where a layer above ends it, as at a stop string.
+_COMPLETE: Final = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class StreamRouter:
     observer: notified of every step and of every sequence.
     latest_stats: as they were after the last step, or when the engine last became idle.
     last_step_ended: in seconds on the engine's clock.
-    num_failed_steps: since a sequence last ended by itself.
+    num_failed_steps: since a sequence was last complete.
     """
 
     latest_stats: SchedulerStats
@@ -66,6 +70,8 @@ class StreamRouter:
         """Stop routing to a request, whose sequence ends here; False if it has ended before."""
         if (handle := self._handles.pop(request_id, None)) is None:
             return False
+        if reason in _COMPLETE:
+            self.num_failed_steps = 0
         handle.sequence.finish_reason, handle.sequence.end_time = reason, now
         self.observer.observe_end(handle.sequence)
         return True
@@ -99,9 +105,8 @@ class StreamRouter:
         self, request_id: int, handle: StreamHandle, output: TokenOutput, now: float
     ) -> None:
         gap = handle.sequence.record(output, now)
-        if output.token_ids:
+        if not output.is_progress:
             self.observer.observe_tokens(handle.sequence, len(output.token_ids), gap)
         handle.put(output)
         if output.finish_reason is not None:
-            self.num_failed_steps = 0
             self.end(request_id, output.finish_reason, now)

@@ -13,7 +13,7 @@ class TokenStream:
     """The tokens of one or more sequences, as they come; yields (index, TokenOutput).
 
     The async iteration ends after the last sequence's output that carries a finish reason, or
-    raises the error that ended one of them.  `close()` never waits and may be called at any
+    raises the error that ended one of them before its caller did.  `close()` never waits and may be called at any
     time, any number of times: unfinished sequences are aborted.
 
     sequences: the statistics of each one so far.
@@ -47,12 +47,13 @@ class TokenStream:
             if self._is_late():
                 # Also where tokens are always there, so that the timer never runs.
                 item = DeadlineExceeded()
+            is_late = isinstance(item, DeadlineExceeded)
+            if index not in self._unfinished and not is_late:
+                # Also the failure of a sequence whose caller had enough of it before.
+                continue
             if isinstance(item, EngineError):
-                is_late = isinstance(item, DeadlineExceeded)
                 self.close(FinishReason.TIMEOUT if is_late else FinishReason.ABORT)
                 raise item
-            if index not in self._unfinished:
-                continue
             if item.finish_reason is not None:
                 self._unfinished.remove(index)
             return index, item

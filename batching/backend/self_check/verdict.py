@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from batching.backend.choose_pool import kv_cache
 from batching.backend.hooks.rows import RowSelection
+from batching.backend.native.sampling import native_sampler
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import CacheLayout
-from batching.backend.sampling.sampler import ArgMax
+from batching.backend.sampling.sampler import Sampler
 
 
 class Way(StrEnum):
@@ -75,7 +76,6 @@ class CheckedModel:
             rounds_inputs=self.rounds_inputs,
         )
 
-    @property
-    def arg_max(self) -> ArgMax | None:
-        """What finds the highest logits, if not MLX."""
-        return self.native.module.arg_max if self.native else None
+    def sampler(self) -> Sampler | None:
+        """Return what samples, if not MLX or numpy."""
+        return native_sampler(self.native.module) if self.native else None

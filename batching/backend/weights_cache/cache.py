@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,9 +46,13 @@ class NotKept(Exception):
     """Weights are not written to the folder; the text says why."""
 
 
-def default_folder() -> Path:
-    """Return the folder beside the hub's cache."""
-    return Path(constants.HF_HUB_CACHE).expanduser().parent / _NAME
+def default_folder() -> Path | None:
+    """Return the folder beside the hub's cache; None if that is in a home directory that is not known."""
+    try:
+        return Path(constants.HF_HUB_CACHE).expanduser().parent / _NAME
+    except RuntimeError:
+        # As of a user id of a container's own.
+        return None
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,11 @@ class WeightsCache:
         remove_abandoned(self.folder)
         if num_bytes > self.max_bytes:
             raise NotKept(f"{_size(num_bytes)} are more than the {_size(self.max_bytes)} allowed")
-        files = {path: path.stat() for path in self.folder.glob(f"*{_SUFFIX}")}
+        files: dict[Path, os.stat_result] = {}
+        for path in self.folder.glob(f"*{_SUFFIX}"):
+            # Another process may make room, too.
+            with suppress(FileNotFoundError):
+                files[path] = path.stat()
         files.pop(beside, None)
         left = sum(stat.st_size for stat in files.values())
         for path, stat in sorted(files.items(), key=lambda item: item[1].st_mtime_ns):
@@ -134,7 +142,7 @@ class CacheEntry:
 
     def keep_note(self, name: str, value: Any) -> None:
         """Note something, in JSON's types, if the weights are kept."""
-        if not self.cache.max_bytes or not self.path.exists():
+        if not self.cache.max_bytes or not self._is_there():
             return
         try:
             known = json.loads(_notes(self.path).read_text())[self.key]
@@ -146,6 +154,15 @@ class CacheEntry:
             new.replace(_notes(self.path))
         except OSError as error:
             logger.info("%s cannot be written: %s", _notes(self.path), error.strerror)
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+
+    def _is_there(self) -> bool:
+        try:
+            return self.path.exists()
+        except OSError:
+            # In another user's folder.
+            return False
 
     def keep(self, packed: Mapping[str, Any], others: Mapping[str, mx.array], then: Then) -> None:
         """Write packed weights to the file; `then` gets its descriptor, and where each begins.

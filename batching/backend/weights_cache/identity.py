@@ -42,14 +42,20 @@ def _files(model: Path) -> Iterator[Path]:
 
 
 def _state(path: Path) -> tuple[int, int, str]:
-    """Return a file's size, its time, and a digest of its begin and of samples."""
-    stat = path.stat()
+    """Return a file's size, its time, and a digest of its begin and of samples.
+
+    One that cannot be read, as a link to nothing, is nothing that the model was loaded from.
+    """
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        digest.update(file.read(_HEAD_BYTES))
-        for index in range(_NUM_SAMPLES + 1):
-            last = max(0, stat.st_size - _SAMPLE_BYTES)
-            digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, last * index // _NUM_SAMPLES))
+    try:
+        stat = path.stat()
+        with path.open("rb", buffering=0) as file:
+            digest.update(file.read(_HEAD_BYTES))
+            for index in range(_NUM_SAMPLES + 1):
+                last = max(0, stat.st_size - _SAMPLE_BYTES)
+                digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, last * index // _NUM_SAMPLES))
+    except OSError:
+        return 0, 0, ""
     return stat.st_size, stat.st_mtime_ns, digest.hexdigest()
 
 

@@ -25,11 +25,16 @@ _MAX_HEADER_BYTES: Final = 1 << 26
 _SAMPLE_BYTES: Final = 1 << 12
 _DIGEST_LENGTH: Final = hashlib.sha256().digest_size * 2
 _DTYPES: Final = {
+    mx.complex64: "C64",
     mx.float32: "F32",
     mx.float16: "F16",
     mx.bfloat16: "BF16",
     mx.uint8: "U8",
+    mx.uint16: "U16",
     mx.uint32: "U32",
+    mx.uint64: "U64",
+    mx.int8: "I8",
+    mx.int16: "I16",
     mx.int32: "I32",
     mx.int64: "I64",
     mx.bool_: "BOOL",

@@ -92,7 +92,7 @@ class Server:
             self._loaded.vocab_size,
             self._check.selection,
             cache,
-            self._check.arg_max,
+            self._check.sampler(),
         )
         scheduler = ContinuousBatchingScheduler(config)
         engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)

@@ -110,7 +110,7 @@ class Kit:
         cache = self.check.cache(config.num_blocks, config.block_size)
         cache.reset()
         model, selection = self._model_that_may_fail(), self.check.selection
-        return Watched(model, VOCAB_SIZE, selection, cache, self.check.arg_max)
+        return Watched(model, VOCAB_SIZE, selection, cache, self.check.sampler())
 
     def _model_that_may_fail(self) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -58,7 +58,7 @@ class Bundled:
 
         check, vocab_size = self.check, self.loaded.vocab_size
         model = self.loaded.model
-        runner = WatchedRunner(model, vocab_size, check.selection, cache, check.arg_max)
+        runner = WatchedRunner(model, vocab_size, check.selection, cache, check.sampler())
         scheduler = ContinuousBatchingScheduler(config)
         # No limit in time: the chunks must not depend on how fast the machine is today.
         return scheduler, BatchInferenceEngine(scheduler, runner, max_stall=1e9)

@@ -69,7 +69,7 @@ def test_states_are_as_many_as_reckoned_and_memory_stays_flat() -> None:
     checked = check_model(model, VOCAB_SIZE)
     cache = checked.cache(CONFIG.num_blocks, CONFIG.block_size)
     cache.reset()
-    runner = Weighed(model, VOCAB_SIZE, checked.selection, cache, checked.arg_max)
+    runner = Weighed(model, VOCAB_SIZE, checked.selection, cache, checked.sampler())
     runner.cache = cache
     scheduler = ContinuousBatchingScheduler(CONFIG)
     engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)
@@ -92,5 +92,5 @@ def test_states_are_as_many_as_reckoned_and_memory_stays_flat() -> None:
     assert 8 * bytes_each < runner.most_bytes <= MOST_STATES * bytes_each
     # A draft in a turn's last step leaves a state or two more.
     assert max(used) <= min(used) + 4 * bytes_each
-    # A leak would be in all of the last turns.
-    assert min(used[-3:]) <= used[0] + 4096
+    # With a leak all of the last turns would be above all of the first.
+    assert min(used[5:]) <= max(used[:5])

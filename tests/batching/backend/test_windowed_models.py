@@ -79,7 +79,9 @@ class Poisoner:
         self.cache: PagedKVCache = checked.cache(
             config.num_blocks, config.block_size, num_window_blocks=config.num_window_blocks + 2
         )
-        self._runner = MLXRunner(model, VOCAB_SIZE, checked.selection, self.cache, checked.arg_max)
+        self._runner = MLXRunner(
+            model, VOCAB_SIZE, checked.selection, self.cache, checked.sampler()
+        )
         self._poisoned: set[int] = set()
         self.blocks: PagedBlockManager | None = None
         self.reset()
@@ -212,7 +214,7 @@ def test_long_requests_keep_a_fifth_of_the_bytes() -> None:
     scheduler = ContinuousBatchingScheduler(
         replace(limits, window=6, num_window_blocks=num_window_blocks)
     )
-    runner = MLXRunner(model, TINY_VOCAB_SIZE, checked.selection, cache, checked.arg_max)
+    runner = MLXRunner(model, TINY_VOCAB_SIZE, checked.selection, cache, checked.sampler())
     for i in range(4):
         prompt = RNG.integers(0, TINY_VOCAB_SIZE, 400).tolist()
         scheduler.add(BatchRequest(i, prompt, max_tokens=20))

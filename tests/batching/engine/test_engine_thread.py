@@ -10,6 +10,7 @@ import pytest
 from batching.config import SchedulerConfig
 from batching.engine.engine_thread import EngineThread
 from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.stream_router import StreamRouter
 from batching.engine.token_stream import TokenStream
 from batching.errors import (
     ContextLengthExceeded,
@@ -224,6 +225,22 @@ async def test_three_failed_steps_are_unhealthy_until_a_completion_is_finished()
         assert thread.unhealthy_reason == "the engine has stopped"
 
 
+def test_a_completion_that_its_caller_finishes_is_a_finished_one() -> None:
+    router = StreamRouter(0.0)
+    router.num_failed_steps = 3
+    ends = {
+        FinishReason.ABORT: 3,
+        FinishReason.TIMEOUT: 3,
+        FinishReason.ERROR: 3,
+        # At a stop string.
+        FinishReason.STOP: 0,
+    }
+    for reason, num_failed_steps in ends.items():
+        router.open(TokenStream([new_sequence()], lambda *_: None), [1])
+        router.end(1, reason, 0.0)
+        assert router.num_failed_steps == num_failed_steps
+
+
 async def test_a_request_past_its_deadline_ends_in_any_state() -> None:
     async with running(gate_is_open=False) as (thread, runner):
         # In the step, and in the inbox behind it.
@@ -253,6 +270,26 @@ async def test_tokens_of_a_finished_sequence_that_were_on_their_way_are_dropped(
     # A stop string, say.
     stream.finish(0)
     assert (await anext(stream))[0] == 1
+
+
+async def test_a_failure_of_a_finished_sequence_ends_no_other() -> None:
+    stream = TokenStream([new_sequence(), new_sequence()], lambda *_: None)
+    stream.put(0, TokenOutput((1,), None, 0))
+    # Of the step after that, which ended before the caller saw the stop string.
+    stream.put(0, RequestFailed())
+    stream.put(1, TokenOutput((2,), FinishReason.LENGTH, 0))
+    await anext(stream)
+    stream.finish(0)
+    assert [index async for index, _ in stream] == [1]
+
+
+async def test_a_finished_sequence_does_not_hide_the_deadline() -> None:
+    stream = TokenStream([new_sequence(), new_sequence()], lambda *_: None)
+    stream.finish(0)
+    # As the timer does.
+    stream.put(0, DeadlineExceeded())
+    with pytest.raises(DeadlineExceeded):
+        await anext(stream)
 
 
 async def test_a_stream_with_tokens_always_ready_ends_at_its_deadline_too() -> None:

@@ -163,7 +163,9 @@ def stack_layers(model: nn.Module, kernels: Any) -> None:
         if len(layers) > 1 and all(_is_fused(layer) for layer in layers):
             described = [StackLayer(layer._fused, Parameters(layer)) for layer in layers]
             takes_more = any(layer.parameters.takes_rows for layer in described)
-            if not takes_more and _only_passes_on(model, layers):
+            # The first one's cache tells on which pool a step is.
+            has_cache = not isinstance(described[0].fused, _BY_ROW)
+            if has_cache and not takes_more and _only_passes_on(model, layers):
                 stack = LayerStack(kernels, described)
                 for index, layer in enumerate(layers):
                     _replace(layer, index, stack, is_last=layer is layers[-1])

@@ -49,7 +49,7 @@ def test_a_long_prompt_in_any_chunks_in_flat_memory(native: Native, kv_dtype: mx
             max_batched_tokens=chunk,
         )
         cache = checked.cache(config.num_blocks, config.block_size)
-        runner = MLXRunner(model, vocab_size, checked.selection, cache, checked.arg_max)
+        runner = MLXRunner(model, vocab_size, checked.selection, cache, checked.sampler())
         engine = BatchInferenceEngine(ContinuousBatchingScheduler(config), runner, max_stall=1e9)
         sizes: list[int] = []
         outputs: list[list[int]] = []

@@ -62,6 +62,7 @@ def module_for(mlx_version: str, isa: str) -> str:
             f"isa = lambda: {isa!r}",
             "set_num_threads = lambda num_threads, nodes: None",
             "num_threads = lambda: 3",
+            "weight_bytes = lambda: 0",
             "supports_int_inputs = lambda: False",
         ]
     )
@@ -76,6 +77,16 @@ def test_a_module_that_fits_is_used(install: Install) -> None:
     install("_native.py", module_for(importlib.metadata.version("mlx"), "sse9"))
     for mode in ("auto", "require"):
         assert str(load_native(mode)) == f"sse9, 3 threads on {usable_cores()}"
+
+
+def test_the_threads_of_a_loaded_model_stay(native: Native) -> None:
+    """It may compute meanwhile, in another engine's thread."""
+    weights = native.module.pack(mx.zeros((32, 32)))
+    num_threads = native.module.num_threads()
+    other = load_native("require", 1 if num_threads > 1 else 2)
+    assert isinstance(other, Native)
+    assert weights.nbytes > 0
+    assert other.num_threads == native.module.num_threads() == num_threads
 
 
 def test_without_a_module_it_is_said_how_to_get_one(install: Install) -> None:

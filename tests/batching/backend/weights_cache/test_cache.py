@@ -3,13 +3,14 @@
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import huggingface_hub.constants
+import mlx.core as mx
 import pytest
 
 from batching.backend.weights_cache.cache import GIB, NotKept, WeightsCache, default_folder
-from batching.backend.weights_cache.weights_file import AlreadyWritten, write
+from batching.backend.weights_cache.weights_file import AlreadyWritten, opened, write
 
 
 def make(folder: Path, name: str, size: int, used: int) -> Path:
@@ -31,6 +32,14 @@ def test_a_file_that_is_replaced_needs_no_room_beside_itself(tmp_path: Path) -> 
     WeightsCache(tmp_path, 20).make_room(10, new)
     assert old.exists()
     assert new.exists()
+
+
+def test_a_file_that_goes_meanwhile_is_no_obstacle(tmp_path: Path) -> None:
+    """Another process makes room, too."""
+    (tmp_path / "1.safetensors").symlink_to("gone")
+    old = make(tmp_path, "2.safetensors", 10, 2)
+    WeightsCache(tmp_path, 15).make_room(10, tmp_path / "3.safetensors")
+    assert not old.exists()
 
 
 def test_what_is_more_than_all_deletes_nothing(tmp_path: Path) -> None:
@@ -84,6 +93,43 @@ def test_a_file_that_is_being_written_is_not_touched(tmp_path: Path) -> None:
 
     write(path, "key", {}, {}, meanwhile)
     assert [each.name for each in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+TYPES: Final = [
+    *(mx.bool_, mx.uint8, mx.uint16, mx.uint32, mx.uint64, mx.int8, mx.int16, mx.int32, mx.int64),
+    *(mx.float16, mx.bfloat16, mx.float32, mx.complex64),
+]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_arrays_beside_packed_weights_can_be_of_any_type(tmp_path: Path, dtype: mx.Dtype) -> None:
+    path = tmp_path / "a.safetensors"
+    array = mx.arange(3).astype(dtype, stream=mx.cpu)
+    write(path, "key", {}, {"a": array}, lambda *_: None)
+    with opened(path, "key") as file:
+        assert file is not None
+        found = file.others["a"]
+        assert (found.dtype, found.tolist()) == (dtype, array.tolist())
+
+
+def test_a_note_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(tmp_path, "model.gguf", 1, 1)
+    entry = WeightsCache(tmp_path / "weights", GIB).entry(model, "model")
+    entry.path.parent.mkdir()
+    entry.path.touch()
+    entry.keep_note("check", 1)
+
+    def fail(self: Path, _: str) -> None:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", fail)
+        entry.keep_note("check", 2)
+    assert entry.note("check") == 1
+    assert len(list(entry.path.parent.iterdir())) == 2
 
 
 def test_the_folder_is_beside_the_hubs_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import huggingface_hub.constants
 import mlx.core as mx
 import pytest
 from mlx_lm.utils import save_config, save_model
@@ -397,6 +398,32 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     assert line.startswith("in ")
     assert f"not kept: {folder}: " in line
     assert "packed weights are not kept" in caplog.text
+
+
+def test_a_folder_that_cannot_be_looked_into_costs_a_warning(
+    config: EngineConfig, folder: Path
+) -> None:
+    """As one of another user; not even whether a file is there can be told."""
+    unreadable = folder / ("long" * 100)
+    line, _ = start(replace(config, weights_cache_dir=unreadable))
+    assert f"not kept: {unreadable}: " in line
+
+
+def test_without_a_home_nothing_is_kept(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "~no such user/hub")
+    line, _ = start(replace(config, weights_cache_dir=None))
+    assert line.startswith("in ")
+    assert "there is no home directory" in caplog.text
+
+
+def test_a_file_of_the_model_that_cannot_be_read_is_no_obstacle(config: EngineConfig) -> None:
+    (Path(config.model) / "consolidated.safetensors").symlink_to("gone")
+    (Path(config.model) / "code.py").mkdir()
+    start(config)
+    line, _ = start(config)
+    assert line.startswith("mapped from ")
 
 
 @contextmanager

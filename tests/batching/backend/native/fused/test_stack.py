@@ -124,6 +124,20 @@ def test_on_pools_in_turn_and_after_a_reset(native: Native, name: str) -> None:
     assert stacks(model)[0].is_one_operation
 
 
+@pytest.mark.parametrize(("pattern", "is_stacked"), [("-M*-", False), ("M-*-", True)])
+def test_on_one_pool_after_another_if_the_first_layer_keeps_nothing(
+    native: Native, monkeypatch: pytest.MonkeyPatch, pattern: str, is_stacked: bool
+) -> None:
+    """What an MLP is called with does not tell which pool is used."""
+    monkeypatch.setitem(ZOO["nemotron_h"], "hybrid_override_pattern", list(pattern))
+    expected = list(Steps(make_plain(native, "nemotron_h"), native).logits())
+    model = make_stacked(native, "nemotron_h")
+    assert len(stacks(model)) == is_stacked
+    steps, other = Steps(model, native), Steps(model, native)
+    assert same(steps, expected)
+    assert same(other, expected)
+
+
 # Faults: the code of a model does more than call its layers one after the other.
 
 
