@@ -2,14 +2,15 @@
 
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.body_limit import RequestBody, send_rejection
-from app.http.client import ANONYMOUS, Client
+from app.http.client import ANONYMOUS, VISITOR, Client
 from app.http.errors import CountRejection, error_response, ignore_rejection
 from app.http.rejections import Unauthorized
 from app.http.request_context import PROBE_PATHS
@@ -40,11 +41,20 @@ def read_keys(text: str) -> list[str]:
     return keys
 
 
-def client_for_key(key: str, *, share_prefix_cache: bool) -> Client:
+def client_for_key(key: str, *, share_prefix_cache: bool, is_admin: bool = False) -> Client:
     """Return the client of a key; neither its name nor its salt reveals the key or the other."""
-    digest = sha256(key.encode())
-    salt = "" if share_prefix_cache else sha256(b"prefix cache\n" + digest.digest()).hexdigest()
-    return Client(digest.hexdigest()[:8], salt, digest.hexdigest())
+    key_digest = sha256(key.encode()).hexdigest()
+    client = client_for_digest(key_digest, share_prefix_cache=share_prefix_cache)
+    return replace(client, is_admin=is_admin)
+
+
+def client_for_digest(key_digest: str, *, share_prefix_cache: bool) -> Client:
+    """Return the client whose key has a digest; an empty one is that of a server without keys."""
+    if not key_digest:
+        return ANONYMOUS
+    salted = b"prefix cache\n" + bytes.fromhex(key_digest)
+    salt = "" if share_prefix_cache else sha256(salted).hexdigest()
+    return Client(key_digest[:8], salt, key_digest)
 
 
 class Authentication:
@@ -56,13 +66,18 @@ class Authentication:
         keys: Iterable[str],
         share_prefix_cache: bool,
         count_rejection: CountRejection = ignore_rejection,
+        *,
+        admin_keys: Container[str] = (),
+        open_paths: Container[str] = (),
     ) -> None:
+        """Some of the keys may be those of admins; `open_paths` need no key, as those of probes."""
         self._app = app
+        self._open_paths = open_paths
         self._count_rejection = count_rejection
         # By digest, so that all compared values have the same length.
         self._clients = {
             sha256(key.encode()).digest(): client_for_key(
-                key, share_prefix_cache=share_prefix_cache
+                key, share_prefix_cache=share_prefix_cache, is_admin=key in admin_keys
             )
             for key in keys
         }
@@ -81,8 +96,10 @@ class Authentication:
 
     def _client(self, scope: Scope) -> Client | None:
         """Return the client that sends the request, or None if it has no valid key."""
-        if not self._clients or scope["path"] in PROBE_PATHS:
+        if not self._clients:
             return ANONYMOUS
+        if scope["path"] in PROBE_PATHS or scope["path"] in self._open_paths:
+            return VISITOR
         found = None
         for key in _presented_keys(scope["headers"]):
             presented = sha256(key).digest()

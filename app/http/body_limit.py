@@ -1,7 +1,7 @@
 """Limits of request bodies: size, time, and bytes of all requests together."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -43,12 +43,16 @@ class RequestBody:
 
     async def next_chunk(self) -> bytes:
         """Wait for the next chunk; it is empty at the end and if the client disconnected."""
+        chunk: bytes = (await self.receive()).get("body", b"")
+        return chunk
+
+    async def receive(self) -> Message:
+        """Wait for the next message."""
         message = await self._receive()
         self.is_open = message.get("more_body", False)
         self.client_disconnected = message["type"] == "http.disconnect"
-        chunk: bytes = message.get("body", b"")
-        self.num_read += len(chunk)
-        return chunk
+        self.num_read += len(message.get("body", b""))
+        return message
 
 
 def _values(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[bytes]:
@@ -87,7 +91,8 @@ async def _drop_rest(body: RequestBody) -> None:
 class BodyLimit:
     """Reads each body before it calls the app, and rejects requests beyond the limits.
 
-    The app receives the body as one message; the next one that it receives is the disconnect.
+    The app receives the body as one message; the next one that it receives is the disconnect.  On a
+    few paths it receives the body as it comes, and has limits of its own.
 
     buffered_bytes: bytes of all bodies that are being read or whose requests are in flight.
     """
@@ -98,8 +103,11 @@ class BodyLimit:
         max_bytes: int,
         timeout: float,
         count_rejection: CountRejection = ignore_rejection,
+        streamed: Container[str] = (),
     ) -> None:
+        """`streamed` has the paths whose bodies are not read here."""
         self._app = app
+        self._streamed = streamed
         self._max_bytes = max_bytes
         self._timeout = timeout
         self._count_rejection = count_rejection
@@ -108,6 +116,9 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not (body := RequestBody(scope, receive)).is_open:
             await self._app(scope, receive, send)
+            return
+        if scope["path"] in self._streamed:
+            await self._app(scope, body.receive, _lingering(body, send))
             return
         rejection: Rejection | None = BodyTooLarge(self._max_bytes)
         if body.num_declared <= self._max_bytes:
@@ -146,6 +157,24 @@ class BodyLimit:
         except TimeoutError:
             return BodyTooSlow(self._timeout)
         return None if body.client_disconnected else bytes(content)
+
+
+def _lingering(body: RequestBody, send: Send) -> Send:
+    """Return a `send` for a response that may come before the end of the body."""
+
+    async def send_and_drop(message: Message) -> None:
+        if not body.is_open:
+            await send(message)
+        elif message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            await send({**message, "headers": headers})
+        else:
+            await send({**message, "more_body": True})
+            if not message.get("more_body", False):
+                await _drop_rest(body)
+                await send({"type": "http.response.body"})
+
+    return send_and_drop
 
 
 def _replayed(content: bytes, receive: Receive) -> Receive:

@@ -13,6 +13,10 @@ from app.http.error_formats import ErrorReport, error_format
 from app.http.rejections import (
     BodyTooLarge,
     BodyTooSlow,
+    FilesTooLarge,
+    Forbidden,
+    ForeignOrigin,
+    HostNotAllowed,
     NotFound,
     QueueFull,
     QuotaExceeded,
@@ -58,8 +62,12 @@ ERROR_SPECS: Final[dict[type[BaseException], ErrorSpec]] = {
     EngineStalled: ErrorSpec(503, "server_error", "engine_stalled"),
     DeadlineExceeded: ErrorSpec(504, "timeout_error", "deadline_exceeded"),
     Unauthorized: ErrorSpec(401, code="invalid_api_key"),
+    HostNotAllowed: ErrorSpec(403, code="host_not_allowed"),
+    ForeignOrigin: ErrorSpec(403, code="origin_not_allowed"),
+    Forbidden: ErrorSpec(403, "permission_error", "forbidden"),
     NotFound: ErrorSpec(404, code="not_found"),
     BodyTooLarge: ErrorSpec(413, code="request_too_large"),
+    FilesTooLarge: ErrorSpec(413, code="file_too_large"),
     BodyTooSlow: ErrorSpec(408, code="request_timeout"),
     QuotaExceeded: ErrorSpec(429, "rate_limit_error", "rate_limit_exceeded"),
     QueueFull: ErrorSpec(503, "server_error", "queue_full"),
@@ -74,8 +82,14 @@ ERROR_SPECS: Final[dict[type[BaseException], ErrorSpec]] = {
 # nginx's status for a client that disconnected; it is never received, and not logged.
 CLIENT_CLOSED_REQUEST: Final = 499
 
-# The codes that count as rejections by admission control: every 429, and 503 for lack of capacity.
-REJECTION_REASONS: Final = ("queue_full", "rate_limit_exceeded", "shutting_down")
+# The codes that count as rejections by admission control: every 429, and 503 for lack of capacity; one
+# for connections is counted by the server, before there is a request.
+REJECTION_REASONS: Final = (
+    "queue_full",
+    "rate_limit_exceeded",
+    "shutting_down",
+    "too_many_connections",
+)
 
 
 CountRejection = Callable[[str], None]

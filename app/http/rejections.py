@@ -2,14 +2,27 @@
 
 Rejection
 ├── Unauthorized        no valid key                           → 401
+├── HostNotAllowed      the server is not known by this name   → 403
+├── ForeignOrigin       a web page of another site sends it    → 403
+├── Forbidden           the key does not allow it              → 403
 ├── NotFound            the client has no such object          → 404
 ├── BodyTooLarge        the body exceeds the size limit        → 413
+├── FilesTooLarge       a file, or all together, exceed a limit → 413
 ├── BodyTooSlow         the body does not arrive in time       → 408
 ├── QuotaExceeded       the client reached its limit           → 429
 ├── QueueFull           the server reached its limit           → 503
 ├── ShuttingDown        the server accepts no new requests     → 503
 └── Unavailable         the response to a failing probe        → 503
 """
+
+from typing import Final
+
+# The limit in characters for text of the client that a message repeats.
+_MAX_SHOWN: Final = 100
+
+
+def _shown(text: str) -> str:
+    return repr(text[:_MAX_SHOWN])
 
 
 class Rejection(Exception):
@@ -25,6 +38,26 @@ class Unauthorized(Rejection):
         super().__init__("a valid API key is required: send the header Authorization: Bearer <key>")
 
 
+class HostNotAllowed(Rejection):
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"the server does not answer to the host name {_shown(host)}; "
+            "if it should, add the name to MLX_SERVER_ALLOWED_HOSTS, or set API keys"
+        )
+
+
+class ForeignOrigin(Rejection):
+    def __init__(self, origin: str) -> None:
+        super().__init__(
+            f"a web page of another site ({_shown(origin)}) may not send this request; "
+            "if it may, add its origin to MLX_SERVER_CORS_ORIGINS, or set API keys"
+        )
+
+
+class Forbidden(Rejection):
+    """The client is known, and may not do this."""
+
+
 class NotFound(Rejection):
     """No object of the client has this id; that another client has it is not told apart."""
 
@@ -32,6 +65,10 @@ class NotFound(Rejection):
 class BodyTooLarge(Rejection):
     def __init__(self, limit: int) -> None:
         super().__init__(f"the request body is larger than the limit of {limit} bytes")
+
+
+class FilesTooLarge(Rejection):
+    """The message names the limit and its setting."""
 
 
 class BodyTooSlow(Rejection):

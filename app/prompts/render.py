@@ -12,6 +12,8 @@ from app.prompts.chat_history import with_description
 from app.prompts.conversation import Conversation
 from app.prompts.harmony_history import harmony_effort, template_turns
 from app.prompts.length_bound import longest_token
+from app.prompts.model_template import render_turns
+from app.prompts.render_pool import TemplateFailed
 from app.prompts.turn_order import adapted_turns, takes_system
 from batching import ContextLengthExceeded, InvalidRequest, ModelInfo
 
@@ -21,7 +23,7 @@ logger = logging.getLogger(__name__)
 _NO_REASONING: Final = ("none", "minimal")
 
 # So many tokens before the cut decide where the words after it begin.
-_NUM_CONTEXT_TOKENS: Final = 64
+NUM_CONTEXT_TOKENS: Final = 64
 
 
 class PromptTooLong(ContextLengthExceeded):
@@ -103,7 +105,7 @@ def _rendered(model: ModelInfo, conversation: Conversation, format_: MessageForm
         kwargs["tools"] = [tool.template_fields() for tool in described]
     turns = _turns(model, conversation, format_)
     try:
-        text: str = model.tokenizer.apply_chat_template(turns, tokenize=False, **kwargs)
+        return render_turns(model, turns, **kwargs)
     except InvalidRequest:
         raise
     # A template is a program of the model's authors: on input that it does not expect it may
@@ -111,7 +113,6 @@ def _rendered(model: ModelInfo, conversation: Conversation, format_: MessageForm
     except Exception as error:
         param = "chat_template_kwargs" if conversation.template_kwargs else "messages"
         raise InvalidRequest(param, _template_error_message(model, error)) from None
-    return text
 
 
 def _turns(
@@ -128,12 +129,15 @@ def _turns(
 
 def _template_error_message(model: ModelInfo, error: Exception) -> str:
     """Return why a template failed: its own message if that holds no part of the prompt."""
-    reason = str(error)
+    if isinstance(error, TemplateFailed):
+        kind, reason = error.kind, error.reason
+    else:
+        kind, reason = type(error).__name__, str(error) if isinstance(error, TemplateError) else ""
     template = model.tokenizer.chat_template
-    if isinstance(error, TemplateError) and isinstance(template, str) and reason in template:
+    if reason and isinstance(template, str) and reason in template:
         return f"the model's chat template rejects the messages: {reason}"
-    logger.warning("the chat template raised %s", type(error).__name__)
-    return f"the model's chat template fails with this request ({type(error).__name__})"
+    logger.warning("the model's chat template failed: %s", kind)
+    return f"the model's chat template fails with this request ({kind})"
 
 
 def _template_kwargs(conversation: Conversation, format_: MessageFormat) -> dict[str, Any]:
@@ -179,7 +183,7 @@ def _encoded(
     if longest is not None and (num_tokens := len(text) // longest) > limit:
         if truncation is None or (max_tokens := truncation.max_tokens(model)) > limit:
             raise PromptTooLong(num_tokens, limit)
-        text = text[truncation.kept((max_tokens + _NUM_CONTEXT_TOKENS) * longest)]
+        text = text[truncation.kept((max_tokens + NUM_CONTEXT_TOKENS) * longest)]
     token_ids = model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
     return _truncated(model, token_ids, truncation)
 

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 from jinja2 import TemplateSyntaxError
 
 from app.prompts import template_process
+from app.prompts.model_template import template_variables
 from batching import InvalidRequest, ModelInfo, Tokenizer
 
 PARAM: Final = "chat_template"
@@ -28,7 +29,8 @@ def check_template(template: str) -> None:
 
 def with_template(model: ModelInfo, template: str) -> ModelInfo:
     """Return a model that renders conversations by another template; the rest is unchanged."""
-    return replace(model, tokenizer=cast(Tokenizer, _Templated(model.tokenizer, template)))
+    templated = cast(Tokenizer, _Templated(model.tokenizer, template))
+    return replace(model, tokenizer=templated, has_jinja_template=False)
 
 
 class _Templated:
@@ -52,9 +54,8 @@ class _Templated:
             InvalidRequest: the template fails, or takes too much.
         """
         assert not tokenize, "the text is what is asked for"
-        special_tokens: Mapping[str, Any] = getattr(self._tokenizer, "special_tokens_map", {})
-        thinks = {"enable_thinking": self._tokenizer.think_start is not None}
-        return render(self.chat_template, conversation, {**special_tokens, **thinks, **kwargs})
+        variables = template_variables(self._tokenizer, kwargs)
+        return render(self.chat_template, conversation, variables)
 
 
 def render(

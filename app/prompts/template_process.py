@@ -1,4 +1,4 @@
-"""Renders the chat template of a request, in a process that may die of it.
+"""Renders chat templates, in a process that may die of it: one for a request, or one that is kept.
 
 A template is a program: it may loop for ever or fill the memory, and a thread cannot be stopped.  So it
 runs in a process with limits, by running this file: it must not import anything of the project, which
@@ -9,13 +9,16 @@ Templates see what transformers gives them: the same options, filters, functions
 
 import json
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, NoReturn
+from functools import lru_cache
+from time import process_time
+from typing import IO, Any, Final, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
@@ -23,9 +26,16 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+# The argument for a process that is kept, for a template of the model.
+KEPT: Final = "kept"
+
 _CPU_SECONDS: Final = 2
+_KEPT_CPU_SECONDS: Final = 5
 _MEMORY_BYTES: Final = 512 << 20
 _MAX_CHARACTERS: Final = 4 << 20
+# A long conversation makes a long text: so many characters for each of the request's.
+_MAX_GROWTH: Final = 4
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 # Marks where the last turn ends; the blank shows whether a template strips its text.
 _END_OF_TURN: Final = "\ue000\ue001"
 
@@ -117,16 +127,23 @@ def render(template: str, turns: list[Turn], variables: dict[str, Any]) -> str:
     turns = [_with_thinking(turn) for turn in turns]
     if continues:
         turns[-1]["content"] += f"{_END_OF_TURN} "
-    compiled = environment().from_string(template)
-    text = compiled.render(messages=turns, **{"tools": None, "documents": None} | variables)
+    text = _compiled(template).render(
+        messages=turns, **{"tools": None, "documents": None} | variables
+    )
     return _cut(text) if continues else text
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    return environment().from_string(template)
 
 
 def _with_thinking(turn: Turn) -> Turn:
     """Return a turn with the reasoning under either name that templates have for it."""
-    if "reasoning_content" not in turn:
+    reasoning = next((turn[name] for name in _REASONING if turn.get(name) is not None), None)
+    if reasoning is None:
         return dict(turn)
-    return {"thinking": turn["reasoning_content"], **turn}
+    return {"thinking": reasoning, **turn, "reasoning_content": reasoning}
 
 
 def _cut(text: str) -> str:
@@ -137,7 +154,7 @@ def _cut(text: str) -> str:
     return text[:end].rstrip() if is_stripped else text[:end]
 
 
-def answer(encoded: bytes) -> bytes:
+def answer(encoded: bytes, max_characters: int = _MAX_CHARACTERS) -> bytes:
     """Return the text that a request to this process asks for, or why there is none, as JSON."""
     template, turns, variables = json.loads(encoded)
     try:
@@ -146,7 +163,7 @@ def answer(encoded: bytes) -> bytes:
     except Exception as error:
         message = str(error) if isinstance(error, TemplateError) else ""
         return json.dumps({"error": type(error).__name__, "message": message}).encode()
-    if len(text) > _MAX_CHARACTERS:
+    if len(text) > max_characters:
         return json.dumps({"error": "its text is too long", "message": ""}).encode()
     return json.dumps({"text": text}).encode()
 
@@ -158,10 +175,30 @@ def import_all() -> None:
         render(uses, [], {})
 
 
-def limit_process(set_limit: Callable[[int, tuple[int, int]], None] = resource.setrlimit) -> None:
+def answer_lines(lines: IO[bytes], answers: IO[bytes], limit_cpu: Callable[[], None]) -> None:
+    """Answer each line with a line, until there are no more."""
+    for line in lines:
+        limit_cpu()
+        answers.write(answer(line, _MAX_CHARACTERS + _MAX_GROWTH * len(line)) + b"\n")
+        answers.flush()
+
+
+def limit_kept_cpu(
+    set_limit: Callable[[int, tuple[int, int]], None] = resource.setrlimit,
+) -> None:
+    """Limit the seconds of a core from now on; the soft limit may be raised again."""
+    with suppress(ValueError, OSError):
+        seconds = int(process_time()) + 1 + _KEPT_CPU_SECONDS
+        set_limit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+
+
+def limit_process(
+    set_limit: Callable[[int, tuple[int, int]], None] = resource.setrlimit,
+    cpu_seconds: int = _CPU_SECONDS,
+) -> None:
     """Limit this process, where the system knows such a limit; else the wall clock remains."""
     limits = {
-        resource.RLIMIT_CPU: _CPU_SECONDS,
+        resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_AS: _MEMORY_BYTES,
         resource.RLIMIT_CORE: 0,
         # The numbers below are open: no other file, and no connection, can be opened.
@@ -174,7 +211,14 @@ def limit_process(set_limit: Callable[[int, tuple[int, int]], None] = resource.s
 
 
 if __name__ == "__main__":
-    request = sys.stdin.buffer.read()
     import_all()
-    limit_process()
-    sys.stdout.buffer.write(answer(request))
+    if KEPT in sys.argv[1:]:
+        # A terminal and a supervisor signal all processes, and the server has requests to finish.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        limit_process(cpu_seconds=resource.RLIM_INFINITY)
+        answer_lines(sys.stdin.buffer, sys.stdout.buffer, limit_kept_cpu)
+    else:
+        request = sys.stdin.buffer.read()
+        limit_process()
+        sys.stdout.buffer.write(answer(request))

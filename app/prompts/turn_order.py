@@ -14,6 +14,7 @@ from typing import Final
 from app.parsing.formats.model_format import message_format
 from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, ToolCall
 from app.prompts.harmony_history import template_turns
+from app.prompts.model_template import render_turns
 from batching import ModelInfo
 
 _SEPARATOR: Final = "\n"
@@ -61,9 +62,7 @@ def takes_system(model: ModelInfo) -> bool:
 def _takes(model: ModelInfo, *messages: ChatMessage) -> bool:
     turns = template_turns(messages, message_format(model))
     try:
-        text: str = model.tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True
-        )
+        text = render_turns(model, turns, add_generation_prompt=True)
     except Exception:  # a template may raise anything
         return False
     contents = [message.content for message in messages if message.content]

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from app.http.error_formats import ErrorReport, openai_error
+from app.server.connection_limit import TOO_MANY, ConnectionLimit
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,15 @@ _MESSAGES: Final = {
     408: "the head of the request was not received in time",
     431: "the head of the request is larger than the limit",
     501: "the server does not support this Transfer-Encoding",
+    503: "the server has too many open connections; please try again",
 }
-_CODES: Final = {408: "request_timeout"}
+_CODES: Final = {408: "request_timeout", 503: TOO_MANY}
+_TYPES: Final = {503: "server_error"}
+_HEADERS: Final = {503: [("Retry-After", "1")]}
+
+# Seconds for which the client of a refused connection may read the response.  Were it closed at once, with
+# a request that was not read, the client would see a reset.
+_LINGER: Final = 1.0
 
 
 class _Timer:
@@ -86,6 +94,7 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
 
     read_timeout: float
     write_timeout: float
+    limit: ConnectionLimit
 
     def __init__(
         self,
@@ -101,16 +110,23 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self._incoming = bytearray()
         self._read_timer = _Timer(self.loop, self.read_timeout, self._give_up_reading)
         self._write_timer = _Timer(self.loop, self.write_timeout, self._check_writing)
+        self._linger_timer = _Timer(self.loop, _LINGER, self._close)
         self._num_unsent = 0
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if not self.limit.admit(self):
+            self._refuse()
+            return
         _notice_dead_peers(transport.get_extra_info("socket"), self.write_timeout)
         # Writing is paused while anything is buffered here, so that the timer covers all of it.
         transport.set_write_buffer_limits(high=0)
         self._watch_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.limit.forget(self)
+        self._linger_timer.stop()
         self._read_timer.stop()
         self._write_timer.stop()
         super().connection_lost(exc)
@@ -124,12 +140,17 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self.data_received(data)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self.limit.set_idle(self, is_idle=False)
         super().data_received(data)
         self._watch_reading()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._watch_reading()
+        is_between_requests = self.conn.their_state is h11.IDLE and not self._has_part_of_head()
+        self.limit.set_idle(self, is_idle=is_between_requests and not self.transport.is_closing())
 
     def shutdown(self) -> None:
         """Close when idle; uvicorn would raise for a broken connection that is closing."""
@@ -173,16 +194,42 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         else:
             self.transport.close()
 
+    def _refuse(self) -> None:
+        """Respond before there is a request, and close when the client has read it."""
+        self._is_refused = True
+        if not self.limit.may_linger(self):
+            self._reject(HTTPStatus.SERVICE_UNAVAILABLE)
+            return
+        self._respond(HTTPStatus.SERVICE_UNAVAILABLE)
+        self.transport.write_eof()
+        self._linger_timer.start()
+
+    def _close(self) -> None:
+        self.transport.close()
+
     def _reject(self, status: int) -> None:
         """Respond in place of the app, and close."""
+        self._respond(status)
+        if self.cycle is not None:
+            # uvicorn would notify the app only after the client has read the response.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    def _respond(self, status: int) -> None:
         logger.debug("a connection ends with status %d", status)
-        message = _MESSAGES.get(status, "the request is not valid HTTP")
-        report = ErrorReport(status=status, message=message, code=_CODES.get(status))
+        report = ErrorReport(
+            status=status,
+            message=_MESSAGES.get(status, "the request is not valid HTTP"),
+            type=_TYPES.get(status, "invalid_request_error"),
+            code=_CODES.get(status),
+        )
         body = openai_error(report).encode()
         headers = [
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(body))),
             ("Connection", "close"),
+            *_HEADERS.get(status, ()),
         ]
         reason = HTTPStatus(status).phrase
         head = h11.Response(status_code=status, headers=headers, reason=reason)
@@ -190,11 +237,6 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         with suppress(h11.LocalProtocolError):
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        if self.cycle is not None:
-            # uvicorn would notify the app only after the client has read the response.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        self.transport.close()
 
     def _watch_writing(self) -> None:
         self._num_unsent = self.transport.get_write_buffer_size()
@@ -209,14 +251,17 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
             self.transport.abort()
 
 
-def protocol_class(*, read_timeout: float, write_timeout: float) -> type[Protocol]:
+def protocol_class(
+    *, read_timeout: float, write_timeout: float, limit: ConnectionLimit
+) -> type[Protocol]:
     """Return the class for `uvicorn.Config(http=...)`.
 
     read_timeout: seconds from the connection, or the first byte of a later request, to the whole head.
     write_timeout: seconds within which a client must read some of the buffered data.
+    limit: of all connections of one server.
     """
-    timeouts = {"read_timeout": read_timeout, "write_timeout": write_timeout}
-    return type("Protocol", (Protocol,), timeouts)
+    members = {"read_timeout": read_timeout, "write_timeout": write_timeout, "limit": limit}
+    return type("Protocol", (Protocol,), members)
 
 
 def _notice_dead_peers(sock: socket.socket, write_timeout: float) -> None:

@@ -12,9 +12,16 @@ from typing import Final
 import uvicorn
 from fastapi import FastAPI
 
+from app.server.connection_limit import (
+    ConnectionLimit,
+    fitting_backlog,
+    fitting_connections,
+    max_files,
+)
 from app.server.http_protocol import MAX_HEAD_BYTES, protocol_class
 from app.server.watchdog import Watchdog
 from app.server_state import ServerState
+from app.settings import env_name
 
 logger = logging.getLogger(__name__)
 
@@ -92,12 +99,20 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, service: ServerState) -> None:
         settings = service.settings
+        num_files = max_files()
+        max_connections = fitting_connections(settings.max_connections, num_files)
+        if max_connections < settings.max_connections:
+            line = "at most %d connections: %s has room for no more in %d open files (ulimit -n)"
+            logger.warning(line, max_connections, env_name("max_connections"), num_files)
         super().__init__(
             uvicorn.Config(
                 app,
                 http=protocol_class(
-                    read_timeout=settings.read_timeout, write_timeout=settings.write_timeout
+                    read_timeout=settings.read_timeout,
+                    write_timeout=settings.write_timeout,
+                    limit=ConnectionLimit(max_connections, service.metrics.count_rejection),
                 ),
+                backlog=fitting_backlog(num_files),
                 loop="asyncio",
                 log_config=None,
                 access_log=False,
@@ -129,6 +144,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._watching = asyncio.create_task(self._watchdog.run())
+        self._service.batches.wake()
 
     async def on_tick(self, counter: int) -> bool:
         """Return True when the server can exit; uvicorn calls it ten times a second."""
@@ -145,6 +161,7 @@ class Server(uvicorn.Server):
         self._watching.cancel()
         if num_open := self._service.in_flight.num_open:
             logger.warning("%d requests are ended before they are complete", num_open)
+        await self._service.batches.close()
         # This does not wait for the engines to end.
         self._service.manager.close(0)
         await super().shutdown(sockets)

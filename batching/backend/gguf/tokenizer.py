@@ -73,7 +73,7 @@ def build_tokenizer(header: GgufHeader) -> TokenizerWrapper:
         raise header.refuse(f"a token of {longest} characters")
     bos, eos = (_special(header, tokens, name) for name in ("bos", "eos"))
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=_build_backend(header, tokens, bos),
+        tokenizer_object=_build_backend(header, tokens, bos, eos),
         bos_token=bos,
         eos_token=eos,
         unk_token=_special(header, tokens, "unknown"),
@@ -114,7 +114,9 @@ def _tool_calls(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     }
 
 
-def _build_backend(header: GgufHeader, tokens: list[str], bos: str | None) -> Tokenizer:
+def _build_backend(
+    header: GgufHeader, tokens: list[str], bos: str | None, eos: str | None
+) -> Tokenizer:
     match header.text("tokenizer.ggml.model"):
         case "gpt2":
             tokenizer, adds_bos = _byte_level(header, tokens)
@@ -130,13 +132,24 @@ def _build_backend(header: GgufHeader, tokens: list[str], bos: str | None) -> To
                 "(known: gpt2, llama and gemma4)"
             )
     _add_special_tokens(header, tokenizer, tokens)
-    if bos is not None and header.metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
+    begins = header.metadata.get("tokenizer.ggml.add_bos_token", adds_bos)
+    before = [bos] if bos is not None and begins else []
+    after = [eos] if eos is not None and _embeds_with_eos(header) else []
+    if before or after:
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"],
-            pair=[bos, "$A", bos, "$B:1"],
-            special_tokens=[(bos, tokens.index(bos))],
+            single=[*before, "$A", *after],
+            pair=[*before, "$A", *after, *before, "$B:1", *after],
+            special_tokens=[(token, tokens.index(token)) for token in {*before, *after}],
         )
     return tokenizer
+
+
+def _embeds_with_eos(header: GgufHeader) -> bool:
+    """True if eos ends the texts of an embedding model; a prompt of any other must go on."""
+    pooling = f"{header.text('general.architecture')}.pooling_type"
+    return bool(
+        header.metadata.get(pooling) and header.metadata.get("tokenizer.ggml.add_eos_token")
+    )
 
 
 def _byte_level(header: GgufHeader, tokens: list[str]) -> tuple[Tokenizer, bool]:

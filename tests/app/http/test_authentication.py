@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from app.http.authentication import Authentication, client_for_key, read_keys
-from app.http.client import ANONYMOUS, Client
+from app.http.client import ANONYMOUS, VISITOR, Client
 from tests.support.raw_http import running, split
 
 pytestmark = pytest.mark.anyio
@@ -138,7 +138,7 @@ async def test_without_keys_all_clients_are_anonymous() -> None:
 async def test_only_probes_need_no_key(path: str, status: int) -> None:
     server = Guarded(*KEYS)
     assert (await server.get(path)).status_code == status
-    assert set(server.app.clients) <= {ANONYMOUS}
+    assert set(server.app.clients) <= {VISITOR}
 
 
 async def test_every_key_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch) -> None:

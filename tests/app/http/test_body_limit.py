@@ -407,3 +407,44 @@ def test_a_reset_connection_does_not_harm_others() -> None:
                 cut(connection, data)
         assert split(site.ask(sized(3, b"Connection: close") + b"abc"))[2] == b"abc"
     assert app.bodies == [b"abc"]
+
+
+class StreamingApp:
+    """Responds in two parts before it has read the body, which it gets as it comes."""
+
+    def __init__(self, *, reads: bool) -> None:
+        self._reads = reads
+        self.chunks: list[bytes] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        while self._reads:
+            message = await receive()
+            self.chunks.append(message["body"])
+            if not message["more_body"]:
+                break
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"o", "more_body": True})
+        await send({"type": "http.response.body", "body": b"k"})
+
+
+class TestStreamed:
+    """Bodies of any size, on paths that have limits of their own."""
+
+    def ask(self, app: StreamingApp, data: bytes) -> bytes:
+        with running(BodyLimit(app, MAX, LONG, streamed=("/",))) as site:
+            return site.ask(data)
+
+    def test_a_body_comes_in_pieces(self) -> None:
+        app = StreamingApp(reads=True)
+        size = 10 * (1 << 16)
+        response = self.ask(app, sized(size, b"Connection: close") + b"a" * size)
+        assert split(response)[2] == b"ok"
+        assert sum(map(len, app.chunks)) == size
+        assert len(app.chunks) > 1
+
+    def test_a_response_before_the_end_of_the_body_arrives(self) -> None:
+        """The rest is read and dropped: a reset would take the response from the client."""
+        size = 10 * (1 << 16)
+        status, fields, body = split(self.ask(StreamingApp(reads=False), sized(size) + b"a" * size))
+        assert (status, fields["connection"], body) == (200, "close", b"ok")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import resource
 import signal
 import socket
@@ -117,6 +118,33 @@ def while_serving(
 
 def openai_client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def test_connections_are_bounded_by_the_setting_and_counted() -> None:
+    def visit(url: str) -> str:
+        address = (httpx.URL(url).host, httpx.URL(url).port or 0)
+        with socket.create_connection(address, LONG) as first:
+            first.sendall(b"GET /metrics")
+            with pytest.raises(httpx.HTTPStatusError, match="503"):
+                httpx.get(f"{url}/metrics").raise_for_status()
+            first.sendall(b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return b"".join(iter(lambda: first.recv(1 << 16), b"")).decode()
+
+    page = while_serving(speaking_manager(b"Hello!"), visit, max_connections=1)
+    assert re.search(r'rejections_total{.*reason="too_many_connections".*} 1.0', page)
+
+
+def test_connections_that_do_not_fit_the_open_files_are_fewer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(uvicorn_server, "max_files", lambda: 100)
+    manager = speaking_manager(b"Hello!")
+    app = create_app(manager)
+    try:
+        assert Server(app, app.state.service).config.backlog == 25
+    finally:
+        manager.close()
+    assert "at most 50 connections: MLX_SERVER_MAX_CONNECTIONS has room" in caplog.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -323,6 +351,7 @@ def test_the_start_prints_the_url_and_the_end_stops_the_engine(
     assert lines[:2] == [f"loading {MODEL_ID} ...", "a speaker"]
     assert lines[2] == f"serving {MODEL_ID} at {url}; try:"
     assert lines[3].startswith(f"  curl {url}/chat/completions -H")
+    assert lines[4] == f"  or open {url.removesuffix('/v1')} in a browser"
 
 
 class TestMain:

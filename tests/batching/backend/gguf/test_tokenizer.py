@@ -92,6 +92,20 @@ def test_bos_is_added_when_the_file_or_the_family_says_so(tmp_path: Path) -> Non
     assert tokenizer(tmp_path, pre="llama-bpe", add_bos_token=False).encode("a")[0] != 260
 
 
+def test_eos_ends_the_texts_of_embedding_models_only(tmp_path: Path) -> None:
+    def encoded(*, of_embeddings: bool, adds_eos: bool = True) -> list[int]:
+        kind: Metadata = {"general.architecture": "qwen3", "tokenizer.ggml.add_bos_token": True}
+        kind |= {"tokenizer.ggml.add_eos_token": adds_eos}
+        kind |= {"qwen3.pooling_type": 3} if of_embeddings else {}
+        path = write_gguf(tmp_path / "t.gguf", BPE | kind, {})
+        token_ids: list[int] = build_tokenizer(read_header(path)).encode("1")
+        return token_ids
+
+    assert encoded(of_embeddings=True) == [260, 16, 259]
+    assert encoded(of_embeddings=True, adds_eos=False) == [260, 16]
+    assert encoded(of_embeddings=False) == [260, 16]
+
+
 def test_all_tokens_that_end_a_turn_are_found(tmp_path: Path) -> None:
     assert tokenizer(tmp_path).eos_token_ids == {259}
     assert tokenizer(tmp_path, eos_token_id=260).eos_token_ids == {259, 260}

@@ -1,0 +1,301 @@
+"""What a browser sends for a page of another site is rejected, unless the operator allows it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import httpx
+import pytest
+from pydantic import SecretStr
+from starlette.types import Message, Receive, Scope, Send
+
+from app.http.browser_guard import BrowserGuard, HostNames, checked_names, is_loopback
+from app.main import create_app
+from app.settings import Settings
+from tests.support.raw_http import Site, running, split
+from tests.support.speaker import speaking_manager
+
+KEYS: Final = SecretStr("sk-one")
+CHAT: Final = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
+
+
+@contextmanager
+def site(**settings: Any) -> Iterator[Site]:
+    """Serve the whole app on a real socket."""
+    manager = speaking_manager(b"Hello!")
+    try:
+        with running(create_app(manager, Settings.model_construct(**settings))) as made:
+            yield made
+    finally:
+        manager.close()
+
+
+def request(
+    method: str = "GET",
+    path: str = "/v1/models",
+    *headers: str,
+    host: str = "localhost",
+    content: bytes = b"",
+    content_type: str = "application/json",
+) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close", *headers]
+    if content:
+        lines += [f"Content-Type: {content_type}", f"Content-Length: {len(content)}"]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
+
+
+def chat(*headers: str, host: str = "localhost", content_type: str = "application/json") -> bytes:
+    path = "/v1/chat/completions"
+    return request("POST", path, *headers, host=host, content=CHAT, content_type=content_type)
+
+
+def status(site: Site, data: bytes) -> int:
+    return split(site.ask(data))[0]
+
+
+class TestHost:
+    """A server on loopback without keys answers to loopback's names only."""
+
+    @pytest.mark.parametrize(
+        "host",
+        [
+            "localhost",
+            "localhost:8000",
+            "LocalHost:1",
+            "localhost.",
+            "localhost.:8000",
+            "chat.localhost:8000",
+            "127.0.0.1:8000",
+            "127.9.8.7",
+            "[::1]:8000",
+            "[::ffff:127.0.0.1]",
+            "",
+        ],
+    )
+    def test_names_of_loopback_are_its_own(self, host: str) -> None:
+        names = checked_names("127.0.0.1", [], has_keys=False)
+        assert names is not None
+        assert names.allow(host)
+
+    @pytest.mark.parametrize(
+        "host",
+        [
+            "evil.example",
+            "evil.example:8000",
+            "localhost.evil.example",
+            "evil-localhost",
+            "127.0.0.1.evil.example",
+            "localhost@evil.example",
+            "localhost:8000@evil.example",
+            "localhost evil.example",
+            "localhost:http",
+            "localhost:8000:1",
+            "[::1",
+            "::1",
+            "[localhost]",
+            "[::1].evil.example",
+            "127.1",
+            "2130706433",
+            "0.0.0.0:8000",
+            "192.168.1.5",
+            "[fe80::1]",
+            ".",
+        ],
+    )
+    def test_others_are_not(self, host: str) -> None:
+        names = checked_names("::1", [], has_keys=False)
+        assert names is not None
+        assert not names.allow(host)
+
+    def test_a_page_whose_name_points_here_gets_a_403_that_names_the_setting(self) -> None:
+        with site() as server:
+            code, fields, body = split(
+                server.ask(request(host="evil.example:8000", path="/v1/models"))
+            )
+            posted = status(server, chat("Origin: http://evil.example:8000", host="evil.example"))
+            anthropic = json.loads(
+                split(server.ask(request("POST", "/v1/messages", host="evil.example")))[2]
+            )
+            assert status(server, request()) == 200
+            assert status(server, chat("X-Forwarded-Host: evil.example")) == 200
+            assert status(server, request("GET", "/health", host="evil.example")) == 403
+        assert (code, posted) == (403, 403)
+        error = json.loads(body)["error"]
+        assert error["code"] == "host_not_allowed"
+        assert "'evil.example:8000'" in error["message"]
+        assert "MLX_SERVER_ALLOWED_HOSTS" in error["message"]
+        assert "x-request-id" in fields
+        assert anthropic["error"]["type"] == "permission_error"
+
+    def test_a_forwarded_name_does_not_count(self) -> None:
+        with site() as server:
+            forged = request("GET", "/v1/models", "X-Forwarded-Host: localhost", host="a.example")
+            assert status(server, forged) == 403
+
+    def test_the_name_in_a_target_leads_nowhere(self) -> None:
+        with site() as server:
+            assert status(server, request("GET", "http://evil.example/v1/models")) == 404
+
+    def test_a_client_of_http_1_0_needs_no_host(self) -> None:
+        with site() as server:
+            assert status(server, b"GET /v1/models HTTP/1.0\r\n\r\n") == 200
+
+    def test_a_long_or_strange_name_makes_a_short_message(self) -> None:
+        with site() as server:
+            _, _, body = split(server.ask(request(host="\xe9" * 9000)))
+        assert len(body) < 1000
+
+    @pytest.mark.parametrize(
+        ("settings", "host", "allowed"),
+        [
+            ({"allowed_hosts": "chat.example, *.Example.org"}, "CHAT.example:80", True),
+            ({"allowed_hosts": "chat.example, *.Example.org"}, "a.b.example.org", True),
+            ({"allowed_hosts": "chat.example, *.Example.org"}, "example.org", False),
+            ({"allowed_hosts": "chat.example, *.Example.org"}, "badexample.org", False),
+            ({"allowed_hosts": "chat.example"}, "localhost", True),
+            ({"allowed_hosts": "chat.example", "api_keys": KEYS}, "evil.example", False),
+            ({"allowed_hosts": "*"}, "evil.example", True),
+            ({"api_keys": KEYS}, "evil.example", True),
+            ({"host": "0.0.0.0"}, "llm:8000", True),
+            ({"host": "0.0.0.0", "allowed_hosts": "llm"}, "llm:8000", True),
+            ({"host": "0.0.0.0", "allowed_hosts": "llm"}, "evil.example", False),
+            ({"host": "0.0.0.0", "allowed_hosts": "llm"}, "10.1.2.3:8000", True),
+            ({"host": "box.example", "allowed_hosts": "llm"}, "box.example:8000", True),
+            ({"host": "localhost"}, "10.1.2.3", False),
+        ],
+    )
+    def test_the_operator_decides(
+        self, settings: dict[str, Any], host: str, *, allowed: bool
+    ) -> None:
+        made = Settings.model_construct(**settings)
+        has_keys = bool(made.client_keys())
+        names = checked_names(made.host, made.allowed_host_names, has_keys=has_keys)
+        assert (names is None or names.allow(host)) == allowed
+
+    @pytest.mark.parametrize(
+        ("host", "expected"),
+        [
+            ("127.0.0.1", True),
+            ("::1", True),
+            ("a.localhost", True),
+            ("0.0.0.0", False),
+            ("", False),
+        ],
+    )
+    def test_where_a_server_listens(self, host: str, *, expected: bool) -> None:
+        assert is_loopback(host) == expected
+
+
+class TestOrigin:
+    """Without keys, no page of another site may have anything changed or computed."""
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            ["Origin: https://evil.example"],
+            ["Origin: http://localhost:3000"],
+            ["Origin: https://localhost.evil.example"],
+            ["Origin: null"],
+            ["Origin: http://"],
+            ["Origin: HTTPS://EVIL.example"],
+            ["Origin: https://evil.example", "Sec-Fetch-Site: cross-site"],
+            ["Sec-Fetch-Site: cross-site"],
+            ["Sec-Fetch-Site: same-site"],
+        ],
+    )
+    @pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
+    def test_a_page_of_another_site_is_refused(self, headers: list[str], content_type: str) -> None:
+        with site() as server:
+            code, fields, body = split(server.ask(chat(*headers, content_type=content_type)))
+        assert code == 403
+        error = json.loads(body)["error"]
+        assert error["code"] == "origin_not_allowed"
+        assert "MLX_SERVER_CORS_ORIGINS" in error["message"]
+        assert "access-control-allow-origin" not in fields
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            [],
+            ["Origin: http://localhost"],
+            ["Origin: http://LOCALHOST:80", "Sec-Fetch-Site: same-origin"],
+            ["Origin: https://localhost:443"],
+            # A proxy has replaced the name of the host.
+            ["Origin: https://chat.example", "Sec-Fetch-Site: same-origin"],
+            ["Sec-Fetch-Site: none"],
+            # Programs on this machine.
+            ["Origin: app://obsidian.md"],
+            ["Origin: file://"],
+            ["Origin: tauri://localhost"],
+            ["Origin: vscode-webview://1a2b"],
+            ["Origin: chrome-extension://abc"],
+        ],
+    )
+    def test_the_servers_own_page_and_programs_are_not_concerned(self, headers: list[str]) -> None:
+        with site() as server:
+            assert status(server, chat(*headers)) == 200
+
+    @pytest.mark.parametrize(
+        ("origins", "origin", "expected"),
+        [
+            ("https://chat.example", "https://chat.example", 200),
+            ("https://chat.example", "https://evil.example", 403),
+            ("https://chat.example, null", "null", 200),
+            ("*", "https://any.example", 200),
+        ],
+    )
+    def test_the_operator_names_pages_that_may(
+        self, origins: str, origin: str, expected: int
+    ) -> None:
+        with site(cors_origins=origins) as server:
+            code, fields, _ = split(server.ask(chat(f"Origin: {origin}")))
+        assert code == expected
+        assert ("access-control-allow-origin" in fields) == (expected == 200)
+
+    def test_a_page_knows_no_key(self) -> None:
+        origin = "Origin: https://evil.example"
+        with site(api_keys=KEYS) as server:
+            assert status(server, chat(origin)) == 401
+            assert status(server, chat(origin, "Authorization: Bearer sk-one")) == 200
+
+    def test_reading_changes_nothing_and_deleting_does(self) -> None:
+        origin = "Origin: https://evil.example"
+        with site() as server:
+            assert status(server, request("GET", "/v1/models", origin)) == 200
+            assert status(server, request("HEAD", "/v1/models", origin)) == 405
+            assert status(server, request("DELETE", "/v1/responses/resp_1", origin)) == 403
+            assert status(server, request("DELETE", "/v1/responses/resp_1")) == 404
+
+    def test_the_body_is_not_waited_for(self) -> None:
+        head = chat("Origin: null")[: -len(CHAT)]
+        with site() as server:
+            code, fields, _ = split(server.ask(head))
+        assert (code, fields["connection"]) == (403, "close")
+
+
+@pytest.mark.anyio
+async def test_other_scopes_are_passed_on() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["type"])
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    async def send(message: Message) -> None:
+        raise AssertionError("nothing is sent")
+
+    await BrowserGuard(app, HostNames(), ())({"type": "lifespan"}, receive, send)
+    assert seen == ["lifespan"]
+
+
+@pytest.mark.anyio
+async def test_a_rejection_is_sent_without_a_network() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("it is not called")
+
+    transport = httpx.ASGITransport(BrowserGuard(app, HostNames(), ()))
+    async with httpx.AsyncClient(transport=transport) as client:
+        assert (await client.get("http://evil.example/v1/messages")).status_code == 403
