@@ -13,7 +13,7 @@ from batching.constraints.grammar import (
 )
 from batching.constraints.protocol import AllowedTokens, TokenConstraint
 from batching.engine.engine_thread import EngineThread
-from batching.engine.request_checks import check_token_ids
+from batching.engine.request_checks import check_input, check_token_ids
 from batching.engine.token_stream import TokenStream
 from batching.errors import (
     ContextLengthExceeded,
@@ -21,6 +21,7 @@ from batching.errors import (
     EngineError,
     EngineStalled,
     EngineStopped,
+    InputTooLong,
     InvalidRequest,
     ModelLoadError,
     ModelNotFound,
@@ -30,32 +31,52 @@ from batching.errors import (
     UnsupportedKVDType,
 )
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
-from batching.observer import Observers, SequenceStats, StepRecord
+from batching.observer import EngineObserver, Observers, SequenceStats, StepRecord
+from batching.pooling import (
+    Embeddings,
+    NoEmbeddings,
+    PoolingParams,
+    PoolingType,
+    Reranker,
+    Vector,
+)
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
+from batching.rerank_templates import RERANK_TEMPLATES
 from batching.scheduler_manager import SchedulerManager
+from batching.scheduling.snapshot import EngineSnapshot, RequestSnapshot
 from batching.scheduling.stats import SchedulerStats
 
 __all__ = [
+    "RERANK_TEMPLATES",
     "AllowedTokens",
     "ContextLengthExceeded",
     "DeadlineExceeded",
+    "Embeddings",
     "EngineConfig",
     "EngineError",
+    "EngineObserver",
+    "EngineSnapshot",
     "EngineStalled",
     "EngineStopped",
     "EngineThread",
     "FinishReason",
     "GrammarText",
+    "InputTooLong",
     "InvalidRequest",
     "ModelInfo",
     "ModelLoadError",
     "ModelNotFound",
+    "NoEmbeddings",
     "Observers",
     "PoolTooLarge",
+    "PoolingParams",
+    "PoolingType",
     "Priority",
     "RequestError",
     "RequestFailed",
+    "RequestSnapshot",
+    "Reranker",
     "SamplingDefaults",
     "SamplingParams",
     "SchedulerManager",
@@ -68,6 +89,8 @@ __all__ = [
     "TokenStream",
     "Tokenizer",
     "UnsupportedKVDType",
+    "Vector",
+    "check_input",
     "check_token_ids",
     "choice_grammar",
     "gbnf_grammar",

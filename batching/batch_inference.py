@@ -10,6 +10,7 @@ from batching.request import BatchRequest, RequestStatus
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner, SlicesFailed
 from batching.scheduling.outputs import RequestFailure, RequestOutput
+from batching.scheduling.snapshot import EngineSnapshot
 from batching.scheduling.stall_budget import StallBudget
 from batching.scheduling.stats import SchedulerStats
 from batching.scheduling.step_plan import StepPlan
@@ -46,6 +47,11 @@ class BatchInferenceEngine:
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
+
+    def snapshot(self) -> EngineSnapshot:
+        """Return what there is to do, and how long it took to find out."""
+        began = self._clock()
+        return self._scheduler.snapshot(began).took(self._clock() - began)
 
     def add(self, *requests: BatchRequest) -> None:
         """Queue checked requests, some of which may be forks of others among them."""

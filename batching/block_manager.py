@@ -159,6 +159,10 @@ class PagedBlockManager:
         """Blocks without a reference that a later request may still find."""
         return len(self._cached)
 
+    def empty_runs(self, limit: int) -> list[tuple[int, int]]:
+        """Return up to `limit` runs `[start, stop)` of empty blocks."""
+        return self._empty.some_runs(limit)
+
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks `num_tokens` tokens take."""
         return -(-num_tokens // self.block_size)

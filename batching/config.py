@@ -14,6 +14,7 @@ NativeMode = Literal["auto", "off", "require"]
 DeviceName = Literal["auto", "cpu", "gpu"]
 ShareWeights = Literal["auto", "always", "never"]
 GenerationConfigSource = Literal["auto", "openai"]
+Pooling = Literal["auto", "last", "mean", "cls", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,9 @@ class EngineConfig(BatchLimits):
     `memory_fraction` of the device's memory, weights included.  `max_model_len=None` takes the
     model's own context, and `chat_template=None` its own template.  `state_cache_mib` bounds what
     the prefix cache keeps of recurrent states; None is an eighth of what is free.
+    `pooling` says how embeddings are made, `auto` as the model says.  `rerank_template` and
+    `rerank_tokens`, of an irrelevant and of a relevant document with a comma between them, make a
+    reranker of a model that does not say that it is one.
     `weights_cache_gib` bounds the packed weights in `weights_cache_dir`, by default a folder beside
     the hub's cache; 0 keeps none.  A step that takes longer than `step_timeout` seconds has stalled.
     """
@@ -117,6 +121,9 @@ class EngineConfig(BatchLimits):
     kv_cache_dtype: KVCacheDTypeName = "auto"
     device: DeviceName = "auto"
     generation_config: GenerationConfigSource = "auto"
+    pooling: Pooling = "auto"
+    rerank_template: str | None = None
+    rerank_tokens: str | None = None
     native: NativeMode = "auto"
     cpu_precision: CpuPrecision = "auto"
     cpu_threads: int | None = None

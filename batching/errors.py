@@ -4,6 +4,7 @@ EngineError
 ├── RequestError            the client can fix it
 │   ├── EmptyPrompt
 │   ├── ContextLengthExceeded
+│   │   └── InputTooLong    one input of several
 │   └── InvalidRequest      a parameter that this model cannot serve
 ├── RequestFailed           the step that served the request raised
 ├── DeadlineExceeded        the deadline of the request has passed
@@ -43,7 +44,13 @@ class ContextLengthExceeded(RequestError):
     `max_tokens` is None when the prompt alone leaves no room for one token.
     """
 
-    def __init__(self, num_prompt_tokens: int, max_tokens: int | None, limit: int) -> None:
+    def __init__(
+        self,
+        num_prompt_tokens: int,
+        max_tokens: int | None,
+        limit: int,
+        param: str | None = None,
+    ) -> None:
         asked = num_prompt_tokens + (max_tokens or 0)
         parts = f"{num_prompt_tokens} in the prompt"
         if max_tokens is not None:
@@ -52,10 +59,23 @@ class ContextLengthExceeded(RequestError):
             f"This model's maximum context length is {limit} tokens. "
             f"However, you requested {asked} tokens ({parts}). "
             "Please reduce the length of the prompt or of the completion.",
+            param,
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.limit = limit
+
+
+class InputTooLong(ContextLengthExceeded):
+    """An input of several that is too long for the model."""
+
+    def __init__(self, num_tokens: int, limit: int, param: str) -> None:
+        super().__init__(num_tokens, None, limit, param)
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, {param} has "
+            f"{num_tokens}. Please reduce its length, or set truncate_prompt_tokens."
+        )
+        self.args = (message,)
 
 
 class InvalidRequest(RequestError):

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
+
 
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that serving text needs.
@@ -62,7 +64,12 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """`max_model_len` is in tokens, prompt and output together."""
+    """`max_model_len` is in tokens, prompt and output together.
+
+    has_jinja_template: the chat template is what the tokenizer's `get_chat_template` returns, rendered as
+        transformers does; otherwise a function of mlx-lm or of the tokenizer's own renders.
+    reranker: None if it is none.
+    """
 
     model_id: str
     tokenizer: Tokenizer
@@ -70,3 +77,6 @@ class ModelInfo:
     vocab_size: int
     max_model_len: int
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    has_jinja_template: bool = False
+    embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS
+    reranker: Reranker | None = None

@@ -38,7 +38,8 @@ class SequenceStats:
 
     scheduled_time: of the first step that prefilled its prompt; None before.  Choices that share
         a prefill have the same.
-    first_token_time, last_token_time: when the steps ended that sampled them.
+    first_token_time, last_token_time: when the steps ended that sampled them, or made the vector of a
+        pooled request.
     finish_reason: None until it has ended.
     """
 
@@ -61,7 +62,7 @@ class SequenceStats:
         self.scheduled_time = output.scheduled_time
         self.num_cached_tokens = output.num_cached_tokens
         self.num_preemptions = output.num_preemptions
-        if not output.token_ids:
+        if output.is_progress:
             return None
         gap = None if self.last_token_time is None else now - self.last_token_time
         if self.first_token_time is None:
@@ -81,7 +82,7 @@ class EngineObserver(Protocol):
         ...
 
     def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
-        """A sequence got tokens, `gap` seconds after those before; None for its first."""
+        """A sequence got tokens, `gap` seconds after those before; None for its first, or for a vector."""
         ...
 
     def observe_end(self, sequence: SequenceStats) -> None: ...

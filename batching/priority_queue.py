@@ -65,6 +65,10 @@ class PriorityQueueWithAging(Generic[T]):
         """Yield the items in order of service; for tests and statistics, O(n log n)."""
         return iter(sorted(self._items.values(), key=self.key))
 
+    def first(self, limit: int) -> list[T]:
+        """Return the first items in order of service, without sorting the others."""
+        return heapq.nsmallest(limit, self._items.values(), key=self.key)
+
     def key(self, item: T) -> QueueKey:
         return QueueKey(item.arrival_time + item.priority / self.aging_rate, item.request_id)
 

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from batching.block_manager import BlockTable
 from batching.constraints.protocol import TokenConstraint
+from batching.pooling import PoolingParams, PoolingType, Vector
 from batching.prefix_cache import HashChain
 from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
@@ -128,6 +129,7 @@ class TokenOutput(NamedTuple):
     num_read_tokens: prefilled so far, in an output without tokens that reports progress.
     scheduled_time: of the first step that prefilled the prompt, on the engine's clock.
     num_preemptions: how often the request was preempted so far.
+    embedding: of a pooled request, which has no tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -138,6 +140,12 @@ class TokenOutput(NamedTuple):
     num_read_tokens: int = 0
     scheduled_time: float = 0.0
     num_preemptions: int = 0
+    embedding: Vector | None = None
+
+    @property
+    def is_progress(self) -> bool:
+        """True if it reports how far the prefill is, and nothing else."""
+        return not self.token_ids and self.embedding is None
 
 
 class BatchRequest:
@@ -149,6 +157,9 @@ class BatchRequest:
     decode phase: a request with one pending token decodes, one with more of them prefills, and after a
     preemption all of them are pending again.  `state_slot` is where the model keeps the recurrent state
     of an admitted request, if it has any.
+
+    A request with `pooling` ends with its prefill, and gets a vector instead of tokens; `pooled` is what
+    was pooled so far.
     """
 
     def __init__(
@@ -164,6 +175,7 @@ class BatchRequest:
         arrival_time: float = 0.0,
         cache_salt: str = "",
         reports_progress: bool = False,
+        pooling: PoolingParams | None = None,
     ) -> None:
         assert prompt_token_ids, "a prompt has at least one token"
         self.request_id = request_id
@@ -189,6 +201,8 @@ class BatchRequest:
         self.hashes = HashChain(cache_salt.encode())
         self.drafter = PromptLookup()
         self.prompt_logprobs: list[TokenLogprobs] = []
+        self.pooling = pooling
+        self.pooled: Vector | None = None
         self.fork_of: BatchRequest | None = None
         self.forks: list[BatchRequest] = []
         self.status = RequestStatus.WAITING
@@ -225,6 +239,18 @@ class BatchRequest:
         """True while log probabilities of prompt tokens are still to be computed."""
         asks = self.sampling.prompt_logprobs is not None and not self.num_output_tokens
         return asks and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
+    def needs_every_row(self) -> bool:
+        """True if what the model makes of cached tokens is needed, too, and not only their keys."""
+        if self.pooling is not None:
+            return self.pooling.type is not PoolingType.LAST
+        return self.wants_prompt_logprobs
+
+    def forget_rows(self) -> None:
+        """Drop what the rows of a prompt have given that is computed again from its beginning."""
+        self.prompt_logprobs.clear()
+        self.pooled = None
 
     def fork(self, request_id: int) -> "BatchRequest":
         """Add another choice of the same prompt, with a seed of its own.

@@ -6,17 +6,19 @@ from collections.abc import Container, Iterator, Sequence
 from batching.block_manager import BlockCopy
 from batching.config import SchedulerConfig
 from batching.errors import RequestFailed
-from batching.request import BatchRequest, RequestStatus, TokenLogprobs
+from batching.request import BatchRequest, FinishReason, RequestStatus, TokenLogprobs
 from batching.scheduling.admission import AdmissionQueue
 from batching.scheduling.kv_cache_manager import KVCacheManager
 from batching.scheduling.outputs import (
     RequestFailure,
     RequestOutput,
     append_sampled,
+    embedding_output,
     progress_outputs,
     token_output,
 )
 from batching.scheduling.prefill_budget import share_prefill_budget
+from batching.scheduling.snapshot import EngineSnapshot, take_snapshot
 from batching.scheduling.stats import SchedulerStats, SpecDecodeStats
 from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 
@@ -80,6 +82,17 @@ class ContinuousBatchingScheduler:
         )
         return self._kv.add_to(stats)
 
+    def snapshot(self, now: float) -> EngineSnapshot:
+        """Return what there is to do; `now` is on the engine's clock."""
+        return take_snapshot(
+            self.stats(),
+            self.config.max_num_seqs,
+            self._running,
+            self._waiting,
+            self.block_manager,
+            now,
+        )
+
     def add(self, request: BatchRequest) -> None:
         """Queue a request, and with it its forks; `check_requests` has accepted it."""
         num_tokens = request.num_prompt_tokens + request.max_tokens
@@ -137,8 +150,12 @@ class ContinuousBatchingScheduler:
                 # The forks first: they share the blocks that the request releases when it ends.
                 forks = [self._start_fork(s, i, output) for i in range(len(s.forks))]
                 items += [self._apply_output(s, output), *forks]
+                continue
+            self._kv.commit(s, s.stop)
+            s.request.pooled = output.pooled
+            if s.embeds:
+                items.append(self._end_pooled(s.request))
             else:
-                self._kv.commit(s, s.stop)
                 items += progress_outputs(s.request)
         return items
 
@@ -279,6 +296,13 @@ class ContinuousBatchingScheduler:
             self._leave(request, RequestStatus.COMPLETED)
         return RequestOutput(request.request_id, token_output(request, token_ids, logprobs))
 
+    def _end_pooled(self, request: BatchRequest) -> RequestOutput:
+        """Return the vector of a request, which ends here."""
+        request.finish_reason = FinishReason.STOP
+        request.move_to(RequestStatus.RUNNING)
+        self._leave(request, RequestStatus.COMPLETED)
+        return embedding_output(request)
+
     def _promote_fork(self, request: BatchRequest) -> None:
         """Let the first fork of a request that has gone prefill the prompt itself."""
         first, *others = request.forks
@@ -298,7 +322,7 @@ class ContinuousBatchingScheduler:
         """Take a request's blocks; its tokens stay, and it returns to its position in the queue."""
         self._leave(request, RequestStatus.WAITING)
         if not request.num_output_tokens:
-            request.prompt_logprobs.clear()
+            request.forget_rows()
         self._waiting.push(request)
 
     def _leave(self, request: BatchRequest, status: RequestStatus) -> None:

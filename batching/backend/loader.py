@@ -24,6 +24,7 @@ from mlx_lm.utils import (
     load_model as load_mlx_model,
     load_tokenizer,
 )
+from transformers import PreTrainedTokenizerBase
 
 from batching.backend.exceptions import one_line
 from batching.backend.generation_config import directory_defaults, gguf_defaults
@@ -32,6 +33,17 @@ from batching.backend.gguf.model import GgufOutline, arrays_of, evaluate
 from batching.backend.gguf.storage import num_bytes, stored_tensors as tensors_of_file
 from batching.backend.gguf.tokenizer import build_tokenizer, with_chat_template
 from batching.backend.memory.device import check_room, memory_in_use
+from batching.backend.pooling.causal import why_not_causal
+from batching.backend.pooling.description import (
+    DENSE_WEIGHTS,
+    MODULES,
+    NO_DESCRIPTION,
+    Description,
+    describe_directory,
+    describe_file,
+)
+from batching.backend.pooling.trunk_weights import trunk_classes, trunk_config
+from batching.backend.rotation import rotation_of
 from batching.backend.weights.dequantize import dequantize
 from batching.backend.weights.storage import dtype_name, storage_line, stored_tensors
 from batching.backend.yarn import leave_untruncated
@@ -74,6 +86,7 @@ def _is_read(_: str) -> None:
 class LoadedModel:
     """A model in evaluation mode; unless it is loaded late, for the kernels, all its arrays computed in this thread.
 
+    description: what its files say about embeddings and reranking.
     storage: what is not kept as it is stored, for the start-up line.
     read: of a model that is loaded late, reads the arrays of the part at a path, or with no path those
         that are left, unless computing them reads them.
@@ -87,8 +100,16 @@ class LoadedModel:
     model_type: str
     source: str
     sampling_defaults: SamplingDefaults
+    description: Description = NO_DESCRIPTION
     storage: str = ""
     read: Callable[[str], None] = _is_read
+
+    @property
+    def has_jinja_template(self) -> bool:
+        """Whether transformers renders the chat template, and neither mlx-lm nor the tokenizer."""
+        render = type(self.tokenizer._tokenizer).apply_chat_template
+        is_inherited = render is PreTrainedTokenizerBase.apply_chat_template
+        return self.tokenizer._chat_template is None and is_inherited
 
 
 def load_model(
@@ -145,7 +166,8 @@ def resolve(reference: str, *, trust_remote_code: bool = False) -> Path:
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(reference):
         raise ModelLoadError(f"there is no file or directory {reference}")
     unwanted = () if trust_remote_code else (_CODE,)
-    return _download(reference, [p for p in DEFAULT_ALLOW_PATTERNS if p not in unwanted])
+    patterns = [*DEFAULT_ALLOW_PATTERNS, DENSE_WEIGHTS]
+    return _download(reference, [p for p in patterns if p not in unwanted])
 
 
 def _bundled() -> Path:
@@ -193,15 +215,15 @@ def _load_file(path: Path, dtype: mx.Dtype | None, has_kernels: bool) -> LoadedM
         outline.read_all()
         evaluate(outline.model)
     loaded = _loaded(outline.model, tokenizer, outline.config, path, gguf_defaults(header))
-    return replace(loaded, storage=storage, read=outline.read)
+    return replace(loaded, storage=storage, read=outline.read, description=describe_file(header))
 
 
 def _load_directory(
     path: Path, dtype: mx.Dtype | None, trust_remote_code: bool, has_kernels: bool
 ) -> LoadedModel:
-    _check_layers(path)
+    published = _checked_config(path)
     used = memory_in_use()
-    model, config = load_mlx_model(path, lazy=True, trust_remote_code=trust_remote_code)
+    model, config = _mlx_model(path, rotation_of(published), trust_remote_code)
     leave_untruncated(model, config)
     storage = storage_line(stored_tensors(model, dtype, has_kernels=has_kernels))
     if dtype is not None:
@@ -220,7 +242,17 @@ def _load_directory(
         path, {"trust_remote_code": trust_remote_code}, eos_token_ids=config.get("eos_token_id")
     )
     loaded = _loaded(model, tokenizer, config, path, directory_defaults(path))
-    return replace(loaded, storage=storage)
+    return replace(loaded, storage=storage, description=describe_directory(path))
+
+
+def _mlx_model(path: Path, changes: Config, trust_remote_code: bool) -> tuple[nn.Module, Config]:
+    """Return a model whose arrays are not read yet; `changes` are of its config."""
+    options: dict[str, Any] = {"lazy": True, "trust_remote_code": trust_remote_code}
+    if (path / MODULES).is_file():
+        options["get_model_classes"] = trunk_classes
+        changes = changes | trunk_config(path)
+    model, config = load_mlx_model(path, model_config=changes, **options)
+    return model, config
 
 
 def _check_room(needed: int, dtype: mx.Dtype | None, used: int, storage: str) -> None:
@@ -229,12 +261,20 @@ def _check_room(needed: int, dtype: mx.Dtype | None, used: int, storage: str) ->
     check_room(needed, f"weights ({kind})", advice, used=used)
 
 
-def _check_layers(path: Path) -> None:
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+def _checked_config(path: Path) -> Config:
+    """Return a directory's config.
+
+    Raises:
+        ModelLoadError: no model of such a config is served.
+    """
+    config: Config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in _LAYER_KEYS:
             if isinstance(count := part.get(key), int) and count > _MAX_LAYERS:
                 raise ModelLoadError(f"cannot load {path}: its config declares {count} layers")
+    if (reason := why_not_causal(config)) is not None:
+        raise ModelLoadError(f"cannot load {path}: {reason}")
+    return config
 
 
 def _loaded(

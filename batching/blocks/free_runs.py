@@ -1,6 +1,7 @@
 """The empty blocks, kept as runs of consecutive ids."""
 
 from collections import OrderedDict
+from itertools import islice
 
 
 class FreeRuns:
@@ -36,6 +37,10 @@ class FreeRuns:
     def runs(self) -> list[tuple[int, int]]:
         """Return the runs `[start, stop)` in order; for tests and statistics."""
         return sorted(self._stop_of.items())
+
+    def some_runs(self, limit: int) -> list[tuple[int, int]]:
+        """Return up to `limit` runs, in any order; O(limit)."""
+        return list(islice(self._stop_of.items(), limit))
 
     def take(self, num_blocks: int, after: int | None = None) -> range:
         """Take up to `num_blocks` consecutive ids, at least one.

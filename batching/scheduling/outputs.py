@@ -51,6 +51,12 @@ def token_output(
     )
 
 
+def embedding_output(request: BatchRequest) -> RequestOutput:
+    """Return the only output of a pooled request."""
+    output = token_output(request, (), ())._replace(embedding=request.pooled)
+    return RequestOutput(request.request_id, output)
+
+
 def progress_outputs(request: BatchRequest) -> Iterator[RequestOutput]:
     """Yield how far the prefill is, if the request asks for that."""
     if request.reports_progress and request.status is RequestStatus.PREFILLING:

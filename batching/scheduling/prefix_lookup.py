@@ -94,8 +94,9 @@ class PrefixLookup:
     def _shareable(self, request: BatchRequest) -> list[BlockHash]:
         """Return the hashes of the blocks that a request may take from the prefix cache.
 
-        The last token is always computed: the first output token is sampled from its logits.
+        The last token is always computed: the first output token is sampled from its logits, or it is
+        pooled.
         """
-        if request.wants_prompt_logprobs:
+        if request.needs_every_row:
             return []
         return self.hashes(request)[: (request.num_tokens - 1) // self._block_size]

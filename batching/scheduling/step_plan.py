@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from batching.block_manager import BlockCopy, BlockTable
+from batching.pooling import Vector
 from batching.request import BatchRequest, TokenLogprobs
 
 
@@ -33,7 +34,12 @@ class Slice:
     @property
     def samples(self) -> bool:
         """True if the slice leaves nothing pending, so that the next token is sampled."""
-        return self.stop - len(self.drafts) == self.request.num_tokens
+        return self.request.pooling is None and self._is_last
+
+    @property
+    def embeds(self) -> bool:
+        """True if the slice leaves nothing pending of a request that gets a vector."""
+        return self.request.pooling is not None and self._is_last
 
     @property
     def num_samples(self) -> int:
@@ -46,6 +52,10 @@ class Slice:
         if not self.request.wants_prompt_logprobs:
             return range(0)
         return range(self.start + 1, min(self.stop + 1, self.request.num_prompt_tokens))
+
+    @property
+    def _is_last(self) -> bool:
+        return self.stop - len(self.drafts) == self.request.num_tokens
 
     def table(self, *, is_windowed: bool = False) -> BlockTable:
         """Return the blocks of all layers, or of those that have windows and blocks of their own."""
@@ -83,11 +93,14 @@ class SliceOutput(NamedTuple):
     token_ids: `num_samples` for the request, then one for each fork.
     logprobs: one for each of them, if the request asks for them.
     prompt_logprobs: one for each position of `prompt_logprob_positions`.
+    pooled: what its rows that are pooled have added to what the request had before; if the slice embeds, the
+        vector itself.
     """
 
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    pooled: Vector | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
 
 from batching.backend.hooks.undo import Changes
 
@@ -12,17 +13,25 @@ class RowSelection:
     """The rows whose logits are computed; None is all of them.
 
     are_finite: for each row of the latest forward pass, whether its hidden state is finite.
+    pooled_rows: those whose hidden states are pooled, and `hidden` these, `[P, hidden_size]`; None is no
+        rows.
+    is_hooked: False if the model computes all logits, and shows no hidden states.
     """
 
     def __init__(self) -> None:
         self.rows: mx.array | None = None
         self.are_finite: mx.array | None = None
+        self.pooled_rows: mx.array | None = None
+        self.hidden: mx.array | None = None
+        self.is_hooked = False
 
     def of(self, hidden: mx.array) -> mx.array:
         """Return the selected rows of hidden states `[T, 1, hidden_size]`."""
         if self.rows is None:
             return hidden
         self.are_finite = mx.isfinite(hidden).all(axis=(1, 2))
+        if self.pooled_rows is not None:
+            self.hidden = hidden[self.pooled_rows].squeeze(1)
         return hidden[self.rows]
 
 
@@ -43,6 +52,22 @@ def select_rows(model: nn.Module, selection: RowSelection, changes: Changes) -> 
         return selection.of(trunk_type.__call__(self, *args, **kwargs))
 
     changes.override_call(trunk, call)
+    selection.is_hooked = True
+
+
+def hidden_size_of(model: nn.Module) -> int | None:
+    """Return the size of what the head of a model gets; None if that cannot be seen.
+
+    Only the shape is worked out, nothing is computed.
+    """
+    if (trunk := _trunk(model)) is None:
+        return None
+    try:
+        hidden = trunk(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(model))
+    except Exception:
+        # Any code can be in a model file.
+        return None
+    return hidden.shape[-1] if isinstance(hidden, mx.array) else None
 
 
 def _trunk(model: nn.Module) -> nn.Module | None:

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from pydantic import AliasChoices, Field, model_validator
 
+from app.api.openai.schemas.queue_options import QueueOptions
 from app.api.openai.schemas.response_options import ResponseOptions
 from app.api.openai.schemas.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputs
 from app.api.schemas.fields import (
@@ -17,7 +18,6 @@ from app.api.schemas.fields import (
     Seed,
     StopStringList,
     Text,
-    Timeout,
     TokenId,
     check_agreement,
     field_error,
@@ -25,20 +25,7 @@ from app.api.schemas.fields import (
 from app.generation.job import GenerationParams
 from app.parsing.output_format import GrammarSpec
 from app.prompts.render import Truncation
-from batching import InvalidRequest, Priority, gbnf_grammar, json_schema_grammar
-
-_PRIORITIES: Final = {"high": Priority.HIGH, "normal": Priority.NORMAL, "low": Priority.LOW}
-
-# OpenAI's field, for clients that cannot send ours; `ultrafast` is known to responses only.
-SERVICE_TIERS: Final = {
-    "priority": Priority.HIGH,
-    "fast": Priority.HIGH,
-    "ultrafast": Priority.HIGH,
-    "auto": Priority.NORMAL,
-    "default": Priority.NORMAL,
-    "scale": Priority.NORMAL,
-    "flex": Priority.LOW,
-}
+from batching import InvalidRequest, gbnf_grammar, json_schema_grammar
 
 # An upper bound of the setting MLX_SERVER_MAX_CHOICES.
 MAX_CHOICES: Final = 128
@@ -58,7 +45,7 @@ _UNLIMITED: Final = ("n_predict", "num_predict")  # with -1
 BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
-class GenerationRequest(ResponseOptions):
+class GenerationRequest(ResponseOptions, QueueOptions):
     """Ranges are vLLM's, and OpenAI's where it has the field."""
 
     model: Text | None = Field(default=None, description="The default model if left out.")
@@ -120,11 +107,8 @@ class GenerationRequest(ResponseOptions):
         default=None, max_length=MAX_GRAMMAR_LENGTH, description="In GBNF; llama.cpp's."
     )
     json_schema: JsonSchema | None = Field(default=None, description="Of the content; llama.cpp's.")
-    timeout: Timeout = None
     seed: Seed | None = None
     stop: StopStringList = Field(default_factory=list)
-    priority: Literal["high", "normal", "low"] | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] = "auto"
 
     @model_validator(mode="before")
     @classmethod
@@ -154,13 +138,6 @@ class GenerationRequest(ResponseOptions):
     def num_choices(self) -> int:
         """How many completions of each prompt are made."""
         return self.n
-
-    @property
-    def queue_priority(self) -> Priority:
-        """Our own field if it is set, else the meaning of OpenAI's `service_tier`."""
-        if self.priority is not None:
-            return _PRIORITIES[self.priority]
-        return SERVICE_TIERS[self.service_tier]
 
     @property
     @abstractmethod
@@ -226,7 +203,6 @@ class GenerationRequest(ResponseOptions):
             prompt_logprobs=self.prompt_logprobs,
             logprob_token_ids=self.logprob_token_ids,
             cache_salt=self.cache_salt if self.cache_prompt else uuid4().hex,
-            priority=self.queue_priority,
             report_progress=self.return_progress,
         )
 

@@ -1,0 +1,68 @@
+"""`POST /v1/embeddings`."""
+
+from functools import partial
+
+import anyio
+from fastapi import APIRouter, Request, Response
+
+from app.api.openai.embeddings.request import EmbeddingRequest
+from app.api.openai.embeddings.response import EmbeddingList, embedding_list
+from app.api.openai.response_builder import new_id
+from app.api.pooling import embeddings_of, group_size, input_reader, prompted
+from app.api.serving import admit, engine_for, respond_if_connected
+from app.generation.prompt_task import PromptJob, PromptTask
+from app.http.json_body import JsonRoute
+from app.prompts.inputs import InputReader
+from batching import Embeddings, InvalidRequest, PoolingParams
+
+router = APIRouter(route_class=JsonRoute)
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingList)
+async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
+    """Return a vector for each input."""
+    async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
+        engine = await engine_for(request, body.model)
+        model = engine.model
+        embeddings = embeddings_of(model)
+        params = _pooling(embeddings, body)
+        truncation = body.cut(body.truncation_side)
+        reader = input_reader(
+            request, model, truncation, add_special_tokens=body.add_special_tokens
+        )
+        job = PromptJob(
+            completion_id=new_id("embd"),
+            model_id=model.model_id,
+            prompts=await anyio.to_thread.run_sync(_prompts, reader, embeddings, body),
+            pooling=params,
+            cache_salt=body.cache_salt,
+            group_size=group_size(request),
+        )
+        task = PromptTask(engine, job, admitted)
+
+    async def respond() -> str:
+        outputs = await task.collect()
+        vectors = [output.embedding for output in outputs if output.embedding is not None]
+        as_base64 = body.encoding_format == "base64"
+        write = partial(embedding_list, model.model_id, vectors, task.usage, as_base64=as_base64)
+        return await anyio.to_thread.run_sync(lambda: write().model_dump_json())
+
+    return await respond_if_connected(request, task, respond)
+
+
+def _pooling(embeddings: Embeddings, body: EmbeddingRequest) -> PoolingParams:
+    if body.dimensions is not None and body.dimensions > embeddings.size:
+        message = f"it must not be above {embeddings.size}, the size of this model's vectors"
+        raise InvalidRequest("dimensions", message)
+    normalize = embeddings.is_normalized if body.normalize is None else body.normalize
+    return PoolingParams(type=embeddings.pooling, dimensions=body.dimensions, normalize=normalize)
+
+
+def _prompts(
+    reader: InputReader, embeddings: Embeddings, body: EmbeddingRequest
+) -> list[list[int]]:
+    inputs = [
+        prompted(embeddings, body.prompt_name, each) if isinstance(each, str) else each
+        for each in body.input
+    ]
+    return reader.read("input", inputs)

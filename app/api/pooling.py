@@ -1,0 +1,63 @@
+"""What the endpoints share that read prompts and write no text."""
+
+from fastapi import Request
+
+from app.prompts.inputs import InputReader
+from app.prompts.render import Truncation
+from app.server_state import server_state
+from app.settings import env_name
+from batching import Embeddings, InvalidRequest, ModelInfo, NoEmbeddings
+
+
+def embeddings_of(model: ModelInfo) -> Embeddings:
+    """Return how a model embeds.
+
+    Raises:
+        InvalidRequest: it does not.
+    """
+    found = model.embeddings
+    if isinstance(found, NoEmbeddings):
+        message = f"the model '{model.model_id}' {found.reason}"
+        if not found.is_described:
+            setting = f"{env_name('pooling')}=last"
+            message += f"; the server's setting {setting} makes embeddings of it all the same"
+        raise InvalidRequest("model", message)
+    return found
+
+
+def input_reader(
+    request: Request,
+    model: ModelInfo,
+    truncation: Truncation | None,
+    *,
+    add_special_tokens: bool = True,
+) -> InputReader:
+    """Return what reads the inputs of a model that embeds."""
+    limit = embeddings_of(model).max_tokens or model.max_model_len
+    return InputReader(
+        model=model,
+        max_tokens=min(limit, model.max_model_len),
+        max_all_tokens=server_state(request).settings.max_queued_tokens,
+        truncation=truncation,
+        add_special_tokens=add_special_tokens,
+    )
+
+
+def prompted(embeddings: Embeddings, name: str | None, text: str) -> str:
+    """Return a text behind one of the model's prompts, by default its default one.
+
+    Raises:
+        InvalidRequest: the model has no prompt of that name.
+    """
+    name = embeddings.default_prompt if name is None else name
+    if name is None:
+        return text
+    if name not in embeddings.prompts:
+        known = ", ".join(sorted(embeddings.prompts)) or "none"
+        raise InvalidRequest("prompt_name", f"the model's prompts are: {known}")
+    return embeddings.prompts[name] + text
+
+
+def group_size(request: Request) -> int:
+    """Return how many prompts of one request are handed to the engine at a time."""
+    return server_state(request).settings.max_num_seqs

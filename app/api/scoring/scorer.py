@@ -1,0 +1,175 @@
+"""How relevant one text is to another: a reranker says so, or the vectors of both."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import mul
+from typing import NamedTuple
+
+import anyio
+from fastapi import Request
+
+from app.admission.admitted_request import AdmittedRequest
+from app.api.pooling import embeddings_of, group_size, input_reader, prompted
+from app.api.scoring.request import ScoringRequest
+from app.generation.prompt_task import PromptJob, PromptTask
+from app.observability.request_record import TokenUsage
+from app.prompts.inputs import InputReader
+from app.prompts.rerank import RerankPrompts
+from app.server_state import server_state
+from app.settings import env_name
+from batching import (
+    Embeddings,
+    EngineThread,
+    InvalidRequest,
+    ModelInfo,
+    NoEmbeddings,
+    PoolingParams,
+    Reranker,
+    SamplingParams,
+    TokenOutput,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Pairs of texts; `params` name the fields that these come from.
+
+    roles: the model's prompts that are put before the texts for their vectors, if it has such.
+    """
+
+    pairs: Sequence[tuple[str, str]]
+    params: tuple[str, str]
+    roles: tuple[str | None, str | None] = (None, None)
+
+
+class _Plan(NamedTuple):
+    """What the model reads, and what its outputs say of each pair."""
+
+    prompts: Sequence[Sequence[int]]
+    pooling: PoolingParams | None
+    sampling: SamplingParams
+    scores: Callable[[Sequence[TokenOutput]], list[float]]
+
+
+class ScoreTask:
+    """The scores of a comparison; `close` never waits and may be called at any time."""
+
+    def __init__(self, task: PromptTask, plan: _Plan) -> None:
+        self._task, self._plan = task, plan
+
+    @property
+    def usage(self) -> TokenUsage:
+        return self._task.usage
+
+    async def scores(self) -> list[float]:
+        """Return the score of each pair."""
+        outputs = await self._task.collect()
+        return await anyio.to_thread.run_sync(self._plan.scores, outputs)
+
+    def close(self) -> None:
+        self._task.close()
+
+
+async def begin_scoring(
+    request: Request,
+    engine: EngineThread,
+    body: ScoringRequest,
+    comparison: Comparison,
+    admitted: AdmittedRequest,
+    *,
+    completion_id: str,
+) -> ScoreTask:
+    """Prepare the scores of a request, which begins with `scores`.
+
+    Raises:
+        InvalidRequest: the model neither reranks nor embeds, or cannot read a text.
+        QueueFull: too many prompt tokens wait.
+    """
+    model = engine.model
+    if model.reranker is not None:
+        limit = server_state(request).settings.max_queued_tokens
+        prepare = partial(_reranked, model, model.reranker, body, comparison, limit)
+    else:
+        _check_embeds(model, body)
+        reader = input_reader(request, model, body.cut())
+        prepare = partial(_compared, reader, embeddings_of(model), comparison)
+    plan = await anyio.to_thread.run_sync(prepare)
+    job = PromptJob(
+        completion_id=completion_id,
+        model_id=model.model_id,
+        prompts=plan.prompts,
+        pooling=plan.pooling,
+        sampling=plan.sampling,
+        cache_salt=body.cache_salt,
+        group_size=group_size(request),
+    )
+    return ScoreTask(PromptTask(engine, job, admitted), plan)
+
+
+def _check_embeds(model: ModelInfo, body: ScoringRequest) -> None:
+    if isinstance(model.embeddings, NoEmbeddings):
+        message = (
+            f"the model '{model.model_id}' is no reranker, and {model.embeddings.reason}; "
+            f"{env_name('rerank_template')} or {env_name('pooling')} says what it is"
+        )
+        raise InvalidRequest("model", message)
+    for name in ("instruction", "max_tokens_per_doc"):
+        if getattr(body, name) is not None:
+            raise InvalidRequest(name, "this needs a reranker, and the model compares vectors")
+
+
+def _reranked(
+    model: ModelInfo, reranker: Reranker, body: ScoringRequest, comparison: Comparison, limit: int
+) -> _Plan:
+    """Ask the model about each pair; `limit` is of all tokens together, if there are several."""
+    cuts = body.truncate_prompt_tokens is not None
+    writer = RerankPrompts(
+        model=model,
+        reranker=reranker,
+        instruction=body.instruction,
+        max_prompt_tokens=(body.num_kept_tokens or model.max_model_len - 1) if cuts else None,
+        max_document_tokens=body.max_tokens_per_doc,
+    )
+    prompts: list[list[int]] = []
+    num_tokens = 0
+    param = comparison.params[1]
+    for index, (query, document) in enumerate(comparison.pairs):
+        prompts.append(writer.write(f"{param}.{index}", query, document))
+        num_tokens += len(prompts[-1])
+        if len(comparison.pairs) > 1 and num_tokens > limit:
+            raise InvalidRequest(param, f"all prompts together may have at most {limit} tokens")
+    token_ids = (reranker.relevant_id, reranker.irrelevant_id)
+    sampling = SamplingParams(temperature=0.0, logprobs=0, logprob_token_ids=token_ids)
+    return _Plan(prompts, None, sampling, partial(_relevances, reranker))
+
+
+def _relevances(reranker: Reranker, outputs: Sequence[TokenOutput]) -> list[float]:
+    """Return the probability of the one token where the model says one of both."""
+    scores: list[float] = []
+    for output in outputs:
+        logprobs = dict(output.logprobs[0].top)
+        margin = logprobs[reranker.relevant_id] - logprobs[reranker.irrelevant_id]
+        scores.append(1 / (1 + math.exp(-margin)) if margin > -700 else 0.0)
+    return scores
+
+
+def _compared(reader: InputReader, embeddings: Embeddings, comparison: Comparison) -> _Plan:
+    """Embed each text once."""
+    columns = [list(dict.fromkeys(texts)) for texts in zip(*comparison.pairs, strict=True)]
+    prompts: list[list[int]] = []
+    for texts, param, role in zip(columns, comparison.params, comparison.roles, strict=True):
+        name = role if role in embeddings.prompts else None
+        prompts += reader.read(param, [prompted(embeddings, name, text) for text in texts])
+    first = {text: index for index, text in enumerate(columns[0])}
+    second = {text: index for index, text in enumerate(columns[1], len(columns[0]))}
+    pairs = [(first[a], second[b]) for a, b in comparison.pairs]
+    pooling = PoolingParams(type=embeddings.pooling, normalize=True)
+    return _Plan(prompts, pooling, SamplingParams(), partial(_cosines, pairs))
+
+
+def _cosines(pairs: Sequence[tuple[int, int]], outputs: Sequence[TokenOutput]) -> list[float]:
+    """Return the cosines of vectors of length 1."""
+    vectors = [output.embedding or () for output in outputs]
+    return [math.fsum(map(mul, vectors[a], vectors[b])) for a, b in pairs]

@@ -1,0 +1,125 @@
+"""Work that reads prompts and writes no text: a vector, or one step's log probabilities, for each."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from app.admission.admitted_request import AdmittedRequest
+from app.observability.request_record import TokenUsage
+from batching import (
+    DeadlineExceeded,
+    EngineError,
+    EngineThread,
+    FinishReason,
+    PoolingParams,
+    SamplingParams,
+    SequenceStats,
+    TokenOutput,
+)
+
+# While the prompts of one group are read, those of the other wait in the engine already.
+_NUM_GROUPS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptJob:
+    """pooling: how the vectors are made; None asks for one token of each prompt.
+
+    group_size: how many prompts are handed to the engine at a time.
+    """
+
+    completion_id: str
+    model_id: str
+    prompts: Sequence[Sequence[int]]
+    cache_salt: str | None
+    group_size: int
+    pooling: PoolingParams | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+class PromptTask:
+    """The outputs of a job's prompts, one for each.
+
+    Only a few groups of prompts are in the engine at a time: a request of thousands does not keep later
+    ones waiting until all of its own are read.  `close()` never waits and may be called at any time.
+    """
+
+    def __init__(self, engine: EngineThread, job: PromptJob, request: AdmittedRequest) -> None:
+        """Reserve the tokens of all prompts.
+
+        Raises:
+            QueueFull: too many prompt tokens wait.
+        """
+        request.ticket.reserve_tokens(job.num_prompt_tokens)
+        self._engine, self._job, self._request = engine, job, request
+        self._outputs: dict[int, TokenOutput] = {}
+        self._sequences: list[SequenceStats] = []
+        self._outcome = "aborted"
+
+    @property
+    def usage(self) -> TokenUsage:
+        """The tokens of all prompts; those that were cached are final once all outputs are there."""
+        return TokenUsage(
+            num_prompt_tokens=self._job.num_prompt_tokens,
+            num_cached_tokens=sum(o.num_cached_tokens for o in self._outputs.values()),
+            num_output_tokens=sum(len(o.token_ids) for o in self._outputs.values()),
+        )
+
+    async def collect(self) -> list[TokenOutput]:
+        """Wait for all outputs."""
+        groups = self._groups()
+        workers = [asyncio.create_task(self._work(groups)) for _ in range(_NUM_GROUPS)]
+        try:
+            await asyncio.gather(*workers)
+        except EngineError as error:
+            self._outcome = "timeout" if isinstance(error, DeadlineExceeded) else "failed"
+            raise
+        finally:
+            for worker in workers:
+                worker.cancel()
+        self._outcome = str(FinishReason.STOP)
+        return [self._outputs[index] for index in range(len(self._job.prompts))]
+
+    def close(self) -> None:
+        """Finish the request; a group that is cancelled closes its own stream."""
+        self._request.finish(
+            completion_id=self._job.completion_id,
+            model_id=self._job.model_id,
+            stats=self._sequences,
+            usage=self.usage,
+            outcome=self._outcome,
+        )
+
+    def _groups(self) -> Iterator[range]:
+        num_prompts, size = len(self._job.prompts), self._job.group_size
+        for first in range(0, num_prompts, size):
+            yield range(first, min(first + size, num_prompts))
+
+    async def _work(self, groups: Iterator[range]) -> None:
+        """Serve groups until none is left; others take from them, too."""
+        for group in groups:
+            await self._serve(group)
+
+    async def _serve(self, group: range) -> None:
+        job = self._job
+        stream = await self._engine.submit(
+            [job.prompts[index] for index in group],
+            sampling=job.sampling,
+            max_tokens=1 if job.pooling is None else 0,
+            pooling=job.pooling,
+            priority=self._request.ticket.priority,
+            cache_salt=self._request.cache_salt(job.cache_salt),
+            time_limit=self._request.deadline.time_left(),
+        )
+        self._sequences += stream.sequences
+        try:
+            async for index, output in stream:
+                self._outputs[group[index]] = output
+                self._request.ticket.release_tokens(len(job.prompts[group[index]]))
+        finally:
+            stream.close()
