@@ -1,13 +1,11 @@
-"""Server-sent events: a streamed generation is closed whatever becomes of the response."""
+"""Server-sent events: where they come from is closed whatever becomes of the response."""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, Protocol
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
 from starlette.types import Message, Receive, Scope, Send
-
-from app.generation.generation import Generation
 
 # Seconds.  Proxies and clients give up on a connection that is silent while a request waits.
 PING_INTERVAL: Final = 10
@@ -17,8 +15,14 @@ PING_INTERVAL: Final = 10
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 
+class Source(Protocol):
+    """Where events come from: a generation, or a watched engine."""
+
+    def close(self) -> None: ...
+
+
 class EventStream(EventSourceResponse):
-    """Streams the events of one generation, and closes it whatever becomes of the response.
+    """Streams the events of one source, and closes it whatever becomes of the response.
 
     Not by a `finally` among the events nor by a background task: a client that disconnects
     before the first event leaves a generator that never started and so runs no `finally`, and a
@@ -27,7 +31,7 @@ class EventStream(EventSourceResponse):
 
     def __init__(
         self,
-        generation: Generation,
+        source: Source,
         events: AsyncIterator[bytes],
         new_ping: Callable[[], ServerSentEvent] | None = None,
     ) -> None:
@@ -37,13 +41,13 @@ class EventStream(EventSourceResponse):
             clients ignore.
         """
         super().__init__(events, sep="\n", ping=PING_INTERVAL, ping_message_factory=new_ping)
-        self._generation = generation
+        self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._generation.close()
+            self._source.close()
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
         """Send without the cancel scope for a `send_timeout`, of which there is none here."""

@@ -54,6 +54,7 @@ class Metrics:
     and an empty label, which for Prometheus is none, if there are several.
 
     engines: the metrics of each model's engine.
+    num_batches: the gauge of batches that run.
     """
 
     def __init__(
@@ -77,9 +78,22 @@ class Metrics:
             "vllm:admission_rejections",
             "Requests rejected by admission control.",
         )
+        self._batch_lines = server.counter_by(
+            "outcome",
+            ("completed", "failed"),
+            "mlx_server:batch_lines",
+            "Lines of batches that have their result.",
+        )
+        self.num_batches = server.gauge(
+            "mlx_server:num_batches_running", "Batches that this server runs."
+        )
         self._loop_lag = server.seconds(
             "mlx_server:event_loop_lag", "by which the event loop is late", buckets.DELAY
         )
+
+    def count_batch_line(self, outcome: str) -> None:
+        """Count a line of a batch that has its result: `completed` or `failed`."""
+        self._batch_lines.count(outcome)
 
     def count_rejection(self, reason: str) -> None:
         """Count a rejected request; `reason` is one of a fixed set, never text of a client."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from app.observability.metrics.buckets import REQUEST
 
@@ -36,6 +36,9 @@ class Families:
             self._counters[name] = Counter(name, what, labels, registry=self._registry)
         return self._counters[name]
 
+    def gauge(self, name: str, what: str, labels: Sequence[str]) -> Gauge:
+        return Gauge(name, what, labels, registry=self._registry)
+
     def histogram(
         self, name: str, what: str, labels: Sequence[str], buckets: Sequence[float]
     ) -> Histogram:
@@ -62,6 +65,9 @@ class Series:
     def counter_by(self, label: str, words: Iterable[str], name: str, what: str) -> LabelledCounter:
         counter = self._families.counter(name, what, ["model_name", label])
         return LabelledCounter(counter, self._model_name, words)
+
+    def gauge(self, name: str, what: str) -> Gauge:
+        return self._families.gauge(name, what, ["model_name"]).labels(self._model_name)
 
     def counts(self, name: str, what: str, buckets: Sequence[float]) -> Histogram:
         histogram = self._families.histogram(name, what, ["model_name"], buckets)

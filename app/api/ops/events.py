@@ -1,0 +1,34 @@
+"""`GET /server/events`: what the engine has to do, about four times a second."""
+
+from typing import Final
+
+from fastapi import APIRouter, Request
+
+from app.api.serving import client_of, engine_for
+from app.api.sse import EventStream
+from app.http.rejections import Forbidden, Unavailable
+from app.server_state import server_state
+from app.settings import env_name
+
+MAX_WATCHERS: Final = 16
+
+router = APIRouter()
+
+
+# Not in the schema: the response has no end.
+@router.get("/server/events", include_in_schema=False)
+async def watch(request: Request, model: str | None = None) -> EventStream:
+    """Send snapshots of a model's engine until the client leaves; there is no text in them.
+
+    Raises:
+        Forbidden: the key is not one of an admin.
+        Unavailable: too many watch already.
+    """
+    if not client_of(request).is_admin:
+        raise Forbidden(f"this needs a key of {env_name('admin_keys')}")
+    engine = await engine_for(request, model)
+    room = server_state(request).machine_room
+    if room.num_watchers >= MAX_WATCHERS:
+        raise Unavailable(f"{MAX_WATCHERS} clients watch already")
+    watcher = room.watch(engine)
+    return EventStream(watcher, watcher.frames())

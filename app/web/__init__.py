@@ -1,0 +1,1 @@
+"""The page at `/`: static files, which call the APIs as any other client does."""

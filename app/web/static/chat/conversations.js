@@ -1,0 +1,63 @@
+// Conversations: what they consist of, and IndexedDB, where they are kept.
+//
+// A message is {role: "user" | "assistant" | "tool", content, status}, and besides
+//   of the assistant: reasoning, calls: [{id, name, arguments}], error, finishReason, usage,
+//     tokensPerSecond, firstTokenSeconds, reasoningSeconds, model
+//   of a tool: callId
+// `status` is "streaming", "done", "stopped" or "failed".
+
+const NAME = "mlx-batch-server";
+const STORE = "conversations";
+
+let database = null;
+
+function opened() {
+  database ??= new Promise((resolve, reject) => {
+    const request = indexedDB.open(NAME, 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+  return database;
+}
+
+async function run(mode, act) {
+  const store = (await opened()).transaction(STORE, mode).objectStore(STORE);
+  return new Promise((resolve, reject) => {
+    const request = act(store);
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+/** The kept conversations, the latest first; what was streaming when the page closed was cut off. */
+export async function loadAll() {
+  const all = await run("readonly", (store) => store.getAll());
+  for (const message of all.flatMap((conversation) => conversation.messages)) {
+    if (message.status === "streaming") {
+      Object.assign(message, { status: "failed", error: "The page was closed meanwhile." });
+    }
+  }
+  return all.sort((a, b) => b.updated - a.updated);
+}
+
+export const save = (conversation) => run("readwrite", (store) => store.put(conversation));
+export const remove = (id) => run("readwrite", (store) => store.delete(id));
+
+export function newConversation() {
+  return { id: newId(), title: "", created: Date.now(), updated: Date.now(), messages: [] };
+}
+
+// `crypto.randomUUID` is there in secure contexts only.
+const newId = () => `${Date.now().toString(36)}-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
+
+export const userMessage = (content) => ({ role: "user", content, status: "done" });
+export const toolMessage = (callId, content) => ({ role: "tool", callId, content, status: "done" });
+export const assistantMessage = () =>
+  ({ role: "assistant", content: "", reasoning: "", calls: [], status: "streaming" });
+
+/** The title of a conversation without one: the beginning of its first message. */
+export function titleOf(text) {
+  const line = text.trim().split("\n", 1)[0];
+  return line.length > 48 ? `${line.slice(0, 47)}…` : line;
+}

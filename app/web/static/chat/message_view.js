@@ -1,0 +1,191 @@
+// A message on the page: what it shows follows from the message, however often that changes.
+
+import { copyButton, h, iconButton, setText } from "../dom.js";
+import { MarkdownStream } from "./markdown_stream.js";
+
+/**
+ * `actions`: edit(message, text), regenerate(message), proceed(message), respond(message, call, text),
+ * unansweredCalls(message).
+ */
+export function viewOf(message, actions) {
+  if (message.role === "assistant") return new AssistantView(message, actions);
+  return message.role === "user" ? new UserView(message, actions) : new ToolView(message);
+}
+
+class UserView {
+  element = h("li", { class: "message user" });
+
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+    this.#show();
+  }
+
+  update() {}
+
+  #show() {
+    this.element.replaceChildren(
+      h("h3", { class: "sr-only", text: "You" }),
+      h("div", { class: "bubble", text: this.message.content }),
+      h("div", { class: "tools" },
+        iconButton("edit", "Edit", () => this.#edit()),
+        copyButton("Copy", () => this.message.content)),
+    );
+  }
+
+  #edit() {
+    const area = h("textarea", { "aria-label": "Edit the message", rows: 3, value: this.message.content });
+    const close = () => {
+      this.#show();
+      this.element.querySelector("button").focus();
+    };
+    const save = (event) => {
+      event.preventDefault();
+      if (area.value.trim()) this.actions.edit(this.message, area.value.trim());
+    };
+    const onKey = (event) => {
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        close();
+      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) save(event);
+    };
+    this.element.replaceChildren(
+      h("form", { class: "edit", on: { submit: save, keydown: onKey } }, area,
+        h("div", { class: "actions" },
+          h("span", { class: "hint", text: "What follows is replaced." }),
+          h("button", { type: "button", text: "Cancel", on: { click: close } }),
+          h("button", { type: "submit", class: "primary", text: "Send" }))),
+    );
+    area.focus();
+  }
+}
+
+class ToolView {
+  constructor(message) {
+    this.element = h("li", { class: "message tool" },
+      h("details", { open: true }, h("summary", { text: "Result of the call" }),
+        h("pre", { tabindex: 0, text: message.content })));
+    this.message = message;
+  }
+
+  update() {}
+}
+
+class AssistantView {
+  element = h("li", { class: "message assistant" });
+  #markdown = new MarkdownStream();
+  #reasoning = new ReasoningView();
+  #calls = h("div", { class: "calls" });
+  #fault = h("div", { class: "fault", hidden: true });
+  #facts = h("span", { class: "facts" });
+  #tools;
+  #shownStatus = null;
+
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+    this.#tools = h("div", { class: "tools" },
+      copyButton("Copy", () => message.content),
+      iconButton("again", "Regenerate", () => actions.regenerate(message)),
+      this.#facts);
+    this.element.append(h("h3", { class: "sr-only", text: "Model" }),
+      this.#reasoning.element, this.#markdown.element, this.#calls, this.#fault, this.#tools);
+    this.update();
+  }
+
+  update() {
+    const { message } = this;
+    const isStreaming = message.status === "streaming";
+    if (!isStreaming && message.status === this.#shownStatus && !message.calls.length) return;
+    this.#shownStatus = message.status;
+    this.element.classList.toggle("streaming", isStreaming);
+    this.element.classList.toggle("silent", isStreaming && !message.content && !message.reasoning);
+    this.element.setAttribute("aria-busy", isStreaming);
+    this.#reasoning.update(message);
+    this.#markdown.update(message.content, !isStreaming);
+    this.#showCalls();
+    this.#showFault();
+    setText(this.#facts, factsOf(message));
+    for (const button of this.#tools.querySelectorAll("button")) button.hidden = isStreaming;
+  }
+
+  #showCalls() {
+    const { calls, status } = this.message;
+    calls.forEach((call, i) => {
+      const shown = this.#calls.children[i] ?? this.#calls.appendChild(callOf(call));
+      setText(shown.querySelector("pre"), indented(call.arguments));
+    });
+    if (status === "streaming") return;
+    for (const call of this.actions.unansweredCalls(this.message)) {
+      const shown = this.#calls.children[calls.indexOf(call)];
+      if (!shown.querySelector("form")) shown.append(this.#resultForm(call));
+    }
+  }
+
+  #resultForm(call) {
+    const area = h("textarea", { rows: 2, placeholder: "What it returns", "aria-label": `Result of ${call.name}` });
+    const submit = (event) => {
+      event.preventDefault();
+      form.remove();
+      this.actions.respond(this.message, call, area.value);
+    };
+    const form = h("form", { on: { submit } }, area, h("button", { type: "submit", text: "Return" }));
+    return form;
+  }
+
+  #showFault() {
+    const { message } = this;
+    const isCut = message.finishReason === "length" && message.status === "done";
+    const text = { failed: message.error, stopped: "Stopped." }[message.status] ?? (isCut ? "The limit of tokens is reached." : "");
+    if (this.#fault.dataset.text === text) return;
+    this.#fault.dataset.text = text;
+    this.#fault.hidden = !text;
+    this.#fault.classList.toggle("error", message.status === "failed");
+    const canContinue = message.content && !message.calls.length;
+    this.#fault.replaceChildren(
+      h("span", { text }),
+      canContinue ? h("button", { type: "button", text: "Continue", on: { click: () => this.actions.proceed(message) } }) : "",
+      h("button", { type: "button", text: "Try again", on: { click: () => this.actions.regenerate(message) } }),
+    );
+  }
+}
+
+/** Reasoning, folded; a text only, for there is much of it and little to format. */
+class ReasoningView {
+  #title = h("summary");
+  #text = document.createTextNode("");
+  element = h("details", { class: "reasoning", hidden: true }, this.#title, h("div", {}, this.#text));
+
+  update({ reasoning, reasoningSeconds, content, status }) {
+    this.element.hidden = !reasoning;
+    if (reasoning.startsWith(this.#text.data)) {
+      this.#text.appendData(reasoning.slice(this.#text.data.length));
+    } else this.#text.data = reasoning;
+    const isThinking = status === "streaming" && !content;
+    setText(this.#title, `${isThinking ? "Reasoning" : "Reasoned"} for ${(reasoningSeconds ?? 0).toFixed(1)} s`);
+  }
+}
+
+function callOf({ name }) {
+  return h("div", { class: "call" },
+    h("details", { open: true }, h("summary", {}, "Calls ", h("code", { text: name })), h("pre", { tabindex: 0 })));
+}
+
+function indented(json) {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json; // not whole yet
+  }
+}
+
+function factsOf({ usage, tokensPerSecond, firstTokenSeconds, model, status }) {
+  if (!usage) return "";
+  const { prompt_tokens: numPrompt, completion_tokens: numTokens } = usage;
+  const numCached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  const facts = [`${numTokens} tokens`];
+  if (tokensPerSecond) facts.push(`${tokensPerSecond.toFixed(1)} tokens/s`);
+  if (firstTokenSeconds !== undefined) facts.push(`first after ${firstTokenSeconds.toFixed(2)} s`);
+  if (status !== "streaming") facts.push(`prompt ${numPrompt}${numCached ? `, ${numCached} cached` : ""}`, model);
+  return facts.join(" · ");
+}

@@ -1,0 +1,66 @@
+// Elements without HTML: texts stay texts.
+
+/** Make an element. `props` are attributes, but for `on` (listeners), `text` and `value`. */
+export function h(tag, props = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === "on") {
+      for (const [type, listener] of Object.entries(value)) element.addEventListener(type, listener);
+    } else if (name === "text") element.textContent = value;
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export const $ = (id) => document.getElementById(id);
+
+/** An icon of the page's sprite. */
+export function icon(name) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("aria-hidden", "true");
+  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
+  use.setAttribute("href", `#i-${name}`);
+  svg.append(use);
+  return svg;
+}
+
+/** A button with an icon, whose label is read aloud and shown as a tooltip. */
+export function iconButton(name, label, onClick) {
+  return h(
+    "button",
+    { type: "button", class: "icon", "aria-label": label, title: label, on: { click: onClick } },
+    icon(name),
+  );
+}
+
+/** Change a text only if it differs: nothing is laid out, or read aloud, for what is the same. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Copy a text, also on a page that came over plain HTTP, where there is no clipboard API. */
+export async function copyText(text) {
+  if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);
+  const area = h("textarea", { class: "sr-only", value: text, "aria-hidden": "true" });
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+/** A button that copies what `text()` returns, and says so for a moment. */
+export function copyButton(label, text) {
+  const button = iconButton("copy", label, async () => {
+    await copyText(text());
+    button.replaceChildren(icon("check"));
+    button.setAttribute("aria-label", "Copied");
+    setTimeout(() => {
+      button.replaceChildren(icon("copy"));
+      button.setAttribute("aria-label", label);
+    }, 1500);
+  });
+  return button;
+}

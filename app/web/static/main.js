@@ -1,0 +1,90 @@
+// The page: two views, a model, a theme, settings.
+
+import { listModels } from "./api.js";
+import { ChatView } from "./chat/chat_view.js";
+import { $, h, icon } from "./dom.js";
+import { RoomView } from "./room/room_view.js";
+import { change, key, onChange, settings } from "./settings.js";
+import { openSettings } from "./settings_dialog.js";
+
+const THEMES = ["system", "light", "dark"];
+
+const chat = new ChatView({ onNavigate: () => showDrawer(false) });
+const room = new RoomView();
+
+function showView() {
+  const isRoom = location.hash === "#room";
+  $("room").hidden = !isRoom;
+  $("chat").hidden = isRoom;
+  document.body.classList.toggle("in-room", isRoom);
+  for (const [id, isCurrent] of [["to-room", isRoom], ["to-chat", !isRoom]]) {
+    if (isCurrent) $(id).setAttribute("aria-current", "page");
+    else $(id).removeAttribute("aria-current");
+  }
+  document.title = isRoom ? "Machine room · mlx-batch-server" : "mlx-batch-server";
+  // Nothing is sent to a page that is not looked at.
+  room.watch(isRoom && document.visibilityState === "visible");
+}
+
+function showDrawer(isOpen) {
+  $("sidebar").classList.toggle("open", isOpen);
+  $("shade").hidden = !isOpen;
+  $("drawer-toggle").setAttribute("aria-expanded", isOpen);
+}
+
+function applyTheme(theme) {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  $("theme").replaceChildren(icon(theme));
+  const label = `Theme: ${theme === "system" ? "as the system" : theme}`;
+  $("theme").setAttribute("aria-label", label);
+  $("theme").title = label;
+}
+
+function nextTheme() {
+  const theme = THEMES[(THEMES.indexOf(currentTheme()) + 1) % THEMES.length];
+  localStorage.setItem("theme", theme);
+  applyTheme(theme);
+}
+
+const currentTheme = () => document.documentElement.dataset.theme ?? "system";
+
+async function showModels() {
+  let ids = [];
+  try {
+    ids = await listModels();
+  } catch (error) {
+    if (error.status === 401) openSettings(key() ? "The server does not know this key." : error.message);
+  }
+  $("model").replaceChildren(...ids.map((id) => h("option", { value: id, text: id })));
+  if (!ids.length) return;
+  if (!ids.includes(settings.model)) change({ model: ids[0] });
+  $("model").value = settings.model;
+}
+
+window.addEventListener("hashchange", showView);
+document.addEventListener("visibilitychange", showView);
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || $("settings").open) return;
+  if ($("sidebar").classList.contains("open")) {
+    showDrawer(false);
+    $("drawer-toggle").focus();
+  } else if (!$("chat").hidden) chat.stop();
+});
+$("drawer-toggle").addEventListener("click", () => showDrawer(!$("sidebar").classList.contains("open")));
+$("shade").addEventListener("click", () => showDrawer(false));
+$("settings-open").addEventListener("click", () => openSettings());
+$("theme").addEventListener("click", nextTheme);
+$("model").addEventListener("change", () => change({ model: $("model").value }));
+
+let knownKey = key();
+onChange(() => {
+  if (key() === knownKey) return;
+  knownKey = key();
+  showModels();
+});
+
+applyTheme(currentTheme());
+showView();
+chat.load();
+showModels();

@@ -1,0 +1,61 @@
+// What the user has set: kept in this browser, the key only until it is closed unless it shall stay.
+
+const NAME = "settings";
+const KEY = "api-key";
+
+/** Numbers are null where the server's own default shall hold. */
+const DEFAULTS = {
+  model: "",
+  system: "",
+  temperature: null,
+  top_p: null,
+  top_k: null,
+  min_p: null,
+  repetition_penalty: null,
+  max_tokens: null,
+  seed: null,
+  priority: "",
+  reasoning_effort: "",
+  tools: "",
+};
+
+export const settings = { ...DEFAULTS, ...stored() };
+const listeners = [];
+
+function stored() {
+  try {
+    return JSON.parse(localStorage.getItem(NAME)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+/** Set some of them, and keep them. */
+export function change(values) {
+  Object.assign(settings, values);
+  localStorage.setItem(NAME, JSON.stringify(settings));
+  for (const listener of listeners) listener();
+}
+
+/** Call `listener` after each change, of the key as well. */
+export const onChange = (listener) => listeners.push(listener);
+
+export const key = () => sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+export const isKeyKept = () => localStorage.getItem(KEY) !== null;
+
+export function changeKey(value, isKept) {
+  for (const storage of [localStorage, sessionStorage]) storage.removeItem(KEY);
+  if (value) (isKept ? localStorage : sessionStorage).setItem(KEY, value);
+  for (const listener of listeners) listener();
+}
+
+/** The fields of a request that sampling needs. */
+export function samplingFields() {
+  const names = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
+  const fields = {};
+  for (const name of names) if (settings[name] !== null) fields[name] = settings[name];
+  if (settings.priority) fields.priority = settings.priority;
+  if (settings.reasoning_effort) fields.reasoning_effort = settings.reasoning_effort;
+  if (settings.tools.trim()) fields.tools = JSON.parse(settings.tools);
+  return fields;
+}
