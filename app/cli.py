@@ -4,34 +4,51 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Final
 
-from app.flags import name_flags, parse_flags
+from fastapi import FastAPI
+
+from app.flags import RUN_BATCH, name_flags, parse_flags
+from app.http.browser_guard import is_loopback
 from app.main import create_app
 from app.observability import logs
 from app.observability.logs import print_stderr
 from app.observability.tracing import TracingUnavailable, make_tracer
+from app.prompts.render_pool import POOL
+from app.run_batch import BatchFailed, BatchPaths, serve_lines
 from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
-from batching import ModelLoadError, PoolTooLarge, SchedulerManager, UnsupportedKVDType
+from app.storage.storage import Storage
+from batching import (
+    EngineThread,
+    ModelLoadError,
+    PoolTooLarge,
+    SchedulerManager,
+    UnsupportedKVDType,
+)
 
 _CANNOT_START: Final = 2
 _ENGINE_STOP_TIMEOUT: Final = 5.0
-_OWN_MACHINE: Final = ("127.0.0.1", "localhost", "::1")
+_FILES: Final = ("in", "out")
 
 # Addresses that mean all of this machine's, and the ones by which a client reaches it.
 _REACHED_AS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Serve until a signal; return the exit status."""
+    """Serve until a signal, or the lines of a file; return the exit status."""
     flags: dict[str, str] = {}
     try:
+        if arguments[:1] == [RUN_BATCH]:
+            flags = parse_flags(arguments[1:], _FILES)
+            paths = BatchPaths(*(Path(flags.pop(name)) for name in _FILES))
+            settings = _load_settings(flags)
+            return run_batch(settings, SchedulerManager([settings.engine_config()]), paths)
         flags = parse_flags(arguments)
-        settings = load_settings(flags)
-        logs.configure(settings.log_level, settings.log_format)
-        for line in (*unknown_variables(os.environ), *_security_warnings(settings)):
+        settings = _load_settings(flags)
+        for line in _security_warnings(settings):
             print_stderr(f"warning: {line}")
         return run(settings, SchedulerManager([settings.engine_config()]))
     except PoolTooLarge as error:
@@ -40,7 +57,13 @@ def main(arguments: Sequence[str] = ()) -> int:
     except UnsupportedKVDType as error:
         print_stderr(name_flags(f"{env_name('kv_cache_dtype')}: {error}", flags))
         return _CANNOT_START
-    except (SettingsError, BindError, ModelLoadError, TracingUnavailable) as error:
+    except (
+        SettingsError,
+        BindError,
+        ModelLoadError,
+        TracingUnavailable,
+        BatchFailed,
+    ) as error:
         print_stderr(name_flags(str(error), flags))
         return _CANNOT_START
 
@@ -55,29 +78,77 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
         ModelLoadError: the default model cannot be found or read.
     """
     keys = settings.client_keys()
+    with (
+        bind(settings.host, settings.port) as sock,
+        closing(settings.open_storage()) as storage,
+        _application(settings, manager, storage) as app,
+    ):
+        engine = _load(manager)
+        banner = _startup_banner(sock, engine.model.model_id, keys, has_page=settings.web)
+        lines = [*engine.startup_lines, *banner]
+        return serve(app, sock, on_listening=lambda: print_stderr("\n".join(lines)))
+
+
+def run_batch(settings: Settings, manager: SchedulerManager, paths: BatchPaths) -> int:
+    """Serve the lines of a file with the models of a manager; return the exit status.
+
+    Raises:
+        TracingUnavailable: a collector is named, and what talks to it is not installed.
+        ModelLoadError: the default model cannot be found or read.
+        BatchFailed: a file cannot be read or written, or the model fails.
+    """
+    if "log_level" not in settings.model_fields_set:
+        logs.configure("warning", settings.log_format)
+    with (
+        closing(settings.temporary_storage()) as storage,
+        _application(settings, manager, storage) as app,
+    ):
+        return serve_lines(
+            app, paths, lambda: print_stderr("\n".join(_load(manager).startup_lines))
+        )
+
+
+@contextmanager
+def _application(
+    settings: Settings, manager: SchedulerManager, storage: Storage
+) -> Iterator[FastAPI]:
+    """Make the app; close the manager and what traces go to in the end."""
     tracer = make_tracer(os.environ)
-    with bind(settings.host, settings.port) as sock, closing(settings.open_storage()) as storage:
-        app = create_app(manager, settings, tracer, storage)
-        try:
-            print_stderr(f"loading {manager.model_ids[0]} ...")
-            engine = manager.get(manager.model_ids[0])
-            lines = [*engine.startup_lines, *_startup_banner(sock, engine.model.model_id, keys)]
-            return serve(app, sock, on_listening=lambda: print_stderr("\n".join(lines)))
-        finally:
-            manager.close(_ENGINE_STOP_TIMEOUT)
-            if tracer is not None:
-                tracer.close()
+    try:
+        yield create_app(manager, settings, tracer, storage)
+    finally:
+        manager.close(_ENGINE_STOP_TIMEOUT)
+        POOL.close()
+        if tracer is not None:
+            tracer.close()
+
+
+def _load(manager: SchedulerManager) -> EngineThread:
+    """Load the default model."""
+    POOL.warm_up()
+    print_stderr(f"loading {manager.model_ids[0]} ...")
+    return manager.get(manager.model_ids[0])
+
+
+def _load_settings(flags: dict[str, str]) -> Settings:
+    settings = load_settings(flags)
+    logs.configure(settings.log_level, settings.log_format)
+    for line in unknown_variables(os.environ):
+        print_stderr(f"warning: {line}")
+    return settings
 
 
 def _security_warnings(settings: Settings) -> Iterator[str]:
     """Yield a line for each setting that lets others in."""
-    if not settings.client_keys() and settings.host not in _OWN_MACHINE:
+    if not settings.client_keys() and not is_loopback(settings.host):
         yield f"every client that reaches {settings.host} can use this server: there are no API keys"
     if settings.trust_remote_code:
         yield "code that comes with a model is run"
 
 
-def _startup_banner(sock: socket.socket, model_id: str, keys: Sequence[str]) -> list[str]:
+def _startup_banner(
+    sock: socket.socket, model_id: str, keys: Sequence[str], *, has_page: bool
+) -> list[str]:
     """Return the lines that say where the server is and how to ask it something."""
     url = base_url(*sock.getsockname()[:2])
     message = {"role": "user", "content": "Can you tell me the capital of France?"}
@@ -86,6 +157,7 @@ def _startup_banner(sock: socket.socket, model_id: str, keys: Sequence[str]) -> 
     return [
         f"serving {model_id} at {url}; try:",
         f"  curl {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+        *([f"  or open {url.removesuffix('/v1')} in a browser"] if has_page else []),
     ]
 
 

@@ -1,21 +1,38 @@
 """The application: connects its parts."""
 
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from functools import partial
+from types import ModuleType
+from typing import Final
+
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app.admission.controller import AdmissionController
 from app.api.anthropic import router as messages
 from app.api.openai import models
+from app.api.openai.batches import router as batches
 from app.api.openai.chat import router as chat
 from app.api.openai.completions import router as completions
+from app.api.openai.embeddings import router as embeddings
+from app.api.openai.files import router as files
 from app.api.openai.responses import router as responses, stored_router as stored_responses
-from app.api.ops import health, metrics as metrics_endpoint
+from app.api.ops import docs, events, health, metrics as metrics_endpoint
 from app.api.schemas.errors import ERROR_RESPONSES
+from app.api.scoring import router as scoring
 from app.api.vllm import server_info, tokenize
+from app.batches.batch_run import BatchServices
+from app.batches.lines import LineRules
+from app.batches.pacing import Pacer
+from app.batches.runner import BatchRunner
 from app.http import errors
-from app.http.authentication import Authentication
+from app.http.authentication import Authentication, client_for_digest
 from app.http.body_limit import BodyLimit
+from app.http.browser_guard import BrowserGuard, checked_names
+from app.http.client import Client
 from app.http.errors import REJECTION_REASONS
+from app.http.inner_call import post_json
 from app.http.request_context import RequestContextMiddleware
 from app.observability.metrics.registry import Metrics
 from app.observability.request_log import log_request
@@ -23,9 +40,21 @@ from app.observability.request_record import RequestRecord
 from app.observability.tracing import Tracer
 from app.server_state import ServerState
 from app.settings import Settings
-from app.storage.responses import ResponseStore
 from app.storage.storage import Storage
+from app.web.pages import load_pages, page_router
 from batching import Observers, SchedulerManager
+
+# What the lines of a batch may be sent to.
+BATCH_ENDPOINTS: Final[Mapping[str, ModuleType]] = {
+    "/v1/chat/completions": chat,
+    "/v1/completions": completions,
+    "/v1/responses": responses,
+    "/v1/embeddings": embeddings,
+    "/v1/rerank": scoring,
+    "/v1/score": scoring,
+}
+# Beside its body a line has an id and a few names.
+_LINE_FRAME: Final = 8192
 
 
 def create_app(
@@ -46,49 +75,107 @@ def create_app(
             tracer.record(record)
 
     settings = settings or Settings.model_construct()
-    app = FastAPI(title="mlx-batch-server", redirect_slashes=False)
+    # FastAPI's pages load scripts from another site.
+    app = FastAPI(title="mlx-batch-server", redirect_slashes=False, docs_url=None, redoc_url=None)
     metrics = Metrics(manager.model_ids, rejection_reasons=REJECTION_REASONS)
+    admission = AdmissionController(settings.limits())
+    storage = storage or settings.temporary_storage()
+    # Lines are requests that have been let in already.
+    lines = FastAPI(openapi_url=None)
     service = ServerState(
         manager,
         settings,
-        AdmissionController(settings.limits()),
+        admission,
         metrics,
         finish,
-        storage=storage or Storage(ResponseStore(settings.store_limits())),
+        batches=_batch_runner(settings, admission, metrics, storage, lines),
+        batch_endpoints=tuple(BATCH_ENDPOINTS),
+        storage=storage,
     )
     manager.observe(lambda model_id: Observers(metrics.engines[model_id], service.throughput_log))
-    app.state.service = service
+    app.state.service = lines.state.service = service
     errors.register_handlers(app, metrics.count_rejection)
+    pages = load_pages() if settings.web else {}
+    # Before an API's own `HEAD /`.
+    app.include_router(page_router(pages))
+    errors.register_handlers(lines)
+    lines.add_middleware(RequestContextMiddleware, in_flight=service.in_flight)
+    for endpoint in dict.fromkeys(BATCH_ENDPOINTS.values()):
+        lines.include_router(endpoint.router)
     for endpoint in (
         chat,
         completions,
         responses,
         stored_responses,
+        files,
+        batches,
         messages,
+        embeddings,
+        scoring,
         tokenize,
         models,
         health,
         metrics_endpoint,
+        events,
         server_info,
+        docs,
     ):
         app.include_router(endpoint.router, responses=ERROR_RESPONSES)
-    _add_middleware(app, service)
+    _add_middleware(app, service, open_paths=pages)
     return app
 
 
-def _add_middleware(app: FastAPI, service: ServerState) -> None:
-    """Add the middleware, the innermost first."""
+def _batch_runner(
+    settings: Settings,
+    admission: AdmissionController,
+    metrics: Metrics,
+    storage: Storage,
+    lines: FastAPI,
+) -> BatchRunner:
+    """Return what runs batches, whose lines are requests to an app."""
+
+    def client_of(owner: str) -> Client:
+        share = settings.share_prefix_cache
+        return replace(client_for_digest(owner, share_prefix_cache=share), is_batch=True)
+
+    max_line_bytes = settings.max_body_bytes + _LINE_FRAME
+    runner = BatchRunner(
+        BatchServices(
+            storage=storage.batch,
+            pacer=Pacer(admission, settings.batch_lines_beside_requests),
+            dispatch=partial(post_json, lines),
+            client_of=client_of,
+            rules=LineRules(BATCH_ENDPOINTS, max_line_bytes, settings.max_file_lines),
+            count_line=metrics.count_batch_line,
+        )
+    )
+    metrics.num_batches.set_function(lambda: runner.num_running)
+    return runner
+
+
+def _add_middleware(app: FastAPI, service: ServerState, *, open_paths: Container[str]) -> None:
+    """Add the middleware, the innermost first; `open_paths` need no key."""
     settings, count_rejection = service.settings, service.metrics.count_rejection
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
         timeout=settings.read_timeout,
+        streamed=(files.PATH,),
         count_rejection=count_rejection,
     )
     app.add_middleware(
         Authentication,
         keys=settings.client_keys(),
         share_prefix_cache=settings.share_prefix_cache,
+        count_rejection=count_rejection,
+        admin_keys=frozenset(settings.admin_key_list()),
+        open_paths=open_paths,
+    )
+    has_keys = bool(settings.client_keys())
+    app.add_middleware(
+        BrowserGuard,
+        hosts=checked_names(settings.host, settings.allowed_host_names, has_keys=has_keys),
+        origins=None if has_keys else settings.allowed_origins,
         count_rejection=count_rejection,
     )
     app.add_middleware(

@@ -1,7 +1,7 @@
 """The state that all requests of a server share."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import time
 from typing import Final
@@ -10,7 +10,9 @@ import anyio
 from fastapi import Request
 
 from app.admission.controller import AdmissionController
+from app.batches.runner import BatchRunner
 from app.http.request_context import InFlightRequests
+from app.observability.machine_room import MachineRoom
 from app.observability.metrics.registry import Metrics
 from app.observability.request_record import RequestRecord
 from app.observability.throughput_log import ThroughputLogger
@@ -28,6 +30,8 @@ class ServerState:
     """`grammar_limiter` bounds the cores that compiling grammars takes from other requests, and
     `template_limiter` those that rendering requests' own templates takes.
 
+    batches: runs the batches.
+    batch_endpoints: what their lines may be sent to.
     storage: by default in memory.
     detached: the work for responses whose clients do not wait for them, by the response's id.
     """
@@ -37,10 +41,13 @@ class ServerState:
     admission: AdmissionController
     metrics: Metrics
     on_finish: Callable[[RequestRecord], None]
+    batches: BatchRunner
+    batch_endpoints: Sequence[str]
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
     throughput_log: ThroughputLogger = field(default_factory=ThroughputLogger)
     storage: Storage = field(default_factory=Storage)
     detached: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    machine_room: MachineRoom = field(default_factory=MachineRoom)
     started: int = field(default_factory=lambda: int(time()))
     grammar_limiter: anyio.CapacityLimiter = field(
         default_factory=lambda: anyio.CapacityLimiter(_MAX_CONCURRENT_COMPILATIONS)
@@ -57,6 +64,7 @@ class ServerState:
         """Run the periodic tasks; `lag` is the delay of the event loop in seconds."""
         self.metrics.observe_loop_lag(max(0.0, lag))
         self.throughput_log.log_if_due(now)
+        self.batches.tick()
 
     @property
     def unhealthy_reason(self) -> str | None:

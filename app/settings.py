@@ -15,10 +15,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from app.admission.controller import AdmissionLimits
 from app.http.authentication import read_keys
 from app.prompts.request_template import check_template
+from app.storage.batch_storage import BatchStorage
 from app.storage.data_dir import default_data_dir
+from app.storage.files import FileLimits
 from app.storage.responses import ResponseStore, StoreLimits
 from app.storage.storage import Storage, open_storage
-from batching import EngineConfig
+from batching import RERANK_TEMPLATES, EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +123,24 @@ class Settings(BaseSettings):
         description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: `auto` takes those "
         "of the model's `generation_config.json` or GGUF file, `openai` always 1, 1, 0, 0 and 1.",
     )
+    pooling: Literal["auto", "last", "mean", "cls", "off"] = Field(
+        default="auto",
+        description="What embeddings are made of: `auto` as the model's `modules.json` or GGUF file says, "
+        "and none of a model that says nothing; `last`, `mean` and `cls` (the last token, all, the first) "
+        "of any model; `off` makes none.",
+    )
+    rerank_template: str | None = Field(
+        default=None,
+        description="Template of a reranker's prompts, of the roles `query`, `document` and for an "
+        "instruction `system`: `qwen3`, a file, or the text of a template. Empty takes the model's chat "
+        "template if it has these roles, and `qwen3` for a model with `Qwen3-Reranker` in its name.",
+    )
+    rerank_tokens: str | None = Field(
+        default=None,
+        description="The two tokens by which a model says that a document is irrelevant, and that it is "
+        "relevant, with a comma between them. Empty takes those of the model's files, or with a template "
+        "`no,yes`.",
+    )
     chat_template: str | None = Field(
         default=None,
         description="Chat template in place of the model's: a file, or the text of a template, which has "
@@ -191,6 +211,13 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         default=4_194_304, ge=1024, description="Largest request body; larger ones get a 413."
     )
+    max_connections: int = Field(
+        default=1024,
+        ge=1,
+        description="Most open connections; fewer where the limit of open files (`ulimit -n`) has no room for "
+        "twice as many. The one that is idle for longest makes room for a new one; if there is none, the new one "
+        "gets a 503.",
+    )
     max_requests_per_key: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="Most requests in flight of one API key (without keys, of all clients together); others get a 429. Empty is no limit of its own.",
@@ -206,6 +233,11 @@ class Settings(BaseSettings):
     api_keys_file: Path | None = Field(
         default=None, description="File with further keys, one on each line; `#` begins a comment."
     )
+    admin_keys: SecretStr = Field(
+        default=SecretStr(""),
+        description="Further keys, separated by commas, that also allow watching the engine "
+        "(`GET /server/events`). Without any key everyone may; with keys that are all clients', no one may.",
+    )
     share_prefix_cache: bool = Field(
         default=False,
         description="Let requests of different API keys share cached prompts; response times then reveal to one client what another has sent.",
@@ -213,7 +245,18 @@ class Settings(BaseSettings):
     cors_origins: str = Field(
         default="",
         description="Web pages that may call the server from a browser: origins like "
-        "`https://chat.example.org`, separated by commas, or `*`.",
+        "`https://chat.example.org`, separated by commas, or `*`. Without keys, what other pages send to "
+        "change something gets a 403.",
+    )
+    allowed_hosts: str = Field(
+        default="",
+        description="Host names by which clients may address the server, besides `localhost` and its addresses: "
+        "names or `*.example.org`, separated by commas; `*` is any. Empty checks the name only if the server "
+        "listens on a loopback address and there are no keys; others get a 403, since the name may be that "
+        "of a web page that was made to point here (DNS rebinding).",
+    )
+    web: bool = Field(
+        default=True, description="Serve a page with a chat and a view of the engine at `/`."
     )
     trust_remote_code: bool = Field(
         default=False, description="Run Python code that comes with a model."
@@ -248,8 +291,8 @@ class Settings(BaseSettings):
     )
     data_dir: Path | None = Field(
         default=None,
-        description="Folder for what outlives the server: stored responses, and the key that signs values "
-        "which clients keep for it. Empty is the platform's folder for data of programs.",
+        description="Folder for what outlives the server: stored responses, files, batches, and the key that "
+        "signs values which clients keep for it. Empty is the platform's folder for data of programs.",
     )
     response_store: Literal["sqlite", "memory"] = Field(
         default="sqlite",
@@ -272,6 +315,24 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="Seconds for which a response is stored.",
     )
+    max_file_mib: int = Field(
+        default=512, ge=1, description="Largest file that a client may upload, in MiB."
+    )
+    max_files_mib: int = Field(
+        default=10_240,
+        ge=1,
+        description="Most MiB of files, of all API keys together; with more, uploads and new batches are "
+        "refused until files are deleted.",
+    )
+    max_file_lines: int = Field(
+        default=50_000, ge=1, description="Most lines of the input file of a batch."
+    )
+    batch_lines_beside_requests: int = Field(
+        default=1,
+        ge=1,
+        description="Most lines of batches in flight while other requests are; more slow these down. "
+        "Otherwise lines take the whole batch.",
+    )
     log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
         default="info", description="Least severe messages to log."
     )
@@ -281,6 +342,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "generation_config",
+        "pooling",
         "dtype",
         "kv_cache_dtype",
         "device",
@@ -331,17 +393,30 @@ class Settings(BaseSettings):
     def allowed_origins(self) -> list[str]:
         return _split(self.cors_origins)
 
+    @property
+    def allowed_host_names(self) -> list[str]:
+        return _split(self.allowed_hosts)
+
     def client_keys(self) -> list[str]:
-        """Return the keys of both sources; none asks for none.
+        """Return the keys of all sources; none asks for none.
 
         Raises:
             SettingsError: the file cannot be read, or one of them can be no key.
         """
         listed = "\n".join(_split(self.api_keys.get_secret_value()))
-        keys = _keys("api_keys", listed) if listed else []
+        keys = self.admin_key_list() + (_keys("api_keys", listed) if listed else [])
         if self.api_keys_file is None:
             return keys
         return keys + _keys("api_keys_file", _text_of("api_keys_file", self.api_keys_file))
+
+    def admin_key_list(self) -> list[str]:
+        """Return the keys that may watch the server.
+
+        Raises:
+            SettingsError: one of them can be no key.
+        """
+        listed = "\n".join(_split(self.admin_keys.get_secret_value()))
+        return _keys("admin_keys", listed) if listed else []
 
     def chat_template_text(self) -> str | None:
         """Return the template that replaces the model's.
@@ -349,15 +424,16 @@ class Settings(BaseSettings):
         Raises:
             SettingsError: it cannot be read or compiled.
         """
-        if (template := self.chat_template) is None:
-            return None
-        if not any(mark in template for mark in _TEMPLATE_MARKS):
-            template = _text_of("chat_template", Path(template).expanduser())
-        try:
-            check_template(template)
-        except ValueError as error:
-            raise SettingsError(f"{env_name('chat_template')} is no template: {error}") from None
-        return template
+        return _template("chat_template", self.chat_template)
+
+    def rerank_template_text(self) -> str | None:
+        """Return the template of a reranker's prompts, which may have a name or be in a file.
+
+        Raises:
+            SettingsError: it cannot be read or compiled.
+        """
+        named = RERANK_TEMPLATES.get(self.rerank_template or "")
+        return named or _template("rerank_template", self.rerank_template)
 
     def store_limits(self) -> StoreLimits:
         return StoreLimits(
@@ -365,7 +441,7 @@ class Settings(BaseSettings):
         )
 
     def open_storage(self) -> Storage:
-        """Open what outlives the server; in memory if the platform's folder cannot be written.
+        """Open what outlives the server; if the platform's folder cannot be written, what does not.
 
         Raises:
             SettingsError: the folder that is set cannot be read or written.
@@ -375,13 +451,22 @@ class Settings(BaseSettings):
                 self.data_dir or default_data_dir(),
                 self.store_limits(),
                 keeps_responses=self.response_store == "sqlite",
+                files=self.file_limits(),
             )
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
+            # Path raises the latter where no home directory is known.
             reason = f"cannot be used: {error}"
             if self.data_dir is not None:
                 raise SettingsError(f"{env_name('data_dir')} {reason}") from None
-            logger.warning("the folder for data %s; stored responses end with the server", reason)
-            return Storage(ResponseStore(self.store_limits()))
+            logger.warning("the folder for data %s; what is stored ends with the server", reason)
+            return self.temporary_storage()
+
+    def temporary_storage(self) -> Storage:
+        """Return storage that ends with the process."""
+        return Storage(ResponseStore(self.store_limits()), batch=BatchStorage(self.file_limits()))
+
+    def file_limits(self) -> FileLimits:
+        return FileLimits(self.max_file_mib << 20, self.max_files_mib << 20)
 
     def limits(self) -> AdmissionLimits:
         """Return admission control's share of the settings."""
@@ -399,6 +484,7 @@ class Settings(BaseSettings):
             "num_blocks": size if is_set else None,
             "max_blocks": size,
             "chat_template": self.chat_template_text(),
+            "rerank_template": self.rerank_template_text(),
         }
         return EngineConfig(**self._shared_with(EngineConfig) | derived)
 
@@ -409,6 +495,23 @@ class Settings(BaseSettings):
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _template(field: str, template: str | None) -> str | None:
+    """Return the text of a template, which may be in a file.
+
+    Raises:
+        SettingsError: it cannot be read or compiled.
+    """
+    if template is None:
+        return None
+    if not any(mark in template for mark in _TEMPLATE_MARKS):
+        template = _text_of(field, Path(template).expanduser())
+    try:
+        check_template(template)
+    except ValueError as error:
+        raise SettingsError(f"{env_name(field)} is no template: {error}") from None
+    return template
 
 
 def _text_of(field: str, path: Path) -> str:

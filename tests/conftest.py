@@ -1,6 +1,8 @@
 """What all tests share: the event loop they run on, and how Hypothesis searches."""
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -32,8 +34,8 @@ _keep_to_own_cores()
 # Before any test module imports MLX: a fast BLAS must be loaded first.
 import batching.backend  # noqa: E402, F401
 
-# They need an environment of their own: make test-clients.
-collect_ignore = ["clients"]
+# They need environments of their own: make test-clients, make test-web.
+collect_ignore = ["clients", "web"]
 
 # No deadlines: how long an example takes says more about the machine than about the code.
 settings.register_profile("dev", deadline=None)
@@ -45,6 +47,21 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 def anyio_backend() -> str:
     """Run async tests on asyncio, as uvicorn does."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _logging_stays_as_it_is() -> Iterator[None]:
+    """Undo what a test that starts a server does to the loggers of all others."""
+    loggers = [logging.getLogger(name) for name in (None, "uvicorn", "sse_starlette")]
+    levels = [logger.level for logger in loggers]
+    root, raises = loggers[0], logging.raiseExceptions
+    handlers = root.handlers.copy()
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    for handler in set(root.handlers) - set(handlers):
+        root.removeHandler(handler)
+    logging.raiseExceptions = raises
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -179,7 +179,7 @@ class Departures:
     def send(self, prompt: str) -> socket.socket:
         body = json.dumps({"prompt": prompt, "max_tokens": 6000, "stream": True, "temperature": 0})
         sock = socket.create_connection(("127.0.0.1", self._port))
-        head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         sock.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
         return sock
 

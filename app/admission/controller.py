@@ -1,5 +1,6 @@
 """Admission control: which requests are admitted, and when the rejected ones may retry."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class AdmissionController:
         self.is_draining = False
         self.num_requests = 0
         self.num_waiting_tokens = 0
+        self._num_batch_requests = 0
+        self._last_live = -math.inf
         self._rate = ServiceRate()
         self._num_of_client: Counter[str] = Counter()
         self._buckets: dict[str, TokenBucket] = {}
@@ -66,8 +69,16 @@ class AdmissionController:
             or self.num_waiting_tokens >= self.limits.max_queued_tokens
         )
 
+    def seconds_since_live(self) -> float:
+        """Return for how long no request has been in flight but lines of batches."""
+        if self.num_requests > self._num_batch_requests:
+            return 0.0
+        return self.clock() - self._last_live
+
     def admit(self, client: Client, priority: Priority) -> "AdmissionTicket":
         """Admit a request, which counts until its ticket is released.
+
+        Lines of batches have low priority whatever they ask for, and no limits of their key.
 
         Raises:
             ShuttingDown, QueueFull: the server admits no more requests, or none of this class.
@@ -76,14 +87,21 @@ class AdmissionController:
         now = self.clock()
         if self.is_draining:
             raise ShuttingDown(max(1, min(120, round(self.limits.shutdown_timeout))))
-        self._check_client(client, now)
+        if client.is_batch:
+            priority = Priority.LOW
+        else:
+            self._check_client(client, now)
         if self.num_requests >= self.limits.max_requests(priority):
             raise QueueFull("too many requests are waiting", self._retry_after(now))
-        self._check_rate_limit(client, now)
+        if not client.is_batch:
+            self._check_rate_limit(client, now)
         if self.num_requests == 0:
             self._rate.begin(now)
         self.num_requests += 1
-        self._num_of_client[client.name] += 1
+        if client.is_batch:
+            self._num_batch_requests += 1
+        else:
+            self._num_of_client[client.name] += 1
         return AdmissionTicket(self, client, priority)
 
     def reserve_tokens(self, priority: Priority, num_tokens: int) -> None:
@@ -98,14 +116,21 @@ class AdmissionController:
         self.num_waiting_tokens += num_tokens
 
     def release(self, ticket: "AdmissionTicket") -> None:
-        name = ticket.client.name
+        now = self.clock()
         self.num_requests -= 1
         self.num_waiting_tokens -= ticket.num_waiting_tokens
-        self._num_of_client[name] -= 1
-        if not self._num_of_client[name]:
-            del self._num_of_client[name]
+        if ticket.client.is_batch:
+            self._num_batch_requests -= 1
+        else:
+            self._last_live = now
+            self._release_client(ticket.client)
         if ticket.reached_engine:
-            self._rate.record_end(self.clock())
+            self._rate.record_end(now)
+
+    def _release_client(self, client: Client) -> None:
+        self._num_of_client[client.name] -= 1
+        if not self._num_of_client[client.name]:
+            del self._num_of_client[client.name]
 
     def _check_client(self, client: Client, now: float) -> None:
         limit, own = self.limits.max_requests_per_key, self._num_of_client[client.name]
@@ -147,6 +172,7 @@ class TokenBucket:
 class AdmissionTicket:
     """One admitted request; releasing it never waits and may be repeated.
 
+    priority: its class in the queue.
     reached_engine: whether its prompts were reserved, so that its end tells the service rate.
     """
 
@@ -154,13 +180,13 @@ class AdmissionTicket:
         self.client = client
         self.num_waiting_tokens = 0
         self.reached_engine = False
+        self.priority = priority
         self._controller = controller
-        self._priority = priority
         self._is_released = False
 
     def reserve_tokens(self, num_tokens: int) -> None:
         """Count the request's prompt tokens as waiting; see AdmissionController.reserve_tokens."""
-        self._controller.reserve_tokens(self._priority, num_tokens)
+        self._controller.reserve_tokens(self.priority, num_tokens)
         self.num_waiting_tokens += num_tokens
         self.reached_engine = True
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 from fastapi import Request, Response
@@ -169,8 +169,12 @@ async def json_response(
     return await respond_if_connected(request, task, collected)
 
 
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
 async def respond_if_connected(
-    request: Request, task: GenerationTask, body: Callable[[], Awaitable[str]]
+    request: Request, task: Closable, body: Callable[[], Awaitable[str]]
 ) -> Response:
     """Return a response of this JSON; the work on it ends when the client disconnects."""
     try:

@@ -150,7 +150,7 @@ class BeamSearch:
             prompts,
             sampling=sampling,
             max_tokens=1,
-            priority=self._job.priority,
+            priority=self._request.ticket.priority,
             cache_salt=self._request.cache_salt(self._job.cache_salt),
             time_limit=self._request.deadline.time_left(),
         )

@@ -17,7 +17,6 @@ from batching import (
     EngineThread,
     InvalidRequest,
     ModelInfo,
-    Priority,
     SamplingParams,
     TokenConstraint,
     check_token_ids,
@@ -78,7 +77,6 @@ class GenerationParams:
     prompt_logprobs: int | None = None
     logprob_token_ids: Sequence[int] = ()
     cache_salt: str | None = None
-    priority: Priority = Priority.NORMAL
     report_progress: bool = False
     beams: BeamParams | None = None
 
@@ -104,7 +102,6 @@ class GenerationJob:
     new_parser: Callable[[], Parser]
     num_choices: int
     cache_salt: str | None
-    priority: Priority
     report_progress: bool
     beams: BeamParams | None
 
@@ -150,7 +147,6 @@ def build_job(
         new_parser=output.new_parser,
         num_choices=params.num_choices,
         cache_salt=params.cache_salt,
-        priority=params.priority,
         report_progress=params.report_progress,
         beams=params.beams,
     )

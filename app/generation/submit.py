@@ -24,7 +24,7 @@ async def submit(engine: EngineThread, job: GenerationJob, request: AdmittedRequ
         max_tokens=1 if job.max_tokens == 0 else job.max_tokens,
         stop_token_ids=job.stop_token_ids,
         constraint=job.constraint,
-        priority=job.priority,
+        priority=request.ticket.priority,
         num_choices=job.num_choices,
         cache_salt=request.cache_salt(job.cache_salt),
         reports_progress=job.report_progress,

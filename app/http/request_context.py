@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 # Probes need no key.
 PROBE_PATHS: Final = frozenset({"/health", "/ready"})
 # Monitoring goes on during a shutdown, and does not delay it.
-_MONITORING_PATHS: Final = PROBE_PATHS | {"/metrics", "/load", "/version"}
+_MONITORING_PATHS: Final = PROBE_PATHS | {
+    *("/metrics", "/load", "/version", "/server/events"),
+}
 
 # No characters that end a header or a log line.
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")

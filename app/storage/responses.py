@@ -4,23 +4,20 @@ Every call blocks for a moment: a worker thread is the place for it.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Lock
 from time import time
 from typing import Final
 
+from app.storage.database import Database
 from app.storage.presence import Presence
 
 _FILE: Final = "responses.sqlite"
-_BUSY_TIMEOUT: Final = 5.0
 
 # Another one is dropped: what is stored is there for some time only.
 _SCHEMA_VERSION: Final = 2
 _SCHEMA: Final = f"""
-BEGIN IMMEDIATE;
 DROP TABLE IF EXISTS items;
 DROP TABLE IF EXISTS responses;
 CREATE TABLE responses (
@@ -40,8 +37,7 @@ CREATE TABLE items (
     body TEXT NOT NULL
 );
 CREATE INDEX items_of_response ON items (response_id);
-PRAGMA user_version = {_SCHEMA_VERSION};
-COMMIT;
+PRAGMA user_version = {_SCHEMA_VERSION}
 """
 
 # The newest response stays, however large it is.
@@ -110,12 +106,12 @@ class ResponseStore:
         self._presence: Final = Presence(folder)
         self._limits: Final = limits
         self._clock: Final = clock
-        self._lock: Final = Lock()
         try:
-            self._database: Final = _connect(folder)
-        except sqlite3.Error as error:
+            path = None if folder is None else folder / _FILE
+            self._database: Final = Database(path, _SCHEMA)
+        except OSError:
             self._presence.close()
-            raise OSError(f"{_FILE}: {error}") from None
+            raise
 
     def put(self, owner: str, response_id: str, response: StoredResponse) -> None:
         """Add or replace a response, and drop those that are too old or too many.
@@ -124,7 +120,7 @@ class ResponseStore:
             OSError: the database cannot be written.
         """
         now = self._clock()
-        with self._transaction() as database:
+        with self._database.transaction() as database:
             database.execute(
                 "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
                 "SET body = excluded.body, num_bytes = excluded.num_bytes, "
@@ -149,7 +145,7 @@ class ResponseStore:
         Raises:
             OSError: the database cannot be written.
         """
-        with self._transaction() as database:
+        with self._database.transaction() as database:
             found = database.execute(
                 "UPDATE responses SET body = ?, num_bytes = ?, is_finished = ? "
                 "WHERE id = ? AND owner = ? AND NOT is_finished",
@@ -179,15 +175,14 @@ class ResponseStore:
         return None if row is None else row[0]
 
     def delete(self, owner: str, response_id: str) -> None:
-        with self._transaction() as database:
+        with self._database.transaction() as database:
             database.execute(
                 "DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
             )
 
     def close(self) -> None:
-        with self._lock:
-            self._database.close()
-            self._presence.close()
+        self._database.close()
+        self._presence.close()
 
     def _read(self, owner: str, response_id: str) -> tuple[StoredResponse | None, str]:
         """Return a response, and the server that it was added by."""
@@ -209,18 +204,9 @@ class ResponseStore:
 
     def _find(self, query: str, key: str, owner: str) -> tuple[str, ...] | None:
         oldest = self._clock() - self._limits.max_age
-        with self._transaction() as database:
+        with self._database.transaction() as database:
             row: tuple[str, ...] | None = database.execute(query, (key, owner, oldest)).fetchone()
             return row
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit what the block does, or nothing of it."""
-        try:
-            with self._lock, self._database as database:
-                yield database
-        except sqlite3.Error as error:
-            raise OSError(f"{_FILE}: {error}") from None
 
 
 def _put_items(database: sqlite3.Connection, response_id: str, response: StoredResponse) -> None:
@@ -228,21 +214,3 @@ def _put_items(database: sqlite3.Connection, response_id: str, response: StoredR
         "INSERT OR REPLACE INTO items VALUES (?, ?, ?)",
         [(item_id, response_id, item) for item_id, item in response.output.items()],
     )
-
-
-def _connect(folder: Path | None) -> sqlite3.Connection:
-    path = ":memory:" if folder is None else str(folder / _FILE)
-    if folder is not None:
-        # No other user of this machine may read prompts; the files beside it get the same mode.
-        (folder / _FILE).touch(mode=0o600)
-    database = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, check_same_thread=False)
-    try:
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = NORMAL")
-        database.execute("PRAGMA foreign_keys = ON")
-        if database.execute("PRAGMA user_version").fetchone() != (_SCHEMA_VERSION,):
-            database.executescript(_SCHEMA)
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database

@@ -1,10 +1,15 @@
-"""All that outlives a request: stored responses, and the key of sealed values."""
+"""All that outlives a request: responses, files and batches, and the key of sealed values."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
+from app.storage.batch_storage import DEFAULT_LIMITS, BatchStorage
+from app.storage.files import FileLimits
 from app.storage.responses import ResponseStore, StoreLimits
 from app.storage.seal import Sealer, load_key
+
+_BATCHES: Final = "batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,18 +18,31 @@ class Storage:
 
     responses: ResponseStore = field(default_factory=ResponseStore)
     sealer: Sealer = field(default_factory=lambda: Sealer(load_key(None)))
+    batch: BatchStorage = field(default_factory=BatchStorage)
 
     def close(self) -> None:
         self.responses.close()
+        self.batch.close()
 
 
-def open_storage(folder: Path, limits: StoreLimits, *, keeps_responses: bool) -> Storage:
+def open_storage(
+    folder: Path,
+    limits: StoreLimits,
+    *,
+    keeps_responses: bool,
+    files: FileLimits = DEFAULT_LIMITS,
+) -> Storage:
     """Open what a folder holds, which is made if need be.
 
-    keeps_responses: in the folder; otherwise they are in memory, and the key alone is in the folder.
+    keeps_responses: in the folder; otherwise they are in memory.
 
     Raises:
         OSError: the folder or what is in it cannot be read or written.
     """
     sealer = Sealer(load_key(folder))
-    return Storage(ResponseStore(limits, folder if keeps_responses else None), sealer)
+    responses = ResponseStore(limits, folder if keeps_responses else None)
+    try:
+        return Storage(responses, sealer, BatchStorage(files, folder / _BATCHES))
+    except OSError:
+        responses.close()
+        raise

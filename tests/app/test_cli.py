@@ -67,7 +67,7 @@ def test_each_heading_of_the_help_stands_above_a_setting() -> None:
     _, text, _ = run("--help")
     headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
     assert headings[:2] == ["options", "Model and address"]
-    assert len(headings) == 9
+    assert len(headings) == 10
     assert len(re.findall(r"^  --", text, re.MULTILINE)) == len(Settings.model_fields) + 1
 
 

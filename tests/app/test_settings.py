@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from app.admission.controller import AdmissionLimits
 from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
 from app.storage.responses import StoredResponse, StoreLimits
-from batching import EngineConfig
+from batching import RERANK_TEMPLATES, EngineConfig
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,9 @@ OTHER_VALUES: Final = {
     "device": "cpu",
     "native": "require",
     "generation_config": "openai",
+    "pooling": "mean",
+    "rerank_template": "{{ messages }}",
+    "rerank_tokens": "0,1",
     "cpu_precision": "fastest",
     "weights_cache_dir": "weights",
     "share_weights": "never",
@@ -55,6 +58,7 @@ OTHER_VALUES: Final = {
     "api_keys_file": "keys",
     "data_dir": "data",
     "response_store": "memory",
+    "allowed_hosts": "*",
     "cors_origins": "*",
     "log_level": "debug",
     "log_format": "json",
@@ -68,10 +72,14 @@ OF_THE_SERVER: Final = {
     "max_choices",
     "max_output_tokens",
     "max_body_bytes",
+    "max_connections",
     "api_keys",
     "api_keys_file",
     "share_prefix_cache",
+    "allowed_hosts",
+    "admin_keys",
     "cors_origins",
+    "web",
     "read_timeout",
     "write_timeout",
     "exit_on_engine_failure",
@@ -80,6 +88,10 @@ OF_THE_SERVER: Final = {
     "max_stored_responses",
     "max_stored_mib",
     "stored_response_ttl",
+    "max_file_mib",
+    "max_files_mib",
+    "max_file_lines",
+    "batch_lines_beside_requests",
     "log_level",
     "log_format",
 }
@@ -160,6 +172,18 @@ def test_a_setting_that_has_another_name_there_arrives(
 def test_without_batching_one_request_runs_at_a_time_and_keeps_its_cache() -> None:
     config = Settings(enable_batching=False, batch_max_batch_size=8).engine_config()
     assert (config.max_num_seqs, config.enable_prefix_cache) == (1, True)
+
+
+def test_a_rerankers_template_is_a_name_a_file_or_a_text(tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{{ messages }}", encoding="utf-8")
+    for value, template in (
+        ("qwen3", RERANK_TEMPLATES["qwen3"]),
+        (str(tmp_path / "t.jinja"), "{{ messages }}"),
+        ("{{ query }}", "{{ query }}"),
+    ):
+        assert Settings(rerank_template=value).engine_config().rerank_template == template
+    with pytest.raises(SettingsError, match="MLX_SERVER_RERANK_TEMPLATE is no template"):
+        Settings(rerank_template="{{ query").engine_config()
 
 
 @pytest.mark.parametrize(
@@ -405,7 +429,7 @@ def test_responses_in_memory_end_with_the_server_and_the_key_does_not(tmp_path: 
     with closing(settings.open_storage()) as again:
         assert again.responses.get("o", "r") is None
         assert again.sealer.unseal("p", sealed) == "text"
-    assert [path.name for path in tmp_path.iterdir()] == ["signing.key"]
+    assert {path.name for path in tmp_path.iterdir()} == {"batches", "signing.key"}
 
 
 def test_a_folder_that_is_set_and_cannot_be_used_is_rejected(tmp_path: Path) -> None:
@@ -418,6 +442,17 @@ def test_a_folder_that_is_set_and_cannot_be_used_is_rejected(tmp_path: Path) -> 
         Settings(data_dir=tmp_path).open_storage()
 
 
+def test_without_a_home_directory_all_is_in_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a user id that a container was started with."""
+    for name in ("HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 1 << 30)
+    with closing(Settings().open_storage()):
+        assert "what is stored ends with the server" in caplog.text
+
+
 def test_without_a_folder_that_can_be_written_all_is_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -427,4 +462,4 @@ def test_without_a_folder_that_can_be_written_all_is_in_memory(
     with closing(Settings().open_storage()) as storage:
         storage.responses.put("o", "r", StoredResponse("{}", "[]", True))
         assert storage.responses.get("o", "r") is not None
-    assert "stored responses end with the server" in caplog.text
+    assert "what is stored ends with the server" in caplog.text

@@ -19,6 +19,7 @@ def server() -> Iterator[Server]:
         max_queued_requests=str(MAX_QUEUED),
         aging_rate=str(AGING_RATE),
         write_timeout="2",
+        pooling="mean",
     ) as started:
         yield warm_up(started)
         assert started.stop() == 0

@@ -14,6 +14,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.schemas import APIOperation
 
 from scripts.server_process import Server
+from tests.support.batches import BATCHES, FILES
 from tests.support.hostile import CHAT, COMPLETIONS, COUNT, MESSAGES, RENDER
 from tests.support.hostile_responses import RESPONSES
 
@@ -33,6 +34,21 @@ OPERATIONS: Final = [
     f"DELETE {RESPONSES}/{{response_id}}",
     f"GET {RESPONSES}/{{response_id}}/input_items",
     f"POST {RESPONSES}/{{response_id}}/cancel",
+    "POST /v1/embeddings",
+    "POST /v1/rerank",
+    "POST /v2/rerank",
+    "POST /rerank",
+    "POST /v1/score",
+    "POST /score",
+    f"POST {FILES}",
+    f"GET {FILES}",
+    f"GET {FILES}/{{file_id}}",
+    f"DELETE {FILES}/{{file_id}}",
+    f"GET {FILES}/{{file_id}}/content",
+    f"POST {BATCHES}",
+    f"GET {BATCHES}",
+    f"GET {BATCHES}/{{batch_id}}",
+    f"POST {BATCHES}/{{batch_id}}/cancel",
     "POST /tokenize",
     "POST /detokenize",
     "GET /v1/models",
@@ -52,6 +68,8 @@ CHECK_NAMES: Final = [
     "content_type_conformance",
     "response_schema_conformance",
 ]
+RANKED: Final = {"query": "Hi", "documents": ["Ho"]}
+SCORED: Final = {"text_1": "Hi", "text_2": "Ho"}
 # A request that is served, to which fields are added.
 SERVED: Final[dict[str, dict[str, Any]]] = {
     CHAT: {"messages": [{"role": "user", "content": "Hi"}]},
@@ -60,6 +78,12 @@ SERVED: Final[dict[str, dict[str, Any]]] = {
     MESSAGES: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     COUNT: {"messages": [{"role": "user", "content": "Hi"}]},
     RESPONSES: {"input": "Hi"},
+    "/v1/embeddings": {"input": "Hi"},
+    "/v1/rerank": RANKED,
+    "/v2/rerank": RANKED,
+    "/rerank": RANKED,
+    "/v1/score": SCORED,
+    "/score": SCORED,
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
@@ -136,7 +160,7 @@ def test_what_the_document_forbids_is_rejected_as_it_says(server: Server, label:
     try_one()
 
 
-@pytest.mark.parametrize("label", WITH_BODY)
+@pytest.mark.parametrize("label", [f"POST {path}" for path in SERVED])
 def test_any_fields_beside_a_good_request_are_answered_as_the_document_says(
     server: Server, label: str
 ) -> None:

@@ -1,5 +1,7 @@
 """Fakes at the lowest edge; each rejects what the real thing cannot do."""
 
+import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
@@ -9,6 +11,7 @@ from batching.block_manager import BlockTable
 from batching.config import SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo, Tokenizer
+from batching.pooling import PoolingParams, Vector
 from batching.request import BatchRequest, TokenLogprobs
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner
@@ -34,6 +37,23 @@ def expected_logprobs(prefix: Sequence[int], num_top: int = 0) -> TokenLogprobs:
     """The log probability of what follows in this model; it depends on the prefix too."""
     logprob = -crc32(bytes([*prefix, 0])) / (1 << 32)
     return TokenLogprobs(logprob, ((33, -0.25), (34, logprob - 1))[:num_top])
+
+
+def hidden_state(prefix: Sequence[int]) -> list[float]:
+    """What the model makes of the last token, which depends on every token before it."""
+    return [byte + 1.0 for byte in crc32(bytes(token % 256 for token in prefix)).to_bytes(4)]
+
+
+def expected_vector(prompt: Sequence[int], params: PoolingParams) -> list[float]:
+    """The oracle of a pooled request."""
+    positions = params.rows(0, len(prompt), len(prompt))
+    return _vector([hidden_state(prompt[: position + 1]) for position in positions], params)
+
+
+def _vector(rows: Sequence[Sequence[float]], params: PoolingParams) -> list[float]:
+    means = [sum(column) / len(rows) for column in zip(*rows, strict=True)][: params.dimensions]
+    length = math.hypot(*means) if params.normalize else 1.0
+    return list(array("f", [mean / length for mean in means]))
 
 
 class TokenRunner:
@@ -120,7 +140,20 @@ class TokenRunner:
             [self._choose(request, prefix) for request, prefix in sampled],
             [] if params.logprobs is None else [self._named(*each) for each in sampled],
             [self._logprobs(prefix, params.prompt_logprobs or 0) for prefix in scored],
+            self._pooled(s),
         )
+
+    def _pooled(self, s: Slice) -> Vector | None:
+        """Return all rows so far, one after the other, or at the end the vector."""
+        if (params := s.request.pooling) is None:
+            return None
+        pooled = array("d", s.request.pooled or ())
+        for position in params.rows(s.start, s.stop, s.request.num_tokens):
+            pooled.extend(hidden_state(self._prefix(s.request, position + 1)))
+        if not s.embeds:
+            return pooled
+        rows = [pooled[i : i + 4] for i in range(0, len(pooled), 4)]
+        return array("f", _vector(rows, params))
 
     def _choose(self, request: BatchRequest, prefix: list[int]) -> int:
         return next_token(prefix)

@@ -24,6 +24,7 @@ from app.cli import main
 from batching.backend import engine_builder
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner
+from batching.backend.native import sampling as native_sampling
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.sampling import slice_sampler
 from batching.backend.sampling.sampler import Masks, Sample, Sampler
@@ -130,5 +131,6 @@ def load_faulty_model(*args: Any, **kwargs: Any) -> LoadedModel:
 if __name__ == "__main__":
     engine_builder.MLXRunner = FaultyRunner  # type: ignore[attr-defined]
     engine_builder.load_model = load_faulty_model  # type: ignore[attr-defined]
-    slice_sampler.Sampler = FaultySampler  # type: ignore[attr-defined]
+    for module in (slice_sampler, native_sampling):
+        module.Sampler = FaultySampler  # type: ignore[attr-defined]
     sys.exit(main())

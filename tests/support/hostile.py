@@ -51,7 +51,7 @@ def exchange(address: tuple[str, int], request: bytes) -> Answer:
 
 
 def head(method: str, path: str, *headers: str) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", *headers, "", ""]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""]
     return "\r\n".join(lines).encode("latin-1")
 
 
@@ -726,7 +726,7 @@ METHODS: Final = {
     "/v1/models": ["POST", "DELETE", "A" * 1000],
     MESSAGES: ["GET", "PUT", "DELETE", "OPTIONS"],
     COUNT: ["GET", "FOO"],
-    "/": ["GET", "POST"],
+    "/": ["PUT", "POST"],
     "/health": ["POST", "PUT"],
     "/tokenize": ["GET"],
     "/metrics": ["POST"],

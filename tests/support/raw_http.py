@@ -10,6 +10,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from app.server.connection_limit import ConnectionLimit
 from app.server.http_protocol import MAX_HEAD_BYTES, protocol_class
 from app.server.uvicorn_server import bind
 
@@ -101,11 +102,16 @@ def running(
     read_timeout: float = LONG,
     write_timeout: float = LONG,
     keep_alive: int = int(LONG),
+    limit: ConnectionLimit | None = None,
 ) -> Iterator[Site]:
     """Serve in another thread, on real sockets."""
     config = uvicorn.Config(
         app,
-        http=protocol_class(read_timeout=read_timeout, write_timeout=write_timeout),
+        http=protocol_class(
+            read_timeout=read_timeout,
+            write_timeout=write_timeout,
+            limit=limit or ConnectionLimit(1000),
+        ),
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_keep_alive=keep_alive,
         log_config=None,

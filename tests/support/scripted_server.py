@@ -35,7 +35,7 @@ _BLOCK_SIZE: Final = 32
 _DIRECTIVE: Final = re.compile(r"\[\[(say|call|count|slow) ?(.*?)\]\]", re.DOTALL)
 _RESULT: Final = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _NUM_REPEATED: Final = 200  # characters of a result
-_COUNTED: Final = 2000
+_COUNTED: Final = " ".join(map(str, range(2000)))
 _STEP_TIME: Final = 0.02  # seconds, while it counts or all prompts are slow
 _PREFILL_TIME: Final = 65.0  # seconds, from a request's arrival until it says something slowly
 # A prompt without a directive: clients ask for titles and summaries by themselves.
@@ -54,7 +54,7 @@ def answer(prompt: str) -> str:
     if kind in ("say", "slow"):
         return text
     if kind == "count":
-        return " ".join(map(str, range(_COUNTED)))
+        return _COUNTED
     name, _, pairs = text.partition(" ")
     arguments = dict(pair.split("=", 1) for pair in pairs.split("; ") if pair)
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
@@ -88,11 +88,12 @@ class ScriptedRunner:
         self._tokenizer = tokenizer
         self._eos_token_id = eos_token_id
         self._answers: dict[int, list[int]] = {}
+        self._counting: set[int] = set()
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
         if not plan.slices:
             Event().wait(_STEP_TIME)
-        if any(len(self._answers.get(s.request.request_id, ())) > _COUNTED for s in plan.slices):
+        if any(s.request.request_id in self._counting for s in plan.slices):
             print_stderr("the scripted model counts")
             Event().wait(_STEP_TIME)
         return [
@@ -109,7 +110,10 @@ class ScriptedRunner:
     def _next(self, request: BatchRequest, index: int) -> int:
         if request.request_id not in self._answers:
             prompt = self._tokenizer.decode(request.token_ids[: request.num_prompt_tokens])
-            token_ids = self._tokenizer.encode(answer(prompt), add_special_tokens=False)
+            text = answer(prompt)
+            if text == _COUNTED:
+                self._counting.add(request.request_id)
+            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
             self._answers[request.request_id] = [*token_ids, self._eos_token_id]
         tokens = self._answers[request.request_id]
         return tokens[min(request.num_output_tokens + index, len(tokens) - 1)]

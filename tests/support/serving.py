@@ -7,6 +7,7 @@ from typing import NamedTuple
 import mlx.nn as nn
 
 from batching.backend.mlx_runner import MLXRunner
+from batching.backend.pooling.head import NO_HEAD, PoolingHead
 from batching.backend.self_check.verdict import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig, blocks_held
@@ -39,12 +40,17 @@ def limits(checked: CheckedModel, config: SchedulerConfig = TIGHT) -> SchedulerC
 
 
 def make_runner(
-    model: nn.Module, vocab_size: int, checked: CheckedModel, config: SchedulerConfig = TIGHT
+    model: nn.Module,
+    vocab_size: int,
+    checked: CheckedModel,
+    config: SchedulerConfig = TIGHT,
+    *,
+    head: PoolingHead = NO_HEAD,
 ) -> MLXRunner:
     num_window_blocks = limits(checked, config).num_window_blocks
     cache = checked.cache(config.num_blocks, config.block_size, num_window_blocks=num_window_blocks)
     cache.reset()
-    return MLXRunner(model, vocab_size, checked.selection, cache, checked.arg_max)
+    return MLXRunner(model, vocab_size, checked.selection, cache, checked.sampler(), head)
 
 
 def serve(runner: ModelRunner, config: SchedulerConfig, requests: Sequence[BatchRequest]) -> Served:

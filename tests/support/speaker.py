@@ -16,6 +16,7 @@ from app.main import create_app
 from app.observability.tracing import Tracer
 from app.server_state import ServerState
 from app.settings import Settings
+from app.storage.storage import Storage
 from batching import (
     EngineConfig,
     EngineThread,
@@ -26,6 +27,7 @@ from batching import (
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
+from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.step_plan import SliceOutput, StepPlan
@@ -142,6 +144,8 @@ def speaking_manager(
     num_blocks: int = 64,
     gate: Gate | None = None,
     model_ids: Sequence[str] = (MODEL_ID,),
+    embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS,
+    reranker: Reranker | None = None,
 ) -> SchedulerManager:
     """Return a manager whose models are not loaded yet."""
     known = tokenizer or ByteTokenizer()
@@ -156,6 +160,9 @@ def speaking_manager(
             known.end_token_ids,
             known.num_tokens,
             limits.max_request_tokens,
+            has_jinja_template=hasattr(known, "get_chat_template"),
+            embeddings=embeddings,
+            reranker=reranker,
         )
         return LoadedEngine(engine, model, ("a speaker",))
 
@@ -227,6 +234,9 @@ async def served(
     is_gated: bool = False,
     tracer: Tracer | None = None,
     model_ids: Sequence[str] = (MODEL_ID,),
+    embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS,
+    reranker: Reranker | None = None,
+    storage: Storage | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
     """Serve a speaker without a network; bodies of streams arrive whole."""
@@ -238,12 +248,14 @@ async def served(
         num_blocks=num_blocks,
         gate=gate,
         model_ids=model_ids,
+        embeddings=embeddings,
+        reranker=reranker,
     )
-    app = create_app(manager, Settings.model_construct(**settings), tracer)
+    app = create_app(manager, Settings.model_construct(**settings), tracer, storage)
     # An unexpected exception is answered, as it is behind a real server.
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             yield Served(app, client, manager, gate)
     finally:
         gate.open()

@@ -1,23 +1,21 @@
 """`/v1/completions`: the request."""
 
 from dataclasses import replace
-from typing import Annotated, Any, Final, Self
+from functools import partial
+from typing import Annotated, Final, Self
 
 from pydantic import AliasChoices, Field, PlainValidator, model_validator
 
 from app.api.openai.schemas import unsupported
+from app.api.openai.schemas.prompts import Prompts, prompts_type, read_prompts
 from app.api.openai.schemas.sampling import MAX_CHOICES, MAX_TOKENS_NAMES, GenerationRequest
 from app.api.schemas.fields import (
     INT32_MAX,
-    TokenId,
-    check_encodable,
-    check_length,
     field_error,
 )
 from app.generation.job import BeamParams, GenerationParams
 
 _MAX_PROMPTS: Final = 1024  # as vLLM
-_MAX_TOKEN_IDS: Final = 1 << 20  # of all prompts together
 _DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's
 
 # Beams are not sampled, and returned only when the search is over.
@@ -50,42 +48,19 @@ _NOT_OF_BEAMS: Final = frozenset(
 _NO_EFFECT: Final = {"min_p": 0, "repetition_penalty": 1, "top_k": 0, "top_n_sigma": -1, "top_p": 1}
 
 
-def _prompts(value: Any) -> list[str | list[int]]:
-    """Return a list of prompts, each in text or in tokens, also of a single one."""
-    if not isinstance(value, list) or not value or not isinstance(value[0], str | list):
-        prompts = [value]
-    else:
-        prompts = value
-    check_length(prompts, _MAX_PROMPTS)
-    if sum(len(prompt) for prompt in prompts if isinstance(prompt, list)) > _MAX_TOKEN_IDS:
-        message = f"it has more than {_MAX_TOKEN_IDS} tokens"
-        raise field_error(message)
-    return [_prompt(prompt) for prompt in prompts]
-
-
-def _prompt(value: Any) -> str | list[int]:
-    if isinstance(value, str):
-        return check_encodable(value)
-    # A boolean is no integer here.
-    if not isinstance(value, list) or not {*map(type, value)} <= {int}:
-        raise field_error("it must be a text or a list of token ids")
-    return value
-
-
-_Tokens = Annotated[list[TokenId], Field(min_length=1)]
-_Texts = Annotated[list[str], Field(min_length=1, max_length=_MAX_PROMPTS)]
-_TokenLists = Annotated[list[_Tokens], Field(min_length=1, max_length=_MAX_PROMPTS)]
-
-Prompts = Annotated[
-    list[str | list[int]],
-    PlainValidator(_prompts, json_schema_input_type=str | _Tokens | _Texts | _TokenLists),
+_Prompts = Annotated[
+    Prompts,
+    PlainValidator(
+        partial(read_prompts, max_prompts=_MAX_PROMPTS),
+        json_schema_input_type=prompts_type(_MAX_PROMPTS),
+    ),
 ]
 
 
 class CompletionRequest(GenerationRequest):
     defaults = unsupported.COMPLETIONS
 
-    prompt: Prompts
+    prompt: _Prompts
     max_tokens: int | None = Field(
         default=None,
         ge=0,

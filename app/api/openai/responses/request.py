@@ -10,8 +10,8 @@ from app.api.openai.responses.tools import (
     ToolList,
     check_tool_choice,
 )
+from app.api.openai.schemas.queue_options import SERVICE_TIERS
 from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs
-from app.api.openai.schemas.sampling import SERVICE_TIERS
 from app.api.schemas.base import Defaults, RequestModel
 from app.api.schemas.fields import (
     INT32_MAX,
@@ -223,5 +223,4 @@ class ResponseRequest(RequestModel):
             max_tokens=self.max_output_tokens,
             logprobs=self.num_logprobs,
             cache_salt=self.cache_salt,
-            priority=self.queue_priority,
         )

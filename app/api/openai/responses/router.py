@@ -19,7 +19,7 @@ from app.api.openai.responses.run import ResponseRun, Save
 from app.api.openai.responses.stored import OwnResponses, stored_input
 from app.api.openai.responses.tools import check_tool_choice
 from app.api.schemas.errors import EVENT_RESPONSES
-from app.api.serving import admit, build_job_async, engine_for
+from app.api.serving import admit, build_job_async, client_of, engine_for
 from app.generation.job import GenerationJob
 from app.generation.submit import submit
 from app.http.json_body import JsonRoute
@@ -109,8 +109,12 @@ def _output_options(
 
 
 def _save(request: Request, body: ResponseRequest, items: Sequence[InputItem]) -> Save:
-    """Return what keeps a response, if the client wants that."""
-    if not body.store:
+    """Return what keeps a response, if the client wants that.
+
+    A line of a batch has its response in a file: by default it does not displace stored ones.
+    """
+    is_line = client_of(request).is_batch and "store" not in body.model_fields_set
+    if is_line or not body.store:
         return _forget
     return partial(OwnResponses(request).put, input_items=partial(stored_input, items))
 

@@ -1,6 +1,5 @@
 """The stored responses of one client."""
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -21,6 +20,7 @@ from app.api.schemas.fields import MAX_MESSAGES
 from app.api.serving import client_of
 from app.http.rejections import NotFound
 from app.server_state import server_state
+from app.storage.in_thread import in_thread
 from app.storage.responses import ResponseStore, StoredResponse
 from batching import InvalidRequest
 
@@ -54,14 +54,8 @@ class OwnResponses:
             write = self._store.put if is_new else self._store.update
             write(self._owner, response.id, stored)
 
-        # A thread cannot be interrupted: without waiting for it, a cancelled task would seem to have
-        # ended, and its response be replaced by this one later.
-        work = asyncio.ensure_future(anyio.to_thread.run_sync(put))
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.wait([work])
-            raise
+        # To its end: the response of a cancelled task must not be replaced by this one later.
+        await in_thread(put)
 
     async def get(self, response_id: str) -> StoredResponse:
         """Return a response.

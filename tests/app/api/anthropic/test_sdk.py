@@ -33,7 +33,7 @@ USER: Final = {"role": "user", "content": "Hi"}
 async def client_of(server: Served, key: str = "none") -> AsyncIterator[anthropic.AsyncAnthropic]:
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(server.app))
     async with anthropic.AsyncAnthropic(
-        base_url="http://test", api_key=key, http_client=http, max_retries=0
+        base_url="http://localhost", api_key=key, http_client=http, max_retries=0
     ) as client:
         yield client
 

@@ -401,7 +401,7 @@ def test_parameters_of_sampling_arrive() -> None:
     body = request(**asked, stop="x", max_output_tokens=5, service_tier="flex")
     params = body.to_generation_params()
     assert {name: getattr(params, name) for name in asked} == asked
-    assert (params.stop, params.max_tokens, params.priority) == (["x"], 5, Priority.LOW)
+    assert (params.stop, params.max_tokens, body.queue_priority) == (["x"], 5, Priority.LOW)
     assert params.logprobs is None
     asked_effort = conversation(reasoning={"effort": "none"}, chat_template_kwargs={"a": 1})
     assert asked_effort.reasoning_effort == "none"

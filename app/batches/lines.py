@@ -1,0 +1,132 @@
+"""The lines of a batch: `{"custom_id", "method", "url", "body"}` each, and what is wrong with one."""
+
+import json
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fastapi import HTTPException
+
+from app.http.json_body import read_json
+
+_MAX_CUSTOM_ID: Final = 512
+_SKIPPED_AT_ONCE: Final = 1 << 16
+# Fields of a body that ask for a response which is no object, or not now.
+_IMPOSSIBLE: Final = ("stream", "background")
+
+
+class Line(NamedTuple):
+    """A line that is not blank; `text` is None if it is longer than allowed."""
+
+    number: int
+    text: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class LineRules:
+    """What lines may be.
+
+    urls: the endpoints that they may name.
+    max_line_bytes, max_lines: of one file.
+    """
+
+    urls: Container[str]
+    max_line_bytes: int
+    max_lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineRequest:
+    """body: JSON."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: bytes
+
+
+class BadLine(Exception):
+    """A line that is no request; the other lines are served.
+
+    custom_id: None if it has none.
+    """
+
+    def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.custom_id = custom_id
+
+
+class NotJsonLines(Exception):
+    """A file that is not one JSON object a line; or has none, or too many.
+
+    number: of the line at fault; None if it is the file.
+    """
+
+    def __init__(self, code: str, message: str, number: int | None = None) -> None:
+        super().__init__(message if number is None else f"line {number}: {message}")
+        self.code = code
+        self.number = number
+
+
+def read_lines(path: Path, max_bytes: int) -> Iterator[Line]:
+    """Yield the lines of a file that are not blank; no more than one is in memory."""
+    with path.open("rb") as file:
+        number = 0
+        while text := file.readline(max_bytes + 1):
+            number += 1
+            if len(text) > max_bytes and not text.endswith(b"\n"):
+                while (rest := file.readline(_SKIPPED_AT_ONCE)) and not rest.endswith(b"\n"):
+                    pass
+                yield Line(number, None)
+            elif not text.isspace():
+                yield Line(number, text)
+
+
+def parse_line(line: Line, rules: LineRules) -> LineRequest:
+    """Return the request of a line.
+
+    Raises:
+        BadLine: it is no request of these endpoints.
+        NotJsonLines: it is no JSON object.
+    """
+    if line.text is None:
+        message = f"the line is longer than {rules.max_line_bytes} bytes"
+        raise BadLine("line_too_long", message)
+    fields = _object(line.number, line.text)
+    custom_id = fields.get("custom_id")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_CUSTOM_ID:
+        message = f"custom_id must be a text of 1 to {_MAX_CUSTOM_ID} characters"
+        raise BadLine("invalid_custom_id", message)
+    if (fault := _fault(fields, rules)) is not None:
+        raise BadLine(*fault, custom_id)
+    body = json.dumps(fields["body"]).encode()
+    return LineRequest(line.number, custom_id, fields["url"], body)
+
+
+def _object(number: int, text: bytes) -> dict[str, Any]:
+    try:
+        fields = read_json(text)
+    except HTTPException as error:
+        raise BadLine("line_too_large", error.detail) from None
+    except json.JSONDecodeError as error:
+        raise NotJsonLines("invalid_json_line", f"this is not JSON: {error.msg}", number) from None
+    if not isinstance(fields, dict):
+        raise NotJsonLines("invalid_json_line", "this is not a JSON object", number)
+    return fields
+
+
+def _fault(fields: dict[str, Any], rules: LineRules) -> tuple[str, str] | None:
+    """Return the code and the message of what is wrong with the fields beside the custom_id."""
+    if fields.get("method") != "POST":
+        return "invalid_method", "method must be POST"
+    url, body = fields.get("url"), fields.get("body")
+    if not isinstance(url, str) or url not in rules.urls:
+        return "invalid_url", "url must be the endpoint of the batch"
+    if not isinstance(body, dict):
+        return "invalid_body", "body must be an object"
+    for name in _IMPOSSIBLE:
+        if body.get(name) not in (None, False):
+            return "invalid_body", f"body.{name}: this is not possible in a batch"
+    return None

@@ -1,0 +1,56 @@
+"""Makes the files of a batch from its results."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from app.batches.work import WorkFile
+from app.storage.batches import StoredBatch
+from app.storage.files import FileStore, StoredFile
+
+_PURPOSE: Final = "batch_output"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFiles:
+    """The files of a batch; it has none where no line has such a result."""
+
+    output: StoredFile | None
+    errors: StoredFile | None
+
+    @property
+    def all(self) -> list[StoredFile]:
+        return [file for file in (self.output, self.errors) if file is not None]
+
+
+def write_files(batch: StoredBatch, work: WorkFile, files: FileStore, now: int) -> BatchFiles:
+    """Write both files to the disk; the caller adds them.
+
+    Their ids follow from the batch's, so that writing them again leaves no others behind.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    return BatchFiles(
+        _write(batch, work, files, now, is_error=False),
+        _write(batch, work, files, now, is_error=True),
+    )
+
+
+def _write(
+    batch: StoredBatch, work: WorkFile, files: FileStore, now: int, *, is_error: bool
+) -> StoredFile | None:
+    kind = "error" if is_error else "output"
+    file_id = f"file-{sha256(f'{batch.id} {kind}'.encode()).hexdigest()[:24]}"
+    draft = files.begin(is_limited=False)
+    try:
+        for record in work.records(is_error=is_error):
+            draft.write(record + b"\n")
+        if not draft.num_bytes:
+            return None
+        files.end(draft, file_id)
+    finally:
+        files.discard(draft)
+    expires = None if batch.output_ttl is None else now + batch.output_ttl
+    name = f"{batch.id}_{kind}.jsonl"
+    return StoredFile(file_id, batch.owner, _PURPOSE, name, draft.num_bytes, now, expires)

@@ -1,0 +1,96 @@
+"""How many lines of batches are in flight: enough to keep the model busy, and live requests first."""
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from app.admission.controller import AdmissionController
+from batching import Priority
+
+# Seconds without any live request after which lines take all of the batch again: conversations have
+# pauses, and the first request after one finds whatever runs.
+_QUIET: Final = 5.0
+# Lines that wait for a slot, so that a step is full while the next line is prepared: one for each
+# so many slots.
+_SLOTS_PER_WAITING: Final = 2
+_MIN_WAITING: Final = 2
+
+
+class Pacer:
+    """Hands out slots for lines in the order in which they are asked for, over all batches.
+
+    While live requests come, lines have few slots: those that run slow the model's steps down, and
+    none of them is preempted for a request that comes later.  There is one at least, so that a batch
+    ends whatever else is served.  Lives on the event loop.
+    """
+
+    def __init__(self, admission: AdmissionController, num_beside_live: int = 1) -> None:
+        """`num_beside_live` is the number of slots while live requests come."""
+        limits = admission.limits
+        num_waiting = max(_MIN_WAITING, limits.max_running // _SLOTS_PER_WAITING)
+        self._num_slots: Final = min(
+            limits.max_running + num_waiting, limits.max_requests(Priority.LOW)
+        )
+        self._num_beside_live: Final = num_beside_live
+        self._admission: Final = admission
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._backing_off: list[asyncio.Future[None]] = []
+        self.num_taken = 0
+
+    async def acquire(self) -> "Slot":
+        """Wait for a slot."""
+        if not self._waiting and self._has_slot():
+            self.num_taken += 1
+            return Slot(self)
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                Slot(self).release()
+            raise
+        return Slot(self)
+
+    async def back_off(self) -> None:
+        """Wait until something has changed: a line has ended, or a second is over."""
+        turn = asyncio.get_running_loop().create_future()
+        self._backing_off.append(turn)
+        await turn
+
+    def wake(self) -> None:
+        """Look again at what may go on; called at each end of a line, and once a second."""
+        waiting, self._backing_off = self._backing_off, []
+        for turn in waiting:
+            if not turn.done():
+                turn.set_result(None)
+        while self._waiting and self._has_slot():
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self.num_taken += 1
+
+    def _has_slot(self) -> bool:
+        admission = self._admission
+        if admission.is_draining:
+            return False
+        is_live = admission.seconds_since_live() < _QUIET
+        num_slots = min(self._num_slots, self._num_beside_live) if is_live else self._num_slots
+        return (
+            self.num_taken < num_slots
+            and admission.num_requests < admission.limits.max_requests(Priority.LOW)
+        )
+
+
+class Slot:
+    """The right of one line to be in flight; releasing it may be repeated."""
+
+    def __init__(self, pacer: Pacer) -> None:
+        self._pacer: Final = pacer
+        self._is_released = False
+
+    def release(self) -> None:
+        if not self._is_released:
+            self._is_released = True
+            self._pacer.num_taken -= 1
+            self._pacer.wake()

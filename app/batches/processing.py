@@ -1,0 +1,130 @@
+"""Serves the lines of one file that have no result yet."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+from app.batches.lines import BadLine, LineRequest, LineRules, parse_line, read_lines
+from app.batches.pacing import Pacer, Slot
+from app.batches.records import Record, bad_line_record, record_id, response_record
+from app.batches.work import WorkFile
+from app.http.client import Client
+from app.http.inner_call import InnerResponse
+from app.storage.in_thread import in_thread
+
+# Lines whose results are on their way to the disk; with more, no further ones are sent.
+_MAX_UNWRITTEN: Final = 256
+
+# Takes the endpoint, the body, the client and the id of the request.
+Dispatch = Callable[[str, bytes, Client, str], Awaitable[InnerResponse]]
+
+
+class Journal:
+    """Puts results on the disk: those that come while it writes are one transaction."""
+
+    def __init__(self, work: WorkFile) -> None:
+        self._work: Final = work
+        self._lock: Final = asyncio.Lock()
+        self._group: list[Record] = []
+
+    async def put(self, record: Record) -> None:
+        """Return when the result is on the disk.
+
+        Raises:
+            OSError: it cannot be written; its group may be lost.
+        """
+        group = self._group
+        group.append(record)
+        async with self._lock:
+            if self._group is group:
+                self._group = []
+                await in_thread(partial(self._work.put, group))
+
+
+class LineProcessor:
+    """Sends each line to its endpoint, and records the response.
+
+    A line whose response says that the server cannot serve it now is sent again.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        batch_id: str,
+        rules: LineRules,
+        work: WorkFile,
+        *,
+        client: Client,
+        pacer: Pacer,
+        dispatch: Dispatch,
+        on_record: Callable[[Record], None],
+    ) -> None:
+        """`on_record` is called when a result is on the disk."""
+        self._batch_id: Final = batch_id
+        self._client: Final = client
+        self._pacer: Final = pacer
+        self._dispatch: Final = dispatch
+        self._on_record: Final = on_record
+        self._journal: Final = Journal(work)
+        self._requests: Final = unfinished(path, batch_id, rules, work)
+
+    async def run(self) -> None:
+        """Serve all lines; those that are cancelled have no result.
+
+        Raises:
+            OSError: the input cannot be read, or a result not be written.
+        """
+        next_request = partial(next, self._requests, None)
+        unwritten = asyncio.Semaphore(_MAX_UNWRITTEN)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while (request := await in_thread(next_request)) is not None:
+                    if isinstance(request, Record):
+                        await self._put(request)
+                        continue
+                    await unwritten.acquire()
+                    slot = await self._pacer.acquire()
+                    task = tasks.create_task(self._serve(request, slot))
+                    # Also of a task that is cancelled before it begins.
+                    task.add_done_callback(partial(_release, slot, unwritten))
+        except* OSError as group:
+            raise group.exceptions[0] from None
+        finally:
+            self._requests.close()
+
+    async def _serve(self, request: LineRequest, slot: Slot) -> None:
+        request_id = record_id(self._batch_id, request.number)
+        while True:
+            response = await self._dispatch(request.url, request.body, self._client, request_id)
+            if response.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                break
+            await self._pacer.back_off()
+        slot.release()
+        await self._put(response_record(self._batch_id, request, response))
+
+    async def _put(self, record: Record) -> None:
+        await self._journal.put(record)
+        self._on_record(record)
+
+
+def _release(slot: Slot, unwritten: asyncio.Semaphore, _: "asyncio.Task[None]") -> None:
+    slot.release()
+    unwritten.release()
+
+
+def unfinished(
+    path: Path, batch_id: str, rules: LineRules, work: WorkFile
+) -> Generator[LineRequest | Record]:
+    """Yield the lines that have no result.
+
+    Bad ones have one, but for those that are bad since a server with other settings goes on.
+    """
+    for line in read_lines(path, rules.max_line_bytes):
+        if not work.has(line.number):
+            try:
+                yield parse_line(line, rules)
+            except BadLine as error:
+                yield bad_line_record(batch_id, line.number, error)

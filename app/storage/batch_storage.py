@@ -1,0 +1,102 @@
+"""Files and batches, and the folder that they are in."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from time import time
+from typing import Final
+
+from app.storage.batches import BATCHES_SCHEMA, BatchStore
+from app.storage.database import Database
+from app.storage.files import FILES_SCHEMA, FileLimits, FileStore
+from app.storage.presence import Presence
+
+_DATABASE: Final = "batches.sqlite"
+_FILES: Final = "files"
+_WORK: Final = "work"
+_WORK_SUFFIX: Final = ".sqlite"
+_SCHEMA: Final = f"{FILES_SCHEMA}{BATCHES_SCHEMA}PRAGMA user_version = 1"
+
+DEFAULT_LIMITS: Final = FileLimits()
+
+
+class BatchStorage:
+    """Several servers may share a folder; what one of them leaves behind, the next one clears.
+
+    files: what clients upload and what batches write.
+    batches: what is known of each batch.
+    """
+
+    def __init__(
+        self,
+        limits: FileLimits = DEFAULT_LIMITS,
+        folder: Path | None = None,
+        clock: Callable[[], float] = time,
+    ) -> None:
+        """Open a folder, which is made if need be; None is one that goes with this object.
+
+        Raises:
+            OSError: the folder or what is in it cannot be read or written.
+        """
+        self.limits: Final = limits
+        self.clock: Final = clock
+        self._folder = folder
+        self._remove_folder: Callable[[], object] = lambda: None
+        if folder is not None:
+            _make(folder)
+        self._presence: Final = Presence(folder)
+        try:
+            path = None if folder is None else folder / _DATABASE
+            self._database: Final = Database(path, _SCHEMA, synchronous="FULL")
+        except OSError:
+            self._presence.close()
+            raise
+        self.batches: Final = BatchStore(self._database, self._presence)
+        self.files: Final = FileStore(
+            self._database, self._files_folder, self._presence.server_id, limits, clock
+        )
+        if folder is not None:
+            self._sweep()
+
+    def work_path(self, batch_id: str) -> Path:
+        """Return the path of the file for the results of a batch that runs."""
+        return self._made_folder() / _WORK / f"{batch_id}{_WORK_SUFFIX}"
+
+    def remove_work(self, batch_id: str) -> None:
+        """Delete the results of a batch, which its files have now."""
+        path = self.work_path(batch_id)
+        for suffix in ("-wal", "-shm", ""):
+            path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._database.close()
+        self._presence.close()
+        self._remove_folder()
+
+    def _files_folder(self) -> Path:
+        return self._made_folder() / _FILES
+
+    def _made_folder(self) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="mlx-batch-server-"))
+            # Also at the end of a process that does not close it.
+            self._remove_folder = weakref.finalize(
+                self, shutil.rmtree, self._folder, ignore_errors=True
+            )
+            _make(self._folder)
+        return self._folder
+
+    def _sweep(self) -> None:
+        """Delete what crashes have left."""
+        self.files.delete_expired()
+        self.files.sweep(self._presence.is_running)
+        for path in (self._made_folder() / _WORK).glob(f"*{_WORK_SUFFIX}"):
+            if not self.batches.is_unfinished(path.stem):
+                self.remove_work(path.stem)
+
+
+def _make(folder: Path) -> None:
+    for part in (folder, folder / _FILES, folder / _WORK):
+        part.mkdir(mode=0o700, parents=True, exist_ok=True)

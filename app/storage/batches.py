@@ -1,0 +1,192 @@
+"""Batches of requests: what is known of each, and which server runs it."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from app.storage.database import Database
+from app.storage.files import Page, StoredFile, insert_file
+from app.storage.presence import Presence
+
+FINAL: Final = frozenset({"completed", "failed", "expired", "cancelled"})
+
+BATCHES_SCHEMA: Final = """
+CREATE TABLE batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    server TEXT NOT NULL,
+    is_finished INTEGER NOT NULL,
+    input_file_id TEXT NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE INDEX batches_of_owner ON batches (owner, number);
+CREATE INDEX unfinished_batches ON batches (number) WHERE NOT is_finished;
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBatch:
+    """A batch, in OpenAI's terms; times are in seconds since the epoch.
+
+    times: when it entered a status, by the status.
+    output_ttl: seconds for which its files are kept; None is until they are deleted.
+    outcome: the status that it gets once its files are written.
+    """
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created: int
+    expires: int
+    metadata: Mapping[str, str] | None = None
+    status: str = "validating"
+    times: Mapping[str, int] = field(default_factory=dict)
+    num_total: int = 0
+    num_completed: int = 0
+    num_failed: int = 0
+    errors: Sequence[Mapping[str, Any]] = ()
+    output_ttl: int | None = None
+    outcome: str | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in FINAL
+
+
+# Returns a batch as it is to be, or None to leave it.
+Change = Callable[[StoredBatch], StoredBatch | None]
+
+
+class BatchStore:
+    """Keeps batches of each owner, who sees no others; each is run by one server.
+
+    An unfinished batch belongs to the server that added it, as long as that one runs, and then to
+    the first one that claims it.
+    """
+
+    def __init__(self, database: Database, presence: Presence) -> None:
+        self._database: Final = database
+        self._presence: Final = presence
+
+    def add(self, batch: StoredBatch) -> bool:
+        """Add a batch of this server; return False if its owner has no such input file.
+
+        Raises:
+            OSError: the database cannot be written.
+        """
+        with self._database.transaction() as database:
+            return bool(
+                database.execute(
+                    "INSERT INTO batches (id, owner, server, is_finished, input_file_id, body) "
+                    "SELECT ?, ?, ?, ?, id, ? FROM files WHERE id = ? AND owner = ?",
+                    (
+                        batch.id,
+                        batch.owner,
+                        self._presence.server_id,
+                        batch.is_finished,
+                        _to_json(batch),
+                        batch.input_file_id,
+                        batch.owner,
+                    ),
+                ).rowcount
+            )
+
+    def get(self, owner: str, batch_id: str) -> StoredBatch | None:
+        with self._database.transaction() as database:
+            row = database.execute(
+                "SELECT body FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
+            ).fetchone()
+        return None if row is None else _from_json(row[0])
+
+    def page(self, owner: str, *, after: str | None, limit: int) -> Page[StoredBatch]:
+        """Return batches, the newest first, from the one that follows `after`."""
+        with self._database.transaction() as database:
+            rows = database.execute(
+                "SELECT body FROM batches WHERE owner = ?1 "
+                "AND (?2 IS NULL OR number < (SELECT number FROM batches WHERE id = ?2)) "
+                "ORDER BY number DESC LIMIT ?3",
+                (owner, after, limit + 1),
+            ).fetchall()
+        return Page.of([_from_json(row[0]) for row in rows], limit)
+
+    def is_input(self, file_id: str) -> bool:
+        """Return True if an unfinished batch reads a file."""
+        with self._database.transaction() as database:
+            return (
+                database.execute(
+                    "SELECT 1 FROM batches WHERE input_file_id = ? AND NOT is_finished", (file_id,)
+                ).fetchone()
+                is not None
+            )
+
+    def change(
+        self, batch_id: str, change: Change, files: Sequence[StoredFile] = ()
+    ) -> StoredBatch:
+        """Change a batch, and with the same transaction add files; return it as it is then.
+
+        Raises:
+            OSError: the database cannot be written.
+        """
+        with self._database.transaction() as database:
+            database.execute("BEGIN IMMEDIATE")
+            query = "SELECT body FROM batches WHERE id = ?"
+            before = _from_json(database.execute(query, (batch_id,)).fetchone()[0])
+            if (after := change(before)) is None:
+                return before
+            database.execute(
+                "UPDATE batches SET body = ?, is_finished = ? WHERE id = ?",
+                (_to_json(after), after.is_finished, batch_id),
+            )
+            for file in files:
+                insert_file(database, file)
+            return after
+
+    def claim(self, running: Container[str], limit: int) -> list[StoredBatch]:
+        """Return unfinished batches for this server to run, the oldest first; others get it no more.
+
+        running: those that it runs already.
+
+        Raises:
+            OSError: the database cannot be written.
+        """
+        claimed: list[StoredBatch] = []
+        with self._database.transaction() as database:
+            database.execute("BEGIN IMMEDIATE")
+            rows = database.execute(
+                "SELECT id, server, body FROM batches WHERE NOT is_finished ORDER BY number"
+            ).fetchall()
+            for batch_id, server, body in rows:
+                if len(claimed) == limit:
+                    break
+                if batch_id not in running and self._take(database, batch_id, server):
+                    claimed.append(_from_json(body))
+        return claimed
+
+    def is_unfinished(self, batch_id: str) -> bool:
+        with self._database.transaction() as database:
+            query = "SELECT 1 FROM batches WHERE id = ? AND NOT is_finished"
+            return database.execute(query, (batch_id,)).fetchone() is not None
+
+    def _take(self, database: sqlite3.Connection, batch_id: str, server: str) -> bool:
+        own = self._presence.server_id
+        if server == own:
+            return True
+        if self._presence.is_running(server):
+            return False
+        database.execute("UPDATE batches SET server = ? WHERE id = ?", (own, batch_id))
+        return True
+
+
+def _to_json(batch: StoredBatch) -> str:
+    return json.dumps(asdict(batch))
+
+
+def _from_json(text: str) -> StoredBatch:
+    return StoredBatch(**json.loads(text))

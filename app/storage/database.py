@@ -1,0 +1,84 @@
+"""Databases of SQLite in the folder for data, or in memory."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Final, Literal
+
+_BUSY_TIMEOUT: Final = 5.0
+
+
+class Database:
+    """A connection that threads share; each transaction is whole or nothing.
+
+    Every call blocks for a moment: a worker thread is the right one for it.
+    """
+
+    def __init__(
+        self, path: Path | None, schema: str, *, synchronous: Literal["NORMAL", "FULL"] = "NORMAL"
+    ) -> None:
+        """Open the file, whose folder exists; None is memory.
+
+        schema: statements that end with `PRAGMA user_version = ...`; they are run unless the database
+            has this version.
+        synchronous: `FULL` keeps what is committed if the machine loses power.
+
+        Raises:
+            OSError: it cannot be read or written.
+        """
+        self._name: Final = "" if path is None else path.name
+        self._lock: Final = Lock()
+        if path is not None:
+            # No other user of this machine may read prompts; the files beside it get the same mode.
+            path.touch(mode=0o600)
+        with self._readable_errors():
+            self._connection: Final = sqlite3.connect(
+                ":memory:" if path is None else path, _BUSY_TIMEOUT, check_same_thread=False
+            )
+        try:
+            with self._readable_errors():
+                self._prepare(schema, synchronous)
+        except OSError:
+            self._connection.close()
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit what the block does, or nothing of it.
+
+        Raises:
+            OSError: the database cannot be read or written.
+        """
+        with self._readable_errors(), self._lock, self._connection as connection:
+            yield connection
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def _prepare(self, schema: str, synchronous: str) -> None:
+        version = int(schema.rpartition("=")[2].strip(" ;\n"))
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute(f"PRAGMA synchronous = {synchronous}")
+        self._connection.execute("PRAGMA foreign_keys = ON")
+        if self._connection.execute("PRAGMA user_version").fetchone() != (version,):
+            self._connection.executescript(f"BEGIN IMMEDIATE;\n{schema};\nCOMMIT;")
+
+    @contextmanager
+    def _readable_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise OSError(f"{self._name}: {error}") from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the disk know the names in a folder: those of renamed files, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,33 @@
+"""The runner's beginning and end."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.support.batches import chat_lines, create, ended, served_in, upload
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_what_is_closed_before_it_begins_ends(tmp_path: Path) -> None:
+    """As at a signal right after the start: tasks are cancelled that have never run."""
+    async with served_in(tmp_path) as server:
+        batches = server.service.batches
+        batches.wake()
+        async with asyncio.timeout(20):
+            await batches.close()
+
+
+async def test_a_run_that_is_closed_as_it_begins_is_left_to_the_next_start(tmp_path: Path) -> None:
+    async with served_in(tmp_path) as server:
+        batches = server.service.batches
+        batch = await create(server, (await upload(server, chat_lines(1)))["id"])
+        while not batches.num_running:
+            await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            await batches.close()
+        assert batches.num_running == 0
+    async with served_in(tmp_path) as server:
+        server.service.batches.wake()
+        assert (await ended(server, batch["id"]))["request_counts"]["completed"] == 1

@@ -1,0 +1,105 @@
+"""Files on disk: what a crash leaves is cleared, and what is not a file is none."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from app.storage.batch_storage import BatchStorage
+from app.storage.database import Database
+from app.storage.files import FileLimits, StoredFile
+from app.storage.responses import StoreLimits
+from app.storage.storage import open_storage
+
+
+def left_in(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "files").iterdir()}
+
+
+def test_drafts_of_servers_that_ended_are_cleared_and_others_stay(tmp_path: Path) -> None:
+    with closing(BatchStorage(folder=tmp_path)) as running:
+        draft = running.files.begin()
+        draft.write(b"half")
+        (tmp_path / "files" / "0000.abc.part").touch()
+        with closing(BatchStorage(folder=tmp_path)):
+            (left,) = left_in(tmp_path)
+        running.files.discard(draft)
+    assert left.endswith(".part")
+    assert left_in(tmp_path) == set()
+
+
+def test_files_without_a_row_are_cleared_once_no_server_can_be_adding_them(tmp_path: Path) -> None:
+    with closing(BatchStorage(folder=tmp_path)):
+        pass
+    for name, age in (("file-old", 7200.0), ("file-new", 0.0)):
+        path = tmp_path / "files" / name
+        path.touch()
+        time = path.stat().st_mtime - age
+        os.utime(path, (time, time))
+    with closing(BatchStorage(folder=tmp_path)):
+        assert left_in(tmp_path) == {"file-new"}
+
+
+def test_a_file_that_goes_while_the_folder_is_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(BatchStorage(folder=tmp_path)):
+        gone = tmp_path / "files" / "file-gone"
+        monkeypatch.setattr(Path, "iterdir", lambda _: iter([gone]))
+        with closing(BatchStorage(folder=tmp_path)):
+            pass
+
+
+def test_results_of_batches_that_have_ended_are_cleared(tmp_path: Path) -> None:
+    with closing(BatchStorage(folder=tmp_path)) as storage:
+        for suffix in ("", "-wal", "-shm"):
+            path = storage.work_path("batch_1")
+            path.with_name(path.name + suffix).touch()
+    with closing(BatchStorage(folder=tmp_path)):
+        assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_without_a_folder_files_are_elsewhere_and_go_with_the_storage() -> None:
+    storage = BatchStorage()
+    draft = storage.files.begin()
+    storage.files.end(draft, "file-1")
+    path = storage.files.path("file-1")
+    assert path.exists()
+    assert path.stat().st_mode & 0o777 == 0o600
+    storage.close()
+    assert not path.exists()
+
+
+def test_the_files_of_another_owner_are_not_deleted(tmp_path: Path) -> None:
+    with closing(BatchStorage(folder=tmp_path)) as storage:
+        draft = storage.files.begin()
+        storage.files.end(draft, "file-1")
+        storage.files.add(StoredFile("file-1", "me", "batch", "a", 0, 0))
+        storage.files.delete("you", "file-1")
+        assert left_in(tmp_path) == {"file-1"}
+
+
+def test_a_database_that_is_none_is_reported_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "batches.sqlite").write_text("no database" * 100, encoding="ascii")
+    with pytest.raises(OSError, match=r"^batches\.sqlite: "):
+        BatchStorage(folder=tmp_path)
+    assert list(tmp_path.glob("*.running")) == []
+
+
+def test_a_database_in_a_folder_that_is_none_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    path.mkdir()
+    with pytest.raises(OSError, match=r"^x\.sqlite: "):
+        Database(path, "PRAGMA user_version = 1")
+
+
+def test_the_default_limits_are_those_of_the_settings() -> None:
+    assert FileLimits() == FileLimits(512 << 20, 10_240 << 20)
+
+
+def test_storage_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / "batches").touch()
+    with pytest.raises(OSError, match="batches"):
+        open_storage(tmp_path, StoreLimits(), keeps_responses=True)
+    assert list(tmp_path.glob("*.running")) == []
