@@ -92,6 +92,11 @@ class Settings(BaseSettings):
     enable_prefix_cache: bool = Field(
         default=True, description="Reuse the KV cache of prompts with a common prefix."
     )
+    async_scheduling: bool = Field(
+        default=True,
+        description="Plan and queue a step while the one before it runs, where the native kernels run "
+        "the model; outputs are unchanged.",
+    )
     aging_rate: float = Field(
         default=0.1,
         gt=0,

@@ -1,25 +1,69 @@
 """The engine: plan a step, run it, record it."""
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from time import monotonic
+from typing import Any, NamedTuple
 
 from batching.errors import RequestFailed
 from batching.observer import StepRecord
 from batching.request import BatchRequest, RequestStatus
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.model_runner import ModelRunner, SlicesFailed
+from batching.scheduling.model_runner import (
+    ModelRunner,
+    PipelinedRunner,
+    QueuedStep,
+    SlicesFailed,
+)
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.snapshot import EngineSnapshot
 from batching.scheduling.stall_budget import StallBudget
 from batching.scheduling.stats import SchedulerStats
-from batching.scheduling.step_plan import StepPlan
+from batching.scheduling.step_plan import SliceOutput, StepPlan
 
 logger = logging.getLogger(__name__)
 
 
+class _Step(NamedTuple):
+    """A step that is planned, and perhaps queued.
+
+    planned: when, on the engine's clock.  num_decodes: how many of its tokens are not prompts'.
+    """
+
+    plan: StepPlan
+    queued: QueuedStep
+    planned: float
+    num_decodes: int
+
+
+class _RunWhenCollected(NamedTuple):
+    """A step of a runner that queues none."""
+
+    runner: ModelRunner
+    plan: StepPlan
+
+    def collect(self) -> Sequence[SliceOutput]:
+        return self.runner.run(self.plan)
+
+
+class _NotQueued:
+    """A step that could not be queued."""
+
+    def __init__(self, error: Exception) -> None:
+        self._errors = [error]
+
+    def collect(self) -> Sequence[SliceOutput]:
+        # Nothing keeps it, or its traceback would keep what is in its frames.
+        raise self._errors.pop()
+
+
 class BatchInferenceEngine:
     """Serves requests in steps; its owner calls it from one thread.
+
+    With a pipelined runner the next step is queued before the outputs of this one are read, wherever
+    the scheduler can plan it, so that the device does not wait for Python.  Between two calls of
+    `step` one may be in flight.  A request that ends costs a row of that, which is dropped.
 
     clock: in seconds; the arrival times of requests are on the same one.
     last_step: what the latest step did.
@@ -34,16 +78,21 @@ class BatchInferenceEngine:
         *,
         max_stall: float = 0.25,
         clock: Callable[[], float] = monotonic,
+        pipeline: PipelinedRunner[Any] | None = None,
     ) -> None:
+        """`pipeline` is the runner again, if steps are to be queued."""
         self._scheduler = scheduler
         self._runner = runner
         self._stall_budget = StallBudget(max_stall)
         self._clock = clock
+        self._pipeline = pipeline
+        self._in_flight: _Step | None = None
+        self._last_ended = 0.0
         self._requests: dict[int, BatchRequest] = {}
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._in_flight is not None
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
@@ -73,12 +122,14 @@ class BatchInferenceEngine:
         Raises:
             Exception: the pool could not be made usable again.
         """
-        began = self._clock()
-        plan = self._scheduler.schedule(self._max_prefill_tokens(), now=began)
-        logger.debug("step %s", plan)
+        step = self._in_flight or self._plan()
+        self._in_flight = self._follow(step)
+        plan = step.plan
+        # A step in flight begins when the one before has ended.
+        began = max(step.planned, self._last_ended)
         has_failed = False
         try:
-            outputs = self._run(plan, began)
+            outputs = self._collect(step, began)
         except SlicesFailed as failure:
             logger.exception("%d requests of a step failed", len(failure.request_ids))
             outputs = self._recover(plan, failure.request_ids)
@@ -87,7 +138,7 @@ class BatchInferenceEngine:
             has_failed = True
             outputs = self._recover(plan)
         self._forget_ended(outputs)
-        ended = self._clock()
+        ended = self._last_ended = self._clock()
         self.last_step = StepRecord(
             ended,
             ended - began,
@@ -99,6 +150,42 @@ class BatchInferenceEngine:
         )
         return outputs
 
+    def drain(self) -> None:
+        """Wait for the step in flight and drop what it computes; the engine is of no use any more."""
+        if self._in_flight is not None:
+            with suppress(Exception):
+                self._in_flight.queued.collect()
+            self._in_flight = None
+
+    def _plan(self, after: QueuedStep | None = None) -> _Step:
+        planned = self._clock()
+        plan = self._scheduler.schedule(self._max_prefill_tokens(), now=planned)
+        logger.debug("step %s", plan)
+        num_decodes = sum(len(s) for s in plan.slices if s.request.status is RequestStatus.RUNNING)
+        return _Step(plan, self._queue(plan, after), planned, num_decodes)
+
+    def _queue(self, plan: StepPlan, after: QueuedStep | None) -> QueuedStep:
+        if self._pipeline is None:
+            return _RunWhenCollected(self._runner, plan)
+        try:
+            queued: QueuedStep = self._pipeline.submit(plan, after)
+        except Exception as error:
+            # It fails in its turn: the step before is in flight.
+            return _NotQueued(error)
+        return queued
+
+    def _follow(self, step: _Step) -> _Step | None:
+        """Plan and queue the step after one in flight; None if that must be known first."""
+        if self._pipeline is None or isinstance(step.queued, _NotQueued):
+            return None
+        sampling = [s.request for s in step.plan.slices if s.samples and not s.request.has_ended]
+        if not all(map(self._pipeline.can_follow, sampling)):
+            return None
+        if not self._scheduler.can_expect(step.plan):
+            return None
+        self._scheduler.expect(step.plan)
+        return self._plan(step.queued)
+
     def _max_prefill_tokens(self) -> int | None:
         stats = self._scheduler.stats()
         num_admissible = min(
@@ -108,15 +195,17 @@ class BatchInferenceEngine:
             stats.num_prefilling + num_admissible, stats.num_running - stats.num_prefilling
         )
 
-    def _run(self, plan: StepPlan, began: float) -> list[RequestOutput | RequestFailure]:
-        num_decodes = sum(len(s) for s in plan.slices if s.request.status is RequestStatus.RUNNING)
-        outputs = self._runner.run(plan)
-        self._stall_budget.record(plan.num_tokens - num_decodes, num_decodes, self._clock() - began)
-        return self._scheduler.update(plan, outputs)
+    def _collect(self, step: _Step, began: float) -> list[RequestOutput | RequestFailure]:
+        outputs = step.queued.collect()
+        num_prefilled = step.plan.num_tokens - step.num_decodes
+        self._stall_budget.record(num_prefilled, step.num_decodes, self._clock() - began)
+        return self._scheduler.update(step.plan, outputs)
 
     def _recover(
         self, plan: StepPlan, failed_ids: Container[int] | None = None
     ) -> list[RequestOutput | RequestFailure]:
+        # What follows it has used what it computed.
+        self.drain()
         self._scheduler.discard(plan, failed_ids)
         self._runner.reset()
         # Also a request that ended in a step that raised afterwards: its output was not returned.

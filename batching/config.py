@@ -99,6 +99,7 @@ class EngineConfig(BatchLimits):
     `memory_fraction` of the device's memory, weights included.  `max_model_len=None` takes the
     model's own context, and `chat_template=None` its own template.  `state_cache_mib` bounds what
     the prefix cache keeps of recurrent states; None is an eighth of what is free.
+    With `async_scheduling` a step is queued while the one before it runs, wherever the pool allows it.
     `pooling` says how embeddings are made, `auto` as the model says.  `rerank_template` and
     `rerank_tokens`, of an irrelevant and of a relevant document with a comma between them, make a
     reranker of a model that does not say that it is one.
@@ -127,6 +128,7 @@ class EngineConfig(BatchLimits):
     native: NativeMode = "auto"
     cpu_precision: CpuPrecision = "auto"
     cpu_threads: int | None = None
+    async_scheduling: bool = True
     weights_cache_dir: Path | None = None
     weights_cache_gib: int = 64
     share_weights: ShareWeights = "auto"

@@ -20,9 +20,15 @@ class HashChain:
         self._parent = BlockHash(sha256(extra_key).digest())
         self._hashes: list[BlockHash] = []
 
-    def extended(self, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
-        """Return the hashes of all full blocks of `token_ids`, hashing only the new ones."""
-        for index in range(len(self._hashes), len(token_ids) // block_size):
+    def extended(
+        self, token_ids: Sequence[int], block_size: int, num_tokens: int | None = None
+    ) -> list[BlockHash]:
+        """Return the hashes of all full blocks of the first `num_tokens` of `token_ids`, or of all.
+
+        Only the new ones are hashed.
+        """
+        num_tokens = len(token_ids) if num_tokens is None else num_tokens
+        for index in range(len(self._hashes), num_tokens // block_size):
             block = token_ids[index * block_size : (index + 1) * block_size]
             parent = self._hashes[-1] if self._hashes else self._parent
             self._hashes.append(BlockHash(sha256(parent + array("q", block).tobytes()).digest()))

@@ -23,6 +23,8 @@ class PromptLookup:
     def __init__(self) -> None:
         # The position after the latest occurrence of each n-gram.
         self._next_position: dict[tuple[int, ...], int] = {}
+        # The first two tokens of each n-gram.
+        self._beginnings: set[tuple[int, ...]] = set()
         self._num_indexed = 0
         self._max_length = 2
         self._pause = 1
@@ -36,6 +38,15 @@ class PromptLookup:
         self._index(token_ids)
         position = self._next_position.get(tuple(token_ids[-_NGRAM:]))
         return () if position is None else tuple(token_ids[position : position + max_length])
+
+    def may_draft(self, token_ids: Sequence[int]) -> bool:
+        """Return whether there could be a draft when one more token is known, whichever it is."""
+        num_tokens = len(token_ids) + 1
+        if num_tokens < max(_NGRAM, self._resume_at):
+            return False
+        self._index(token_ids)
+        last, before = tuple(token_ids[1 - _NGRAM :]), tuple(token_ids[-_NGRAM:-1])
+        return last in self._beginnings or last == before
 
     def record(self, num_tokens: int, num_drafted: int, num_accepted: int) -> None:
         """Record how many draft tokens were accepted; the request has `num_tokens` tokens now."""
@@ -52,5 +63,7 @@ class PromptLookup:
     def _index(self, token_ids: Sequence[int]) -> None:
         """Index the new tokens, but for the last n-gram: nothing follows it yet."""
         for stop in range(max(self._num_indexed, _NGRAM), len(token_ids)):
-            self._next_position[tuple(token_ids[stop - _NGRAM : stop])] = stop
+            ngram = tuple(token_ids[stop - _NGRAM : stop])
+            self._next_position[ngram] = stop
+            self._beginnings.add(ngram[:-1])
         self._num_indexed = len(token_ids)

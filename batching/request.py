@@ -107,6 +107,9 @@ class SamplingParams:
 
 GREEDY: Final = SamplingParams(temperature=0.0)
 
+# Stands for the token that a step in flight samples.
+UNKNOWN_TOKEN: Final = -1
+
 
 class TokenLogprobs(NamedTuple):
     """The log probability of a token, from the unmodified logits.
@@ -160,6 +163,9 @@ class BatchRequest:
 
     A request with `pooling` ends with its prefill, and gets a vector instead of tokens; `pooled` is what
     was pooled so far.
+
+    While `expects_token` is true, the last token is UNKNOWN_TOKEN: a step in flight samples it, and the
+    next one is planned meanwhile.
     """
 
     def __init__(
@@ -207,6 +213,7 @@ class BatchRequest:
         self.forks: list[BatchRequest] = []
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
+        self.expects_token = False
 
     def __repr__(self) -> str:
         return (
@@ -217,6 +224,10 @@ class BatchRequest:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_known_tokens(self) -> int:
+        return len(self.token_ids) - self.expects_token
 
     @property
     def num_pending_tokens(self) -> int:
@@ -279,6 +290,22 @@ class BatchRequest:
         if status not in TRANSITIONS[self.status]:
             raise InvalidTransition(f"request {self.request_id}: {self.status} -> {status}")
         self.status = status
+
+    @property
+    def expects_last_token(self) -> bool:
+        """True if the token that is expected is the last one, whichever it is."""
+        return self.expects_token and self.num_output_tokens >= self.max_tokens
+
+    def expect_token(self) -> None:
+        """Make room for the token that a step in flight samples."""
+        self.token_ids.append(UNKNOWN_TOKEN)
+        self.expects_token = True
+
+    def forget_expected(self) -> None:
+        """Drop the token that is expected, if there is one: it is known now, or never will be."""
+        if self.expects_token:
+            self.token_ids.pop()
+            self.expects_token = False
 
     def append(self, token_id: int) -> None:
         """Append a sampled token; `finish_reason` is set if it is the last one."""

@@ -9,6 +9,7 @@ from batching.errors import RequestFailed
 from batching.request import BatchRequest, FinishReason, RequestStatus, TokenLogprobs
 from batching.scheduling.admission import AdmissionQueue
 from batching.scheduling.kv_cache_manager import KVCacheManager
+from batching.scheduling.lookahead import goes_on, is_predictable
 from batching.scheduling.outputs import (
     RequestFailure,
     RequestOutput,
@@ -28,6 +29,11 @@ class ContinuousBatchingScheduler:
 
     Pure: no thread, no clock, no tensors.  A step is `schedule()`, running the plan, and
     `update()` with the sampled tokens; between two steps requests are added and aborted.
+
+    While a step runs, the next one can be planned: `expect()` records the step as if it had run, with a
+    token that is not known yet for each request that samples one; then `schedule()` comes before
+    `update()`.  So a step is recorded in the first of the two.  Requests may end meanwhile; what the next
+    step computes of them is dropped, and their blocks are free at once, since steps run in order.
 
     A plan has first one token of each request that decodes, then chunks of prompts within the
     token budget.  Requests are admitted in the aged order of the queue, as long as there is a
@@ -53,6 +59,7 @@ class ContinuousBatchingScheduler:
         # Admitted requests, the one that is due first in front.
         self._running: list[BatchRequest] = []
         self._num_preemptions = 0
+        self._expected: StepPlan | None = None
         self._spec_decode = SpecDecodeStats()
 
     @property
@@ -144,20 +151,49 @@ class ContinuousBatchingScheduler:
         outputs: one for each slice, in the plan's order.
         """
         items: list[RequestOutput | RequestFailure] = []
+        self._forget_expected()
+        is_recorded, self._expected = plan is self._expected, None
         for s, output in zip(plan.slices, outputs, strict=True):
+            if s.request.has_ended:
+                # While the step was in flight.
+                continue
             s.request.prompt_logprobs += output.prompt_logprobs
             if s.samples:
-                # The forks first: they share the blocks that the request releases when it ends.
-                forks = [self._start_fork(s, i, output) for i in range(len(s.forks))]
-                items += [self._apply_output(s, output), *forks]
+                items += self._sampled(s, output, is_recorded=is_recorded)
                 continue
-            self._kv.commit(s, s.stop)
+            if not is_recorded:
+                self._kv.commit(s, s.stop)
             s.request.pooled = output.pooled
             if s.embeds:
                 items.append(self._end_pooled(s.request))
             else:
                 items += progress_outputs(s.request)
         return items
+
+    def can_expect(self, plan: StepPlan) -> bool:
+        """Return whether the next step can be planned before the outputs of this one are known.
+
+        Not if it might begin with drafts, or preempt a request, or have nothing to do.
+        """
+        current = [s for s in plan.slices if not s.request.has_ended]
+        num_decoding = sum(r.status is RequestStatus.RUNNING for r in self._running)
+        may_draft = self.config.max_draft_tokens > 0 and self._max_rows(num_decoding) > 1
+        return (
+            any(map(goes_on, current))
+            and self._kv.has_room_to_grow(len(self._running))
+            and all(is_predictable(s, may_draft=may_draft) for s in current)
+        )
+
+    def expect(self, plan: StepPlan) -> None:
+        """Record a step in flight, for which `can_expect` is true, as far as it is known."""
+        self._expected = plan
+        for s in plan.slices:
+            if s.request.has_ended:
+                continue
+            self._kv.commit(s, s.stop)
+            if s.samples:
+                self._begin_decoding(s.request)
+                s.request.expect_token()
 
     def discard(self, plan: StepPlan, failed_ids: Container[int] | None = None) -> None:
         """Drop a step that raised, and cancel the requests that fail with it.
@@ -166,6 +202,8 @@ class ContinuousBatchingScheduler:
         lost, so every other admitted request starts over from its tokens, and the prefix
         cache is empty.
         """
+        self._forget_expected()
+        self._expected = None
         if self._kv.states is not None:
             self._kv.states.forget()
         for s in plan.slices:
@@ -180,20 +218,26 @@ class ContinuousBatchingScheduler:
 
     def _decodes(self, copies: list[BlockCopy], preempted: list[BatchRequest]) -> Iterator[Slice]:
         decoding = [r for r in self._running if r.status is RequestStatus.RUNNING]
-        # The same share for each, so that the request that is due first does not take it all.
-        max_rows = min(self.config.max_drafting_rows, self.config.max_batched_tokens)
-        max_rows //= max(1, len(decoding))
+        max_rows = self._max_rows(len(decoding))
         # Beyond one token each.
         budget = self.config.max_batched_tokens - len(decoding)
         for request in list(self._running):
             # A request that was preempted for another one is not admitted any more.
-            if request.status is RequestStatus.WAITING:
+            if request.status is RequestStatus.WAITING or request.expects_last_token:
                 continue
             has_room = self._make_room(request, copies, preempted)
             if has_room and request.status is RequestStatus.RUNNING:
                 s = self._decode(request, max_rows, 1 + budget)
                 budget -= len(s) - 1
                 yield s
+
+    def _max_rows(self, num_decoding: int) -> int:
+        """Return how many rows a decode and its drafts may take.
+
+        It is the same share for each, so that the request that is due first does not take it all.
+        """
+        max_rows = min(self.config.max_drafting_rows, self.config.max_batched_tokens)
+        return max_rows // max(1, num_decoding)
 
     def _decode(self, request: BatchRequest, max_rows: int, budget: int) -> Slice:
         """Make the slice of a running request.
@@ -207,11 +251,11 @@ class ContinuousBatchingScheduler:
         )
         drafts = self._drafts(request, max_drafts)
         stop = min(request.num_tokens, request.num_computed_tokens + budget)
-        return self._kv.make_slice(request, stop + len(drafts), drafts)
+        return self._make_slice(request, stop + len(drafts), drafts)
 
     def _drafts(self, request: BatchRequest, max_drafts: int) -> tuple[int, ...]:
         """Propose tokens for which there is room in the request's last block."""
-        if max_drafts < 1 or request.constraint is not None:
+        if max_drafts < 1 or request.constraint is not None or request.expects_token:
             return ()
         room = len(request.block_table) * self.config.block_size - request.num_tokens
         remaining = request.max_tokens - request.num_output_tokens - 1
@@ -247,9 +291,31 @@ class ContinuousBatchingScheduler:
     def _chunk(self, request: BatchRequest, num_tokens: int) -> Slice:
         stop = request.num_computed_tokens + num_tokens
         forks = tuple(request.forks) if stop == request.num_tokens else ()
-        return self._kv.make_slice(request, stop, forks=forks)
+        return self._make_slice(request, stop, forks=forks)
 
-    def _apply_output(self, s: Slice, output: SliceOutput) -> RequestOutput | RequestFailure:
+    def _make_slice(
+        self,
+        request: BatchRequest,
+        stop: int,
+        drafts: tuple[int, ...] = (),
+        forks: tuple[BatchRequest, ...] = (),
+    ) -> Slice:
+        # Of a step that is planned while another one is in flight.
+        may_end = self._expected is not None
+        return self._kv.make_slice(request, stop, drafts, forks, may_end=may_end)
+
+    def _sampled(
+        self, s: Slice, output: SliceOutput, *, is_recorded: bool
+    ) -> list[RequestOutput | RequestFailure]:
+        # The forks first: they share the blocks that the request releases when it ends.
+        forks = [
+            self._start_fork(s, i, output) for i, fork in enumerate(s.forks) if not fork.has_ended
+        ]
+        return [self._apply_output(s, output, is_recorded=is_recorded), *forks]
+
+    def _apply_output(
+        self, s: Slice, output: SliceOutput, *, is_recorded: bool
+    ) -> RequestOutput | RequestFailure:
         """Append to a request what was sampled, as far as its drafts were right."""
         request = s.request
         token_ids = append_sampled(request, output.token_ids[: s.num_samples], s.drafts)
@@ -257,11 +323,20 @@ class ContinuousBatchingScheduler:
             num_accepted = len(token_ids) - 1
             request.drafter.record(request.num_tokens, len(s.drafts), num_accepted)
             self._spec_decode.record(len(s.drafts), num_accepted)
-        # The last token is the one that the model has not processed yet.
-        self._kv.commit(s, request.num_tokens - 1)
+        if not is_recorded:
+            # The last token is the one that the model has not processed yet.
+            self._kv.commit(s, request.num_tokens - 1)
+            self._begin_decoding(request)
+        return self._make_output(request, token_ids, output.logprobs[: len(token_ids)])
+
+    def _begin_decoding(self, request: BatchRequest) -> None:
         if request.status is RequestStatus.PREFILLING:
             request.move_to(RequestStatus.RUNNING)
-        return self._make_output(request, token_ids, output.logprobs[: len(token_ids)])
+
+    def _forget_expected(self) -> None:
+        if self._expected is not None:
+            for s in self._expected.slices:
+                s.request.forget_expected()
 
     def _start_fork(
         self, s: Slice, index: int, output: SliceOutput

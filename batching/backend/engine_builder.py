@@ -29,7 +29,6 @@ from batching.errors import ModelLoadError, UnsupportedKVDType
 from batching.model_info import ModelInfo, SamplingDefaults
 from batching.pooling import Embeddings, NoEmbeddings
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ _SLOWER: Final = {
 class _Backend:
     """A runner, and the scheduler limits within which it is right."""
 
-    runner: ModelRunner
+    runner: MLXRunner
     limits: SchedulerConfig
     pool_line: str
     embeddings: Embeddings | NoEmbeddings
@@ -83,7 +82,13 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         native = NoNative("the model does not run on them")
         loaded, backend = _load(config, native)
     scheduler = ContinuousBatchingScheduler(backend.limits)
-    engine = BatchInferenceEngine(scheduler, backend.runner, max_stall=config.max_stall_ms / 1000)
+    runner = backend.runner
+    engine = BatchInferenceEngine(
+        scheduler,
+        runner,
+        max_stall=config.max_stall_ms / 1000,
+        pipeline=runner if config.async_scheduling and runner.takes_queued_steps else None,
+    )
     model = ModelInfo(
         model_id=config.model_id,
         tokenizer=loaded.tokenizer,

@@ -1,6 +1,7 @@
 """Runs the scheduler's plans on a model."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,9 +12,11 @@ from batching.backend.hooks.rows import RowSelection
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.pooling.head import NO_HEAD, PoolingHead
 from batching.backend.pooling.pooler import PooledRows
+from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.request import BatchRequest
+from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 
 
 class MLXRunner:
@@ -35,8 +38,19 @@ class MLXRunner:
         self._head = head
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
+        return self.submit(plan).collect()
+
+    @property
+    def takes_queued_steps(self) -> bool:
+        """True if `submit` may be called before the step before it is collected."""
+        return self._cache.takes_queued_steps
+
+    def can_follow(self, request: BatchRequest) -> bool:
+        return self._sampler.can_follow(request)
+
+    def submit(self, plan: StepPlan, after: "MLXStep | None" = None) -> "MLXStep":
         try:
-            return self._run(plan)
+            return self._submit(plan, after)
         except Exception as error:
             forget_locals(error)
             raise
@@ -56,30 +70,39 @@ class MLXRunner:
         self._selection.are_finite = self._selection.hidden = None
         self._cache.reset()
 
-    def _run(self, plan: StepPlan) -> list[SliceOutput]:
+    def _submit(self, plan: StepPlan, after: "MLXStep | None") -> "MLXStep":
+        expected = None if after is None else after.sampled
+        if after is not None and plan.copies:
+            # They are made at once, and the step in flight writes what they read.
+            mx.eval(after.sampled.tokens)
         self._cache.copy_blocks(plan.copies)
         self._cache.copy_states(plan.state_copies)
         step = self._cache.begin(plan.slices)
+        if expected is not None:
+            expected.fill(step.tokens, step.attention.slices)
         pooled = PooledRows.of(step.attention.slices)
         with self._sampler.masks(step.logit_rows) as masks:
             logits, hidden = self._logits_and_hidden(step, pooled)
             self._cache.flush()
+            are_finite, self._selection.are_finite = self._selection.are_finite, None
             # The pool is evaluated in any case: lazy writes would pile up from step to step.
             written = self._cache.arrays
-            if self._selection.are_finite is not None:
-                written.append(self._selection.are_finite)
-            if hidden is not None:
-                written.append(hidden)
-            with self._sampler.isolate_failures(step.attention.slices, logits, written):
-                outputs = self._sampler.outputs(
-                    plan.slices, step.logit_rows, logits, masks, written
-                )
-        self._check_rows(step)
-        if pooled.slices:
-            vectors = dict(pooled.vectors(hidden, self._head))
-            pairs = zip(plan.slices, outputs, strict=True)
-            return [output._replace(pooled=vectors.get(s.request)) for s, output in pairs]
-        return outputs
+            written += [array for array in (are_finite, hidden) if array is not None]
+            with self._sampler.isolate_failures(step.attention.slices, logits, written, expected):
+                sampled = self._sampler.sample(step.logit_rows, logits, masks, expected)
+                mx.async_eval(sampled.tokens, sampled.are_finite, written)
+        return MLXStep(
+            self._sampler,
+            self._head,
+            plan,
+            step,
+            pooled,
+            logits,
+            sampled,
+            written,
+            are_finite,
+            hidden,
+        )
 
     def _logits_and_hidden(
         self, step: StepInputs, pooled: PooledRows
@@ -93,19 +116,67 @@ class MLXRunner:
         hidden, self._selection.hidden = self._selection.hidden, None
         return logits, hidden
 
-    def _check_rows(self, step: StepInputs) -> None:
+
+@dataclass
+class MLXStep:
+    """A step whose arrays are being evaluated; it is collected once.
+
+    logits: `[L, vocab_size]`.  written: what is evaluated beside the tokens.
+    are_finite: bool `[T]`, for each row; None if the model does not tell.
+    hidden: `[P, hidden_size]` of the pooled rows.
+    """
+
+    sampler: SliceSampler
+    head: PoolingHead
+    plan: StepPlan
+    inputs: StepInputs
+    pooled: PooledRows
+    logits: mx.array
+    sampled: SampledTokens
+    written: list[mx.array]
+    are_finite: mx.array | None
+    hidden: mx.array | None
+
+    def collect(self) -> Sequence[SliceOutput]:
+        try:
+            return self._collect()
+        except Exception as error:
+            forget_locals(error)
+            raise
+        finally:
+            # An exception's frames may still have it while the pool is allocated again.
+            vars(self).clear()
+
+    def _collect(self) -> list[SliceOutput]:
+        with self.sampler.isolate_failures(self.slices, self.logits, self.written):
+            mx.eval(self.sampled.tokens, self.sampled.are_finite, self.written)
+            outputs = self.sampler.outputs(
+                self.plan.slices, self.inputs.logit_rows, self.logits, self.sampled
+            )
+        self._check_rows()
+        if not self.pooled.slices:
+            return outputs
+        vectors = dict(self.pooled.vectors(self.hidden, self.head))
+        pairs = zip(self.plan.slices, outputs, strict=True)
+        return [output._replace(pooled=vectors.get(s.request)) for s, output in pairs]
+
+    @property
+    def slices(self) -> Sequence[Slice]:
+        """In the order of the rows."""
+        return self.inputs.attention.slices
+
+    def _check_rows(self) -> None:
         """Raise SlicesFailed for requests with rows that are not finite, sampled or not.
 
         Such keys and values must not stay: an attention weight of 0 does not hide them from
         the request that gets the block next.
         """
-        if self._selection.are_finite is None:
+        if self.are_finite is None:
             return
-        are_finite, self._selection.are_finite = np.array(self._selection.are_finite), None
+        are_finite = np.array(self.are_finite)
         if are_finite.all():
             return
-        slices = step.attention.slices
-        ends = np.cumsum([len(s) for s in slices])
-        parts = zip(slices, np.split(are_finite, ends), strict=False)
+        ends = np.cumsum([len(s) for s in self.slices])
+        parts = zip(self.slices, np.split(are_finite, ends), strict=False)
         if failing := [s for s, part in parts if not part.all()]:
             raise not_finite(request_ids(failing))

@@ -126,11 +126,14 @@ class EngineWorker:
             self._end()
 
     def _serve(self, engine: BatchInferenceEngine) -> None:
-        while self._do_jobs(engine):
-            self._step_began = self._clock()
-            outputs = engine.step()
-            self._step_began = None
-            self._router.call_in_loop(self._router.deliver, outputs, engine.last_step)
+        try:
+            while self._do_jobs(engine):
+                self._step_began = self._clock()
+                outputs = engine.step()
+                self._step_began = None
+                self._router.call_in_loop(self._router.deliver, outputs, engine.last_step)
+        finally:
+            engine.drain()
 
     def _do_jobs(self, engine: BatchInferenceEngine) -> bool:
         """Empty the inbox, and wait for a job while there is nothing to step; False to end."""

@@ -112,6 +112,12 @@ class KVCacheManager:
             self.windows.grow(request, request.num_computed_tokens + 1)
         return True
 
+    def has_room_to_grow(self, num_requests: int) -> bool:
+        """Return whether each of so many requests can surely get room for one more token."""
+        if self.windows is not None and self.windows.block_manager.num_free_blocks < num_requests:
+            return False
+        return self.block_manager.num_free_blocks >= num_requests
+
     def num_computable(self, request: BatchRequest, num_tokens: int) -> int:
         """Return how many of its next `num_tokens` tokens a request can be computed in this step."""
         if self.windows is None:
@@ -124,11 +130,17 @@ class KVCacheManager:
         stop: int,
         drafts: tuple[int, ...] = (),
         forks: tuple[BatchRequest, ...] = (),
+        *,
+        may_end: bool = False,
     ) -> Slice:
-        """Return the pending tokens of a request up to `stop`, of which the last are drafts."""
+        """Return the pending tokens of a request up to `stop`, of which the last are drafts.
+
+        may_end: the request may be released before the slice is committed.
+        """
         keep: tuple[int, ...] = ()
         if self.states is not None:
-            keep = self.states.keep(request, self.prefixes.hashes(request), stop, len(drafts))
+            hashes = self.prefixes.hashes(request)
+            keep = self.states.keep(request, hashes, stop, len(drafts), may_end=may_end)
         if self.windows is not None:
             self.windows.grow(request, stop)
         return Slice(request, request.num_computed_tokens, stop, drafts, forks, keep)

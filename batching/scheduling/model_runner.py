@@ -1,8 +1,9 @@
 """The border between the pure scheduler and the tensors."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from batching.request import BatchRequest
 from batching.scheduling.step_plan import SliceOutput, StepPlan
 
 
@@ -36,4 +37,34 @@ class ModelRunner(Protocol):
 
     def reset(self) -> None:
         """Make the pool usable again after `run` raised; its contents and all states are lost."""
+        ...
+
+
+StepT = TypeVar("StepT", bound="QueuedStep")
+
+
+class QueuedStep(Protocol):
+    """A step that is being computed."""
+
+    def collect(self) -> Sequence[SliceOutput]:
+        """Wait for its end, and return what `ModelRunner.run` does; raise what that raises."""
+        ...
+
+
+class PipelinedRunner(ModelRunner, Protocol[StepT]):
+    """A model runner that computes steps in the order in which they are queued, while others are planned."""
+
+    def can_follow(self, request: BatchRequest) -> bool:
+        """Return whether the token after the one that a step in flight samples can be sampled."""
+        ...
+
+    def submit(self, plan: StepPlan, after: StepT | None = None) -> StepT:
+        """Queue a step.
+
+        after: the step in flight that samples the tokens which the requests of this one expect, if any
+            does.
+
+        Raises:
+            Exception: as `run`.
+        """
         ...

@@ -77,7 +77,9 @@ class PrefixLookup:
         """Return the hashes of the full blocks of a request; none without a prefix cache."""
         if not self._is_sharing:
             return []
-        return request.hashes.extended(request.token_ids, self._block_size)
+        return request.hashes.extended(
+            request.token_ids, self._block_size, request.num_known_tokens
+        )
 
     def _num_usable(self, hashes: Sequence[BlockHash]) -> int:
         """Return the length of the longest prefix behind which a request can begin."""

@@ -78,14 +78,26 @@ class StateSlots:
         self._copy(request.state_slot, self._take_slot(fork), position)
 
     def keep(
-        self, request: BatchRequest, hashes: Sequence[BlockHash], stop: int, num_drafts: int
+        self,
+        request: BatchRequest,
+        hashes: Sequence[BlockHash],
+        stop: int,
+        num_drafts: int,
+        *,
+        may_end: bool = False,
     ) -> tuple[int, ...]:
-        """Return the positions whose states are to stay after a slice that ends at `stop`."""
+        """Return the positions whose states are to stay after a slice that ends at `stop`.
+
+        may_end: the request may leave before the slice is committed, at which the state at the last
+            boundary before it is still needed.
+        """
         assert request.state_slot is not None, "the request is admitted"
         start, known = request.num_computed_tokens, stop - num_drafts
         wanted = {start} if num_drafts else set()
         if hashes and self.checkpoints.num_slots:
             wanted.add(known // self._block_size * self._block_size)
+            if may_end:
+                wanted.add(start // self._block_size * self._block_size)
             wanted.update(self._checkpoint_positions(request, hashes, start, known))
         held = self._positions[request.state_slot]
         return tuple(sorted(p for p in wanted if p < stop and (p > start or p in held)))

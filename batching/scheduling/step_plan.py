@@ -1,7 +1,7 @@
 """What one step of the engine will do, as a value."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from batching.block_manager import BlockCopy, BlockTable
@@ -27,6 +27,12 @@ class Slice:
     drafts: tuple[int, ...] = ()
     forks: tuple[BatchRequest, ...] = ()
     keep: tuple[int, ...] = ()
+    # When it was planned: its tokens are known later, or the request has ended by then.
+    _is_last: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        is_last = self.num_known == self.request.num_tokens
+        object.__setattr__(self, "_is_last", is_last)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -54,8 +60,9 @@ class Slice:
         return range(self.start + 1, min(self.stop + 1, self.request.num_prompt_tokens))
 
     @property
-    def _is_last(self) -> bool:
-        return self.stop - len(self.drafts) == self.request.num_tokens
+    def num_known(self) -> int:
+        """The position behind its tokens, drafts not included."""
+        return self.stop - len(self.drafts)
 
     def table(self, *, is_windowed: bool = False) -> BlockTable:
         """Return the blocks of all layers, or of those that have windows and blocks of their own."""

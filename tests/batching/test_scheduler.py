@@ -354,6 +354,9 @@ class OracleDrafter(PromptLookup):
         drafts = expected_output(token_ids, max_length)
         return tuple(token ^ self._is_wrong(token) for token in drafts)
 
+    def may_draft(self, token_ids: Sequence[int]) -> bool:
+        return token_ids[-1] % 4 == 0
+
 
 OUTPUT = expected_output([7, 8, 9], 8)
 
@@ -490,15 +493,20 @@ def serve(
 
 
 @settings(max_examples=300, deadline=None)
-@given(loads(), st.booleans(), st.data())
+@given(loads(), st.booleans(), st.booleans(), st.data())
 def test_batching_never_changes_the_output(
-    load: tuple[SchedulerConfig, list[BatchRequest]], is_flaky: bool, data: st.DataObject
+    load: tuple[SchedulerConfig, list[BatchRequest]],
+    is_pipelined: bool,
+    is_flaky: bool,
+    data: st.DataObject,
 ) -> None:
     limits, requests = load
     all_requests = with_forks(requests)
     leaders = {r.request_id for r in requests}
     scheduler, engine = make_engine(
-        limits, lambda runner: FlakyRunner(runner, data) if is_flaky else runner
+        limits,
+        lambda runner: FlakyRunner(runner, data) if is_flaky else runner,
+        is_pipelined=is_pipelined,
     )
     outputs, aborted = serve(engine, requests, data)
     for r in all_requests:

@@ -63,6 +63,29 @@ RowSampling random_row(Random& random) {
           .seed = uint64_t(random.between(0, 1 << 30)) << 34 | random.between(0, 1 << 30)};
 }
 
+std::vector<uint32_t> random_tokens(Random& random, int size) {
+  std::vector<uint32_t> tokens;
+  for (int i = 0; i < 4; i++) tokens.push_back(random.between(0, size - 1));
+  return tokens;
+}
+
+ExpectedEdit random_expected(Random& random, const LogitEdits& edits) {
+  ExpectedEdit expected{random.between(0, 3), 1.5f, -0.75f, {}, {}};
+  for (size_t i = 0; i < edits.tokens.size(); i++) {
+    expected.factors.push_back(edits.factors[i] * 1.1f);
+    expected.terms.push_back(edits.terms[i] - 0.3f);
+  }
+  return expected;
+}
+
+/// Factor and term of the token that is expected.
+std::pair<float, float> expected_edit(const LogitEdits& edits, int32_t token) {
+  const auto& [index, factor, term, factors, terms] = edits.expected;
+  for (size_t i = 0; i < edits.tokens.size(); i++)
+    if (edits.tokens[i] == token) return {factors[i], terms[i]};
+  return {factor, term};
+}
+
 void test_rows(Random& random) {
   const int num_rows = random.between(1, 6), size = random.one_of({1, 3, 17, 64, 1000, 3001});
   std::vector<std::vector<float>> logits;
@@ -91,8 +114,17 @@ void test_rows(Random& random) {
       x = x * (x > 0 ? 1 / factor : factor) + term;
     }
   }
+  const std::vector<uint32_t> before = random_tokens(random, size);
+  for (int m = 0; m < num_rows; m++)
+    if (random.chance()) {
+      edits[m].expected = random_expected(random, edits[m]);
+      const auto token = before[edits[m].expected.index];
+      const auto [factor, term] = expected_edit(edits[m], static_cast<int32_t>(token));
+      const float x = all[size_t(m) * size + token];
+      logits[m][token] = x * (x > 0 ? 1 / factor : factor) + term;
+    }
   std::vector<uint32_t> tokens(num_rows);
-  sample(all.data(), rows.data(), edits.data(), num_rows, size, tokens.data());
+  sample(all.data(), rows.data(), edits.data(), num_rows, size, before.data(), tokens.data());
   for (int m = 0; m < num_rows; m++) {
     const RowSampling& row = rows[m];
     const auto highest = std::max_element(logits[m].begin(), logits[m].end());

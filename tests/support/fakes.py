@@ -16,6 +16,7 @@ from batching.request import BatchRequest, TokenLogprobs
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.model_runner import ModelRunner
 from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
+from tests.support.pipelined import Pipelined
 
 VOCAB_SIZE = 64
 
@@ -232,10 +233,14 @@ def small_config(**changes: Any) -> SchedulerConfig:
 
 
 def make_engine(
-    config: SchedulerConfig, wrap: Callable[[TokenRunner], ModelRunner] = lambda runner: runner
+    config: SchedulerConfig,
+    wrap: Callable[[TokenRunner], ModelRunner] = lambda runner: runner,
+    *,
+    is_pipelined: bool = False,
 ) -> tuple[ContinuousBatchingScheduler, BatchInferenceEngine]:
-    scheduler = ContinuousBatchingScheduler(config)
-    return scheduler, BatchInferenceEngine(scheduler, wrap(TokenRunner(config)), clock=FakeClock())
+    scheduler, runner = ContinuousBatchingScheduler(config), wrap(TokenRunner(config))
+    pipeline = Pipelined(runner) if is_pipelined else None
+    return scheduler, BatchInferenceEngine(scheduler, runner, clock=FakeClock(), pipeline=pipeline)
 
 
 def loaded_engine(

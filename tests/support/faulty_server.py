@@ -23,10 +23,11 @@ import numpy as np
 from app.cli import main
 from batching.backend import engine_builder
 from batching.backend.loader import LoadedModel, load_model
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.mlx_runner import MLXRunner, MLXStep
 from batching.backend.native import sampling as native_sampling
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.sampling import slice_sampler
+from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Masks, Sample, Sampler
 from batching.request import BatchRequest
 from batching.scheduling.step_plan import StepPlan
@@ -90,9 +91,9 @@ _STEP_FAULTS: Final[dict[Fault, Callable[[], None]]] = {
 class FaultyRunner(MLXRunner):
     """Fails in the middle of a step: the pool is written, no request has a token."""
 
-    def run(self, plan: StepPlan) -> Any:
+    def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
         self._faults = {fault_of(s.request) for s in plan.slices}
-        return super().run(plan)
+        return super().submit(plan, after)
 
     def logits(self, step: StepInputs) -> mx.array:
         logits = super().logits(step)
@@ -108,11 +109,15 @@ class FaultyRunner(MLXRunner):
 
 class FaultySampler(Sampler):
     def sample(
-        self, logits: mx.array, samples: Sequence[Sample], masks: Masks | None = None
+        self,
+        logits: mx.array,
+        samples: Sequence[Sample],
+        masks: Masks | None = None,
+        expected: SampledTokens | None = None,
     ) -> tuple[mx.array, mx.array]:
         if any(fault_of(sample.request) is Fault.SAMPLER for sample in samples):
             raise ValueError("injected")
-        return super().sample(logits, samples, masks)
+        return super().sample(logits, samples, masks, expected)
 
 
 def load_faulty_model(*args: Any, **kwargs: Any) -> LoadedModel:

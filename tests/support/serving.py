@@ -53,11 +53,16 @@ def make_runner(
     return MLXRunner(model, vocab_size, checked.selection, cache, checked.sampler(), head)
 
 
+def pipeline_of(runner: ModelRunner) -> MLXRunner | None:
+    """Return what queues the steps of a runner, as a server does it."""
+    return runner if isinstance(runner, MLXRunner) and runner.takes_queued_steps else None
+
+
 def serve(runner: ModelRunner, config: SchedulerConfig, requests: Sequence[BatchRequest]) -> Served:
     """Serve requests, those with forks together with these."""
     scheduler = ContinuousBatchingScheduler(config)
     # No limit in time: the chunks must not depend on how fast the machine is today.
-    engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)
+    engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9, pipeline=pipeline_of(runner))
     for request in requests:
         if request.fork_of is None:
             engine.add(request, *request.forks)

@@ -136,6 +136,8 @@ class LayerCache(KeepsAll, ABC):
     defers_masks = False
     # It shares its blocks with other layers that have windows, and not with those that have none.
     is_windowed = False
+    # Steps may be queued one behind the other: it writes in their order, and nothing is copied for that.
+    takes_queued_steps = False
 
     def __init__(self, shape: LayerShape, num_slots: int) -> None:
         self.shape = shape
@@ -284,6 +286,11 @@ class PagedKVCache:
         self._padded = padded
         self._on_use = on_use
         self._one_by_one = one_by_one
+
+    @property
+    def takes_queued_steps(self) -> bool:
+        """True if a step may begin before the arrays of the one before it are evaluated."""
+        return not self._one_by_one and all(layer.takes_queued_steps for layer in self.layers)
 
     @property
     def arrays(self) -> list[mx.array]:

@@ -46,7 +46,7 @@ class LogitRows:
                 scores.append(PromptLogprobRow(s.request, position, len(rows)))
                 rows.append(first + position - 1 - s.start)
             for i in range(s.num_samples):
-                samples.append(Sample(s.request, s.request.num_tokens + i, s.drafts[:i]))
+                samples.append(Sample(s.request, s.num_known + i, s.drafts[:i]))
                 sample_rows.append(len(rows))
                 rows.append(first + len(s) - s.num_samples + i)
             samples += (Sample(fork, fork.num_tokens) for fork in s.forks)

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.host_draw import MIN_TEMPERATURE, NEVER, draw
 from batching.request import BatchRequest, SamplingParams
 
@@ -67,8 +68,9 @@ class TokenCounts:
         self._insert(request.token_ids[: self._num_counted])
 
     def catch_up(self, request: BatchRequest) -> None:
-        self._add(request.token_ids[self._num_counted :])
-        self._num_counted = request.num_tokens
+        """Count the tokens that are known and were not counted yet."""
+        self._add(request.token_ids[self._num_counted : request.num_known_tokens])
+        self._num_counted = request.num_known_tokens
 
     def followed_by(self, tokens: Sequence[int]) -> "TokenCounts":
         """Return the counts with these tokens at the end of the output."""
@@ -91,6 +93,21 @@ class TokenCounts:
             self.times = np.append(self.times, np.zeros(len(new)))
 
 
+class ExpectedEdit(NamedTuple):
+    """How edits change with the token before, which a step in flight samples.
+
+    row: of that token among those of the step.
+    factor, term: if it is none of the tokens that are edited already.
+    factors, terms: float64 `[n]`, for each of those, if it is that one.
+    """
+
+    row: int
+    factor: float
+    term: float
+    factors: FloatArray
+    terms: FloatArray
+
+
 class Edits(NamedTuple):
     """Changes of logits: x becomes x / factor + term if it is above 0, else x * factor + term.
 
@@ -100,6 +117,7 @@ class Edits(NamedTuple):
     tokens: IntArray
     factor: FloatArray
     term: FloatArray
+    expected: ExpectedEdit | None = None
 
 
 _NO_EDITS: Final = Edits(np.empty(0, np.int64), np.empty(0), np.empty(0))
@@ -117,21 +135,37 @@ class Sampler:
     later tokens, which changes the improbable ones.
     """
 
-    def __init__(self, draw: "Draw | None" = None, arg_max: "ArgMax | None" = None) -> None:
-        """Without `draw`, tokens are sampled on the device of the logits."""
+    def __init__(
+        self,
+        draw: "Draw | None" = None,
+        arg_max: "ArgMax | None" = None,
+        *,
+        counts_expected: bool = False,
+    ) -> None:
+        """Without `draw`, tokens are sampled on the device of the logits.
+
+        counts_expected: `draw` takes edits that depend on tokens which a step in flight samples.
+        """
+        self.counts_expected = counts_expected
         self._draw = draw or (draw_on_host if mx.default_device() == mx.cpu else draw_on_device)
         self._arg_max = arg_max or plain_arg_max
         self._counts: WeakKeyDictionary[BatchRequest, TokenCounts] = WeakKeyDictionary()
 
     def sample(
-        self, logits: mx.array, samples: Sequence[Sample], masks: "Masks | None" = None
+        self,
+        logits: mx.array,
+        samples: Sequence[Sample],
+        masks: "Masks | None" = None,
+        expected: SampledTokens | None = None,
     ) -> tuple[mx.array, mx.array]:
         """Return token ids, uint32 `[S]`, for logits `[S, vocab_size]`, and the logits of these.
+
+        expected: the tokens of the step in flight, if requests expect some.
 
         Logits that are not finite give a token all the same: the runner checks its logit.
         """
         requests = [sample.request for sample in samples]
-        edits = [self._edits(sample) for sample in samples]
+        edits = [self._edits(sample, expected) for sample in samples]
         is_greedy = all(r.sampling.temperature < MIN_TEMPERATURE for r in requests)
         if is_greedy and not any(edits) and masks is None:
             return self._arg_max(logits.astype(mx.float32))
@@ -139,10 +173,12 @@ class Sampler:
         if masks is not None:
             logits, edits = masks.apply(edited(logits, edits)), [None] * len(edits)
         seeds = [draw_seed(sample.request.seed, sample.position) for sample in samples]
-        tokens = self._draw(logits, [request.sampling for request in requests], seeds, edits)
+        params = [request.sampling for request in requests]
+        before = None if expected is None else expected.tokens
+        tokens = self._draw(logits, params, seeds, edits, before)
         return tokens, _chosen(given, tokens)
 
-    def _edits(self, sample: Sample) -> Edits | None:
+    def _edits(self, sample: Sample, expected: SampledTokens | None) -> Edits | None:
         params, banned = sample.request.sampling, set(_banned(sample))
         if not (params.has_penalties or params.logit_bias or banned):
             return None
@@ -153,6 +189,9 @@ class Sampler:
             term = -params.frequency_penalty * counts.times
             term[counts.times > 0] -= params.presence_penalty
             edits = Edits(counts.tokens, factor, term)
+            if expected is not None and sample.position > sample.request.num_known_tokens:
+                index = expected.indices[sample.request]
+                edits = edits._replace(expected=_expected_edit(params, counts, term, index))
         if params.logit_bias or banned:
             edits = _with_bias(edits, dict(params.logit_bias), banned)
         return edits
@@ -166,6 +205,15 @@ class Sampler:
         return counts.followed_by(sample.drafts) if sample.drafts else counts
 
 
+def _expected_edit(
+    params: SamplingParams, counts: TokenCounts, term: FloatArray, index: int
+) -> ExpectedEdit:
+    first = -params.frequency_penalty - params.presence_penalty
+    again = np.where(counts.times > 0, -params.frequency_penalty, first)
+    factors = np.full(len(term), params.repetition_penalty)
+    return ExpectedEdit(index, params.repetition_penalty, first, factors, term + again)
+
+
 def _with_bias(edits: Edits, bias: Mapping[int, float], banned: Collection[int]) -> Edits:
     """Add the bias of tokens to edits; of the banned ones nothing else remains."""
     others = (bias.keys() | banned) - set(edits.tokens.tolist())
@@ -177,7 +225,15 @@ def _with_bias(edits: Edits, bias: Mapping[int, float], banned: Collection[int])
         term[index[token]] += value
     rows = [index[token] for token in banned]
     factor[rows], term[rows] = 1.0, NEVER
-    return Edits(tokens, factor, term)
+    expected = edits.expected
+    if expected is not None:
+        # Only tokens that must not follow have been added, or changed.
+        factors, terms = factor.copy(), term.copy()
+        is_same = np.isin(tokens[: len(expected.terms)], [*banned])
+        factors[: len(expected.terms)][~is_same] = expected.factors[~is_same]
+        terms[: len(expected.terms)][~is_same] = expected.terms[~is_same]
+        expected = expected._replace(factors=factors, terms=terms)
+    return Edits(tokens, factor, term, expected)
 
 
 def edited(logits: mx.array, edits: Sequence[Edits | None]) -> mx.array:
@@ -186,7 +242,7 @@ def edited(logits: mx.array, edits: Sequence[Edits | None]) -> mx.array:
     if not present:
         return logits
     rows = np.repeat([row for row, _ in present], [len(edit.tokens) for _, edit in present])
-    tokens, factor, term = map(np.concatenate, zip(*(edit for _, edit in present), strict=True))
+    tokens, factor, term = map(np.concatenate, zip(*(edit[:3] for _, edit in present), strict=True))
     if tokens.min() < 0 or tokens.max() >= logits.shape[-1]:
         # MLX does not check whether an index is within an array.
         raise IndexError("a token id is not in the vocabulary")
@@ -222,9 +278,11 @@ def plain_arg_max(logits: mx.array) -> tuple[mx.array, mx.array]:
     return tokens, _chosen(logits, tokens)
 
 
-# From logits `[S, vocab_size]`, what each row asks for, its seed and edits, token ids, uint32 `[S]`.
+# From logits `[S, vocab_size]`, what each row asks for, its seed and edits, and the tokens of the step
+# in flight, if edits depend on these: token ids, uint32 `[S]`.
 Draw = Callable[
-    [mx.array, Sequence[SamplingParams], Sequence[int], Sequence[Edits | None]], mx.array
+    [mx.array, Sequence[SamplingParams], Sequence[int], Sequence[Edits | None], mx.array | None],
+    mx.array,
 ]
 
 
@@ -233,6 +291,7 @@ def draw_on_host(
     params: Sequence[SamplingParams],
     seeds: Sequence[int],
     edits: Sequence[Edits | None],
+    _: mx.array | None = None,
 ) -> mx.array:
     return mx.array(draw(np.array(edited(logits, edits)), params, seeds), dtype=mx.uint32)
 
@@ -242,6 +301,7 @@ def draw_on_device(
     params: Sequence[SamplingParams],
     seeds: Sequence[int],
     edits: Sequence[Edits | None],
+    _: mx.array | None = None,
 ) -> mx.array:
     logits = edited(logits, edits)
     tokens = mx.argmax(logits, axis=-1)

@@ -7,10 +7,12 @@ from itertools import accumulate
 import mlx.core as mx
 import numpy as np
 
+from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_outputs import slice_outputs
 from batching.backend.sampling.token_masks import MaskFiller, TokenMasks
+from batching.request import BatchRequest
 from batching.scheduling.model_runner import SlicesFailed
 from batching.scheduling.step_plan import Slice, SliceOutput
 
@@ -26,58 +28,84 @@ class SliceSampler:
         """Fill the masks of constraints while the model runs."""
         return self._mask_filler.filling(logit_rows.samples)
 
+    def can_follow(self, request: BatchRequest) -> bool:
+        """Return whether a token of a request can be sampled before the one before it is known."""
+        params = request.sampling
+        if params.logprobs is not None or params.bad_words:
+            return False
+        if not params.has_penalties:
+            return True
+        return self._sampler.counts_expected and not params.logit_bias
+
+    def sample(
+        self,
+        logit_rows: LogitRows,
+        logits: mx.array,
+        masks: TokenMasks | None,
+        expected: SampledTokens | None = None,
+    ) -> SampledTokens:
+        """Sample from logits `[L, vocab_size]`, lazily.
+
+        expected: what the step in flight samples, if requests expect tokens.
+        """
+        if not logit_rows.samples:
+            return SampledTokens(mx.zeros(0, mx.uint32), mx.zeros(0, mx.bool_), {})
+        if logit_rows.needs_logprobs:
+            # Now, so that the arg-max reads them and does not compute the product again.
+            mx.async_eval(logits)
+        samples = logit_rows.samples
+        tokens, chosen = self._sampler.sample(logit_rows.sampled(logits), samples, masks, expected)
+        index = {sample.request: i for i, sample in enumerate(samples)}
+        return SampledTokens(tokens, mx.isfinite(chosen), index)
+
     def outputs(
         self,
         slices: Sequence[Slice],
         logit_rows: LogitRows,
         logits: mx.array,
-        masks: TokenMasks | None,
-        also: Sequence[mx.array] = (),
+        sampled: SampledTokens,
     ) -> list[SliceOutput]:
-        """Return an output for each slice, from logits `[L, vocab_size]`; evaluate `also`.
+        """Return an output for each slice.
 
         Raises:
             SlicesFailed: the model's logits are not finite.
         """
-        token_ids: list[int] = []
-        if logit_rows.samples:
-            sampled = logit_rows.sampled(logits)
-            if logit_rows.needs_logprobs:
-                # Now, so that the arg-max reads them and does not compute the product again.
-                mx.async_eval(logits)
-            tokens, chosen = self._sampler.sample(sampled, logit_rows.samples, masks)
-            are_finite = mx.isfinite(chosen)
-            mx.eval(tokens, are_finite, also)
-            if not all(flags := np.array(are_finite).tolist()):
-                pairs = zip(logit_rows.samples, flags, strict=True)
-                raise not_finite(
-                    sample.request.request_id for sample, is_finite in pairs if not is_finite
-                )
-            token_ids = np.array(tokens).tolist()
-        else:
-            mx.eval(also)
-        return slice_outputs(slices, logit_rows, logits, token_ids)
+        if not all(flags := np.array(sampled.are_finite).tolist()):
+            pairs = zip(logit_rows.samples, flags, strict=True)
+            raise not_finite(
+                sample.request.request_id for sample, is_finite in pairs if not is_finite
+            )
+        return slice_outputs(slices, logit_rows, logits, np.array(sampled.tokens).tolist())
 
     @contextmanager
     def isolate_failures(
-        self, slices: Sequence[Slice], logits: mx.array, written: Sequence[mx.array]
+        self,
+        slices: Sequence[Slice],
+        logits: mx.array,
+        written: Sequence[mx.array],
+        expected: SampledTokens | None = None,
     ) -> Iterator[None]:
         """Turn an error inside into SlicesFailed, if some slices raise it alone as well.
 
         slices: in the order of the rows of the logits `[L, vocab_size]`.
         written: what the forward pass writes; if that fails, no request can be singled out.
+        expected: as for `sample`.
         """
         try:
             yield
         except SlicesFailed:
             raise
         except Exception as error:
-            if failed_ids := self._failing_ids(slices, logits, written):
+            if failed_ids := self._failing_ids(slices, logits, written, expected):
                 raise SlicesFailed(failed_ids) from error
             raise
 
     def _failing_ids(
-        self, slices: Sequence[Slice], logits: mx.array, written: Sequence[mx.array]
+        self,
+        slices: Sequence[Slice],
+        logits: mx.array,
+        written: Sequence[mx.array],
+        expected: SampledTokens | None,
     ) -> set[int]:
         try:
             mx.eval(logits, written)
@@ -88,13 +116,16 @@ class SliceSampler:
         return request_ids(
             s
             for s, w, start in zip(slices, logit_rows, starts, strict=False)
-            if not self._succeeds(s, w, logits[start : start + len(w.rows)])
+            if not self._succeeds(s, w, logits[start : start + len(w.rows)], expected)
         )
 
-    def _succeeds(self, s: Slice, logit_rows: LogitRows, logits: mx.array) -> bool:
+    def _succeeds(
+        self, s: Slice, logit_rows: LogitRows, logits: mx.array, expected: SampledTokens | None
+    ) -> bool:
         try:
             with self.masks(logit_rows) as masks:
-                self.outputs([s], logit_rows, logits, masks)
+                sampled = self.sample(logit_rows, logits, masks, expected)
+                self.outputs([s], logit_rows, logits, sampled)
         except Exception:
             return False
         return True

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from batching.backend import choose_pool as kv_cache
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.mlx_runner import MLXRunner, MLXStep
 from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.sampling.sampler import Sample, Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler
@@ -25,7 +25,7 @@ from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens, MaskRow
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.model_runner import ModelRunner, SlicesFailed
+from batching.scheduling.model_runner import SlicesFailed
 from batching.scheduling.outputs import RequestFailure
 from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 from tests.support.tiny_models import VOCAB_SIZE, Check, insist_on_own_caches, tiny_model
@@ -103,9 +103,9 @@ class Kit:
         kit = self
 
         class Watched(MLXRunner):
-            def run(self, plan: StepPlan) -> Any:
+            def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
                 kit.before_step(plan)
-                return super().run(plan)
+                return super().submit(plan, after)
 
         cache = self.check.cache(config.num_blocks, config.block_size)
         cache.reset()
@@ -157,7 +157,7 @@ def stateful_kit(request: pytest.FixtureRequest) -> Kit:
 
 
 def serve(
-    runner: ModelRunner, requests: list[BatchRequest], config: SchedulerConfig = CONFIG
+    runner: MLXRunner, requests: list[BatchRequest], config: SchedulerConfig = CONFIG
 ) -> Served:
     scheduler = ContinuousBatchingScheduler(config)
     resets: list[None] = []
@@ -168,7 +168,7 @@ def serve(
         reset()
 
     runner.reset = counted_reset  # type: ignore[method-assign]
-    engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)
+    engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9, pipeline=runner)
     for r in requests:
         if r.fork_of is None:
             engine.add(r, *r.forks)
@@ -410,7 +410,9 @@ class Step:
             self.sampler.masks(rows) as masks,
             self.sampler.isolate_failures(self.slices, self.logits, written or []),
         ):
-            return self.sampler.outputs(self.slices, rows, self.logits, masks)
+            sampled = self.sampler.sample(rows, self.logits, masks)
+            mx.eval(sampled.tokens, written or [])
+            return self.sampler.outputs(self.slices, rows, self.logits, sampled)
 
 
 def test_only_requests_whose_rows_are_not_finite_fail() -> None:

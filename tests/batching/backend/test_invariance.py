@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.mlx_runner import MLXRunner, MLXStep
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native
 from batching.backend.self_check.check import check_model
@@ -23,8 +23,9 @@ from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
 from batching.request import GREEDY, BatchRequest, SamplingParams, TokenLogprobs, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.scheduling.step_plan import StepPlan
 from tests.support.golden import GOLDEN, GoldenCase
+from tests.support.serving import pipeline_of
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -41,6 +42,9 @@ class Bundled:
     loaded: LoadedModel
     check: CheckedModel
     cases: tuple[GoldenCase, ...] = GOLDEN
+    is_pipelined: bool = True
+    # How many steps were queued behind another one.
+    num_following: int = 0
 
     @property
     def short_cases(self) -> tuple[GoldenCase, ...]:
@@ -50,18 +54,25 @@ class Bundled:
         self, config: SchedulerConfig, watch: Callable[[StepPlan], None] = lambda _: None
     ) -> tuple[ContinuousBatchingScheduler, BatchInferenceEngine]:
         cache = self.check.cache(config.num_blocks, config.block_size)
+        bundled = self
 
         class WatchedRunner(MLXRunner):
-            def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
+            def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
                 watch(plan)
-                return super().run(plan)
+                bundled.num_following += after is not None
+                return super().submit(plan, after)
 
         check, vocab_size = self.check, self.loaded.vocab_size
         model = self.loaded.model
         runner = WatchedRunner(model, vocab_size, check.selection, cache, check.sampler())
         scheduler = ContinuousBatchingScheduler(config)
         # No limit in time: the chunks must not depend on how fast the machine is today.
-        return scheduler, BatchInferenceEngine(scheduler, runner, max_stall=1e9)
+        return scheduler, BatchInferenceEngine(
+            scheduler,
+            runner,
+            max_stall=1e9,
+            pipeline=pipeline_of(runner) if self.is_pipelined else None,
+        )
 
 
 def with_kernels(
@@ -225,6 +236,44 @@ def test_on_scattered_blocks(bundled: Bundled) -> None:
     # Half of the blocks are in use, to scatter the rest.
     assert scheduler.stats().num_free_blocks == config.num_blocks // 2
     assert max(num_runs) == max(-(-r.num_tokens // 32) for r in requests)
+
+
+# How often a token occurred, and what may not follow, depends on the one that is on its way.
+SAMPLINGS: Final = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0, repetition_penalty=1.3),
+    SamplingParams(temperature=0.7, presence_penalty=0.7, frequency_penalty=0.4, seed=3),
+    SamplingParams(temperature=0.9, repetition_penalty=1.1, min_tokens=9, top_p=0.9, seed=4),
+    # The last token is the likeliest to come again: counted as new, and once more.
+    SamplingParams(temperature=0.8, presence_penalty=-20.0, seed=5),
+    SamplingParams(temperature=5.0, frequency_penalty=-4.0, seed=6),
+    SamplingParams(temperature=1.0, repetition_penalty=0.1, seed=7),
+    SamplingParams(temperature=0.0, repetition_penalty=1.2, logit_bias=((28, 4.0), (260, -3.0))),
+    SamplingParams(temperature=0.0, bad_words=((28, 260), (30,))),
+    SamplingParams(temperature=0.0, logprobs=1, presence_penalty=0.5),
+]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_queued_steps_change_no_token(native: Native, *, apart: bool) -> None:
+    """Together they are not queued, as one request must be read first; apart some are."""
+    bundled = with_kernels(native)
+    config = SchedulerConfig(num_blocks=256, max_num_seqs=1 if apart else len(SAMPLINGS))
+
+    def serve_all() -> list[list[int]]:
+        scheduler, engine = bundled.engine(config)
+        prompt = GOLDEN[2].prompt_token_ids
+        requests = [
+            BatchRequest(i, prompt, max_tokens=40, stop_token_ids={2}, sampling=sampling)
+            for i, sampling in enumerate(SAMPLINGS)
+        ]
+        serve(scheduler, engine, requests)
+        return [r.output_token_ids for r in requests]
+
+    queued = serve_all()
+    assert (bundled.num_following > 50) == apart
+    bundled.is_pipelined = False
+    assert serve_all() == queued
 
 
 def sampled(request_id: int) -> BatchRequest:

@@ -134,6 +134,8 @@ class NativeAttention:
 class NativeLayerCache(LayerCache):
     """Defers writes until attention, so that both are one operation."""
 
+    takes_queued_steps = True
+
     def __init__(
         self,
         native: Native,

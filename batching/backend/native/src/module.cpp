@@ -117,8 +117,10 @@ void map_weights(PackedWeights& weights, int file, size_t offset) {
 // Temperature, top-k, top-p, min-p, top-n-sigma and seed.
 using SamplingTuple = std::tuple<float, int, float, float, float, uint64_t>;
 using FloatArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// Index, factor and term, factors and terms.
+using ExpectedTuple = std::optional<std::tuple<int32_t, float, float, FloatArray, FloatArray>>;
 // Tokens, factors and terms.
-using EditsTuple = std::optional<std::tuple<Ints, FloatArray, FloatArray>>;
+using EditsTuple = std::optional<std::tuple<Ints, FloatArray, FloatArray, ExpectedTuple>>;
 
 template <typename Array>
 auto vector_of(const Array& array) {
@@ -126,17 +128,21 @@ auto vector_of(const Array& array) {
 }
 
 mlx::core::array sample_rows(const mlx::core::array& logits, const std::vector<SamplingTuple>& rows,
-                             const std::vector<EditsTuple>& edits) {
+                             const std::vector<EditsTuple>& edits,
+                             const std::optional<mlx::core::array>& before) {
   std::vector<RowSampling> samplings;
   for (const auto& [temperature, top_k, top_p, min_p, top_n_sigma, seed] : rows)
     samplings.push_back({temperature, top_k, top_p, min_p, top_n_sigma, seed});
   std::vector<LogitEdits> of_rows(edits.size());
   for (size_t i = 0; i < edits.size(); i++)
     if (edits[i]) {
-      const auto& [tokens, factors, terms] = *edits[i];
-      of_rows[i] = {vector_of(tokens), vector_of(factors), vector_of(terms)};
+      const auto& [tokens, factors, terms, expected] = *edits[i];
+      of_rows[i] = {vector_of(tokens), vector_of(factors), vector_of(terms), {}};
+      if (!expected) continue;
+      const auto& [index, factor, term, if_factors, if_terms] = *expected;
+      of_rows[i].expected = {index, factor, term, vector_of(if_factors), vector_of(if_terms)};
     }
-  return graph::sample(logits, std::move(samplings), std::move(of_rows));
+  return graph::sample(logits, std::move(samplings), std::move(of_rows), before);
 }
 
 using Bytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
@@ -391,7 +397,8 @@ NB_MODULE(_native, m) {
         "limit"_a = 0.0f);
   m.def("experts", &graph::experts, "x"_a, "indices"_a, "experts"_a);
   m.def("arg_max", &graph::arg_max, "logits"_a);
-  m.def("sample", &sample_rows, "logits"_a, "rows"_a, "edits"_a);
+  m.def("sample", &sample_rows, "logits"_a, "rows"_a, "edits"_a,
+        "before"_a.none() = nb::none());
   m.def("embed", &graph::embed, "tokens"_a, "weights"_a);
   m.def("rms_norm", &graph::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
   m.def("layer_norm", &graph::layer_norm, "x"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a);

@@ -8,24 +8,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from batching.backend.native.sampling import native_draw
+from batching.backend.native.sampling import native_draw, native_sampler
 from batching.backend.native_loader import Native
-from batching.backend.sampling.sampler import Edits
-from batching.request import SamplingParams
+from batching.backend.sampling.expected_tokens import SampledTokens
+from batching.backend.sampling.sampler import Edits, Sample
+from batching.request import BatchRequest, SamplingParams
 
 Array = NDArray[Any]
-Sample = Callable[..., list[int]]
+RunSample = Callable[..., list[int]]
 
 MASK = 0xFFFFFFFF
 
 
 @pytest.fixture
-def sample(native: Native) -> Sample:
+def sample(native: Native) -> RunSample:
     draw = native_draw(native.module)
 
     def run(logits: Array, params: list[SamplingParams], seeds: list[int]) -> list[int]:
         token_ids: list[int] = np.array(
-            draw(mx.array(logits), params, seeds, [None] * len(seeds))
+            draw(mx.array(logits), params, seeds, [None] * len(seeds), None)
         ).tolist()
         return token_ids
 
@@ -90,7 +91,7 @@ def random_logits(rng: np.random.Generator, num_rows: int, size: int) -> Array:
 
 
 @pytest.mark.parametrize("size", [1, 5, 16, 33, 1000, 49_152])
-def test_it_is_numpy_with_the_same_numbers(sample: Sample, size: int) -> None:
+def test_it_is_numpy_with_the_same_numbers(sample: RunSample, size: int) -> None:
     rng = np.random.default_rng(size)
     for _ in range(8 if size > 1000 else 40):
         logits = random_logits(rng, 4, size)
@@ -100,7 +101,7 @@ def test_it_is_numpy_with_the_same_numbers(sample: Sample, size: int) -> None:
         assert sample(logits, params, seeds) == expected
 
 
-def test_a_row_depends_on_no_other(sample: Sample) -> None:
+def test_a_row_depends_on_no_other(sample: RunSample) -> None:
     rng = np.random.default_rng(0)
     logits = random_logits(rng, 7, 2000)
     params = [random_params(rng) for _ in logits]
@@ -111,7 +112,7 @@ def test_a_row_depends_on_no_other(sample: Sample) -> None:
 @pytest.mark.parametrize("worst", [np.nan, np.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_are_sampled(
-    sample: Sample, worst: float, temperature: float
+    sample: RunSample, worst: float, temperature: float
 ) -> None:
     """The runner finds the request at fault by the logit of its token."""
     logits = np.zeros((1, 100), np.float32)
@@ -129,4 +130,42 @@ def test_a_token_that_is_not_in_the_vocabulary_is_not_written(native: Native, to
     draw = native_draw(native.module)
     edits = Edits(np.array([token]), np.ones(1), np.zeros(1))
     with pytest.raises(IndexError, match="vocabulary"):
-        draw(mx.zeros((1, 5)), [SamplingParams()], [0], [edits])
+        draw(mx.zeros((1, 5)), [SamplingParams()], [0], [edits], None)
+
+
+def penalised(i: int, rng: np.random.Generator) -> BatchRequest:
+    sampling = SamplingParams(
+        temperature=float(rng.choice([0.0, 1.0])),
+        repetition_penalty=float(rng.choice([1.0, 0.2, 3.0])),
+        presence_penalty=float(rng.choice([0.0, -3.0, 2.0])),
+        frequency_penalty=float(rng.choice([0.0, -1.5, 1.0])),
+        min_tokens=int(rng.choice([0, 100])),
+        seed=i,
+    )
+    prompt = rng.integers(0, 9, size=4).tolist()
+    request = BatchRequest(i, prompt, max_tokens=99, sampling=sampling, stop_token_ids={1, 5})
+    for token in rng.integers(3, 12, size=int(rng.integers(0, 9))).tolist():
+        request.token_ids.append(token)
+    return request
+
+
+def test_a_token_that_is_on_its_way_is_counted_as_one_that_is_known(native: Native) -> None:
+    rng = np.random.default_rng(1)
+    requests = [penalised(i, rng) for i in range(1500)]
+    logits = mx.array(rng.normal(size=(1500, 12)).astype(np.float32))
+    last = rng.integers(0, 12, size=1500)
+    order = rng.permutation(1500)
+    expected = SampledTokens(
+        mx.array(last[order]),
+        mx.ones(1500, mx.bool_),
+        {requests[row]: place for place, row in enumerate(order.tolist())},
+    )
+    for r in requests:
+        r.expect_token()
+    samples = [Sample(r, r.num_tokens) for r in requests]
+    lazily, _ = native_sampler(native.module).sample(logits, samples, None, expected)
+    for r, token in zip(requests, last.tolist(), strict=True):
+        r.forget_expected()
+        r.token_ids.append(token)
+    known, _ = native_sampler(native.module).sample(logits, samples)
+    assert lazily.tolist() == known.tolist()

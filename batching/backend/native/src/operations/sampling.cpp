@@ -169,25 +169,32 @@ uint32_t sample_row(const float* logits, const RowSampling& sampling, int size) 
   return static_cast<uint32_t>(std::find_if(logits, logits + size, is_highest) - logits);
 }
 
-std::vector<float> edited(const float* logits, const LogitEdits& edits, int size) {
+float edited(float x, float factor, float term) { return x * (x > 0 ? 1 / factor : factor) + term; }
+
+std::vector<float> edited(const float* logits, const LogitEdits& edits, int size,
+                          const uint32_t* before) {
+  const auto& [tokens, factors, terms, expected] = edits;
   std::vector<float> row(logits, logits + size);
-  for (size_t i = 0; i < edits.tokens.size(); i++) {
-    float& x = row[edits.tokens[i]];
-    x = x * (x > 0 ? 1 / edits.factors[i] : edits.factors[i]) + edits.terms[i];
-  }
+  for (size_t i = 0; i < tokens.size(); i++) row[tokens[i]] = edited(row[tokens[i]], factors[i], terms[i]);
+  if (expected.index < 0) return row;
+  const auto token = static_cast<int32_t>(before[expected.index]);
+  const size_t i = std::find(tokens.begin(), tokens.end(), token) - tokens.begin();
+  const bool is_new = i == tokens.size();
+  row[token] = edited(logits[token], is_new ? expected.factor : expected.factors[i],
+                      is_new ? expected.term : expected.terms[i]);
   return row;
 }
 
 }  // namespace
 
 void sample(const float* logits, const RowSampling* rows, const LogitEdits* edits, int num_rows,
-            int size, uint32_t* tokens) {
+            int size, const uint32_t* before, uint32_t* tokens) {
   threads().for_each(num_rows, [&](int row) {
     const float* plain = logits + static_cast<size_t>(row) * size;
-    if (edits[row].tokens.empty())
+    if (edits[row].empty())
       tokens[row] = sample_row(plain, rows[row], size);
     else
-      tokens[row] = sample_row(edited(plain, edits[row], size).data(), rows[row], size);
+      tokens[row] = sample_row(edited(plain, edits[row], size, before).data(), rows[row], size);
   });
 }
 

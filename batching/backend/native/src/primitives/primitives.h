@@ -52,9 +52,10 @@ mx::array experts(const mx::array& x, const mx::array& indices,
 /// not written.
 std::pair<mx::array, mx::array> arg_max(const mx::array& logits);
 
-/// A token, uint32, for each row of logits `[rows, size]`, sampled as its entries say.
+/// A token, uint32, for each row of logits `[rows, size]`, sampled as its entries say.  `before` are the
+/// tokens of the step before, if edits expect some of them: ids within the row, not checked.
 mx::array sample(const mx::array& logits, std::vector<RowSampling> rows,
-                 std::vector<LogitEdits> edits);
+                 std::vector<LogitEdits> edits, const std::optional<mx::array>& before);
 
 /// The row of the weights of each token.
 mx::array embed(const mx::array& tokens, Weights weights);

@@ -1,0 +1,43 @@
+"""The tokens that a step in flight samples, for the step after it."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from batching.request import BatchRequest
+from batching.scheduling.step_plan import Slice
+
+
+class SampledTokens(NamedTuple):
+    """What a step samples, not evaluated yet.
+
+    tokens: uint32 `[S]`.  are_finite: bool `[S]`, whether their logits are.
+    indices: of each request that samples one token.
+    """
+
+    tokens: mx.array
+    are_finite: mx.array
+    indices: Mapping[BatchRequest, int]
+
+    def fill(self, tokens: mx.array, slices: Iterable[Slice]) -> None:
+        """Put those that requests expect into int32 `[P, 1]`, in the order of the slices."""
+        rows: list[int] = []
+        taken: list[int] = []
+        row = 0
+        for s in slices:
+            if s.request.expects_token:
+                # It is pending alone.
+                rows.append(row)
+                taken.append(self.indices[s.request])
+            row += len(s)
+        if not rows:
+            return
+        expected = self.tokens
+        if taken != list(range(len(expected))):
+            expected = expected[mx.array(taken)]
+        expected = expected.astype(mx.int32)[:, None]
+        if len(rows) == len(tokens):
+            tokens[:] = expected
+        else:
+            tokens[mx.array(rows)] = expected
