@@ -244,7 +244,7 @@ SAMPLINGS: Final = [
     SamplingParams(temperature=0.0, repetition_penalty=1.3),
     SamplingParams(temperature=0.7, presence_penalty=0.7, frequency_penalty=0.4, seed=3),
     SamplingParams(temperature=0.9, repetition_penalty=1.1, min_tokens=9, top_p=0.9, seed=4),
-    # The last token is the likeliest to come again: counted as new, and once more.
+    # The last token is the most probable to come again: counted as new, and once more.
     SamplingParams(temperature=0.8, presence_penalty=-20.0, seed=5),
     SamplingParams(temperature=5.0, frequency_penalty=-4.0, seed=6),
     SamplingParams(temperature=1.0, repetition_penalty=0.1, seed=7),
