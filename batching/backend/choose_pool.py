@@ -8,6 +8,7 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend.cpu.host_cache import host_cache
+from batching.backend.devices import Gpu
 from batching.backend.native.pools.cache import native_cache
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
@@ -18,10 +19,10 @@ from batching.backend.paged.mlx_pool import device_cache
 _SCALAR_MACHINES: Final = ("x86_64", "AMD64")
 
 
-def is_on_host(layout: CacheLayout) -> bool:
+def is_on_host(layout: CacheLayout, gpu: Gpu | None = None) -> bool:
     """True if numpy computes what MLX would compute slowly."""
     is_float32 = all(shape.dtype == mx.float32 for shape in layout.shapes)
-    on_cpu = mx.default_device() == mx.cpu
+    on_cpu = gpu is None and mx.default_device() == mx.cpu
     return is_float32 and on_cpu and platform.machine() in _SCALAR_MACHINES
 
 
@@ -31,16 +32,20 @@ def kv_cache(
     block_size: int,
     native: Native | None = None,
     *,
+    gpu: Gpu | None = None,
     num_window_blocks: int = 0,
     one_by_one: bool = False,
     rounds_inputs: bool = False,
 ) -> PagedKVCache:
     """Return an empty pool of the kind that is read fastest.
 
+    gpu: what computes; None is the CPU.
     num_window_blocks: of layers with a window; 0 is no blocks of their own.
     rounds_inputs: the kernels' attention may round to 16 bits.
     """
-    kind: Callable[..., PagedKVCache] = host_cache if is_on_host(layout) else device_cache
+    kind: Callable[..., PagedKVCache] = partial(device_cache, views_decodes=gpu is not Gpu.CUDA)
+    if is_on_host(layout, gpu):
+        kind = host_cache
     if native is not None:
         kind = partial(native_cache, native, rounds_inputs=rounds_inputs)
     return kind(

@@ -131,7 +131,8 @@ class GatheredLayerCache(LayerCache):
         raise TypeError("its keys and values are gathered for a piece at a time")
 
     def _write_pending(self) -> None:
-        slots = mx.array(self.step.slots) if self._pending else None
+        # A slot of all heads is one row here.
+        slots = self.step.slot_rows(1, self.num_slots) if self._pending else None
         for array, rows in zip(self._pool, self._pending, strict=False):
             if rows.size:
                 array[slots] = rows

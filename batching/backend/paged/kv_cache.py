@@ -44,7 +44,8 @@ class StepInputs:
 
     The P - T last rows are padding; their results are dropped.
 
-    tokens: int32 `[P, 1]`.  positions: int32 `[P]`.  slots: int64 `[T]`, on the host.
+    tokens: int32 `[P, 1]`.  positions: int32 `[P]`.  slots: int64 `[T]`, on the host; `slot_rows` has
+        them on the device.
     logit_rows: the rows whose logits are used.
     one_by_one: modules that take pieces get a request at a time.
     """
@@ -55,6 +56,20 @@ class StepInputs:
     logit_rows: LogitRows
     attention: RowAttention
     one_by_one: bool = False
+
+    def slot_rows(self, num_heads: int, num_slots: int) -> mx.array:
+        """Return the rows of `[num_heads * num_slots, dim]` that are the slots of the step's tokens.
+
+        uint32 `[T * num_heads]`, all heads of a token side by side; made once, for all layers of a shape.
+        """
+        key = (num_heads, num_slots)
+        if key not in self._slot_rows:
+            self._slot_rows[key] = slot_rows(self.slots, num_heads, num_slots)
+        return self._slot_rows[key]
+
+    @cached_property
+    def _slot_rows(self) -> dict[tuple[int, int], mx.array]:
+        return {}
 
     @cached_property
     def pieces(self) -> list[Piece]:
@@ -89,6 +104,15 @@ class StepInputs:
         """Return the same rows for layers with windows and blocks of their own."""
         slots = _slots(self.attention.slices, block_size, is_windowed=True)
         return replace(self, slots=slots, attention=self.attention.windowed())
+
+
+def slot_rows(slots: Slots, num_heads: int, num_slots: int) -> mx.array:
+    """Return where slots are in an array of heads of slots, uint32 `[len(slots) * num_heads]`.
+
+    Of another type MLX would cast them for each write, since its own indices are uint32.
+    """
+    rows = slots[:, None] + np.arange(num_heads) * num_slots
+    return mx.array(rows.ravel().astype(np.uint32))
 
 
 def _slots(slices: Sequence[Slice], block_size: int, *, is_windowed: bool = False) -> Slots:

@@ -86,20 +86,22 @@ class GatheredContext:
         """Return `[num_rows, num_heads, num_tokens, head_dim]`.
 
         A block of one head is contiguous, so the pool is seen as rows of that length and
-        each of them is copied in one piece.
+        each of them is copied in one piece.  The heads of a row lie side by side: MLX's fused
+        attention on Metal copies keys whose rows and heads are not one evenly spaced dimension.
         """
         num_heads, num_slots, head_dim = pool.shape
         num_pool_blocks = num_slots // self.block_size
         rows = pool.reshape(num_heads * num_pool_blocks, self.block_size * head_dim)
         gathered = rows[self._index(num_heads, num_pool_blocks)]
-        context = gathered.reshape(num_heads, len(self.blocks), -1, head_dim).swapaxes(0, 1)
+        context = gathered.reshape(len(self.blocks), num_heads, -1, head_dim)
         return context[:, :, : self.num_tokens]
 
     def _index(self, num_heads: int, num_pool_blocks: int) -> mx.array:
+        """Return which rows are the blocks, uint32 `[num_rows, num_heads, num_blocks]`."""
         key = (num_heads, num_pool_blocks)
         if key not in self._indices:
             heads = np.arange(num_heads)[:, None] * num_pool_blocks
-            self._indices[key] = mx.array((heads + self.blocks.reshape(1, -1)).astype(np.uint32))
+            self._indices[key] = mx.array((heads + self.blocks[:, None]).astype(np.uint32))
         return self._indices[key]
 
 
@@ -165,20 +167,31 @@ class StepAttention:
 
     `slices` is the order of the rows: those that attend together lie side by side, so a
     group's queries are a view, too.
+
+    views_decodes: a decode by itself may attend to a view of the pool.  MLX's attention on CUDA takes
+        such a view for the whole pool from its first slot on, so there all decodes are gathered.
     """
 
     def __init__(
-        self, slices: Sequence[Slice], block_size: int, *, is_windowed: bool = False
+        self,
+        slices: Sequence[Slice],
+        block_size: int,
+        *,
+        is_windowed: bool = False,
+        views_decodes: bool = True,
     ) -> None:
         self._block_size = block_size
         self._is_windowed = is_windowed
-        self._bundles = _bundle(slices, block_size)
+        self._views_decodes = views_decodes
+        self._bundles = _bundle(slices, block_size, views_decodes)
         self.slices = [s for bundle in self._bundles for s in bundle]
         self._groups: dict[SlidingWindow | None, list[RowGroup]] = {}
 
     def windowed(self) -> "StepAttention":
         """Return how the same rows attend in layers with blocks of their own."""
-        return StepAttention(self.slices, self._block_size, is_windowed=True)
+        return StepAttention(
+            self.slices, self._block_size, is_windowed=True, views_decodes=self._views_decodes
+        )
 
     def attend(
         self,
@@ -208,10 +221,12 @@ class StepAttention:
         tables = [s.table(is_windowed=self._is_windowed) for s in bundle]
         if len(bundle[0]) > 1:
             return _chunk(bundle[0], tables[0], self._block_size, window)
+        if self._views_decodes and len(bundle) == len(tables[0].runs) == 1:
+            return _decode_view(bundle[0], tables[0], self._block_size, window)
         return _decodes(bundle, tables, self._block_size, window)
 
 
-def _bundle(slices: Sequence[Slice], block_size: int) -> list[list[Slice]]:
+def _bundle(slices: Sequence[Slice], block_size: int, views_decodes: bool) -> list[list[Slice]]:
     """Put decodes of like length together; chunks, and rows worth a view, stay alone.
 
     The order is kept if this is done again.
@@ -220,8 +235,8 @@ def _bundle(slices: Sequence[Slice], block_size: int) -> list[list[Slice]]:
     buckets: dict[int, list[Slice]] = {}
     for s in slices:
         num_blocks = -(-s.stop // block_size)
-        is_run = len(s.request.block_table.runs) == 1
-        if len(s) > 1 or (is_run and s.stop >= _MIN_VIEW_TOKENS):
+        is_view = views_decodes and len(s.request.block_table.runs) == 1
+        if len(s) > 1 or (is_view and s.stop >= _MIN_VIEW_TOKENS):
             alone.append([s])
         else:
             # Powers of two: padding at most doubles what a row reads.
@@ -241,8 +256,6 @@ def _decodes(
     block_size: int,
     window: SlidingWindow | None,
 ) -> RowGroup:
-    if len(slices) == 1 and len(tables[0].runs) == 1:
-        return _decode_view(slices[0], tables[0], block_size, window)
     firsts = [_first_block(s.start, block_size, window) for s in slices]
     block_ids = [
         table.block_ids[first : -(-s.stop // block_size)]

@@ -1,10 +1,11 @@
 """A KV pool of MLX arrays, on any device."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import mlx.core as mx
 
-from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots
+from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots, slot_rows
 from batching.backend.paged.layout import LayerLayout
 from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import Pool, SlidingWindow, StepAttention
@@ -17,7 +18,12 @@ def device_cache(
     *,
     num_window_blocks: int = 0,
     one_by_one: bool = False,
+    views_decodes: bool = True,
 ) -> PagedKVCache:
+    """Return an empty pool.
+
+    views_decodes: a decode may attend to a view of the pool; else its context is gathered.
+    """
     caches = make_caches(
         layers,
         lambda shape, num_blocks: DeviceLayerCache(shape, num_blocks * block_size),
@@ -25,22 +31,32 @@ def device_cache(
         block_size,
         num_window_blocks,
     )
-    return PagedKVCache(caches, block_size, StepAttention, one_by_one=one_by_one)
+    attention = partial(StepAttention, views_decodes=views_decodes)
+    return PagedKVCache(caches, block_size, attention, one_by_one=one_by_one)
 
 
 class DeviceLayerCache(LayerCache):
-    """Writes in place: the pool's arrays have no other reference while a step is built."""
+    """Writes in place: the pool's arrays have no other reference while a step is built.
 
-    pool: Pool
+    They are `[num_heads * num_slots, dim]`, so that one index of a row takes a step's keys as the model has
+    made them: an index for heads and one for slots would be made, and the keys transposed, for each write.
+    """
+
+    _arrays: tuple[mx.array, mx.array]
 
     @property
-    def state(self) -> Pool:
-        return self.pool
+    def pool(self) -> Pool:
+        heads, slots = self.shape.num_heads, self.num_slots
+        return Pool(*(array.reshape(heads, slots, array.shape[-1]) for array in self._arrays))
+
+    @property
+    def state(self) -> tuple[mx.array, mx.array]:
+        return self._arrays
 
     def write(self, keys: mx.array, values: mx.array) -> None:
-        slots = mx.array(self.step.slots)
-        self.pool.keys[:, slots] = keys.squeeze(2).swapaxes(0, 1)
-        self.pool.values[:, slots] = values.squeeze(2).swapaxes(0, 1)
+        rows = self.step.slot_rows(self.shape.num_heads, self.num_slots)
+        for array, new in zip(self._arrays, (keys, values), strict=True):
+            array[rows] = new.reshape(-1, array.shape[-1])
 
     def attend_within(
         self,
@@ -64,12 +80,13 @@ class DeviceLayerCache(LayerCache):
         """Nothing to do: the writes are in the graph that is evaluated with `state`."""
 
     def copy(self, sources: Slots, targets: Slots) -> None:
-        for array in self.pool:
-            array[:, mx.array(targets)] = array[:, mx.array(sources)]
+        sizes = self.shape.num_heads, self.num_slots
+        for array in self._arrays:
+            array[slot_rows(targets, *sizes)] = array[slot_rows(sources, *sizes)]
 
     def reset(self) -> None:
-        heads, slots, dtype = self.shape.num_heads, self.num_slots, self.shape.dtype
-        self.pool = Pool(
-            mx.zeros((heads, slots, self.shape.key_dim), dtype),
-            mx.zeros((heads, slots, self.shape.value_dim), dtype),
+        num_rows, dtype = self.shape.num_heads * self.num_slots, self.shape.dtype
+        self._arrays = (
+            mx.zeros((num_rows, self.shape.key_dim), dtype),
+            mx.zeros((num_rows, self.shape.value_dim), dtype),
         )

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from batching.backend.choose_pool import kv_cache
+from batching.backend.devices import Gpu
 from batching.backend.hooks.rows import RowSelection
 from batching.backend.native.sampling import native_sampler
 from batching.backend.native_loader import Native
@@ -46,6 +47,7 @@ class CheckedModel:
 
     native: the kernels that the model's modules and its pool use.
     rounds_inputs: the model's products round theirs, so attention does, too.
+    gpu: what computes; None is the CPU.
     """
 
     layout: CacheLayout
@@ -53,6 +55,7 @@ class CheckedModel:
     verdict: Verdict
     native: Native | None = None
     rounds_inputs: bool = False
+    gpu: Gpu | None = None
 
     @property
     def way(self) -> Way:
@@ -71,6 +74,7 @@ class CheckedModel:
             num_blocks,
             block_size,
             self.native,
+            gpu=self.gpu,
             num_window_blocks=num_window_blocks,
             one_by_one=self.way not in (Way.RAGGED, Way.PIECES),
             rounds_inputs=self.rounds_inputs,

@@ -1,6 +1,7 @@
 """Paged attention against attention over each request's own contiguous keys and values."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +21,11 @@ from batching.scheduling.step_plan import Slice
 MakeCache = Callable[[list[LayerShape], int, int], PagedKVCache]
 
 both_kinds = pytest.mark.parametrize("make_cache", [device_cache, host_cache])
+every_way = pytest.mark.parametrize(
+    "make_cache",
+    [device_cache, partial(device_cache, views_decodes=False), host_cache],
+    ids=["with views", "gathered", "on the host"],
+)
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
 DIM = 8
@@ -85,7 +91,7 @@ def steps(draw: st.DrawFn) -> list[tuple[int, int, list[int]]]:
     return made
 
 
-@both_kinds
+@every_way
 @settings(deadline=None, max_examples=120)
 @given(
     steps(),
