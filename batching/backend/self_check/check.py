@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 from typing import Final
 
 import mlx.core as mx
@@ -11,7 +12,9 @@ import numpy as np
 
 from batching.backend.choose_pool import is_on_host
 from batching.backend.cpu.modules import replace_modules
+from batching.backend.devices import Gpu
 from batching.backend.hooks.attention import hook_attention
+from batching.backend.hooks.flat_rows import flatten_rows
 from batching.backend.hooks.observe import Observation, own_layout
 from batching.backend.hooks.per_head import join_rows
 from batching.backend.hooks.ranges import hook_ranges
@@ -25,7 +28,8 @@ from batching.backend.native_loader import Native
 from batching.backend.paged.layout import CacheLayout
 from batching.backend.self_check.differences import row_differences
 from batching.backend.self_check.leaps import Row, has_experts, leaping_rows, plain_logits
-from batching.backend.self_check.steps import probe_prompts
+from batching.backend.self_check.long_steps import LONG, MAX_TOKENS, MIN_TOKENS, long_prompt
+from batching.backend.self_check.steps import SHORT, Script, probe_prompts
 from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
 
 # Of the largest logit: rounding differs with the shape of a product, outputs do not.
@@ -39,7 +43,7 @@ _ROWS_PER_LEAP: Final = 16
 _MIN_STEADY: Final = 4
 _FLOAT_BITS: Final = 32
 # A token of a damaged model may have no finite logits; the others are served.
-_MAX_TRIES: Final = 8
+_SALTS: Final = range(8)
 
 
 def check_model(
@@ -48,6 +52,9 @@ def check_model(
     native: Native | None = None,
     kv_dtype: mx.Dtype | None = None,
     known: Verdict | None = None,
+    *,
+    gpu: Gpu | None = None,
+    max_model_len: int = MAX_TOKENS,
 ) -> CheckedModel:
     """Return the fastest way in which a model gives the right logits.
 
@@ -58,7 +65,10 @@ def check_model(
 
     Keys and values are kept in `kv_dtype`, int8 only by the kernels; None is the type in which the model makes them.
     With `known`, what an earlier check of the same model has found, nothing is compared.
+    On a `gpu` steps over a long context follow, no longer than `max_model_len`, with all sizes as they are.
     """
+    if gpu is Gpu.CUDA:
+        flatten_rows(model)
     hook_attention(model)
     hook_ranges(model)
     join_rows(model)
@@ -67,22 +77,41 @@ def check_model(
     except Exception as error:
         # Its caches must be of the very class that it makes, perhaps.
         reason = f"its caches cannot be watched ({error})"
-        return _own_caches(model, probe_prompts(vocab_size)[0], native, reason)
-    if native is None and is_on_host(layout):
+        return _own_caches(model, probe_prompts(vocab_size)[0], native, reason, gpu)
+    if native is None and is_on_host(layout, gpu):
         replace_modules(model)
     if known is not None:
         prompts = probe_prompts(vocab_size)
         observed = Observation(model, prompts[0])
-        return _Probe(model, vocab_size, native, kv_dtype, prompts, [], observed).known(known)
+        probe = _Probe(model, vocab_size, native, kv_dtype, gpu, prompts, [], observed)
+        return probe.known(known)
     sizes = _shrunk_sizes(model, vocab_size)
-    prompts, expected = _plain_logits(model, vocab_size)
+    prompts, expected = _plain_logits(model, [probe_prompts(vocab_size, n) for n in _SALTS])
     observed = Observation(model, prompts[0])
-    probe = _Probe(model, vocab_size, native, kv_dtype, prompts, expected, observed)
-    checked = probe.fastest()
-    if not sizes.undo():
+    probe = _Probe(model, vocab_size, native, kv_dtype, gpu, prompts, expected, observed)
+    checked, changes = probe.fastest()
+    has_real_sizes = not sizes.undo()
+    if gpu is not None and checked.way is not Way.OWN:
+        changes.undo()
+        return _over_long_context(probe, checked.verdict, min(MAX_TOKENS, max_model_len))
+    if has_real_sizes:
         return checked
     real = replace(probe, observed=Observation(model, prompts[0]))
     return replace(checked, layout=real.layout(checked.verdict))
+
+
+def _over_long_context(probe: "_Probe", verdict: Verdict, num_tokens: int) -> CheckedModel:
+    """Return the fastest way, from one that is right over a short context on, that is right over a long one."""
+    observed = Observation(probe.model, probe.prompts[0])
+    probe = replace(probe, observed=observed)
+    if num_tokens < MIN_TOKENS:
+        return probe.known(verdict)
+    tries = [[long_prompt(probe.vocab_size, num_tokens, salt)] for salt in _SALTS]
+    prompts, expected = _plain_logits(probe.model, tries)
+    if not expected:
+        return probe.known(verdict)
+    long = replace(probe, prompts=2 * prompts, expected=2 * expected, script=LONG)
+    return long.fastest(verdict)[0]
 
 
 def _shrunk_sizes(model: nn.Module, vocab_size: int) -> Changes:
@@ -111,14 +140,21 @@ class _Probe:
     vocab_size: int
     native: Native | None
     kv_dtype: mx.Dtype | None
+    gpu: Gpu | None
     prompts: Sequence[Sequence[int]]
     expected: Sequence[mx.array]
     observed: Observation
+    script: Script = SHORT
 
-    def fastest(self) -> CheckedModel:
-        """Return the fastest way that is right, hooked into the model."""
+    def fastest(self, first: Verdict | None = None) -> tuple[CheckedModel, Changes]:
+        """Return the fastest way that is right, and the changes that hook it into the model.
+
+        first: the fastest one that need be tried.
+        """
         reason = "" if self.expected else "its logits are not finite"
-        for each in self._tries() if self.expected else ():
+        if first is not None:
+            reason = first.reason
+        for each in self._tries(first) if self.expected else ():
             checked, changes = self._made(each._replace(reason=reason))
             try:
                 difference, tolerance = self._difference(checked)
@@ -127,23 +163,29 @@ class _Probe:
                 reason = reason or f"its code does not run over a paged cache ({error})"
             else:
                 if difference <= tolerance:
-                    return checked
+                    return checked, changes
+                cause = "a batch" if self.script is SHORT else "a long context"
                 reason = reason or (
-                    f"a batch changes its logits by {difference:.2g} of the largest one"
+                    f"{cause} changes its logits by {difference:.2g} of the largest one"
                 )
             changes.undo()
-        return _own_caches(self.model, self.prompts[0], self.native, reason)
+        return _own_caches(self.model, self.prompts[0], self.native, reason, self.gpu), Changes()
 
     def known(self, verdict: Verdict) -> CheckedModel:
         """Return a way that is right, hooked into the model."""
         if verdict.way is Way.OWN:
-            return _own_caches(self.model, self.prompts[0], self.native, verdict.reason)
+            return _own_caches(self.model, self.prompts[0], self.native, verdict.reason, self.gpu)
         return self._made(verdict)[0]
 
     def _made(self, verdict: Verdict) -> tuple[CheckedModel, Changes]:
         selection = RowSelection()
         checked = CheckedModel(
-            self.layout(verdict), selection, verdict, self.native, _rounds_inputs(self.model)
+            self.layout(verdict),
+            selection,
+            verdict,
+            self.native,
+            _rounds_inputs(self.model),
+            self.gpu,
         )
         return checked, self._change(verdict, selection)
 
@@ -153,7 +195,17 @@ class _Probe:
         layout = self.observed.layout(gathers_all=made.gathers_all)
         return layout if self.kv_dtype is None else layout.with_dtype(self.kv_dtype)
 
-    def _tries(self) -> Iterator[Verdict]:
+    def _tries(self, first: Verdict | None) -> Iterator[Verdict]:
+        """Yield `first`, if there is one, and the ways that are slower."""
+        if first is None:
+            yield from self._ways()
+            return
+        yield first
+        this_and_slower = dropwhile(lambda each: each[:2] != first[:2], self._ways())
+        next(this_and_slower, None)
+        yield from this_and_slower
+
+    def _ways(self) -> Iterator[Verdict]:
         first = Way.PIECES if self.observed.to_regroup() else Way.RAGGED
         yield Verdict(first, gathers_all=False)
         gathered = self.observed.layout(gathers_all=True)
@@ -201,7 +253,9 @@ class _Probe:
         return max(_TOLERANCE.get(dtype, _COARSE_TOLERANCE) for dtype in dtypes)
 
     def _differences(self, checked: CheckedModel) -> dict[Row, float]:
-        return row_differences(self.model, self.vocab_size, checked, self.prompts, self.expected)
+        return row_differences(
+            self.model, self.vocab_size, checked, self.prompts, self.expected, self.script
+        )
 
     def _largest(self, differences: Mapping[Row, float], tolerance: float) -> float:
         """Return the largest one; NaN if one is not a number.
@@ -223,23 +277,28 @@ class _Probe:
 
 
 def _own_caches(
-    model: nn.Module, tokens: Sequence[int], native: Native | None, reason: str
+    model: nn.Module,
+    tokens: Sequence[int],
+    native: Native | None,
+    reason: str,
+    gpu: Gpu | None,
 ) -> CheckedModel:
     """Return the way that is always right: it is mlx-lm's own code from end to end."""
     layout = own_layout(model, tokens)
     regroup(model, Changes())
     verdict = Verdict(Way.OWN, reason=reason)
-    return CheckedModel(layout, RowSelection(), verdict, native, _rounds_inputs(model))
+    return CheckedModel(layout, RowSelection(), verdict, native, _rounds_inputs(model), gpu)
 
 
 def _rounds_inputs(model: nn.Module) -> bool:
     return min_input_bits(model) < _FLOAT_BITS
 
 
-def _plain_logits(model: nn.Module, vocab_size: int) -> tuple[list[list[int]], list[mx.array]]:
-    """Return prompts, and the logits `[L, vocab_size]` of each; none if no prompts give finite ones."""
-    for salt in range(_MAX_TRIES):
-        prompts = probe_prompts(vocab_size, salt)
+def _plain_logits(
+    model: nn.Module, tries: Sequence[list[list[int]]]
+) -> tuple[list[list[int]], list[mx.array]]:
+    """Return the first prompts that give finite logits, with these, `[L, vocab_size]` of each; else the last, and none."""
+    for prompts in tries:
         logits = [plain_logits(model, [prompt]) for prompt in prompts]
         if all(bool(mx.isfinite(rows).all()) for rows in logits):
             return prompts, logits

@@ -9,14 +9,7 @@ from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.self_check.leaps import Row
-from batching.backend.self_check.steps import (
-    BLOCK_SIZE,
-    DRAFTED,
-    NUM_BLOCKS,
-    NUM_WINDOW_BLOCKS,
-    nan_slice,
-    probe_steps,
-)
+from batching.backend.self_check.steps import BLOCK_SIZE, DRAFTED, SHORT, Script
 from batching.backend.self_check.verdict import CheckedModel
 
 
@@ -26,15 +19,16 @@ def row_differences(
     checked: CheckedModel,
     prompts: Sequence[Sequence[int]],
     expected: Sequence[mx.array],
+    script: Script = SHORT,
 ) -> dict[Row, float]:
     """Return how far a logit of each row is off, as a share of the largest."""
     window = checked.layout.window
-    num_window_blocks = 0 if window is None else NUM_WINDOW_BLOCKS
-    cache = checked.cache(NUM_BLOCKS, BLOCK_SIZE, num_window_blocks=num_window_blocks)
-    _fill_with_nan(cache)
+    num_window_blocks = 0 if window is None else script.num_window_blocks
+    cache = checked.cache(script.num_blocks, BLOCK_SIZE, num_window_blocks=num_window_blocks)
+    _fill_with_nan(cache, script)
     runner = MLXRunner(model, vocab_size, checked.selection, cache)
     differences: dict[Row, float] = {}
-    for plan in probe_steps(prompts, window):
+    for plan in script.plans(prompts, window):
         cache.copy_blocks(plan.copies)
         cache.copy_states(plan.state_copies)
         step = cache.begin(plan.slices)
@@ -50,9 +44,9 @@ def row_differences(
     return differences
 
 
-def _fill_with_nan(cache: PagedKVCache) -> None:
+def _fill_with_nan(cache: PagedKVCache, script: Script) -> None:
     """Fill a block of layers with windows and blocks of their own."""
-    cache.begin([nan_slice()])
+    cache.begin([script.nan_slice()])
     for layer in cache.layers:
         if layer.is_windowed:
             shape = layer.shape

@@ -1,8 +1,8 @@
 """The steps that a model must take right before it is served."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from batching.block_manager import BlockCopy, BlockTable
 from batching.config import blocks_in_window
@@ -11,8 +11,6 @@ from batching.scheduling.step_plan import Slice, StateCopy, StepPlan
 
 BLOCK_SIZE: Final = 4
 NUM_BLOCKS: Final = 32
-# In the pool of windowed layers; what they give up becomes a copy of it.
-NAN_BLOCK: Final = NUM_BLOCKS
 NUM_WINDOW_BLOCKS: Final = NUM_BLOCKS + 1
 # The last one begins with `_NUM_SHARED` tokens of the first.
 PROMPT_LENGTHS: Final = (41, 12, 15, 7, 14)
@@ -34,29 +32,49 @@ def probe_prompts(vocab_size: int, salt: int = 0) -> list[list[int]]:
     return prompts
 
 
-def nan_slice() -> Slice:
-    """Return a slice whose keys and values fill `NAN_BLOCK`."""
-    request = BatchRequest(0, [0] * BLOCK_SIZE, max_tokens=1)
-    request.block_table, request.window_table = BlockTable([0]), BlockTable([NAN_BLOCK])
-    return Slice(request, 0, BLOCK_SIZE)
+class Script(NamedTuple):
+    """Steps over a pool of so many blocks.
+
+    requests: makes a request of each prompt, whose id is the index of the prompt.
+    steps: yields what is to be done with them.
+    """
+
+    num_blocks: int
+    requests: Callable[[Sequence[Sequence[int]]], list[BatchRequest]]
+    steps: Callable[[Sequence[BatchRequest]], Iterator[StepPlan]]
+
+    @property
+    def num_window_blocks(self) -> int:
+        """Those of windowed layers; what these give up becomes a copy of the last one."""
+        return self.num_blocks + 1
+
+    def nan_slice(self) -> Slice:
+        """Return a slice whose keys and values fill that block."""
+        request = BatchRequest(0, [0] * BLOCK_SIZE, max_tokens=1)
+        request.block_table, request.window_table = BlockTable([0]), BlockTable([self.num_blocks])
+        return Slice(request, 0, BLOCK_SIZE)
+
+    def plans(self, prompts: Sequence[Sequence[int]], window: int | None) -> Iterator[StepPlan]:
+        """Yield the steps.
+
+        window: layers with it have blocks of their own, in which there is NaN once they have left it;
+            None is no such layers.
+        """
+        requests = self.requests(prompts)
+        for plan in self.steps(requests):
+            copies: tuple[BlockCopy, ...] = ()
+            if window is not None:
+                copies = _give_up(plan.slices, requests, window, self.num_blocks)
+            yield replace(plan, copies=copies)
 
 
 def probe_steps(prompts: Sequence[Sequence[int]], window: int | None) -> Iterator[StepPlan]:
-    """Yield steps with chunks beside decodes, a prefix that is found, and drafts that are wrong.
-
-    The id of a request is the index of its prompt.
-
-    window: layers with it have blocks of their own, in which there is NaN once they have left it;
-        None is no such layers.
-    """
-    requests = _requests(prompts)
-    for plan in _steps(requests):
-        copies = () if window is None else _give_up(plan.slices, requests, window)
-        yield replace(plan, copies=copies)
+    """Yield the steps of `SHORT`."""
+    return SHORT.plans(prompts, window)
 
 
 def _give_up(
-    slices: Sequence[Slice], requests: Sequence[BatchRequest], window: int
+    slices: Sequence[Slice], requests: Sequence[BatchRequest], window: int, nan_block: int
 ) -> tuple[BlockCopy, ...]:
     """Drop the blocks that no token of these slices sees; return the copies that overwrite them."""
     dropped: set[int] = set()
@@ -65,7 +83,7 @@ def _give_up(
         if first > s.request.window_table.num_dropped:
             dropped.update(s.request.window_table.drop(first))
     held = {block_id for request in requests for block_id in request.window_table.held}
-    return tuple(BlockCopy(NAN_BLOCK, block_id, True) for block_id in sorted(dropped - held))
+    return tuple(BlockCopy(nan_block, block_id, True) for block_id in sorted(dropped - held))
 
 
 def _steps(requests: Sequence[BatchRequest]) -> Iterator[StepPlan]:
@@ -112,3 +130,7 @@ def _requests(prompts: Sequence[Sequence[int]]) -> list[BatchRequest]:
 
 def _plan(*slices: Slice, copies: Sequence[StateCopy] = ()) -> StepPlan:
     return StepPlan(slices, state_copies=tuple(copies))
+
+
+# Chunks beside decodes, a prefix that is found, and drafts that are wrong.
+SHORT: Final = Script(NUM_BLOCKS, _requests, _steps)

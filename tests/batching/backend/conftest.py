@@ -1,10 +1,12 @@
 import platform
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from batching.backend import choose_pool as kv_cache
+from batching.backend.devices import default_gpu
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.native.build import why_not
 from batching.backend.native.model import use_kernels
@@ -47,7 +49,7 @@ def device_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(kv_cache, "_SCALAR_MACHINES", ())
     elif platform.machine() not in kv_cache._SCALAR_MACHINES:
         pytest.skip("not an x86 CPU")
-    return check_model
+    return partial(check_model, gpu=default_gpu())
 
 
 @pytest.fixture

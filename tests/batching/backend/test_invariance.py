@@ -11,6 +11,7 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
+from batching.backend.devices import default_gpu
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner, MLXStep
 from batching.backend.native.model import use_kernels
@@ -90,7 +91,7 @@ def bundled(request: pytest.FixtureRequest) -> Bundled:
     if request.param == "with native kernels":
         return with_kernels(request.getfixturevalue("native"))
     loaded: LoadedModel = request.getfixturevalue("bundled_model")
-    check = check_model(loaded.model, loaded.vocab_size)
+    check = check_model(loaded.model, loaded.vocab_size, gpu=default_gpu())
     # Short ones, of which two have drafts that are right; the long one is among all GOLDEN.
     return Bundled(loaded, check, (GOLDEN[0], GOLDEN[5], GOLDEN[9]))
 

@@ -20,6 +20,7 @@ from safetensors import safe_open
 
 from batching import EngineConfig
 from batching.backend.engine_builder import build_engine
+from batching.backend.hooks.undo import Changes
 from batching.backend.loader import load_model
 from batching.backend.native.layers.packing import Packing, StoredDiffers
 from batching.backend.native.layers.replace import replace_modules
@@ -127,7 +128,7 @@ def test_a_note_of_something_else_is_not_believed(
     checked: list[_Probe] = []
     plain = _Probe.fastest
 
-    def fastest(probe: _Probe) -> CheckedModel:
+    def fastest(probe: _Probe) -> tuple[CheckedModel, Changes]:
         checked.append(probe)
         return plain(probe)
 

@@ -1,0 +1,35 @@
+"""Products with quantized weights, of all rows of a step at once on CUDA.
+
+MLX takes the rows of a step, `[T, 1, num_inputs]`, for T products of one row there, and reads the weights for
+each.  In two dimensions they are one product; unquantized ones MLX joins itself, as Metal does all of them.
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+
+
+def flatten_rows(model: nn.Module) -> None:
+    """Let a quantized matrix multiply the rows of a step in one product."""
+    for module in model.modules():
+        if type(module) is nn.QuantizedLinear:
+            module.__class__ = QuantizedLinear
+        elif type(module) is nn.QuantizedEmbedding:
+            module.__class__ = QuantizedEmbedding
+
+
+class QuantizedLinear(nn.QuantizedLinear):
+    def __call__(self, x: mx.array) -> mx.array:
+        return _by_row(super().__call__, x)
+
+
+class QuantizedEmbedding(nn.QuantizedEmbedding):
+    def as_linear(self, x: mx.array) -> mx.array:
+        return _by_row(super().as_linear, x)
+
+
+def _by_row(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
+    if x.ndim != 3 or x.shape[1] != 1 or len(x) == 1:
+        return product(x)
+    return product(x.squeeze(1))[:, None]
