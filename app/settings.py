@@ -193,6 +193,18 @@ class Settings(BaseSettings):
         default="auto",
         description="Map packed weights, so that processes share their memory, or read them into memory of their own; `auto` maps them if the system does so in large pages, without which short steps take up to a tenth longer.",
     )
+    mlx_cache_mib: int = Field(
+        default=1024,
+        ge=0,
+        description="On a GPU: most MiB of freed buffers that MLX keeps to use them again. Without a limit they grow "
+        "with every new shape of a step, up to all the memory there is.",
+    )
+    wired_limit_mib: int | None = Field(
+        default=None,
+        ge=0,
+        description="On a Mac: MiB that stay in memory for the GPU, and are never compressed or swapped. Empty is the "
+        "weights and the KV cache; 0 is nothing.",
+    )
     max_queued_requests: int = Field(
         default=128,
         ge=0,

@@ -104,7 +104,8 @@ class EngineConfig(BatchLimits):
     `rerank_tokens`, of an irrelevant and of a relevant document with a comma between them, make a
     reranker of a model that does not say that it is one.
     `weights_cache_gib` bounds the packed weights in `weights_cache_dir`, by default a folder beside
-    the hub's cache; 0 keeps none.  A step that takes longer than `step_timeout` seconds has stalled.
+    the hub's cache; 0 keeps none.  On a GPU MLX keeps `mlx_cache_mib` of freed buffers, and on a Mac
+    `wired_limit_mib` are wired; None is the weights and the KV pool.  A step that takes longer than `step_timeout` seconds has stalled.
     """
 
     model: str
@@ -132,11 +133,14 @@ class EngineConfig(BatchLimits):
     weights_cache_dir: Path | None = None
     weights_cache_gib: int = 64
     share_weights: ShareWeights = "auto"
+    mlx_cache_mib: int = 1024
+    wired_limit_mib: int | None = None
 
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)
         _check_minimum(self, "num_blocks", "max_blocks", "max_model_len", "cpu_threads")
         _check_not_below_zero(self, "weights_cache_gib", "state_cache_mib")
+        _check_not_below_zero(self, "mlx_cache_mib", "wired_limit_mib")
         _check_above_zero(self, "max_stall_ms", "step_timeout")
         if not 0 < self.memory_fraction < 1:
             raise ValueError(f"memory_fraction must be within (0, 1), not {self.memory_fraction}")

@@ -7,10 +7,12 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend import BLAS
+from batching.backend.devices import Gpu, select_device
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.hooks.rows import hidden_size_of
 from batching.backend.loader import LoadedModel, load_model
-from batching.backend.memory.device import MIB, memory_in_use
+from batching.backend.memory.device import MIB, device_memory, memory_in_use
+from batching.backend.memory.limits import GpuMemory
 from batching.backend.memory.pool_size import BlockBytes, PoolSize, least_window_blocks, pool_size
 from batching.backend.memory.state_size import state_size
 from batching.backend.mlx_runner import MLXRunner
@@ -66,12 +68,15 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
     Raises:
         ModelLoadError: it cannot be found, read or run, or it does not fit.
     """
-    _select_device(config.device)
+    gpu = select_device(config.device)
+    memory = GpuMemory(gpu, config.mlx_cache_mib, config.wired_limit_mib) if gpu else None
+    if memory:
+        memory.prepare()
     if isinstance(BLAS, NoBlas) and BLAS.is_slow and mx.default_device() == mx.cpu:
         logger.warning("the model will be very slow: %s", BLAS)
     native = load_native(config.native, config.cpu_threads)
     try:
-        loaded, backend = _load(config, native)
+        loaded, backend = _load(config, native, gpu)
     except _CannotRun as error:
         if isinstance(native, NoNative) or config.native == "require":
             raise
@@ -80,7 +85,7 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         # The model that failed: there may be no room for another beside it.
         forget_locals(error)
         native = NoNative("the model does not run on them")
-        loaded, backend = _load(config, native)
+        loaded, backend = _load(config, native, gpu)
     scheduler = ContinuousBatchingScheduler(backend.limits)
     runner = backend.runner
     engine = BatchInferenceEngine(
@@ -102,14 +107,8 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         embeddings=backend.embeddings,
         reranker=reranker_of(config, loaded.description, loaded.tokenizer, loaded.vocab_size),
     )
-    return LoadedEngine(engine, model, _startup_lines(config, loaded, backend, native))
-
-
-def _select_device(name: str) -> None:
-    if name == "gpu" and not mx.is_available(mx.gpu):
-        raise ModelLoadError("no GPU that MLX can use is here")
-    if name != "auto":
-        mx.set_default_device(mx.Device(mx.cpu if name == "cpu" else mx.gpu))
+    lines = _startup_lines(config, loaded, backend, native, memory, memory.wire() if memory else 0)
+    return LoadedEngine(engine, model, lines)
 
 
 def _weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | None:
@@ -140,7 +139,9 @@ def _kv_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | Non
     return _KV_DTYPES.get(config.kv_cache_dtype)
 
 
-def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel, _Backend]:
+def _load(
+    config: EngineConfig, native: Native | NoNative, gpu: Gpu | None
+) -> tuple[LoadedModel, _Backend]:
     if config.kv_cache_dtype == "int8" and isinstance(native, NoNative):
         raise UnsupportedKVDType("int8", str(native))
     dtype = _weights_dtype(config, native)
@@ -160,11 +161,11 @@ def _load(config: EngineConfig, native: Native | NoNative) -> tuple[LoadedModel,
             bits = _input_bits(config, native)
             packed = PackedModel(config, native, loaded, input_bits=bits, dtype=dtype)
             loaded, packed_line = packed.on_kernels()
-        backend = _backend(config, loaded, native, packed, size)
+        backend = _backend(config, loaded, native, gpu, packed, size)
         return loaded, replace(backend, packed_line=packed_line)
     except CannotUseFile:
         # It is gone now, if it can be deleted.
-        return _load(replace(config, weights_cache_gib=0), native)
+        return _load(replace(config, weights_cache_gib=0), native, gpu)
     except ModelLoadError:
         raise
     except Exception as error:
@@ -175,13 +176,22 @@ def _backend(
     config: EngineConfig,
     loaded: LoadedModel,
     native: Native | NoNative,
+    gpu: Gpu | None,
     packed: PackedModel | None,
     hidden_size: int | None,
 ) -> _Backend:
     kernels = native if isinstance(native, Native) else None
     kv_dtype = _kv_dtype(config, native)
     known = packed.verdict(kv_dtype) if packed else None
-    checked = check_model(loaded.model, loaded.vocab_size, kernels, kv_dtype, known)
+    checked = check_model(
+        loaded.model,
+        loaded.vocab_size,
+        kernels,
+        kv_dtype,
+        known,
+        gpu=gpu,
+        max_model_len=loaded.max_model_len,
+    )
     if packed and known is None:
         packed.keep_verdict(kv_dtype, checked.verdict)
     if checked.reason:
@@ -273,16 +283,33 @@ def _embeddings_line(embeddings: Embeddings | NoEmbeddings) -> list[str]:
     return [f"vectors   of {embeddings.size} numbers, pooling: {embeddings.pooling}"]
 
 
+def _device_line(memory: GpuMemory | None, weights: str) -> str:
+    if memory is not None:
+        return f"device    {memory.device_line()}, weights {weights}"
+    return f"device    cpu, weights {weights}, BLAS: {BLAS}"
+
+
+def _memory_line(memory: GpuMemory | None, wired: int) -> str:
+    line = f"memory    {memory_in_use() // MIB} MiB in use"
+    if memory is None:
+        return line
+    return f"{line} of {device_memory() // MIB} MiB; {memory.limits_line(wired)}"
+
+
 def _startup_lines(
-    config: EngineConfig, loaded: LoadedModel, backend: _Backend, native: Native | NoNative
+    config: EngineConfig,
+    loaded: LoadedModel,
+    backend: _Backend,
+    native: Native | NoNative,
+    memory: GpuMemory | None,
+    wired: int,
 ) -> tuple[str, ...]:
     limits = backend.limits
     dtype = _weights_dtype(config, native)
     weights = "as stored" if dtype is None else dtype_name(dtype)
-    device = str(mx.default_device().type).removeprefix("DeviceType.")
     return (
         f"model     {config.model_id} ({loaded.model_type}, {loaded.source})",
-        f"device    {device}, weights {weights}, BLAS: {BLAS}",
+        _device_line(memory, weights),
         *([f"weights   {loaded.storage}"] if loaded.storage else []),
         f"kernels   {native}{_precision(config, native)}",
         *([f"packed    {backend.packed_line}"] if backend.packed_line else []),
@@ -290,5 +317,5 @@ def _startup_lines(
         f"kv cache  {backend.pool_line}",
         *_embeddings_line(backend.embeddings),
         f"batch     up to {limits.max_num_seqs} requests, {limits.max_batched_tokens} tokens a step",
-        f"memory    {memory_in_use() // MIB} MiB in use",
+        _memory_line(memory, wired),
     )

@@ -43,6 +43,8 @@ def test_the_number_of_checkpoints_may_be_0_or_unknown_and_not_below() -> None:
         {"cpu_threads": 0},
         {"state_cache_mib": -1},
         {"weights_cache_gib": -1},
+        {"mlx_cache_mib": -1},
+        {"wired_limit_mib": -1},
     ],
 )
 def test_an_engine_limit_out_of_range_is_rejected(changes: dict[str, Any]) -> None:

@@ -144,7 +144,7 @@ def test_a_pool_beside_the_weights_fits_or_is_rejected(
 def test_a_model_that_cannot_run_is_rejected_in_one_line(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("[metal::malloc] no memory\nat all")
 
     monkeypatch.setattr(engine_builder, "check_model", fail)
@@ -177,7 +177,7 @@ def test_without_the_kernels_a_pool_of_8_bits_is_rejected(directory: Path) -> No
 def test_a_model_that_the_kernels_cannot_run_has_no_pool_of_8_bits(
     directory: Path, native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("it reaches into modules")
 
     monkeypatch.setattr(engine_builder, "check_model", fail)
