@@ -54,7 +54,7 @@ class GpuMemory:
         self.controls.set_cache_limit(self.cache_mib * MIB)
 
     def wire(self) -> int:
-        """Wire what is in use, the weights and the pool, as far as is set; return the bytes.
+        """Set the wired limit, to what the weights and the pool take unless another is set; return it, in bytes.
 
         What does not fit is not wired, and a warning says what to change.
         """
@@ -78,7 +78,7 @@ class GpuMemory:
                 "no memory is wired, MLX_SERVER_WIRED_LIMIT_MIB=0 asks for none: %s", error
             )
             return 0
-        return min(limit, used)
+        return limit
 
     def device_line(self) -> str:
         """Return the name of the GPU, and its memory for arrays."""
@@ -86,9 +86,9 @@ class GpuMemory:
         return f"{info.get('device_name', 'GPU')} ({self.gpu})"
 
     def limits_line(self, wired: int) -> str:
-        """Return the limits, of which so many bytes are wired, for the start-up line."""
+        """Return the limits for the start-up line; `wired` is in bytes."""
         line = f"MLX keeps at most {self.cache_mib} MiB of freed buffers"
-        return f"{line}, {wired // MIB} MiB are wired" if self.gpu is Gpu.METAL else line
+        return f"{line}, wired limit {wired // MIB} MiB" if self.gpu is Gpu.METAL else line
 
     def _most_wired(self) -> int | None:
         """Return how many bytes the system lets a GPU wire; None if it wires nothing."""

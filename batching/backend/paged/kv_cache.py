@@ -109,7 +109,7 @@ class StepInputs:
 def slot_rows(slots: Slots, num_heads: int, num_slots: int) -> mx.array:
     """Return where slots are in an array of heads of slots, uint32 `[len(slots) * num_heads]`.
 
-    Of another type MLX would cast them for each write, since its own indices are uint32.
+    All heads of a slot are side by side.
     """
     rows = slots[:, None] + np.arange(num_heads) * num_slots
     return mx.array(rows.ravel().astype(np.uint32))
