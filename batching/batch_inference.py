@@ -151,7 +151,10 @@ class BatchInferenceEngine:
         return outputs
 
     def drain(self) -> None:
-        """Wait for the step in flight and drop what it computes; the engine is of no use any more."""
+        """Wait for the step in flight, if there is one, and drop what it computes.
+
+        Its requests have to end, or to start over.
+        """
         if self._in_flight is not None:
             with suppress(Exception):
                 self._in_flight.queued.collect()

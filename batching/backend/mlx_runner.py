@@ -74,7 +74,7 @@ class MLXRunner:
         expected = None if after is None else after.sampled
         if after is not None and plan.copies:
             # They are made at once, and the step in flight writes what they read.
-            mx.eval(after.sampled.tokens)
+            mx.eval(after.sampled.tokens, after.written)
         self._cache.copy_blocks(plan.copies)
         self._cache.copy_states(plan.state_copies)
         step = self._cache.begin(plan.slices)
