@@ -347,8 +347,8 @@ class Settings(BaseSettings):
     batch_lines_beside_requests: int = Field(
         default=1,
         ge=1,
-        description="Most lines of batches in flight while other requests are; more slow these down. "
-        "Otherwise lines take the whole batch.",
+        description="Most lines of batches begun while other requests come, which wait for longer steps "
+        "with more. Otherwise lines take the whole batch.",
     )
     log_level: Literal["debug", "info", "warning", "error", "critical"] = Field(
         default="info", description="Least severe messages to log."

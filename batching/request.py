@@ -164,6 +164,8 @@ class BatchRequest:
     A request with `pooling` ends with its prefill, and gets a vector instead of tokens; `pooled` is what
     was pooled so far.
 
+    A best-effort request runs in steps that no other has work for, and now and then beside others.
+
     While `expects_token` is true, the last token is UNKNOWN_TOKEN: a step in flight samples it, and the
     next one is planned meanwhile.
     """
@@ -178,6 +180,7 @@ class BatchRequest:
         stop_token_ids: Iterable[int] = (),
         constraint: TokenConstraint | None = None,
         priority: Priority = Priority.NORMAL,
+        is_best_effort: bool = False,
         arrival_time: float = 0.0,
         cache_salt: str = "",
         reports_progress: bool = False,
@@ -192,6 +195,7 @@ class BatchRequest:
         self.stop_token_ids = frozenset(stop_token_ids)
         self.constraint = constraint
         self.priority = priority
+        self.is_best_effort = is_best_effort
         self.arrival_time = arrival_time
         self.reports_progress = reports_progress
         self.token_ids = list(prompt_token_ids)
@@ -277,6 +281,7 @@ class BatchRequest:
             stop_token_ids=self.stop_token_ids,
             constraint=self.constraint and self.constraint.fork(),
             priority=self.priority,
+            is_best_effort=self.is_best_effort,
             arrival_time=self.arrival_time,
             cache_salt=self.cache_salt,
         )

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterator, Sequence
+from typing import Final
 
 from batching.block_manager import BlockCopy
 from batching.config import SchedulerConfig
@@ -23,6 +24,10 @@ from batching.scheduling.snapshot import EngineSnapshot, take_snapshot
 from batching.scheduling.stats import SchedulerStats, SpecDecodeStats
 from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 
+# Seconds after which best-effort requests take part in a step that others have work for: so seldom that
+# one step in a hundred takes longer, and often enough that they end however long the others go on.
+_BEST_EFFORT_INTERVAL: Final = 0.5
+
 
 class ContinuousBatchingScheduler:
     """Iteration-level scheduling (Orca, Yu et al. 2022) over a paged KV cache.
@@ -36,9 +41,10 @@ class ContinuousBatchingScheduler:
     step computes of them is dropped, and their blocks are free at once, since steps run in order.
 
     A plan has first one token of each request that decodes, then chunks of prompts within the
-    token budget.  Requests are admitted in the aged order of the queue, as long as there is a
+    token budget.  Best-effort requests have no part in it while others have, but twice a second.
+    Requests are admitted in the aged order of the queue, as long as there is a
     sequence slot and room for the whole prompt, and none overtakes one that must wait.  When
-    blocks run out, the running request that is due last is preempted.
+    blocks run out, the running request that is due last is preempted: a best-effort one, if one runs.
 
     Invariants, checked by tests/batching/test_scheduler.py:
 
@@ -56,8 +62,9 @@ class ContinuousBatchingScheduler:
         self.block_manager = self._kv.block_manager
         self._admission = AdmissionQueue(config, self._kv)
         self._waiting = self._admission.waiting
-        # Admitted requests, the one that is due first in front.
+        # Admitted requests, the one that is due first in front, best-effort ones behind all others.
         self._running: list[BatchRequest] = []
+        self._best_effort_served = 0.0
         self._num_preemptions = 0
         self._expected: StepPlan | None = None
         self._spec_decode = SpecDecodeStats()
@@ -104,13 +111,13 @@ class ContinuousBatchingScheduler:
         """Queue a request, and with it its forks; `check_requests` has accepted it."""
         num_tokens = request.num_prompt_tokens + request.max_tokens
         assert num_tokens <= self.config.max_request_tokens, "the request could not run alone"
-        self._waiting.push(request)
+        self._admission.push(request)
 
     def abort(self, request: BatchRequest) -> None:
         """End a request in whatever state it is; does nothing if it has ended."""
         if request.status is RequestStatus.WAITING:
             if request.fork_of is None:
-                self._waiting.remove(request)
+                self._admission.remove(request)
             else:
                 request.fork_of.forks.remove(request)
             request.move_to(RequestStatus.CANCELLED)
@@ -128,16 +135,23 @@ class ContinuousBatchingScheduler:
         self.block_manager.now = now
         copies: list[BlockCopy] = []
         preempted: list[BatchRequest] = []
-        slices = list(self._decodes(copies, preempted))
-        budget = self.config.max_batched_tokens - sum(map(len, slices))
-        if slices and max_prefill_tokens is not None:
-            budget = min(budget, max_prefill_tokens)
+        num_reserved = self._num_best_effort_due(now)
+        budget = self.config.max_batched_tokens - num_reserved
+        slices = list(self._decodes(budget, copies, preempted))
         if not preempted:
             # A preempted request is first in the queue; it must not come back before the
             # room that it made is used.
-            for request in self._admission.admit(len(self._running), now):
-                insort(self._running, request, key=self._waiting.key)
+            for request in self._admission.admit(len(self._running), now, self._make_way):
+                insort(self._running, request, key=self._admission.running_key)
+        # Fewer, if some made way.
+        num_reserved = min(num_reserved, self._num_best_effort_due(now))
+        budget = self.config.max_batched_tokens - num_reserved - sum(map(len, slices))
+        if slices and max_prefill_tokens is not None:
+            budget = min(budget, max_prefill_tokens)
         slices += self._prefills(budget)
+        if num_reserved or not slices:
+            slices += self._best_effort(slices, max_prefill_tokens, copies, preempted)
+            self._best_effort_served = now
         state_copies = () if self._kv.states is None else self._kv.states.take_copies()
         if self._kv.windows is not None:
             copies += self._kv.windows.take_copies()
@@ -176,10 +190,14 @@ class ContinuousBatchingScheduler:
         Not if it might begin with drafts, or preempt a request, or have nothing to do.
         """
         current = [s for s in plan.slices if not s.request.has_ended]
-        num_decoding = sum(r.status is RequestStatus.RUNNING for r in self._running)
+        # Best-effort requests do not hinder drafts that begin a step without them.
+        decoding = [r for r in self._running if r.status is RequestStatus.RUNNING]
+        num_decoding = sum(not r.is_best_effort for r in decoding) or len(decoding)
         may_draft = self.config.max_draft_tokens > 0 and self._max_rows(num_decoding) > 1
+        may_make_way = self._admission.is_awaited and self._runs_best_effort
         return (
             any(map(goes_on, current))
+            and not may_make_way
             and self._kv.has_room_to_grow(len(self._running))
             and all(is_predictable(s, may_draft=may_draft) for s in current)
         )
@@ -216,12 +234,56 @@ class ContinuousBatchingScheduler:
             self._preempt(request)
         self._kv.forget_cached()
 
-    def _decodes(self, copies: list[BlockCopy], preempted: list[BatchRequest]) -> Iterator[Slice]:
-        decoding = [r for r in self._running if r.status is RequestStatus.RUNNING]
-        max_rows = self._max_rows(len(decoding))
+    @property
+    def _runs_best_effort(self) -> bool:
+        return bool(self._running) and self._running[-1].is_best_effort
+
+    def _num_best_effort_due(self, now: float) -> int:
+        """Return how many best-effort requests are to take part in a step whatever else is in it."""
+        if not self._runs_best_effort or now - self._best_effort_served < _BEST_EFFORT_INTERVAL:
+            return 0
+        return sum(r.is_best_effort for r in self._running)
+
+    def _best_effort(
+        self,
+        others: Sequence[Slice],
+        max_prefill_tokens: int | None,
+        copies: list[BlockCopy],
+        preempted: list[BatchRequest],
+    ) -> list[Slice]:
+        """Return what a step has of best-effort requests beside the others."""
+        budget = self.config.max_batched_tokens - sum(map(len, others))
+        slices = list(self._decodes(budget, copies, preempted, is_best_effort=True))
+        budget -= sum(map(len, slices))
+        if (others or slices) and max_prefill_tokens is not None:
+            num_prefilled = sum(
+                len(s) for s in others if s.request.status is RequestStatus.PREFILLING
+            )
+            budget = min(budget, max(0, max_prefill_tokens - num_prefilled))
+        return slices + self._prefills(budget, is_best_effort=True)
+
+    def _make_way(self) -> BatchRequest | None:
+        """Stop the best-effort request that is due last; the caller queues it."""
+        if not self._runs_best_effort:
+            return None
+        victim = self._running[-1]
+        self._stop(victim)
+        return victim
+
+    def _decodes(
+        self,
+        budget: int,
+        copies: list[BlockCopy],
+        preempted: list[BatchRequest],
+        *,
+        is_best_effort: bool = False,
+    ) -> Iterator[Slice]:
+        group = [r for r in self._running if r.is_best_effort is is_best_effort]
+        num_decoding = sum(r.status is RequestStatus.RUNNING for r in group)
+        max_rows = self._max_rows(num_decoding)
         # Beyond one token each.
-        budget = self.config.max_batched_tokens - len(decoding)
-        for request in list(self._running):
+        budget -= num_decoding
+        for request in group:
             # A request that was preempted for another one is not admitted any more.
             if request.status is RequestStatus.WAITING or request.expects_last_token:
                 continue
@@ -277,8 +339,12 @@ class ContinuousBatchingScheduler:
                 return False
         return True
 
-    def _prefills(self, budget: int) -> list[Slice]:
-        prefilling = [r for r in self._running if r.status is RequestStatus.PREFILLING]
+    def _prefills(self, budget: int, *, is_best_effort: bool = False) -> list[Slice]:
+        prefilling = [
+            r
+            for r in self._running
+            if r.status is RequestStatus.PREFILLING and r.is_best_effort is is_best_effort
+        ]
         num_pending = [r.num_pending_tokens for r in prefilling]
         granted = share_prefill_budget(num_pending, budget, self.config.prefill_chunk)
         slices: list[Slice] = []
@@ -349,7 +415,7 @@ class ContinuousBatchingScheduler:
         fork.scheduled_time = s.request.scheduled_time
         fork.move_to(RequestStatus.PREFILLING)
         fork.move_to(RequestStatus.RUNNING)
-        insort(self._running, fork, key=self._waiting.key)
+        insort(self._running, fork, key=self._admission.running_key)
         token_id = output.token_ids[position]
         fork.append(token_id)
         made = self._make_output(fork, (token_id,), output.logprobs[position : position + 1])
@@ -386,22 +452,29 @@ class ContinuousBatchingScheduler:
         first.forks = others
         for fork in others:
             fork.fork_of = first
-        self._waiting.push(first)
+        self._admission.push(first)
 
     def _preempt(self, request: BatchRequest) -> None:
-        self._requeue(request)
+        self._stop(request)
+        self._admission.push(request)
+
+    def _stop(self, request: BatchRequest) -> None:
+        self._suspend(request)
         request.num_preemptions += 1
         self._num_preemptions += 1
 
     def _requeue(self, request: BatchRequest) -> None:
-        """Take a request's blocks; its tokens stay, and it returns to its position in the queue."""
+        self._suspend(request)
+        self._admission.push(request)
+
+    def _suspend(self, request: BatchRequest) -> None:
+        """Take a request's blocks; its tokens stay, and so does its position in the queue."""
         self._leave(request, RequestStatus.WAITING)
         if not request.num_output_tokens:
             request.forget_rows()
-        self._waiting.push(request)
 
     def _leave(self, request: BatchRequest, status: RequestStatus) -> None:
         request.move_to(status)
-        key = self._waiting.key(request)
-        del self._running[bisect_left(self._running, key, key=self._waiting.key)]
+        key = self._admission.running_key(request)
+        del self._running[bisect_left(self._running, key, key=self._admission.running_key)]
         self._kv.release(request, key)

@@ -173,6 +173,7 @@ class AdmissionTicket:
     """One admitted request; releasing it never waits and may be repeated.
 
     priority: its class in the queue.
+    is_best_effort: the engine computes it while there is nothing else: a line of a batch.
     reached_engine: whether its prompts were reserved, so that its end tells the service rate.
     """
 
@@ -181,6 +182,7 @@ class AdmissionTicket:
         self.num_waiting_tokens = 0
         self.reached_engine = False
         self.priority = priority
+        self.is_best_effort = client.is_batch
         self._controller = controller
         self._is_released = False
 

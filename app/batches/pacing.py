@@ -19,9 +19,9 @@ _MIN_WAITING: Final = 2
 class Pacer:
     """Hands out slots for lines in the order in which they are asked for, over all batches.
 
-    While live requests come, lines have few slots: those that run slow the model's steps down, and
-    none of them is preempted for a request that comes later.  There is one at least, so that a batch
-    ends whatever else is served.  Lives on the event loop.
+    While live requests come, lines have few slots: the engine lets those that run wait for others, but
+    not the step that a live request finds.  There is one at least, so that a batch ends whatever else
+    is served.  Lives on the event loop.
     """
 
     def __init__(self, admission: AdmissionController, num_beside_live: int = 1) -> None:

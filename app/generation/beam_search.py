@@ -151,6 +151,7 @@ class BeamSearch:
             sampling=sampling,
             max_tokens=1,
             priority=self._request.ticket.priority,
+            is_best_effort=self._request.ticket.is_best_effort,
             cache_salt=self._request.cache_salt(self._job.cache_salt),
             time_limit=self._request.deadline.time_left(),
         )

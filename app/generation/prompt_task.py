@@ -113,6 +113,7 @@ class PromptTask:
             max_tokens=1 if job.pooling is None else 0,
             pooling=job.pooling,
             priority=self._request.ticket.priority,
+            is_best_effort=self._request.ticket.is_best_effort,
             cache_salt=self._request.cache_salt(job.cache_salt),
             time_limit=self._request.deadline.time_left(),
         )

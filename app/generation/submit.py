@@ -25,6 +25,7 @@ async def submit(engine: EngineThread, job: GenerationJob, request: AdmittedRequ
         stop_token_ids=job.stop_token_ids,
         constraint=job.constraint,
         priority=request.ticket.priority,
+        is_best_effort=request.ticket.is_best_effort,
         num_choices=job.num_choices,
         cache_salt=request.cache_salt(job.cache_salt),
         reports_progress=job.report_progress,

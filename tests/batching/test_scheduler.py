@@ -18,6 +18,7 @@ from batching.scheduling.model_runner import SlicesFailed
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import (
+    FakeClock,
     TokenRunner,
     expected_logprobs,
     expected_output,
@@ -429,6 +430,7 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
                 prompt[:length],
                 max_tokens=draw(st.integers(1, room - length)),
                 priority=draw(st.sampled_from(Priority)),
+                is_best_effort=draw(st.booleans()),
                 arrival_time=float(request_id),
                 sampling=SamplingParams(
                     logprobs=draw(st.sampled_from([None, 0])),
@@ -464,7 +466,10 @@ class FlakyRunner:
 
 
 def serve(
-    engine: BatchInferenceEngine, requests: list[BatchRequest], data: st.DataObject
+    engine: BatchInferenceEngine,
+    requests: list[BatchRequest],
+    clock: FakeClock,
+    data: st.DataObject,
 ) -> tuple[dict[int, list[TokenOutput]], set[int]]:
     """Serve requests that come and go between the steps.
 
@@ -483,12 +488,14 @@ def serve(
         for request_id in aborted:
             engine.abort(request_id)
         if engine.has_work:
+            clock.now += data.draw(st.sampled_from([0.1, 0.6]))
             for item in engine.step():
                 if isinstance(item, RequestFailure):
                     aborted.add(item.request_id)
                 else:
                     outputs[item.request_id].append(item.output)
             assert not engine.last_step.has_failed
+            assert engine.last_step.num_tokens
     return outputs, aborted
 
 
@@ -503,12 +510,14 @@ def test_batching_never_changes_the_output(
     limits, requests = load
     all_requests = with_forks(requests)
     leaders = {r.request_id for r in requests}
+    clock = FakeClock()
     scheduler, engine = make_engine(
         limits,
         lambda runner: FlakyRunner(runner, data) if is_flaky else runner,
         is_pipelined=is_pipelined,
+        clock=clock,
     )
-    outputs, aborted = serve(engine, requests, data)
+    outputs, aborted = serve(engine, requests, clock, data)
     for r in all_requests:
         prompt = r.token_ids[: r.num_prompt_tokens]
         expected = expected_output(prompt, r.max_tokens)
@@ -546,8 +555,11 @@ def test_a_plan_stays_within_its_limits_and_always_advances(
     runner = TokenRunner(limits)
     for r in requests:
         scheduler.add(r)
+    now = 0.0
     while scheduler.has_work:
-        plan = scheduler.schedule()
+        plan = scheduler.schedule(now=now)
+        now += 0.2
+        assert now < 1000, "requests keep taking each other's room"
         assert 0 < plan.num_tokens <= limits.max_batched_tokens
         assert len(plan.slices) <= limits.max_num_seqs
         chunks = [s for s in plan.slices if s.request.status is RequestStatus.PREFILLING]

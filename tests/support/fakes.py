@@ -237,10 +237,12 @@ def make_engine(
     wrap: Callable[[TokenRunner], ModelRunner] = lambda runner: runner,
     *,
     is_pipelined: bool = False,
+    clock: Callable[[], float] | None = None,
 ) -> tuple[ContinuousBatchingScheduler, BatchInferenceEngine]:
     scheduler, runner = ContinuousBatchingScheduler(config), wrap(TokenRunner(config))
     pipeline = Pipelined(runner) if is_pipelined else None
-    return scheduler, BatchInferenceEngine(scheduler, runner, clock=FakeClock(), pipeline=pipeline)
+    clock = FakeClock() if clock is None else clock
+    return scheduler, BatchInferenceEngine(scheduler, runner, clock=clock, pipeline=pipeline)
 
 
 def loaded_engine(

@@ -71,6 +71,7 @@ async def test_lines_themselves_are_not_live() -> None:
     admission = controller(FakeClock())
     tickets = [admission.admit(LINE, Priority.HIGH) for _ in range(4)]
     assert {ticket.priority for ticket in tickets} == {Priority.LOW}
+    assert all(ticket.is_best_effort for ticket in tickets)
     assert admission.seconds_since_live() > 1e9
     slots, _ = await ask(Pacer(admission), 6)
     assert len(slots) == 6

@@ -10,7 +10,9 @@ from pydantic import SecretStr
 
 from app.batches.batch_run import BatchRun
 from app.storage.batches import StoredBatch
-from batching.pooling import Embeddings, PoolingType
+from batching.batch_inference import BatchInferenceEngine
+from batching.pooling import NO_EMBEDDINGS, Embeddings, PoolingType
+from batching.request import BatchRequest
 from tests.support.batches import (
     BATCHES,
     CHAT,
@@ -443,6 +445,36 @@ async def test_lines_are_low_and_live_requests_are_not_rejected_for_them(tmp_pat
     assert f'{waits}"high"}} 0.0' in page
     assert f'{waits}"normal"}} 20.0' in page
     assert f'{waits}"low"}} 0.0' not in page
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "pooling"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "Hi"}]}, None),
+        ("/v1/completions", {"prompt": "Hi", "n": 2, "use_beam_search": True}, None),
+        ("/v1/embeddings", {"input": ["Hi", "you"]}, PoolingType.LAST),
+    ],
+)
+async def test_lines_are_best_effort_and_other_requests_are_not(
+    url: str, body: Any, pooling: PoolingType | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    add = BatchInferenceEngine.add
+
+    def watched(engine: BatchInferenceEngine, *requests: BatchRequest) -> None:
+        seen.extend(request.is_best_effort for request in requests)
+        add(engine, *requests)
+
+    monkeypatch.setattr(BatchInferenceEngine, "add", watched)
+    embeddings = NO_EMBEDDINGS if pooling is None else Embeddings(pooling=pooling, size=4)
+    async with served(b"Hello!", embeddings=embeddings) as server:
+        assert (await server.post(url, {"priority": "low"} | body)).status_code == 200
+        live = [seen.pop() for _ in list(seen)]
+        await run(
+            server, [{"custom_id": "a", "method": "POST", "url": url, "body": body}], endpoint=url
+        )
+    assert live and not any(live)
+    assert seen and all(seen)
 
 
 async def ended_with_ticks(server: Served, batch_id: str) -> Any:
