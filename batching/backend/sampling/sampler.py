@@ -171,7 +171,10 @@ class Sampler:
             return self._arg_max(logits.astype(mx.float32))
         given, logits = logits, logits.astype(mx.float32)
         if masks is not None:
-            logits, edits = masks.apply(edited(logits, edits)), [None] * len(edits)
+            # Masked rows expect no token, and what the others do is known where they are drawn.
+            later = [edit if edit is not None and edit.expected else None for edit in edits]
+            now = [None if edit is not None and edit.expected else edit for edit in edits]
+            logits, edits = masks.apply(edited(logits, now)), later
         seeds = [draw_seed(sample.request.seed, sample.position) for sample in samples]
         params = [request.sampling for request in requests]
         before = None if expected is None else expected.tokens

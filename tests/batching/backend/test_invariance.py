@@ -277,6 +277,35 @@ def test_queued_steps_change_no_token(native: Native, *, apart: bool) -> None:
     assert serve_all() == queued
 
 
+def test_masks_of_others_leave_the_penalty_of_the_token_on_its_way(native: Native) -> None:
+    """The first token of a constrained request is sampled in a step that was queued."""
+    bundled = with_kernels(native)
+    # It likes what it said last, or never says it again.
+    samplings = [
+        SamplingParams(temperature=1.0, presence_penalty=penalty, frequency_penalty=0.1, seed=seed)
+        for penalty in (-20.0, 20.0)
+        for seed in range(3)
+    ]
+    config = SchedulerConfig(num_blocks=64, max_num_seqs=8, max_batched_tokens=64)
+
+    def serve_all() -> list[list[int]]:
+        scheduler, engine = bundled.engine(config)
+        allowed = AllowedTokens([5, 6])
+        # Its prompt is read in the step behind the first tokens of the others.
+        constrained = BatchRequest(9, [3] * 70, max_tokens=1, constraint=allowed, arrival_time=1.0)
+        requests = [
+            BatchRequest(i, [1, 500 + i], max_tokens=5, sampling=sampling)
+            for i, sampling in enumerate(samplings)
+        ]
+        serve(scheduler, engine, [*requests, constrained])
+        return [r.output_token_ids for r in (*requests, constrained)]
+
+    queued = serve_all()
+    assert bundled.num_following > 1
+    bundled.is_pipelined = False
+    assert serve_all() == queued
+
+
 def sampled(request_id: int) -> BatchRequest:
     return BatchRequest(
         request_id,
