@@ -43,7 +43,8 @@ class MLXRunner:
     @property
     def takes_queued_steps(self) -> bool:
         """True if `submit` may be called before the step before it is collected."""
-        return self._cache.takes_queued_steps
+        # Sampling on the host waits for the step, and with it the outputs of the one before.
+        return self._cache.takes_queued_steps and self._sampler.counts_expected
 
     def can_follow(self, request: BatchRequest) -> bool:
         return self._sampler.can_follow(request)

@@ -28,6 +28,11 @@ class SliceSampler:
         """Fill the masks of constraints while the model runs."""
         return self._mask_filler.filling(logit_rows.samples)
 
+    @property
+    def counts_expected(self) -> bool:
+        """True if tokens that a step in flight samples are counted, without waiting for them."""
+        return self._sampler.counts_expected
+
     def can_follow(self, request: BatchRequest) -> bool:
         """Return whether a token of a request can be sampled before the one before it is known."""
         params = request.sampling

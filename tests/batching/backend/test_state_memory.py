@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from batching.backend.mlx_runner import MLXRunner
+from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.state_cache import arrays_of
 from batching.backend.self_check.check import check_model
@@ -94,3 +95,14 @@ def test_states_are_as_many_as_reckoned_and_memory_stays_flat() -> None:
     assert max(used) <= min(used) + 4 * bytes_each
     # With a leak all of the last turns would be above all of the first.
     assert min(used[5:]) <= max(used[:5])
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_without_attention_steps_are_queued_for_the_kernels_only(
+    native: Native, *, is_native: bool
+) -> None:
+    """Else the host samples, which waits for a step before the one ahead of it is read."""
+    checked = check_model(make_tiny("mamba"), VOCAB_SIZE, native if is_native else None)
+    cache = checked.cache(CONFIG.num_blocks, CONFIG.block_size)
+    runner = MLXRunner(make_tiny("mamba"), VOCAB_SIZE, checked.selection, cache, checked.sampler())
+    assert runner.takes_queued_steps == is_native
