@@ -1,0 +1,269 @@
+// Runs a kernel on the CPU: the threads of a group are fibers, which run in turn up to the next collective.
+//
+// The turns are in an order of choice, so that what a barrier must order shows in the results; under TSan
+// each thread of the GPU is one of TSan's, and only barriers order them.
+#include <sanitizer/asan_interface.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "batching/backend/gpu/kernels/cpu.h"
+#include "tests/kernels/fibers.h"
+
+#ifdef THREADS_WATCHED
+#define TSAN(call) call
+extern "C" {
+void* __tsan_create_fiber(unsigned flags);
+void __tsan_destroy_fiber(void* fiber);
+void* __tsan_get_current_fiber();
+void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+void __tsan_acquire(void* address);
+void __tsan_release(void* address);
+}
+#else
+#define TSAN(call)
+#endif
+
+namespace {
+
+constexpr int kLanes = 32;
+constexpr std::size_t kStackBytes = 256 * 1024;
+constexpr std::size_t kMaxShared = 32 * 1024;
+// Between two shared arrays, so that ASan sees what is beyond one.
+constexpr std::size_t kGap = 64;
+constexpr std::size_t kArenaBytes = 2 * kMaxShared;
+constexpr int kMaxReduced = 64;
+
+enum class State { kRuns, kAtBarrier, kAtReduce, kEnded };
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  void* tsan = nullptr;
+  State state = State::kRuns;
+  int line = 0;
+  int num_barriers = 0;
+  int num_reduces = 0;
+  // Of this and of the last reduction: a thread may be one ahead of its neighbours.
+  float posted[2][kMaxReduced];
+};
+
+struct Group {
+  const Kernel* kernel;
+  int3 index, count;
+  std::vector<Fiber> fibers;
+  // Shared memory, and its arrays by their lines.
+  std::unique_ptr<char[]> arena{new char[kArenaBytes]};
+  std::map<int, void*> shared;
+  std::size_t shared_bytes = 0;
+  // Two, since a thread may be at the next barrier when another leaves this one.
+  char barrier_tags[2], end_tag;
+  ucontext_t scheduler;
+  void* tsan_scheduler = nullptr;
+  int current = 0;
+  std::string error;
+};
+
+Group* group;
+
+Fiber& current() { return group->fibers[group->current]; }
+
+void leave(State state, int line) {
+  Fiber& fiber = current();
+  fiber.state = state;
+  fiber.line = line;
+  // 1: the switch itself orders nothing.
+  TSAN(__tsan_switch_to_fiber(group->tsan_scheduler, 1));
+  swapcontext(&fiber.context, &group->scheduler);
+}
+
+void enter(int thread) {
+  group->current = thread;
+  TSAN(__tsan_switch_to_fiber(group->fibers[thread].tsan, 1));
+  swapcontext(&group->scheduler, &group->fibers[thread].context);
+}
+
+void run_thread() {
+  try {
+    group->kernel->body(group->kernel->buffers, group->kernel->shapes);
+  } catch (const std::runtime_error& reason) {
+    group->error = reason.what();
+  }
+  TSAN(__tsan_release(&group->end_tag));
+  leave(State::kEnded, 0);
+}
+
+void start(Fiber& fiber) {
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, run_thread, 0);
+  TSAN(fiber.tsan = __tsan_create_fiber(0));
+  fiber.state = State::kRuns;
+  fiber.num_barriers = fiber.num_reduces = 0;
+}
+
+// Lets those go on who all wait for each other at one line; returns whether there are any.
+bool release(int first, int count, State state) {
+  Fiber* fibers = &group->fibers[first];
+  const auto waits = [&](const Fiber& fiber) {
+    return fiber.state == state && fiber.line == fibers[0].line;
+  };
+  if (!std::all_of(fibers, fibers + count, waits)) return false;
+  for (int i = 0; i < count; i++) fibers[i].state = State::kRuns;
+  return true;
+}
+
+bool release_any() {
+  const int num_threads = static_cast<int>(group->fibers.size());
+  bool any = release(0, num_threads, State::kAtBarrier);
+  for (int first = 0; first < num_threads; first += kLanes) {
+    any |= release(first, kLanes, State::kAtReduce);
+  }
+  return any;
+}
+
+std::string describe(int thread) {
+  const Fiber& fiber = group->fibers[thread];
+  const char* names[] = {"runs", "waits at a barrier", "waits at a reduction", "has ended"};
+  return "thread " + std::to_string(thread) + " " + names[static_cast<int>(fiber.state)] +
+         (fiber.line ? ", line " + std::to_string(fiber.line) : "");
+}
+
+void fail_divergent() {
+  int other = 0;
+  const int num_threads = static_cast<int>(group->fibers.size());
+  while (other < num_threads - 1 && group->fibers[other].state == group->fibers[0].state &&
+         group->fibers[other].line == group->fibers[0].line) {
+    other++;
+  }
+  throw std::runtime_error("divergent collective: " + describe(0) + ", and " + describe(other));
+}
+
+// Of count things: forward, backward, or shuffled by the number itself.
+class Order {
+ public:
+  Order(int number, int count) : number_(number), random_(number), turns_(count) {
+    std::iota(turns_.begin(), turns_.end(), 0);
+    if (number == 1) std::reverse(turns_.begin(), turns_.end());
+  }
+
+  const std::vector<int>& next() {
+    if (number_ > 1) std::shuffle(turns_.begin(), turns_.end(), random_);
+    return turns_;
+  }
+
+ private:
+  int number_;
+  std::mt19937 random_;
+  std::vector<int> turns_;
+};
+
+bool has_ended(const Fiber& fiber) { return fiber.state == State::kEnded; }
+
+void run_group(Order& order) {
+  group->shared.clear();
+  group->shared_bytes = 0;
+  ASAN_UNPOISON_MEMORY_REGION(group->arena.get(), kArenaBytes);
+  // A NaN in each float: what is read before it is written shows.
+  std::memset(group->arena.get(), 0xff, kArenaBytes);
+  ASAN_POISON_MEMORY_REGION(group->arena.get(), kArenaBytes);
+  for (Fiber& fiber : group->fibers) start(fiber);
+  for (;;) {
+    for (int thread : order.next()) {
+      if (group->fibers[thread].state == State::kRuns) enter(thread);
+      if (!group->error.empty()) throw std::runtime_error(group->error);
+    }
+    if (std::all_of(group->fibers.begin(), group->fibers.end(), has_ended)) break;
+    if (!release_any()) fail_divergent();
+  }
+  TSAN(__tsan_acquire(&group->end_tag));
+  TSAN(for (Fiber& fiber : group->fibers) __tsan_destroy_fiber(fiber.tsan));
+}
+
+void run_groups(const Kernel& kernel, const int* grid, int threads, int order) {
+  Group own{};
+  own.kernel = &kernel;
+  own.count = {grid[0] / threads, grid[1], grid[2]};
+  own.fibers = std::vector<Fiber>(threads);
+  TSAN(own.tsan_scheduler = __tsan_get_current_fiber());
+  group = &own;
+  const int num_groups = own.count.x * own.count.y * own.count.z;
+  Order groups(order, num_groups), turns(order, threads);
+  for (int i : groups.next()) {
+    own.index = {i % own.count.x, i / own.count.x % own.count.y, i / own.count.x / own.count.y};
+    run_group(turns);
+  }
+}
+
+}  // namespace
+
+namespace dialect {
+
+int thread_index() { return group->current; }
+int3 group_index() { return group->index; }
+int3 num_groups() { return group->count; }
+
+void* shared_memory(std::size_t bytes, int line) {
+  void*& array = group->shared[line];
+  if (!array) {
+    array = &group->arena[group->shared_bytes + group->shared.size() * kGap];
+    group->shared_bytes += (bytes + kGap - 1) / kGap * kGap;
+    if (group->shared_bytes > kMaxShared) {
+      throw std::runtime_error(std::to_string(group->shared_bytes) + " bytes of shared memory");
+    }
+    ASAN_UNPOISON_MEMORY_REGION(array, bytes);
+  }
+  return array;
+}
+
+void barrier(int line) {
+  [[maybe_unused]] char* tag = &group->barrier_tags[current().num_barriers++ % 2];
+  TSAN(__tsan_release(tag));
+  leave(State::kAtBarrier, line);
+  TSAN(__tsan_acquire(tag));
+}
+
+// It orders no memory, as a GPU's does not.
+void reduce(float* values, int n, int lanes, bool maximum, int line) {
+  const int turn = current().num_reduces++ % 2;
+  if (n > kMaxReduced) throw std::runtime_error(std::to_string(n) + " values in a reduction");
+  for (int i = 0; i < n; i++) current().posted[turn][i] = values[i];
+  leave(State::kAtReduce, line);
+  const Fiber* team = &group->fibers[group->current / lanes * lanes];
+  for (int i = 0; i < n; i++) {
+    // Halves are added in the order of the GPUs' exchanges.
+    float parts[kLanes];
+    for (int lane = 0; lane < lanes; lane++) parts[lane] = team[lane].posted[turn][i];
+    for (int step = lanes / 2; step > 0; step /= 2) {
+      for (int lane = 0; lane < step; lane++) {
+        const float other = parts[lane + step];
+        parts[lane] = maximum ? std::fmax(parts[lane], other) : parts[lane] + other;
+      }
+    }
+    values[i] = parts[0];
+  }
+}
+
+}  // namespace dialect
+
+extern "C" int run_kernel(const Kernel* kernel, const int* grid, int threads, int order, char* error,
+                          std::size_t error_size) {
+  try {
+    run_groups(*kernel, grid, threads, order);
+    return 0;
+  } catch (const std::runtime_error& reason) {
+    std::snprintf(error, error_size, "%s", reason.what());
+    return 1;
+  }
+}
