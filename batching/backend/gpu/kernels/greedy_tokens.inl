@@ -9,7 +9,7 @@ const int vocabulary = logits_shape[1];
 float best = NEGATIVE_INFINITY;
 int best_token = vocabulary;
 int bad = 0;
-for (int i = thread; i < vocabulary; i += THREADS) {
+for (int i = thread_id; i < vocabulary; i += THREADS) {
   const float logit = static_cast<float>(logits[Offset(group.x) * vocabulary + i]);
   if (!(-3.402823466e38f <= logit && logit <= 3.402823466e38f)) bad = 1;
   if (logit > best) {
@@ -17,23 +17,23 @@ for (int i = thread; i < vocabulary; i += THREADS) {
     best_token = i;
   }
 }
-largest[thread] = best;
-where[thread] = best_token;
-others[thread] = bad;
+largest[thread_id] = best;
+where[thread_id] = best_token;
+others[thread_id] = bad;
 BARRIER();
 for (int half_way = THREADS / 2; half_way > 0; half_way /= 2) {
-  if (thread < half_way) {
-    const int other = thread + half_way;
-    const bool larger = largest[other] > largest[thread];
-    if (larger || (largest[other] == largest[thread] && where[other] < where[thread])) {
-      largest[thread] = largest[other];
-      where[thread] = where[other];
+  if (thread_id < half_way) {
+    const int other = thread_id + half_way;
+    const bool larger = largest[other] > largest[thread_id];
+    if (larger || (largest[other] == largest[thread_id] && where[other] < where[thread_id])) {
+      largest[thread_id] = largest[other];
+      where[thread_id] = where[other];
     }
-    others[thread] += others[other];
+    others[thread_id] += others[other];
   }
   BARRIER();
 }
-if (thread == 0) {
+if (thread_id == 0) {
   // No logit is above minus infinity: the first token.
   tokens[group.x] = where[0] < vocabulary ? where[0] : 0;
   finite[group.x] = others[0] == 0 ? 1 : 0;

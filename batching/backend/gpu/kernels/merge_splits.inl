@@ -22,11 +22,11 @@ for (int split = 0; split < num_splits; split++) {
   if (sum != 0.0f) {
     const float weight = EXP(stats[2 * from] - maximum);
     total += weight * sum;
-    if (thread < VALUE_DIM) value += weight * partials[from * VALUE_DIM + thread];
+    if (thread_id < VALUE_DIM) value += weight * partials[from * VALUE_DIM + thread_id];
   }
 }
 // A row without keys, which is padding, is 0.
-if (thread < VALUE_DIM) {
-  out[result * VALUE_DIM + thread] = static_cast<Model>(total != 0.0f ? value / total : 0.0f);
+if (thread_id < VALUE_DIM) {
+  out[result * VALUE_DIM + thread_id] = static_cast<Model>(total != 0.0f ? value / total : 0.0f);
 }
-if (group.x == 0 && group.y == 0 && thread < 8) next_token[thread] = token[thread];
+if (group.x == 0 && group.y == 0 && thread_id < 8) next_token[thread_id] = token[thread_id];

@@ -2,10 +2,10 @@
 //
 // 32 threads have a head: the query heads and then the KV heads.  A group is THREADS / 32 heads (group.y)
 // of a token (group.x).  A slot of NUM_SLOTS or more is padding.
-if (group.x == 0 && group.y == 0 && thread < 8) next_token[thread] = token[thread] + 1;
+if (group.x == 0 && group.y == 0 && thread_id < 8) next_token[thread_id] = token[thread_id] + 1;
 
-const int lane = thread % 32;
-const int head = group.y * (THREADS / 32) + thread / 32;
+const int lane = thread_id % 32;
+const int head = group.y * (THREADS / 32) + thread_id / 32;
 if (head >= NUM_HEADS + NUM_KV_HEADS) return;
 
 const bool is_query = head < NUM_HEADS;

@@ -15,14 +15,14 @@ const int num_keys = MIN(ranges[2 * row + 1] - first_key, SPLIT_KEYS);
 const Offset first_result = (Offset(row) * NUM_HEADS + first_head) * groups.z + group.z;
 
 if (num_keys <= 0) {
-  if (thread < HEADS) {
-    stats[2 * (first_result + thread * groups.z)] = NEGATIVE_INFINITY;
-    stats[2 * (first_result + thread * groups.z) + 1] = 0.0f;
+  if (thread_id < HEADS) {
+    stats[2 * (first_result + thread_id * groups.z)] = NEGATIVE_INFINITY;
+    stats[2 * (first_result + thread_id * groups.z) + 1] = 0.0f;
   }
   return;
 }
 
-for (int key = thread; key < num_keys; key += THREADS) {
+for (int key = thread_id; key < num_keys; key += THREADS) {
   const int position = ranges[2 * row] + first_key + key;
   const unsigned block = block_tables[Offset(row) * block_tables_shape[1] + position / BLOCK_SIZE];
   slots[key] = block * BLOCK_SIZE + position % BLOCK_SIZE;
@@ -31,8 +31,8 @@ BARRIER();
 
 // Scores.  A team has KEYS_AT_ONCE keys in flight; beyond the last it reads that one again.
 {
-  const int lane = thread % KEY_LANES;
-  const int team = thread / KEY_LANES;
+  const int lane = thread_id % KEY_LANES;
+  const int team = thread_id / KEY_LANES;
   float query[HEADS * KEY_STEPS * 8];
   UNROLL for (int h = 0; h < HEADS; h++) {
     UNROLL for (int step = 0; step < KEY_STEPS; step++) {
@@ -77,8 +77,8 @@ BARRIER();
 BARRIER();
 
 // Weights: 32 threads have a head.
-for (int h = thread / 32; h < HEADS; h += THREADS / 32) {
-  const int lane = thread % 32;
+for (int h = thread_id / 32; h < HEADS; h += THREADS / 32) {
+  const int lane = thread_id % 32;
   float maximum = NEGATIVE_INFINITY;
   for (int key = lane; key < num_keys; key += 32) {
     maximum = MAX(maximum, scores[h * SPLIT_KEYS + key]);
@@ -100,8 +100,8 @@ BARRIER();
 
 // Values: each team adds up those of its keys, and then the teams' sums are added.
 {
-  const int lane = thread % VALUE_LANES;
-  const int team = thread / VALUE_LANES;
+  const int lane = thread_id % VALUE_LANES;
+  const int team = thread_id / VALUE_LANES;
   float value[HEADS * VALUE_STEPS * 8];
   UNROLL for (int i = 0; i < HEADS * VALUE_STEPS * 8; i++) value[i] = 0.0f;
   for (int base = 0; base < num_keys; base += VALUE_TEAMS * KEYS_AT_ONCE) {
@@ -132,7 +132,7 @@ BARRIER();
       }
     }
     BARRIER();
-    for (int dim = thread; dim < VALUE_DIM; dim += THREADS) {
+    for (int dim = thread_id; dim < VALUE_DIM; dim += THREADS) {
       float sum = 0.0f;
       for (int other = 0; other < VALUE_TEAMS; other++) sum += sums[other * VALUE_DIM + dim];
       partials[(first_result + h * groups.z) * VALUE_DIM + dim] = sum;

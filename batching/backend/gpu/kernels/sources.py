@@ -71,17 +71,17 @@ _C_TYPES: Final = {
 # MLX looks for Metal's attributes in the source itself, and passes those that it finds.
 _INDEXES: Final = {
     Target.METAL: """\
-const int thread = int(thread_index_in_threadgroup);
+const int thread_id = int(thread_index_in_threadgroup);
 const int3 group = int3(threadgroup_position_in_grid);
 const int3 groups = int3(threadgroups_per_grid);
 """,
     Target.CUDA: """\
-const int thread = int(threadIdx.x);
+const int thread_id = int(threadIdx.x);
 const int3 group = make_int3(blockIdx.x, blockIdx.y, blockIdx.z);
 const int3 groups = make_int3(gridDim.x, gridDim.y, gridDim.z);
 """,
     Target.CPU: """\
-const int thread = dialect::thread_index();
+const int thread_id = dialect::thread_index();
 const int3 group = dialect::group_index();
 const int3 groups = dialect::num_groups();
 """,
