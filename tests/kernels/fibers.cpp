@@ -1,7 +1,8 @@
 // Runs a kernel on the CPU: the threads of a group are fibers, which run in turn up to the next collective.
 //
-// The turns are in an order of choice, so that what a barrier must order shows in the results; under TSan
-// each thread of the GPU is one of TSan's, and only barriers order them.
+// The turns are in an order of choice, so that what a barrier must order shows in the results.  Under TSan each
+// thread of the GPU is one of TSan's, and only barriers order them: the groups then share nothing but the
+// buffers, and should have fewer than 255 threads together, beyond which TSan forgets.
 #include <sanitizer/asan_interface.h>
 #include <ucontext.h>
 
@@ -20,6 +21,7 @@
 #include "tests/kernels/fibers.h"
 
 #ifdef THREADS_WATCHED
+constexpr bool kThreadsWatched = true;
 #define TSAN(call) call
 extern "C" {
 void* __tsan_create_fiber(unsigned flags);
@@ -30,6 +32,7 @@ void __tsan_acquire(void* address);
 void __tsan_release(void* address);
 }
 #else
+constexpr bool kThreadsWatched = false;
 #define TSAN(call)
 #endif
 
@@ -58,21 +61,25 @@ struct Fiber {
 };
 
 struct Group {
-  const Kernel* kernel;
-  int3 index, count;
+  Group(const Kernel& kernel, int3 count, int threads) : kernel(kernel), count(count), fibers(threads) {}
+
+  const Kernel& kernel;
+  int3 index{}, count;
   std::vector<Fiber> fibers;
   // Shared memory, and its arrays by their lines.
   std::unique_ptr<char[]> arena{new char[kArenaBytes]};
   std::map<int, void*> shared;
   std::size_t shared_bytes = 0;
   // Two, since a thread may be at the next barrier when another leaves this one.
-  char barrier_tags[2], end_tag;
+  char barrier_tags[2];
   ucontext_t scheduler;
-  void* tsan_scheduler = nullptr;
   int current = 0;
   std::string error;
 };
 
+// The end of each thread comes before the end of the kernel.
+[[maybe_unused]] char end_tag;
+[[maybe_unused]] void* tsan_scheduler;
 Group* group;
 
 Fiber& current() { return group->fibers[group->current]; }
@@ -82,7 +89,7 @@ void leave(State state, int line) {
   fiber.state = state;
   fiber.line = line;
   // 1: the switch itself orders nothing.
-  TSAN(__tsan_switch_to_fiber(group->tsan_scheduler, 1));
+  TSAN(__tsan_switch_to_fiber(tsan_scheduler, 1));
   swapcontext(&fiber.context, &group->scheduler);
 }
 
@@ -94,11 +101,11 @@ void enter(int thread) {
 
 void run_thread() {
   try {
-    group->kernel->body(group->kernel->buffers, group->kernel->shapes);
+    group->kernel.body(group->kernel.buffers, group->kernel.shapes);
   } catch (const std::runtime_error& reason) {
     group->error = reason.what();
   }
-  TSAN(__tsan_release(&group->end_tag));
+  TSAN(__tsan_release(&end_tag));
   leave(State::kEnded, 0);
 }
 
@@ -175,8 +182,8 @@ void run_group(Order& order) {
   group->shared.clear();
   group->shared_bytes = 0;
   ASAN_UNPOISON_MEMORY_REGION(group->arena.get(), kArenaBytes);
-  // A NaN in each float: what is read before it is written shows.
-  std::memset(group->arena.get(), 0xff, kArenaBytes);
+  // A NaN in each float: what is read before it is written shows.  TSan would not come to see an index of 0xff.
+  std::memset(group->arena.get(), kThreadsWatched ? 0 : 0xff, kArenaBytes);
   ASAN_POISON_MEMORY_REGION(group->arena.get(), kArenaBytes);
   for (Fiber& fiber : group->fibers) start(fiber);
   for (;;) {
@@ -187,23 +194,24 @@ void run_group(Order& order) {
     if (std::all_of(group->fibers.begin(), group->fibers.end(), has_ended)) break;
     if (!release_any()) fail_divergent();
   }
-  TSAN(__tsan_acquire(&group->end_tag));
-  TSAN(for (Fiber& fiber : group->fibers) __tsan_destroy_fiber(fiber.tsan));
 }
 
 void run_groups(const Kernel& kernel, const int* grid, int threads, int order) {
-  Group own{};
-  own.kernel = &kernel;
-  own.count = {grid[0] / threads, grid[1], grid[2]};
-  own.fibers = std::vector<Fiber>(threads);
-  TSAN(own.tsan_scheduler = __tsan_get_current_fiber());
-  group = &own;
-  const int num_groups = own.count.x * own.count.y * own.count.z;
-  Order groups(order, num_groups), turns(order, threads);
-  for (int i : groups.next()) {
-    own.index = {i % own.count.x, i / own.count.x % own.count.y, i / own.count.x / own.count.y};
+  TSAN(tsan_scheduler = __tsan_get_current_fiber());
+  const int3 count = {grid[0] / threads, grid[1], grid[2]};
+  const int num_groups = count.x * count.y * count.z;
+  Order order_of_groups(order, num_groups), turns(order, threads);
+  std::vector<std::unique_ptr<Group>> groups;
+  for (int i : order_of_groups.next()) {
+    if (groups.empty() || kThreadsWatched) {
+      groups.push_back(std::make_unique<Group>(kernel, count, threads));
+      group = groups.back().get();
+    }
+    group->index = {i % count.x, i / count.x % count.y, i / count.x / count.y};
     run_group(turns);
   }
+  TSAN(__tsan_acquire(&end_tag));
+  TSAN(for (const auto& each : groups) for (Fiber& fiber : each->fibers) __tsan_destroy_fiber(fiber.tsan));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ struct Buffer {
 struct Copies {
   explicit Copies(const std::vector<Buffer>& buffers) {
     for (const Buffer& buffer : buffers) {
-      void* copy = std::aligned_alloc(16, buffer.contents.size());
+      void* copy = std::malloc(buffer.contents.size());
       std::copy(buffer.contents.begin(), buffer.contents.end(), static_cast<char*>(copy));
       pointers.push_back(copy);
     }

@@ -1,16 +1,34 @@
 """Checks the kernels' address spaces for Metal, without Apple's compiler: clang takes them as C++ for OpenCL.
 
-Both languages have the same four address spaces.  What clang accepts, Apple's compiler need not.
+Both languages have the same four address spaces.  What clang accepts, Apple's compiler need not.  `make
+test-kernels` installs libclang of PyPI into an environment of its own.
 """
 
-import shutil
+import json
 import subprocess
 from pathlib import Path
 from typing import Final
 
 from batching.backend.gpu.kernels.sources import KernelSource, Target, c_type
 
+ROOT: Final = Path(__file__).parents[2]
 _STAND_IN: Final = Path(__file__).parent / "metal_stand_in.h"
+# Where clang includes its own declarations of OpenCL, it gets ours of Metal.
+_INCLUDED: Final = "/stand-in/opencl-c-base.h"
+_OPTIONS: Final = (
+    *("-x", "clcpp", "-cl-std=clc++2021", "-target", "spir64", "-Wall", "-Wno-unused"),
+    f"-I{Path(_INCLUDED).parent}",
+    # Without a generic address space each pointer needs one of its own, as in Metal.
+    *("-Xclang", "-cl-ext=-all,+cl_khr_fp16,+cl_khr_fp64,+__opencl_c_fp64"),
+)
+# For the Python that has libclang.
+_PARSE: Final = """\
+import json, sys
+from clang.cindex import Index
+options, files = json.load(sys.stdin)
+unit = Index.create().parse("kernel.cpp", options, files)
+json.dump([f"{each.location.line}: {each.spelling}" for each in unit.diagnostics], sys.stdout)
+"""
 _ATTRIBUTES: Final = {
     "thread_index_in_threadgroup": "uint",
     "threadgroup_position_in_grid": "uint3",
@@ -22,10 +40,10 @@ class DoesNotCompile(Exception):
     """clang's words."""
 
 
-def compiler() -> str | None:
-    """Return clang 14 or newer, or None."""
-    names = ("clang", *(f"clang-{version}" for version in range(22, 13, -1)))
-    return next(filter(None, map(shutil.which, names)), None)
+def python() -> Path | None:
+    """Return the Python that has libclang, or None."""
+    found = ROOT / ".venv-kernels" / "bin" / "python"
+    return found if found.exists() else None
 
 
 def translation_unit(source: KernelSource) -> str:
@@ -40,7 +58,6 @@ def translation_unit(source: KernelSource) -> str:
         assert name in source.source, f"MLX does not pass {name} unless the source has it"
         parameters.append(f"{kind} {name}")
     return f"""\
-{_STAND_IN.read_text()}
 {source.header}
 kernel void custom_kernel_{source.name}({", ".join(parameters)}) {{
 {source.source}
@@ -49,16 +66,17 @@ kernel void custom_kernel_{source.name}({", ".join(parameters)}) {{
 
 
 def check(source: KernelSource) -> None:
-    """Raises DoesNotCompile."""
-    clang = compiler()
-    assert clang is not None
-    command = [
-        *(clang, "-x", "clcpp", "-cl-std=clc++2021", "-fsyntax-only", "-Werror", "-Wall"),
-        *("-Wno-unused", "-Wno-unknown-pragmas", "-target", "spir64", "-cl-single-precision-constant"),
-        # Without a generic address space a pointer needs one of its own, as in Metal.
-        *("-Xclang", "-cl-ext=-all,+cl_khr_fp16,+cl_khr_fp64,+__opencl_c_fp64", "-"),
-    ]
-    text = translation_unit(source)
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise DoesNotCompile(done.stderr)
+    """Raises DoesNotCompile, also for a warning."""
+    interpreter = python()
+    assert interpreter is not None
+    files = [("kernel.cpp", translation_unit(source)), (_INCLUDED, _STAND_IN.read_text())]
+    done = subprocess.run(
+        [str(interpreter), "-c", _PARSE],
+        input=json.dumps([_OPTIONS, files]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    if said := json.loads(done.stdout):
+        raise DoesNotCompile("\n".join(said))

@@ -1,9 +1,15 @@
-// Declares, in C++ for OpenCL, what the dialect uses of Metal.
+// Declares, in C++ for OpenCL, what the dialect uses of Metal; in place of what clang includes by itself.
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #define device __global
 #define constant __constant
 #define threadgroup __local
 #define thread __private
+#define INFINITY __builtin_inff()
+
+typedef unsigned int uint;
+typedef unsigned short ushort;
+typedef uint uint3 __attribute__((ext_vector_type(3)));
+typedef int int3 __attribute__((ext_vector_type(3)));
 
 // Of the same size, and converted by casts likewise; its arithmetic is not looked at.
 typedef short bfloat;

@@ -51,7 +51,7 @@ class DoesNotCompile(Exception):
 
 def home() -> Path | None:
     """Return the folder of NVRTC and of CUDA's headers, or None."""
-    found = sorted(ROOT.glob(".venv-nvrtc/lib/python*/site-packages/nvidia/cu13"))
+    found = sorted(ROOT.glob(".venv-kernels/lib/python*/site-packages/nvidia/cu13"))
     return found[0] if found else None
 
 

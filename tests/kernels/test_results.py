@@ -1,0 +1,239 @@
+"""Kernels on the CPU against float64, with the threads in several orders: each gives the same bits."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batching.backend.gpu.kernels.definitions import (
+    GreedyTokens,
+    KVWrite,
+    MergeSplits,
+    NormRopeWrite,
+    PagedDecode,
+    PoolShape,
+)
+from batching.backend.gpu.kernels.sources import DType, Target
+from tests.kernels.cases import decode_case, no_token, numbers, pad, same_bits, stored
+from tests.kernels.cpu_target import ORDERS, Array, CPUKernel
+
+pytestmark = pytest.mark.kernels
+
+BF16, F16, F32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
+# Halves of the last bit, relative.
+ROUNDING = {BF16: 2**-8, F16: 2**-11, F32: 2**-22}
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "dim", "dtype", "options"),
+    [
+        (2, 2, 64, F32, {}),
+        (6, 2, 80, F16, {}),
+        (8, 2, 96, BF16, {"soft_cap": 5.0}),
+        (8, 1, 128, BF16, {"block_size": 32}),
+        (8, 2, 128, F32, {"block_size": 24}),
+        (8, 2, 256, F16, {"soft_cap": 30.0}),
+        (3, 1, 256, BF16, {}),
+        (14, 2, 64, BF16, {}),
+        # Eight heads of sixteen at once; a prime number of heads, one at once.
+        (16, 1, 128, F16, {}),
+        (11, 1, 64, F16, {}),
+        (4, 2, 192, BF16, {"value_dim": 128}),
+        (8, 2, 128, BF16, {"pool_dtype": F16}),
+    ],
+)
+def test_paged_decode_and_merge_are_attention(
+    num_heads: int, num_kv_heads: int, dim: int, dtype: DType, options: dict[str, Any]
+) -> None:
+    case = decode_case(num_heads, num_kv_heads, dim, dtype, **options)
+    kernel = CPUKernel(case.kernel.source(Target.CPU))
+    results = []
+    for order in ORDERS:
+        outputs = case.outputs()
+        kernel(case.inputs, outputs, case.launch, order)
+        results.append(outputs)
+    for partials, stats in results[1:]:
+        assert same_bits(partials, results[0][0])
+        assert same_bits(stats, results[0][1])
+    # Numbers of about 1: float32 has some 1e-7 for each.
+    np.testing.assert_allclose(case.merged(results[0]), case.expected, rtol=0, atol=2e-6)
+
+
+def test_a_nan_in_a_visible_key_makes_its_row_nan_and_no_other() -> None:
+    case = decode_case(4, 2, 64, F32, ranges=[(0, 600), (0, 600)])
+    keys = case.inputs[1].reshape(2, -1, 64)
+    slot = case.inputs[3][0, 3] * 16
+    keys[:, slot] = np.nan
+    outputs = case.outputs()
+    CPUKernel(case.kernel.source(Target.CPU))(case.inputs, outputs, case.launch)
+    merged = case.merged(outputs)
+    assert np.isnan(merged[0]).all()
+    np.testing.assert_allclose(merged[1], case.expected[1], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_merge_splits_joins_what_has_keys(dtype: DType, has_sinks: bool) -> None:
+    rows, heads, splits, dim = 3, 2, 4, 80
+    random = np.random.default_rng(0)
+    partials = random.standard_normal((rows, heads, splits, dim)).astype(np.float32)
+    stats = np.stack(
+        [
+            random.uniform(-40, 40, (rows, heads, splits)),
+            random.uniform(1, 9, (rows, heads, splits)),
+        ],
+        axis=-1,
+    ).astype(np.float32)
+    # Row 1 has keys in two splits, and row 2 has none.
+    for row, used in ((1, 2), (2, 0)):
+        stats[row, :, used:] = (-np.inf, 0)
+        partials[row, :, used:] = np.nan
+    sinks = pad(np.array([20, -20], np.float32)) if has_sinks else None
+
+    merge = MergeSplits(dtype, heads, dim, has_sinks)
+    out = stored(np.full((rows, heads, dim), np.nan), dtype)
+    token, next_token = np.arange(8, dtype=np.uint32), no_token()
+    inputs = [partials, stats, *([] if sinks is None else [sinks]), token]
+    CPUKernel(merge.source(Target.CPU))(inputs, [out, next_token], merge.launch(rows))
+
+    for row, used in ((0, 4), (1, 2), (2, 0)):
+        for head in range(heads):
+            largest, sums = stats[row, head, :used].astype(np.float64).T
+            sink = -np.inf if sinks is None else float(sinks[head])
+            shift = max(*largest, sink, -1e9)
+            weights = np.exp(largest - shift)
+            total = weights @ sums + np.exp(sink - shift)
+            expected = weights @ partials[row, head, :used] / (total or 1)
+            found = numbers(out[row, head], dtype)
+            np.testing.assert_allclose(found, expected, rtol=ROUNDING[dtype], atol=1e-6)
+    assert (next_token == token).all()
+
+
+def empty_pools(pool: PoolShape) -> tuple[Array, Array]:
+    """Return pools of -1, which nothing writes here."""
+    rows = pool.num_kv_heads * pool.num_slots
+    key_pool, value_pool = (
+        stored(np.full((rows, dim), -1.0), pool.dtype) for dim in (pool.key_dim, pool.value_dim)
+    )
+    return key_pool, value_pool
+
+
+@pytest.mark.parametrize(("dtype", "pool_dtype"), [(BF16, BF16), (F16, F16), (F32, F16)])
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_kv_write_writes_the_slots_and_nothing_else(
+    dtype: DType, pool_dtype: DType, num_tokens: int
+) -> None:
+    pool = PoolShape(3, 64, 80, num_slots=64, dtype=pool_dtype)
+    random = np.random.default_rng(1)
+    keys = stored(random.standard_normal((num_tokens, 3, 64)), dtype)
+    values = stored(random.standard_normal((num_tokens, 3, 80)), dtype)
+    slots = random.permutation(64)[:num_tokens].astype(np.uint32)
+    # Of the last token, which is padding where there are others.
+    slots[1:][-1:] = 64
+    key_pool, value_pool = empty_pools(pool)
+    expected = [array.copy().reshape(3, 64, -1) for array in (key_pool, value_pool)]
+    for array, new in zip(expected, (keys, values), strict=True):
+        written = slots < 64
+        array[:, slots[written]] = stored(numbers(new[written], dtype), pool_dtype).swapaxes(0, 1)
+
+    kernel, next_token = KVWrite(pool, dtype), no_token()
+    CPUKernel(kernel.source(Target.CPU))(
+        [keys, values, pad(slots), key_pool, value_pool, no_token()],
+        [next_token],
+        kernel.launch(num_tokens),
+    )
+    assert same_bits(key_pool, expected[0])
+    assert same_bits(value_pool, expected[1])
+    assert (next_token == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize(
+    ("dim", "rotary_dim", "traditional", "norm_eps", "rotary_scale"),
+    [
+        (128, 128, False, 1e-6, 1.0),
+        (64, 64, True, None, 1.0),
+        (80, 32, False, 1e-5, 1.2),
+        (256, 64, True, 1e-6, 1.0),
+        (64, 0, False, 1e-6, 1.0),
+    ],
+)
+def test_norm_rope_write_is_norm_then_rotation_then_write(
+    dtype: DType,
+    dim: int,
+    rotary_dim: int,
+    traditional: bool,
+    norm_eps: float | None,
+    rotary_scale: float,
+) -> None:
+    num_tokens, heads, kv_heads = 3, 5, 2
+    pool = PoolShape(kv_heads, dim, 64, num_slots=32, dtype=dtype)
+    kernel = NormRopeWrite(pool, dtype, heads, rotary_dim, traditional, norm_eps, rotary_scale)
+    random = np.random.default_rng(2)
+    queries = stored(random.standard_normal((num_tokens, heads, dim)), dtype)
+    keys = stored(random.standard_normal((num_tokens, kv_heads, dim)), dtype)
+    values = stored(random.standard_normal((num_tokens, kv_heads, 64)), dtype)
+    weights = [stored(random.uniform(0.5, 2, dim), dtype) for _ in range(2)]
+    inv_freq = (10000.0 ** -np.linspace(0, 1, rotary_dim // 2)).astype(np.float32)
+    positions = np.array([0, 7, 40000], np.int32)
+    slots = np.array([31, 4, 17], np.uint32)
+    key_pool, value_pool = empty_pools(pool)
+
+    # The angle is a float32 in every implementation, and large ones tell.
+    angles = (positions[:, None].astype(np.float32) * inv_freq).astype(np.float64)[:, None]
+    cosine, sine = (f(angles) * rotary_scale for f in (np.cos, np.sin))
+    first = slice(0, rotary_dim, 2) if traditional else slice(0, rotary_dim // 2)
+    second = slice(1, rotary_dim, 2) if traditional else slice(rotary_dim // 2, rotary_dim)
+
+    def expected(buffer: Array, weight: Array) -> Array:
+        x = numbers(buffer, dtype)
+        if norm_eps is not None:
+            x = x / np.sqrt((x * x).mean(-1, keepdims=True) + norm_eps) * numbers(weight, dtype)
+        rotated = x.copy()
+        rotated[..., first] = x[..., first] * cosine - x[..., second] * sine
+        rotated[..., second] = x[..., first] * sine + x[..., second] * cosine
+        return rotated
+
+    out, next_token = stored(np.full(queries.shape, np.nan), dtype), no_token()
+    inputs = [queries, keys, values, *(weights if norm_eps is not None else [])]
+    inputs += [pad(inv_freq), pad(positions), pad(slots), key_pool, value_pool, no_token()]
+    CPUKernel(kernel.source(Target.CPU))(inputs, [out, next_token], kernel.launch(num_tokens))
+
+    def check(found: Array, computed: Array) -> None:
+        np.testing.assert_allclose(found, computed, rtol=ROUNDING[dtype], atol=1e-5)
+
+    check(numbers(out, dtype), expected(queries, weights[0]))
+    written = numbers(key_pool, dtype).reshape(kv_heads, 32, dim)
+    check(written[:, slots].swapaxes(0, 1), expected(keys, weights[1]))
+    assert same_bits(value_pool.reshape(kv_heads, 32, 64)[:, slots].swapaxes(0, 1).copy(), values)
+    untouched = np.setdiff1d(np.arange(32), slots)
+    assert (written[:, untouched] == -1).all()
+    assert (next_token == 1).all()
+
+
+@pytest.mark.parametrize("vocabulary", [40, 512, 5001])
+def test_greedy_tokens_are_the_first_of_the_largest(vocabulary: int) -> None:
+    random = np.random.default_rng(3)
+    logits = random.standard_normal((5, vocabulary)).astype(np.float16)
+    logits[0, [7, 33]] = 9
+    logits[1, [35, 12]] = (np.nan, 8)
+    logits[2, 39] = np.inf
+    logits[3] = -np.inf
+    kernel = GreedyTokens(F16)
+    tokens, finite = np.full(8, -1, np.int32), np.full(8, 7, np.uint32)
+    for order in ORDERS:
+        CPUKernel(kernel.source(Target.CPU))([logits], [tokens, finite], kernel.launch(5), order)
+        assert tokens.tolist() == [7, 12, 39, 0, int(logits[4].argmax()), -1, -1, -1]
+        assert finite.tolist() == [1, 0, 0, 0, 1, 7, 7, 7]
+
+
+def test_what_a_kernel_cannot_do_is_said() -> None:
+    with pytest.raises(ValueError, match="key_dim 100 is not a multiple of 8"):
+        PoolShape(1, 100, 64, 64, F16)
+    pool = PoolShape(8, 64, 64, 64, F16)
+    with pytest.raises(ValueError, match="8 KV heads for 12 heads"):
+        PagedDecode(pool, F16, 12, 16, 1.0)
+    with pytest.raises(ValueError, match="shared memory"):
+        PagedDecode(pool, F16, 64, 16, 1.0, split_keys=1024)
+    with pytest.raises(ValueError, match="66 of 64 dims"):
+        NormRopeWrite(pool, F16, 8, rotary_dim=66)
