@@ -94,13 +94,8 @@ def decode_case(
     """Return rows whose blocks are scattered in the pool, where all that no row may see is a NaN."""
     random = np.random.default_rng(dim * num_heads)
     num_blocks = [-(-sum(each) // block_size) for each in ranges]
-    pool = PoolShape(
-        num_kv_heads,
-        dim,
-        value_dim or dim,
-        num_slots=(sum(num_blocks) + 3) * block_size,
-        dtype=pool_dtype or dtype,
-    )
+    pool = PoolShape(num_kv_heads, dim, value_dim or dim, pool_dtype or dtype)
+    num_slots = (sum(num_blocks) + 3) * block_size
     kernel = PagedDecode(pool, dtype, num_heads, block_size, dim**-0.5, soft_cap, threads=threads)
     blocks = random.permutation(sum(num_blocks) + 3).astype(np.uint32)
     tables = np.full((len(ranges), max(*num_blocks, 8)), 0xFFFFFFFF, np.uint32)
@@ -113,7 +108,7 @@ def decode_case(
     visible = np.concatenate(slots)
     arrays = []
     for size in (pool.key_dim, pool.value_dim):
-        array = np.full((num_kv_heads, pool.num_slots, size), np.nan)
+        array = np.full((num_kv_heads, num_slots, size), np.nan)
         array[:, visible] = random.standard_normal((num_kv_heads, len(visible), size))
         arrays.append(stored(array.reshape(-1, size), pool.dtype))
     # Scores up to 10, so that softmax and soft caps do something.
@@ -139,7 +134,8 @@ def _attention(
 ) -> Array:
     pool, (num_rows, num_heads, _) = kernel.pool, queries.shape
     keys, values = (
-        numbers(array, pool.dtype).reshape(pool.num_kv_heads, pool.num_slots, -1) for array in pools
+        numbers(array, pool.dtype).reshape(pool.num_kv_heads, -1, array.shape[-1])
+        for array in pools
     )
     shared = num_heads // pool.num_kv_heads
     result = np.zeros((num_rows, num_heads, pool.value_dim))

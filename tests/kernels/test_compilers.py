@@ -35,7 +35,7 @@ needs_clang = pytest.mark.skipif(
 
 
 def pool(num_kv_heads: int, dim: int, dtype: DType) -> PoolShape:
-    return PoolShape(num_kv_heads, dim, dim, num_slots=1 << 20, dtype=dtype)
+    return PoolShape(num_kv_heads, dim, dim, dtype)
 
 
 def decode(num_heads: int, num_kv_heads: int, dim: int, dtype: DType) -> PagedDecode:

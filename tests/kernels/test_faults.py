@@ -51,7 +51,7 @@ def merge() -> Case:
 
 
 def write(slots: tuple[int, ...] = (5, 0, 15)) -> Case:
-    pool = PoolShape(2, 64, 80, 16, F16)
+    pool = PoolShape(2, 64, 80, F16)
     kernel = KVWrite(pool, F16, THREADS)
     inputs = [
         np.zeros((len(slots), 2, 64), np.float16),
@@ -64,7 +64,7 @@ def write(slots: tuple[int, ...] = (5, 0, 15)) -> Case:
 
 
 def norm_rope_write() -> Case:
-    pool = PoolShape(2, 80, 64, 16, BF16)
+    pool = PoolShape(2, 80, 64, BF16)
     kernel = NormRopeWrite(pool, BF16, 5, rotary_dim=32, norm_eps=1e-6, threads=THREADS)
     ones = [np.ones(shape) for shape in ((2, 5, 80), (2, 2, 80), (2, 2, 64), (80,), (80,))]
     inputs = [
@@ -175,7 +175,7 @@ def test_a_divergent_collective_is_found(name: str, old: str, new: str) -> None:
     [
         # Beyond a shared array, beyond a key's row in the pool, and before the pool.
         ("slots[key] = block", "slots[key + SPLIT_KEYS] = block"),
-        ("from + dim, part", "from + dim + NUM_SLOTS * NUM_KV_HEADS * KEY_DIM, part"),
+        ("from + dim, part", "from + dim + key_pool_shape[0] * KEY_DIM, part"),
         ("key_pool + (kv_head", "key_pool - KEY_DIM * 40 + (0 * kv_head"),
     ],
 )

@@ -109,9 +109,9 @@ def test_merge_splits_joins_what_has_keys(dtype: DType, has_sinks: bool) -> None
     assert (next_token == token).all()
 
 
-def empty_pools(pool: PoolShape) -> tuple[Array, Array]:
+def empty_pools(pool: PoolShape, num_slots: int) -> tuple[Array, Array]:
     """Return pools of -1, which nothing writes here."""
-    rows = pool.num_kv_heads * pool.num_slots
+    rows = pool.num_kv_heads * num_slots
     key_pool, value_pool = (
         stored(np.full((rows, dim), -1.0), pool.dtype) for dim in (pool.key_dim, pool.value_dim)
     )
@@ -123,28 +123,29 @@ def empty_pools(pool: PoolShape) -> tuple[Array, Array]:
 def test_kv_write_writes_the_slots_and_nothing_else(
     dtype: DType, pool_dtype: DType, num_tokens: int
 ) -> None:
-    pool = PoolShape(3, 64, 80, num_slots=64, dtype=pool_dtype)
+    pool = PoolShape(3, 64, 80, pool_dtype)
     random = np.random.default_rng(1)
     keys = stored(random.standard_normal((num_tokens, 3, 64)), dtype)
     values = stored(random.standard_normal((num_tokens, 3, 80)), dtype)
     slots = random.permutation(64)[:num_tokens].astype(np.uint32)
     # Of the last token, which is padding where there are others.
     slots[1:][-1:] = 64
-    key_pool, value_pool = empty_pools(pool)
+    key_pool, value_pool = empty_pools(pool, 64)
     expected = [array.copy().reshape(3, 64, -1) for array in (key_pool, value_pool)]
     for array, new in zip(expected, (keys, values), strict=True):
         written = slots < 64
         array[:, slots[written]] = stored(numbers(new[written], dtype), pool_dtype).swapaxes(0, 1)
 
     kernel, next_token = KVWrite(pool, dtype), no_token()
+    token = np.arange(8, dtype=np.uint32)
     CPUKernel(kernel.source(Target.CPU))(
-        [keys, values, pad(slots), key_pool, value_pool, no_token()],
+        [keys, values, pad(slots), key_pool, value_pool, token],
         [next_token],
         kernel.launch(num_tokens),
     )
     assert same_bits(key_pool, expected[0])
     assert same_bits(value_pool, expected[1])
-    assert (next_token == 1).all()
+    assert (next_token == token).all()
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
@@ -167,7 +168,7 @@ def test_norm_rope_write_is_norm_then_rotation_then_write(
     rotary_scale: float,
 ) -> None:
     num_tokens, heads, kv_heads = 3, 5, 2
-    pool = PoolShape(kv_heads, dim, 64, num_slots=32, dtype=dtype)
+    pool = PoolShape(kv_heads, dim, 64, dtype)
     kernel = NormRopeWrite(pool, dtype, heads, rotary_dim, traditional, norm_eps, rotary_scale)
     random = np.random.default_rng(2)
     queries = stored(random.standard_normal((num_tokens, heads, dim)), dtype)
@@ -177,7 +178,7 @@ def test_norm_rope_write_is_norm_then_rotation_then_write(
     inv_freq = (10000.0 ** -np.linspace(0, 1, rotary_dim // 2)).astype(np.float32)
     positions = np.array([0, 7, 40000], np.int32)
     slots = np.array([31, 4, 17], np.uint32)
-    key_pool, value_pool = empty_pools(pool)
+    key_pool, value_pool = empty_pools(pool, 32)
 
     # The angle is a float32 in every implementation, and large ones tell.
     angles = (positions[:, None].astype(np.float32) * inv_freq).astype(np.float64)[:, None]
@@ -195,8 +196,9 @@ def test_norm_rope_write_is_norm_then_rotation_then_write(
         return rotated
 
     out, next_token = stored(np.full(queries.shape, np.nan), dtype), no_token()
+    token = np.arange(8, dtype=np.uint32)
     inputs = [queries, keys, values, *(weights if norm_eps is not None else [])]
-    inputs += [pad(inv_freq), pad(positions), pad(slots), key_pool, value_pool, no_token()]
+    inputs += [pad(inv_freq), pad(positions), pad(slots), key_pool, value_pool, token]
     CPUKernel(kernel.source(Target.CPU))(inputs, [out, next_token], kernel.launch(num_tokens))
 
     def check(found: Array, computed: Array) -> None:
@@ -208,7 +210,7 @@ def test_norm_rope_write_is_norm_then_rotation_then_write(
     assert same_bits(value_pool.reshape(kv_heads, 32, 64)[:, slots].swapaxes(0, 1).copy(), values)
     untouched = np.setdiff1d(np.arange(32), slots)
     assert (written[:, untouched] == -1).all()
-    assert (next_token == 1).all()
+    assert (next_token == token).all()
 
 
 @pytest.mark.parametrize("vocabulary", [40, 512, 5001])
@@ -229,8 +231,8 @@ def test_greedy_tokens_are_the_first_of_the_largest(vocabulary: int) -> None:
 
 def test_what_a_kernel_cannot_do_is_said() -> None:
     with pytest.raises(ValueError, match="key_dim 100 is not a multiple of 8"):
-        PoolShape(1, 100, 64, 64, F16)
-    pool = PoolShape(8, 64, 64, 64, F16)
+        PoolShape(1, 100, 64, F16)
+    pool = PoolShape(8, 64, 64, F16)
     with pytest.raises(ValueError, match="8 KV heads for 12 heads"):
         PagedDecode(pool, F16, 12, 16, 1.0)
     with pytest.raises(ValueError, match="shared memory"):

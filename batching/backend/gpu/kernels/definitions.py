@@ -3,8 +3,8 @@
 Dimensions in shapes: T tokens, R rows (one query each), Hq and Hkv heads, S splits, W blocks of a table.
 
 The pools are `[Hkv * num_slots, dim]`, heads first, and are written through inputs, of which MLX knows
-nothing: a `token`, uint32 `[8]`, orders the kernels.  Each that writes returns the next token, and so does the
-one that ends the reading; what must come after it takes that token.
+nothing: a `token`, uint32 `[8]`, orders the kernels.  Each that writes returns the next token, a copy, and so does
+the one that ends the reading; what must come after it takes that token.
 
 Dims are multiples of 8; ValueError names what a kernel cannot do.
 """
@@ -33,12 +33,11 @@ _NEXT_TOKEN: Final[Mapping[str, DType]] = {"next_token": DType.UINT32}
 
 @dataclass(frozen=True)
 class PoolShape:
-    """A layer's pool: keys `[num_kv_heads * num_slots, key_dim]`, values likewise."""
+    """A layer's pool: keys `[num_kv_heads * num_slots, key_dim]`, values likewise, of any number of slots."""
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
-    num_slots: int
     dtype: DType
 
     def __post_init__(self) -> None:
@@ -57,7 +56,6 @@ class PoolShape:
             "NUM_KV_HEADS": self.num_kv_heads,
             "KEY_DIM": self.key_dim,
             "VALUE_DIM": self.value_dim,
-            "NUM_SLOTS": self.num_slots,
         }
 
 
@@ -66,7 +64,7 @@ class KVWrite:
     """Writes a step's keys and values into their slots.
 
     In: keys `[T, Hkv, Dk]`, values `[T, Hkv, Dv]` (both `dtype`), slots uint32 `[max(T, 8)]`, key_pool,
-    value_pool, token.  Out: next_token.  A slot of num_slots or more is padding, and is not written.
+    value_pool, token.  Out: next_token.  A slot beyond the pool's is padding, and is not written.
     """
 
     pool: PoolShape

@@ -1,19 +1,20 @@
 // Writes a token's keys and values into its slot.
 //
-// A group is a token: group.x.  A slot of NUM_SLOTS or more is padding.
+// A group is a token: group.x.  A slot beyond the pool's is padding.
+const int num_slots = key_pool_shape[0] / NUM_KV_HEADS;
 const Offset slot = slots[group.x];
 DEVICE Pool* key_rows = (DEVICE Pool*)key_pool;
 DEVICE Pool* value_rows = (DEVICE Pool*)value_pool;
-if (slot < NUM_SLOTS) {
+if (slot < num_slots) {
   for (int i = thread_id; i < NUM_KV_HEADS * KEY_DIM; i += THREADS) {
-    const Offset row = i / KEY_DIM * Offset(NUM_SLOTS) + slot;
+    const Offset row = i / KEY_DIM * Offset(num_slots) + slot;
     const Offset from = Offset(group.x) * (NUM_KV_HEADS * KEY_DIM) + i;
     key_rows[row * KEY_DIM + i % KEY_DIM] = static_cast<Pool>(static_cast<float>(keys[from]));
   }
   for (int i = thread_id; i < NUM_KV_HEADS * VALUE_DIM; i += THREADS) {
-    const Offset row = i / VALUE_DIM * Offset(NUM_SLOTS) + slot;
+    const Offset row = i / VALUE_DIM * Offset(num_slots) + slot;
     const Offset from = Offset(group.x) * (NUM_KV_HEADS * VALUE_DIM) + i;
     value_rows[row * VALUE_DIM + i % VALUE_DIM] = static_cast<Pool>(static_cast<float>(values[from]));
   }
 }
-if (group.x == 0 && thread_id < 8) next_token[thread_id] = token[thread_id] + 1;
+if (group.x == 0 && thread_id < 8) next_token[thread_id] = token[thread_id];

@@ -1,8 +1,8 @@
 // Norm and rotation of a token's queries and keys; its keys and values go into its slot.
 //
 // 32 threads have a head: the query heads and then the KV heads.  A group is THREADS / 32 heads (group.y)
-// of a token (group.x).  A slot of NUM_SLOTS or more is padding.
-if (group.x == 0 && group.y == 0 && thread_id < 8) next_token[thread_id] = token[thread_id] + 1;
+// of a token (group.x).  A slot beyond the pool's is padding.
+if (group.x == 0 && group.y == 0 && thread_id < 8) next_token[thread_id] = token[thread_id];
 
 const int lane = thread_id % 32;
 const int head = group.y * (THREADS / 32) + thread_id / 32;
@@ -10,13 +10,14 @@ if (head >= NUM_HEADS + NUM_KV_HEADS) return;
 
 const bool is_query = head < NUM_HEADS;
 const int kv_head = head - NUM_HEADS;
+const int num_slots = key_pool_shape[0] / NUM_KV_HEADS;
 const Offset slot = slots[group.x];
-const Offset row = kv_head * Offset(NUM_SLOTS) + slot;
+const Offset row = kv_head * Offset(num_slots) + slot;
 DEVICE Pool* key_row = (DEVICE Pool*)key_pool + row * KEY_DIM;
 DEVICE Model* query_row = queries_out + (Offset(group.x) * NUM_HEADS + head) * KEY_DIM;
 const DEVICE Model* from = is_query ? queries + (Offset(group.x) * NUM_HEADS + head) * KEY_DIM
                                     : keys + (Offset(group.x) * NUM_KV_HEADS + kv_head) * KEY_DIM;
-if (!is_query && slot >= NUM_SLOTS) return;
+if (!is_query && slot >= num_slots) return;
 
 #if HAS_NORM
 const DEVICE Model* weights = is_query ? q_weight : k_weight;

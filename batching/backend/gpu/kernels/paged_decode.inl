@@ -6,6 +6,7 @@ SHARED(unsigned, slots, SPLIT_KEYS);
 SHARED(float, scores, HEADS * SPLIT_KEYS);
 SHARED(float, sums, VALUE_TEAMS * VALUE_DIM);
 
+const int num_slots = key_pool_shape[0] / NUM_KV_HEADS;
 const int row = group.y;
 const int kv_head = group.x / HEAD_TILES;
 const int first_head = group.x * HEADS;
@@ -47,7 +48,7 @@ BARRIER();
     float dots[KEYS_AT_ONCE * HEADS];
     UNROLL for (int k = 0; k < KEYS_AT_ONCE; k++) {
       const int key = MIN(base + k * KEY_TEAMS + team, num_keys - 1);
-      const DEVICE Pool* from = key_pool + (kv_head * Offset(NUM_SLOTS) + slots[key]) * KEY_DIM;
+      const DEVICE Pool* from = key_pool + (kv_head * Offset(num_slots) + slots[key]) * KEY_DIM;
       UNROLL for (int h = 0; h < HEADS; h++) dots[k * HEADS + h] = 0.0f;
       UNROLL for (int step = 0; step < KEY_STEPS; step++) {
         const int dim = (step * KEY_LANES + lane) * 8;
@@ -108,7 +109,7 @@ BARRIER();
     UNROLL for (int k = 0; k < KEYS_AT_ONCE; k++) {
       const bool beyond = base + k * VALUE_TEAMS + team >= num_keys;
       const int key = beyond ? num_keys - 1 : base + k * VALUE_TEAMS + team;
-      const DEVICE Pool* from = value_pool + (kv_head * Offset(NUM_SLOTS) + slots[key]) * VALUE_STRIDE;
+      const DEVICE Pool* from = value_pool + (kv_head * Offset(num_slots) + slots[key]) * VALUE_STRIDE;
       UNROLL for (int step = 0; step < VALUE_STEPS; step++) {
         const int dim = (step * VALUE_LANES + lane) * 8;
         if (dim < VALUE_DIM) {
