@@ -85,6 +85,7 @@ def decode_case(
     dtype: DType,
     *,
     value_dim: int | None = None,
+    values_in_keys: bool = False,
     block_size: int = 16,
     soft_cap: float = 0.0,
     pool_dtype: DType | None = None,
@@ -94,7 +95,7 @@ def decode_case(
     """Return rows whose blocks are scattered in the pool, where all that no row may see is a NaN."""
     random = np.random.default_rng(dim * num_heads)
     num_blocks = [-(-sum(each) // block_size) for each in ranges]
-    pool = PoolShape(num_kv_heads, dim, value_dim or dim, pool_dtype or dtype)
+    pool = PoolShape(num_kv_heads, dim, value_dim or dim, pool_dtype or dtype, values_in_keys)
     num_slots = (sum(num_blocks) + 3) * block_size
     kernel = PagedDecode(pool, dtype, num_heads, block_size, dim**-0.5, soft_cap, threads=threads)
     blocks = random.permutation(sum(num_blocks) + 3).astype(np.uint32)
@@ -107,7 +108,7 @@ def decode_case(
         slots.append(own[positions // block_size] * block_size + positions % block_size)
     visible = np.concatenate(slots)
     arrays = []
-    for size in (pool.key_dim, pool.value_dim):
+    for size in (pool.key_dim, pool.value_dim)[: len(pool.arrays)]:
         array = np.full((num_kv_heads, num_slots, size), np.nan)
         array[:, visible] = random.standard_normal((num_kv_heads, len(visible), size))
         arrays.append(stored(array.reshape(-1, size), pool.dtype))
@@ -133,10 +134,11 @@ def _attention(
     kernel: PagedDecode, queries: Array, pools: Sequence[Array], slots: Sequence[Array]
 ) -> Array:
     pool, (num_rows, num_heads, _) = kernel.pool, queries.shape
-    keys, values = (
+    by_head = [
         numbers(array, pool.dtype).reshape(pool.num_kv_heads, -1, array.shape[-1])
         for array in pools
-    )
+    ]
+    keys, values = by_head[0], by_head[-1][..., : pool.value_dim]
     shared = num_heads // pool.num_kv_heads
     result = np.zeros((num_rows, num_heads, pool.value_dim))
     for row, own in enumerate(slots):

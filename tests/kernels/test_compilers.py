@@ -25,6 +25,8 @@ BF16, F16, F32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
 ARCHITECTURES: Final = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 # Of a thread: twice 256 threads, a multiprocessor's least, have so many.
 MAX_REGISTERS: Final = 128
+# Once 256 threads.
+MAX_REGISTERS_LATENT: Final = 192
 
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.home() is None, reason="no NVRTC: make test-kernels installs it, on Linux"
@@ -42,6 +44,7 @@ def decode(num_heads: int, num_kv_heads: int, dim: int, dtype: DType) -> PagedDe
     return PagedDecode(pool(num_kv_heads, dim, dtype), dtype, num_heads, 16, 0.1, soft_cap=30.0)
 
 
+LATENT: Final = PoolShape(1, 576, 512, BF16, values_in_keys=True)
 KERNELS: Final[dict[str, Kernel]] = {
     "decode, 1 head of 96": decode(8, 8, 96, F32),
     "decode, 4 heads of 64, float16": decode(32, 8, 64, F16),
@@ -50,9 +53,11 @@ KERNELS: Final[dict[str, Kernel]] = {
     "decode, 8 heads of 128, float32": decode(64, 8, 128, F32),
     "decode, 2 heads of 256, bfloat16": decode(16, 8, 256, BF16),
     "decode, 5 heads of 80, float16": decode(20, 4, 80, F16),
+    "decode, latent": PagedDecode(LATENT, BF16, 128, 16, 1.0),
     "merge": MergeSplits(BF16, 32, 128),
     "merge with sinks": MergeSplits(F16, 64, 64, has_sinks=True),
     "write": KVWrite(pool(8, 128, BF16), BF16),
+    "write, latent": KVWrite(LATENT, BF16),
     "write into another type": KVWrite(pool(8, 128, F16), F32),
     "norm, rope, write": NormRopeWrite(pool(8, 128, BF16), BF16, 32, 128, norm_eps=1e-6),
     "rope, write": NormRopeWrite(pool(4, 80, F16), F16, 20, 32, traditional=True),
@@ -65,7 +70,7 @@ KERNELS: Final[dict[str, Kernel]] = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_cuda_keeps_all_of_a_thread_in_registers(name: str, architecture: str) -> None:
     found = nvrtc.compile_kernel(KERNELS[name].source(Target.CUDA), architecture)
-    assert found.registers <= MAX_REGISTERS
+    assert found.registers <= (MAX_REGISTERS_LATENT if "latent" in name else MAX_REGISTERS)
     assert found.stack_bytes == found.spill_bytes == 0
     assert found.shared_bytes <= MAX_SHARED_BYTES
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -30,10 +30,12 @@ Case = tuple[KernelSource, list[Array], list[Array], Launch]
 THREADS: Final = 64
 
 
-def decode(num_heads: int = 2, dim: int = 64, dtype: DType = F16, ranges: int = 1) -> Case:
+def decode(
+    num_heads: int = 2, dim: int = 64, dtype: DType = F16, ranges: int = 1, **options: Any
+) -> Case:
     """Return a decode of two splits for each of one KV head's rows."""
     some = [(0, 513), (3, 40), (0, 0)][:ranges]
-    case = decode_case(num_heads, 1, dim, dtype, ranges=some, threads=THREADS)
+    case = decode_case(num_heads, 1, dim, dtype, ranges=some, threads=THREADS, **options)
     return case.kernel.source(Target.CPU), case.inputs, case.outputs(), case.launch
 
 
@@ -90,6 +92,7 @@ CASES: Final[dict[str, Callable[[], Case]]] = {
     "decode": lambda: decode(ranges=3),
     "decode of 8 heads": lambda: decode(8, 128, BF16),
     "decode of dims that leave threads idle": lambda: decode(3, 80, F32),
+    "decode of latents": lambda: decode(4, 576, BF16, value_dim=512, values_in_keys=True),
     "merge": merge,
     "write": write,
     "norm, rope, write": norm_rope_write,

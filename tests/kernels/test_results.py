@@ -40,6 +40,9 @@ ROUNDING = {BF16: 2**-8, F16: 2**-11, F32: 2**-22}
         (11, 1, 64, F16, {}),
         (4, 2, 192, BF16, {"value_dim": 128}),
         (8, 2, 128, BF16, {"pool_dtype": F16}),
+        # Latent attention.
+        (16, 1, 576, BF16, {"value_dim": 512, "values_in_keys": True}),
+        (6, 1, 48, F32, {"value_dim": 40, "values_in_keys": True}),
     ],
 )
 def test_paged_decode_and_merge_are_attention(
@@ -148,6 +151,19 @@ def test_kv_write_writes_the_slots_and_nothing_else(
     assert (next_token == token).all()
 
 
+def test_kv_write_of_latents_writes_keys_alone() -> None:
+    pool = PoolShape(1, 48, 40, F32, values_in_keys=True)
+    kernel = KVWrite(pool, F32)
+    keys = np.random.default_rng(1).standard_normal((2, 1, 48)).astype(np.float32)
+    key_pool = np.full((32, 48), -1, np.float32)
+    slots = np.array([30, 2], np.uint32)
+    CPUKernel(kernel.source(Target.CPU))(
+        [keys, pad(slots), key_pool, no_token()], [no_token()], kernel.launch(2)
+    )
+    assert same_bits(key_pool[slots], keys[:, 0])
+    assert (np.delete(key_pool, slots, axis=0) == -1).all()
+
+
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize(
     ("dim", "rotary_dim", "traditional", "norm_eps", "rotary_scale"),
@@ -237,5 +253,9 @@ def test_what_a_kernel_cannot_do_is_said() -> None:
         PagedDecode(pool, F16, 12, 16, 1.0)
     with pytest.raises(ValueError, match="shared memory"):
         PagedDecode(pool, F16, 64, 16, 1.0, split_keys=1024)
+    with pytest.raises(ValueError, match="512 dims of values in keys of 64"):
+        PoolShape(1, 64, 512, F16, values_in_keys=True)
+    with pytest.raises(ValueError, match="latent"):
+        NormRopeWrite(PoolShape(1, 576, 512, F16, values_in_keys=True), F16, 8, rotary_dim=64)
     with pytest.raises(ValueError, match="66 of 64 dims"):
         NormRopeWrite(pool, F16, 8, rotary_dim=66)

@@ -26,28 +26,35 @@ _LANES: Final = 32
 # Every GPU of either kind has this much for a group.
 MAX_SHARED_BYTES: Final = 32 * 1024
 # Elements that a thread holds for its heads at once, of queries and then of values; more would spill.
-_MAX_HELD: Final = 64
+_MAX_HELD: Final = 96
 _TOKEN: Final[Mapping[str, DType]] = {"token": DType.UINT32}
 _NEXT_TOKEN: Final[Mapping[str, DType]] = {"next_token": DType.UINT32}
 
 
 @dataclass(frozen=True)
 class PoolShape:
-    """A layer's pool: keys `[num_kv_heads * num_slots, key_dim]`, values likewise, of any number of slots."""
+    """A layer's pool: keys `[num_kv_heads * num_slots, key_dim]`, values likewise, of any number of slots.
+
+    values_in_keys: the values are the first dims of the keys (latent attention), and there is no value_pool.
+    """
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
     dtype: DType
+    values_in_keys: bool = False
 
     def __post_init__(self) -> None:
         for name in ("key_dim", "value_dim"):
             if getattr(self, name) % 8:
                 raise ValueError(f"{name} {getattr(self, name)} is not a multiple of 8")
+        if self.values_in_keys and self.value_dim > self.key_dim:
+            raise ValueError(f"{self.value_dim} dims of values in keys of {self.key_dim}")
 
     @property
     def arrays(self) -> Mapping[str, DType]:
-        return {"key_pool": self.dtype, "value_pool": self.dtype}
+        names = ("key_pool",) if self.values_in_keys else ("key_pool", "value_pool")
+        return dict.fromkeys(names, self.dtype)
 
     @property
     def constants(self) -> Mapping[str, int | DType]:
@@ -56,6 +63,7 @@ class PoolShape:
             "NUM_KV_HEADS": self.num_kv_heads,
             "KEY_DIM": self.key_dim,
             "VALUE_DIM": self.value_dim,
+            "VALUES_IN_KEYS": self.values_in_keys,
         }
 
 
@@ -64,7 +72,7 @@ class KVWrite:
     """Writes a step's keys and values into their slots.
 
     In: keys `[T, Hkv, Dk]`, values `[T, Hkv, Dv]` (both `dtype`), slots uint32 `[max(T, 8)]`, key_pool,
-    value_pool, token.  Out: next_token.  A slot beyond the pool's is padding, and is not written.
+    value_pool, token; no values where they are in the keys.  Out: next_token.  A slot beyond the pool's is padding, and is not written.
     """
 
     pool: PoolShape
@@ -72,7 +80,9 @@ class KVWrite:
     threads: int = 256
 
     def source(self, target: Target) -> KernelSource:
-        model = {"keys": self.dtype, "values": self.dtype}
+        model = dict.fromkeys(
+            ("keys",) if self.pool.values_in_keys else ("keys", "values"), self.dtype
+        )
         return kernel_source(
             "kv_write",
             target,
@@ -109,6 +119,8 @@ class NormRopeWrite:
     threads: int = 128
 
     def __post_init__(self) -> None:
+        if self.pool.values_in_keys:
+            raise ValueError("norm and rotation of latent attention are not those of its heads")
         if self.rotary_dim % 2 or self.rotary_dim > self.pool.key_dim:
             raise ValueError(f"{self.rotary_dim} of {self.pool.key_dim} dims cannot be rotated")
 
@@ -180,9 +192,13 @@ class PagedDecode:
     def heads_at_once(self) -> int:
         """Of the query heads of a KV head, those that a thread group computes."""
         group_size = self.num_heads // self.pool.num_kv_heads
-        held = max(_vectors(self.pool.key_dim), _vectors(self.pool.value_dim)) * 8
-        most = min(8, max(_MAX_HELD // held, 1))
+        most = min(8, max(_MAX_HELD // self._held, 1))
         return max(heads for heads in range(1, most + 1) if group_size % heads == 0)
+
+    @property
+    def _held(self) -> int:
+        """Elements of a head that a thread has, of a query and then of the values."""
+        return 8 * max(_vectors(self.pool.key_dim), _vectors(self.pool.value_dim))
 
     @property
     def shared_bytes(self) -> int:
@@ -212,14 +228,16 @@ class PagedDecode:
                 "THREADS": self.threads,
                 "HEADS": heads,
                 "HEAD_TILES": self.num_heads // self.pool.num_kv_heads // heads,
-                "KEYS_AT_ONCE": 4 if heads <= 4 else 2,
+                "KEYS_AT_ONCE": 4 if heads * self._held <= _MAX_HELD // 3 else 2,
                 "KEY_LANES": _team(self.pool.key_dim),
                 "KEY_TEAMS": self.threads // _team(self.pool.key_dim),
                 "KEY_STEPS": _vectors(self.pool.key_dim),
                 "VALUE_LANES": _team(self.pool.value_dim),
                 "VALUE_TEAMS": self.threads // _team(self.pool.value_dim),
                 "VALUE_STEPS": _vectors(self.pool.value_dim),
-                "VALUE_STRIDE": self.pool.value_dim,
+                "VALUE_STRIDE": self.pool.key_dim
+                if self.pool.values_in_keys
+                else self.pool.value_dim,
             },
         )
 

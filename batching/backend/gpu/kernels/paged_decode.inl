@@ -6,6 +6,11 @@ SHARED(unsigned, slots, SPLIT_KEYS);
 SHARED(float, scores, HEADS * SPLIT_KEYS);
 SHARED(float, sums, VALUE_TEAMS * VALUE_DIM);
 
+#if VALUES_IN_KEYS
+const DEVICE Pool* value_rows = key_pool;
+#else
+const DEVICE Pool* value_rows = value_pool;
+#endif
 const int num_slots = key_pool_shape[0] / NUM_KV_HEADS;
 const int row = group.y;
 const int kv_head = group.x / HEAD_TILES;
@@ -109,7 +114,7 @@ BARRIER();
     UNROLL for (int k = 0; k < KEYS_AT_ONCE; k++) {
       const bool beyond = base + k * VALUE_TEAMS + team >= num_keys;
       const int key = beyond ? num_keys - 1 : base + k * VALUE_TEAMS + team;
-      const DEVICE Pool* from = value_pool + (kv_head * Offset(num_slots) + slots[key]) * VALUE_STRIDE;
+      const DEVICE Pool* from = value_rows + (kv_head * Offset(num_slots) + slots[key]) * VALUE_STRIDE;
       UNROLL for (int step = 0; step < VALUE_STEPS; step++) {
         const int dim = (step * VALUE_LANES + lane) * 8;
         if (dim < VALUE_DIM) {
