@@ -37,6 +37,15 @@ def numbers(buffer: Array, dtype: DType) -> Array:
     return buffer.astype(np.float64)
 
 
+def quantized(rows: Array) -> tuple[Array, Array]:
+    """Return rows as integers, and their scales in float32; a row with a NaN has zeros and a NaN."""
+    largest = np.abs(rows).max(-1)
+    scales = (largest / 127).astype(np.float32)
+    finite = np.isfinite(largest) & (largest > 0)
+    factors = np.where(finite, 127 / np.where(finite, largest, 1), 0)
+    return np.rint(np.nan_to_num(rows) * factors[:, None]).astype(np.int8), scales
+
+
 def pad(values: Array, size: int = 8) -> Array:
     """Return values with zeros after them: fewer than eight would be in Metal's constant memory."""
     return np.concatenate([values, np.zeros(max(size - len(values), 0), values.dtype)])
@@ -111,13 +120,20 @@ def decode_case(
     for size in (pool.key_dim, pool.value_dim)[: len(pool.arrays)]:
         array = np.full((num_kv_heads, num_slots, size), np.nan)
         array[:, visible] = random.standard_normal((num_kv_heads, len(visible), size))
-        arrays.append(stored(array.reshape(-1, size), pool.dtype))
+        arrays.append(array.reshape(-1, size))
+    if pool.is_quantized:
+        rounded = [quantized(array) for array in arrays]
+        buffers = [*(integers for integers, _ in rounded), *(scales for _, scales in rounded)]
+        arrays = [integers * scales[:, None].astype(np.float64) for integers, scales in rounded]
+    else:
+        buffers = [stored(array, pool.dtype) for array in arrays]
+        arrays = [numbers(buffer, pool.dtype) for buffer in buffers]
     # Scores up to 10, so that softmax and soft caps do something.
     queries = stored(3 * random.standard_normal((len(ranges), num_heads, dim)), dtype)
     num_splits = kernel.num_splits(max(count for _, count in ranges))
     return DecodeCase(
         kernel,
-        [queries, *arrays, tables, _padded_ranges(ranges), no_token()],
+        [queries, *buffers, tables, _padded_ranges(ranges), no_token()],
         kernel.launch(len(ranges), num_splits),
         len(ranges),
         num_splits,
@@ -134,10 +150,7 @@ def _attention(
     kernel: PagedDecode, queries: Array, pools: Sequence[Array], slots: Sequence[Array]
 ) -> Array:
     pool, (num_rows, num_heads, _) = kernel.pool, queries.shape
-    by_head = [
-        numbers(array, pool.dtype).reshape(pool.num_kv_heads, -1, array.shape[-1])
-        for array in pools
-    ]
+    by_head = [array.reshape(pool.num_kv_heads, -1, array.shape[-1]) for array in pools]
     keys, values = by_head[0], by_head[-1][..., : pool.value_dim]
     shared = num_heads // pool.num_kv_heads
     result = np.zeros((num_rows, num_heads, pool.value_dim))

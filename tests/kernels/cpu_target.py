@@ -34,6 +34,7 @@ NUMPY_DTYPES: Final[dict[DType, np.dtype[Any]]] = {
     DType.FLOAT16: np.dtype(np.float16),
     DType.BFLOAT16: np.dtype(np.uint16),
     DType.FLOAT32: np.dtype(np.float32),
+    DType.INT8: np.dtype(np.int8),
     DType.INT32: np.dtype(np.int32),
     DType.UINT32: np.dtype(np.uint32),
 }

@@ -22,6 +22,7 @@ enum class mem_flags { mem_threadgroup };
 void threadgroup_barrier(mem_flags);
 float simd_shuffle_xor(float value, ushort mask);
 float fmax(float x, float y);
+float rint(float x);
 int min(int x, int y);
 namespace precise {
 float exp(float x);

@@ -20,7 +20,7 @@ from tests.kernels.cases import Kernel
 
 pytestmark = pytest.mark.kernels
 
-BF16, F16, F32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
+BF16, F16, F32, INT8 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.INT8
 # A100, H100, B200, RTX 50.
 ARCHITECTURES: Final = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 # Of a thread: twice 256 threads, a multiprocessor's least, have so many.
@@ -53,10 +53,12 @@ KERNELS: Final[dict[str, Kernel]] = {
     "decode, 8 heads of 128, float32": decode(64, 8, 128, F32),
     "decode, 2 heads of 256, bfloat16": decode(16, 8, 256, BF16),
     "decode, 5 heads of 80, float16": decode(20, 4, 80, F16),
+    "decode, 8 bits": PagedDecode(PoolShape(8, 128, 128, INT8), BF16, 32, 16, 0.1),
     "decode, latent": PagedDecode(LATENT, BF16, 128, 16, 1.0),
     "merge": MergeSplits(BF16, 32, 128),
     "merge with sinks": MergeSplits(F16, 64, 64, has_sinks=True),
     "write": KVWrite(pool(8, 128, BF16), BF16),
+    "write, 8 bits": KVWrite(PoolShape(8, 128, 128, INT8), BF16),
     "write, latent": KVWrite(LATENT, BF16),
     "write into another type": KVWrite(pool(8, 128, F16), F32),
     "norm, rope, write": NormRopeWrite(pool(8, 128, BF16), BF16, 32, 128, norm_eps=1e-6),

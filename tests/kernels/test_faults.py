@@ -65,6 +65,19 @@ def write(slots: tuple[int, ...] = (5, 0, 15)) -> Case:
     return kernel.source(Target.CPU), inputs, [no_token()], kernel.launch(len(slots))
 
 
+def write_8bit() -> Case:
+    kernel = KVWrite(PoolShape(2, 64, 80, DType.INT8), F16, THREADS)
+    inputs = [
+        np.ones((3, 2, 64), np.float16),
+        np.ones((3, 2, 80), np.float16),
+        pad(np.array([5, 0, 15], np.uint32)),
+        *(np.zeros((32, dim), np.int8) for dim in (64, 80)),
+        *(np.zeros(32, np.float32) for _ in range(2)),
+        no_token(),
+    ]
+    return kernel.source(Target.CPU), inputs, [no_token()], kernel.launch(3)
+
+
 def norm_rope_write() -> Case:
     pool = PoolShape(2, 80, 64, BF16)
     kernel = NormRopeWrite(pool, BF16, 5, rotary_dim=32, norm_eps=1e-6, threads=THREADS)
@@ -93,8 +106,10 @@ CASES: Final[dict[str, Callable[[], Case]]] = {
     "decode of 8 heads": lambda: decode(8, 128, BF16),
     "decode of dims that leave threads idle": lambda: decode(3, 80, F32),
     "decode of latents": lambda: decode(4, 576, BF16, value_dim=512, values_in_keys=True),
+    "decode of 8 bits": lambda: decode(pool_dtype=DType.INT8),
     "merge": merge,
     "write": write,
+    "write of 8 bits": write_8bit,
     "norm, rope, write": norm_rope_write,
     "greedy": greedy,
 }

@@ -14,12 +14,12 @@ from batching.backend.gpu.kernels.definitions import (
     PoolShape,
 )
 from batching.backend.gpu.kernels.sources import DType, Target
-from tests.kernels.cases import decode_case, no_token, numbers, pad, same_bits, stored
+from tests.kernels.cases import decode_case, no_token, numbers, pad, quantized, same_bits, stored
 from tests.kernels.cpu_target import ORDERS, Array, CPUKernel
 
 pytestmark = pytest.mark.kernels
 
-BF16, F16, F32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
+BF16, F16, F32, INT8 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.INT8
 # Halves of the last bit, relative.
 ROUNDING = {BF16: 2**-8, F16: 2**-11, F32: 2**-22}
 
@@ -40,6 +40,8 @@ ROUNDING = {BF16: 2**-8, F16: 2**-11, F32: 2**-22}
         (11, 1, 64, F16, {}),
         (4, 2, 192, BF16, {"value_dim": 128}),
         (8, 2, 128, BF16, {"pool_dtype": F16}),
+        (8, 2, 128, BF16, {"pool_dtype": INT8}),
+        (3, 1, 80, F32, {"pool_dtype": INT8, "soft_cap": 5.0}),
         # Latent attention.
         (16, 1, 576, BF16, {"value_dim": 512, "values_in_keys": True}),
         (6, 1, 48, F32, {"value_dim": 40, "values_in_keys": True}),
@@ -151,6 +153,37 @@ def test_kv_write_writes_the_slots_and_nothing_else(
     assert (next_token == token).all()
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_kv_write_rounds_each_row_to_8_bits(dtype: DType) -> None:
+    pool = PoolShape(3, 64, 80, INT8)
+    kernel = KVWrite(pool, dtype)
+    random = np.random.default_rng(4)
+    new = [stored(random.standard_normal((4, 3, dim)), dtype) for dim in (64, 80)]
+    new[0][1, 2] = 0
+    new[1][2, 0, 70] = stored(np.array(np.nan), dtype)
+    new[1][3, 1, 5] = stored(np.array(-np.inf), dtype)
+    slots = np.array([31, 4, 17, 9], np.uint32)
+    pools = [np.full((96, dim), -1, np.int8) for dim in (64, 80)]
+    scales = [np.full(96, -1, np.float32) for _ in range(2)]
+    for order in ORDERS:
+        CPUKernel(kernel.source(Target.CPU))(
+            [*new, pad(slots), *pools, *scales, no_token()], [no_token()], kernel.launch(4), order
+        )
+        for rows, integers, factors in zip(new, pools, scales, strict=True):
+            by_head = integers.reshape(3, 32, -1)[:, slots].swapaxes(0, 1)
+            by_head_scales = factors.reshape(3, 32)[:, slots].swapaxes(0, 1)
+            expected, expected_scales = quantized(numbers(rows, dtype).reshape(12, -1))
+            # A number in the middle of two integers may become either.
+            assert np.abs(by_head.reshape(12, -1) - expected.astype(int)).max() <= 1
+            assert (by_head.reshape(12, -1) != expected).mean() < 0.01
+            found = by_head_scales.reshape(-1)
+            finite = np.isfinite(expected_scales)
+            np.testing.assert_allclose(found[finite], expected_scales[finite], rtol=1e-6)
+            assert np.isnan(found[~finite]).all()
+            untouched = np.setdiff1d(np.arange(32), slots)
+            assert (integers.reshape(3, 32, -1)[:, untouched] == -1).all()
+
+
 def test_kv_write_of_latents_writes_keys_alone() -> None:
     pool = PoolShape(1, 48, 40, F32, values_in_keys=True)
     kernel = KVWrite(pool, F32)
@@ -255,6 +288,10 @@ def test_what_a_kernel_cannot_do_is_said() -> None:
         PagedDecode(pool, F16, 64, 16, 1.0, split_keys=1024)
     with pytest.raises(ValueError, match="512 dims of values in keys of 64"):
         PoolShape(1, 64, 512, F16, values_in_keys=True)
+    with pytest.raises(ValueError, match="8 bits"):
+        PoolShape(1, 576, 512, INT8, values_in_keys=True)
+    with pytest.raises(ValueError, match="8 bits"):
+        NormRopeWrite(PoolShape(8, 64, 64, INT8), F16, 8, rotary_dim=64)
     with pytest.raises(ValueError, match="latent"):
         NormRopeWrite(PoolShape(1, 576, 512, F16, values_in_keys=True), F16, 8, rotary_dim=64)
     with pytest.raises(ValueError, match="66 of 64 dims"):

@@ -14,8 +14,10 @@
 #define SIN(x) std::sin(x)
 #define COS(x) std::cos(x)
 #define RSQRT(x) (1.0f / std::sqrt(x))
+#define ROUND(x) std::rint(x)
 #define MAX(x, y) std::fmax(x, y)
 #define MIN(x, y) ((x) < (y) ? (x) : (y))
+#define IS_FINITE(x) ((x) >= -3.402823466e38f && (x) <= 3.402823466e38f)
 #define NEGATIVE_INFINITY (-INFINITY)
 
 typedef std::int64_t Offset;

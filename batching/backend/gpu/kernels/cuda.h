@@ -9,8 +9,10 @@
 #define SIN(x) ::sinf(x)
 #define COS(x) ::cosf(x)
 #define RSQRT(x) ::rsqrtf(x)
+#define ROUND(x) ::rintf(x)
 #define MAX(x, y) ::fmaxf(x, y)
 #define MIN(x, y) ::min(x, y)
+#define IS_FINITE(x) ((x) >= -3.402823466e38f && (x) <= 3.402823466e38f)
 #define NEGATIVE_INFINITY __uint_as_float(0xff800000u)
 
 typedef long long Offset;

@@ -35,6 +35,8 @@ _NEXT_TOKEN: Final[Mapping[str, DType]] = {"next_token": DType.UINT32}
 class PoolShape:
     """A layer's pool: keys `[num_kv_heads * num_slots, key_dim]`, values likewise, of any number of slots.
 
+    dtype: that of the arrays.  With int8 two more follow them, key_scales and value_scales, float32
+    `[num_kv_heads * num_slots]`, by which the integers of a row are multiplied.
     values_in_keys: the values are the first dims of the keys (latent attention), and there is no value_pool.
     """
 
@@ -48,13 +50,20 @@ class PoolShape:
         for name in ("key_dim", "value_dim"):
             if getattr(self, name) % 8:
                 raise ValueError(f"{name} {getattr(self, name)} is not a multiple of 8")
+        if self.values_in_keys and self.is_quantized:
+            raise ValueError("latents are not kept in 8 bits")
         if self.values_in_keys and self.value_dim > self.key_dim:
             raise ValueError(f"{self.value_dim} dims of values in keys of {self.key_dim}")
 
     @property
+    def is_quantized(self) -> bool:
+        return self.dtype is DType.INT8
+
+    @property
     def arrays(self) -> Mapping[str, DType]:
         names = ("key_pool",) if self.values_in_keys else ("key_pool", "value_pool")
-        return dict.fromkeys(names, self.dtype)
+        scales = ("key_scales", "value_scales") if self.is_quantized else ()
+        return {**dict.fromkeys(names, self.dtype), **dict.fromkeys(scales, DType.FLOAT32)}
 
     @property
     def constants(self) -> Mapping[str, int | DType]:
@@ -64,6 +73,7 @@ class PoolShape:
             "KEY_DIM": self.key_dim,
             "VALUE_DIM": self.value_dim,
             "VALUES_IN_KEYS": self.values_in_keys,
+            "QUANTIZED": self.is_quantized,
         }
 
 
@@ -71,8 +81,8 @@ class PoolShape:
 class KVWrite:
     """Writes a step's keys and values into their slots.
 
-    In: keys `[T, Hkv, Dk]`, values `[T, Hkv, Dv]` (both `dtype`), slots uint32 `[max(T, 8)]`, key_pool,
-    value_pool, token; no values where they are in the keys.  Out: next_token.  A slot beyond the pool's is padding, and is not written.
+    In: keys `[T, Hkv, Dk]`, values `[T, Hkv, Dv]` (both `dtype`), slots uint32 `[max(T, 8)]`, the pool's arrays,
+    token; no values where they are in the keys.  Out: next_token.  A slot beyond the pool's is padding, and is not written.
     """
 
     pool: PoolShape
@@ -84,7 +94,7 @@ class KVWrite:
             ("keys",) if self.pool.values_in_keys else ("keys", "values"), self.dtype
         )
         return kernel_source(
-            "kv_write",
+            "kv_write_8bit" if self.pool.is_quantized else "kv_write",
             target,
             {**model, "slots": DType.UINT32, **self.pool.arrays, **_TOKEN},
             _NEXT_TOKEN,
@@ -101,7 +111,7 @@ class NormRopeWrite:
 
     In: queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]`, values `[T, Hkv, Dv]`, with a norm q_weight and k_weight
     `[Dk]` (all `dtype`), inv_freq float32 `[max(rotary_dim / 2, 8)]`, positions int32 `[max(T, 8)]`, slots
-    uint32 `[max(T, 8)]`, key_pool, value_pool, token.  Out: queries_out `[T, Hq, Dk]`, next_token.
+    uint32 `[max(T, 8)]`, the pool's arrays, token.  Out: queries_out `[T, Hq, Dk]`, next_token.
 
     norm_eps: of the RMS norm over each head; None for no norm.
     rotary_dim: the first dims are rotated, in float32, by position * inv_freq, and multiplied by rotary_scale.
@@ -121,6 +131,8 @@ class NormRopeWrite:
     def __post_init__(self) -> None:
         if self.pool.values_in_keys:
             raise ValueError("norm and rotation of latent attention are not those of its heads")
+        if self.pool.is_quantized:
+            raise ValueError("rotated keys are not rounded to 8 bits: KVWrite does that")
         if self.rotary_dim % 2 or self.rotary_dim > self.pool.key_dim:
             raise ValueError(f"{self.rotary_dim} of {self.pool.key_dim} dims cannot be rotated")
 
@@ -163,7 +175,7 @@ class NormRopeWrite:
 class PagedDecode:
     """Attention of rows with one query each, in splits of their keys; `MergeSplits` joins them.
 
-    In: queries `[R, Hq, Dk]` (`dtype`), key_pool, value_pool, block_tables uint32 `[R, W]`, ranges int32
+    In: queries `[R, Hq, Dk]` (`dtype`), the pool's arrays, block_tables uint32 `[R, W]`, ranges int32
     `[R, 2]` (first visible position, how many), token; pad tables and ranges to 8 elements.
     Out: partials float32 `[R, Hq, S, Dv]`, stats float32 `[R, Hq, S, 2]` (largest score, sum of weights).
 

@@ -11,7 +11,7 @@ int best_token = vocabulary;
 int bad = 0;
 for (int i = thread_id; i < vocabulary; i += THREADS) {
   const float logit = static_cast<float>(logits[Offset(group.x) * vocabulary + i]);
-  if (!(-3.402823466e38f <= logit && logit <= 3.402823466e38f)) bad = 1;
+  if (!IS_FINITE(logit)) bad = 1;
   if (logit > best) {
     best = logit;
     best_token = i;

@@ -9,8 +9,10 @@
 #define SIN(x) metal::precise::sin(x)
 #define COS(x) metal::precise::cos(x)
 #define RSQRT(x) metal::precise::rsqrt(x)
+#define ROUND(x) metal::rint(x)
 #define MAX(x, y) metal::fmax(x, y)
 #define MIN(x, y) metal::min(x, y)
+#define IS_FINITE(x) ((x) >= -3.402823466e38f && (x) <= 3.402823466e38f)
 #define NEGATIVE_INFINITY (-INFINITY)
 
 typedef long Offset;

@@ -72,8 +72,13 @@ BARRIER();
     UNROLL for (int k = 0; k < KEYS_AT_ONCE; k++) {
       const int key = base + k * KEY_TEAMS + team;
       if (lane == 0 && key < num_keys) {
+#if QUANTIZED
+        const float scale = SCALE * key_scales[kv_head * Offset(num_slots) + slots[key]];
+#else
+        const float scale = SCALE;
+#endif
         UNROLL for (int h = 0; h < HEADS; h++) {
-          const float score = dots[k * HEADS + h] * SCALE;
+          const float score = dots[k * HEADS + h] * scale;
           scores[h * SPLIT_KEYS + key] = SOFT_CAP > 0.0f ? SOFT_CAP * TANH(score / SOFT_CAP) : score;
         }
       }
@@ -93,8 +98,12 @@ for (int h = thread_id / 32; h < HEADS; h += THREADS / 32) {
   float sum = 0.0f;
   for (int key = lane; key < num_keys; key += 32) {
     const float weight = EXP(scores[h * SPLIT_KEYS + key] - maximum);
-    scores[h * SPLIT_KEYS + key] = weight;
     sum += weight;
+#if QUANTIZED
+    scores[h * SPLIT_KEYS + key] = weight * value_scales[kv_head * Offset(num_slots) + slots[key]];
+#else
+    scores[h * SPLIT_KEYS + key] = weight;
+#endif
   }
   team_sum<1, 32>(&sum);
   if (lane == 0) {

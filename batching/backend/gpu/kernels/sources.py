@@ -40,6 +40,7 @@ class DType(StrEnum):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     FLOAT32 = "float32"
+    INT8 = "int8"
     INT32 = "int32"
     UINT32 = "uint32"
 
@@ -49,6 +50,7 @@ _C_TYPES: Final = {
         DType.FLOAT16: "half",
         DType.BFLOAT16: "bfloat",
         DType.FLOAT32: "float",
+        DType.INT8: "char",
         DType.INT32: "int",
         DType.UINT32: "unsigned",
     },
@@ -56,6 +58,7 @@ _C_TYPES: Final = {
         DType.FLOAT16: "__half",
         DType.BFLOAT16: "__nv_bfloat16",
         DType.FLOAT32: "float",
+        DType.INT8: "signed char",
         DType.INT32: "int",
         DType.UINT32: "unsigned",
     },
@@ -63,6 +66,7 @@ _C_TYPES: Final = {
         DType.FLOAT16: "half",
         DType.BFLOAT16: "bfloat16",
         DType.FLOAT32: "float",
+        DType.INT8: "signed char",
         DType.INT32: "int",
         DType.UINT32: "unsigned",
     },
