@@ -6,6 +6,7 @@ test-kernels` installs libclang of PyPI into an environment of its own.
 
 import json
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -46,12 +47,13 @@ def python() -> Path | None:
     return found if found.exists() else None
 
 
-def translation_unit(source: KernelSource) -> str:
-    """Return what MLX would make of a kernel."""
+def translation_unit(source: KernelSource, small: Collection[str] = ()) -> str:
+    """Return what MLX would make of a kernel, whose `small` inputs have fewer than eight elements."""
     parameters = []
     for name in (*source.inputs, *source.outputs):
         const = "const " if name in source.inputs else ""
-        parameters.append(f"{const}device {c_type(Target.METAL, source.dtypes[name])}* {name}")
+        space = "constant" if name in small else "device"
+        parameters.append(f"{const}{space} {c_type(Target.METAL, source.dtypes[name])}* {name}")
         if f"{name}_shape" in source.source and name in source.inputs:
             parameters.append(f"const constant int* {name}_shape")
     for name, kind in _ATTRIBUTES.items():
@@ -65,11 +67,14 @@ kernel void custom_kernel_{source.name}({", ".join(parameters)}) {{
 """
 
 
-def check(source: KernelSource) -> None:
-    """Raises DoesNotCompile, also for a warning."""
+def check(source: KernelSource, small: Collection[str] = ()) -> None:
+    """Compile a kernel, whose `small` inputs have fewer than eight elements.
+
+    Raises DoesNotCompile, also for a warning.
+    """
     interpreter = python()
     assert interpreter is not None
-    files = [("kernel.cpp", translation_unit(source)), (_INCLUDED, _STAND_IN.read_text())]
+    files = [("kernel.cpp", translation_unit(source, small)), (_INCLUDED, _STAND_IN.read_text())]
     done = subprocess.run(
         [str(interpreter), "-c", _PARSE],
         input=json.dumps([_OPTIONS, files]),

@@ -99,6 +99,11 @@ def test_metal_would_accept_each_address_space(name: str) -> None:
 
 
 @needs_clang
+def test_a_tiny_models_statistics_may_be_in_constant_memory() -> None:
+    metal.check(MergeSplits(BF16, 2, 64).source(Target.METAL), small=["stats"])
+
+
+@needs_clang
 @pytest.mark.parametrize(
     "fault",
     [
