@@ -196,7 +196,18 @@ def _compile(text: str, path: Path, flags: Sequence[str], objects: Sequence[Path
         result = Path(folder) / path.name
         command = [
             *(compiler(), "-std=c++20", "-ffp-contract=off", f"-I{ROOT}", *flags),
-            *("-Wall", "-Wextra", "-Wno-unused", "-Werror", "-x", "c++", "-", "-x", "none"),
+            *(
+                "-Wall",
+                "-Wextra",
+                "-Wno-unused",
+                "-Wno-deprecated",
+                "-Werror",
+                "-x",
+                "c++",
+                "-",
+                "-x",
+                "none",
+            ),
             *(*map(str, objects), "-o", str(result)),
         ]
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)

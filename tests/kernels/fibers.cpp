@@ -1,8 +1,11 @@
 // Runs a kernel on the CPU: the threads of a group are fibers, which run in turn up to the next collective.
 //
 // The turns are in an order of choice, so that what a barrier must order shows in the results.  Under TSan each
-// thread of the GPU is one of TSan's, and only barriers order them: the groups then share nothing but the
-// buffers, and should have fewer than 255 threads together, beyond which TSan forgets.
+// thread of the GPU is one of TSan's, and only barriers order them.  The groups then share nothing but the
+// buffers; with more than 255 threads together TSan may miss a race.
+
+// For ucontext.h on a Mac.
+#define _XOPEN_SOURCE 700
 #include <sanitizer/asan_interface.h>
 #include <ucontext.h>
 
@@ -80,7 +83,8 @@ struct Group {
 // The end of each thread comes before the end of the kernel.
 [[maybe_unused]] char end_tag;
 [[maybe_unused]] void* tsan_scheduler;
-Group* group;
+// Of this thread of the CPU, which may not be the only one that runs kernels.
+thread_local Group* group;
 
 Fiber& current() { return group->fibers[group->current]; }
 
@@ -197,6 +201,9 @@ void run_group(Order& order) {
 }
 
 void run_groups(const Kernel& kernel, const int* grid, int threads, int order) {
+  if (threads % kLanes || grid[0] % threads) {
+    throw std::runtime_error(std::to_string(threads) + " threads of " + std::to_string(grid[0]));
+  }
   TSAN(tsan_scheduler = __tsan_get_current_fiber());
   const int3 count = {grid[0] / threads, grid[1], grid[2]};
   const int num_groups = count.x * count.y * count.z;
