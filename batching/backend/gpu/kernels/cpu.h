@@ -68,6 +68,12 @@ inline void team_sum(float* values, int line = __builtin_LINE()) {
 }
 
 template <int N, int LANES>
+inline void team_sum_each(float* values, int lane, int line = __builtin_LINE()) {
+  dialect::reduce(values, N, LANES, false, line);
+  for (int i = 0; i < N / LANES || i == 0; i++) values[i] = values[lane * N / LANES + i];
+}
+
+template <int N, int LANES>
 inline void team_max(float* values, int line = __builtin_LINE()) {
   dialect::reduce(values, N, LANES, true, line);
 }

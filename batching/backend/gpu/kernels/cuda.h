@@ -39,6 +39,33 @@ __device__ __forceinline__ void team_sum(float* values) {
   }
 }
 
+// Each of N values over LANES neighbouring threads, both powers of two; `lane` is the thread's place among them.
+// A thread gets N / LANES of the sums, from that of number lane * N / LANES on, in the first values; with
+// fewer sums than threads neighbours get the same one.  In each step half of the values are exchanged.
+template <int N, int STEP>
+struct Exchange {
+  __device__ __forceinline__ static void run(float* values, int lane) {
+    constexpr int n = N > 1 ? N / 2 : 1;
+    const bool upper = N > 1 && (lane & STEP);
+    UNROLL for (int i = 0; i < n; i++) {
+      const float kept = upper ? values[i + N - n] : values[i];
+      const float sent = upper ? values[i] : values[i + N - n];
+      values[i] = kept + __shfl_xor_sync(0xffffffffu, sent, STEP);
+    }
+    Exchange<n, STEP / 2>::run(values, lane);
+  }
+};
+
+template <int N>
+struct Exchange<N, 0> {
+  __device__ __forceinline__ static void run(float*, int) {}
+};
+
+template <int N, int LANES>
+__device__ __forceinline__ void team_sum_each(float* values, int lane) {
+  Exchange<N, LANES / 2>::run(values, lane);
+}
+
 template <int N, int LANES>
 __device__ __forceinline__ void team_max(float* values) {
   UNROLL for (int step = LANES / 2; step > 0; step /= 2) {

@@ -219,6 +219,8 @@ class PagedDecode:
 
     def source(self, target: Target) -> KernelSource:
         heads = self.heads_at_once
+        keys_at_once = 4 if heads * self._held <= _MAX_HELD // 3 else 2
+        dots, lanes = _power_of_two(keys_at_once * heads), _team(self.pool.key_dim)
         return kernel_source(
             "paged_decode",
             target,
@@ -240,9 +242,12 @@ class PagedDecode:
                 "THREADS": self.threads,
                 "HEADS": heads,
                 "HEAD_TILES": self.num_heads // self.pool.num_kv_heads // heads,
-                "KEYS_AT_ONCE": 4 if heads * self._held <= _MAX_HELD // 3 else 2,
-                "KEY_LANES": _team(self.pool.key_dim),
-                "KEY_TEAMS": self.threads // _team(self.pool.key_dim),
+                "KEYS_AT_ONCE": keys_at_once,
+                "DOTS": dots,
+                "DOTS_EACH": max(dots // lanes, 1),
+                "LANES_A_DOT": max(lanes // dots, 1),
+                "KEY_LANES": lanes,
+                "KEY_TEAMS": self.threads // lanes,
                 "KEY_STEPS": _vectors(self.pool.key_dim),
                 "VALUE_LANES": _team(self.pool.value_dim),
                 "VALUE_TEAMS": self.threads // _team(self.pool.value_dim),
@@ -322,7 +327,12 @@ class GreedyTokens:
 
 def _team(dim: int) -> int:
     """Return how many threads read a row, eight elements each: a power of two, up to 32."""
-    return min(1 << (_ceil_div(dim, 8) - 1).bit_length(), _LANES)
+    return min(_power_of_two(_ceil_div(dim, 8)), _LANES)
+
+
+def _power_of_two(number: int) -> int:
+    """Return the next one."""
+    return 1 << (number - 1).bit_length()
 
 
 def _vectors(dim: int) -> int:

@@ -32,6 +32,33 @@ inline void team_sum(thread float* values) {
   }
 }
 
+// Each of N values over LANES neighbouring threads, both powers of two; `lane` is the thread's place among them.
+// A thread gets N / LANES of the sums, from that of number lane * N / LANES on, in the first values; with
+// fewer sums than threads neighbours get the same one.  In each step half of the values are exchanged.
+template <int N, int STEP>
+struct Exchange {
+  static void run(thread float* values, int lane) {
+    constexpr int n = N > 1 ? N / 2 : 1;
+    const bool upper = N > 1 && (lane & STEP);
+    UNROLL for (int i = 0; i < n; i++) {
+      const float kept = upper ? values[i + N - n] : values[i];
+      const float sent = upper ? values[i] : values[i + N - n];
+      values[i] = kept + metal::simd_shuffle_xor(sent, ushort(STEP));
+    }
+    Exchange<n, STEP / 2>::run(values, lane);
+  }
+};
+
+template <int N>
+struct Exchange<N, 0> {
+  static void run(thread float*, int) {}
+};
+
+template <int N, int LANES>
+inline void team_sum_each(thread float* values, int lane) {
+  Exchange<N, LANES / 2>::run(values, lane);
+}
+
 template <int N, int LANES>
 inline void team_max(thread float* values) {
   UNROLL for (ushort step = LANES / 2; step > 0; step /= 2) {

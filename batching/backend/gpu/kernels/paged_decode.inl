@@ -50,11 +50,12 @@ BARRIER();
     }
   }
   for (int base = 0; base < num_keys; base += KEY_TEAMS * KEYS_AT_ONCE) {
-    float dots[KEYS_AT_ONCE * HEADS];
+    // The number of one is k * HEADS + h; those after the last are 0.
+    float dots[DOTS];
+    UNROLL for (int i = 0; i < DOTS; i++) dots[i] = 0.0f;
     UNROLL for (int k = 0; k < KEYS_AT_ONCE; k++) {
       const int key = MIN(base + k * KEY_TEAMS + team, num_keys - 1);
       const DEVICE Pool* from = key_pool + (kv_head * Offset(num_slots) + slots[key]) * KEY_DIM;
-      UNROLL for (int h = 0; h < HEADS; h++) dots[k * HEADS + h] = 0.0f;
       UNROLL for (int step = 0; step < KEY_STEPS; step++) {
         const int dim = (step * KEY_LANES + lane) * 8;
         if (dim < KEY_DIM) {
@@ -68,19 +69,19 @@ BARRIER();
         }
       }
     }
-    team_sum<KEYS_AT_ONCE * HEADS, KEY_LANES>(dots);
-    UNROLL for (int k = 0; k < KEYS_AT_ONCE; k++) {
-      const int key = base + k * KEY_TEAMS + team;
-      if (lane == 0 && key < num_keys) {
+    team_sum_each<DOTS, KEY_LANES>(dots, lane);
+    UNROLL for (int i = 0; i < DOTS_EACH; i++) {
+      const int dot = lane * DOTS / KEY_LANES + i;
+      const int key = base + dot / HEADS * KEY_TEAMS + team;
+      if (dot < KEYS_AT_ONCE * HEADS && key < num_keys && lane % LANES_A_DOT == 0) {
 #if QUANTIZED
         const float scale = SCALE * key_scales[kv_head * Offset(num_slots) + slots[key]];
 #else
         const float scale = SCALE;
 #endif
-        UNROLL for (int h = 0; h < HEADS; h++) {
-          const float score = dots[k * HEADS + h] * scale;
-          scores[h * SPLIT_KEYS + key] = SOFT_CAP > 0.0f ? SOFT_CAP * TANH(score / SOFT_CAP) : score;
-        }
+        const float score = dots[i] * scale;
+        scores[dot % HEADS * SPLIT_KEYS + key] =
+            SOFT_CAP > 0.0f ? SOFT_CAP * TANH(score / SOFT_CAP) : score;
       }
     }
   }
