@@ -61,6 +61,8 @@ class KernelFailed(Exception):
 
 
 class CPUKernel:
+    """A kernel; one for a GPU has that GPU's words on fibers, instead of the CPU's own."""
+
     def __init__(self, source: KernelSource) -> None:
         self.source = source
         self._run = ctypes.CDLL(str(build(source, Build.PLAIN))).run
@@ -129,17 +131,18 @@ def check_arrays(source: KernelSource, arrays: Sequence[Array]) -> None:
 
 def translation_unit(source: KernelSource) -> str:
     """Return the C++ of a kernel: as MLX does it, parameters are the buffers by their names."""
+    stand_ins = "" if source.target is Target.CPU else '#include "tests/kernels/stand_ins.h"'
     parameters = []
     for i, name in enumerate((*source.inputs, *source.outputs)):
         const = "const " if name in source.inputs else ""
-        pointer = f"{const}{c_type(Target.CPU, source.dtypes[name])}*"
+        pointer = f"{const}{c_type(source.target, source.dtypes[name])}*"
         parameters.append(f"{pointer} {name} = static_cast<{pointer}>(buffers[{i}]);")
         if f"{name}_shape" in source.source and name in source.inputs:
             parameters.append(f"const int* {name}_shape = shapes[{i}];")
     declarations = "\n".join(parameters)
     return f"""\
+{stand_ins}
 {source.header}
-#include "tests/kernels/fibers.h"
 
 namespace {{
 void body(void* const* buffers, const int* const* shapes) {{
@@ -201,6 +204,7 @@ def _compile(text: str, path: Path, flags: Sequence[str], objects: Sequence[Path
                 "-Wextra",
                 "-Wno-unused",
                 "-Wno-deprecated",
+                "-Wno-unknown-pragmas",
                 "-Werror",
                 "-x",
                 "c++",

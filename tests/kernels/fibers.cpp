@@ -20,7 +20,6 @@
 #include <string>
 #include <vector>
 
-#include "batching/backend/gpu/kernels/cpu.h"
 #include "tests/kernels/fibers.h"
 
 #ifdef THREADS_WATCHED
@@ -47,9 +46,9 @@ constexpr std::size_t kMaxShared = 32 * 1024;
 // Between two shared arrays, so that ASan sees what is beyond one.
 constexpr std::size_t kGap = 64;
 constexpr std::size_t kArenaBytes = 2 * kMaxShared;
-constexpr int kMaxReduced = 64;
+constexpr int kMaxPosted = 64;
 
-enum class State { kRuns, kAtBarrier, kAtReduce, kEnded };
+enum class State { kRuns, kAtBarrier, kAtExchange, kEnded };
 
 struct Fiber {
   ucontext_t context;
@@ -58,9 +57,9 @@ struct Fiber {
   State state = State::kRuns;
   int line = 0;
   int num_barriers = 0;
-  int num_reduces = 0;
-  // Of this and of the last reduction: a thread may be one ahead of its neighbours.
-  float posted[2][kMaxReduced];
+  int num_exchanges = 0;
+  // Of this and of the last exchange: a thread may be one ahead of its neighbours.
+  float posted[2][kMaxPosted];
 };
 
 struct Group {
@@ -121,7 +120,7 @@ void start(Fiber& fiber) {
   makecontext(&fiber.context, run_thread, 0);
   TSAN(fiber.tsan = __tsan_create_fiber(0));
   fiber.state = State::kRuns;
-  fiber.num_barriers = fiber.num_reduces = 0;
+  fiber.num_barriers = fiber.num_exchanges = 0;
 }
 
 // Lets those go on who all wait for each other at one line; returns whether there are any.
@@ -139,14 +138,14 @@ bool release_any() {
   const int num_threads = static_cast<int>(group->fibers.size());
   bool any = release(0, num_threads, State::kAtBarrier);
   for (int first = 0; first < num_threads; first += kLanes) {
-    any |= release(first, kLanes, State::kAtReduce);
+    any |= release(first, kLanes, State::kAtExchange);
   }
   return any;
 }
 
 std::string describe(int thread) {
   const Fiber& fiber = group->fibers[thread];
-  const char* names[] = {"runs", "waits at a barrier", "waits at a reduction", "has ended"};
+  const char* names[] = {"runs", "waits at a barrier", "waits at an exchange", "has ended"};
   return "thread " + std::to_string(thread) + " " + names[static_cast<int>(fiber.state)] +
          (fiber.line ? ", line " + std::to_string(fiber.line) : "");
 }
@@ -221,6 +220,16 @@ void run_groups(const Kernel& kernel, const int* grid, int threads, int order) {
   TSAN(for (const auto& each : groups) for (Fiber& fiber : each->fibers) __tsan_destroy_fiber(fiber.tsan));
 }
 
+// Shows n values to the 31 neighbours; returns which of `posted` has theirs.  It orders no memory, as a GPU's
+// exchanges do not.
+int exchange(const float* values, int n, int line) {
+  const int turn = current().num_exchanges++ % 2;
+  if (n > kMaxPosted) throw std::runtime_error(std::to_string(n) + " values in an exchange");
+  for (int i = 0; i < n; i++) current().posted[turn][i] = values[i];
+  leave(State::kAtExchange, line);
+  return turn;
+}
+
 }  // namespace
 
 namespace dialect {
@@ -249,12 +258,13 @@ void barrier(int line) {
   TSAN(__tsan_acquire(tag));
 }
 
-// It orders no memory, as a GPU's does not.
+float shuffle_xor(float value, int mask, int line) {
+  const int turn = exchange(&value, 1, line);
+  return group->fibers[group->current ^ mask].posted[turn][0];
+}
+
 void reduce(float* values, int n, int lanes, bool maximum, int line) {
-  const int turn = current().num_reduces++ % 2;
-  if (n > kMaxReduced) throw std::runtime_error(std::to_string(n) + " values in a reduction");
-  for (int i = 0; i < n; i++) current().posted[turn][i] = values[i];
-  leave(State::kAtReduce, line);
+  const int turn = exchange(values, n, line);
   const Fiber* team = &group->fibers[group->current / lanes * lanes];
   for (int i = 0; i < n; i++) {
     // Halves are added in the order of the GPUs' exchanges.

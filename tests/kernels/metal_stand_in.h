@@ -8,6 +8,7 @@
 
 typedef unsigned int uint;
 typedef unsigned short ushort;
+typedef signed char int8_t;
 typedef uint uint3 __attribute__((ext_vector_type(3)));
 typedef int int3 __attribute__((ext_vector_type(3)));
 

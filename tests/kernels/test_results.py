@@ -60,6 +60,12 @@ def test_paged_decode_and_merge_are_attention(
     for partials, stats in results[1:]:
         assert same_bits(partials, results[0][0])
         assert same_bits(stats, results[0][1])
+    # The text for a GPU, its words on fibers, gives these bits too.
+    for target in (Target.CUDA, Target.METAL):
+        outputs = case.outputs()
+        CPUKernel(case.kernel.source(target))(case.inputs, outputs, case.launch)
+        assert same_bits(outputs[0], results[0][0])
+        assert same_bits(outputs[1], results[0][1])
     # Numbers of about 1: float32 has some 1e-7 for each.
     np.testing.assert_allclose(case.merged(results[0]), case.expected, rtol=0, atol=2e-6)
 
@@ -76,9 +82,10 @@ def test_a_nan_in_a_visible_key_makes_its_row_nan_and_no_other() -> None:
     np.testing.assert_allclose(merged[1], case.expected[1], rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("target", Target)
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_merge_splits_joins_what_has_keys(dtype: DType, has_sinks: bool) -> None:
+def test_merge_splits_joins_what_has_keys(target: Target, dtype: DType, has_sinks: bool) -> None:
     rows, heads, splits, dim = 3, 2, 4, 80
     random = np.random.default_rng(0)
     partials = random.standard_normal((rows, heads, splits, dim)).astype(np.float32)
@@ -99,7 +106,7 @@ def test_merge_splits_joins_what_has_keys(dtype: DType, has_sinks: bool) -> None
     out = stored(np.full((rows, heads, dim), np.nan), dtype)
     token, next_token = np.arange(8, dtype=np.uint32), no_token()
     inputs = [partials, stats, *([] if sinks is None else [sinks]), token]
-    CPUKernel(merge.source(Target.CPU))(inputs, [out, next_token], merge.launch(rows))
+    CPUKernel(merge.source(target))(inputs, [out, next_token], merge.launch(rows))
 
     for row, used in ((0, 4), (1, 2), (2, 0)):
         for head in range(heads):
@@ -123,10 +130,11 @@ def empty_pools(pool: PoolShape, num_slots: int) -> tuple[Array, Array]:
     return key_pool, value_pool
 
 
+@pytest.mark.parametrize("target", Target)
 @pytest.mark.parametrize(("dtype", "pool_dtype"), [(BF16, BF16), (F16, F16), (F32, F16)])
 @pytest.mark.parametrize("num_tokens", [1, 9])
 def test_kv_write_writes_the_slots_and_nothing_else(
-    dtype: DType, pool_dtype: DType, num_tokens: int
+    target: Target, dtype: DType, pool_dtype: DType, num_tokens: int
 ) -> None:
     pool = PoolShape(3, 64, 80, pool_dtype)
     random = np.random.default_rng(1)
@@ -143,7 +151,7 @@ def test_kv_write_writes_the_slots_and_nothing_else(
 
     kernel, next_token = KVWrite(pool, dtype), no_token()
     token = np.arange(8, dtype=np.uint32)
-    CPUKernel(kernel.source(Target.CPU))(
+    CPUKernel(kernel.source(target))(
         [keys, values, pad(slots), key_pool, value_pool, token],
         [next_token],
         kernel.launch(num_tokens),
@@ -153,8 +161,9 @@ def test_kv_write_writes_the_slots_and_nothing_else(
     assert (next_token == token).all()
 
 
+@pytest.mark.parametrize("target", Target)
 @pytest.mark.parametrize("dtype", [BF16, F32])
-def test_kv_write_rounds_each_row_to_8_bits(dtype: DType) -> None:
+def test_kv_write_rounds_each_row_to_8_bits(target: Target, dtype: DType) -> None:
     pool = PoolShape(3, 64, 80, INT8)
     kernel = KVWrite(pool, dtype)
     random = np.random.default_rng(4)
@@ -166,7 +175,7 @@ def test_kv_write_rounds_each_row_to_8_bits(dtype: DType) -> None:
     pools = [np.full((96, dim), -1, np.int8) for dim in (64, 80)]
     scales = [np.full(96, -1, np.float32) for _ in range(2)]
     for order in ORDERS:
-        CPUKernel(kernel.source(Target.CPU))(
+        CPUKernel(kernel.source(target))(
             [*new, pad(slots), *pools, *scales, no_token()], [no_token()], kernel.launch(4), order
         )
         for rows, integers, factors in zip(new, pools, scales, strict=True):
@@ -197,6 +206,7 @@ def test_kv_write_of_latents_writes_keys_alone() -> None:
     assert (np.delete(key_pool, slots, axis=0) == -1).all()
 
 
+@pytest.mark.parametrize("target", Target)
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize(
     ("dim", "rotary_dim", "traditional", "norm_eps", "rotary_scale"),
@@ -209,6 +219,7 @@ def test_kv_write_of_latents_writes_keys_alone() -> None:
     ],
 )
 def test_norm_rope_write_is_norm_then_rotation_then_write(
+    target: Target,
     dtype: DType,
     dim: int,
     rotary_dim: int,
@@ -248,7 +259,7 @@ def test_norm_rope_write_is_norm_then_rotation_then_write(
     token = np.arange(8, dtype=np.uint32)
     inputs = [queries, keys, values, *(weights if norm_eps is not None else [])]
     inputs += [pad(inv_freq), pad(positions), pad(slots), key_pool, value_pool, token]
-    CPUKernel(kernel.source(Target.CPU))(inputs, [out, next_token], kernel.launch(num_tokens))
+    CPUKernel(kernel.source(target))(inputs, [out, next_token], kernel.launch(num_tokens))
 
     def check(found: Array, computed: Array) -> None:
         np.testing.assert_allclose(found, computed, rtol=ROUNDING[dtype], atol=1e-5)
@@ -262,8 +273,9 @@ def test_norm_rope_write_is_norm_then_rotation_then_write(
     assert (next_token == token).all()
 
 
+@pytest.mark.parametrize("target", Target)
 @pytest.mark.parametrize("vocabulary", [40, 512, 5001])
-def test_greedy_tokens_are_the_first_of_the_largest(vocabulary: int) -> None:
+def test_greedy_tokens_are_the_first_of_the_largest(target: Target, vocabulary: int) -> None:
     random = np.random.default_rng(3)
     logits = random.standard_normal((5, vocabulary)).astype(np.float16)
     logits[0, [7, 33]] = 9
@@ -273,7 +285,7 @@ def test_greedy_tokens_are_the_first_of_the_largest(vocabulary: int) -> None:
     kernel = GreedyTokens(F16)
     tokens, finite = np.full(8, -1, np.int32), np.full(8, 7, np.uint32)
     for order in ORDERS:
-        CPUKernel(kernel.source(Target.CPU))([logits], [tokens, finite], kernel.launch(5), order)
+        CPUKernel(kernel.source(target))([logits], [tokens, finite], kernel.launch(5), order)
         assert tokens.tolist() == [7, 12, 39, 0, int(logits[4].argmax()), -1, -1, -1]
         assert finite.tolist() == [1, 0, 0, 0, 1, 7, 7, 7]
 

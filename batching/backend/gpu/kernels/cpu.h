@@ -1,7 +1,5 @@
 // The dialect on the CPU, for tests: each thread of a group is a fiber.  See docs/architecture/gpu.md.
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include "tests/kernels/fibers.h"
 
 #define DEVICE
 #define SHARED(type, name, size) \
@@ -21,41 +19,6 @@
 #define NEGATIVE_INFINITY (-INFINITY)
 
 typedef std::int64_t Offset;
-typedef _Float16 half;
-
-struct bfloat16 {
-  std::uint16_t bits;
-
-  bfloat16() = default;
-  explicit bfloat16(float value) {
-    std::uint32_t wide;
-    std::memcpy(&wide, &value, sizeof wide);
-    // To the nearest, to even in the middle; a NaN stays one.
-    bits = value != value ? 0x7fc0 : (wide + 0x7fff + ((wide >> 16) & 1)) >> 16;
-  }
-  explicit operator float() const {
-    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
-    float value;
-    std::memcpy(&value, &wide, sizeof value);
-    return value;
-  }
-};
-
-struct int3 {
-  int x, y, z;
-};
-
-// What tests/kernels/fibers.cpp provides.  A line tells one call from another: all threads of a group,
-// or of 32 lanes, must wait at the same one.
-namespace dialect {
-int thread_index();
-int3 group_index();
-int3 num_groups();
-void* shared_memory(std::size_t bytes, int line);
-void barrier(int line);
-// Replaces each of n values by its sum (or maximum) over `lanes` neighbouring threads.
-void reduce(float* values, int n, int lanes, bool maximum, int line);
-}  // namespace dialect
 
 template <typename T>
 inline void load8(const T* from, float* to) {

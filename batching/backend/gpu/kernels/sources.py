@@ -50,7 +50,7 @@ _C_TYPES: Final = {
         DType.FLOAT16: "half",
         DType.BFLOAT16: "bfloat",
         DType.FLOAT32: "float",
-        DType.INT8: "char",
+        DType.INT8: "int8_t",
         DType.INT32: "int",
         DType.UINT32: "unsigned",
     },
@@ -58,7 +58,7 @@ _C_TYPES: Final = {
         DType.FLOAT16: "__half",
         DType.BFLOAT16: "__nv_bfloat16",
         DType.FLOAT32: "float",
-        DType.INT8: "signed char",
+        DType.INT8: "int8_t",
         DType.INT32: "int",
         DType.UINT32: "unsigned",
     },
@@ -66,7 +66,7 @@ _C_TYPES: Final = {
         DType.FLOAT16: "half",
         DType.BFLOAT16: "bfloat16",
         DType.FLOAT32: "float",
-        DType.INT8: "signed char",
+        DType.INT8: "int8_t",
         DType.INT32: "int",
         DType.UINT32: "unsigned",
     },
@@ -111,6 +111,7 @@ class KernelSource:
     name: another for each text: on CUDA MLX keeps compiled kernels by their name alone.
     """
 
+    target: Target
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -140,7 +141,13 @@ def kernel_source(
     source = _INDEXES[target] + _text(f"{body}.inl")
     digest = hashlib.sha256((header + source).encode()).hexdigest()[:12]
     return KernelSource(
-        f"{body}_{digest}", tuple(inputs), tuple(outputs), header, source, {**inputs, **outputs}
+        target,
+        f"{body}_{digest}",
+        tuple(inputs),
+        tuple(outputs),
+        header,
+        source,
+        {**inputs, **outputs},
     )
 
 
