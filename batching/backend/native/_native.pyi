@@ -1,6 +1,6 @@
 """The extension module; src/primitives/primitives.h says what each function computes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -257,3 +257,9 @@ def run_stack(
     rotations: Sequence[tuple[mx.array, mx.array, bool]],
     states: StateStep | None = None,
 ) -> mx.array: ...
+def host_kernel(
+    run: Callable[[Sequence[int], Sequence[int]], None],
+    inputs: Sequence[mx.array],
+    output_shapes: Sequence[Sequence[int]],
+    output_dtypes: Sequence[mx.Dtype],
+) -> list[mx.array]: ...

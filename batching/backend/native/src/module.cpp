@@ -343,6 +343,38 @@ void add_mlp(Stack& stack, std::shared_ptr<const MlpHalf> half, bool is_parallel
   stack.add_mlp(std::move(half), is_parallel);
 }
 
+/// A callable that is called, and at last dropped, in a thread that does not hold the interpreter's lock.
+struct Callable {
+  nb::object object;
+
+  explicit Callable(nb::callable given) : object(std::move(given)) {}
+  Callable(const Callable&) = delete;
+  Callable& operator=(const Callable&) = delete;
+  ~Callable() {
+    nb::gil_scoped_acquire lock;
+    object.reset();
+  }
+};
+
+using Addresses = std::vector<uintptr_t>;
+
+std::vector<mlx::core::array> host_kernel(nb::callable run,
+                                          const std::vector<mlx::core::array>& inputs,
+                                          const std::vector<std::vector<int>>& shapes,
+                                          const std::vector<mlx::core::Dtype>& dtypes) {
+  const auto kernel = std::make_shared<Callable>(std::move(run));
+  const auto call = [kernel](const Addresses& from, const Addresses& to) {
+    nb::gil_scoped_acquire lock;
+    try {
+      kernel->object(from, to);
+    } catch (nb::python_error& error) {
+      // Nothing could catch it in that thread.
+      error.discard_as_unraisable("a kernel on the host");
+    }
+  };
+  return graph::host_kernel(call, inputs, shapes, dtypes);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -464,4 +496,5 @@ NB_MODULE(_native, m) {
       .def("add_mixture", &Stack::add_mixture, "half"_a);
   m.def("run_stack", &graph::run_stack, "x"_a, "stack"_a, "steps"_a, "rotations"_a,
         "states"_a.none() = nb::none());
+  m.def("host_kernel", &host_kernel, "run"_a, "inputs"_a, "output_shapes"_a, "output_dtypes"_a);
 }

@@ -1,6 +1,8 @@
 // The kernels as operations of the MLX graph, on the CPU stream.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -144,5 +146,14 @@ mx::array run_stack(const mx::array& x, std::shared_ptr<const Stack> stack,
                     std::vector<std::shared_ptr<const Step>> steps,
                     const std::vector<std::tuple<mx::array, mx::array, bool>>& rotations,
                     std::shared_ptr<const StateStep> states);
+
+/// Given the addresses of its inputs and its outputs, in a thread of MLX.
+using HostKernel = std::function<void(const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs)>;
+
+/// A kernel as a lazy operation, with what holds for those of a GPU: inputs are contiguous, those that are so already
+/// are given as they are, so that it can write to them in place, and MLX knows nothing of that.
+std::vector<mx::array> host_kernel(HostKernel kernel, const std::vector<mx::array>& inputs,
+                                   const std::vector<std::vector<int>>& shapes,
+                                   const std::vector<mx::Dtype>& dtypes);
 
 }  // namespace native::graph
