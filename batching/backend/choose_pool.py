@@ -9,6 +9,8 @@ import mlx.core as mx
 
 from batching.backend.cpu.host_cache import host_cache
 from batching.backend.devices import Gpu
+from batching.backend.gpu.kernel_pool import kernel_cache
+from batching.backend.gpu.pool_kernels import ON_CPU, NoKernels, PoolKernels
 from batching.backend.native.pools.cache import native_cache
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
@@ -33,19 +35,22 @@ def kv_cache(
     native: Native | None = None,
     *,
     gpu: Gpu | None = None,
+    kernels: PoolKernels | NoKernels = ON_CPU,
     num_window_blocks: int = 0,
     one_by_one: bool = False,
     rounds_inputs: bool = False,
 ) -> PagedKVCache:
     """Return an empty pool of the kind that is read fastest.
 
-    gpu: what computes; None is the CPU.
+    gpu: what computes; None is the CPU.  kernels: those of its pool, which can keep the layout.
     num_window_blocks: of layers with a window; 0 is no blocks of their own.
     rounds_inputs: the kernels' attention may round to 16 bits.
     """
     kind: Callable[..., PagedKVCache] = partial(device_cache, views_decodes=gpu is not Gpu.CUDA)
     if is_on_host(layout, gpu):
         kind = host_cache
+    if not isinstance(kernels, NoKernels):
+        kind = partial(kernel_cache, kernels)
     if native is not None:
         kind = partial(native_cache, native, rounds_inputs=rounds_inputs)
     return kind(

@@ -64,8 +64,9 @@ class RunContext:
     start: int
     stop: int
 
-    def read(self, pool: mx.array) -> mx.array:
+    def read(self, pool: mx.array, after: mx.array | None = None) -> mx.array:
         """Return `[1, num_heads, stop - start, head_dim]`."""
+        assert after is None, "nothing reads `after` where nothing is computed"
         return pool[None, :, self.start : self.stop]
 
 
@@ -82,8 +83,10 @@ class GatheredContext:
     num_tokens: int
     _indices: dict[tuple[int, int], mx.array] = field(default_factory=dict)
 
-    def read(self, pool: mx.array) -> mx.array:
+    def read(self, pool: mx.array, after: mx.array | None = None) -> mx.array:
         """Return `[num_rows, num_heads, num_tokens, head_dim]`.
+
+        after: uint32, all 0: what the copy is to wait for.
 
         A block of one head is contiguous, so the pool is seen as rows of that length and
         each of them is copied in one piece.  The heads of a row lie side by side: MLX's fused
@@ -92,7 +95,8 @@ class GatheredContext:
         num_heads, num_slots, head_dim = pool.shape
         num_pool_blocks = num_slots // self.block_size
         rows = pool.reshape(num_heads * num_pool_blocks, self.block_size * head_dim)
-        gathered = rows[self._index(num_heads, num_pool_blocks)]
+        index = self._index(num_heads, num_pool_blocks)
+        gathered = rows[index if after is None else index + after[:1]]
         context = gathered.reshape(len(self.blocks), num_heads, -1, head_dim)
         return context[:, :, : self.num_tokens]
 
@@ -125,11 +129,15 @@ class RowGroup:
         scale: float,
         soft_cap: float,
         sinks: mx.array | None,
+        after: mx.array | None = None,
     ) -> mx.array:
-        """`[num_rows, num_heads, 1, head_dim]` in and out."""
+        """`[num_rows, num_heads, 1, head_dim]` in and out.
+
+        after: what a gather waits for, as for `GatheredContext.read`.
+        """
         if self.is_chunk:
             queries = queries.swapaxes(0, 2)
-        keys, values = self.context.read(pool.keys), self.context.read(pool.values)
+        keys, values = (self.context.read(each, after) for each in pool)
         if soft_cap:
             assert sinks is None, "no model has both"
             output = _capped(queries * scale, keys, values, soft_cap, self.mask)
@@ -170,6 +178,7 @@ class StepAttention:
 
     views_decodes: a decode by itself may attend to a view of the pool.  MLX's attention on CUDA takes
         such a view for the whole pool from its first slot on, so there all decodes are gathered.
+    views_chunks: likewise a chunk.
     """
 
     def __init__(
@@ -179,10 +188,12 @@ class StepAttention:
         *,
         is_windowed: bool = False,
         views_decodes: bool = True,
+        views_chunks: bool = True,
     ) -> None:
         self._block_size = block_size
         self._is_windowed = is_windowed
         self._views_decodes = views_decodes
+        self._views_chunks = views_chunks
         self._bundles = _bundle(slices, block_size, views_decodes)
         self.slices = [s for bundle in self._bundles for s in bundle]
         self._groups: dict[SlidingWindow | None, list[RowGroup]] = {}
@@ -190,7 +201,11 @@ class StepAttention:
     def windowed(self) -> "StepAttention":
         """Return how the same rows attend in layers with blocks of their own."""
         return StepAttention(
-            self.slices, self._block_size, is_windowed=True, views_decodes=self._views_decodes
+            self.slices,
+            self._block_size,
+            is_windowed=True,
+            views_decodes=self._views_decodes,
+            views_chunks=self._views_chunks,
         )
 
     def attend(
@@ -220,7 +235,7 @@ class StepAttention:
     def _group(self, bundle: list[Slice], window: SlidingWindow | None) -> RowGroup:
         tables = [s.table(is_windowed=self._is_windowed) for s in bundle]
         if len(bundle[0]) > 1:
-            return _chunk(bundle[0], tables[0], self._block_size, window)
+            return _chunk(bundle[0], tables[0], self._block_size, window, self._views_chunks)
         if self._views_decodes and len(bundle) == len(tables[0].runs) == 1:
             return _decode_view(bundle[0], tables[0], self._block_size, window)
         return _decodes(bundle, tables, self._block_size, window)
@@ -283,11 +298,13 @@ def _decode_view(
     return RowGroup(1, False, RunContext(base + start, base + s.stop), None)
 
 
-def _chunk(s: Slice, table: BlockTable, block_size: int, window: SlidingWindow | None) -> RowGroup:
+def _chunk(
+    s: Slice, table: BlockTable, block_size: int, window: SlidingWindow | None, views: bool
+) -> RowGroup:
     first = _first_block(s.start, block_size, window)
     start = first * block_size
     context: RunContext | GatheredContext
-    if len(table.runs) == 1:
+    if views and len(table.runs) == 1:
         base = (table.runs[0].first_block - table.num_dropped) * block_size
         context = RunContext(base + start, base + s.stop)
     else:

@@ -13,6 +13,10 @@ import numpy as np
 from batching.backend.choose_pool import is_on_host
 from batching.backend.cpu.modules import replace_modules
 from batching.backend.devices import Gpu
+from batching.backend.exceptions import one_line
+from batching.backend.gpu.kernel_pool import why_not
+from batching.backend.gpu.pool_kernels import ON_CPU, NoKernels, PoolKernels
+from batching.backend.gpu.rotations import remember_rotations
 from batching.backend.hooks.attention import hook_attention
 from batching.backend.hooks.flat_rows import flatten_rows
 from batching.backend.hooks.observe import Observation, own_layout
@@ -54,6 +58,7 @@ def check_model(
     known: Verdict | None = None,
     *,
     gpu: Gpu | None = None,
+    kernels: PoolKernels | NoKernels = ON_CPU,
     max_model_len: int = MAX_TOKENS,
 ) -> CheckedModel:
     """Return the fastest way in which a model gives the right logits.
@@ -66,6 +71,7 @@ def check_model(
     Keys and values are kept in `kv_dtype`, int8 only by the kernels; None is the type in which the model makes them.
     With `known`, what an earlier check of the same model has found, nothing is compared.
     On a `gpu` steps over a long context follow, no longer than `max_model_len`, with all sizes as they are.
+    `kernels` of its pool are used if with them the same steps give the right logits, too.
     """
     if gpu is Gpu.CUDA:
         flatten_rows(model)
@@ -83,16 +89,17 @@ def check_model(
     if known is not None:
         prompts = probe_prompts(vocab_size)
         observed = Observation(model, prompts[0])
-        probe = _Probe(model, vocab_size, native, kv_dtype, gpu, prompts, [], observed)
+        probe = _Probe(model, vocab_size, native, kv_dtype, gpu, kernels, prompts, [], observed)
         return probe.known(known)
     sizes = _shrunk_sizes(model, vocab_size)
     prompts, expected = _plain_logits(model, [probe_prompts(vocab_size, n) for n in _SALTS])
     observed = Observation(model, prompts[0])
-    probe = _Probe(model, vocab_size, native, kv_dtype, gpu, prompts, expected, observed)
+    probe = _Probe(model, vocab_size, native, kv_dtype, gpu, kernels, prompts, expected, observed)
     checked, changes = probe.fastest()
     has_real_sizes = not sizes.undo()
     if gpu is not None and checked.way is not Way.OWN:
         changes.undo()
+        probe = replace(probe, kernels=checked.kernels)
         return _over_long_context(probe, checked.verdict, min(MAX_TOKENS, max_model_len))
     if has_real_sizes:
         return checked
@@ -141,6 +148,7 @@ class _Probe:
     native: Native | None
     kv_dtype: mx.Dtype | None
     gpu: Gpu | None
+    kernels: PoolKernels | NoKernels
     prompts: Sequence[Sequence[int]]
     expected: Sequence[mx.array]
     observed: Observation
@@ -157,19 +165,35 @@ class _Probe:
         for each in self._tries(first) if self.expected else ():
             checked, changes = self._made(each._replace(reason=reason))
             try:
-                difference, tolerance = self._difference(checked)
+                portable = replace(checked, kernels=ON_CPU)
+                difference, tolerance = self._difference(portable)
             except Exception as error:
                 # A model's code can do anything with a cache, so it can raise anything.
                 reason = reason or f"its code does not run over a paged cache ({error})"
             else:
                 if difference <= tolerance:
-                    return checked, changes
+                    return replace(checked, kernels=self._right_kernels(checked)), changes
                 cause = "a batch" if self.script is SHORT else "a long context"
                 reason = reason or (
                     f"{cause} changes its logits by {difference:.2g} of the largest one"
                 )
             changes.undo()
         return _own_caches(self.model, self.prompts[0], self.native, reason, self.gpu), Changes()
+
+    def _right_kernels(self, checked: CheckedModel) -> PoolKernels | NoKernels:
+        """Return the kernels of the pool if a way is right with them, too, else why it is not."""
+        if isinstance(checked.kernels, NoKernels):
+            return checked.kernels
+        if reason := why_not(checked.kernels, checked.layout):
+            return NoKernels(reason)
+        try:
+            difference, tolerance = self._difference(checked)
+        except Exception as error:
+            # A kernel that does not compile, among others.
+            return NoKernels(f"they do not run ({one_line(error)})")
+        if difference <= tolerance:
+            return checked.kernels
+        return NoKernels(f"they change the logits by {difference:.2g} of the largest one")
 
     def known(self, verdict: Verdict) -> CheckedModel:
         """Return a way that is right, hooked into the model."""
@@ -186,6 +210,7 @@ class _Probe:
             self.native,
             _rounds_inputs(self.model),
             self.gpu,
+            self.kernels,
         )
         return checked, self._change(verdict, selection)
 
@@ -226,6 +251,8 @@ class _Probe:
         for module in self.observed.to_regroup(gathers_all=made.gathers_all):
             regroup(module, changes)
         select_rows(self.model, selection, changes)
+        if not isinstance(self.kernels, NoKernels):
+            remember_rotations(self.model, changes)
         return changes
 
     def _difference(self, checked: CheckedModel) -> tuple[float, float]:
@@ -287,7 +314,10 @@ def _own_caches(
     layout = own_layout(model, tokens)
     regroup(model, Changes())
     verdict = Verdict(Way.OWN, reason=reason)
-    return CheckedModel(layout, RowSelection(), verdict, native, _rounds_inputs(model), gpu)
+    kernels = NoKernels("the model runs on caches of its own") if gpu else ON_CPU
+    return CheckedModel(
+        layout, RowSelection(), verdict, native, _rounds_inputs(model), gpu, kernels
+    )
 
 
 def _rounds_inputs(model: nn.Module) -> bool:

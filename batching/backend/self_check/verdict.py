@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from batching.backend.choose_pool import kv_cache
 from batching.backend.devices import Gpu
+from batching.backend.gpu.pool_kernels import ON_CPU, NoKernels, PoolKernels
 from batching.backend.hooks.rows import RowSelection
 from batching.backend.native.sampling import native_sampler
 from batching.backend.native_loader import Native
@@ -48,6 +49,7 @@ class CheckedModel:
     native: the kernels that the model's modules and its pool use.
     rounds_inputs: the model's products round theirs, so attention does, too.
     gpu: what computes; None is the CPU.
+    kernels: those of the pool on a GPU, or why it has none.
     """
 
     layout: CacheLayout
@@ -56,6 +58,7 @@ class CheckedModel:
     native: Native | None = None
     rounds_inputs: bool = False
     gpu: Gpu | None = None
+    kernels: PoolKernels | NoKernels = ON_CPU
 
     @property
     def way(self) -> Way:
@@ -75,6 +78,7 @@ class CheckedModel:
             block_size,
             self.native,
             gpu=self.gpu,
+            kernels=self.kernels,
             num_window_blocks=num_window_blocks,
             one_by_one=self.way not in (Way.RAGGED, Way.PIECES),
             rounds_inputs=self.rounds_inputs,

@@ -35,20 +35,31 @@ class LayerNorm(nn.Module):
 
 def replace_norm(module: nn.Module, kernels: Any) -> None:
     """Make a module of float32 whose class computes a norm one that the kernels compute."""
-    attributes = {name for name in vars(module) if not name.startswith("_")}
-    arrays = frozenset(module)
-    if "eps" not in attributes or attributes - _ATTRIBUTES or not arrays <= {"weight", "bias"}:
-        return
-    kind, offset = _kind(type(module), arrays)
+    kind, offset = _kind_of(module)
     if kind is None:
         return
-    weight = module.get("weight")
-    if weight is not None and weight.ndim != 1:
-        return
-    if weight is not None:
+    if (weight := module.get("weight")) is not None:
         module.weight = weight + offset
     module.__class__ = kind
     module.kernels = kernels
+
+
+def rms_norm_offset(module: nn.Module) -> float | None:
+    """Return what an RMSNorm with weights adds to these; None if a module is no such norm."""
+    kind, offset = _kind_of(module)
+    return offset if kind is RMSNorm and "weight" in module else None
+
+
+def _kind_of(module: nn.Module) -> tuple[type[nn.Module] | None, float]:
+    """Return which norm a module is, if it is one, and what it adds to its weights."""
+    attributes = {name for name in vars(module) if not name.startswith("_")}
+    arrays = frozenset(module)
+    if "eps" not in attributes or attributes - _ATTRIBUTES or not arrays <= {"weight", "bias"}:
+        return None, 0.0
+    weight = module.get("weight")
+    if weight is not None and weight.ndim != 1:
+        return None, 0.0
+    return _kind(type(module), arrays)
 
 
 @cache

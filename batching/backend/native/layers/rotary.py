@@ -78,7 +78,7 @@ class RoPE(nn.Module):
 
 def replace_rope(module: nn.Module, kernels: Any, step_angles: StepAngles) -> None:
     """Let a rotary embedding rotate by angles, if it then rotates as before."""
-    frequencies = _frequencies(module)
+    frequencies = frequencies_of(module)
     if frequencies is None:
         return
     plain = type(module)
@@ -92,7 +92,8 @@ def replace_rope(module: nn.Module, kernels: Any, step_angles: StepAngles) -> No
     module.__class__ = plain
 
 
-def _frequencies(module: nn.Module) -> Frequencies | None:
+def frequencies_of(module: nn.Module) -> Frequencies | None:
+    """Return by what a rotary embedding turns pairs; None if a module is none, or one of another kind."""
     if type(module) is nn.RoPE:
         return plain_frequencies(module.dims, module.base, module.scale)
     if set(module) != {_TABLE} or module[_TABLE].ndim != 1:

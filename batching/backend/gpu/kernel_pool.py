@@ -1,0 +1,180 @@
+"""A KV pool whose writes and decodes are kernels of our own.
+
+They write to the pool's arrays in place, and MLX does not know: nothing is donated and nothing copied, even if
+the next step is queued while one runs.  A token orders them (`PoolKernels`): each layer has one, which
+passes through each write and each read, within a step and from step to step.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import mlx.core as mx
+
+from batching.backend.gpu.pool_kernels import KernelPool, PoolKernels
+from batching.backend.gpu.rotations import rotated_alike
+from batching.backend.gpu.step_rows import KernelAttention, padded_slots
+from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots, slot_rows
+from batching.backend.paged.layout import CacheLayout, LayerLayout, LayerShape
+from batching.backend.paged.make_caches import make_caches
+from batching.backend.paged.mlx_attention import Pool, SlidingWindow
+
+_TOKEN_SIZE: Final = 8
+
+
+def kernel_cache(
+    kernels: PoolKernels,
+    layers: Sequence[LayerLayout],
+    num_blocks: int,
+    block_size: int,
+    *,
+    num_window_blocks: int = 0,
+    one_by_one: bool = False,
+) -> PagedKVCache:
+    """Return an empty pool."""
+
+    def make(shape: LayerShape, num_blocks: int) -> KernelLayerCache:
+        return KernelLayerCache(kernels, shape, num_blocks, block_size)
+
+    caches = make_caches(layers, make, num_blocks, block_size, num_window_blocks)
+    return PagedKVCache(caches, block_size, KernelAttention, one_by_one=one_by_one)
+
+
+def why_not(kernels: PoolKernels, layout: CacheLayout) -> str:
+    """Return why the pool of a model cannot be one of kernels; empty if it can."""
+    shapes = [shape for shape in layout.shapes if not (shape.is_gathered or shape.is_latent)]
+    if not shapes:
+        return "no layer's attention is over keys and values that only the pool reads"
+    return next(filter(None, map(kernels.why_not, shapes)), "")
+
+
+class KernelLayerCache(LayerCache):
+    """Puts its write off until attention: one kernel may then rotate queries and keys, and write."""
+
+    takes_queued_steps = True
+
+    _pool: KernelPool
+    _token: mx.array
+    # Keys and values, `[T, num_heads, 1, dim]`.
+    _written: tuple[mx.array, mx.array] | None
+
+    def __init__(
+        self, kernels: PoolKernels, shape: LayerShape, num_blocks: int, block_size: int
+    ) -> None:
+        self._kernels = kernels
+        self._block_size = block_size
+        super().__init__(shape, num_blocks * block_size)
+
+    @property
+    def state(self) -> tuple[mx.array, ...]:
+        return self._pool.keys, self._pool.values, self._token
+
+    def write(self, keys: mx.array, values: mx.array) -> None:
+        self._written = keys, values
+
+    def attend_within(
+        self,
+        queries: mx.array,
+        scale: float,
+        window: SlidingWindow | None,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        queries = self._write_with(queries)
+        attention, pool = self._attention, self._pool
+        # What reads the pool beside each other waits for the writes alone, and the next write for all of it.
+        written = self._token
+        outputs: list[mx.array] = []
+        start = attention.num_decoded
+        if start:
+            decoded, self._token = self._kernels.decode(
+                queries[:start].squeeze(2),
+                attention.decodes(window),
+                pool,
+                written,
+                scale=scale,
+                soft_cap=self.shape.soft_cap,
+                sinks=sinks,
+            )
+            outputs.append(decoded[:, :, None])
+        for chunk in attention.chunks(window):
+            stop = start + chunk.num_rows
+            output = chunk.attend(
+                queries[start:stop], self._by_head, scale, self.shape.soft_cap, sinks, written
+            )
+            self._token = _after(self._token, output)
+            outputs.append(output)
+            start = stop
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+    def flush(self) -> None:
+        if self._written is not None:
+            keys, values = (array.squeeze(2) for array in self._written)
+            self._written = None
+            self._token = self._kernels.write(keys, values, self._slots, self._pool, self._token)
+
+    def copy(self, sources: Slots, targets: Slots) -> None:
+        shape = self.shape
+        rows = slot_rows(sources, shape.num_heads, self.num_slots) + self._token[:1]
+        keys, values = (
+            array[rows].reshape(len(sources), shape.num_heads, -1) for array in self._pool[:2]
+        )
+        slots = padded_slots(targets)
+        self._token = self._kernels.write(keys, values, slots, self._pool, self._token)
+
+    def reset(self) -> None:
+        """Start over with other arrays: what is in flight may still write to those before."""
+        shape = self.shape
+        self._written = None
+        num_rows = shape.num_heads * self.num_slots
+        self._pool = KernelPool(
+            mx.zeros((num_rows, shape.key_dim), shape.dtype),
+            mx.zeros((num_rows, shape.value_dim), shape.dtype),
+            shape.num_heads,
+            self._block_size,
+        )
+        self._token = mx.zeros(_TOKEN_SIZE, mx.uint32)
+
+    def _write_with(self, queries: mx.array) -> mx.array:
+        """Write what is put off; return the queries, `[T, num_query_heads, 1, key_dim]`, rotated."""
+        if (
+            self._written is None
+            or (made := rotated_alike(queries, self._written[0], self.step.positions)) is None
+        ):
+            self.flush()
+            return queries
+        values, self._written = self._written[1], None
+        rotated, self._token = self._kernels.rotate_and_write(
+            made.queries.squeeze(2),
+            made.keys.squeeze(2),
+            values.squeeze(2),
+            made.rotation,
+            made.norms,
+            self._attention.positions,
+            self._slots,
+            self._pool,
+            self._token,
+        )
+        return rotated[:, :, None]
+
+    @property
+    def _attention(self) -> KernelAttention:
+        attention = self.step.attention
+        assert isinstance(attention, KernelAttention)
+        return attention
+
+    @property
+    def _slots(self) -> mx.array:
+        return self._attention.slots(self.step.slots)
+
+    @property
+    def _by_head(self) -> Pool:
+        heads, slots = self.shape.num_heads, self.num_slots
+        return Pool(*(array.reshape(heads, slots, -1) for array in self._pool[:2]))
+
+
+def _after(token: mx.array, output: mx.array) -> mx.array:
+    """Return the token, made by a kernel that reads an output, too: 0 is less than anything.
+
+    output: `[L, num_heads, 1, dim]`, of which one number or two are read.
+    """
+    size = mx.uint32.size // output.dtype.size
+    return mx.minimum(token, output[0, 0, 0, :size].view(mx.uint32))

@@ -1,0 +1,126 @@
+"""What the pool asks of its kernels, wherever they run."""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+import mlx.core as mx
+
+from batching.backend.paged.layout import LayerShape
+
+
+class KernelPool(NamedTuple):
+    """One layer: keys `[num_heads * num_slots, key_dim]`, values `[num_heads * num_slots, value_dim]`.
+
+    A token's slot is `block_id * block_size + position % block_size`.
+    """
+
+    keys: mx.array
+    values: mx.array
+    num_heads: int
+    block_size: int
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.keys) // self.num_heads
+
+
+class DecodeRows(NamedTuple):
+    """What each of R rows sees.
+
+    tables: uint32 `[R, W]`, the blocks from that of the first key on; W is a power of two, 8 at least.
+    ranges: int32 `[max(R, 4), 2]`, the position of the first key in its block, and the number of keys.
+    """
+
+    tables: mx.array
+    ranges: mx.array
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Rotary embedding of the first `2 * len(radians)` numbers of a head (Su et al. 2021).
+
+    radians: float32, by which a pair turns from a position to the next.
+    factor: what is rotated is multiplied by it.
+    is_traditional: pairs lie side by side, and not half of the numbers apart.
+    """
+
+    radians: mx.array
+    factor: float
+    is_traditional: bool
+
+
+class HeadNorms(NamedTuple):
+    """RMSNorm of each head before its rotation; weights are `[key_dim]`."""
+
+    query_weight: mx.array
+    key_weight: mx.array
+    eps: float
+
+
+class PoolKernels(Protocol):
+    """Kernels that write to the pool in place, which MLX does not know.
+
+    What orders them is the token, uint32 `[8]`, all 0: each of them is given that of the one before, and
+    returns another.  It is an input and an output of the kernels themselves: on a GPU barriers follow
+    what kernels read and write, and not the graph.
+
+    queries: `[T, num_query_heads, key_dim]`.  keys, values: `[T, num_heads, dim]`.
+    slots: uint32 `[max(T, 8)]`.  positions: int32 `[max(T, 8)]`.
+    """
+
+    def why_not(self, shape: LayerShape) -> str:
+        """Return why the kernels cannot keep such a layer; empty if they can."""
+        ...
+
+    def write(
+        self,
+        keys: mx.array,
+        values: mx.array,
+        slots: mx.array,
+        pool: KernelPool,
+        token: mx.array,
+    ) -> mx.array:
+        """Write each row into its slot; return the token."""
+        ...
+
+    def rotate_and_write(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        rotation: Rotation,
+        norms: HeadNorms | None,
+        positions: mx.array,
+        slots: mx.array,
+        pool: KernelPool,
+        token: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        """Write as `write` does, after norms and rotation; return the rotated queries and the token."""
+        ...
+
+    def decode(
+        self,
+        queries: mx.array,
+        rows: DecodeRows,
+        pool: KernelPool,
+        token: mx.array,
+        *,
+        scale: float,
+        soft_cap: float,
+        sinks: mx.array | None,
+    ) -> tuple[mx.array, mx.array]:
+        """Attend each row, `[R, num_query_heads, value_dim]`; return that and the token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoKernels:
+    """The pool is the portable one."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"off: {self.reason}"
+
+
+ON_CPU: Final = NoKernels("MLX computes on the CPU")
