@@ -193,6 +193,10 @@ class Settings(BaseSettings):
         default="auto",
         description="Map packed weights, so that processes share their memory, or read them into memory of their own; `auto` maps them if the system does so in large pages, without which short steps take up to a tenth longer.",
     )
+    gpu_kernels: Literal["auto", "off", "require"] = Field(
+        default="auto",
+        description="Kernels that write and read the KV cache of a GPU in place: `auto` uses them if a check at the start finds them right; `require` does not start without.",
+    )
     mlx_cache_mib: int = Field(
         default=1024,
         ge=0,
@@ -364,6 +368,7 @@ class Settings(BaseSettings):
         "kv_cache_dtype",
         "device",
         "native",
+        "gpu_kernels",
         "cpu_precision",
         "share_weights",
         "response_store",

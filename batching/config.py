@@ -11,6 +11,7 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDTypeName = Literal["auto", "float32", "bfloat16", "int8"]
 CpuPrecision = Literal["auto", "exact", "fast", "fastest"]
 NativeMode = Literal["auto", "off", "require"]
+GpuKernelsMode = Literal["auto", "off", "require"]
 DeviceName = Literal["auto", "cpu", "gpu"]
 ShareWeights = Literal["auto", "always", "never"]
 GenerationConfigSource = Literal["auto", "openai"]
@@ -104,7 +105,8 @@ class EngineConfig(BatchLimits):
     `rerank_tokens`, of an irrelevant and of a relevant document with a comma between them, make a
     reranker of a model that does not say that it is one.
     `weights_cache_gib` bounds the packed weights in `weights_cache_dir`, by default a folder beside
-    the hub's cache; 0 keeps none.  On a GPU MLX keeps `mlx_cache_mib` of freed buffers, and on a Mac
+    the hub's cache; 0 keeps none.  `gpu_kernels` says whether a GPU's pool is written and read by kernels
+    of our own.  On a GPU MLX keeps `mlx_cache_mib` of freed buffers, and on a Mac
     `wired_limit_mib` are wired; None is the weights and the KV pool.  A step that takes longer than `step_timeout` seconds has stalled.
     """
 
@@ -133,6 +135,7 @@ class EngineConfig(BatchLimits):
     weights_cache_dir: Path | None = None
     weights_cache_gib: int = 64
     share_weights: ShareWeights = "auto"
+    gpu_kernels: GpuKernelsMode = "auto"
     mlx_cache_mib: int = 1024
     wired_limit_mib: int | None = None
 

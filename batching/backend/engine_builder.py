@@ -9,6 +9,8 @@ import mlx.core as mx
 from batching.backend import BLAS
 from batching.backend.devices import Gpu, select_device
 from batching.backend.exceptions import forget_locals, one_line
+from batching.backend.gpu.pool_kernels import NoKernels, PoolKernels
+from batching.backend.gpu.source_kernels import load_kernels, required
 from batching.backend.hooks.rows import hidden_size_of
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.memory.device import MIB, device_memory, memory_in_use
@@ -25,12 +27,15 @@ from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.backend.weights.storage import dtype_name
 from batching.batch_inference import BatchInferenceEngine
+from batching.block_manager import BlockTable
 from batching.config import EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError, UnsupportedKVDType
 from batching.model_info import ModelInfo, SamplingDefaults
 from batching.pooling import Embeddings, NoEmbeddings
+from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.step_plan import Slice, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +60,7 @@ class _Backend:
     limits: SchedulerConfig
     pool_line: str
     embeddings: Embeddings | NoEmbeddings
+    kernels: PoolKernels | NoKernels
     packed_line: str = ""
 
 
@@ -72,11 +78,12 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
     memory = GpuMemory(gpu, config.mlx_cache_mib, config.wired_limit_mib) if gpu else None
     if memory:
         memory.prepare()
+    kernels = load_kernels(config.gpu_kernels, gpu)
     if isinstance(BLAS, NoBlas) and BLAS.is_slow and mx.default_device() == mx.cpu:
         logger.warning("the model will be very slow: %s", BLAS)
     native = load_native(config.native, config.cpu_threads)
     try:
-        loaded, backend = _load(config, native, gpu)
+        loaded, backend = _load(config, native, gpu, kernels)
     except _CannotRun as error:
         if isinstance(native, NoNative) or config.native == "require":
             raise
@@ -85,7 +92,7 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         # The model that failed: there may be no room for another beside it.
         forget_locals(error)
         native = NoNative("the model does not run on them")
-        loaded, backend = _load(config, native, gpu)
+        loaded, backend = _load(config, native, gpu, kernels)
     scheduler = ContinuousBatchingScheduler(backend.limits)
     runner = backend.runner
     engine = BatchInferenceEngine(
@@ -140,7 +147,10 @@ def _kv_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | Non
 
 
 def _load(
-    config: EngineConfig, native: Native | NoNative, gpu: Gpu | None
+    config: EngineConfig,
+    native: Native | NoNative,
+    gpu: Gpu | None,
+    kernels: PoolKernels | NoKernels,
 ) -> tuple[LoadedModel, _Backend]:
     if config.kv_cache_dtype == "int8" and isinstance(native, NoNative):
         raise UnsupportedKVDType("int8", str(native))
@@ -161,11 +171,11 @@ def _load(
             bits = _input_bits(config, native)
             packed = PackedModel(config, native, loaded, input_bits=bits, dtype=dtype)
             loaded, packed_line = packed.on_kernels()
-        backend = _backend(config, loaded, native, gpu, packed, size)
+        backend = _backend(config, loaded, native, gpu, kernels, packed, size)
         return loaded, replace(backend, packed_line=packed_line)
     except CannotUseFile:
         # It is gone now, if it can be deleted.
-        return _load(replace(config, weights_cache_gib=0), native, gpu)
+        return _load(replace(config, weights_cache_gib=0), native, gpu, kernels)
     except ModelLoadError:
         raise
     except Exception as error:
@@ -177,25 +187,29 @@ def _backend(
     loaded: LoadedModel,
     native: Native | NoNative,
     gpu: Gpu | None,
+    kernels: PoolKernels | NoKernels,
     packed: PackedModel | None,
     hidden_size: int | None,
 ) -> _Backend:
-    kernels = native if isinstance(native, Native) else None
     kv_dtype = _kv_dtype(config, native)
     known = packed.verdict(kv_dtype) if packed else None
     checked = check_model(
         loaded.model,
         loaded.vocab_size,
-        kernels,
+        native if isinstance(native, Native) else None,
         kv_dtype,
         known,
         gpu=gpu,
+        kernels=kernels,
         max_model_len=loaded.max_model_len,
     )
     if packed and known is None:
         packed.keep_verdict(kv_dtype, checked.verdict)
     if checked.reason:
         logger.warning("%s: %s, since %s", config.model_id, _SLOWER[checked.way], checked.reason)
+    required(config.gpu_kernels, checked.kernels)
+    if gpu and config.gpu_kernels != "off" and isinstance(checked.kernels, NoKernels):
+        logger.warning("%s: the GPU kernels are %s", config.model_id, checked.kernels)
     if config.kv_cache_dtype != "auto" and kv_dtype not in _dtypes(checked.layout):
         logger.warning(
             "kv_cache_dtype: %s reads its keys, values or states itself, and keeps none in %s",
@@ -232,14 +246,27 @@ def _paged(
     )
     cache.reset()
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
+    runner = MLXRunner(
+        loaded.model, loaded.vocab_size, checked.selection, cache, checked.sampler(), head
+    )
+    if not isinstance(checked.kernels, NoKernels):
+        _compile_kernels(runner)
     return _Backend(
-        MLXRunner(
-            loaded.model, loaded.vocab_size, checked.selection, cache, checked.sampler(), head
-        ),
+        runner,
         limits,
         "; ".join(filter(None, [_pool_line(config, layout, size, block), states.note])),
         embeddings,
+        checked.kernels,
     )
+
+
+def _compile_kernels(runner: MLXRunner) -> None:
+    """Run a step: those of the check were for blocks of another size."""
+    request = BatchRequest(0, [0], max_tokens=1)
+    request.block_table, request.window_table = BlockTable([0]), BlockTable([0])
+    request.state_slot = 0
+    runner.run(StepPlan((Slice(request, 0, 1),)))
+    runner.reset()
 
 
 def _block_bytes(layout: CacheLayout, limits: SchedulerConfig) -> BlockBytes:
@@ -277,6 +304,17 @@ def _precision(config: EngineConfig, native: Native | NoNative) -> str:
     return f"; {name}: what is multiplied with quantized weights has {bits} bits"
 
 
+def _kernels_line(
+    config: EngineConfig,
+    native: Native | NoNative,
+    memory: GpuMemory | None,
+    kernels: PoolKernels | NoKernels,
+) -> str:
+    if memory is None:
+        return f"kernels   {native}{_precision(config, native)}"
+    return f"kernels   of the KV cache: {kernels}"
+
+
 def _embeddings_line(embeddings: Embeddings | NoEmbeddings) -> list[str]:
     if isinstance(embeddings, NoEmbeddings):
         return []
@@ -311,7 +349,7 @@ def _startup_lines(
         f"model     {config.model_id} ({loaded.model_type}, {loaded.source})",
         _device_line(memory, weights),
         *([f"weights   {loaded.storage}"] if loaded.storage else []),
-        f"kernels   {native}{_precision(config, native)}",
+        _kernels_line(config, native, memory, backend.kernels),
         *([f"packed    {backend.packed_line}"] if backend.packed_line else []),
         f"context   {limits.max_request_tokens} tokens a request",
         f"kv cache  {backend.pool_line}",

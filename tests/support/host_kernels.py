@@ -42,7 +42,7 @@ def host_kernel(
     return made
 
 
-def view(address: int, shape: Sequence[int], dtype: type) -> Array:
+def view(address: int, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
     """Return the memory at an address as an array, which can be written to."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
@@ -103,7 +103,8 @@ class HostKernels:
                     _normed(rows, weight, norms.eps)
                     for rows, weight in zip((queries, keys), weights, strict=True)
                 )
-            angles = positions[: len(keys), None, None] * radians.astype(np.float64)
+            num_pairs = rotation.num_dims // 2
+            angles = positions[: len(keys), None, None] * radians[:num_pairs].astype(np.float64)
             queries, keys = (_rotated(rows, angles, rotation) for rows in (queries, keys))
             return queries, *write(keys, values, slots, key_pool, value_pool, token)
 

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import mlx.core as mx
+import numpy as np
 
 from batching.backend.gpu.pool_kernels import KernelPool, PoolKernels
 from batching.backend.gpu.rotations import rotated_alike
-from batching.backend.gpu.step_rows import KernelAttention, padded_slots
+from batching.backend.gpu.step_rows import KernelAttention, padded, padded_slots
 from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots, slot_rows
 from batching.backend.paged.layout import CacheLayout, LayerLayout, LayerShape
 from batching.backend.paged.make_caches import make_caches
@@ -56,6 +57,8 @@ class KernelLayerCache(LayerCache):
     _token: mx.array
     # Keys and values, `[T, num_heads, 1, dim]`.
     _written: tuple[mx.array, mx.array] | None
+    # Those of the model, and as the kernels take them.
+    _sinks: tuple[mx.array, mx.array] | None = None
 
     def __init__(
         self, kernels: PoolKernels, shape: LayerShape, num_blocks: int, block_size: int
@@ -92,7 +95,7 @@ class KernelLayerCache(LayerCache):
                 written,
                 scale=scale,
                 soft_cap=self.shape.soft_cap,
-                sinks=sinks,
+                sinks=self._padded_sinks(sinks),
             )
             outputs.append(decoded[:, :, None])
         for chunk in attention.chunks(window):
@@ -154,6 +157,14 @@ class KernelLayerCache(LayerCache):
             self._token,
         )
         return rotated[:, :, None]
+
+    def _padded_sinks(self, sinks: mx.array | None) -> mx.array | None:
+        """Return sinks as the kernels take them, made once."""
+        if sinks is None:
+            return None
+        if self._sinks is None or self._sinks[0] is not sinks:
+            self._sinks = sinks, mx.array(padded(np.array(sinks.astype(mx.float32)), 0))
+        return self._sinks[1]
 
     @property
     def _attention(self) -> KernelAttention:

@@ -37,14 +37,15 @@ class DecodeRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """Rotary embedding of the first `2 * len(radians)` numbers of a head (Su et al. 2021).
+    """Rotary embedding of the first `num_dims` numbers of a head (Su et al. 2021).
 
-    radians: float32, by which a pair turns from a position to the next.
+    radians: float32 `[max(num_dims / 2, 8)]`, by which a pair turns from a position to the next.
     factor: what is rotated is multiplied by it.
     is_traditional: pairs lie side by side, and not half of the numbers apart.
     """
 
     radians: mx.array
+    num_dims: int
     factor: float
     is_traditional: bool
 
@@ -64,8 +65,9 @@ class PoolKernels(Protocol):
     returns another.  It is an input and an output of the kernels themselves: on a GPU barriers follow
     what kernels read and write, and not the graph.
 
-    queries: `[T, num_query_heads, key_dim]`.  keys, values: `[T, num_heads, dim]`.
+    queries: `[T, num_query_heads, key_dim]`.  keys, values: `[T, num_heads, dim]`, in the queries' type.
     slots: uint32 `[max(T, 8)]`.  positions: int32 `[max(T, 8)]`.
+    sinks: float32 `[max(num_query_heads, 8)]`.
     """
 
     def why_not(self, shape: LayerShape) -> str:

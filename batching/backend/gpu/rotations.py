@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from batching.backend.cpu.modules import Frequencies
 from batching.backend.gpu.pool_kernels import HeadNorms, Rotation
+from batching.backend.gpu.step_rows import padded
 from batching.backend.hooks.undo import Changes
 from batching.backend.native.layers.norms import rms_norm_offset
 from batching.backend.native.layers.rotary import frequencies_of
@@ -86,7 +88,8 @@ def remember_rotations(model: nn.Module, changes: Changes) -> None:
 def _remember_rotation(module: nn.Module, frequencies: Frequencies, changes: Changes) -> None:
     plain = type(module)
     rotation = Rotation(
-        mx.array(frequencies.radians, mx.float32),
+        mx.array(padded(frequencies.radians.astype(np.float32), 0)),
+        2 * len(frequencies.radians),
         frequencies.factor,
         bool(getattr(module, "traditional", False)),
     )

@@ -13,7 +13,6 @@ from batching.scheduling.step_plan import Slice
 
 # Longer slices gather their context once; up to here each row reads it by itself.
 _MAX_DECODED: Final = 8
-# Metal has other kernels for inputs of fewer elements.
 _MIN_ELEMENTS: Final = 8
 _NO_SLOT: Final = 2**32 - 1
 
@@ -54,7 +53,7 @@ class KernelAttention:
         """The position of each row, int32 `[max(T, 8)]`."""
         if self._positions is None:
             positions = [at for s in self.slices for at in range(s.start, s.stop)]
-            self._positions = mx.array(_padded(np.array(positions, np.int32), 0))
+            self._positions = mx.array(padded(np.array(positions, np.int32), 0))
         return self._positions
 
     def chunks(self, window: SlidingWindow | None) -> list[RowGroup]:
@@ -88,9 +87,10 @@ class KernelAttention:
 
 def padded_slots(slots: npt.NDArray[np.int64]) -> mx.array:
     """Return slots as the kernels take them, uint32 `[max(T, 8)]`."""
-    return mx.array(_padded(slots.astype(np.uint32), _NO_SLOT))
+    return mx.array(padded(slots.astype(np.uint32), _NO_SLOT))
 
 
-def _padded(numbers: npt.NDArray[np.generic], padding: int) -> npt.NDArray[np.generic]:
+def padded(numbers: npt.NDArray[np.generic], padding: int) -> npt.NDArray[np.generic]:
+    """Return an input of a kernel: with fewer elements than 8, Metal has another one for it."""
     num_missing = max(0, _MIN_ELEMENTS - len(numbers))
     return np.pad(numbers, (0, num_missing), constant_values=padding)

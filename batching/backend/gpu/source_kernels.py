@@ -1,0 +1,225 @@
+"""The pool's kernels, made from their sources by MLX."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+import mlx.core as mx
+
+from batching.backend.devices import Gpu
+from batching.backend.gpu.kernels.definitions import (
+    KVWrite,
+    MergeSplits,
+    NormRopeWrite,
+    PagedDecode,
+    PoolShape,
+)
+from batching.backend.gpu.kernels.sources import DType, KernelSource, Launch, Target
+from batching.backend.gpu.pool_kernels import (
+    ON_CPU,
+    DecodeRows,
+    HeadNorms,
+    KernelPool,
+    NoKernels,
+    PoolKernels,
+    Rotation,
+)
+from batching.backend.paged.layout import LayerShape
+from batching.config import GpuKernelsMode
+from batching.errors import ModelLoadError
+
+_DTYPES: Final = {
+    mx.float16: DType.FLOAT16,
+    mx.bfloat16: DType.BFLOAT16,
+    mx.float32: DType.FLOAT32,
+}
+
+
+class Kernel(Protocol):
+    """What `mx.fast.metal_kernel` and `mx.fast.cuda_kernel` return."""
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+    ) -> list[mx.array]: ...
+
+
+class Definition(Protocol):
+    def source(self, target: Target) -> KernelSource: ...
+
+
+class _Output(NamedTuple):
+    shape: Sequence[int]
+    dtype: mx.Dtype
+
+
+def load_kernels(mode: GpuKernelsMode, gpu: Gpu | None) -> PoolKernels | NoKernels:
+    """Return the kernels of a GPU if `mode` allows them; whether they run is seen later.
+
+    Raises:
+        ModelLoadError: they are required, and there is no GPU.
+    """
+    if mode == "off":
+        return NoKernels("switched off")
+    if gpu is None:
+        return required(mode, ON_CPU)
+    return SourceKernels(Target.METAL if gpu is Gpu.METAL else Target.CUDA, _by_mlx)
+
+
+def required(mode: GpuKernelsMode, kernels: PoolKernels | NoKernels) -> PoolKernels | NoKernels:
+    """Return the kernels, or why there are none.
+
+    Raises:
+        ModelLoadError: there are none, and they are required.
+    """
+    if mode == "require" and isinstance(kernels, NoKernels):
+        raise ModelLoadError(
+            f"the GPU kernels are required, and {kernels.reason}: "
+            "set MLX_SERVER_GPU_KERNELS=auto to start without them"
+        )
+    return kernels
+
+
+def _by_mlx(target: Target, source: KernelSource) -> Kernel:
+    make = mx.fast.metal_kernel if target is Target.METAL else mx.fast.cuda_kernel
+    made: Kernel = make(  # type: ignore[assignment]  # an object, in MLX's stubs
+        name=source.name,
+        input_names=source.inputs,
+        output_names=source.outputs,
+        source=source.source,
+        header=source.header,
+    )
+    return made
+
+
+@dataclass(frozen=True, eq=False)
+class SourceKernels:
+    """`PoolKernels` of a target.
+
+    make: returns a kernel; each is made once.
+    """
+
+    target: Target
+    make: Callable[[Target, KernelSource], Kernel]
+    _made: dict[Definition, Kernel] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"on, for {self.target}"
+
+    def why_not(self, shape: LayerShape) -> str:
+        if shape.dtype not in _DTYPES:
+            return f"they keep no keys and values in {str(shape.dtype).removeprefix('mlx.core.')}"
+        try:
+            PoolShape(shape.num_heads, shape.key_dim, shape.value_dim, _DTYPES[shape.dtype])
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def write(
+        self,
+        keys: mx.array,
+        values: mx.array,
+        slots: mx.array,
+        pool: KernelPool,
+        token: mx.array,
+    ) -> mx.array:
+        definition = KVWrite(_pool_shape(pool), _DTYPES[keys.dtype])
+        inputs = [keys, values, slots, pool.keys, pool.values, token]
+        [made] = self._run(definition, inputs, [_like(token)], definition.launch(len(keys)))
+        return made
+
+    def rotate_and_write(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        rotation: Rotation,
+        norms: HeadNorms | None,
+        positions: mx.array,
+        slots: mx.array,
+        pool: KernelPool,
+        token: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        dtype = queries.dtype
+        definition = NormRopeWrite(
+            _pool_shape(pool),
+            _DTYPES[dtype],
+            queries.shape[1],
+            rotation.num_dims,
+            rotation.is_traditional,
+            norms.eps if norms else None,
+            rotation.factor,
+        )
+        weights = [weight.astype(dtype) for weight in norms[:2]] if norms else []
+        inputs = [queries, keys, values, *weights, rotation.radians, positions, slots]
+        inputs += [pool.keys, pool.values, token]
+        launch = definition.launch(len(keys))
+        rotated, made = self._run(definition, inputs, [_like(queries), _like(token)], launch)
+        return rotated, made
+
+    def decode(
+        self,
+        queries: mx.array,
+        rows: DecodeRows,
+        pool: KernelPool,
+        token: mx.array,
+        *,
+        scale: float,
+        soft_cap: float,
+        sinks: mx.array | None,
+    ) -> tuple[mx.array, mx.array]:
+        num_rows, num_heads, _ = queries.shape
+        value_dim, dtype = pool.values.shape[1], _DTYPES[queries.dtype]
+        decode = PagedDecode(_pool_shape(pool), dtype, num_heads, pool.block_size, scale, soft_cap)
+        num_splits = decode.num_splits(rows.tables.shape[1] * pool.block_size)
+        by_split = (num_rows, num_heads, num_splits)
+        partials, stats = self._run(
+            decode,
+            [queries, pool.keys, pool.values, *rows, token],
+            [_Output((*by_split, value_dim), mx.float32), _Output((*by_split, 2), mx.float32)],
+            decode.launch(num_rows, num_splits),
+        )
+        merge = MergeSplits(dtype, num_heads, value_dim, sinks is not None)
+        attended, made = self._run(
+            merge,
+            [partials, stats, *([] if sinks is None else [sinks]), token],
+            [_Output((num_rows, num_heads, value_dim), queries.dtype), _like(token)],
+            merge.launch(num_rows),
+        )
+        return attended, made
+
+    def _run(
+        self,
+        definition: Definition,
+        inputs: Sequence[mx.array],
+        outputs: Sequence[_Output],
+        launch: Launch,
+    ) -> list[mx.array]:
+        kernel = self._made.get(definition)
+        if kernel is None:
+            kernel = self._made[definition] = self.make(self.target, definition.source(self.target))
+        return kernel(
+            inputs=inputs,
+            output_shapes=[output.shape for output in outputs],
+            output_dtypes=[output.dtype for output in outputs],
+            grid=launch.grid,
+            threadgroup=launch.threads,
+        )
+
+
+def _pool_shape(pool: KernelPool) -> PoolShape:
+    return PoolShape(
+        pool.num_heads,
+        pool.keys.shape[1],
+        pool.values.shape[1],
+        _DTYPES[pool.keys.dtype],
+    )
+
+
+def _like(array: mx.array) -> _Output:
+    return _Output(array.shape, array.dtype)
