@@ -53,7 +53,7 @@ class KernelLayerCache(LayerCache):
 
     takes_queued_steps = True
 
-    _pool: KernelPool
+    _arrays: KernelPool
     _token: mx.array
     # Keys and values, `[T, num_heads, 1, dim]`.
     _written: tuple[mx.array, mx.array] | None
@@ -68,8 +68,13 @@ class KernelLayerCache(LayerCache):
         super().__init__(shape, num_blocks * block_size)
 
     @property
+    def pool(self) -> Pool:
+        heads, slots = self.shape.num_heads, self.num_slots
+        return Pool(*(array.reshape(heads, slots, -1) for array in self._arrays[:2]))
+
+    @property
     def state(self) -> tuple[mx.array, ...]:
-        return self._pool.keys, self._pool.values, self._token
+        return self._arrays.keys, self._arrays.values, self._token
 
     def write(self, keys: mx.array, values: mx.array) -> None:
         self._written = keys, values
@@ -82,7 +87,7 @@ class KernelLayerCache(LayerCache):
         sinks: mx.array | None,
     ) -> mx.array:
         queries = self._write_with(queries)
-        attention, pool = self._attention, self._pool
+        attention = self._attention
         # What reads the pool beside each other waits for the writes alone, and the next write for all of it.
         written = self._token
         outputs: list[mx.array] = []
@@ -91,7 +96,7 @@ class KernelLayerCache(LayerCache):
             decoded, self._token = self._kernels.decode(
                 queries[:start].squeeze(2),
                 attention.decodes(window),
-                pool,
+                self._arrays,
                 written,
                 scale=scale,
                 soft_cap=self.shape.soft_cap,
@@ -101,7 +106,7 @@ class KernelLayerCache(LayerCache):
         for chunk in attention.chunks(window):
             stop = start + chunk.num_rows
             output = chunk.attend(
-                queries[start:stop], self._by_head, scale, self.shape.soft_cap, sinks, written
+                queries[start:stop], self.pool, scale, self.shape.soft_cap, sinks, written
             )
             self._token = _after(self._token, output)
             outputs.append(output)
@@ -112,23 +117,23 @@ class KernelLayerCache(LayerCache):
         if self._written is not None:
             keys, values = (array.squeeze(2) for array in self._written)
             self._written = None
-            self._token = self._kernels.write(keys, values, self._slots, self._pool, self._token)
+            self._token = self._kernels.write(keys, values, self._slots, self._arrays, self._token)
 
     def copy(self, sources: Slots, targets: Slots) -> None:
         shape = self.shape
         rows = slot_rows(sources, shape.num_heads, self.num_slots) + self._token[:1]
         keys, values = (
-            array[rows].reshape(len(sources), shape.num_heads, -1) for array in self._pool[:2]
+            array[rows].reshape(len(sources), shape.num_heads, -1) for array in self._arrays[:2]
         )
         slots = padded_slots(targets)
-        self._token = self._kernels.write(keys, values, slots, self._pool, self._token)
+        self._token = self._kernels.write(keys, values, slots, self._arrays, self._token)
 
     def reset(self) -> None:
         """Start over with other arrays: what is in flight may still write to those before."""
         shape = self.shape
         self._written = None
         num_rows = shape.num_heads * self.num_slots
-        self._pool = KernelPool(
+        self._arrays = KernelPool(
             mx.zeros((num_rows, shape.key_dim), shape.dtype),
             mx.zeros((num_rows, shape.value_dim), shape.dtype),
             shape.num_heads,
@@ -153,7 +158,7 @@ class KernelLayerCache(LayerCache):
             made.norms,
             self._attention.positions,
             self._slots,
-            self._pool,
+            self._arrays,
             self._token,
         )
         return rotated[:, :, None]
@@ -175,11 +180,6 @@ class KernelLayerCache(LayerCache):
     @property
     def _slots(self) -> mx.array:
         return self._attention.slots(self.step.slots)
-
-    @property
-    def _by_head(self) -> Pool:
-        heads, slots = self.shape.num_heads, self.num_slots
-        return Pool(*(array.reshape(heads, slots, -1) for array in self._pool[:2]))
 
 
 def _after(token: mx.array, output: mx.array) -> mx.array:

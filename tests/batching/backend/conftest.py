@@ -6,12 +6,14 @@ import mlx.core as mx
 import pytest
 
 from batching.backend import choose_pool as kv_cache
-from batching.backend.devices import default_gpu
+from batching.backend.devices import Gpu, default_gpu
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.native.build import why_not
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.self_check.check import check_model
+from batching.backend.self_check.long_steps import MIN_TOKENS
+from tests.support.host_kernels import HostKernels
 from tests.support.model_files import write_model
 from tests.support.tiny_models import Check
 
@@ -34,9 +36,11 @@ def native() -> Native:
     return found
 
 
-@pytest.fixture(params=["on any device", "on an x86 CPU", "with native kernels"])
+@pytest.fixture(
+    params=["on any device", "on an x86 CPU", "with native kernels", "with a GPU's kernels"]
+)
 def device_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Check:
-    """Return what checks a model to be served: by MLX alone, as on a GPU; with numpy; natively.
+    """Return what checks a model to be served: by MLX alone, as on a GPU; with numpy; natively; on kernels.
 
     It takes a model, the size of its vocabulary, and perhaps a type of the keys and values.
     """
@@ -45,6 +49,11 @@ def device_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         return lambda model, size, kv_dtype=None: check_model(
             use_kernels(model, native), size, native, kv_dtype
         )
+    if request.param == "with a GPU's kernels":
+        kernels = HostKernels(request.getfixturevalue("native"))
+        # Long contexts have tests of their own.
+        length = MIN_TOKENS - 1
+        return partial(check_model, gpu=Gpu.METAL, kernels=kernels, max_model_len=length)
     if request.param == "on any device":
         monkeypatch.setattr(kv_cache, "_SCALAR_MACHINES", ())
     elif platform.machine() not in kv_cache._SCALAR_MACHINES:
