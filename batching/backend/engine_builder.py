@@ -209,7 +209,7 @@ def _backend(
         logger.warning("%s: %s, since %s", config.model_id, _SLOWER[checked.way], checked.reason)
     required(config.gpu_kernels, checked.kernels)
     if gpu and config.gpu_kernels != "off" and isinstance(checked.kernels, NoKernels):
-        logger.warning("%s: the GPU kernels are %s", config.model_id, checked.kernels)
+        logger.warning("%s: the GPU kernels are off: %s", config.model_id, checked.kernels.reason)
     if config.kv_cache_dtype != "auto" and kv_dtype not in _dtypes(checked.layout):
         logger.warning(
             "kv_cache_dtype: %s reads its keys, values or states itself, and keeps none in %s",

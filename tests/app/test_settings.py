@@ -46,6 +46,7 @@ OTHER_VALUES: Final = {
     "kv_cache_dtype": "bfloat16",
     "device": "cpu",
     "native": "require",
+    "gpu_kernels": "require",
     "generation_config": "openai",
     "pooling": "mean",
     "rerank_template": "{{ messages }}",
