@@ -65,7 +65,7 @@ class PoolKernels(Protocol):
     returns another.  It is an input and an output of the kernels themselves: on a GPU barriers follow
     what kernels read and write, and not the graph.
 
-    queries: `[T, num_query_heads, key_dim]`.  keys, values: `[T, num_heads, dim]`, in the queries' type.
+    queries: `[T, num_query_heads, key_dim]`.  keys, values: `[T, num_heads, dim]`.
     slots: uint32 `[max(T, 8)]`.  positions: int32 `[max(T, 8)]`.
     sinks: float32 `[max(num_query_heads, 8)]`.
     """

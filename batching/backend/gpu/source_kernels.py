@@ -129,7 +129,7 @@ class SourceKernels:
         token: mx.array,
     ) -> mx.array:
         definition = KVWrite(_pool_shape(pool), _DTYPES[keys.dtype])
-        inputs = [keys, values, slots, pool.keys, pool.values, token]
+        inputs = [keys, values.astype(keys.dtype), slots, pool.keys, pool.values, token]
         [made] = self._run(definition, inputs, [_like(token)], definition.launch(len(keys)))
         return made
 
@@ -155,9 +155,9 @@ class SourceKernels:
             norms.eps if norms else None,
             rotation.factor,
         )
-        weights = [weight.astype(dtype) for weight in norms[:2]] if norms else []
-        inputs = [queries, keys, values, *weights, rotation.radians, positions, slots]
-        inputs += [pool.keys, pool.values, token]
+        # A cast to the same type is none.
+        rows = [each.astype(dtype) for each in (queries, keys, values, *(norms or ())[:2])]
+        inputs = [*rows, rotation.radians, positions, slots, pool.keys, pool.values, token]
         launch = definition.launch(len(keys))
         rotated, made = self._run(definition, inputs, [_like(queries), _like(token)], launch)
         return rotated, made

@@ -106,6 +106,24 @@ def test_a_rotation_and_a_write(
     assert not np.array(results[0][1]).any()
 
 
+def test_what_a_kernel_takes_in_one_type_may_come_in_several(native: Native) -> None:
+    kernels = kernels_of_cpu(native)
+    keys, values = random(NUM_TOKENS, KV_HEADS, KEY_DIM), random(NUM_TOKENS, KV_HEADS, VALUE_DIM)
+    queries = random(NUM_TOKENS, HEADS, KEY_DIM)
+    keys, values = keys.astype(mx.float16), values.astype(mx.bfloat16)
+    rotation = Rotation(mx.zeros(8), KEY_DIM, 1.0, False)
+    norms = HeadNorms(mx.ones(KEY_DIM, mx.bfloat16), mx.ones(KEY_DIM, mx.float16), 1e-5)
+    positions = mx.zeros(8, mx.int32)
+    written, rotated = full_pool(), full_pool()
+    token = kernels.write(keys, values, SLOTS, written, TOKEN)
+    rows = (queries, keys, values, rotation, norms, positions, SLOTS, rotated, TOKEN)
+    mx.eval(token, kernels.rotate_and_write(*rows))
+    for pool in (written, rotated):
+        by_head = np.array(pool.values).reshape(KV_HEADS, NUM_SLOTS, VALUE_DIM)
+        found = by_head[:, np.array(SLOTS)[:NUM_TOKENS]].swapaxes(0, 1)
+        assert np.allclose(found, np.array(values.astype(mx.float32)), atol=1e-2)
+
+
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
 @pytest.mark.parametrize("has_sinks", [False, True])
 def test_a_decode(both: list[PoolKernels], soft_cap: float, has_sinks: bool) -> None:
