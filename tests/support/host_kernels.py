@@ -64,15 +64,13 @@ class HostKernels:
 
     def write(
         self,
-        keys: mx.array,
-        values: mx.array,
+        rows: Sequence[mx.array],
         slots: mx.array,
         pool: KernelPool,
         token: mx.array,
     ) -> mx.array:
-        inputs = [keys, values, slots, pool.keys, pool.values, token]
-        write = self._writer(pool)
-        [made] = self._run("write", write, inputs, [token])
+        inputs = [slots, token, *rows, *pool.arrays]
+        [made] = self._run("write", self._writer(pool), inputs, [token])
         return made
 
     def rotate_and_write(
@@ -97,7 +95,7 @@ class HostKernels:
             positions: Array,
             *rest: Array,
         ) -> Sequence[Array]:
-            slots, key_pool, value_pool, token, *weights = rest
+            slots, token, key_pool, value_pool, *weights = rest
             if norms is not None:
                 queries, keys = (
                     _normed(rows, weight, norms.eps)
@@ -106,10 +104,9 @@ class HostKernels:
             num_pairs = rotation.num_dims // 2
             angles = positions[: len(keys), None, None] * radians[:num_pairs].astype(np.float64)
             queries, keys = (_rotated(rows, angles, rotation) for rows in (queries, keys))
-            return queries, *write(keys, values, slots, key_pool, value_pool, token)
+            return queries, *write(slots, token, keys, values, key_pool, value_pool)
 
-        inputs = [queries, keys, values, rotation.radians, positions, slots]
-        inputs += [pool.keys, pool.values, token]
+        inputs = [queries, keys, values, rotation.radians, positions, slots, token, *pool.arrays]
         inputs += [] if norms is None else norms[:2]
         rotated, made = self._run("rotate and write", run, inputs, [queries, token])
         return rotated, made
@@ -128,40 +125,33 @@ class HostKernels:
         num_rows, num_heads, _ = queries.shape
         size = pool.block_size
 
+        num_arrays = len(pool.arrays)
+
         def run(
-            queries: Array,
-            tables: Array,
-            ranges: Array,
-            key_pool: Array,
-            value_pool: Array,
-            *rest: Array,
+            queries: Array, tables: Array, ranges: Array, token: Array, *rest: Array
         ) -> Sequence[Array]:
-            outputs = np.empty((num_rows, num_heads, value_pool.shape[-1]), np.float32)
+            arrays, its_sinks = rest[:num_arrays], rest[num_arrays:]
+            outputs = np.empty((num_rows, num_heads, pool.value_dim), np.float32)
             for row, (query, (first, count)) in enumerate(zip(queries, ranges, strict=False)):
                 at = np.arange(first, first + count)
                 slots = tables[row, at // size].astype(np.int64) * size + at % size
-                keys, values = (_heads(array, pool)[:, slots] for array in (key_pool, value_pool))
-                outputs[row] = _attend(query, keys, values, scale, soft_cap, rest[1:])
-            return outputs, rest[0]
+                read = [_heads(array, pool)[:, slots] for array in arrays]
+                keys, values = read[0], read[-1][..., : pool.value_dim]
+                outputs[row] = _attend(query, keys, values, scale, soft_cap, its_sinks)
+            return outputs, token
 
-        inputs = [queries, *rows, pool.keys, pool.values, token]
+        inputs = [queries, *rows, token, *pool.arrays]
         inputs += [] if sinks is None else [sinks]
-        output = mx.zeros((num_rows, num_heads, pool.values.shape[-1]))
+        output = mx.zeros((num_rows, num_heads, pool.value_dim))
         attended, made = self._run("decode", run, inputs, [output, token])
         return attended, made
 
     def _writer(self, pool: KernelPool) -> Run:
-        def write(
-            keys: Array,
-            values: Array,
-            slots: Array,
-            key_pool: Array,
-            value_pool: Array,
-            token: Array,
-        ) -> Sequence[Array]:
-            at = slots[: len(keys)]
-            _heads(key_pool, pool)[:, at] = keys.swapaxes(0, 1)
-            _heads(value_pool, pool)[:, at] = values.swapaxes(0, 1)
+        def write(slots: Array, token: Array, *rest: Array) -> Sequence[Array]:
+            rows, arrays = np.split(np.arange(len(rest)), 2)
+            for of_rows, of_pool in zip(rows, arrays, strict=True):
+                new = rest[of_rows]
+                _heads(rest[of_pool], pool)[:, slots[: len(new)]] = new.swapaxes(0, 1)
             return [token]
 
         return write

@@ -15,9 +15,10 @@ from batching.backend.gpu.pool_kernels import KernelPool, PoolKernels
 from batching.backend.gpu.rotations import rotated_alike
 from batching.backend.gpu.step_rows import KernelAttention, padded, padded_slots
 from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots, slot_rows
+from batching.backend.paged.latent_cache import LatentCache
 from batching.backend.paged.layout import CacheLayout, LayerLayout, LayerShape
 from batching.backend.paged.make_caches import make_caches
-from batching.backend.paged.mlx_attention import Pool, SlidingWindow
+from batching.backend.paged.mlx_attention import GatheredContext, RunContext, SlidingWindow
 
 _TOKEN_SIZE: Final = 8
 
@@ -34,15 +35,16 @@ def kernel_cache(
     """Return an empty pool."""
 
     def make(shape: LayerShape, num_blocks: int) -> KernelLayerCache:
-        return KernelLayerCache(kernels, shape, num_blocks, block_size)
+        kind = KernelLatentCache if shape.is_latent else KernelLayerCache
+        return kind(kernels, shape, num_blocks, block_size)
 
-    caches = make_caches(layers, make, num_blocks, block_size, num_window_blocks)
+    caches = make_caches(layers, make, num_blocks, block_size, num_window_blocks, make_latent=make)
     return PagedKVCache(caches, block_size, KernelAttention, one_by_one=one_by_one)
 
 
 def why_not(kernels: PoolKernels, layout: CacheLayout) -> str:
     """Return why the pool of a model cannot be one of kernels; empty if it can."""
-    shapes = [shape for shape in layout.shapes if not (shape.is_gathered or shape.is_latent)]
+    shapes = [shape for shape in layout.shapes if not shape.is_gathered]
     if not shapes:
         return "no layer's attention is over keys and values that only the pool reads"
     return next(filter(None, map(kernels.why_not, shapes)), "")
@@ -55,8 +57,8 @@ class KernelLayerCache(LayerCache):
 
     _arrays: KernelPool
     _token: mx.array
-    # Keys and values, `[T, num_heads, 1, dim]`.
-    _written: tuple[mx.array, mx.array] | None
+    # Keys, and values unless they are in the keys, `[T, num_heads, 1, dim]`.
+    _written: tuple[mx.array, ...] | None
     # Those of the model, and as the kernels take them.
     _sinks: tuple[mx.array, mx.array] | None = None
 
@@ -68,13 +70,12 @@ class KernelLayerCache(LayerCache):
         super().__init__(shape, num_blocks * block_size)
 
     @property
-    def pool(self) -> Pool:
-        heads, slots = self.shape.num_heads, self.num_slots
-        return Pool(*(array.reshape(heads, slots, -1) for array in self._arrays[:2]))
+    def pool(self) -> tuple[mx.array, ...]:
+        return self._arrays.arrays
 
     @property
     def state(self) -> tuple[mx.array, ...]:
-        return self._arrays.keys, self._arrays.values, self._token
+        return *self.pool, self._token
 
     def write(self, keys: mx.array, values: mx.array) -> None:
         self._written = keys, values
@@ -105,8 +106,9 @@ class KernelLayerCache(LayerCache):
             outputs.append(decoded[:, :, None])
         for chunk in attention.chunks(window):
             stop = start + chunk.num_rows
-            output = chunk.attend(
-                queries[start:stop], self.pool, scale, self.shape.soft_cap, sinks, written
+            keys, values = self._gathered(chunk.context, written)
+            output = chunk.attend_to(
+                queries[start:stop], keys, values, scale, self.shape.soft_cap, sinks
             )
             self._token = _after(self._token, output)
             outputs.append(output)
@@ -115,31 +117,39 @@ class KernelLayerCache(LayerCache):
 
     def flush(self) -> None:
         if self._written is not None:
-            keys, values = (array.squeeze(2) for array in self._written)
+            rows = [array.squeeze(2) for array in self._written]
             self._written = None
-            self._token = self._kernels.write(keys, values, self._slots, self._arrays, self._token)
+            self._token = self._kernels.write(rows, self._slots, self._arrays, self._token)
 
     def copy(self, sources: Slots, targets: Slots) -> None:
         shape = self.shape
-        rows = slot_rows(sources, shape.num_heads, self.num_slots) + self._token[:1]
-        keys, values = (
-            array[rows].reshape(len(sources), shape.num_heads, -1) for array in self._arrays[:2]
-        )
+        at = slot_rows(sources, shape.num_heads, self.num_slots) + self._token[:1]
+        rows = [array[at].reshape(len(sources), shape.num_heads, -1) for array in self.pool]
         slots = padded_slots(targets)
-        self._token = self._kernels.write(keys, values, slots, self._arrays, self._token)
+        self._token = self._kernels.write(rows, slots, self._arrays, self._token)
 
     def reset(self) -> None:
         """Start over with other arrays: what is in flight may still write to those before."""
         shape = self.shape
         self._written = None
         num_rows = shape.num_heads * self.num_slots
+        dims = (shape.key_dim,) if shape.is_latent else (shape.key_dim, shape.value_dim)
         self._arrays = KernelPool(
-            mx.zeros((num_rows, shape.key_dim), shape.dtype),
-            mx.zeros((num_rows, shape.value_dim), shape.dtype),
+            tuple(mx.zeros((num_rows, dim), shape.dtype) for dim in dims),
             shape.num_heads,
+            shape.latent_dim or shape.value_dim,
             self._block_size,
         )
         self._token = mx.zeros(_TOKEN_SIZE, mx.uint32)
+
+    def _gathered(
+        self, context: RunContext | GatheredContext, after: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """Return keys and values of a chunk, read after the kernels that a token comes from."""
+        assert isinstance(context, GatheredContext), "nothing would wait where nothing is copied"
+        heads, slots = self.shape.num_heads, self.num_slots
+        read = [context.read(array.reshape(heads, slots, -1), after) for array in self.pool]
+        return read[0], read[-1][..., : self._arrays.value_dim]
 
     def _write_with(self, queries: mx.array) -> mx.array:
         """Write what is put off; return the queries, `[T, num_query_heads, 1, key_dim]`, rotated."""
@@ -180,6 +190,16 @@ class KernelLayerCache(LayerCache):
     @property
     def _slots(self) -> mx.array:
         return self._attention.slots(self.step.slots)
+
+
+class KernelLatentCache(LatentCache, KernelLayerCache):
+    """Keys of one head, whose first numbers are the values."""
+
+    def write(self, keys: mx.array, values: mx.array) -> None:
+        self._written = (keys,)
+
+    def attend_both(self, queries: mx.array) -> mx.array:
+        return self.attend_within(queries, 1.0, None, None)
 
 
 def _after(token: mx.array, output: mx.array) -> mx.array:

@@ -1,5 +1,6 @@
 """What the pool asks of its kernels, wherever they run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -12,12 +13,17 @@ class KernelPool(NamedTuple):
     """One layer: keys `[num_heads * num_slots, key_dim]`, values `[num_heads * num_slots, value_dim]`.
 
     A token's slot is `block_id * block_size + position % block_size`.
+    arrays: keys and values; keys alone where values are their first numbers (latent attention).
     """
 
-    keys: mx.array
-    values: mx.array
+    arrays: tuple[mx.array, ...]
     num_heads: int
+    value_dim: int
     block_size: int
+
+    @property
+    def keys(self) -> mx.array:
+        return self.arrays[0]
 
     @property
     def num_slots(self) -> int:
@@ -76,13 +82,12 @@ class PoolKernels(Protocol):
 
     def write(
         self,
-        keys: mx.array,
-        values: mx.array,
+        rows: Sequence[mx.array],
         slots: mx.array,
         pool: KernelPool,
         token: mx.array,
     ) -> mx.array:
-        """Write each row into its slot; return the token."""
+        """Write keys, and values unless they are in the keys, into their slots; return the token."""
         ...
 
     def rotate_and_write(

@@ -115,22 +115,29 @@ class SourceKernels:
         if shape.dtype not in _DTYPES:
             return f"they keep no keys and values in {str(shape.dtype).removeprefix('mlx.core.')}"
         try:
-            PoolShape(shape.num_heads, shape.key_dim, shape.value_dim, _DTYPES[shape.dtype])
+            PoolShape(
+                shape.num_heads,
+                shape.key_dim,
+                shape.latent_dim or shape.value_dim,
+                _DTYPES[shape.dtype],
+                values_in_keys=shape.is_latent,
+            )
         except ValueError as error:
             return str(error)
         return ""
 
     def write(
         self,
-        keys: mx.array,
-        values: mx.array,
+        rows: Sequence[mx.array],
         slots: mx.array,
         pool: KernelPool,
         token: mx.array,
     ) -> mx.array:
-        definition = KVWrite(_pool_shape(pool), _DTYPES[keys.dtype])
-        inputs = [keys, values.astype(keys.dtype), slots, pool.keys, pool.values, token]
-        [made] = self._run(definition, inputs, [_like(token)], definition.launch(len(keys)))
+        dtype = rows[0].dtype
+        definition = KVWrite(_pool_shape(pool), _DTYPES[dtype])
+        # A cast to the same type is none.
+        inputs = [*(each.astype(dtype) for each in rows), slots, *pool.arrays, token]
+        [made] = self._run(definition, inputs, [_like(token)], definition.launch(len(rows[0])))
         return made
 
     def rotate_and_write(
@@ -155,9 +162,8 @@ class SourceKernels:
             norms.eps if norms else None,
             rotation.factor,
         )
-        # A cast to the same type is none.
         rows = [each.astype(dtype) for each in (queries, keys, values, *(norms or ())[:2])]
-        inputs = [*rows, rotation.radians, positions, slots, pool.keys, pool.values, token]
+        inputs = [*rows, rotation.radians, positions, slots, *pool.arrays, token]
         launch = definition.launch(len(keys))
         rotated, made = self._run(definition, inputs, [_like(queries), _like(token)], launch)
         return rotated, made
@@ -174,13 +180,13 @@ class SourceKernels:
         sinks: mx.array | None,
     ) -> tuple[mx.array, mx.array]:
         num_rows, num_heads, _ = queries.shape
-        value_dim, dtype = pool.values.shape[1], _DTYPES[queries.dtype]
+        value_dim, dtype = pool.value_dim, _DTYPES[queries.dtype]
         decode = PagedDecode(_pool_shape(pool), dtype, num_heads, pool.block_size, scale, soft_cap)
         num_splits = decode.num_splits(rows.tables.shape[1] * pool.block_size)
         by_split = (num_rows, num_heads, num_splits)
         partials, stats = self._run(
             decode,
-            [queries, pool.keys, pool.values, *rows, token],
+            [queries, *pool.arrays, *rows, token],
             [_Output((*by_split, value_dim), mx.float32), _Output((*by_split, 2), mx.float32)],
             decode.launch(num_rows, num_splits),
         )
@@ -216,8 +222,9 @@ def _pool_shape(pool: KernelPool) -> PoolShape:
     return PoolShape(
         pool.num_heads,
         pool.keys.shape[1],
-        pool.values.shape[1],
+        pool.value_dim,
         _DTYPES[pool.keys.dtype],
+        values_in_keys=len(pool.arrays) == 1,
     )
 
 

@@ -64,9 +64,8 @@ class RunContext:
     start: int
     stop: int
 
-    def read(self, pool: mx.array, after: mx.array | None = None) -> mx.array:
+    def read(self, pool: mx.array) -> mx.array:
         """Return `[1, num_heads, stop - start, head_dim]`."""
-        assert after is None, "nothing reads `after` where nothing is computed"
         return pool[None, :, self.start : self.stop]
 
 
@@ -129,15 +128,23 @@ class RowGroup:
         scale: float,
         soft_cap: float,
         sinks: mx.array | None,
-        after: mx.array | None = None,
     ) -> mx.array:
-        """`[num_rows, num_heads, 1, head_dim]` in and out.
+        """`[num_rows, num_heads, 1, head_dim]` in and out."""
+        keys, values = (self.context.read(each) for each in pool)
+        return self.attend_to(queries, keys, values, scale, soft_cap, sinks)
 
-        after: what a gather waits for, as for `GatheredContext.read`.
-        """
+    def attend_to(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        soft_cap: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Attend likewise to what was read."""
         if self.is_chunk:
             queries = queries.swapaxes(0, 2)
-        keys, values = (self.context.read(each, after) for each in pool)
         if soft_cap:
             assert sinks is None, "no model has both"
             output = _capped(queries * scale, keys, values, soft_cap, self.mask)

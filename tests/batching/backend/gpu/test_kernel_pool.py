@@ -27,11 +27,13 @@ from batching.block_manager import BlockCopy, BlockTable
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduling.step_plan import Slice
 from tests.support.host_kernels import HostKernels
+from tests.support.model_zoo import make_tiny
 from tests.support.serving import limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
+from tests.support.zoo.latent import LATENT_MODELS
 
-# Windows and sinks, soft caps, norms of heads, and half of the dims rotated in pairs side by side.
-FAMILIES: Final = ["qwen3", "gpt_oss", "gemma2", "gemma3_text", "mistral"]
+# Windows and sinks, soft caps, norms of heads, and latents.
+FAMILIES: Final = ["qwen3", "gpt_oss", "gemma2", "gemma3_text", "mistral", "deepseek_v3"]
 BLOCK_SIZE: Final = 4
 NUM_BLOCKS: Final = 64
 
@@ -40,7 +42,7 @@ class Served:
     """A model, hooked once, and its pools."""
 
     def __init__(self, family: str, native: Native) -> None:
-        self.model = tiny_model(family)
+        self.model = make_tiny(family) if family in LATENT_MODELS else tiny_model(family)
         self.calls: list[str] = []
         kernels = HostKernels(native, self.calls.append)
         self.checked = check_model(self.model, VOCAB_SIZE, gpu=Gpu.METAL, kernels=kernels)
@@ -194,7 +196,7 @@ def test_all_layers_of_a_step_take_the_same_arrays(native: Native) -> None:
             return super().decode(*args, **options)
 
         def write(self, *args: Any) -> Any:
-            given.append((id(args[2]),))
+            given.append((id(args[1]),))
             return super().write(*args)
 
     cache = kernel_cache(Watched(native), [LayerShape(2, 8, 8, mx.float32)] * 3, 16, BLOCK_SIZE)

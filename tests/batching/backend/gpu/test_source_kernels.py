@@ -25,8 +25,10 @@ from batching.backend.self_check.check import check_model
 from batching.request import BatchRequest
 from tests.support.cpu_kernels import cpu_kernels
 from tests.support.host_kernels import HostKernels
+from tests.support.model_zoo import make_tiny
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
+from tests.support.zoo.latent import LATENT_MODELS
 
 HEADS: Final = 4
 KV_HEADS: Final = 2
@@ -51,7 +53,8 @@ def random(*shape: int) -> mx.array:
 def full_pool() -> KernelPool:
     mx.random.seed(3)
     rows = KV_HEADS * NUM_SLOTS
-    return KernelPool(random(rows, KEY_DIM), random(rows, VALUE_DIM), KV_HEADS, BLOCK_SIZE)
+    arrays = random(rows, KEY_DIM), random(rows, VALUE_DIM)
+    return KernelPool(arrays, KV_HEADS, VALUE_DIM, BLOCK_SIZE)
 
 
 def alike(found: Sequence[mx.array], expected: Sequence[mx.array]) -> None:
@@ -74,9 +77,9 @@ def test_a_write(both: list[PoolKernels]) -> None:
     results = []
     for kernels in both:
         pool = full_pool()
-        token = kernels.write(keys, values, SLOTS, pool, TOKEN)
+        token = kernels.write([keys, values], SLOTS, pool, TOKEN)
         mx.eval(token)
-        results.append([token, pool.keys, pool.values])
+        results.append([token, *pool.arrays])
     alike(*results)
     # Gathers add it to their indices.
     assert not np.array(results[0][0]).any()
@@ -101,7 +104,7 @@ def test_a_rotation_and_a_write(
             *rows, rotation, norms, positions, SLOTS, pool, TOKEN
         )
         mx.eval(token)
-        results.append([rotated, token, pool.keys, pool.values])
+        results.append([rotated, token, *pool.arrays])
     alike(*results)
     assert not np.array(results[0][1]).any()
 
@@ -115,11 +118,11 @@ def test_what_a_kernel_takes_in_one_type_may_come_in_several(native: Native) -> 
     norms = HeadNorms(mx.ones(KEY_DIM, mx.bfloat16), mx.ones(KEY_DIM, mx.float16), 1e-5)
     positions = mx.zeros(8, mx.int32)
     written, rotated = full_pool(), full_pool()
-    token = kernels.write(keys, values, SLOTS, written, TOKEN)
+    token = kernels.write([keys, values], SLOTS, written, TOKEN)
     rows = (queries, keys, values, rotation, norms, positions, SLOTS, rotated, TOKEN)
     mx.eval(token, kernels.rotate_and_write(*rows))
     for pool in (written, rotated):
-        by_head = np.array(pool.values).reshape(KV_HEADS, NUM_SLOTS, VALUE_DIM)
+        by_head = np.array(pool.arrays[1]).reshape(KV_HEADS, NUM_SLOTS, VALUE_DIM)
         found = by_head[:, np.array(SLOTS)[:NUM_TOKENS]].swapaxes(0, 1)
         assert np.allclose(found, np.array(values.astype(mx.float32)), atol=1e-2)
 
@@ -138,6 +141,22 @@ def test_a_decode(both: list[PoolKernels], soft_cap: float, has_sinks: bool) -> 
         kernels.decode(queries, rows, full_pool(), TOKEN, scale=0.3, soft_cap=soft_cap, sinks=sinks)
         for kernels in both
     ]
+    alike(*results)
+
+
+def test_latents_are_keys_whose_first_numbers_are_the_values(both: list[PoolKernels]) -> None:
+    queries, new = random(4, HEADS, 80), random(NUM_TOKENS, 1, 80)
+    rows = DecodeRows(
+        mx.arange(32, dtype=mx.uint32)[None] + mx.zeros((4, 1), mx.uint32),
+        mx.array([[0, 900], [31, 512], [5, 70], [0, 1]], mx.int32),
+    )
+    results = []
+    for kernels in both:
+        mx.random.seed(4)
+        pool = KernelPool((random(NUM_SLOTS, 80),), 1, 64, BLOCK_SIZE)
+        token = kernels.write([new], SLOTS, pool, TOKEN)
+        attended = kernels.decode(queries, rows, pool, token, scale=1.0, soft_cap=0.0, sinks=None)
+        results.append([*attended, *pool.arrays])
     alike(*results)
 
 
@@ -173,11 +192,12 @@ def test_each_kernel_is_made_once_whatever_the_step(native: Native) -> None:
         ("gemma2", mx.bfloat16),
         ("gpt_oss", mx.float32),
         ("mistral", mx.float32),
+        ("deepseek_v3", mx.float32),
     ],
 )
 def test_the_check_at_load_finds_them_right(native: Native, family: str, dtype: mx.Dtype) -> None:
-    """Windows and sinks, soft caps, norms of heads, and 16 bits."""
-    model = tiny_model(family)
+    """Windows and sinks, soft caps, norms of heads, 16 bits, and latents."""
+    model = make_tiny(family) if family in LATENT_MODELS else tiny_model(family)
     model.set_dtype(dtype)
     kernels = kernels_of_cpu(native)
     checked = check_model(model, VOCAB_SIZE, gpu=Gpu.CUDA, kernels=kernels)
@@ -225,7 +245,7 @@ def test_mlx_is_given_the_sources_as_they_are(monkeypatch: pytest.MonkeyPatch, g
     keys, values = random(NUM_TOKENS, KV_HEADS, KEY_DIM), random(NUM_TOKENS, KV_HEADS, VALUE_DIM)
     pool = full_pool()
     for _ in range(2):
-        assert kernels.write(keys, values, SLOTS, pool, TOKEN) is TOKEN
+        assert kernels.write([keys, values], SLOTS, pool, TOKEN) is TOKEN
     [options] = given
     assert set(options) == {"name", "input_names", "output_names", "source", "header"}
     assert len(calls) == 2
