@@ -43,8 +43,8 @@ class MLXRunner:
     @property
     def takes_queued_steps(self) -> bool:
         """True if `submit` may be called before the step before it is collected."""
-        # Sampling on the host waits for the step, and with it the outputs of the one before.
-        return self._cache.takes_queued_steps and self._sampler.counts_expected
+        # Else what is returned for a step would be late by all of the next one.
+        return self._cache.takes_queued_steps and not self._sampler.waits_for_logits
 
     def can_follow(self, request: BatchRequest) -> bool:
         return self._sampler.can_follow(request)

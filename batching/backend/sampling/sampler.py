@@ -148,6 +148,7 @@ class Sampler:
         """
         self.counts_expected = counts_expected
         self._draw = draw or (draw_on_host if mx.default_device() == mx.cpu else draw_on_device)
+        self.waits_for_logits: Final = self._draw is draw_on_host
         self._arg_max = arg_max or plain_arg_max
         self._counts: WeakKeyDictionary[BatchRequest, TokenCounts] = WeakKeyDictionary()
 

@@ -29,9 +29,8 @@ class SliceSampler:
         return self._mask_filler.filling(logit_rows.samples)
 
     @property
-    def counts_expected(self) -> bool:
-        """True if tokens that a step in flight samples are counted, without waiting for them."""
-        return self._sampler.counts_expected
+    def waits_for_logits(self) -> bool:
+        return self._sampler.waits_for_logits
 
     def can_follow(self, request: BatchRequest) -> bool:
         """Return whether a token of a request can be sampled before the one before it is known."""

@@ -12,7 +12,7 @@ from batching.backend.native.sampling import native_sampler
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import CacheLayout
-from batching.backend.sampling.sampler import Sampler
+from batching.backend.sampling.sampler import Sampler, draw_on_device
 
 
 class Way(StrEnum):
@@ -85,5 +85,7 @@ class CheckedModel:
         )
 
     def sampler(self) -> Sampler | None:
-        """Return what samples, if not MLX or numpy."""
-        return native_sampler(self.native.module) if self.native else None
+        """Return what samples, if not numpy."""
+        if self.native:
+            return native_sampler(self.native.module)
+        return Sampler(draw_on_device) if self.gpu else None

@@ -4,11 +4,13 @@ MLX's fused operations and ours are one node each, as they are one kernel on a G
 former by several.  What changes a shape only launches nothing.
 """
 
+import ctypes
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,12 +54,19 @@ def standing_in(
     native: Native,
     inputs: Sequence[mx.array],
     outputs: Any,
-    note: Callable[[Sequence[int], Sequence[int]], None] = lambda *_: None,
+    note: Callable[[Sequence[int]], None] = lambda _: None,
 ) -> list[mx.array]:
-    """Return an operation that is counted, and computes nothing."""
+    """Return an operation that is counted, and whose outputs are zeros, as the token of the order must be."""
     shapes, dtypes = zip(*outputs, strict=True)
+    sizes = [dtype.size * prod(shape) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+    def run(sources: Sequence[int], targets: Sequence[int]) -> None:
+        note(sources)
+        for address, size in zip(targets, sizes, strict=True):
+            ctypes.memset(address, 0, size)
+
     made: list[mx.array] = native.module.host_kernel(
-        note, list(inputs), list(map(list, shapes)), list(dtypes)
+        run, list(inputs), list(map(list, shapes)), list(dtypes)
     )
     return made
 
@@ -80,7 +89,7 @@ class Counted:
             inputs: list[mx.array] = given["inputs"]
             outputs = zip(given["output_shapes"], given["output_dtypes"], strict=True)
 
-            def note(addresses: Sequence[int], _: Sequence[int]) -> None:
+            def note(addresses: Sequence[int]) -> None:
                 self.given += zip(inputs, addresses, strict=True)
 
             return standing_in(self._native, inputs, outputs, note)
