@@ -14,8 +14,8 @@ from batching.backend.paged.layout import CacheLayout, LayerShape, StateShape, l
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from scripts.generated_docs import ROOT, filled
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import CONFIGS, MODEL_TYPES, UNAVAILABLE, ZOO, make_tiny
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 MODEL_TYPES_PAGE: Final = Path("docs", "model-types.md")
 MARKER: Final = "model types"

@@ -15,8 +15,8 @@ from batching.request import BatchRequest, SamplingParams, TokenLogprobs, TokenO
 from batching.scheduling.model_runner import ModelRunner
 from batching.scheduling.stats import SchedulerStats
 from batching.scheduling.step_plan import SliceOutput, StepPlan
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.serving import TIGHT, limits, make_runner, serve
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 NUM_TOKENS: Final = 8
 CONFIG: Final = replace(TIGHT, num_blocks=20, max_draft_tokens=3, max_drafting_rows=12)

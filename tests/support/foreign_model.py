@@ -6,8 +6,8 @@ One layer has a recurrent state in a plain object; the next attends to keys and 
 import mlx.core as mx
 import mlx.nn as nn
 
-from tests.support.zoo.shapes import VOCAB_SIZE
-from tests.support.zoo.weights import randomise
+from scripts.make_model.random_weights import randomise
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 
 _DIM = 32
 _NUM_HEADS = 2

@@ -13,13 +13,13 @@ import mlx.nn as nn
 import mlx_lm.models
 from mlx_lm.utils import _get_classes
 
+from scripts.make_model.random_weights import randomise
+from scripts.make_model.tiny_configs import COMMON, Config
 from tests.support.zoo.dense import DENSE
 from tests.support.zoo.latent import LATENT_MODELS
 from tests.support.zoo.mixtures import MIXTURES
 from tests.support.zoo.recurrent import RECURRENT
-from tests.support.zoo.shapes import COMMON, Config
 from tests.support.zoo.variants import VARIANTS
-from tests.support.zoo.weights import randomise
 
 CONFIGS: Final[dict[str, Config]] = {**RECURRENT, **DENSE, **MIXTURES, **LATENT_MODELS}
 ZOO: Final[dict[str, Config]] = {**CONFIGS, **VARIANTS}

@@ -12,6 +12,7 @@ from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from scripts.generated_docs import ROOT
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from scripts.model_types import MODEL_TYPES_PAGE, row, rows_on, summary
 from tests.support import foreign_model
 from tests.support.conformance import CONFIG, conformance
@@ -23,7 +24,6 @@ from tests.support.model_zoo import (
     ZOO,
     make_tiny,
 )
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 PAGE: Final = (ROOT / MODEL_TYPES_PAGE).read_text(encoding="utf-8")
 ROWS: Final = rows_on(PAGE)

@@ -10,6 +10,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
 
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import (
     CONFIGS,
     INCONSISTENT,
@@ -21,7 +22,6 @@ from tests.support.model_zoo import (
     make_tiny,
 )
 from tests.support.zoo.recurrent import RECURRENT
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 PROMPT: Final[list[int]] = np.random.default_rng(0).integers(1, VOCAB_SIZE, 40).tolist()
 HEAD: Final = 30

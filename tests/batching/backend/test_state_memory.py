@@ -18,9 +18,9 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.request import BatchRequest, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.step_plan import SliceOutput, StepPlan
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
 from tests.support.serving import TIGHT
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 NUM_CHECKPOINTS: Final = 6
 CONFIG: Final = replace(

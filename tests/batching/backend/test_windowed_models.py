@@ -32,10 +32,10 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestOutput
 from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 from batching.scheduling.window_blocks import WindowBlocks
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_files import edit_config
 from tests.support.model_zoo import make_tiny
 from tests.support.tiny_models import VOCAB_SIZE as TINY_VOCAB_SIZE, Check, tiny_model
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 # Several windows of 12 tokens.
 NUM_TOKENS: Final = 45

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tests.support.zoo.shapes import FULL, SLIDING, WINDOW, Config, nested, windowed
+from scripts.make_model.tiny_configs import FULL, SLIDING, WINDOW, Config, nested, windowed
 
 _ROPE: Final[Config] = {"rope_theta": 10000.0}
 _SCALED_ROPE: Final[Config] = {

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tests.support.zoo.shapes import DENSE_FIRST, EXPERTS, LATENT, WINDOW, Config, nested
+from scripts.make_model.tiny_configs import DENSE_FIRST, EXPERTS, LATENT, WINDOW, Config, nested
 
 _DEEPSEEK: Final[Config] = {**DENSE_FIRST, **LATENT, "topk_method": "noaux_tc"}
 _INDEX: Final[Config] = {"index_head_dim": 32, "index_n_heads": 2, "index_topk": 8}

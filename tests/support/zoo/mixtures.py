@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tests.support.zoo.shapes import (
+from scripts.make_model.tiny_configs import (
     DENSE_FIRST,
     EXPERTS,
     FULL,

@@ -2,10 +2,10 @@
 
 from typing import Final
 
+from scripts.make_model.tiny_configs import Config, nested, windowed
 from tests.support.zoo.dense import DENSE
 from tests.support.zoo.latent import LATENT_MODELS
 from tests.support.zoo.recurrent import RECURRENT
-from tests.support.zoo.shapes import Config, nested, windowed
 
 VARIANTS: Final[dict[str, Config]] = {
     # mlx-lm serves it by the file of llama.

@@ -7,8 +7,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import SwitchLinear
 
 from batching.backend.weights.dequantize import dequantize
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 PROMPT = mx.array([[token % VOCAB_SIZE for token in range(3, 40, 5)]])
 

@@ -31,11 +31,11 @@ from batching.backend.weights_cache import cache, identity
 from batching.config import ShareWeights
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduling.outputs import RequestOutput
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.gguf_models import BPE, metadata_of, random_model, tensors_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.model_files import write_model
 from tests.support.model_zoo import make_tiny, tiny_config
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 pytestmark = pytest.mark.usefixtures("native", "keeps_any_size")
 

@@ -30,8 +30,8 @@ from batching.backend.self_check.check import check_model
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.scheduling.step_plan import Slice
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import ZOO, make_tiny
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 # What is one operation in the layers of a model.  "block": attention, and the MLP or the mixture of
 # experts, with norms and residuals.  "attention": this half of a block, the rest being the model's.

@@ -16,8 +16,8 @@ from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.scheduling.step_plan import Slice
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 PROMPTS = [[(7 * i + size) % VOCAB_SIZE for i in range(size)] for size in (37, 14)]
 KEPT = ["deepseek_v3", "glm4_moe_lite", "kimi_linear", "kimi_vl", "longcat_flash", "mistral4"]

@@ -24,8 +24,8 @@ from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.scheduling.step_plan import Slice, StateCopy
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 DELTA_NETS: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 SHORT_CONVOLUTIONS: Final = ("lfm2", "lfm2_moe")

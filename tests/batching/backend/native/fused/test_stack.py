@@ -24,8 +24,8 @@ from batching.backend.self_check.steps import (
     probe_steps,
 )
 from batching.backend.self_check.verdict import CheckedModel, Way
+from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import ZOO, make_tiny
-from tests.support.zoo.shapes import VOCAB_SIZE
 
 _NAMES: Final = """
     cohere2 deepseek deepseek_v2 deepseek_v3 deepseek_v3-direct dots1 ernie4_5 ernie4_5_moe exaone4
