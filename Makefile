@@ -14,6 +14,7 @@
 # make bench    measure the server over HTTP; BENCHFLAGS=--help lists the options
 # make bench-models   measure it beside llama.cpp on random weights in the shapes of published models
 # make bench-guidellm   measure it with GuideLLM, in an environment of its own, .venv-guidellm
+# make gpu-check   on a Mac or with DEVICE=cuda: what is right on this GPU and how fast it is, in build/gpu-check.md
 # make docs     build the site in build/site, in an environment of its own, .venv-docs
 # make lock     write requirements/*.txt again; LOCKFLAGS=--upgrade moves the pins
 #
@@ -45,8 +46,8 @@ unexport VIRTUAL_ENV PYTHONHOME
 
 NATIVE_TESTS := plain memory threads
 
-.PHONY: serve test test-slow test-clients test-agents test-web screenshots soak check fmt all install wheel bench bench-models bench-guidellm docs \
-  lock clean test-kernels test-native $(NATIVE_TESTS:%=test-native-%)
+.PHONY: serve test test-slow test-clients test-agents test-web screenshots soak check fmt all install wheel bench bench-models bench-guidellm \
+  gpu-check docs lock clean test-kernels test-native $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
 	@exec $(BIN)/python -m app $(ARGS)
@@ -109,6 +110,9 @@ bench: $(VENV)/.dev
 bench-models: $(VENV)/.dev
 	@mkdir -p build/models
 	$(BIN)/python -m scripts.bench.models build/models $(BENCHFLAGS)
+
+gpu-check: $(VENV)/.dev
+	$(BIN)/python -m scripts.gpu_check --out build/gpu-check.md $(GPUCHECKFLAGS)
 
 bench-guidellm: $(VENV)/.native $(GUIDELLM)/.installed
 	@mkdir -p build/guidellm

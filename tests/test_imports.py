@@ -49,6 +49,7 @@ BACKEND_USERS: Final = {
     BENCHMARK,
     MICROBENCH,
     MAKE_MODEL,
+    "scripts.gpu_check",
     "scripts.bench.cores",
     "scripts.bench.models",
     "scripts.guidellm",
