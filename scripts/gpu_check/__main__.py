@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
     out = Path(args.out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.touch()
+        out.open("a").close()
     except OSError as error:
         print(f"--out: the report cannot be written: {error}", file=sys.stderr)
         return 2

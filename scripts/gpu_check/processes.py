@@ -99,7 +99,7 @@ def _death(code: int, text: str) -> str:
     if code < 0:
         with suppress(ValueError):
             how = f"signal {signal.Signals(-code).name}"
-    # Where the checkout lies is no one's business.
+    # The report may be published.
     text = text.replace(str(ROOT), ".").replace(str(Path.home()), "~")
     lines = text.strip().splitlines()[-_LINES_OF_ERROR:]
     return "\n".join([f"ended with {how}", *lines])

@@ -1,5 +1,6 @@
 """Decode steps and prefills of the engine, beside the least time that the machine needs for them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from time import perf_counter
@@ -87,16 +88,7 @@ def run(options: Options, record: Record, bits: int | None) -> None:
     for warning in served.warnings:
         record.note(warning)
     bench = StepBench(served.runner, served.limits, cost, options, record)
-    for num_tokens in (32,) if options.is_quick else (512, 4096):
-        for chunk in (16,) if options.is_quick else (256, 2048):
-            bench.prefill(num_tokens, chunk)
-    for point in points:
-        if point not in fitting:
-            needed = cost.weight_bytes + _num_tokens(point) * cost.token_bytes
-            bench.skip(point, f"skipped: needs {needed / _GIB:.0f} GiB")
-            continue
-        for is_queued in (False, True):
-            bench.decode(point, is_queued=is_queued)
+    bench.run(points, fitting)
     record.note(
         "Contexts are not read before: keys and values are zero, which changes no kernel. Python is the time of "
         "a step in which Python does not wait for the device. Launches are primitives that do more than change a "
@@ -121,6 +113,18 @@ class StepBench:
     ) -> None:
         self._runner, self._limits, self._cost = runner, limits, cost
         self._options, self._record = options, record
+
+    def run(self, points: Sequence[Point], fitting: Sequence[Point]) -> None:
+        for num_tokens in (32,) if self._options.is_quick else (512, 4096):
+            for chunk in (16,) if self._options.is_quick else (256, 2048):
+                self.prefill(num_tokens, chunk)
+        for point in points:
+            if point in fitting:
+                self.decode(point, is_queued=False)
+                self.decode(point, is_queued=True)
+            else:
+                needed = self._cost.weight_bytes + _num_tokens(point) * self._cost.token_bytes
+                self.skip(point, f"skipped: needs {needed / _GIB:.0f} GiB")
 
     def skip(self, point: Point, why: str) -> None:
         self._record.row(str(point), why, "", "", "", "", "", "")

@@ -1,7 +1,7 @@
 """Runners between an engine and the real one: one that computes nothing, one that looks at the clock."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,7 +64,7 @@ class Launches:
         self.count = 0
 
     def __enter__(self) -> "Launches":
-        evaluate = mx.async_eval
+        evaluate: Callable[..., None] = mx.async_eval
 
         def counted(*arrays: Any) -> None:
             self.count += _num_primitives(arrays)

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Final
 
 import mlx.core as mx
+import numpy as np
 
 from scripts.gpu_check.record import Options, Record
 
@@ -51,12 +52,15 @@ def run(options: Options, record: Record) -> None:
 
 
 def multiply(rows: mx.array, packed: tuple[mx.array, ...], bits: int) -> mx.array:
-    return mx.quantized_matmul(rows, *packed, transpose=True, group_size=_GROUP, bits=bits)
+    weights, scales, biases = packed
+    return mx.quantized_matmul(
+        rows, weights, scales, biases, transpose=True, group_size=_GROUP, bits=bits
+    )
 
 
 def _error(result: mx.array, expected: mx.array) -> float:
-    difference = mx.max(mx.abs(result.astype(mx.float32) - expected))
-    return float((difference / mx.max(mx.abs(expected))).item())
+    difference = mx.max(mx.abs(result.astype(mx.float32) - expected)) / mx.max(mx.abs(expected))
+    return float(np.array(difference))
 
 
 def _seconds(compute: Callable[[], mx.array]) -> float:
