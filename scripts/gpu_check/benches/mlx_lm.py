@@ -32,7 +32,7 @@ def run(options: Options, record: Record, bits: int | None) -> None:
         *("requests x context", "prompt tokens/s", "tokens/s", "peak, GiB", "share of the roof")
     )
     if "bandwidth" not in options.roofs or "flops bfloat16" not in options.roofs:
-        raise Skipped("the roofs were not measured")
+        raise Skipped("the roofs are not measured: with --only, add --only roofs")
     chosen, model, cost = load(options, bits)
     num_tokens = 4 if options.is_quick else _NUM_TOKENS
     slowest = 0.0

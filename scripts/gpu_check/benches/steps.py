@@ -65,7 +65,7 @@ def run(options: Options, record: Record, bits: int | None) -> None:
         *("launches a step", "peak, GiB", "share of the roof"),
     )
     if "bandwidth" not in options.roofs or "flops bfloat16" not in options.roofs:
-        raise Skipped("the roofs were not measured")
+        raise Skipped("the roofs are not measured: with --only, add --only roofs")
     points = _QUICK_POINTS if options.is_quick else _POINTS
     chosen = config(options)
     room = bytes_for_pool(chosen, bits) / kv_bytes(chosen)
