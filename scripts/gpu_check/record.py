@@ -17,21 +17,16 @@ class Status(StrEnum):
     FAIL = "FAIL"
     MEASURED = "measured"
     SKIPPED = "skipped"
-    NOT_BUILT = "not built"
     CRASHED = "CRASHED"
     TIMED_OUT = "TIMED OUT"
 
 
 # Nothing of these has to be repaired.
-GOOD: Final = frozenset({Status.PASS, Status.MEASURED, Status.SKIPPED, Status.NOT_BUILT})
+GOOD: Final = frozenset({Status.PASS, Status.MEASURED, Status.SKIPPED})
 
 
 class Skipped(Exception):
     """A check cannot run here, and why."""
-
-
-class NotBuilt(Exception):
-    """What a check is for is not there yet."""
 
 
 @dataclass(frozen=True, slots=True)

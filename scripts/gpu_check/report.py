@@ -22,9 +22,7 @@ def verdict(outcomes: Sequence[Outcome], num_checks: int) -> str:
         )
     gates = [o for o in outcomes if not o.check.is_bench]
     passed = sum(o.status == "pass" for o in gates)
-    others = [
-        f"{o.check.name} ({o.status})" for o in outcomes if o.status in ("skipped", "not built")
-    ]
+    others = [f"{o.check.name} ({o.status})" for o in outcomes if o.status == "skipped"]
     without = f" Without a result: {', '.join(others)}." if others else ""
     return f"Nothing wrong was found: {passed} of {len(gates)} gates passed.{without}{rest}"
 

@@ -137,7 +137,7 @@ def test_a_fault_that_does_not_happen_fails_recovery(monkeypatch: pytest.MonkeyP
 def test_the_gate_of_kernels_compares_them_with_the_portable_path(
     monkeypatch: pytest.MonkeyPatch, is_wrong: bool
 ) -> None:
-    """Its seam: two engines, of which the second has kernels once there are any."""
+    """Without a GPU the second of two engines only stands for one with kernels."""
 
     def serve(family: str, dtype: mx.Dtype, mode: str, num_blocks: int = 256) -> Served:
         served = serve_tiny(family, dtype, num_blocks=num_blocks, block_size=16)
@@ -147,7 +147,7 @@ def test_the_gate_of_kernels_compares_them_with_the_portable_path(
         return served
 
     monkeypatch.setattr(kernels, "_FAMILIES", ("qwen3",))
-    monkeypatch.setattr(kernels, "_need_kernels", lambda: None)
+    monkeypatch.setattr(kernels, "_need_gpu", lambda: None)
     monkeypatch.setattr(kernels, "_serve", serve)
     record = Record()
     kernels.run_scattered(QUICK, record)

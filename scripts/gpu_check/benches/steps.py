@@ -30,7 +30,7 @@ from scripts.gpu_check.serving import prompt
 _POINTS: Final = [
     Point(rows, context) for context in (128, 2048, 16384) for rows in (1, 8, 32, 128)
 ]
-_QUICK_POINTS: Final = [Point(1, 40), Point(4, 40)]
+_QUICK_POINTS: Final = [Point(1, 40), Point(4, 40), Point(4, 400)]
 _NUM_WARM_UP: Final = 4
 _NUM_STEPS: Final = 32
 # Of one point, of which slow ones get fewer steps.
@@ -62,7 +62,7 @@ def run(options: Options, record: Record, bits: int | None) -> None:
     """Measure all points that fit into memory and time."""
     record.table(
         *("requests x context", "queued steps", "tokens/s", "step, ms", "Python, ms"),
-        *("launches a step", "peak, GiB", "share of the roof"),
+        *("launches a step", "peak, GiB", "share of the roof", "attention, of the bandwidth"),
     )
     if "bandwidth" not in options.roofs or "flops bfloat16" not in options.roofs:
         raise Skipped("the roofs are not measured: with --only, add --only roofs")
@@ -92,7 +92,8 @@ def run(options: Options, record: Record, bits: int | None) -> None:
     record.note(
         "Contexts are not read before: keys and values are zero, which changes no kernel. Python is the time of "
         "a step in which Python does not wait for the device. Launches are primitives that do more than change a "
-        "shape. Prefills are rows `prefill TOKENS, chunks of N`."
+        "shape. Prefills are rows `prefill TOKENS, chunks of N`. Attention reads what a context has more than the "
+        "shortest one at that share of the memory's bandwidth, in the time that a step takes longer."
     )
 
 
@@ -113,6 +114,8 @@ class StepBench:
     ) -> None:
         self._runner, self._limits, self._cost = runner, limits, cost
         self._options, self._record = options, record
+        # The first point of so many rows, and its seconds.
+        self._shortest: dict[tuple[int, bool], tuple[Point, float]] = {}
 
     def run(self, points: Sequence[Point], fitting: Sequence[Point]) -> None:
         for num_tokens in (32,) if self._options.is_quick else (512, 4096):
@@ -127,7 +130,7 @@ class StepBench:
                 self.skip(point, f"skipped: needs {needed / _GIB:.0f} GiB")
 
     def skip(self, point: Point, why: str) -> None:
-        self._record.row(str(point), why, "", "", "", "", "", "")
+        self._record.row(str(point), why, "", "", "", "", "", "", "")
 
     def decode(self, point: Point, *, is_queued: bool) -> None:
         name = "on" if is_queued else "off"
@@ -149,8 +152,16 @@ class StepBench:
         self._record.row(
             *(str(point), name, f"{point.rows / times.whole:.1f}", f"{1e3 * times.whole:.2f}"),
             *(f"{1e3 * times.python:.2f}", launches, f"{times.peak / _GIB:.2f}"),
-            f"{100 * least / times.whole:.0f} %",
+            *(f"{100 * least / times.whole:.0f} %", self._attention(point, times.whole, is_queued)),
         )
+
+    def _attention(self, point: Point, seconds: float, is_queued: bool) -> str:
+        """Return the share of the bandwidth at which a longer context is read: the rest of a step is the same."""
+        shortest, before = self._shortest.setdefault((point.rows, is_queued), (point, seconds))
+        if shortest is point or seconds <= before:
+            return ""
+        num_bytes = point.rows * (point.context - shortest.context) * self._cost.token_bytes
+        return f"{100 * num_bytes / (seconds - before) / self._options.roofs['bandwidth']:.0f} %"
 
     def prefill(self, num_tokens: int, chunk: int) -> None:
         """Read a prompt twice; the first time kernels are compiled."""
@@ -170,7 +181,7 @@ class StepBench:
         peak = mx.get_peak_memory() / _GIB
         self._record.row(
             *(f"prefill {num_tokens}, chunks of {chunk}", "", f"{num_tokens / seconds[1]:.0f}"),
-            *("", "", "", f"{peak:.2f}", f"{100 * least / seconds[1]:.0f} %"),
+            *("", "", "", f"{peak:.2f}", f"{100 * least / seconds[1]:.0f} %", ""),
         )
 
     def _decode(self, point: Point, is_queued: bool) -> tuple[int, StepTimes]:

@@ -1,19 +1,14 @@
-"""The pool's GPU kernels against the portable path.
+"""The pool's GPU kernels against the portable path."""
 
-Both gates run on any server whose `EngineConfig` has `gpu_kernels`; until then they say "not built".
-"""
-
-from dataclasses import fields
 from typing import Final
 
 import mlx.core as mx
 
 from batching.backend.devices import default_gpu
-from batching.config import EngineConfig
 from batching.errors import ModelLoadError
 from scripts.gpu_check.gates.families import MARGINS
 from scripts.gpu_check.models import Served, serve_tiny
-from scripts.gpu_check.record import NotBuilt, Options, Record, Skipped
+from scripts.gpu_check.record import Options, Record, Skipped
 from scripts.gpu_check.serving import (
     WITH_LOGPROBS,
     Agreement,
@@ -28,12 +23,11 @@ from scripts.make_model.tiny_configs import VOCAB_SIZE
 # Dense, windows, sinks with windows.
 _FAMILIES: Final = ("qwen3", "gemma3_text", "gpt_oss")
 _BLOCK_SIZE: Final = 16
-_SETTING: Final = "gpu_kernels"
 
 
 def run_scattered(options: Options, record: Record) -> None:
     """Compare kernels with the portable path, where blocks of a request lie anywhere."""
-    _need_kernels()
+    _need_gpu()
     record.table("family", "type", "tokens equal", "largest logprob difference", "")
     for family in _FAMILIES:
         for name, dtype in (("float32", mx.float32), ("bfloat16", mx.bfloat16)):
@@ -58,10 +52,9 @@ def _compare(family: str, dtype: mx.Dtype, margin: float) -> Agreement:
 
 def run_order(options: Options, record: Record) -> None:
     """Queue 200 steps over a pool so small that blocks change hands, and compare with single ones."""
-    _need_kernels()
+    _need_gpu()
     served = _serve("qwen3", mx.float32, "require", num_blocks=48)
-    if not served.runner.takes_queued_steps:
-        raise NotBuilt("the pool of GPU kernels takes no queued steps yet")
+    record.expect(served.runner.takes_queued_steps, "steps are not queued")
     record.table("requests", "tokens equal", "")
     prompts = [prompt(400 + i, 8 + 5 * (i % 9), VOCAB_SIZE) for i in range(60)]
     expected = alone(served.engine, prompts, 40)
@@ -71,9 +64,7 @@ def run_order(options: Options, record: Record) -> None:
     record.row(len(prompts), result.share, verdict)
 
 
-def _need_kernels() -> None:
-    if _SETTING not in {field.name for field in fields(EngineConfig)}:
-        raise NotBuilt(f"this server has no GPU kernels (no setting {_SETTING})")
+def _need_gpu() -> None:
     if default_gpu() is None:
         raise Skipped("these kernels run on a GPU; on a CPU make test-kernels runs them")
 
