@@ -44,12 +44,13 @@ APP_LAYERS: Final = (
 BENCHMARK: Final = "batching.benchmark"
 MICROBENCH: Final = "scripts.microbench"
 MAKE_MODEL: Final = "scripts.make_model"
+GPU_CHECK: Final = "scripts.gpu_check"
 BACKEND_USERS: Final = {
     "batching.scheduler_manager",
     BENCHMARK,
     MICROBENCH,
     MAKE_MODEL,
-    "scripts.gpu_check",
+    GPU_CHECK,
     "scripts.bench.cores",
     "scripts.bench.models",
     "scripts.guidellm",
@@ -163,7 +164,8 @@ def test_what_the_apis_share_knows_none_of_them() -> None:
 
 
 def test_only_the_backend_imports_mlx() -> None:
-    outside = [n for n in graph() if not within(n, "batching.backend", MICROBENCH, MAKE_MODEL)]
+    users = "batching.backend", MICROBENCH, MAKE_MODEL, GPU_CHECK
+    outside = [n for n in graph() if not within(n, *users)]
     assert [edge for edge in edges(outside) if within(edge[1], "mlx", "mlx_lm")] == []
 
 
