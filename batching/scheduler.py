@@ -137,7 +137,12 @@ class ContinuousBatchingScheduler:
         preempted: list[BatchRequest] = []
         num_reserved = self._num_best_effort_due(now)
         budget = self.config.max_batched_tokens - num_reserved
-        slices = list(self._decodes(budget, copies, preempted))
+        others = [r for r in self._running if not r.is_best_effort]
+        best_effort = self._running[len(others) :]
+        slices = list(self._decodes(others, budget, copies, preempted))
+        if (num_reserved or not slices) and not self._admission.is_awaited:
+            # Before others are admitted, or these would take the room, and one in flight be preempted.
+            list(self._growing(best_effort, copies, preempted))
         if not preempted:
             # A preempted request is first in the queue; it must not come back before the
             # room that it made is used.
@@ -150,7 +155,7 @@ class ContinuousBatchingScheduler:
             budget = min(budget, max_prefill_tokens)
         slices += self._prefills(budget)
         if num_reserved or not slices:
-            slices += self._best_effort(slices, max_prefill_tokens, copies, preempted)
+            slices += self._best_effort(best_effort, slices, max_prefill_tokens, copies, preempted)
             self._best_effort_served = now
         state_copies = () if self._kv.states is None else self._kv.states.take_copies()
         if self._kv.windows is not None:
@@ -246,14 +251,18 @@ class ContinuousBatchingScheduler:
 
     def _best_effort(
         self,
+        requests: Sequence[BatchRequest],
         others: Sequence[Slice],
         max_prefill_tokens: int | None,
         copies: list[BlockCopy],
         preempted: list[BatchRequest],
     ) -> list[Slice]:
-        """Return what a step has of best-effort requests beside the others."""
+        """Return what a step has of best-effort requests beside the others.
+
+        requests: those that were admitted before.
+        """
         budget = self.config.max_batched_tokens - sum(map(len, others))
-        slices = list(self._decodes(budget, copies, preempted, is_best_effort=True))
+        slices = list(self._decodes(requests, budget, copies, preempted))
         budget -= sum(map(len, slices))
         if (others or slices) and max_prefill_tokens is not None:
             num_prefilled = sum(
@@ -272,26 +281,34 @@ class ContinuousBatchingScheduler:
 
     def _decodes(
         self,
+        requests: Sequence[BatchRequest],
         budget: int,
         copies: list[BlockCopy],
         preempted: list[BatchRequest],
-        *,
-        is_best_effort: bool = False,
     ) -> Iterator[Slice]:
-        group = [r for r in self._running if r.is_best_effort is is_best_effort]
-        num_decoding = sum(r.status is RequestStatus.RUNNING for r in group)
+        num_decoding = sum(r.status is RequestStatus.RUNNING for r in requests)
         max_rows = self._max_rows(num_decoding)
         # Beyond one token each.
         budget -= num_decoding
-        for request in group:
-            # A request that was preempted for another one is not admitted any more.
-            if request.status is RequestStatus.WAITING or request.expects_last_token:
-                continue
-            has_room = self._make_room(request, copies, preempted)
-            if has_room and request.status is RequestStatus.RUNNING:
+        for request in self._growing(requests, copies, preempted):
+            if request.status is RequestStatus.RUNNING:
                 s = self._decode(request, max_rows, 1 + budget)
                 budget -= len(s) - 1
                 yield s
+
+    def _growing(
+        self,
+        requests: Sequence[BatchRequest],
+        copies: list[BlockCopy],
+        preempted: list[BatchRequest],
+    ) -> Iterator[BatchRequest]:
+        """Get slots for the next token of each request; yield those that have them."""
+        for request in requests:
+            # A request that was preempted for another one is not admitted any more.
+            if request.status is RequestStatus.WAITING or request.expects_last_token:
+                continue
+            if self._make_room(request, copies, preempted):
+                yield request
 
     def _max_rows(self, num_decoding: int) -> int:
         """Return how many rows a decode and its drafts may take.

@@ -12,6 +12,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
 from batching.pooling import PoolingParams
+from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
@@ -190,6 +191,18 @@ def test_where_a_request_may_be_preempted_nothing_is_planned_ahead() -> None:
     assert any("-1" in line for line in lines)
     assert not any("-1" in line and line.startswith("+") for line in lines)
     assert all(map(right, requests))
+
+
+def test_a_best_effort_request_in_flight_keeps_its_room_when_another_is_admitted() -> None:
+    """One that was due later, and ends with the token that is on its way."""
+    server, prompt = Server(small_config(num_blocks=6)), [1, 0]
+    stop = expected_output(prompt, 3)[2]
+    waits = request(0, 20, 2, priority=Priority.LOW, is_best_effort=True)
+    r = request(1, 2, 6, stop_token_ids={stop}, is_best_effort=True)
+    lines = server.serve(waits, r, request(2, 11, 1, is_best_effort=True))
+    assert lines[:5] == ["1[0:2] 2[0:6]", "+ 1[2:3] 2[6:11]", "+ 1[3:4]", "+ 1[4:5]", "0[0:8]"]
+    assert not server.failed
+    assert r.output_token_ids == expected_output(prompt, 3) and right(waits)
 
 
 class NeverDrafts(PromptLookup):

@@ -140,6 +140,16 @@ def test_they_give_their_blocks_to_others_that_grow() -> None:
     assert (old.num_preemptions, others[0].num_preemptions, others[1].num_preemptions) == (1, 0, 0)
 
 
+def test_none_starts_in_the_room_that_a_running_one_needs_now() -> None:
+    server, runs, waits = Server(num_blocks=4), line(0, 4, 5), line(1, 12, 1)
+    server.add(runs)
+    assert server.plans([0.0]) == ["0[0:4]"]
+    server.add(waits)
+    assert server.plans([0.1, 0.2]) == ["0[4:5]", "0[5:6]"]
+    server.finish()
+    assert right(runs, waits) and waits.num_preemptions == 0
+
+
 def test_one_that_has_waited_is_not_overtaken() -> None:
     """A priority is a head start of so many seconds, for them as for others."""
     server, first = Server(max_num_seqs=1), request(0, 2, 2)
