@@ -135,10 +135,11 @@ class ContinuousBatchingScheduler:
         self.block_manager.now = now
         copies: list[BlockCopy] = []
         preempted: list[BatchRequest] = []
-        num_reserved = self._num_best_effort_due(now)
-        budget = self.config.max_batched_tokens - num_reserved
         others = [r for r in self._running if not r.is_best_effort]
         best_effort = self._running[len(others) :]
+        is_due = now - self._best_effort_served >= _BEST_EFFORT_INTERVAL
+        num_reserved = len(best_effort) if is_due else 0
+        budget = self.config.max_batched_tokens - num_reserved
         slices = list(self._decodes(others, budget, copies, preempted))
         if (num_reserved or not slices) and not self._admission.is_awaited:
             # Before others are admitted, or these would take the room, and one in flight be preempted.
@@ -146,15 +147,18 @@ class ContinuousBatchingScheduler:
         if not preempted:
             # A preempted request is first in the queue; it must not come back before the
             # room that it made is used.
-            for request in self._admission.admit(len(self._running), now, self._make_way):
+            started = self._admission.admit(
+                len(self._running), now, self._make_way, is_best_effort_due=is_due
+            )
+            for request in started:
                 insort(self._running, request, key=self._admission.running_key)
         # Fewer, if some made way.
-        num_reserved = min(num_reserved, self._num_best_effort_due(now))
+        num_reserved = min(num_reserved, sum(r.is_best_effort for r in self._running))
         budget = self.config.max_batched_tokens - num_reserved - sum(map(len, slices))
         if slices and max_prefill_tokens is not None:
             budget = min(budget, max_prefill_tokens)
         slices += self._prefills(budget)
-        if num_reserved or not slices:
+        if self._runs_best_effort and (is_due or not slices):
             slices += self._best_effort(best_effort, slices, max_prefill_tokens, copies, preempted)
             self._best_effort_served = now
         state_copies = () if self._kv.states is None else self._kv.states.take_copies()
@@ -242,12 +246,6 @@ class ContinuousBatchingScheduler:
     @property
     def _runs_best_effort(self) -> bool:
         return bool(self._running) and self._running[-1].is_best_effort
-
-    def _num_best_effort_due(self, now: float) -> int:
-        """Return how many best-effort requests are to take part in a step whatever else is in it."""
-        if not self._runs_best_effort or now - self._best_effort_served < _BEST_EFFORT_INTERVAL:
-            return 0
-        return sum(r.is_best_effort for r in self._running)
 
     def _best_effort(
         self,

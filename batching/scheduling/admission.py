@@ -60,20 +60,28 @@ class AdmissionQueue:
         return key._replace(due_time=inf) if request.is_best_effort else key
 
     def admit(
-        self, num_running: int, now: float, make_way: Callable[[], BatchRequest | None]
+        self,
+        num_running: int,
+        now: float,
+        make_way: Callable[[], BatchRequest | None],
+        *,
+        is_best_effort_due: bool,
     ) -> list[BatchRequest]:
         """Start requests in the queue's order, until no sequence slot or too few blocks are left.
 
         A request whose prefix is being computed right now waits for it: it keeps its position,
         and a sequence slot and the blocks it will need are reserved for it.  `make_way` stops a
         best-effort request and returns it, if one runs; it is queued again when the others have started.
+        While others wait, best-effort requests start only if they are due to take part in this step: the
+        next one may stop them.
         """
         started: list[BatchRequest] = []
         deferred: dict[BatchRequest, NumBlocks] = {}
         passed_over: list[BatchRequest] = []
         while self.waiting:
             request = self.waiting.peek()
-            if request.is_best_effort and self._starts_next is not None:
+            may_start = self._starts_next is None and (is_best_effort_due or not self.is_awaited)
+            if request.is_best_effort and not may_start:
                 self.remove(request)
                 passed_over.append(request)
                 continue

@@ -160,6 +160,36 @@ def test_one_that_has_waited_is_not_overtaken() -> None:
     assert server.plans([26.0, 26.1, 26.2]) == ["0[2:3]", "1[0:2]", "2[0:2]"]
 
 
+def test_one_that_has_waited_advances_though_others_always_wait() -> None:
+    """It takes a slot twice a second, for a step of its own; the others find all slots else."""
+    server, waits = Server(max_num_seqs=1), line(0, 2, 2)
+    server.add(waits, *(request(i, 2, 1, arrival_time=90.0) for i in range(1, 8)))
+    times = [100.0, 100.1, 100.2, 100.3, 100.4, 100.6, 100.7]
+    assert server.plans(times) == [
+        "0[0:2]",
+        "1[0:2]",
+        "2[0:2]",
+        "3[0:2]",
+        "4[0:2]",
+        "0[0:3]",
+        "5[0:2]",
+    ]
+    assert right(waits)
+
+
+def test_while_others_wait_none_starts_only_to_be_stopped() -> None:
+    server, runs, waits = Server(max_num_seqs=2), line(0, 2, 9), line(1, 2, 9)
+    server.add(runs)
+    assert server.plans([100.0]) == ["0[0:2]"]
+    server.add(waits, *(request(i, 2, 1, arrival_time=90.0) for i in range(2, 6)))
+    assert server.plans([100.1, 100.2, 100.3]) == [
+        "2[0:2] 3[0:2]",
+        "4[0:2] 5[0:2]",
+        "0[0:3] 1[0:2]",
+    ]
+    assert (runs.num_preemptions, waits.num_preemptions) == (1, 0)
+
+
 def test_one_that_makes_way_keeps_its_place_in_the_queue() -> None:
     server, old = Server(max_num_seqs=1), line(0, 2, 3)
     server.add(old)
