@@ -190,13 +190,7 @@ class BatchInferenceEngine:
         return self._plan(step.queued)
 
     def _max_prefill_tokens(self) -> int | None:
-        stats = self._scheduler.stats()
-        num_admissible = min(
-            stats.num_waiting, self._scheduler.config.max_num_seqs - stats.num_running
-        )
-        return self._stall_budget.max_prefill_tokens(
-            stats.num_prefilling + num_admissible, stats.num_running - stats.num_prefilling
-        )
+        return self._stall_budget.max_prefill_tokens(*self._scheduler.num_prompts_and_streams())
 
     def _collect(self, step: _Step, began: float) -> list[RequestOutput | RequestFailure]:
         outputs = step.queued.collect()

@@ -96,6 +96,22 @@ class ContinuousBatchingScheduler:
         )
         return self._kv.add_to(stats)
 
+    def num_prompts_and_streams(self) -> tuple[int, int]:
+        """Return how many prompts are read now or could be, and how many streams decode.
+
+        Best-effort requests count only where there are no others: beside these they pause.
+        """
+        running, num_waiting = self._running, len(self._waiting)
+        others, num_others = (
+            [r for r in running if not r.is_best_effort],
+            self._admission.num_others,
+        )
+        if others or num_others:
+            running, num_waiting = others, num_others
+        num_streams = sum(r.status is RequestStatus.RUNNING for r in running)
+        num_admissible = min(num_waiting, self.config.max_num_seqs - len(running))
+        return len(running) - num_streams + num_admissible, num_streams
+
     def snapshot(self, now: float) -> EngineSnapshot:
         """Return what there is to do; `now` is on the engine's clock."""
         return take_snapshot(

@@ -42,7 +42,12 @@ class AdmissionQueue:
     @property
     def is_awaited(self) -> bool:
         """True if a request waits for which a best-effort one would make way."""
-        return len(self.waiting) > self._num_best_effort
+        return self.num_others > 0
+
+    @property
+    def num_others(self) -> int:
+        """How many of the waiting requests are not best-effort ones."""
+        return len(self.waiting) - self._num_best_effort
 
     def push(self, request: BatchRequest) -> None:
         self.waiting.push(request)

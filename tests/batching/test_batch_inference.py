@@ -132,7 +132,20 @@ def test_an_aborted_request_gets_nothing_more() -> None:
 
 
 def test_the_stall_of_running_streams_is_bounded_by_time() -> None:
-    """A prompt token costs 10 ms here and a step of decodes 300; they may stall for 200 ms."""
+    """They may stall for 200 ms."""
+    assert chunks_beside_a_stream(0.2, request(1, num_tokens=200, max_tokens=1)) == [20] * 5
+
+
+def test_paused_prompts_do_not_lengthen_the_stall_of_running_streams() -> None:
+    """Which is as long as a step of decodes, and longer where more prompts wait than streams run."""
+    prompts = [BatchRequest(i, [i] * 150, max_tokens=1, is_best_effort=i > 1) for i in range(1, 5)]
+    assert chunks_beside_a_stream(10.0, *prompts)[:2] == [64, 64]
+    also_live = [BatchRequest(i, [i] * 150, max_tokens=1) for i in range(1, 5)]
+    assert chunks_beside_a_stream(10.0, *also_live)[0] > 64
+
+
+def chunks_beside_a_stream(max_stall: float, *requests: BatchRequest) -> list[int]:
+    """Return the longest slices of five steps; a prompt token costs 10 ms, a step of decodes 300."""
     config = SchedulerConfig(num_blocks=64, max_batched_tokens=256, prefill_chunk=256)
     clock = FakeClock()
     chunks: list[int] = []
@@ -145,11 +158,12 @@ def test_the_stall_of_running_streams_is_bounded_by_time() -> None:
             return super().run(plan)
 
     scheduler = ContinuousBatchingScheduler(config)
-    engine = BatchInferenceEngine(scheduler, SlowRunner(config), max_stall=0.2, clock=clock)
+    engine = BatchInferenceEngine(scheduler, SlowRunner(config), max_stall=max_stall, clock=clock)
     engine.add(request(0, num_tokens=4, max_tokens=100))
     engine.step()
     engine.step()
-    engine.add(request(1, num_tokens=200, max_tokens=1))
+    engine.add(*requests)
     for _ in range(5):
         engine.step()
-    assert chunks == [4, 1, 20, 20, 20, 20, 20]
+    assert chunks[:2] == [4, 1]
+    return chunks[2:]
