@@ -31,7 +31,7 @@ from batching.errors import (
     UnsupportedKVDType,
 )
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
-from batching.observer import EngineObserver, Observers, SequenceStats, StepRecord
+from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
 from batching.pooling import (
     Embeddings,
     NoEmbeddings,
@@ -67,6 +67,7 @@ __all__ = [
     "ModelInfo",
     "ModelLoadError",
     "ModelNotFound",
+    "NewTokens",
     "NoEmbeddings",
     "Observers",
     "PoolTooLarge",

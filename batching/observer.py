@@ -1,7 +1,7 @@
 """What an engine reports to its observers: each step, and each sequence."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -72,6 +72,17 @@ class SequenceStats:
         return gap
 
 
+class NewTokens(NamedTuple):
+    """What a step brought one sequence: tokens, or the vector of a pooled request.
+
+    gap: seconds since the tokens before; None for the first ones, or for a vector.
+    """
+
+    sequence: SequenceStats
+    num_tokens: int
+    gap: float | None
+
+
 class EngineObserver(Protocol):
     """Counts what an engine does; called in the event loop, so it must never block."""
 
@@ -81,8 +92,8 @@ class EngineObserver(Protocol):
         """Called when the engine becomes idle without a step."""
         ...
 
-    def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
-        """A sequence got tokens, `gap` seconds after those before; None for its first, or for a vector."""
+    def observe_tokens(self, tokens: Sequence[NewTokens]) -> None:
+        """Called once a step that brought some, before the end of any sequence that ends with it."""
         ...
 
     def observe_end(self, sequence: SequenceStats) -> None: ...
@@ -100,8 +111,8 @@ class Observers:
     def observe_stats(self, stats: SchedulerStats) -> None:
         self._notify(lambda observer: observer.observe_stats(stats))
 
-    def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
-        self._notify(lambda observer: observer.observe_tokens(sequence, num_tokens, gap))
+    def observe_tokens(self, tokens: Sequence[NewTokens]) -> None:
+        self._notify(lambda observer: observer.observe_tokens(tokens))
 
     def observe_end(self, sequence: SequenceStats) -> None:
         self._notify(lambda observer: observer.observe_end(sequence))

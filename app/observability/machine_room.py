@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from time import perf_counter
 from typing import Final
 
@@ -11,6 +11,7 @@ from batching import (
     EngineObserver,
     EngineStopped,
     EngineThread,
+    NewTokens,
     Observers,
     SchedulerStats,
     SequenceStats,
@@ -45,10 +46,11 @@ class LiveCounts:
     def observe_stats(self, stats: SchedulerStats) -> None:
         """Ignore them: a snapshot has them."""
 
-    def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
-        self._num_output_tokens += num_tokens
-        if gap is None and sequence.first_token_time is not None:
-            self._first_tokens.append(sequence.first_token_time - sequence.arrival_time)
+    def observe_tokens(self, tokens: Sequence[NewTokens]) -> None:
+        for sequence, num_tokens, gap in tokens:
+            self._num_output_tokens += num_tokens
+            if gap is None and sequence.first_token_time is not None:
+                self._first_tokens.append(sequence.first_token_time - sequence.arrival_time)
 
     def observe_end(self, sequence: SequenceStats) -> None:
         """Ignore it: the next snapshot does not have it."""

@@ -1,9 +1,10 @@
 """A log line with the throughput, every ten seconds in which the engine made steps."""
 
 import logging
+from collections.abc import Sequence
 from typing import Final
 
-from batching import SchedulerStats, SequenceStats, StepRecord
+from batching import NewTokens, SchedulerStats, SequenceStats, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ class ThroughputLogger:
     def observe_stats(self, stats: SchedulerStats) -> None:
         self._stats = stats
 
-    def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
-        self._num_output_tokens += num_tokens
+    def observe_tokens(self, tokens: Sequence[NewTokens]) -> None:
+        self._num_output_tokens += sum(new.num_tokens for new in tokens)
 
     def observe_end(self, sequence: SequenceStats) -> None:
         """Ignore it: the request has a log line of its own."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from batching.engine.token_stream import TokenStream
 from batching.errors import EngineError
-from batching.observer import EngineObserver, Observers, SequenceStats, StepRecord
+from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
 from batching.request import FinishReason, TokenOutput
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.stats import SchedulerStats
@@ -88,6 +88,7 @@ class StreamRouter:
         self.num_failed_steps += step.has_failed
         self.last_step_ended, self.latest_stats = step.ended, step.stats
         self.observer.observe_step(step)
+        self._record(items, step.ended)
         for item in items:
             if (handle := self._handles.get(item.request_id)) is None:
                 continue
@@ -95,18 +96,22 @@ class StreamRouter:
                 handle.put(item.error)
                 self.end(item.request_id, FinishReason.ERROR, step.ended)
             else:
-                self._deliver_output(item.request_id, handle, item.output, step.ended)
+                handle.put(item.output)
+                if item.output.finish_reason is not None:
+                    self.end(item.request_id, item.output.finish_reason, step.ended)
 
     def deliver_stats(self, stats: SchedulerStats) -> None:
         self.latest_stats = stats
         self.observer.observe_stats(stats)
 
-    def _deliver_output(
-        self, request_id: int, handle: StreamHandle, output: TokenOutput, now: float
-    ) -> None:
-        gap = handle.sequence.record(output, now)
-        if not output.is_progress:
-            self.observer.observe_tokens(handle.sequence, len(output.token_ids), gap)
-        handle.put(output)
-        if output.finish_reason is not None:
-            self.end(request_id, output.finish_reason, now)
+    def _record(self, items: Sequence[RequestOutput | RequestFailure], now: float) -> None:
+        tokens: list[NewTokens] = []
+        for item in items:
+            handle = self._handles.get(item.request_id)
+            if handle is None or isinstance(item, RequestFailure):
+                continue
+            gap = handle.sequence.record(item.output, now)
+            if not item.output.is_progress:
+                tokens.append(NewTokens(handle.sequence, len(item.output.token_ids), gap))
+        if tokens:
+            self.observer.observe_tokens(tokens)

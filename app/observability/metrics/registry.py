@@ -11,7 +11,7 @@ from app.observability.metrics.engine_gauges import EngineGauges, EngineState
 from app.observability.metrics.requests import RequestMetrics
 from app.observability.metrics.series import Families, Series
 from app.observability.metrics.steps import StepMetrics
-from batching import SchedulerStats, SequenceStats, StepRecord
+from batching import NewTokens, SchedulerStats, SequenceStats, StepRecord
 
 _OPEN_METRICS: Final = "application/openmetrics-text"
 # For other versions the library replaces colons in names by underscores.
@@ -36,12 +36,12 @@ class EngineMetrics:
     def observe_stats(self, stats: SchedulerStats) -> None:
         self.state.stats = stats
 
-    def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
-        """Count tokens of one step, and the time since the tokens before.
+    def observe_tokens(self, tokens: Sequence[NewTokens]) -> None:
+        """Count the tokens of one step, and the times since those before.
 
         The cost of a preemption is part of that gap, or of the time to the first token.
         """
-        self._requests.observe_tokens(sequence, num_tokens, gap)
+        self._requests.observe_tokens(tokens)
 
     def observe_end(self, sequence: SequenceStats) -> None:
         self._requests.observe_end(sequence)

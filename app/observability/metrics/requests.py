@@ -1,13 +1,14 @@
 """Metrics of requests: their tokens, their latencies, their sizes."""
 
 from collections import Counter as Tally
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import Histogram
 
 from app.observability.metrics import buckets
 from app.observability.metrics.series import Series
-from batching import Priority, SequenceStats
+from batching import NewTokens, Priority, SequenceStats
 
 _FINISH_REASONS: Final = ("stop", "length", "abort", "timeout", "error")
 
@@ -32,14 +33,15 @@ class RequestMetrics:
             "Requests finished, by reason.",
         )
 
-    def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
-        self._output_tokens.inc(num_tokens)
-        if gap is not None:
-            self._times.between_tokens.observe(gap)
-            return
-        self._prompt_tokens.inc(sequence.num_prompt_tokens)
-        self._cached_tokens.inc(sequence.num_cached_tokens)
-        self._times.observe_first(sequence)
+    def observe_tokens(self, tokens: Sequence[NewTokens]) -> None:
+        self._output_tokens.inc(sum(new.num_tokens for new in tokens))
+        for sequence, _, gap in tokens:
+            if gap is not None:
+                self._times.between_tokens.observe(gap)
+                continue
+            self._prompt_tokens.inc(sequence.num_prompt_tokens)
+            self._cached_tokens.inc(sequence.num_cached_tokens)
+            self._times.observe_first(sequence)
 
     def observe_end(self, sequence: SequenceStats) -> None:
         self._ended.count(str(sequence.finish_reason))

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from app.observability.metrics.registry import EngineMetrics, Metrics
 from batching import (
     EngineThread,
+    NewTokens,
     Priority,
     SchedulerStats,
     SequenceStats,
@@ -199,8 +200,8 @@ def test_the_statistics_of_an_idle_engine_replace_those_of_its_last_step(
 def test_a_prompt_counts_once_it_has_been_prefilled(
     metrics: Metrics, engine: EngineMetrics
 ) -> None:
-    engine.observe_tokens(ended(), 1, None)
-    engine.observe_tokens(ended(), 3, 0.5)
+    engine.observe_tokens([NewTokens(ended(), 1, None)])
+    engine.observe_tokens([NewTokens(ended(), 3, 0.5)])
     page = Page(metrics)
     assert page("vllm:prompt_tokens_total") == 20
     assert page("vllm:prompt_tokens_cached_total") == 8
@@ -266,7 +267,7 @@ def test_the_queue_wait_is_observed_once_at_the_first_token(
     metrics: Metrics, engine: EngineMetrics
 ) -> None:
     urgent = ended(priority=Priority.HIGH)
-    engine.observe_tokens(urgent, 1, None)
+    engine.observe_tokens([NewTokens(urgent, 1, None)])
     assert Page(metrics).histogram("mlx_server:queue_wait_seconds", priority="high") == (1, 2.0)
     engine.observe_end(urgent)
     page = Page(metrics)
@@ -363,7 +364,7 @@ def test_the_metrics_of_two_servers_are_separate(metrics: Metrics) -> None:
 def test_each_engine_counts_under_the_name_of_its_model() -> None:
     metrics = Metrics(["a", "b"])
     metrics.engines["b"].observe_step(step())
-    metrics.engines["b"].observe_tokens(ended(), 3, None)
+    metrics.engines["b"].observe_tokens([NewTokens(ended(), 3, None)])
     metrics.engines["b"].state.is_healthy = False
     a, b = Page(metrics, "a"), Page(metrics, "b")
     assert (a("vllm:generation_tokens_total"), b("vllm:generation_tokens_total")) == (0, 3)
@@ -396,7 +397,7 @@ def test_prometheus_gets_the_same_samples_as_open_metrics(
     metrics: Metrics, engine: EngineMetrics
 ) -> None:
     engine.observe_step(step())
-    engine.observe_tokens(ended(), 1, None)
+    engine.observe_tokens([NewTokens(ended(), 1, None)])
     engine.observe_end(ended())
     body, content_type = metrics.render(ACCEPT)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from app.observability.logs import JsonLines, configure, logfmt, print_stderr
 from app.observability.throughput_log import INTERVAL, ThroughputLogger
 from app.server.watchdog import Watchdog
-from batching import Priority, SequenceStats, StepRecord
+from batching import NewTokens, Priority, SequenceStats, StepRecord
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.request import BatchRequest
@@ -333,8 +333,8 @@ def test_the_throughput_is_logged_every_ten_seconds_with_steps(
     log.log_if_due(1000.0 + INTERVAL)
     assert caplog.records == []
     log.observe_step(StepRecord(1011.0, 0.1, 107, 100, stats))
-    log.observe_tokens(sequence, 20, None)
-    log.observe_tokens(sequence, 30, 0.1)
+    log.observe_tokens([NewTokens(sequence, 20, None)])
+    log.observe_tokens([NewTokens(sequence, 30, 0.1)])
     log.observe_end(sequence)
     log.log_if_due(1019.0)
     log.log_if_due(1020.0)

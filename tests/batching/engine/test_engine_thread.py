@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -22,9 +22,9 @@ from batching.errors import (
     ModelLoadError,
     RequestFailed,
 )
-from batching.observer import Observers, SequenceStats, StepRecord
+from batching.observer import NewTokens, Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
-from batching.request import GREEDY, FinishReason, SamplingParams, TokenOutput
+from batching.request import GREEDY, FinishReason, SamplingParams, TokenLogprobs, TokenOutput
 from batching.scheduling.stats import SchedulerStats
 from batching.scheduling.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import (
@@ -302,6 +302,42 @@ async def test_a_stream_with_tokens_always_ready_ends_at_its_deadline_too() -> N
     assert released == [(0, FinishReason.TIMEOUT)]
 
 
+async def test_what_is_held_back_comes_with_the_last_output_and_not_before_an_error() -> None:
+    sequences = [new_sequence(), new_sequence()]
+    stream = TokenStream(sequences, lambda *_: None)
+    stream.hold_back()
+
+    def put(index: int, *token_ids: int, reason: FinishReason | None = None) -> None:
+        output = TokenOutput(token_ids, reason, 0, logprobs=tuple(map(logprobs, token_ids)))
+        sequences[index].record(output, 0.0)
+        stream.put(index, output)
+
+    def logprobs(token_id: int) -> TokenLogprobs:
+        return TokenLogprobs(-float(token_id))
+
+    put(0)
+    put(0, 1)
+    put(1, 9, reason=FinishReason.STOP)
+    put(0, 2)
+    put(0)
+    put(0, 3, 4)
+    put(0, 5, reason=FinishReason.LENGTH)
+    outputs = [(index, output.token_ids, output.logprobs) async for index, output in stream]
+    assert [(index, ids) for index, ids, _ in outputs] == [
+        (0, ()),
+        (0, (1,)),
+        (1, (9,)),
+        (0, (2, 3, 4, 5)),
+    ]
+    assert outputs[-1][2] == (logprobs(2), logprobs(3), logprobs(4), logprobs(5))
+
+    failing = TokenStream([new_sequence()], lambda *_: None)
+    failing.hold_back()
+    failing.put(0, RequestFailed())
+    with pytest.raises(RequestFailed):
+        await anext(failing)
+
+
 async def test_a_stalled_step_is_detected_and_no_request_waits_for_it() -> None:
     async with running(gate_is_open=False, step_timeout=0.02) as (thread, runner):
         assert not thread.is_stalled
@@ -338,8 +374,8 @@ class Watcher:
     def observe_stats(self, stats: SchedulerStats) -> None:
         self.stats.append(stats)
 
-    def observe_tokens(self, sequence: SequenceStats, num_tokens: int, gap: float | None) -> None:
-        self.tokens.append((num_tokens, gap))
+    def observe_tokens(self, tokens: Sequence[NewTokens]) -> None:
+        self.tokens += [(new.num_tokens, new.gap) for new in tokens]
 
     def observe_end(self, sequence: SequenceStats) -> None:
         self.ended.append(sequence)
