@@ -24,6 +24,9 @@ from app.settings import env_name
 from batching import ContextLengthExceeded, DeadlineExceeded, EngineThread, InvalidRequest, Priority
 
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
+# Tokens for which the way to a worker thread and back costs more than the event loop loses by doing it itself:
+# both take a core from the model for a while.
+_SHORT: Final = 2048
 _TIMEOUT_HEADER: Final = "X-Request-Timeout"
 
 
@@ -111,6 +114,15 @@ def _time_limit(request: Request, time_limit: float | None) -> float | None:
     return seconds if time_limit is None else min(seconds, time_limit)
 
 
+def _is_quick_to_build(
+    prompts: Sequence[Sequence[int]], params: GenerationParams, output: OutputFormat
+) -> bool:
+    asked = (output.grammar, params.logprobs, params.prompt_logprobs, params.allowed_token_ids)
+    if any(each is not None for each in asked) or params.bad_words:
+        return False
+    return sum(map(len, prompts)) <= _SHORT
+
+
 async def build_job_async(
     request: Request,
     engine: EngineThread,
@@ -120,7 +132,7 @@ async def build_job_async(
     completion_id: str,
     output: OutputFormat,
 ) -> GenerationJob:
-    """Build a job in a worker thread; only a few grammars are compiled at a time.
+    """Build a job; in a worker thread if that may take long, and only a few grammars at a time.
 
     Raises:
         InvalidRequest: see `build_job`.
@@ -139,6 +151,8 @@ async def build_job_async(
     )
     limiter = None if output.grammar is None else state.grammar_limiter
     try:
+        if _is_quick_to_build(prompts, params, output):
+            return build()
         return await anyio.to_thread.run_sync(build, limiter=limiter)
     except ContextLengthExceeded as error:
         raise _with_advice(error) from None
@@ -163,7 +177,9 @@ async def json_response(
 
     async def collected() -> str:
         results = await task.collect()
-        # Serializing takes a second where many choices have log probabilities.
+        if _is_short(results):
+            return _serialize(build, results, task.summary)
+        # It takes a second where many choices have log probabilities.
         return await anyio.to_thread.run_sync(_serialize, build, results, task.summary)
 
     return await respond_if_connected(request, task, collected)
@@ -183,6 +199,12 @@ async def respond_if_connected(
     finally:
         task.close()
     return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+def _is_short(results: Sequence[ChoiceResult]) -> bool:
+    if any(result.tokens or result.prompt_logprobs for result in results):
+        return False
+    return sum(len(result.token_ids) for result in results) <= _SHORT
 
 
 def _serialize(

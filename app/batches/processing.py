@@ -17,6 +17,9 @@ from app.storage.in_thread import in_thread
 
 # Lines whose results are on their way to the disk; with more, no further ones are sent.
 _MAX_UNWRITTEN: Final = 256
+# Lines, and bytes of them, that are read at a time.
+_MAX_READ: Final = 32
+_MAX_READ_BYTES: Final = 65_536
 
 # Takes the endpoint, the body, the client and the id of the request.
 Dispatch = Callable[[str, bytes, Client, str], Awaitable[InnerResponse]]
@@ -77,23 +80,34 @@ class LineProcessor:
         Raises:
             OSError: the input cannot be read, or a result not be written.
         """
-        next_request = partial(next, self._requests, None)
         unwritten = asyncio.Semaphore(_MAX_UNWRITTEN)
         try:
             async with asyncio.TaskGroup() as tasks:
-                while (request := await in_thread(next_request)) is not None:
-                    if isinstance(request, Record):
-                        await self._put(request)
-                        continue
-                    await unwritten.acquire()
-                    slot = await self._pacer.acquire()
-                    task = tasks.create_task(self._serve(request, slot))
-                    # Also of a task that is cancelled before it begins.
-                    task.add_done_callback(partial(_release, slot, unwritten))
+                while requests := await in_thread(self._next_requests):
+                    for request in requests:
+                        if isinstance(request, Record):
+                            await self._put(request)
+                            continue
+                        await unwritten.acquire()
+                        slot = await self._pacer.acquire()
+                        task = tasks.create_task(self._serve(request, slot))
+                        # Also of a task that is cancelled before it begins.
+                        task.add_done_callback(partial(_release, slot, unwritten))
         except* OSError as group:
             raise group.exceptions[0] from None
         finally:
             self._requests.close()
+
+    def _next_requests(self) -> list[LineRequest | Record]:
+        """Return the next lines, of which no more than one is long; none at the end."""
+        requests: list[LineRequest | Record] = []
+        num_bytes = 0
+        while len(requests) < _MAX_READ and num_bytes < _MAX_READ_BYTES:
+            if (request := next(self._requests, None)) is None:
+                break
+            requests.append(request)
+            num_bytes += len(request.body) if isinstance(request, LineRequest) else 0
+        return requests
 
     async def _serve(self, request: LineRequest, slot: Slot) -> None:
         request_id = record_id(self._batch_id, request.number)

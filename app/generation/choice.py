@@ -87,6 +87,11 @@ class Choice:
     def mean_logprob(self) -> float:
         return self._sum_logprobs / max(1, self.num_tokens)
 
+    @property
+    def looks_at_each_token(self) -> bool:
+        """True if the text of a token may end the choice, or say what the token counts as."""
+        return self.options.is_empty or bool(self.options.stops) or not self.parser.is_plain
+
     def feed(self, output: TokenOutput) -> Delta:
         """Take the next tokens; return what they add."""
         if self.options.is_empty:
@@ -97,14 +102,8 @@ class Choice:
                 finish_reason=FinishReason.LENGTH,
             )
         num_tokens_before = self.num_tokens
-        events: list[MessageEvent] = []
-        for i, token_id in enumerate(output.token_ids):
-            offset = self._num_chars
-            events += self._events(token_id)
-            if output.logprobs:
-                self._record_logprob(token_id, offset, output.logprobs[i])
-            if self._has_ended:
-                break
+        at_once = not (self.looks_at_each_token or output.logprobs)
+        events = self._read_all(output.token_ids) if at_once else self._read_each(output)
         reason = self._finish_reason(output)
         if reason is not None:
             events += self._last_events()
@@ -118,6 +117,23 @@ class Choice:
             self._end(reason) if reason else None,
             self._stop_strings.matched,
         )
+
+    def _read_all(self, token_ids: Sequence[int]) -> list[MessageEvent]:
+        self.num_tokens += len(token_ids)
+        visible = [i for i in token_ids if i not in self.options.hidden_token_ids]
+        text = self._filter_stop_strings(self._detokenizer.add_all(visible))
+        return [*self.parser.add(text)]
+
+    def _read_each(self, output: TokenOutput) -> list[MessageEvent]:
+        events: list[MessageEvent] = []
+        for i, token_id in enumerate(output.token_ids):
+            offset = self._num_chars
+            events += self._events(token_id)
+            if output.logprobs:
+                self._record_logprob(token_id, offset, output.logprobs[i])
+            if self._has_ended:
+                break
+        return events
 
     def _events(self, token_id: int) -> Iterator[MessageEvent]:
         self.num_tokens += 1

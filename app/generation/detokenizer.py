@@ -1,5 +1,6 @@
 """Incremental detokenization."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from batching import Tokenizer
@@ -46,6 +47,18 @@ class Detokenizer:
                 self._window.pop()
             return ""
         piece = text[len(self._context) :]
+        self._start_window_at(self._num_context_tokens, len(self._window))
+        return piece
+
+    def add_all(self, token_ids: Sequence[int]) -> str:
+        """Add tokens; return the text that is now certain, as `add` would, for the price of one."""
+        if not token_ids:
+            return ""
+        text = self._decode([*self._window, *token_ids])
+        if text == self._context or text.endswith(_REPLACEMENT):
+            return "".join(map(self.add, token_ids))
+        piece = text[len(self._context) :]
+        self._window += token_ids
         self._start_window_at(self._num_context_tokens, len(self._window))
         return piece
 

@@ -110,6 +110,7 @@ class Generation:
         self._reasons: dict[int, ChoiceFinishReason] = {}
         self._failure: str | None = None
         self._is_closed = False
+        self._is_held_back = False
         self._pending: deque[Delta | PromptProgress] = deque()
         self._progress = [PrefillProgress() for _ in job.prompts]
 
@@ -121,10 +122,15 @@ class Generation:
     @property
     def usage(self) -> TokenUsage:
         """The tokens so far; final once the last delta is out."""
+        if self._is_held_back:
+            # Those that are held back count, whatever ends the request.
+            num_output_tokens = sum(stats.num_output_tokens for stats in self._tokens.sequences)
+        else:
+            num_output_tokens = sum(choice.num_tokens for choice in self._choices)
         return TokenUsage(
             num_prompt_tokens=self._job.num_prompt_tokens,
             num_cached_tokens=sum(self._num_cached_tokens),
-            num_output_tokens=sum(choice.num_tokens for choice in self._choices),
+            num_output_tokens=num_output_tokens,
             num_reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
@@ -148,6 +154,9 @@ class Generation:
 
     async def collect(self) -> list[ChoiceResult]:
         """Wait for the end and return the complete choices."""
+        if not any(choice.looks_at_each_token for choice in self._choices):
+            self._is_held_back = True
+            self._tokens.hold_back()
         deltas: list[list[Delta]] = [[] for _ in self._choices]
         async for item in self:
             assert isinstance(item, Delta), "progress is reported in streams only"

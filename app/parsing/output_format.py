@@ -12,6 +12,11 @@ class Parser(Protocol):
     """Splits a model's text into events."""
 
     @property
+    def is_plain(self) -> bool:
+        """True if all text is content."""
+        ...
+
+    @property
     def has_calls(self) -> bool:
         """True if there are tool calls, none of them cut short."""
         ...
@@ -29,6 +34,7 @@ class Parser(Protocol):
 class PlainText:
     """Text without markers."""
 
+    is_plain = True
     has_calls = is_finished = False
 
     def add(self, text: str) -> Sequence[MessageEvent]:

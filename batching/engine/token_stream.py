@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Self
 
 from batching.errors import DeadlineExceeded, EngineError
@@ -31,6 +32,8 @@ class TokenStream:
         self._release = release
         self._deadline = deadline
         self._unfinished = set(range(len(sequences)))
+        # What is held back, of each sequence.
+        self._held: dict[int, list[TokenOutput]] | None = None
         self._queue: asyncio.Queue[tuple[int, TokenOutput | EngineError]] = asyncio.Queue()
         # One for all tokens; it ends the wait for the next one.
         self._timer: asyncio.TimerHandle | None = None
@@ -70,8 +73,33 @@ class TokenStream:
         for index in range(len(self.sequences)):
             self.finish(index, reason)
 
+    def hold_back(self) -> None:
+        """Give what comes after the first output of a sequence with its last one, as one output.
+
+        Each one wakes the task that waits for it, which costs as much as what is done with a token.
+        """
+        self._held = {}
+
     def put(self, index: int, item: TokenOutput | EngineError) -> None:
-        self._queue.put_nowait((index, item))
+        if self._held is None or isinstance(item, EngineError):
+            self._queue.put_nowait((index, item))
+            return
+        held = self._held.setdefault(index, [])
+        # The first one tells that the prompt is read.
+        is_first = not held and self.sequences[index].num_output_tokens <= len(item.token_ids)
+        if item.finish_reason is None and not is_first:
+            held.append(item)
+        else:
+            self._queue.put_nowait((index, joined([*held, item])))
 
     def _is_late(self) -> bool:
         return self._deadline is not None and asyncio.get_running_loop().time() >= self._deadline
+
+
+def joined(outputs: Sequence[TokenOutput]) -> TokenOutput:
+    """Return successive outputs of a sequence as one."""
+    return outputs[-1]._replace(
+        token_ids=tuple(chain.from_iterable(output.token_ids for output in outputs)),
+        logprobs=tuple(chain.from_iterable(output.logprobs for output in outputs)),
+        prompt_logprobs=outputs[0].prompt_logprobs,
+    )

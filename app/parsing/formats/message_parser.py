@@ -19,6 +19,10 @@ class MessageParser:
         self._tools = tools
 
     @property
+    def is_plain(self) -> bool:
+        return self._reasoning is None and self._tools is None
+
+    @property
     def has_calls(self) -> bool:
         return self._tools is not None and self._tools.has_calls
 

@@ -47,6 +47,8 @@ class HarmonyParser:
     `begun`: what the prompt has of the first part, after its role; its text is in no event.
     """
 
+    is_plain: Final = False
+
     def __init__(
         self,
         *,

@@ -102,6 +102,14 @@ def test_the_pieces_join_to_the_whole(ids: list[int]) -> None:
     assert set(whole.removeprefix(joined)) <= {"\ufffd"}
 
 
+@given(st.lists(st.lists(st.one_of(token_ids, broken), max_size=6), max_size=6))
+def test_tokens_that_come_together_have_the_text_of_each(groups: list[list[int]]) -> None:
+    """Also where a group ends within a character, with a special token, or with broken bytes."""
+    detokenizer = Detokenizer(BYTE_LEVEL)
+    joined = "".join([*map(detokenizer.add_all, groups), detokenizer.flush()])
+    assert joined == "".join(pieces(BYTE_LEVEL, [i for group in groups for i in group]))
+
+
 @given(st.text(max_size=20).filter(lambda text: not text.endswith("\ufffd")))
 def test_a_text_round_trips(text: str) -> None:
     assert "".join(pieces(BYTE_LEVEL, BYTE_LEVEL.encode(text))) == text

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`, whole answers and what is rejected."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -286,3 +287,20 @@ async def test_a_stop_string_ends_the_request_before_the_stream_is_closed() -> N
         num_unfinished = await server.num_unfinished()
         begun.close()
     assert num_unfinished == 0
+
+
+async def test_tokens_that_are_held_back_count_when_the_client_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="app")
+    async with served_endlessly() as server:
+        begun = await generation(server)
+        server.gate.open()
+        collecting = asyncio.create_task(begun.collect())
+        while begun.usage.num_output_tokens < 9:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        collecting.cancel()
+        begun.close()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert int(line.split(" output=")[1].split()[0]) >= 9
+    assert line.endswith("reason=aborted")
