@@ -108,6 +108,9 @@ def fuse(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
         shape = (*queries.shape[:3], values.shape[-1])
         return standing_in(native, [queries, keys, values], [(shape, queries.dtype)])[0]
 
+    # Compiled by MLX, unless tests before this one have put a CPU's there.
+    for model in ("qwen3", "llama"):
+        monkeypatch.setattr(f"mlx_lm.models.{model}.swiglu", alike)
     monkeypatch.setattr(mx.fast, "rms_norm", alike)
     monkeypatch.setattr(mx.fast, "rope", alike)
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", attention)
@@ -198,7 +201,7 @@ def test_a_layer_of_decodes_has_fifteen(
     """The norms of heads cost none: two norms, seven products, three of ours, two sums and SwiGLU."""
     counted = of_a_layer(native, monkeypatch, tmp_path, decodes(num_rows), family)
     assert counted["QuantizedMatmul"] == 7
-    assert counted["HostKernel"] == 2 + 3
+    assert counted["HostKernel"] == 2 + 3 + 1
     assert counted.total() == 15
 
 
