@@ -161,7 +161,7 @@ class Settings(BaseSettings):
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         default="auto",
-        description="Type of the keys and values in the KV cache; `auto` is that of the model's activations, or with the native kernels in the precision `auto` bfloat16. In `bfloat16` twice as many tokens fit as in `float32`, in `int8` nearly four times as many; `int8` needs the native kernels.",
+        description="Type of the keys and values in the KV cache; `auto` is that of the model's activations, or with the native kernels in the precision `auto` bfloat16. In `bfloat16` twice as many tokens fit as in `float32`, in `int8` nearly four times as many; `int8` needs the native kernels, or on a GPU those of its pool.",
     )
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="Device to compute on; `auto` is the GPU if there is one."

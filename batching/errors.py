@@ -126,5 +126,5 @@ class PoolTooLarge(ModelLoadError):
 
 
 class UnsupportedKVDType(ModelLoadError):
-    def __init__(self, dtype: str, reason: str) -> None:
-        super().__init__(f"{dtype} needs the native kernels, which are {reason}")
+    def __init__(self, dtype: str, kernels: str, reason: str) -> None:
+        super().__init__(f"{dtype} needs the {kernels} kernels, which are {reason}")

@@ -152,8 +152,14 @@ def _load(
     gpu: Gpu | None,
     kernels: PoolKernels | NoKernels,
 ) -> tuple[LoadedModel, _Backend]:
-    if config.kv_cache_dtype == "int8" and isinstance(native, NoNative):
-        raise UnsupportedKVDType("int8", str(native))
+    if (
+        config.kv_cache_dtype == "int8"
+        and isinstance(native, NoNative)
+        and isinstance(kernels, NoKernels)
+    ):
+        raise UnsupportedKVDType(
+            "int8", *(("GPU", str(kernels)) if gpu else ("native", str(native)))
+        )
     dtype = _weights_dtype(config, native)
     loaded = load_model(
         config.model,
@@ -208,6 +214,9 @@ def _backend(
     if checked.reason:
         logger.warning("%s: %s, since %s", config.model_id, _SLOWER[checked.way], checked.reason)
     required(config.gpu_kernels, checked.kernels)
+    # Where the kernels are not right, layers that they would have kept so are as the model makes them.
+    if config.kv_cache_dtype == "int8" and checked.layout.with_dtype(mx.int8) != checked.layout:
+        raise UnsupportedKVDType("int8", "GPU", str(checked.kernels))
     if gpu and config.gpu_kernels != "off" and isinstance(checked.kernels, NoKernels):
         logger.warning("%s: the GPU kernels are off: %s", config.model_id, checked.kernels.reason)
     if config.kv_cache_dtype != "auto" and kv_dtype not in _dtypes(checked.layout):

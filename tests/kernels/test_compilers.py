@@ -59,6 +59,7 @@ KERNELS: Final[dict[str, Kernel]] = {
     "merge with sinks": MergeSplits(F16, 64, 64, has_sinks=True),
     "write": KVWrite(pool(8, 128, BF16), BF16),
     "write, 8 bits": KVWrite(PoolShape(8, 128, 128, INT8), BF16),
+    "write, rounded to 8 bits before": KVWrite(PoolShape(8, 128, 128, INT8), INT8),
     "write, latent": KVWrite(LATENT, BF16),
     "write into another type": KVWrite(pool(8, 128, F16), F32),
     "norm, rope, write": NormRopeWrite(pool(8, 128, BF16), BF16, 32, 128, norm_eps=1e-6),

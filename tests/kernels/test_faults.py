@@ -78,6 +78,19 @@ def write_8bit() -> Case:
     return kernel.source(Target.CPU), inputs, [no_token()], kernel.launch(3)
 
 
+def write_rounded() -> Case:
+    kernel = KVWrite(PoolShape(2, 64, 80, DType.INT8), DType.INT8, THREADS)
+    inputs: list[Array] = [
+        *(np.ones((3, 2, dim), np.int8) for dim in (64, 80)),
+        *(np.ones(8, np.float32) for _ in range(2)),
+        pad(np.array([5, 0, 15], np.uint32)),
+        *(np.zeros((32, dim), np.int8) for dim in (64, 80)),
+        *(np.zeros(32, np.float32) for _ in range(2)),
+        no_token(),
+    ]
+    return kernel.source(Target.CPU), inputs, [no_token()], kernel.launch(3)
+
+
 def norm_rope_write() -> Case:
     pool = PoolShape(2, 80, 64, BF16)
     kernel = NormRopeWrite(pool, BF16, 5, rotary_dim=32, norm_eps=1e-6, threads=THREADS)
@@ -110,6 +123,7 @@ CASES: Final[dict[str, Callable[[], Case]]] = {
     "merge": merge,
     "write": write,
     "write of 8 bits": write_8bit,
+    "write of rounded rows": write_rounded,
     "norm, rope, write": norm_rope_write,
     "greedy": greedy,
 }

@@ -193,6 +193,33 @@ def test_kv_write_rounds_each_row_to_8_bits(target: Target, dtype: DType) -> Non
             assert (integers.reshape(3, 32, -1)[:, untouched] == -1).all()
 
 
+@pytest.mark.parametrize("target", Target)
+def test_kv_write_copies_rows_of_8_bits_with_their_scales(target: Target) -> None:
+    kernel = KVWrite(PoolShape(3, 64, 80, INT8), INT8)
+    random = np.random.default_rng(4)
+    new: list[Array] = [random.integers(-127, 128, (4, 3, dim)).astype(np.int8) for dim in (64, 80)]
+    new_scales: list[Array] = [random.standard_normal(12).astype(np.float32) for _ in range(2)]
+    new_scales[0][5] = np.nan
+    slots = np.array([31, 4, 32, 9], np.uint32)
+    pools: list[Array] = [np.full((96, dim), -1, np.int8) for dim in (64, 80)]
+    scales: list[Array] = [np.full(96, -1, np.float32) for _ in range(2)]
+    expected = [array.reshape(3, 32, -1).copy() for array in (*pools, *scales)]
+    for array, rows in zip(expected, (*new, *new_scales), strict=True):
+        array[:, [31, 4, 9]] = rows.reshape(4, 3, -1)[[0, 1, 3]].swapaxes(0, 1)
+    token = np.arange(8, dtype=np.uint32)
+    for order in ORDERS:
+        next_token = no_token()
+        CPUKernel(kernel.source(target))(
+            [*new, *new_scales, pad(slots), *pools, *scales, token],
+            [next_token],
+            kernel.launch(4),
+            order,
+        )
+        for found, wanted in zip((*pools, *scales), expected, strict=True):
+            assert same_bits(found, wanted)
+        assert (next_token == token).all()
+
+
 def test_kv_write_of_latents_writes_keys_alone() -> None:
     pool = PoolShape(1, 48, 40, F32, values_in_keys=True)
     kernel = KVWrite(pool, F32)
@@ -306,5 +333,7 @@ def test_what_a_kernel_cannot_do_is_said() -> None:
         NormRopeWrite(PoolShape(8, 64, 64, INT8), F16, 8, rotary_dim=64)
     with pytest.raises(ValueError, match="latent"):
         NormRopeWrite(PoolShape(1, 576, 512, F16, values_in_keys=True), F16, 8, rotary_dim=64)
+    with pytest.raises(ValueError, match="to a pool of 8 bits only"):
+        KVWrite(pool, INT8)
     with pytest.raises(ValueError, match="66 of 64 dims"):
         NormRopeWrite(pool, F16, 8, rotary_dim=66)

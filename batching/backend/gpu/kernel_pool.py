@@ -106,7 +106,7 @@ class KernelLayerCache(LayerCache):
             outputs.append(decoded[:, :, None])
         for chunk in attention.chunks(window):
             stop = start + chunk.num_rows
-            keys, values = self._gathered(chunk.context, written)
+            keys, values = self._gathered(chunk.context, written, queries.dtype)
             output = chunk.attend_to(
                 queries[start:stop], keys, values, scale, self.shape.soft_cap, sinks
             )
@@ -123,6 +123,7 @@ class KernelLayerCache(LayerCache):
 
     def copy(self, sources: Slots, targets: Slots) -> None:
         shape = self.shape
+        # All are read before one is written; with their scales they are not rounded once more.
         at = slot_rows(sources, shape.num_heads, self.num_slots) + self._token[:1]
         rows = [array[at].reshape(len(sources), shape.num_heads, -1) for array in self.pool]
         slots = padded_slots(targets)
@@ -134,8 +135,9 @@ class KernelLayerCache(LayerCache):
         self._written = None
         num_rows = shape.num_heads * self.num_slots
         dims = (shape.key_dim,) if shape.is_latent else (shape.key_dim, shape.value_dim)
+        scales = [mx.zeros(num_rows) for _ in dims] if shape.dtype == mx.int8 else []
         self._arrays = KernelPool(
-            tuple(mx.zeros((num_rows, dim), shape.dtype) for dim in dims),
+            (*(mx.zeros((num_rows, dim), shape.dtype) for dim in dims), *scales),
             shape.num_heads,
             shape.latent_dim or shape.value_dim,
             self._block_size,
@@ -143,18 +145,27 @@ class KernelLayerCache(LayerCache):
         self._token = mx.zeros(_TOKEN_SIZE, mx.uint32)
 
     def _gathered(
-        self, context: RunContext | GatheredContext, after: mx.array
+        self, context: RunContext | GatheredContext, after: mx.array, dtype: mx.Dtype
     ) -> tuple[mx.array, mx.array]:
-        """Return keys and values of a chunk, read after the kernels that a token comes from."""
+        """Return keys and values of a chunk, read after the kernels that a token comes from.
+
+        dtype: what those of 8 bits become.
+        """
         assert isinstance(context, GatheredContext), "nothing would wait where nothing is copied"
         heads, slots = self.shape.num_heads, self.num_slots
         read = [context.read(array.reshape(heads, slots, -1), after) for array in self.pool]
+        if self._arrays.is_quantized:
+            keys, values, key_scales, value_scales = read
+            # In float32, as where the decodes multiply.
+            return (keys * key_scales).astype(dtype), (values * value_scales).astype(dtype)
         return read[0], read[-1][..., : self._arrays.value_dim]
 
     def _write_with(self, queries: mx.array) -> mx.array:
         """Write what is put off; return the queries, `[T, num_query_heads, 1, key_dim]`, rotated."""
         if (
             self._written is None
+            # MLX rotates what is rounded: see docs/architecture/backend.md.
+            or self._arrays.is_quantized
             or (made := rotated_alike(queries, self._written[0], self.step.positions)) is None
         ):
             self.flush()

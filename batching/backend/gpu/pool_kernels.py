@@ -8,12 +8,16 @@ import mlx.core as mx
 
 from batching.backend.paged.layout import LayerShape
 
+# Of an input of a kernel: Metal has another kernel for fewer.
+MIN_ELEMENTS: Final = 8
+
 
 class KernelPool(NamedTuple):
     """One layer: keys `[num_heads * num_slots, key_dim]`, values `[num_heads * num_slots, value_dim]`.
 
     A token's slot is `block_id * block_size + position % block_size`.
-    arrays: keys and values; keys alone where values are their first numbers (latent attention).
+    arrays: keys and values; keys alone where values are their first numbers (latent attention).  Those of int8 are
+        followed by scales of keys and of values, float32 `[num_heads * num_slots]`, by which rows are multiplied.
     """
 
     arrays: tuple[mx.array, ...]
@@ -24,6 +28,10 @@ class KernelPool(NamedTuple):
     @property
     def keys(self) -> mx.array:
         return self.arrays[0]
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.keys.dtype == mx.int8
 
     @property
     def num_slots(self) -> int:
@@ -87,7 +95,11 @@ class PoolKernels(Protocol):
         pool: KernelPool,
         token: mx.array,
     ) -> mx.array:
-        """Write keys, and values unless they are in the keys, into their slots; return the token."""
+        """Write keys, and values unless they are in the keys, into their slots; return the token.
+
+        A pool of int8 rounds them.  Rows of int8 are what such a pool has: they are followed by their scales,
+        float32 `[T, num_heads, 1]`, and copied bit by bit.
+        """
         ...
 
     def rotate_and_write(
@@ -102,7 +114,10 @@ class PoolKernels(Protocol):
         pool: KernelPool,
         token: mx.array,
     ) -> tuple[mx.array, mx.array]:
-        """Write as `write` does, after norms and rotation; return the rotated queries and the token."""
+        """Write as `write` does, after norms and rotation; return the rotated queries and the token.
+
+        No pool of int8 is written so.
+        """
         ...
 
     def decode(

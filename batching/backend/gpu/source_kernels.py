@@ -16,6 +16,7 @@ from batching.backend.gpu.kernels.definitions import (
 )
 from batching.backend.gpu.kernels.sources import DType, KernelSource, Launch, Target
 from batching.backend.gpu.pool_kernels import (
+    MIN_ELEMENTS,
     ON_CPU,
     DecodeRows,
     HeadNorms,
@@ -32,6 +33,7 @@ _DTYPES: Final = {
     mx.float16: DType.FLOAT16,
     mx.bfloat16: DType.BFLOAT16,
     mx.float32: DType.FLOAT32,
+    mx.int8: DType.INT8,
 }
 
 
@@ -136,7 +138,8 @@ class SourceKernels:
         dtype = rows[0].dtype
         definition = KVWrite(_pool_shape(pool), _DTYPES[dtype])
         # A cast to the same type is none.
-        inputs = [*(each.astype(dtype) for each in rows), slots, *pool.arrays, token]
+        values, scales = [each.astype(dtype) for each in rows[:2]], map(_padded, rows[2:])
+        inputs = [*values, *scales, slots, *pool.arrays, token]
         [made] = self._run(definition, inputs, [_like(token)], definition.launch(len(rows[0])))
         return made
 
@@ -226,6 +229,12 @@ def _pool_shape(pool: KernelPool) -> PoolShape:
         _DTYPES[pool.keys.dtype],
         values_in_keys=len(pool.arrays) == 1,
     )
+
+
+def _padded(scales: mx.array) -> mx.array:
+    """Return scales as the kernels take them."""
+    num_missing = max(0, MIN_ELEMENTS - scales.size)
+    return mx.pad(scales.flatten(), (0, num_missing)) if num_missing else scales.flatten()
 
 
 def _like(array: mx.array) -> _Output:

@@ -7,13 +7,12 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from batching.backend.gpu.pool_kernels import DecodeRows
+from batching.backend.gpu.pool_kernels import MIN_ELEMENTS, DecodeRows
 from batching.backend.paged.mlx_attention import RowGroup, SlidingWindow, StepAttention
 from batching.scheduling.step_plan import Slice
 
 # Longer slices gather their context once; up to here each row reads it by itself.
 _MAX_DECODED: Final = 8
-_MIN_ELEMENTS: Final = 8
 _NO_SLOT: Final = 2**32 - 1
 
 
@@ -77,11 +76,11 @@ class KernelAttention:
                 tables.append(block_ids[first // block_size : position // block_size + 1])
                 ranges.append((first % block_size, position + 1 - first))
         # Powers of two, so that there are few shapes; what is behind a row's blocks is not read.
-        width = max(_MIN_ELEMENTS, 1 << (max(map(len, tables)) - 1).bit_length())
+        width = max(MIN_ELEMENTS, 1 << (max(map(len, tables)) - 1).bit_length())
         blocks = np.zeros((len(tables), width), np.uint32)
         for row, table in zip(blocks, tables, strict=True):
             row[: len(table)] = table
-        ranges += [(0, 0)] * (_MIN_ELEMENTS // 2 - len(ranges))
+        ranges += [(0, 0)] * (MIN_ELEMENTS // 2 - len(ranges))
         return DecodeRows(mx.array(blocks), mx.array(np.array(ranges, np.int32)))
 
 
@@ -92,5 +91,5 @@ def padded_slots(slots: npt.NDArray[np.int64]) -> mx.array:
 
 def padded(numbers: npt.NDArray[np.generic], padding: int) -> npt.NDArray[np.generic]:
     """Return an input of a kernel: with fewer elements than 8, Metal has another one for it."""
-    num_missing = max(0, _MIN_ELEMENTS - len(numbers))
+    num_missing = max(0, MIN_ELEMENTS - len(numbers))
     return np.pad(numbers, (0, num_missing), constant_values=padding)

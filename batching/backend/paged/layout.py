@@ -13,7 +13,7 @@ _SCALE_BYTES: Final = 4
 class LayerShape(NamedTuple):
     """Keys and values: what one layer keeps for a token.
 
-    dtype: int8 is integers with scales, which the native kernels keep.
+    dtype: int8 is integers with scales, which the native kernels keep, and those of a GPU.
     window: the layer attends to that many last positions; None is all of them.
     is_chunked: it attends to those of them that lie in the row's own chunk of `window` positions.
     is_gathered: the model's own code reads them, and not the attention function that is hooked.

@@ -68,7 +68,8 @@ def check_model(
     that are wrong; the logits of every token must be those of a plain forward pass.  Windows and the like
     are shrunk meanwhile, so that these prompts exceed them, and what has left a window is NaN.
 
-    Keys and values are kept in `kv_dtype`, int8 only by the kernels; None is the type in which the model makes them.
+    Keys and values are kept in `kv_dtype`, int8 only by kernels, native or a GPU's; None is the type in which the model
+    makes them, as they are kept if a GPU has no right kernels.
     With `known`, what an earlier check of the same model has found, nothing is compared.
     On a `gpu` steps over a long context follow, no longer than `max_model_len`, with all sizes as they are.
     `kernels` of its pool are used if with them the same steps give the right logits, too.
@@ -165,20 +166,27 @@ class _Probe:
         for each in self._tries(first) if self.expected else ():
             checked, changes = self._made(each._replace(reason=reason))
             try:
-                portable = replace(checked, kernels=ON_CPU)
+                portable = self._portable(checked)
                 difference, tolerance = self._difference(portable)
             except Exception as error:
                 # A model's code can do anything with a cache, so it can raise anything.
                 reason = reason or f"its code does not run over a paged cache ({error})"
             else:
                 if difference <= tolerance:
-                    return replace(checked, kernels=self._right_kernels(checked)), changes
+                    kernels = self._right_kernels(checked)
+                    has_none = isinstance(kernels, NoKernels)
+                    return replace(portable if has_none else checked, kernels=kernels), changes
                 cause = "a batch" if self.script is SHORT else "a long context"
                 reason = reason or (
                     f"{cause} changes its logits by {difference:.2g} of the largest one"
                 )
             changes.undo()
         return _own_caches(self.model, self.prompts[0], self.native, reason, self.gpu), Changes()
+
+    def _portable(self, checked: CheckedModel) -> CheckedModel:
+        """Return a model on the pool of a GPU without kernels."""
+        layout = replace(self, kernels=ON_CPU).layout(checked.verdict)
+        return replace(checked, layout=layout, kernels=ON_CPU)
 
     def _right_kernels(self, checked: CheckedModel) -> PoolKernels | NoKernels:
         """Return the kernels of the pool if a way is right with them, too, else why it is not."""
@@ -218,7 +226,10 @@ class _Probe:
         if made.way is Way.OWN:
             return own_layout(self.model, self.prompts[0])
         layout = self.observed.layout(gathers_all=made.gathers_all)
-        return layout if self.kv_dtype is None else layout.with_dtype(self.kv_dtype)
+        has_kernels = self.native is not None or not isinstance(self.kernels, NoKernels)
+        if self.kv_dtype is None or (self.kv_dtype == mx.int8 and not has_kernels):
+            return layout
+        return layout.with_dtype(self.kv_dtype)
 
     def _tries(self, first: Verdict | None) -> Iterator[Verdict]:
         """Yield `first`, if there is one, and the ways that are slower."""

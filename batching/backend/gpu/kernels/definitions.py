@@ -83,20 +83,28 @@ class KVWrite:
 
     In: keys `[T, Hkv, Dk]`, values `[T, Hkv, Dv]` (both `dtype`), slots uint32 `[max(T, 8)]`, the pool's arrays,
     token; no values where they are in the keys.  Out: next_token.  A slot beyond the pool's is padding, and is not written.
+
+    A pool of 8 bits rounds them.  If `dtype` is int8, they are rounded already, and copied bit by bit: after the values come
+    their scales, new_key_scales and new_value_scales, float32 `[max(T * Hkv, 8)]`.
     """
 
     pool: PoolShape
     dtype: DType
     threads: int = 256
 
+    def __post_init__(self) -> None:
+        if self.dtype is DType.INT8 and not self.pool.is_quantized:
+            raise ValueError("integers are written to a pool of 8 bits only")
+
     def source(self, target: Target) -> KernelSource:
-        model = dict.fromkeys(
-            ("keys",) if self.pool.values_in_keys else ("keys", "values"), self.dtype
-        )
+        names = ("keys",) if self.pool.values_in_keys else ("keys", "values")
+        is_rounded = self.dtype is DType.INT8
+        scales = ("new_key_scales", "new_value_scales") if is_rounded else ()
+        rows = {**dict.fromkeys(names, self.dtype), **dict.fromkeys(scales, DType.FLOAT32)}
         return kernel_source(
-            "kv_write_8bit" if self.pool.is_quantized else "kv_write",
+            "kv_write_8bit" if self.pool.is_quantized and not is_rounded else "kv_write",
             target,
-            {**model, "slots": DType.UINT32, **self.pool.arrays, **_TOKEN},
+            {**rows, "slots": DType.UINT32, **self.pool.arrays, **_TOKEN},
             _NEXT_TOKEN,
             {**self.pool.constants, "Model": self.dtype, "THREADS": self.threads},
         )

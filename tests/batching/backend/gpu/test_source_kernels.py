@@ -220,7 +220,8 @@ def test_what_no_kernel_can_keep_has_a_reason() -> None:
     shape = LayerShape(2, 64, 64, mx.bfloat16)
     assert kernels.why_not(shape) == ""
     assert kernels.why_not(shape._replace(key_dim=60)) == "key_dim 60 is not a multiple of 8"
-    assert kernels.why_not(shape.with_dtype(mx.int8)) == "they keep no keys and values in int8"
+    assert kernels.why_not(shape.with_dtype(mx.int8)) == ""
+    assert kernels.why_not(shape.with_dtype(mx.int32)) == "they keep no keys and values in int32"
 
 
 @pytest.mark.parametrize("gpu", Gpu)
