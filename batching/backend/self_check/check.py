@@ -222,12 +222,16 @@ class _Probe:
         )
         return checked, self._change(verdict, selection)
 
+    @property
+    def _in_8_bits(self) -> bool:
+        return self.kv_dtype is not None and self.kv_dtype == mx.int8
+
     def layout(self, made: Verdict) -> CacheLayout:
         if made.way is Way.OWN:
             return own_layout(self.model, self.prompts[0])
         layout = self.observed.layout(gathers_all=made.gathers_all)
         has_kernels = self.native is not None or not isinstance(self.kernels, NoKernels)
-        if self.kv_dtype is None or (self.kv_dtype == mx.int8 and not has_kernels):
+        if self.kv_dtype is None or (self._in_8_bits and not has_kernels):
             return layout
         return layout.with_dtype(self.kv_dtype)
 
@@ -262,7 +266,8 @@ class _Probe:
         for module in self.observed.to_regroup(gathers_all=made.gathers_all):
             regroup(module, changes)
         select_rows(self.model, selection, changes)
-        if not isinstance(self.kernels, NoKernels):
+        # What knows what it was made from is a copy if MLX computes it, as where keys are rounded to 8 bits.
+        if not isinstance(self.kernels, NoKernels) and not self._in_8_bits:
             remember_rotations(self.model, changes)
         return changes
 

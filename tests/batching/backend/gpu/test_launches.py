@@ -30,6 +30,7 @@ from batching.backend.self_check.verdict import CheckedModel
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.scheduling.step_plan import Slice
+from tests.support.cpu_kernels import cpu_kernels
 from tests.support.host_kernels import HostKernels
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 
@@ -118,7 +119,12 @@ def fuse(native: Native, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def checked_model(
-    native: Native, num_layers: int, family: str = "qwen3", *, on_kernels: bool = True
+    native: Native,
+    num_layers: int,
+    family: str = "qwen3",
+    *,
+    on_kernels: bool = True,
+    kv_dtype: mx.Dtype | None = None,
 ) -> tuple[nn.Module, CheckedModel]:
     model = tiny_model(
         family,
@@ -130,7 +136,9 @@ def checked_model(
     nn.quantize(model, group_size=32, bits=4)
     mx.eval(model.parameters())
     kernels: PoolKernels | NoKernels = HostKernels(native) if on_kernels else NoKernels("")
-    return model, check_model(model, VOCAB_SIZE, gpu=Gpu.METAL, kernels=kernels)
+    if kv_dtype is not None:
+        kernels = cpu_kernels(native)
+    return model, check_model(model, VOCAB_SIZE, kv_dtype=kv_dtype, gpu=Gpu.METAL, kernels=kernels)
 
 
 def requests(lengths: Sequence[int]) -> list[BatchRequest]:
@@ -168,11 +176,14 @@ def of_a_layer(
     family: str = "qwen3",
     *,
     on_kernels: bool = True,
+    kv_dtype: mx.Dtype | None = None,
 ) -> Counter[str]:
     """Return what a layer adds to a step."""
     counts: list[Counter[str]] = []
     for num_layers in (2, 3):
-        model, checked = checked_model(native, num_layers, family, on_kernels=on_kernels)
+        model, checked = checked_model(
+            native, num_layers, family, on_kernels=on_kernels, kv_dtype=kv_dtype
+        )
         with monkeypatch.context() as patched:
             fuse(native, patched)
             if on_kernels:
@@ -203,6 +214,29 @@ def test_a_layer_of_decodes_has_fifteen(
     assert counted["QuantizedMatmul"] == 7
     assert counted["HostKernel"] == 2 + 3 + 1
     assert counted.total() == 15
+
+
+@pytest.mark.parametrize(("family", "num_norms"), [("qwen3", 2), ("llama", 0)])
+def test_in_8_bits_mlx_norms_and_rotates_heads(
+    native: Native,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    family: str,
+    num_norms: int,
+) -> None:
+    counted = of_a_layer(native, monkeypatch, tmp_path, decodes(8), family, kv_dtype=mx.int8)
+    assert counted["HostKernel"] == 2 + 3 + num_norms + 2
+    assert counted.total() == 15 + num_norms + 2
+
+
+def test_a_chunk_in_8_bits_gathers_scales_too_and_multiplies_once(
+    native: Native, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    counted = of_a_layer(
+        native, monkeypatch, tmp_path, decodes_and_a_chunk(), "llama", kv_dtype=mx.int8
+    )
+    assert (counted["Gather"], counted["Multiply"], counted["AsType"]) == (4, 2, 2)
+    assert counted.total() == 17 + 4 + 4 + 2 + 2 + 1 + 1 + 1
 
 
 def test_the_portable_pool_has_more(
