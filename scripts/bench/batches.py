@@ -1,9 +1,10 @@
 """`python -m scripts.bench.batches`: what a batch brings, and what it costs others.
 
-Starts this server with the MLX_SERVER_* settings of the environment.  First the same lines are
-served as a batch, as requests of clients that send the next one when they have the response, and by
-`run-batch` and other such commands, which load the model, too; in alternating rounds.  Then live
-requests arrive at random, without a batch and beside one.
+Starts this server with the MLX_SERVER_* settings of the environment.  First lines are computed by the
+engine alone, and such lines are served as a batch, as requests of clients that send the next one when
+they have the response, and by `run-batch` and other such commands, whose time has the load of the
+model in it; in alternating rounds.  Then live requests arrive at random, without a batch and beside
+one.
 """
 
 import argparse
@@ -34,7 +35,9 @@ from scripts.server_process import ROOT, Server
 
 _ENDPOINT: Final = "/v1/chat/completions"
 _PREFIX: Final = "MLX_SERVER_"
-_POLL_INTERVAL: Final = 0.1
+# Seconds: asking for a batch takes the server as long as a tenth of a line.
+_POLL_INTERVAL: Final = 0.5
+_ENGINE: Final = f"{shlex.quote(sys.executable)} -m scripts.bench.engine {{input}}"
 _RUN_BATCH: Final = f"{shlex.quote(sys.executable)} -m app run-batch {{input}} {{output}}"
 _TIMEOUT: Final = 600.0
 # Seconds: after live requests the server keeps room for others for a while.
@@ -94,26 +97,30 @@ class Measurement:
         """Return the seconds of each way to serve the lines, in each round."""
         seconds: dict[str, list[float]] = {}
         for number in range(self._options.rounds):
-            for name in ("http", "batch", *self._options.commands):
+            for name in ("engine", "http", "batch", *self._options.commands):
                 # Other prompts each time: the prefix cache must find nothing.
                 bodies = list(self._bodies(f"{name} {number}"))
                 await asyncio.sleep(_SETTLING)
-                began = perf_counter()
-                await self._serve(name, bodies)
-                seconds.setdefault(name, []).append(perf_counter() - began)
-        best = {name: median(values) for name, values in seconds.items()}
-        for name, value in best.items():
-            rate, ratio = self._options.num_lines / value, best["http"] / value
-            print(f"{name:<12} {rate:8.1f} lines/s, {ratio:.2f} of http", flush=True)
+                seconds.setdefault(name, []).append(await self._serve(name, bodies))
+        for name, values in seconds.items():
+            rate = self._options.num_lines / median(values)
+            pairs = zip(seconds["engine"], values, strict=True)
+            ratio = median(alone / served for alone, served in pairs)
+            print(f"{name:<12} {rate:8.1f} lines/s, {ratio:.2f} of the engine", flush=True)
         return seconds
 
-    async def _serve(self, name: str, bodies: Sequence[dict[str, Any]]) -> None:
+    async def _serve(self, name: str, bodies: Sequence[dict[str, Any]]) -> float:
+        """Return the seconds that serving the lines took."""
+        began = perf_counter()
+        if name == "engine":
+            return float(await asyncio.to_thread(self._execute, _ENGINE, bodies))
         if name == "http":
             await self._send(bodies)
         elif name == "batch":
             await self._wait(await self._begin(bodies))
         else:
             await asyncio.to_thread(self._execute, self._options.commands[name], bodies)
+        return perf_counter() - began
 
     async def _send(self, bodies: Sequence[dict[str, Any]]) -> None:
         rest = iter(bodies)
@@ -141,12 +148,21 @@ class Measurement:
                 return
             await asyncio.sleep(_POLL_INTERVAL)
 
-    def _execute(self, command: str, bodies: Sequence[dict[str, Any]]) -> None:
+    def _execute(self, command: str, bodies: Sequence[dict[str, Any]]) -> str:
+        """Return what the command writes to its standard output."""
         source, target = self._folder / "in.jsonl", self._folder / "out.jsonl"
         source.write_bytes(_lines(bodies))
         words = [word.format(input=source, output=target) for word in shlex.split(command)]
-        subprocess.run(words, cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
-        target.unlink()
+        ended = subprocess.run(
+            words,
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        target.unlink(missing_ok=True)
+        return ended.stdout
 
     async def _live(self) -> dict[str, dict[str, float]]:
         """Return the latencies of live requests, without a batch and beside one."""

@@ -19,8 +19,8 @@ def test_all_ways_are_measured(
     peer = "--vs-command=copy=cp {input} {output}"
     assert main([*words, peer, f"--json={report}"]) == 0
     found = json.loads(report.read_text(encoding="utf-8"))
-    assert set(found["seconds"]) == {"http", "batch", "run-batch", "copy"}
+    assert set(found["seconds"]) == {"engine", "http", "batch", "run-batch", "copy"}
     assert set(found["live"]) == {"alone", "beside a batch"}
     shown = capsys.readouterr().out
-    for name in ("http", "batch", "run-batch", "copy", "ttft_p99_ms", "e2e_p99_ms"):
+    for name in ("engine", "http", "batch", "run-batch", "copy", "ttft_p99_ms", "e2e_p99_ms"):
         assert f"\n{name} " in shown

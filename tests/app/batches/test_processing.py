@@ -1,7 +1,7 @@
 """Lines of a file through a dispatch that a test holds in its hand."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +45,16 @@ class Dispatcher:
         self.ids.append(request_id)
         assert (url, client) == (CHAT, CLIENT)
         return InnerResponse(self._statuses.pop(0) if self._statuses else 200, b"{\n}")
+
+
+class CountingWork(WorkFile):
+    """Counts the results of each transaction, and keeps none."""
+
+    def __init__(self) -> None:
+        self.groups: list[int] = []
+
+    def put(self, records: Sequence[Record]) -> None:
+        self.groups.append(len(records))
 
 
 def processor(path: Path, work: WorkFile, dispatch: Dispatcher) -> LineProcessor:
@@ -126,19 +136,23 @@ async def test_a_disk_that_is_full_in_the_middle_ends_it_and_what_is_there_is_wh
     assert work.counts() == (51, 0)
 
 
-async def test_results_that_come_while_others_are_written_are_one_transaction() -> None:
-    class SlowWork(WorkFile):
-        def __init__(self) -> None:
-            self.groups: list[int] = []
-
-        def put(self, records: object) -> None:
-            assert isinstance(records, list)
-            self.groups.append(len(records))
-
-    work = SlowWork()
+async def test_results_that_come_together_are_one_transaction() -> None:
+    work = CountingWork()
     journal = Journal(work)
     await asyncio.gather(*(journal.put(Record(i, b"", is_error=False)) for i in range(9)))
-    assert work.groups == [1, 8] or sum(work.groups) == 9
+    assert work.groups == [9]
+
+
+async def test_results_that_come_before_a_batch_is_cancelled_are_written() -> None:
+    work = CountingWork()
+    journal = Journal(work)
+    puts = [asyncio.create_task(journal.put(Record(i, b"", is_error=False))) for i in range(3)]
+    await asyncio.sleep(0)
+    for task in puts:
+        task.cancel()
+    ended = await asyncio.gather(*puts, return_exceptions=True)
+    assert all(isinstance(error, asyncio.CancelledError) for error in ended)
+    assert work.groups == [3]
 
 
 async def test_a_caller_that_is_cancelled_waits_for_its_thread() -> None:
