@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from batching.backend.sampling.sampler import Draw, Edits, ExpectedEdit, Sampler
+from batching.backend.sampling.edits import Edits, ExpectedEdit
+from batching.backend.sampling.sampler import Draw, Sampler
 from batching.request import SamplingParams
 
 _Floats = npt.NDArray[np.float32]
@@ -16,7 +17,7 @@ _StoredEdits = tuple[npt.NDArray[np.int32], _Floats, _Floats, _StoredExpected | 
 
 
 def native_sampler(kernels: Any) -> Sampler:
-    return Sampler(native_draw(kernels), kernels.arg_max, counts_expected=True)
+    return Sampler(native_draw(kernels), kernels.arg_max)
 
 
 def native_draw(kernels: Any) -> Draw:

@@ -1,21 +1,23 @@
 """Samples one token for each row of logits, whatever mixture of parameters the rows have."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from copy import copy
-from itertools import count
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
+from batching.backend.sampling.edits import (
+    NO_EDITS,
+    Edits,
+    TokenCounts,
+    edited,
+    penalties,
+    with_bias,
+)
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.host_draw import MIN_TEMPERATURE, NEVER, draw
 from batching.request import BatchRequest, SamplingParams
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 _MASK_64: Final = (1 << 64) - 1
 
@@ -53,76 +55,6 @@ class Sample(NamedTuple):
     drafts: tuple[int, ...] = ()
 
 
-class TokenCounts:
-    """How often each token of a request occurs in its output, updated as the request grows.
-
-    tokens: int `[n]`, distinct; those of the prompt are among them, too.
-    times: float64 `[n]`.
-    """
-
-    def __init__(self, request: BatchRequest) -> None:
-        self._num_counted = request.num_prompt_tokens
-        self.tokens: IntArray = np.empty(0, np.int64)
-        self.times: FloatArray = np.empty(0)
-        self._index: dict[int, int] = {}
-        self._insert(request.token_ids[: self._num_counted])
-
-    def catch_up(self, request: BatchRequest) -> None:
-        """Count the tokens that are known and were not counted yet."""
-        self._add(request.token_ids[self._num_counted : request.num_known_tokens])
-        self._num_counted = request.num_known_tokens
-
-    def followed_by(self, tokens: Sequence[int]) -> "TokenCounts":
-        """Return the counts with these tokens at the end of the output."""
-        counts = copy(self)
-        counts.times, counts._index = self.times.copy(), self._index.copy()
-        counts._add(tokens)
-        return counts
-
-    def _add(self, tokens: Sequence[int]) -> None:
-        self._insert(tokens)
-        for token in tokens:
-            self.times[self._index[token]] += 1
-
-    def _insert(self, tokens: Sequence[int]) -> None:
-        """Make room for the tokens that have not occurred before."""
-        new = [token for token in dict.fromkeys(tokens) if token not in self._index]
-        if new:
-            self._index |= zip(new, count(len(self._index)))
-            self.tokens = np.append(self.tokens, new)
-            self.times = np.append(self.times, np.zeros(len(new)))
-
-
-class ExpectedEdit(NamedTuple):
-    """How edits change with the token before, which a step in flight samples.
-
-    row: of that token among those of the step.
-    factor, term: if it is none of the tokens that are edited already.
-    factors, terms: float64 `[n]`, for each of those, if it is that one.
-    """
-
-    row: int
-    factor: float
-    term: float
-    factors: FloatArray
-    terms: FloatArray
-
-
-class Edits(NamedTuple):
-    """Changes of logits: x becomes x / factor + term if it is above 0, else x * factor + term.
-
-    tokens: int `[n]`, distinct.  factor, term: float64 `[n]`.
-    """
-
-    tokens: IntArray
-    factor: FloatArray
-    term: FloatArray
-    expected: ExpectedEdit | None = None
-
-
-_NO_EDITS: Final = Edits(np.empty(0, np.int64), np.empty(0), np.empty(0))
-
-
 class Sampler:
     """One vectorised sampler; a row costs only what its parameters need.
 
@@ -139,14 +71,8 @@ class Sampler:
         self,
         draw: "Draw | None" = None,
         arg_max: "ArgMax | None" = None,
-        *,
-        counts_expected: bool = False,
     ) -> None:
-        """Without `draw`, tokens are sampled on the device of the logits.
-
-        counts_expected: `draw` takes edits that depend on tokens which a step in flight samples.
-        """
-        self.counts_expected = counts_expected
+        """Without `draw`, tokens are sampled on the device of the logits."""
         self._draw = draw or (draw_on_host if mx.default_device() == mx.cpu else draw_on_device)
         self.waits_for_logits: Final = self._draw is draw_on_host
         self._arg_max = arg_max or plain_arg_max
@@ -186,18 +112,14 @@ class Sampler:
         params, banned = sample.request.sampling, set(_banned(sample))
         if not (params.has_penalties or params.logit_bias or banned):
             return None
-        edits = _NO_EDITS
+        edits = NO_EDITS
         if params.has_penalties:
-            counts = self._counted(sample)
-            factor = np.full(len(counts.tokens), params.repetition_penalty)
-            term = -params.frequency_penalty * counts.times
-            term[counts.times > 0] -= params.presence_penalty
-            edits = Edits(counts.tokens, factor, term)
-            if expected is not None and sample.position > sample.request.num_known_tokens:
-                index = expected.indices[sample.request]
-                edits = edits._replace(expected=_expected_edit(params, counts, term, index))
+            row = None
+            if expected is not None and sample.request.expects_token:
+                row = expected.indices[sample.request]
+            edits = penalties(params, self._counted(sample), row)
         if params.logit_bias or banned:
-            edits = _with_bias(edits, dict(params.logit_bias), banned)
+            edits = with_bias(edits, dict(params.logit_bias), banned)
         return edits
 
     def _counted(self, sample: Sample) -> TokenCounts:
@@ -207,54 +129,6 @@ class Sampler:
             counts = self._counts[sample.request] = TokenCounts(sample.request)
         counts.catch_up(sample.request)
         return counts.followed_by(sample.drafts) if sample.drafts else counts
-
-
-def _expected_edit(
-    params: SamplingParams, counts: TokenCounts, term: FloatArray, index: int
-) -> ExpectedEdit:
-    first = -params.frequency_penalty - params.presence_penalty
-    again = np.where(counts.times > 0, -params.frequency_penalty, first)
-    factors = np.full(len(term), params.repetition_penalty)
-    return ExpectedEdit(index, params.repetition_penalty, first, factors, term + again)
-
-
-def _with_bias(edits: Edits, bias: Mapping[int, float], banned: Collection[int]) -> Edits:
-    """Add the bias of tokens to edits; of the banned ones nothing else remains."""
-    others = (bias.keys() | banned) - set(edits.tokens.tolist())
-    tokens = np.append(edits.tokens, np.array([*others], np.int64))
-    factor = np.append(edits.factor, np.ones(len(others)))
-    term = np.append(edits.term, np.zeros(len(others)))
-    index = {token: i for i, token in enumerate(tokens.tolist())}
-    for token, value in bias.items():
-        term[index[token]] += value
-    rows = [index[token] for token in banned]
-    factor[rows], term[rows] = 1.0, NEVER
-    expected = edits.expected
-    if expected is not None:
-        # Only tokens that must not follow have been added, or changed.
-        factors, terms = factor.copy(), term.copy()
-        is_same = np.isin(tokens[: len(expected.terms)], [*banned])
-        factors[: len(expected.terms)][~is_same] = expected.factors[~is_same]
-        terms[: len(expected.terms)][~is_same] = expected.terms[~is_same]
-        expected = expected._replace(factors=factors, terms=terms)
-    return Edits(tokens, factor, term, expected)
-
-
-def edited(logits: mx.array, edits: Sequence[Edits | None]) -> mx.array:
-    """Return logits `[S, vocab_size]` with the edits of each row."""
-    present = [(row, edit) for row, edit in enumerate(edits) if edit is not None]
-    if not present:
-        return logits
-    rows = np.repeat([row for row, _ in present], [len(edit.tokens) for _, edit in present])
-    tokens, factor, term = map(np.concatenate, zip(*(edit[:3] for _, edit in present), strict=True))
-    if tokens.min() < 0 or tokens.max() >= logits.shape[-1]:
-        # MLX does not check whether an index is within an array.
-        raise IndexError("a token id is not in the vocabulary")
-    where = mx.array(rows.astype(np.int32)), mx.array(tokens.astype(np.int32))
-    up, down, plus = (mx.array(x.astype(np.float32)) for x in (1 / factor, factor, term))
-    touched = logits[where]
-    logits[where] = touched * mx.where(touched > 0, up, down) + plus
-    return logits
 
 
 def _chosen(logits: mx.array, tokens: mx.array) -> mx.array:
@@ -295,9 +169,10 @@ def draw_on_host(
     params: Sequence[SamplingParams],
     seeds: Sequence[int],
     edits: Sequence[Edits | None],
-    _: mx.array | None = None,
+    before: mx.array | None = None,
 ) -> mx.array:
-    return mx.array(draw(np.array(edited(logits, edits)), params, seeds), dtype=mx.uint32)
+    logits = edited(logits, edits, before)
+    return mx.array(draw(np.array(logits), params, seeds), dtype=mx.uint32)
 
 
 def draw_on_device(
@@ -305,9 +180,9 @@ def draw_on_device(
     params: Sequence[SamplingParams],
     seeds: Sequence[int],
     edits: Sequence[Edits | None],
-    _: mx.array | None = None,
+    before: mx.array | None = None,
 ) -> mx.array:
-    logits = edited(logits, edits)
+    logits = edited(logits, edits, before)
     tokens = mx.argmax(logits, axis=-1)
     if sampled := [row for row, p in enumerate(params) if p.temperature >= MIN_TEMPERATURE]:
         rows = mx.array(sampled)

@@ -34,12 +34,7 @@ class SliceSampler:
 
     def can_follow(self, request: BatchRequest) -> bool:
         """Return whether a token of a request can be sampled before the one before it is known."""
-        params = request.sampling
-        if params.logprobs is not None or params.bad_words:
-            return False
-        if not params.has_penalties:
-            return True
-        return self._sampler.counts_expected and not params.logit_bias
+        return request.sampling.logprobs is None and not request.sampling.bad_words
 
     def sample(
         self,

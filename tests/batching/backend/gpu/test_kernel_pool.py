@@ -16,7 +16,7 @@ from batching.backend import mlx_runner
 from batching.backend.devices import Gpu
 from batching.backend.gpu.kernel_pool import KernelLayerCache, kernel_cache
 from batching.backend.gpu.step_rows import KernelAttention
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.mlx_runner import MLXRunner, MLXStep
 from batching.backend.native_loader import Native
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow
@@ -25,7 +25,7 @@ from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel
 from batching.block_manager import BlockCopy, BlockTable
 from batching.request import BatchRequest, SamplingParams
-from batching.scheduling.step_plan import Slice
+from batching.scheduling.step_plan import Slice, StepPlan
 from tests.support.host_kernels import HostKernels
 from tests.support.model_zoo import make_tiny
 from tests.support.serving import limits, make_runner, serve
@@ -73,14 +73,19 @@ def served(family: str, native: Native) -> Served:
 
 
 def random_requests(seed: int) -> list[BatchRequest]:
-    """Prompts of any lengths, some with a prefix of another, greedy and sampled, with choices."""
+    """Prompts of any lengths, some with a prefix of another, greedy, sampled and penalized, with choices."""
     rng = random.Random(seed)
     requests: list[BatchRequest] = []
     for _ in range(rng.randrange(1, 7)):
         prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 45))]
         if requests and rng.random() < 0.3:
             prompt = [*rng.choice(requests).token_ids[:24], *prompt[:9]]
-        sampling = SamplingParams(temperature=rng.choice((0.0, 0.9)), seed=rng.randrange(99))
+        sampling = SamplingParams(
+            temperature=rng.choice((0.0, 0.9)),
+            seed=rng.randrange(99),
+            presence_penalty=rng.choice((0.0, 0.0, 1.0)),
+            repetition_penalty=rng.choice((1.0, 1.0, 1.3)),
+        )
         made = BatchRequest(
             len(requests), prompt, max_tokens=rng.randrange(1, 14), sampling=sampling
         )
@@ -124,6 +129,37 @@ def test_steps_computed_in_any_order_change_no_token(
     )
     monkeypatch.setattr(mlx_runner, "mx", late)
     assert model.tokens(many_requests, on_kernels=True, queued=True) == expected
+
+
+@pytest.mark.parametrize("penalty", [-9.0, 9.0])
+def test_steps_of_requests_with_penalties_are_queued(
+    native: Native, monkeypatch: pytest.MonkeyPatch, penalty: float
+) -> None:
+    """What was said last is said again, or never again."""
+    sampling = SamplingParams(
+        temperature=0.0, presence_penalty=penalty, repetition_penalty=1.1, logit_bias=((3, 1.0),)
+    )
+
+    def requests() -> list[BatchRequest]:
+        return [
+            BatchRequest(i, prompt, max_tokens=24, sampling=sampling)
+            for i, prompt in enumerate([[1, 2, 3], [4] * 9])
+        ]
+
+    model = served("qwen3", native)
+    expected = model.tokens(requests, on_kernels=True, queued=False)
+    runner, made = make_runner(model.model, VOCAB_SIZE, model.checked), requests()
+    submit, num_following = runner.submit, 0
+
+    def watched(plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
+        nonlocal num_following
+        num_following += after is not None
+        return submit(plan, after)
+
+    monkeypatch.setattr(runner, "submit", watched)
+    serve(runner, replace(limits(model.checked), max_draft_tokens=0), made)
+    assert num_following > 20
+    assert [request.output_token_ids for request in made] == expected
 
 
 def test_a_small_pool_preempts_on_kernels_too(native: Native) -> None:

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from batching.backend.native.sampling import native_draw, native_sampler
+from batching.backend.native.sampling import native_draw
 from batching.backend.native_loader import Native
-from batching.backend.sampling.expected_tokens import SampledTokens
-from batching.backend.sampling.sampler import Edits, Sample
-from batching.request import BatchRequest, SamplingParams
+from batching.backend.sampling.edits import Edits
+from batching.request import SamplingParams
 
 Array = NDArray[Any]
 RunSample = Callable[..., list[int]]
@@ -131,41 +130,3 @@ def test_a_token_that_is_not_in_the_vocabulary_is_not_written(native: Native, to
     edits = Edits(np.array([token]), np.ones(1), np.zeros(1))
     with pytest.raises(IndexError, match="vocabulary"):
         draw(mx.zeros((1, 5)), [SamplingParams()], [0], [edits], None)
-
-
-def penalised(i: int, rng: np.random.Generator) -> BatchRequest:
-    sampling = SamplingParams(
-        temperature=float(rng.choice([0.0, 1.0])),
-        repetition_penalty=float(rng.choice([1.0, 0.2, 3.0])),
-        presence_penalty=float(rng.choice([0.0, -3.0, 2.0])),
-        frequency_penalty=float(rng.choice([0.0, -1.5, 1.0])),
-        min_tokens=int(rng.choice([0, 100])),
-        seed=i,
-    )
-    prompt = rng.integers(0, 9, size=4).tolist()
-    request = BatchRequest(i, prompt, max_tokens=99, sampling=sampling, stop_token_ids={1, 5})
-    for token in rng.integers(3, 12, size=int(rng.integers(0, 9))).tolist():
-        request.token_ids.append(token)
-    return request
-
-
-def test_a_token_that_is_on_its_way_is_counted_as_one_that_is_known(native: Native) -> None:
-    rng = np.random.default_rng(1)
-    requests = [penalised(i, rng) for i in range(1500)]
-    logits = mx.array(rng.normal(size=(1500, 12)).astype(np.float32))
-    last = rng.integers(0, 12, size=1500)
-    order = rng.permutation(1500)
-    expected = SampledTokens(
-        mx.array(last[order]),
-        mx.ones(1500, mx.bool_),
-        {requests[row]: place for place, row in enumerate(order.tolist())},
-    )
-    for r in requests:
-        r.expect_token()
-    samples = [Sample(r, r.num_tokens) for r in requests]
-    lazily, _ = native_sampler(native.module).sample(logits, samples, None, expected)
-    for r, token in zip(requests, last.tolist(), strict=True):
-        r.forget_expected()
-        r.token_ids.append(token)
-    known, _ = native_sampler(native.module).sample(logits, samples)
-    assert lazily.tolist() == known.tolist()
