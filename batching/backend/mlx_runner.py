@@ -91,7 +91,7 @@ class MLXRunner:
             written += [array for array in (are_finite, hidden) if array is not None]
             with self._sampler.isolate_failures(step.attention.slices, logits, written, expected):
                 sampled = self._sampler.sample(step.logit_rows, logits, masks, expected)
-                mx.async_eval(sampled.tokens, sampled.are_finite, written)
+                mx.async_eval(sampled.tokens, sampled.logits, written)
         return MLXStep(
             self._sampler,
             self._head,
@@ -150,7 +150,7 @@ class MLXStep:
 
     def _collect(self) -> list[SliceOutput]:
         with self.sampler.isolate_failures(self.slices, self.logits, self.written):
-            mx.eval(self.sampled.tokens, self.sampled.are_finite, self.written)
+            mx.eval(self.sampled.tokens, self.sampled.logits, self.written)
             outputs = self.sampler.outputs(
                 self.plan.slices, self.inputs.logit_rows, self.logits, self.sampled
             )

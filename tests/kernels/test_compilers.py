@@ -7,7 +7,6 @@ import pytest
 
 from batching.backend.gpu.kernels.definitions import (
     MAX_SHARED_BYTES,
-    GreedyTokens,
     KVWrite,
     MergeSplits,
     NormRopeWrite,
@@ -64,7 +63,6 @@ KERNELS: Final[dict[str, Kernel]] = {
     "write into another type": KVWrite(pool(8, 128, F16), F32),
     "norm, rope, write": NormRopeWrite(pool(8, 128, BF16), BF16, 32, 128, norm_eps=1e-6),
     "rope, write": NormRopeWrite(pool(4, 80, F16), F16, 20, 32, traditional=True),
-    "greedy": GreedyTokens(BF16),
 }
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from batching.backend.gpu.kernels.definitions import (
-    GreedyTokens,
     KVWrite,
     MergeSplits,
     NormRopeWrite,
@@ -107,13 +106,6 @@ def norm_rope_write() -> Case:
     return kernel.source(Target.CPU), inputs, outputs, kernel.launch(2)
 
 
-def greedy() -> Case:
-    kernel = GreedyTokens(F16, threads=THREADS)
-    logits = np.random.default_rng(0).standard_normal((3, 700)).astype(np.float16)
-    outputs = [np.zeros(8, np.int32), np.zeros(8, np.uint32)]
-    return kernel.source(Target.CPU), [logits], outputs, kernel.launch(3)
-
-
 CASES: Final[dict[str, Callable[[], Case]]] = {
     "decode": lambda: decode(ranges=3),
     "decode of 8 heads": lambda: decode(8, 128, BF16),
@@ -125,7 +117,6 @@ CASES: Final[dict[str, Callable[[], Case]]] = {
     "write of 8 bits": write_8bit,
     "write of rounded rows": write_rounded,
     "norm, rope, write": norm_rope_write,
-    "greedy": greedy,
 }
 
 
@@ -159,17 +150,14 @@ def found(case: Case, watch: Build, orders: tuple[int, ...] = ORDERS) -> str:
     return str(failure.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "number"), [*(("decode", i) for i in range(5)), *(("greedy", i) for i in range(2))]
-)
-def test_each_missing_barrier_is_a_race(name: str, number: int) -> None:
-    case = planted(CASES[name](), BARRIER, "", number)
+@pytest.mark.parametrize("number", range(5))
+def test_each_missing_barrier_is_a_race(number: int) -> None:
+    case = planted(CASES["decode"](), BARRIER, "", number)
     assert "data race" in found(case, Build.THREADS, (0,))
 
 
 def test_the_tests_know_of_each_barrier() -> None:
     assert decode()[0].source.count(BARRIER) == 5
-    assert greedy()[0].source.count(BARRIER) == 2
     assert not any(BARRIER in case()[0].source for case in (merge, write, norm_rope_write))
 
 
@@ -190,7 +178,7 @@ def test_groups_that_write_one_result_are_a_race() -> None:
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("greedy", BARRIER, "if (thread_id < 7) BARRIER();"),
+        ("decode", BARRIER, "if (thread_id < 7) BARRIER();"),
         ("decode", BARRIER, "if (thread_id == 9) return; BARRIER();"),
         ("decode", BARRIER, "if (thread_id % 2) { BARRIER(); } else {\n BARRIER(); }"),
         ("decode", "team_max<", "if (lane < 16) team_max<"),
@@ -223,5 +211,5 @@ def test_undefined_arithmetic_is_found() -> None:
 
 
 def test_more_shared_memory_than_every_gpu_has_is_found() -> None:
-    case = planted(greedy(), "SHARED(int, others, THREADS)", "SHARED(int, others, 9000)")
+    case = planted(decode(), "SHARED(unsigned, slots, SPLIT_KEYS)", "SHARED(unsigned, slots, 9000)")
     assert "bytes of shared memory" in found(case, Build.MEMORY)

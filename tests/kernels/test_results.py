@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from batching.backend.gpu.kernels.definitions import (
-    GreedyTokens,
     KVWrite,
     MergeSplits,
     NormRopeWrite,
@@ -298,23 +297,6 @@ def test_norm_rope_write_is_norm_then_rotation_then_write(
     untouched = np.setdiff1d(np.arange(32), slots)
     assert (written[:, untouched] == -1).all()
     assert (next_token == token).all()
-
-
-@pytest.mark.parametrize("target", Target)
-@pytest.mark.parametrize("vocabulary", [40, 512, 5001])
-def test_greedy_tokens_are_the_first_of_the_largest(target: Target, vocabulary: int) -> None:
-    random = np.random.default_rng(3)
-    logits = random.standard_normal((5, vocabulary)).astype(np.float16)
-    logits[0, [7, 33]] = 9
-    logits[1, [35, 12]] = (np.nan, 8)
-    logits[2, 39] = np.inf
-    logits[3] = -np.inf
-    kernel = GreedyTokens(F16)
-    tokens, finite = np.full(8, -1, np.int32), np.full(8, 7, np.uint32)
-    for order in ORDERS:
-        CPUKernel(kernel.source(target))([logits], [tokens, finite], kernel.launch(5), order)
-        assert tokens.tolist() == [7, 12, 39, 0, int(logits[4].argmax()), -1, -1, -1]
-        assert finite.tolist() == [1, 0, 0, 0, 1, 7, 7, 7]
 
 
 def test_what_a_kernel_cannot_do_is_said() -> None:

@@ -17,7 +17,11 @@ _StoredEdits = tuple[npt.NDArray[np.int32], _Floats, _Floats, _StoredExpected | 
 
 
 def native_sampler(kernels: Any) -> Sampler:
-    return Sampler(native_draw(kernels), kernels.arg_max)
+    def arg_max(logits: mx.array) -> tuple[mx.array, mx.array]:
+        indices, largest = kernels.arg_max(logits.astype(mx.float32))
+        return indices, largest
+
+    return Sampler(native_draw(kernels), arg_max)
 
 
 def native_draw(kernels: Any) -> Draw:

@@ -12,12 +12,12 @@ from batching.scheduling.step_plan import Slice
 class SampledTokens(NamedTuple):
     """What a step samples, not evaluated yet.
 
-    tokens: uint32 `[S]`.  are_finite: bool `[S]`, whether their logits are.
+    tokens: uint32 `[S]`.  logits: float32 `[S]`, theirs.
     indices: of each request that samples one token.
     """
 
     tokens: mx.array
-    are_finite: mx.array
+    logits: mx.array
     indices: Mapping[BatchRequest, int]
 
     def fill(self, tokens: mx.array, slices: Iterable[Slice]) -> None:

@@ -95,7 +95,7 @@ class Sampler:
         edits = [self._edits(sample, expected) for sample in samples]
         is_greedy = all(r.sampling.temperature < MIN_TEMPERATURE for r in requests)
         if is_greedy and not any(edits) and masks is None:
-            return self._arg_max(logits.astype(mx.float32))
+            return self._arg_max(logits)
         given, logits = logits, logits.astype(mx.float32)
         if masks is not None:
             # Masked rows expect no token, and what the others do is known where they are drawn.

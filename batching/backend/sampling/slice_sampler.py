@@ -48,14 +48,14 @@ class SliceSampler:
         expected: what the step in flight samples, if requests expect tokens.
         """
         if not logit_rows.samples:
-            return SampledTokens(mx.zeros(0, mx.uint32), mx.zeros(0, mx.bool_), {})
+            return SampledTokens(mx.zeros(0, mx.uint32), mx.zeros(0), {})
         if logit_rows.needs_logprobs:
             # Now, so that the arg-max reads them and does not compute the product again.
             mx.async_eval(logits)
         samples = logit_rows.samples
         tokens, chosen = self._sampler.sample(logit_rows.sampled(logits), samples, masks, expected)
         index = {sample.request: i for i, sample in enumerate(samples)}
-        return SampledTokens(tokens, mx.isfinite(chosen), index)
+        return SampledTokens(tokens, chosen.astype(mx.float32), index)
 
     def outputs(
         self,
@@ -69,7 +69,7 @@ class SliceSampler:
         Raises:
             SlicesFailed: the model's logits are not finite.
         """
-        if not all(flags := np.array(sampled.are_finite).tolist()):
+        if not all(flags := np.isfinite(np.array(sampled.logits)).tolist()):
             pairs = zip(logit_rows.samples, flags, strict=True)
             raise not_finite(
                 sample.request.request_id for sample, is_finite in pairs if not is_finite

@@ -309,30 +309,6 @@ class MergeSplits:
         return Launch.of_groups(threads, self.num_heads, num_rows)
 
 
-@dataclass(frozen=True)
-class GreedyTokens:
-    """Arg-max of logits.
-
-    In: logits `[R, V]` (`dtype`).  Out: tokens int32 `[max(R, 8)]`, finite uint32 `[max(R, 8)]`: 1 where no
-    logit of the row is a NaN or infinite.  Elements after R are not written.
-    """
-
-    dtype: DType
-    threads: int = 512
-
-    def source(self, target: Target) -> KernelSource:
-        return kernel_source(
-            "greedy_tokens",
-            target,
-            {"logits": self.dtype},
-            {"tokens": DType.INT32, "finite": DType.UINT32},
-            {"THREADS": self.threads},
-        )
-
-    def launch(self, num_rows: int) -> Launch:
-        return Launch.of_groups(self.threads, num_rows)
-
-
 def _team(dim: int) -> int:
     """Return how many threads read a row, eight elements each: a power of two, up to 32."""
     return min(_power_of_two(_ceil_div(dim, 8)), _LANES)

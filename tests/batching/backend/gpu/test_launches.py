@@ -25,6 +25,9 @@ from batching.backend.gpu.pool_kernels import NoKernels, PoolKernels
 from batching.backend.gpu.source_kernels import Kernel, SourceKernels
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native_loader import Native
+from batching.backend.sampling.logit_rows import LogitRows
+from batching.backend.sampling.sampler import Sampler, draw_on_device
+from batching.backend.sampling.slice_sampler import SliceSampler
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel
 from batching.block_manager import BlockTable
@@ -214,6 +217,18 @@ def test_a_layer_of_decodes_has_fifteen(
     assert counted["QuantizedMatmul"] == 7
     assert counted["HostKernel"] == 2 + 3 + 1
     assert counted.total() == 15
+
+
+def test_greedy_tokens_take_three_and_no_copy_of_the_logits(tmp_path: Path) -> None:
+    """The arg-max, the logits of the tokens, and the type in which these are looked at on the host."""
+    logits = mx.zeros((8, VOCAB_SIZE), mx.bfloat16)
+    mx.eval(logits)
+    rows = LogitRows.of(decodes(8))
+    sampled = SliceSampler(VOCAB_SIZE, Sampler(draw_on_device)).sample(rows, logits, None)
+    counted = launches(tmp_path, sampled.tokens, [sampled.logits])
+    assert counted.keys() - VIEWS == {"ArgReduce", "GatherAxis", "AsType"}
+    assert sum(n for kind, n in counted.items() if kind not in VIEWS) == 3
+    assert sampled.logits.shape == (8,)
 
 
 @pytest.mark.parametrize(("family", "num_norms"), [("qwen3", 2), ("llama", 0)])

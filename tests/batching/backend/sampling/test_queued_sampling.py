@@ -57,7 +57,7 @@ def at_the_end(requests: Sequence[BatchRequest]) -> list[Sample]:
 
 def sampled(requests: Sequence[BatchRequest], tokens: mx.array) -> SampledTokens:
     index = {request: i for i, request in enumerate(requests)}
-    return SampledTokens(tokens, mx.ones(len(requests), mx.bool_), index)
+    return SampledTokens(tokens, mx.zeros(len(requests)), index)
 
 
 def test_a_token_that_is_on_its_way_is_counted_as_one_that_is_known(
