@@ -13,6 +13,7 @@ from batching.backend.loader import BUNDLED_MODEL
 from batching.errors import ModelLoadError
 from scripts.machine import describe, in_words
 from scripts.microbench.constraints import run_constraints
+from scripts.microbench.graph import run_graph
 from scripts.microbench.kernels import run_attention, run_sampler
 from scripts.microbench.native import run_native
 from scripts.microbench.products import run_products
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "sampler": run_sampler,
         "attention": run_attention,
         "native": run_native,
+        "graph": run_graph,
     }
     if unknown := set(args.names) - benchmarks.keys():
         parser.error(f"no {', '.join(sorted(unknown))}; there are {', '.join(benchmarks)}")

@@ -62,6 +62,20 @@ def test_the_native_kernels_are_held_against_the_roofline(
     assert re.search(r"\d+ of \d+ GFLOP/s, \d+ of \d+ GB/s", printed)
 
 
+@pytest.mark.skipif(isinstance(load_native("auto"), NoNative), reason="no native kernels")
+def test_the_graph_of_a_step_is_built_and_not_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "times.json"
+    assert main(["graph", "--quick", "--json", str(path)]) == 0
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert [entry["rows"] for entry in report["graph"]] == [1]
+    assert sum(report["shares"].values()) == pytest.approx(100)
+    printed, errors = capsys.readouterr()
+    assert " µs a layer" in printed
+    assert not errors
+
+
 def test_cases_take_turns_and_the_first_call_of_a_turn_does_not_count() -> None:
     calls: list[str] = []
     timings = compare({name: partial(_slow, calls, name) for name in "ab"}, Pace(2, 3))
