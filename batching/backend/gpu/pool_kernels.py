@@ -30,6 +30,12 @@ class KernelPool(NamedTuple):
         return self.arrays[0]
 
     @property
+    def constants(self) -> tuple[object, ...]:
+        """What a kernel over it is compiled for, but for the size of a block."""
+        keys = self.arrays[0]
+        return self.num_heads, keys.shape[1], self.value_dim, keys.dtype, len(self.arrays)
+
+    @property
     def is_quantized(self) -> bool:
         return self.keys.dtype == mx.int8
 

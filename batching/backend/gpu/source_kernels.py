@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import mlx.core as mx
 
@@ -53,6 +53,9 @@ class Kernel(Protocol):
 
 class Definition(Protocol):
     def source(self, target: Target) -> KernelSource: ...
+
+
+D = TypeVar("D", bound=Definition)
 
 
 class _Output(NamedTuple):
@@ -108,7 +111,8 @@ class SourceKernels:
 
     target: Target
     make: Callable[[Target, KernelSource], Kernel]
-    _made: dict[Definition, Kernel] = field(default_factory=dict)
+    # By the class of the definition and its constants.
+    _made: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"on, for {self.target}"
@@ -136,12 +140,12 @@ class SourceKernels:
         token: mx.array,
     ) -> mx.array:
         dtype = rows[0].dtype
-        definition = KVWrite(_pool_shape(pool), _DTYPES[dtype])
+        made = self._made_once(KVWrite, pool, dtype)
         # A cast to the same type is none.
         values, scales = [each.astype(dtype) for each in rows[:2]], map(_padded, rows[2:])
         inputs = [*values, *scales, slots, *pool.arrays, token]
-        [made] = self._run(definition, inputs, [_like(token)], definition.launch(len(rows[0])))
-        return made
+        [next_token] = made.run(inputs, [_like(token)], made.definition.launch(len(rows[0])))
+        return next_token
 
     def rotate_and_write(
         self,
@@ -156,9 +160,10 @@ class SourceKernels:
         token: mx.array,
     ) -> tuple[mx.array, mx.array]:
         dtype = queries.dtype
-        definition = NormRopeWrite(
-            _pool_shape(pool),
-            _DTYPES[dtype],
+        made = self._made_once(
+            NormRopeWrite,
+            pool,
+            dtype,
             queries.shape[1],
             rotation.num_dims,
             rotation.is_traditional,
@@ -167,9 +172,9 @@ class SourceKernels:
         )
         rows = [each.astype(dtype) for each in (queries, keys, values, *(norms or ())[:2])]
         inputs = [*rows, rotation.radians, positions, slots, *pool.arrays, token]
-        launch = definition.launch(len(keys))
-        rotated, made = self._run(definition, inputs, [_like(queries), _like(token)], launch)
-        return rotated, made
+        launch = made.definition.launch(len(keys))
+        rotated, next_token = made.run(inputs, [_like(queries), _like(token)], launch)
+        return rotated, next_token
 
     def decode(
         self,
@@ -183,36 +188,53 @@ class SourceKernels:
         sinks: mx.array | None,
     ) -> tuple[mx.array, mx.array]:
         num_rows, num_heads, _ = queries.shape
-        value_dim, dtype = pool.value_dim, _DTYPES[queries.dtype]
-        decode = PagedDecode(_pool_shape(pool), dtype, num_heads, pool.block_size, scale, soft_cap)
-        num_splits = decode.num_splits(rows.tables.shape[1] * pool.block_size)
+        value_dim, dtype = pool.value_dim, queries.dtype
+        decode = self._made_once(
+            PagedDecode, pool, dtype, num_heads, pool.block_size, scale, soft_cap
+        )
+        num_splits = decode.definition.num_splits(rows.tables.shape[1] * pool.block_size)
         by_split = (num_rows, num_heads, num_splits)
-        partials, stats = self._run(
-            decode,
+        partials, stats = decode.run(
             [queries, *pool.arrays, *rows, token],
             [_Output((*by_split, value_dim), mx.float32), _Output((*by_split, 2), mx.float32)],
-            decode.launch(num_rows, num_splits),
+            decode.definition.launch(num_rows, num_splits),
         )
-        merge = MergeSplits(dtype, num_heads, value_dim, sinks is not None)
-        attended, made = self._run(
-            merge,
+        merge = self._made_once(MergeSplits, None, dtype, num_heads, value_dim, sinks is not None)
+        attended, next_token = merge.run(
             [partials, stats, *([] if sinks is None else [sinks]), token],
-            [_Output((num_rows, num_heads, value_dim), queries.dtype), _like(token)],
-            merge.launch(num_rows),
+            [_Output((num_rows, num_heads, value_dim), dtype), _like(token)],
+            merge.definition.launch(num_rows),
         )
-        return attended, made
+        return attended, next_token
 
-    def _run(
+    def _made_once(
         self,
-        definition: Definition,
-        inputs: Sequence[mx.array],
-        outputs: Sequence[_Output],
-        launch: Launch,
+        kind: Callable[..., D],
+        pool: KernelPool | None,
+        dtype: mx.Dtype,
+        *constants: float | None,
+    ) -> "_Made[D]":
+        """Return a kernel of these constants, those of a pool among them."""
+        # A layer asks for three in each step: what names them is quicker to look up than their definitions.
+        of_pool = () if pool is None else pool.constants
+        key = (kind, dtype, *constants, *of_pool)
+        if (found := self._made.get(key)) is None:
+            shape = () if pool is None else (_pool_shape(pool),)
+            definition = kind(*shape, _DTYPES[dtype], *constants)
+            kernel = self.make(self.target, definition.source(self.target))
+            found = self._made[key] = _Made(definition, kernel)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Made(Generic[D]):
+    definition: D
+    kernel: Kernel
+
+    def run(
+        self, inputs: Sequence[mx.array], outputs: Sequence[_Output], launch: Launch
     ) -> list[mx.array]:
-        kernel = self._made.get(definition)
-        if kernel is None:
-            kernel = self._made[definition] = self.make(self.target, definition.source(self.target))
-        return kernel(
+        return self.kernel(
             inputs=inputs,
             output_shapes=[output.shape for output in outputs],
             output_dtypes=[output.dtype for output in outputs],
