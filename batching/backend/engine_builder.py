@@ -219,6 +219,11 @@ def _backend(
         raise UnsupportedKVDType("int8", "GPU", str(checked.kernels))
     if gpu and config.gpu_kernels != "off" and isinstance(checked.kernels, NoKernels):
         logger.warning("%s: the GPU kernels are off: %s", config.model_id, checked.kernels.reason)
+    if not isinstance(checked.kernels, NoKernels) and not checked.keeps_graphs:
+        logger.warning(
+            "%s: the graph of each decode step is built anew: kept ones are not right",
+            config.model_id,
+        )
     if config.kv_cache_dtype != "auto" and kv_dtype not in _dtypes(checked.layout):
         logger.warning(
             "kv_cache_dtype: %s reads its keys, values or states itself, and keeps none in %s",
@@ -256,7 +261,13 @@ def _paged(
     cache.reset()
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
     runner = MLXRunner(
-        loaded.model, loaded.vocab_size, checked.selection, cache, checked.sampler(), head
+        loaded.model,
+        loaded.vocab_size,
+        checked.selection,
+        cache,
+        checked.sampler(),
+        head,
+        checked.graphs(cache),
     )
     if not isinstance(checked.kernels, NoKernels):
         _compile_kernels(runner)

@@ -8,6 +8,7 @@ import mlx.nn as nn
 import numpy as np
 
 from batching.backend.exceptions import forget_locals
+from batching.backend.gpu.step_graphs import StepGraphs
 from batching.backend.hooks.rows import RowSelection
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.pooling.head import NO_HEAD, PoolingHead
@@ -30,12 +31,14 @@ class MLXRunner:
         cache: PagedKVCache,
         sampler: Sampler | None = None,
         head: PoolingHead = NO_HEAD,
+        graphs: StepGraphs | None = None,
     ) -> None:
         self._model = model
         self._selection = selection
         self._cache = cache
         self._sampler = SliceSampler(vocab_size, sampler)
         self._head = head
+        self._graphs = graphs
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
         return self.submit(plan).collect()
@@ -58,6 +61,15 @@ class MLXRunner:
 
     def logits(self, step: StepInputs) -> mx.array:
         """Return the logits of the selected rows, `[L, vocab_size]`."""
+        if self._graphs is None or self._selection.pooled_rows is not None:
+            return self._built_logits(step)
+        return self._graphs.logits(step, self._built_logits)
+
+    def reset(self) -> None:
+        self._selection.are_finite = self._selection.hidden = None
+        self._cache.reset()
+
+    def _built_logits(self, step: StepInputs) -> mx.array:
         self._selection.rows = step.logit_rows.rows
         try:
             logits: mx.array = self._model(step.tokens, cache=self._cache.caches)
@@ -66,10 +78,6 @@ class MLXRunner:
         if len(logits) != len(step.logit_rows.rows):
             logits = logits[step.logit_rows.rows]
         return logits.squeeze(1)
-
-    def reset(self) -> None:
-        self._selection.are_finite = self._selection.hidden = None
-        self._cache.reset()
 
     def _submit(self, plan: StepPlan, after: "MLXStep | None") -> "MLXStep":
         expected = None if after is None else after.sampled

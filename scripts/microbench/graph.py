@@ -23,6 +23,7 @@ from batching.backend.gpu.kernel_pool import KernelLayerCache
 from batching.backend.gpu.kernels.sources import Target
 from batching.backend.gpu.pool_kernels import NoKernels, PoolKernels
 from batching.backend.gpu.source_kernels import SourceKernels, load_kernels
+from batching.backend.gpu.step_graphs import COMPILE_AT
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.self_check.check import check_model
@@ -54,6 +55,7 @@ _NUM_ROWS: Final = (1, 8, 32)
 _CONTEXT: Final = 100
 _NUM_BLOCKS: Final = max(_NUM_ROWS) * -(-_CONTEXT // BLOCK_SIZE)
 _NUM_PROFILED: Final = 30
+_NUM_WARM_UP: Final = COMPILE_AT + 1
 # By file, line and name.
 _Function: TypeAlias = tuple[str, int, str]
 _MODEL, _KERNELS, _POOL, _REST = "the model's code", "calls of kernels", "pool and hooks", "others"
@@ -67,17 +69,29 @@ def run_graph(pace: Pace) -> Result:
     """
     rows = _NUM_ROWS[:1] if pace == QUICK else _NUM_ROWS
     num_layers = _NUM_QUICK_LAYERS if pace == QUICK else _NUM_LAYERS
-    bench = GraphBench(num_layers, *_device())
-    samples: dict[int, list[float]] = {num_rows: [] for num_rows in rows}
+    device = _device()
+    benches = {
+        keeps_graphs: GraphBench(num_layers, *device, keeps_graphs=keeps_graphs)
+        for keeps_graphs in (False, True)
+    }
+    samples: dict[tuple[int, bool], list[float]] = {
+        (num_rows, keeps_graphs): [] for num_rows in rows for keeps_graphs in benches
+    }
     for _ in range(pace.num_rounds):
-        for num_rows, times in samples.items():
-            # The first of a turn finds the caches as the steps before left them.
-            times += [bench.seconds(num_rows) for _ in range(1 + pace.num_samples)][1:]
+        for (num_rows, keeps_graphs), times in samples.items():
+            # The first ones trace a graph that is kept, and find the caches as the steps before left them.
+            seconds = [
+                benches[keeps_graphs].seconds(num_rows)
+                for _ in range(_NUM_WARM_UP + pace.num_samples)
+            ]
+            times += seconds[_NUM_WARM_UP:]
     timings = [
-        replace(timing, note=f"{timing.seconds / num_layers * 1e6:.1f} µs a layer")
-        for timing in (Timing.of(f"{n} rows", times, rows=n) for n, times in samples.items())
+        Timing.of(f"{num_rows} rows{', kept' if keeps_graphs else ''}", times, rows=num_rows)
+        for (num_rows, keeps_graphs), times in samples.items()
     ]
-    return Result(timings, bench.shares(rows[-1]))
+    notes = (f"{timing.seconds / num_layers * 1e6:.1f} µs a layer" for timing in timings)
+    timings = [replace(timing, note=note) for timing, note in zip(timings, notes, strict=True)]
+    return Result(timings, benches[False].shares(rows[-1]))
 
 
 class GraphBench:
@@ -89,6 +103,8 @@ class GraphBench:
         gpu: Gpu,
         kernels: PoolKernels,
         stand_ins: Mapping[str, Callable[..., mx.array]],
+        *,
+        keeps_graphs: bool,
     ) -> None:
         self._stand_ins = stand_ins
         model = _model(num_layers)
@@ -98,7 +114,12 @@ class GraphBench:
         self._cache = checked.cache(_NUM_BLOCKS, BLOCK_SIZE)
         self._cache.reset()
         self._runner = MLXRunner(
-            model, _VOCAB_SIZE, checked.selection, self._cache, checked.sampler()
+            model,
+            _VOCAB_SIZE,
+            checked.selection,
+            self._cache,
+            checked.sampler(),
+            graphs=checked.graphs(self._cache) if keeps_graphs else None,
         )
         self._plans = {num_rows: _decodes(num_rows) for num_rows in _NUM_ROWS}
 

@@ -69,7 +69,7 @@ def test_the_graph_of_a_step_is_built_and_not_computed(
     path = tmp_path / "times.json"
     assert main(["graph", "--quick", "--json", str(path)]) == 0
     report = json.loads(path.read_text(encoding="utf-8"))
-    assert [entry["rows"] for entry in report["graph"]] == [1]
+    assert [entry["name"] for entry in report["graph"]] == ["1 rows", "1 rows, kept"]
     assert sum(report["shares"].values()) == pytest.approx(100)
     printed, errors = capsys.readouterr()
     assert " µs a layer" in printed

@@ -50,7 +50,15 @@ def make_runner(
     num_window_blocks = limits(checked, config).num_window_blocks
     cache = checked.cache(config.num_blocks, config.block_size, num_window_blocks=num_window_blocks)
     cache.reset()
-    return MLXRunner(model, vocab_size, checked.selection, cache, checked.sampler(), head)
+    return MLXRunner(
+        model,
+        vocab_size,
+        checked.selection,
+        cache,
+        checked.sampler(),
+        head,
+        checked.graphs(cache, is_check=True),
+    )
 
 
 def pipeline_of(runner: ModelRunner) -> MLXRunner | None:

@@ -77,6 +77,13 @@ class KernelLayerCache(LayerCache):
     def state(self) -> tuple[mx.array, ...]:
         return *self.pool, self._token
 
+    @state.setter
+    def state(self, arrays: tuple[mx.array, ...]) -> None:
+        """Go on with others of the same shapes; what is not written yet is dropped."""
+        *pool, self._token = arrays
+        self._arrays = self._arrays._replace(arrays=tuple(pool))
+        self._written = None
+
     def write(self, keys: mx.array, values: mx.array) -> None:
         self._written = keys, values
 

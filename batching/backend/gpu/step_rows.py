@@ -1,6 +1,6 @@
 """The rows of one step, as the kernels read them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -64,6 +64,31 @@ class KernelAttention:
         if window not in self._rows:
             self._rows[window] = self._decode_rows(window)
         return self._rows[window]
+
+    @property
+    def windows(self) -> list[SlidingWindow | None]:
+        """Those for which there are `decodes`."""
+        return list(self._rows)
+
+    def arrays(
+        self, slots: npt.NDArray[np.int64], windows: Iterable[SlidingWindow | None]
+    ) -> list[mx.array]:
+        """Return all that the kernels of a step without chunks read."""
+        return [
+            self.slots(slots),
+            self.positions,
+            *(array for window in windows for array in self.decodes(window)),
+        ]
+
+    def of_arrays(
+        self, arrays: Iterator[mx.array], windows: Iterable[SlidingWindow | None]
+    ) -> "KernelAttention":
+        """Return as many rows with other arrays, in the order of `arrays`; they see through no other window."""
+        made = KernelAttention([], self._block_size, is_windowed=self._is_windowed)
+        made.num_decoded = self.num_decoded
+        made._slots, made._positions = next(arrays), next(arrays)
+        made._rows = {window: DecodeRows(next(arrays), next(arrays)) for window in windows}
+        return made
 
     def _decode_rows(self, window: SlidingWindow | None) -> DecodeRows:
         block_size = self._block_size

@@ -100,7 +100,7 @@ def check_model(
     has_real_sizes = not sizes.undo()
     if gpu is not None and checked.way is not Way.OWN:
         changes.undo()
-        probe = replace(probe, kernels=checked.kernels)
+        probe = replace(probe, kernels=checked.kernels, keeps_graphs=checked.keeps_graphs)
         return _over_long_context(probe, checked.verdict, min(MAX_TOKENS, max_model_len))
     if has_real_sizes:
         return checked
@@ -154,6 +154,7 @@ class _Probe:
     expected: Sequence[mx.array]
     observed: Observation
     script: Script = SHORT
+    keeps_graphs: bool = True
 
     def fastest(self, first: Verdict | None = None) -> tuple[CheckedModel, Changes]:
         """Return the fastest way that is right, and the changes that hook it into the model.
@@ -173,9 +174,9 @@ class _Probe:
                 reason = reason or f"its code does not run over a paged cache ({error})"
             else:
                 if difference <= tolerance:
-                    kernels = self._right_kernels(checked)
-                    has_none = isinstance(kernels, NoKernels)
-                    return replace(portable if has_none else checked, kernels=kernels), changes
+                    kernels, keeps_graphs = self._right_kernels(checked)
+                    right = portable if isinstance(kernels, NoKernels) else checked
+                    return replace(right, kernels=kernels, keeps_graphs=keeps_graphs), changes
                 cause = "a batch" if self.script is SHORT else "a long context"
                 reason = reason or (
                     f"{cause} changes its logits by {difference:.2g} of the largest one"
@@ -188,20 +189,28 @@ class _Probe:
         layout = replace(self, kernels=ON_CPU).layout(checked.verdict)
         return replace(checked, layout=layout, kernels=ON_CPU)
 
-    def _right_kernels(self, checked: CheckedModel) -> PoolKernels | NoKernels:
-        """Return the kernels of the pool if a way is right with them, too, else why it is not."""
+    def _right_kernels(self, checked: CheckedModel) -> tuple[PoolKernels | NoKernels, bool]:
+        """Return the kernels of the pool if a way is right with them, too, else why it is not.
+
+        And whether it is so if the graphs of steps are kept.
+        """
         if isinstance(checked.kernels, NoKernels):
-            return checked.kernels
+            return checked.kernels, False
         if reason := why_not(checked.kernels, checked.layout):
-            return NoKernels(reason)
-        try:
-            difference, tolerance = self._difference(checked)
-        except Exception as error:
-            # A kernel that does not compile, among others.
-            return NoKernels(f"they do not run ({one_line(error)})")
-        if difference <= tolerance:
-            return checked.kernels
-        return NoKernels(f"they change the logits by {difference:.2g} of the largest one")
+            return NoKernels(reason), False
+        for keeps_graphs in (True, False) if self.keeps_graphs else (False,):
+            try:
+                difference, tolerance = self._difference(
+                    replace(checked, keeps_graphs=keeps_graphs)
+                )
+            except Exception as error:
+                # A kernel that does not compile, among others.
+                reason = f"they do not run ({one_line(error)})"
+                continue
+            if difference <= tolerance:
+                return checked.kernels, keeps_graphs
+            reason = f"they change the logits by {difference:.2g} of the largest one"
+        return NoKernels(reason), False
 
     def known(self, verdict: Verdict) -> CheckedModel:
         """Return a way that is right, hooked into the model."""
@@ -219,6 +228,7 @@ class _Probe:
             _rounds_inputs(self.model),
             self.gpu,
             self.kernels,
+            self.keeps_graphs,
         )
         return checked, self._change(verdict, selection)
 

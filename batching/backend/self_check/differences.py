@@ -26,7 +26,8 @@ def row_differences(
     num_window_blocks = 0 if window is None else script.num_window_blocks
     cache = checked.cache(script.num_blocks, BLOCK_SIZE, num_window_blocks=num_window_blocks)
     _fill_with_nan(cache, script)
-    runner = MLXRunner(model, vocab_size, checked.selection, cache)
+    graphs = checked.graphs(cache, is_check=True)
+    runner = MLXRunner(model, vocab_size, checked.selection, cache, graphs=graphs)
     differences: dict[Row, float] = {}
     for plan in script.plans(prompts, window):
         cache.copy_blocks(plan.copies)

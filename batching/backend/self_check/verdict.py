@@ -7,6 +7,7 @@ from typing import NamedTuple
 from batching.backend.choose_pool import kv_cache
 from batching.backend.devices import Gpu
 from batching.backend.gpu.pool_kernels import ON_CPU, NoKernels, PoolKernels
+from batching.backend.gpu.step_graphs import StepGraphs
 from batching.backend.hooks.rows import RowSelection
 from batching.backend.native.sampling import native_sampler
 from batching.backend.native_loader import Native
@@ -50,6 +51,7 @@ class CheckedModel:
     rounds_inputs: the model's products round theirs, so attention does, too.
     gpu: what computes; None is the CPU.
     kernels: those of the pool on a GPU, or why it has none.
+    keeps_graphs: with them, decode steps whose graphs are kept are right, too.
     """
 
     layout: CacheLayout
@@ -59,6 +61,7 @@ class CheckedModel:
     rounds_inputs: bool = False
     gpu: Gpu | None = None
     kernels: PoolKernels | NoKernels = ON_CPU
+    keeps_graphs: bool = True
 
     @property
     def way(self) -> Way:
@@ -83,6 +86,15 @@ class CheckedModel:
             one_by_one=self.way not in (Way.RAGGED, Way.PIECES),
             rounds_inputs=self.rounds_inputs,
         )
+
+    def graphs(self, cache: PagedKVCache, *, is_check: bool = False) -> StepGraphs | None:
+        """Return what keeps the graphs of decode steps; None without kernels, or if they are not right so.
+
+        is_check: as for `StepGraphs`.
+        """
+        if isinstance(self.kernels, NoKernels) or not self.keeps_graphs:
+            return None
+        return StepGraphs(cache, self.selection, is_check=is_check)
 
     def sampler(self) -> Sampler | None:
         """Return what samples, if not numpy."""

@@ -155,12 +155,17 @@ def requests(lengths: Sequence[int]) -> list[BatchRequest]:
 
 
 def step(
-    model: nn.Module, checked: CheckedModel, slices: Sequence[Slice]
+    model: nn.Module, checked: CheckedModel, slices: Sequence[Slice], *, is_kept: bool = False
 ) -> tuple[mx.array, list[mx.array]]:
-    """Return the logits of a step, and what it writes, not computed yet."""
+    """Return the logits of a step, and what it writes, not computed yet; by a graph that was kept, or not."""
     cache = checked.cache(NUM_BLOCKS, BLOCK_SIZE)
     mx.eval(cache.arrays)
-    logits = MLXRunner(model, VOCAB_SIZE, checked.selection, cache).logits(cache.begin(slices))
+    graphs = checked.graphs(cache, is_check=True) if is_kept else None
+    runner = MLXRunner(model, VOCAB_SIZE, checked.selection, cache, graphs=graphs)
+    for _ in range(2 if is_kept else 0):
+        runner.logits(cache.begin(slices))
+        cache.reset()
+    logits = runner.logits(cache.begin(slices))
     cache.flush()
     return logits, cache.arrays
 
@@ -180,6 +185,7 @@ def of_a_layer(
     *,
     on_kernels: bool = True,
     kv_dtype: mx.Dtype | None = None,
+    is_kept: bool = False,
 ) -> Counter[str]:
     """Return what a layer adds to a step."""
     counts: list[Counter[str]] = []
@@ -191,7 +197,7 @@ def of_a_layer(
             fuse(native, patched)
             if on_kernels:
                 checked = replace(checked, kernels=Counted(native).kernels)
-            counts.append(launches(directory, *step(model, checked, slices)))
+            counts.append(launches(directory, *step(model, checked, slices, is_kept=is_kept)))
     counts[1].subtract(counts[0])
     return Counter({kind: n for kind, n in counts[1].items() if n and kind not in VIEWS})
 
@@ -229,6 +235,13 @@ def test_greedy_tokens_take_three_and_no_copy_of_the_logits(tmp_path: Path) -> N
     assert counted.keys() - VIEWS == {"ArgReduce", "GatherAxis", "AsType"}
     assert sum(n for kind, n in counted.items() if kind not in VIEWS) == 3
     assert sampled.logits.shape == (8,)
+
+
+def test_a_graph_that_was_kept_has_as_many(
+    native: Native, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    counted = of_a_layer(native, monkeypatch, tmp_path, decodes(8), is_kept=True)
+    assert counted == of_a_layer(native, monkeypatch, tmp_path, decodes(8))
 
 
 @pytest.mark.parametrize(("family", "num_norms"), [("qwen3", 2), ("llama", 0)])
