@@ -22,9 +22,9 @@ from batching.backend.paged.mlx_attention import SlidingWindow
 
 logger = logging.getLogger(__name__)
 
-# A graph costs about as much as building three steps, and is worth it from the fourth one on.
+# To trace a step takes as long as to build it two or three times: steps whose shapes do not come again are not.
 COMPILE_AT: Final = 4
-# Each has some MiB: its nodes, and the texts of their kernels.
+# With 36 layers each takes a MiB or two: its nodes, and the texts of their kernels.
 _MOST: Final = 32
 
 # From a step, the logits of the selected rows, `[L, vocab_size]`.
@@ -107,6 +107,7 @@ class StepGraphs:
     ) -> mx.array:
         """Return the logits by a new graph, or build the step if the model's code cannot be traced."""
         states = [layer.state for layer in self._layers]
+        steps = self._steps
         graph: _Graph = mx.compile(self._of_inputs(step, build))
         try:
             logits = self._run(graph, inputs)
@@ -117,8 +118,11 @@ class StepGraphs:
             logger.warning("decode steps are built one by one: %s", one_line(error))
             self._is_on = False
             for layer, state in zip(self._layers, states, strict=True):
+                layer.begin(steps[layer.is_windowed])
                 layer.state = state
             return build(step)
+        for layer in self._layers:
+            layer.begin(steps[layer.is_windowed])
         seen.graph = graph
         return logits
 
@@ -131,9 +135,13 @@ class StepGraphs:
         return logits
 
     def _of_inputs(self, step: StepInputs, build: Build) -> _Graph:
-        """Return the function that is traced: of arrays in the order of `_inputs`, and of the layers' states."""
+        """Return the function that is traced: of arrays in the order of `_inputs`, and of the layers' states.
+
+        It is kept, and knows no request.
+        """
         rows = replace(step.logit_rows, samples=(), sample_rows=(), scores=())
-        steps, windows = self._steps, self._windows
+        unknown = {key: _rows(each).unknown() for key, each in self._steps.items()}
+        windows = self._windows
         assert windows is not None
 
         def run(
@@ -148,23 +156,19 @@ class StepGraphs:
                     # None that are known now may become part of the graph.
                     np.zeros(0, np.int64),
                     replace(rows, rows=logit_rows),
-                    _rows(each).of_arrays(left, windows[key]),
+                    attention.of_arrays(left, windows[key]),
                 )
-                for key, each in steps.items()
+                for key, attention in unknown.items()
             }
-            try:
-                for layer, state in zip(self._layers, states, strict=True):
-                    layer.begin(traced[layer.is_windowed])
-                    layer.state = tuple(state)
-                logits = build(traced[self._layers[0].is_windowed])
-                for layer in self._layers:
-                    layer.flush()
-                finite, self._selection.are_finite = self._selection.are_finite, None
-                tokens_out = [layer.state[-1] for layer in self._layers]
-            finally:
-                for layer in self._layers:
-                    layer.begin(steps[layer.is_windowed])
-            return logits, [] if finite is None else [finite], tokens_out
+            for layer, state in zip(self._layers, states, strict=True):
+                layer.begin(traced[layer.is_windowed])
+                layer.state = tuple(state)
+            logits = build(traced[self._layers[0].is_windowed])
+            for layer in self._layers:
+                layer.flush()
+            finite = self._selection.are_finite
+            orders = [layer.state[-1] for layer in self._layers]
+            return logits, [] if finite is None else [finite], orders
 
         return run
 

@@ -80,12 +80,17 @@ class KernelAttention:
             *(array for window in windows for array in self.decodes(window)),
         ]
 
+    def unknown(self) -> "KernelAttention":
+        """Return as many rows, of which nothing else is known."""
+        made = KernelAttention([], self._block_size, is_windowed=self._is_windowed)
+        made.num_decoded = self.num_decoded
+        return made
+
     def of_arrays(
         self, arrays: Iterator[mx.array], windows: Iterable[SlidingWindow | None]
     ) -> "KernelAttention":
-        """Return as many rows with other arrays, in the order of `arrays`; they see through no other window."""
-        made = KernelAttention([], self._block_size, is_windowed=self._is_windowed)
-        made.num_decoded = self.num_decoded
+        """Return such rows with these arrays, in the order of `arrays`; they see through no other window."""
+        made = self.unknown()
         made._slots, made._positions = next(arrays), next(arrays)
         made._rows = {window: DecodeRows(next(arrays), next(arrays)) for window in windows}
         return made

@@ -58,6 +58,27 @@ class WrongWhenLong(Wrong):
     most = 256
 
 
+class WrongIfKept(HostKernels):
+    """Wrong in graphs that are kept, or not to be traced."""
+
+    is_traceable: bool = True
+
+    def decode(self, *args: Any, **options: Any) -> tuple[mx.array, mx.array]:
+        _, rows, *_ = args
+        output, token = super().decode(*args, **options)
+        try:
+            rows.ranges.tolist()
+        except ValueError:
+            if not self.is_traceable:
+                raise
+            output = -output
+        return output, token
+
+
+class Untraceable(WrongIfKept):
+    is_traceable = False
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """A server on a GPU, but that the CPU computes."""
@@ -121,6 +142,26 @@ def test_kernels_that_are_right_are_used(
         loaded.engine.step()
     assert len(request.output_token_ids) == 5
     assert len(kernels._made) == num_made
+
+
+@pytest.mark.parametrize("kind", [WrongIfKept, Untraceable])
+def test_where_kept_graphs_are_wrong_each_step_is_built(
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    gpu: Gpu,
+    native: Native,
+    kind: type[WrongIfKept],
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        loaded = build(directory, "auto", monkeypatch, kind(native))
+    assert layers_of(loaded) == {KernelLayerCache}
+    runner = loaded.engine._runner
+    assert isinstance(runner, MLXRunner)
+    assert runner._graphs is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "tiny: the graph of each decode step is built anew: kept ones are not right"
+    ]
 
 
 REASONS: Final[list[tuple[Callable[[Native], PoolKernels], str]]] = [

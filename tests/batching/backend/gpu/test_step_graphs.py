@@ -4,6 +4,7 @@ That they give the same tokens is what the tests of the pool show, whose runners
 """
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,6 +131,18 @@ def test_another_pool_is_read_after_a_reset(native: Native) -> None:
     steps.cache.reset()
     np.testing.assert_allclose(logits, steps.expected(decodes(2, 8)), rtol=1e-4, atol=1e-5)
     assert steps.num_built == 2
+
+
+def test_a_graph_keeps_no_request(native: Native) -> None:
+    steps = Steps.of("mistral", native, is_check=True)
+    slices = decodes(2)
+    request = weakref.ref(slices[0].request)
+    for _ in range(3):
+        steps.logits(slices)
+    assert steps.num_built == 2
+    del slices
+    steps.cache.begin(decodes(1))
+    assert request() is None
 
 
 def reads_numbers(step: StepInputs) -> None:
