@@ -221,7 +221,7 @@ def _backend(
         logger.warning("%s: the GPU kernels are off: %s", config.model_id, checked.kernels.reason)
     if not isinstance(checked.kernels, NoKernels) and not checked.keeps_graphs:
         logger.warning(
-            "%s: the graph of each decode step is built anew: kept ones are not right",
+            "%s: the graph of each decode step is built each time: kept ones are not right",
             config.model_id,
         )
     if config.kv_cache_dtype != "auto" and kv_dtype not in _dtypes(checked.layout):

@@ -160,7 +160,7 @@ def test_where_kept_graphs_are_wrong_each_step_is_built(
     assert isinstance(runner, MLXRunner)
     assert runner._graphs is None
     assert [record.getMessage() for record in caplog.records] == [
-        "tiny: the graph of each decode step is built anew: kept ones are not right"
+        "tiny: the graph of each decode step is built each time: kept ones are not right"
     ]
 
 
