@@ -1,11 +1,9 @@
 """A model on the pool of kernels gives the tokens that it gives on the portable pool."""
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,63 +11,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from batching.backend import mlx_runner
-from batching.backend.devices import Gpu
 from batching.backend.gpu.kernel_pool import KernelLayerCache, kernel_cache
 from batching.backend.gpu.step_rows import KernelAttention
-from batching.backend.mlx_runner import MLXRunner, MLXStep
+from batching.backend.mlx_runner import MLXStep
 from batching.backend.native_loader import Native
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.paged.mlx_pool import device_cache
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel
 from batching.block_manager import BlockCopy, BlockTable
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduling.step_plan import Slice, StepPlan
 from tests.support.host_kernels import HostKernels
-from tests.support.model_zoo import make_tiny
+from tests.support.kernel_models import BLOCK_SIZE, FAMILIES, NUM_BLOCKS, served
 from tests.support.serving import limits, make_runner, serve
-from tests.support.tiny_models import VOCAB_SIZE, tiny_model
-from tests.support.zoo.latent import LATENT_MODELS
-
-# Windows and sinks, soft caps, norms of heads, and latents.
-FAMILIES: Final = ["qwen3", "gpt_oss", "gemma2", "gemma3_text", "mistral", "deepseek_v3"]
-BLOCK_SIZE: Final = 4
-NUM_BLOCKS: Final = 64
-
-
-class Served:
-    """A model, hooked once, and its pools."""
-
-    def __init__(self, family: str, native: Native) -> None:
-        self.model = make_tiny(family) if family in LATENT_MODELS else tiny_model(family)
-        self.calls: list[str] = []
-        kernels = HostKernels(native, self.calls.append)
-        self.checked = check_model(self.model, VOCAB_SIZE, gpu=Gpu.METAL, kernels=kernels)
-        assert self.checked.kernels is kernels
-        self.portable = replace(self.checked, kernels=CheckedModel.kernels)
-
-    def tokens(
-        self, requests: Callable[[], Sequence[BatchRequest]], *, on_kernels: bool, queued: bool
-    ) -> list[list[int]]:
-        checked = self.checked if on_kernels else self.portable
-        runner = make_runner(self.model, VOCAB_SIZE, checked)
-        assert runner.takes_queued_steps == on_kernels
-        made = requests()
-        serve(runner if queued else Unqueued(runner), limits(checked), made)
-        return [request.output_token_ids for request in made]
-
-
-class Unqueued:
-    """A runner whose steps are not queued."""
-
-    def __init__(self, runner: MLXRunner) -> None:
-        self.run, self.reset = runner.run, runner.reset
-
-
-@cache
-def served(family: str, native: Native) -> Served:
-    return Served(family, native)
+from tests.support.tiny_models import VOCAB_SIZE
 
 
 def random_requests(seed: int) -> list[BatchRequest]:

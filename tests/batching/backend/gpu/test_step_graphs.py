@@ -23,13 +23,7 @@ from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.scheduling.step_plan import Slice
-from tests.batching.backend.gpu.test_kernel_pool import (
-    BLOCK_SIZE,
-    FAMILIES,
-    NUM_BLOCKS,
-    Served,
-    served,
-)
+from tests.support.kernel_models import BLOCK_SIZE, FAMILIES, NUM_BLOCKS, Served, served
 from tests.support.tiny_models import VOCAB_SIZE
 
 
