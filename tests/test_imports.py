@@ -52,6 +52,7 @@ BACKEND_USERS: Final = {
     MAKE_MODEL,
     GPU_CHECK,
     "scripts.bench.cores",
+    "scripts.bench.engine",
     "scripts.bench.models",
     "scripts.guidellm",
     "scripts.model_types",
