@@ -178,7 +178,6 @@ def test_groups_that_write_one_result_are_a_race() -> None:
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("decode", BARRIER, "if (thread_id < 7) BARRIER();"),
         ("decode", BARRIER, "if (thread_id == 9) return; BARRIER();"),
         ("decode", BARRIER, "if (thread_id % 2) { BARRIER(); } else {\n BARRIER(); }"),
         ("decode", "team_max<", "if (lane < 16) team_max<"),
