@@ -111,6 +111,8 @@ async def test_a_frame_of_an_engine_with_requests() -> None:
     async with served_endlessly() as server:
         task = await running(server)
         waiting = asyncio.create_task(server.engine.snapshot())
+        # It asks before the step that waits at the gate goes on: the others may follow at once.
+        await asyncio.sleep(0)
         server.gate.open()
         frame = parsed(encode_frame(await waiting, EngineCounts(0, 0, 0, 0.0, ()), "it is late"))
         await task
