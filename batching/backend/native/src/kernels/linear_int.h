@@ -223,6 +223,9 @@ void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_
   const int height = tiles.height(tile);
   alignas(64) float results[MAX_ROWS_INT * COLUMNS];
   for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
+  // The lines are there when the sums are: else each store waits, once outputs exceed the caches.
+  for (int m = 0; m < height; m++)
+    for (int v = 0; v < VECTORS; v++) prefetch_to_write(y + m * ldy + v * LANES);
   const auto run = [&]<native::Format FORMAT>() {
 #define CASE(ROWS)                                                                 \
   case ROWS:                                                                       \

@@ -28,6 +28,7 @@ constexpr size_t PREFETCH_DISTANCE = 4096, PREFETCH_DISTANCE_INT = 8192;
 
 /// Prefetch a cache line.
 ALWAYS_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+ALWAYS_INLINE void prefetch_to_write(void* p) { __builtin_prefetch(p, 1, 3); }
 
 /// Prefetches memory, `part` bytes at each call.
 struct Prefetcher {
