@@ -66,9 +66,10 @@ def alone(
     prompts: Iterable[Sequence[int]],
     max_tokens: int,
     salt: str | None = None,
+    sampling: SamplingParams = WITH_LOGPROBS,
 ) -> list[Answer]:
     """Serve one request after the other, with log probabilities."""
-    return [answer(engine, [p], max_tokens, WITH_LOGPROBS, salt)[0] for p in prompts]
+    return [answer(engine, [p], max_tokens, sampling, salt)[0] for p in prompts]
 
 
 @dataclass
@@ -77,10 +78,12 @@ class Agreement:
 
     num_equal: tokens up to the first one that differs, of each answer; behind it nothing can be compared.
     difference: the largest one of log probabilities there.
-    wrong: other tokens whose log probability is more than the margin below the best one's.
+    wrong: other tokens whose log probability, less the presence penalty, is more than the margin below the
+        best one's.
     """
 
     margin: float
+    presence_penalty: float = 0.0
     num_equal: int = 0
     num_tokens: int = 0
     difference: float = 0.0
@@ -103,23 +106,33 @@ class Agreement:
             return
         for i, token in enumerate(expected.token_ids):
             if found.token_ids[i] != token:
-                self._add_other(expected.logprobs[i], found.token_ids[i], i)
+                self._add_other(expected, found.token_ids[i], i)
                 return
             self.num_equal += 1
             if found.logprobs:
                 gap = abs(expected.logprobs[i].logprob - found.logprobs[i].logprob)
                 self.difference = max(self.difference, gap)
 
-    def _add_other(self, expected: TokenLogprobs, token: int, position: int) -> None:
-        logprob = dict(expected.top).get(token, float("-inf"))
-        if not expected.logprob - logprob <= self.margin:
-            self.wrong.append(
-                f"token {position} is {expected.logprob - logprob:.3g} below the best"
-            )
+    def _add_other(self, expected: Answer, token: int, position: int) -> None:
+        best, before = expected.token_ids[position], set(expected.token_ids[:position])
+        found = expected.logprobs[position]
+        logprobs = {**dict(found.top), best: found.logprob}
+
+        def penalized(token: int) -> float:
+            return logprobs.get(token, float("-inf")) - self.presence_penalty * (token in before)
+
+        gap = penalized(best) - penalized(token)
+        if not gap <= self.margin:
+            self.wrong.append(f"token {position} is {gap:.3g} below the best")
 
 
-def agreement(expected: Sequence[Answer], found: Sequence[Answer], margin: float) -> Agreement:
-    result = Agreement(margin)
+def agreement(
+    expected: Sequence[Answer],
+    found: Sequence[Answer],
+    margin: float,
+    presence_penalty: float = 0.0,
+) -> Agreement:
+    result = Agreement(margin, presence_penalty)
     for pair in zip(expected, found, strict=True):
         result.add(*pair)
     return result

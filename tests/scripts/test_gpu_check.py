@@ -169,3 +169,19 @@ def test_another_token_is_right_within_the_margin_only() -> None:
     assert not agreement(6).is_within()
     assert agreement(5).is_within(num_may_leap=1)
     assert agreement(4).share == "0.0 %"
+
+
+def test_another_token_is_right_if_it_is_as_likely_less_the_penalty() -> None:
+    top = ((3, -1.0), (4, -1.6), (5, -1.2))
+    # Token 3 has been there, so that 5 is the best one; it is not among the most probable ones that are listed.
+    logprobs = [TokenLogprobs(-0.5), TokenLogprobs(-1.2, top[:2])]
+
+    def agreement(token: int, presence_penalty: float) -> Agreement:
+        result = Agreement(0.25, presence_penalty)
+        result.add(Answer([3, 5], logprobs), Answer([3, token]))
+        return result
+
+    assert not agreement(4, 0.5).is_within()
+    assert agreement(3, 0.0).is_within()
+    assert not agreement(3, 0.5).is_within()
+    assert agreement(3, 0.2).is_within()

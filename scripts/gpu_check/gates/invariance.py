@@ -1,6 +1,7 @@
 """The same requests alone, in a batch, after a prefix hit and after preemption."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import mlx.core as mx
@@ -15,6 +16,9 @@ from scripts.make_model.tiny_configs import VOCAB_SIZE
 _BATCH: Final = 8
 _BLOCK_SIZE: Final = 16
 _SALT: Final = "prefix"
+# Of a token in flight, too; the best tokens are then further behind the most probable ones.
+_PENALIZED: Final = SamplingParams(temperature=0.0, presence_penalty=1.0)
+_PENALIZED_WITH_LOGPROBS: Final = replace(_PENALIZED, logprobs=20)
 
 
 def run(options: Options, record: Record) -> None:
@@ -35,10 +39,14 @@ def run(options: Options, record: Record) -> None:
     expected = alone(served.engine, prompts, max_tokens, _SALT)
 
     def compare(
-        name: str, serve: Callable[[], list[Answer]], was_met: Callable[[Answer], bool]
+        name: str,
+        serve: Callable[[], list[Answer]],
+        was_met: Callable[[Answer], bool],
+        right: list[Answer] = expected,
+        presence_penalty: float = 0.0,
     ) -> None:
         found = serve()
-        result = agreement(expected, found, MARGINS["bfloat16"])
+        result = agreement(right, found, MARGINS["bfloat16"], presence_penalty)
         is_met = any(map(was_met, found))
         wrong = result.wrong or [
             f"off by {result.difference:.3g}" if is_met else "it did not happen"
@@ -53,6 +61,9 @@ def run(options: Options, record: Record) -> None:
     def from_cache(found: Answer) -> bool:
         return found.num_cached > 0
 
+    def penalized(found: Answer) -> bool:
+        return all(found.token_ids != other.token_ids for other in expected)
+
     def preempted(found: Answer) -> bool:
         return found.num_preemptions > 0
 
@@ -62,6 +73,13 @@ def run(options: Options, record: Record) -> None:
     batch = f"in a batch of {num_requests}"
     compare(batch, lambda: of_batch(WITH_LOGPROBS), always)
     compare(f"{batch}, steps queued if the pool allows", lambda: of_batch(GREEDY), always)
+    compare(
+        "the same with a presence penalty",
+        lambda: of_batch(_PENALIZED),
+        penalized,
+        alone(served.engine, prompts, max_tokens, sampling=_PENALIZED_WITH_LOGPROBS),
+        _PENALIZED.presence_penalty,
+    )
     compare(
         "after a prefix hit", lambda: alone(served.engine, prompts, max_tokens, _SALT), from_cache
     )
