@@ -16,7 +16,7 @@ from scripts.make_model.tiny_configs import VOCAB_SIZE
 _BATCH: Final = 8
 _BLOCK_SIZE: Final = 16
 _SALT: Final = "prefix"
-# Of a token in flight, too; the best tokens are then further behind the most probable ones.
+# It counts the token in flight, too.  The best tokens may be far behind the most probable ones, of which more are listed.
 _PENALIZED: Final = SamplingParams(temperature=0.0, presence_penalty=1.0)
 _PENALIZED_WITH_LOGPROBS: Final = replace(_PENALIZED, logprobs=20)
 
