@@ -6,6 +6,7 @@ import re
 import resource
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -412,6 +413,22 @@ class TestMain:
         assert statuses == [130, 143, 7]
         assert capfd.readouterr().err == "stopped before it was ready\n" * 2
         assert signal.getsignal(signal.SIGTERM) is stop_at_once
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_real_process_ends_with_the_status_of_the_signal(
+        self, number: signal.Signals
+    ) -> None:
+        """The signal comes where the command line would be read, with nothing else replaced."""
+        code = (
+            "import signal, sys, types\n"
+            "from app.__main__ import start\n"
+            "cli = sys.modules['app.cli'] = types.ModuleType('app.cli')\n"
+            f"cli.main = lambda _: signal.raise_signal({int(number)})\n"
+            "start()\n"
+        )
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert (ended.returncode, ended.stdout) == (128 + number, "")
+        assert ended.stderr == "stopped before it was ready\n"
 
     def test_what_is_risky_is_said(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
