@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from scripts.bench.cli import Options, parse
+from scripts.bench.load.servers import Target, fleet
+from scripts.bench.load.session import Outcome, run
+from scripts.bench.load.signals import ended_by_signals, run_until_signal
 from scripts.bench.report import as_json, remarks, table
-from scripts.bench.servers import Target, fleet
-from scripts.bench.session import Outcome, run
-from scripts.bench.signals import ended_by_signals, run_until_signal
 from scripts.machine import describe, in_words
 from scripts.server_process import ServerFailed
 

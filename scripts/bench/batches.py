@@ -24,12 +24,12 @@ from typing import Any, Final
 
 import httpx
 
-from scripts.bench.client import ChatClient, Messages, RequestRecord
-from scripts.bench.metrics import latencies
-from scripts.bench.plan import OpenLoop
-from scripts.bench.scenarios import SCENARIOS, Scenario
-from scripts.bench.signals import ended_by_signals, run_until_signal
-from scripts.bench.workload import Writer
+from scripts.bench.load.client import ChatClient, Messages, RequestRecord
+from scripts.bench.load.metrics import latencies
+from scripts.bench.load.plan import open_loop, poisson_gaps
+from scripts.bench.load.scenarios import SCENARIOS, Scenario
+from scripts.bench.load.signals import ended_by_signals, run_until_signal
+from scripts.bench.load.workload import Writer
 from scripts.machine import describe, in_words
 from scripts.server_process import ROOT, Server
 
@@ -168,9 +168,9 @@ class Measurement:
         """Return the latencies of live requests, without a batch and beside one."""
         records: dict[str, list[RequestRecord]] = {"alone": [], "beside a batch": []}
         for number in range(self._options.rounds):
-            records["alone"] += await self._arrivals(f"alone {number}")
+            records["alone"] += await self._arrive(number, f"alone {number}")
             batch_id = await self._begin(list(self._bodies(f"beside {number}")))
-            records["beside a batch"] += await self._arrivals(f"beside {number}")
+            records["beside a batch"] += await self._arrive(number, f"beside {number}")
             await self._end(batch_id)
         found = {name: latencies(values) for name, values in records.items()}
         for key in _SHOWN:
@@ -190,15 +190,20 @@ class Measurement:
             await asyncio.sleep(_POLL_INTERVAL)
             batch = (await self._http.get(f"/v1/batches/{batch_id}")).json()
 
-    async def _arrivals(self, run: str) -> list[RequestRecord]:
+    async def _arrive(self, number: int, run: str) -> list[RequestRecord]:
+        """Send the live requests of a round.
+
+        Those that overlap are slow, so all runs of a round have the same moments; their texts differ.
+        """
         options = self._options
-        arrivals = OpenLoop(options.rate, options.num_live)
+        gaps = poisson_gaps(options.rate, str(number))
+        conversations = options.live.conversations(run, 0, options.num_live)
         async with ChatClient(self._url, self._model, _TIMEOUT, {"ignore_eos": True}) as client:
 
             async def ask(messages: Messages, priority: str | None) -> RequestRecord:
                 return await client.ask(messages, options.max_tokens, priority)
 
-            records = await arrivals.serve(options.live, run, ask)
+            records = await open_loop(conversations, gaps, ask)
         failed = [record.error for record in records if record.error is not None]
         assert not failed, failed[0]
         return records

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from scripts.bench.metrics import LIMITED
-from scripts.bench.plan import ClosedLoop, OpenLoop, Plan, Point
-from scripts.bench.scenarios import SCENARIOS, Scenario
-from scripts.bench.servers import ServerSpec, our_server, server_at, server_by_command
+from scripts.bench.load.metrics import LIMITED
+from scripts.bench.load.plan import ClosedLoop, OpenLoop, Plan, Point
+from scripts.bench.load.scenarios import SCENARIOS, Scenario
+from scripts.bench.load.servers import ServerSpec, our_server, server_at, server_by_command
 
 _DESCRIPTION: Final = """\
 Measures this server over HTTP, alone or beside others.

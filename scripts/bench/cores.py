@@ -16,11 +16,11 @@ from typing import Final
 
 from batching.backend.processor.cores import usable_cores
 from scripts.bench.cli import Options, parse
-from scripts.bench.metrics import medians
+from scripts.bench.load.metrics import medians
+from scripts.bench.load.servers import fleet
+from scripts.bench.load.session import Outcome, run
+from scripts.bench.load.signals import ended_by_signals, run_until_signal
 from scripts.bench.report import as_json, remarks
-from scripts.bench.servers import fleet
-from scripts.bench.session import Outcome, run
-from scripts.bench.signals import ended_by_signals, run_until_signal
 from scripts.machine import describe, in_words
 from scripts.server_process import ServerFailed
 

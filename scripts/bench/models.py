@@ -17,11 +17,11 @@ from typing import Any, Final
 from batching.backend.gguf.header import read_header
 from batching.backend.processor.cores import usable_cores
 from scripts.bench.cli import Options, parse
-from scripts.bench.metrics import medians
+from scripts.bench.load.metrics import medians
+from scripts.bench.load.servers import fleet
+from scripts.bench.load.session import Outcome, run
+from scripts.bench.load.signals import ended_by_signals, run_until_signal
 from scripts.bench.report import as_json, remarks
-from scripts.bench.servers import fleet
-from scripts.bench.session import Outcome, run
-from scripts.bench.signals import ended_by_signals, run_until_signal
 from scripts.machine import describe, in_words
 from scripts.make_model.__main__ import main as make_model
 from scripts.make_model.shapes import SHAPES

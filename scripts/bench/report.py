@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from scripts.bench.metrics import Summary, Values, medians
-from scripts.bench.plan import Plan, Point
-from scripts.bench.scenarios import PRIORITIES
-from scripts.bench.servers import Target
-from scripts.bench.session import Outcome
+from scripts.bench.load.metrics import Summary, Values, medians
+from scripts.bench.load.plan import Plan, Point
+from scripts.bench.load.scenarios import PRIORITIES
+from scripts.bench.load.servers import Target
+from scripts.bench.load.session import Outcome
 
 # The table's columns: a value's name, its title, and its digits.
 _COLUMNS: Final = (

@@ -1,8 +1,8 @@
 import pytest
 
 from scripts.bench.cli import parse
-from scripts.bench.plan import ClosedLoop, OpenLoop
-from scripts.bench.scenarios import SCENARIOS
+from scripts.bench.load.plan import ClosedLoop, OpenLoop
+from scripts.bench.load.scenarios import SCENARIOS
 
 
 def test_without_options_it_is_our_server_with_short_prompts() -> None:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from scripts.bench.client import ChatClient, RequestRecord
+from scripts.bench.load.client import ChatClient, RequestRecord
 from tests.support.fake_server import (
     DONE,
     ROLE,

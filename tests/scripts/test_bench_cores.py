@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.bench.cores import default_counts, main, options_for
-from scripts.bench.servers import ServerSpec
+from scripts.bench.load.servers import ServerSpec
 from tests.support import fake_server
 
 FEW = ["--rounds", "1", "--requests", "1", "--max-tokens", "3", "--warmup", "0", "--clients", "2"]

@@ -3,9 +3,9 @@ from itertools import islice, pairwise
 
 import pytest
 
-from scripts.bench.client import Messages, RequestRecord
-from scripts.bench.plan import closed_loop, converse, open_loop, poisson_gaps
-from scripts.bench.workload import Conversation
+from scripts.bench.load.client import Messages, RequestRecord
+from scripts.bench.load.plan import closed_loop, converse, open_loop, poisson_gaps
+from scripts.bench.load.workload import Conversation
 
 pytestmark = pytest.mark.anyio
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scripts.bench.client import RequestRecord
-from scripts.bench.metrics import Summary, latencies, medians, summarise
+from scripts.bench.load.client import RequestRecord
+from scripts.bench.load.metrics import Summary, latencies, medians, summarise
 
 # Sent at 0, first token after 100 ms, then gaps of 20, 20 and 60 ms: 100 ms for 3 more tokens.
 QUICK = RequestRecord(

@@ -15,7 +15,7 @@ import pytest
 
 from scripts.bench import cli, plot
 from scripts.bench.__main__ import main
-from scripts.bench.servers import server_by_command
+from scripts.bench.load.servers import server_by_command
 from tests.support.fake_server import (
     DONE,
     Body,

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scripts.bench.servers import (
+from scripts.bench.load.servers import (
     ServerSpec,
     fleet,
     server_at,

@@ -2,8 +2,8 @@ from itertools import product
 
 import pytest
 
-from scripts.bench.scenarios import PRIORITIES, SCENARIOS
-from scripts.bench.workload import Conversation
+from scripts.bench.load.scenarios import PRIORITIES, SCENARIOS
+from scripts.bench.load.workload import Conversation
 
 NUM_CLIENTS = 8
 RUNS = ("0/x/0", "0/x/1", "0/x/0/warm-up", "1/x/0")

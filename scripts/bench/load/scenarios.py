@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from scripts.bench.workload import Conversation, Writer
+from scripts.bench.load.workload import Conversation, Writer
 
 # Words; the tokens in the descriptions are those of SmolLM2 with its chat template.
 _SHORT: Final = 19

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from scripts.bench.client import Messages, RequestRecord
-from scripts.bench.metrics import Values
-from scripts.bench.scenarios import Scenario
-from scripts.bench.workload import Conversation
+from scripts.bench.load.client import Messages, RequestRecord
+from scripts.bench.load.metrics import Values
+from scripts.bench.load.scenarios import Scenario
+from scripts.bench.load.workload import Conversation
 
 # Messages and a priority go in; whatever goes wrong is in the record.
 Ask = Callable[[Messages, str | None], Awaitable[RequestRecord]]

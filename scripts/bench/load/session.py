@@ -8,10 +8,10 @@ from typing import Final, Never
 
 from tqdm import tqdm
 
-from scripts.bench.client import ChatClient, Messages, RequestRecord
-from scripts.bench.metrics import Summary, summarise
-from scripts.bench.plan import Ask, Plan, Point, converse
-from scripts.bench.servers import Target
+from scripts.bench.load.client import ChatClient, Messages, RequestRecord
+from scripts.bench.load.metrics import Summary, summarise
+from scripts.bench.load.plan import Ask, Plan, Point, converse
+from scripts.bench.load.servers import Target
 
 # What servers say to a field that they do not take.
 _REJECTED: Final = (400, 422)

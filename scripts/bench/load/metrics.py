@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from scripts.bench.client import RequestRecord
+from scripts.bench.load.client import RequestRecord
 
 Values = Mapping[str, float]
 

@@ -1,0 +1,1 @@
+"""What loads servers over HTTP and measures what their clients see."""
