@@ -162,7 +162,7 @@ class BatchInferenceEngine:
 
     def _plan(self, after: QueuedStep | None = None) -> _Step:
         planned = self._clock()
-        plan = self._scheduler.schedule(self._max_prefill_tokens(), now=planned)
+        plan = self._scheduler.schedule(self._max_prefill_tokens(planned), now=planned)
         logger.debug("step %s", plan)
         num_decodes = sum(len(s) for s in plan.slices if s.request.status is RequestStatus.RUNNING)
         return _Step(plan, self._queue(plan, after), planned, num_decodes)
@@ -189,7 +189,9 @@ class BatchInferenceEngine:
         self._scheduler.expect(step.plan)
         return self._plan(step.queued)
 
-    def _max_prefill_tokens(self) -> int | None:
+    def _max_prefill_tokens(self, now: float) -> int | None:
+        if self._scheduler.expects_others(now):
+            return self._stall_budget.max_interruptible_tokens()
         return self._stall_budget.max_prefill_tokens(*self._scheduler.num_prompts_and_streams())
 
     def _collect(self, step: _Step, began: float) -> list[RequestOutput | RequestFailure]:

@@ -27,6 +27,9 @@ from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
 # Seconds after which best-effort requests take part in a step that others have work for: so seldom that
 # one step in a hundred takes longer, and often enough that they end however long the others go on.
 _BEST_EFFORT_INTERVAL: Final = 0.5
+# Seconds after the last of other requests for which best-effort ones run in short steps: conversations
+# have pauses, and a request waits for the steps that it finds.
+_QUIET: Final = 5.0
 
 
 class ContinuousBatchingScheduler:
@@ -41,7 +44,8 @@ class ContinuousBatchingScheduler:
     step computes of them is dropped, and their blocks are free at once, since steps run in order.
 
     A plan has first one token of each request that decodes, then chunks of prompts within the
-    token budget.  Best-effort requests have no part in it while others have, but twice a second.
+    token budget.  Best-effort requests have no part in it while others have, but twice a second,
+    and their own steps are short for a while after others.
     Requests are admitted in the aged order of the queue, as long as there is a
     sequence slot and room for the whole prompt, and none overtakes one that must wait.  When
     blocks run out, the running request that is due last is preempted: a best-effort one, if one runs.
@@ -65,6 +69,7 @@ class ContinuousBatchingScheduler:
         # Admitted requests, the one that is due first in front, best-effort ones behind all others.
         self._running: list[BatchRequest] = []
         self._best_effort_served = 0.0
+        self._others_served = -_QUIET
         self._num_preemptions = 0
         self._expected: StepPlan | None = None
         self._spec_decode = SpecDecodeStats()
@@ -112,6 +117,11 @@ class ContinuousBatchingScheduler:
         num_admissible = min(num_waiting, self.config.max_num_seqs - len(running))
         return len(running) - num_streams + num_admissible, num_streams
 
+    def expects_others(self, now: float) -> bool:
+        """Return whether only best-effort requests are here, and another one soon might be."""
+        has_others = self._admission.is_awaited or any(not r.is_best_effort for r in self._running)
+        return not has_others and now - self._others_served < _QUIET
+
     def snapshot(self, now: float) -> EngineSnapshot:
         """Return what there is to do; `now` is on the engine's clock."""
         return take_snapshot(
@@ -146,13 +156,15 @@ class ContinuousBatchingScheduler:
         """Plan the next step, which begins at `now` (seconds on the engine's clock).
 
         `max_prefill_tokens` bounds the prompt tokens beside running streams, so that these
-        do not stall; without any running stream it does not apply.
+        do not stall; without any running stream it does not apply, unless others are expected.
         """
         self.block_manager.now = now
         copies: list[BlockCopy] = []
         preempted: list[BatchRequest] = []
         others = [r for r in self._running if not r.is_best_effort]
         best_effort = self._running[len(others) :]
+        if others or self._admission.is_awaited:
+            self._others_served = now
         is_due = now - self._best_effort_served >= _BEST_EFFORT_INTERVAL
         num_reserved = len(best_effort) if is_due else 0
         budget = self.config.max_batched_tokens - num_reserved
@@ -175,7 +187,10 @@ class ContinuousBatchingScheduler:
             budget = min(budget, max_prefill_tokens)
         slices += self._prefills(budget)
         if self._runs_best_effort and (is_due or not slices):
-            slices += self._best_effort(best_effort, slices, max_prefill_tokens, copies, preempted)
+            is_short = self.expects_others(now)
+            slices += self._best_effort(
+                best_effort, slices, max_prefill_tokens, copies, preempted, is_short=is_short
+            )
             self._best_effort_served = now
         state_copies = () if self._kv.states is None else self._kv.states.take_copies()
         if self._kv.windows is not None:
@@ -270,6 +285,8 @@ class ContinuousBatchingScheduler:
         max_prefill_tokens: int | None,
         copies: list[BlockCopy],
         preempted: list[BatchRequest],
+        *,
+        is_short: bool,
     ) -> list[Slice]:
         """Return what a step has of best-effort requests beside the others.
 
@@ -278,7 +295,7 @@ class ContinuousBatchingScheduler:
         budget = self.config.max_batched_tokens - sum(map(len, others))
         slices = list(self._decodes(requests, budget, copies, preempted))
         budget -= sum(map(len, slices))
-        if (others or slices) and max_prefill_tokens is not None:
+        if (others or slices or is_short) and max_prefill_tokens is not None:
             num_prefilled = sum(
                 len(s) for s in others if s.request.status is RequestStatus.PREFILLING
             )

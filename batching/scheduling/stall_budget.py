@@ -32,13 +32,23 @@ class StallBudget:
 
         None until a prefill was measured; every stream begins with one.
         """
+        return self._max_tokens(max(1, num_prompts / max(1, num_streams)), self._MIN_CHUNK)
+
+    def max_interruptible_tokens(self) -> int | None:
+        """Return how many prompt tokens a step may prefill for whose end a stream might soon wait.
+
+        So few also where longer chunks are worth more.  None as above.
+        """
+        return self._max_tokens(1, self._MIN_TOKENS)
+
+    def _max_tokens(self, num_decodes: float, min_chunk: int) -> int | None:
+        """Return how many prompt tokens take as long as so many steps of decodes."""
         if self._prefill_duration == 0:
             return None
-        fair = self._decode_duration * max(1, num_prompts / max(1, num_streams))
         tokens_per_second = self._num_tokens / self._prefill_duration
         most = round(self._max_stall * tokens_per_second)
-        wanted = round(fair * tokens_per_second) if fair else most
-        return max(self._MIN_TOKENS, min(most, max(self._MIN_CHUNK, wanted)))
+        wanted = round(self._decode_duration * num_decodes * tokens_per_second)
+        return max(self._MIN_TOKENS, min(most, max(min_chunk, wanted) if wanted else most))
 
     def record(self, num_prefill_tokens: int, num_decode_tokens: int, duration: float) -> None:
         """Learn from a step that took `duration` seconds."""

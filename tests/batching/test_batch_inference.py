@@ -144,8 +144,38 @@ def test_paused_prompts_do_not_lengthen_the_stall_of_running_streams() -> None:
     assert chunks_beside_a_stream(10.0, *also_live)[0] > 64
 
 
+def test_a_prompt_of_best_effort_is_read_in_short_steps_while_others_may_come() -> None:
+    """Such a step takes as long as one of decodes: 300 ms, or 30 prompt tokens."""
+    engine, clock, chunks = slow_engine(10.0)
+    engine.add(request(0, num_tokens=4, max_tokens=3))
+    for _ in range(3):
+        engine.step()
+    engine.add(BatchRequest(1, [1] * 150, max_tokens=1, is_best_effort=True))
+    engine.step()
+    engine.step()
+    clock.now += 5.0
+    engine.step()
+    assert chunks == [4, 1, 1, 30, 30, 90]
+
+
 def chunks_beside_a_stream(max_stall: float, *requests: BatchRequest) -> list[int]:
-    """Return the longest slices of five steps; a prompt token costs 10 ms, a step of decodes 300."""
+    """Return the longest slices of five steps of a slow engine."""
+    engine, _, chunks = slow_engine(max_stall)
+    engine.add(request(0, num_tokens=4, max_tokens=100))
+    engine.step()
+    engine.step()
+    engine.add(*requests)
+    for _ in range(5):
+        engine.step()
+    assert chunks[:2] == [4, 1]
+    return chunks[2:]
+
+
+def slow_engine(max_stall: float) -> tuple[BatchInferenceEngine, FakeClock, list[int]]:
+    """Return an engine, its clock, and the longest slice of each step.
+
+    A prompt token costs 10 ms, a step of decodes 300.
+    """
     config = SchedulerConfig(num_blocks=64, max_batched_tokens=256, prefill_chunk=256)
     clock = FakeClock()
     chunks: list[int] = []
@@ -159,11 +189,4 @@ def chunks_beside_a_stream(max_stall: float, *requests: BatchRequest) -> list[in
 
     scheduler = ContinuousBatchingScheduler(config)
     engine = BatchInferenceEngine(scheduler, SlowRunner(config), max_stall=max_stall, clock=clock)
-    engine.add(request(0, num_tokens=4, max_tokens=100))
-    engine.step()
-    engine.step()
-    engine.add(*requests)
-    for _ in range(5):
-        engine.step()
-    assert chunks[:2] == [4, 1]
-    return chunks[2:]
+    return engine, clock, chunks

@@ -38,6 +38,17 @@ def test_a_chunk_is_not_shorter_than_it_is_worth() -> None:
     assert budget.max_prefill_tokens(1, 2) == StallBudget._MIN_CHUNK
 
 
+def test_a_chunk_may_be_shorter_where_a_stream_might_soon_wait_for_it() -> None:
+    budget = StallBudget(0.25)
+    assert budget.max_interruptible_tokens() is None
+    budget.record(0, 1, 0.03)
+    budget.record(100, 0, 0.1)
+    assert budget.max_interruptible_tokens() == 30
+    for _ in range(30):
+        budget.record(0, 1, 0.01)
+    assert budget.max_interruptible_tokens() == StallBudget._MIN_TOKENS
+
+
 def test_it_follows_a_machine_that_slows_down_but_not_one_slow_step() -> None:
     budget = StallBudget(0.1)
     for _ in range(20):
