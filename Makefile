@@ -1,5 +1,5 @@
 # make serve    start the server; installs what it needs on the first run; ARGS=--help tells its flags
-# make test     run the tests
+# make test     run the tests; COVERAGE=true also checks that they reach every line and branch, which takes longer
 # make test-slow   run the tests that build or measure, and those of a second real model
 # make test-clients   run the tests of clients that need an environment of their own, .venv-clients
 # make test-agents   run coding agents and SDKs of npm and PyPI against a scripted model, in build/agents
@@ -24,7 +24,11 @@
 PYTHON ?= python3
 DEVICE ?= default
 LOCKFLAGS ?=
+COVERAGE ?= false
 
+ifeq ($(filter $(COVERAGE),true false),)
+$(error COVERAGE is "$(COVERAGE)"; it is "true" or "false")
+endif
 ifeq ($(filter $(DEVICE),default cuda),)
 $(error DEVICE is "$(DEVICE)"; it is "cuda" for a Linux GPU, and not set for a Mac or a CPU)
 endif
@@ -53,7 +57,7 @@ serve: $(VENV)/.native
 	@exec $(BIN)/python -m app $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --cov
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(if $(filter true,$(COVERAGE)),--cov)
 
 test-slow: $(VENV)/.dev $(VENV)/.gemma
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m slow
