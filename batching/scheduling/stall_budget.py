@@ -48,7 +48,9 @@ class StallBudget:
         tokens_per_second = self._num_tokens / self._prefill_duration
         most = round(self._max_stall * tokens_per_second)
         wanted = round(self._decode_duration * num_decodes * tokens_per_second)
-        return max(self._MIN_TOKENS, min(most, max(min_chunk, wanted) if wanted else most))
+        if self._decode_duration == 0:
+            wanted = most
+        return max(self._MIN_TOKENS, min(most, max(min_chunk, wanted)))
 
     def record(self, num_prefill_tokens: int, num_decode_tokens: int, duration: float) -> None:
         """Learn from a step that took `duration` seconds."""

@@ -49,6 +49,14 @@ def test_a_chunk_may_be_shorter_where_a_stream_might_soon_wait_for_it() -> None:
     assert budget.max_interruptible_tokens() == StallBudget._MIN_TOKENS
 
 
+def test_decodes_faster_than_half_a_prompt_token_still_bound_a_chunk() -> None:
+    budget = StallBudget(0.25)
+    budget.record(0, 1, 0.0001)
+    budget.record(100, 0, 0.1)
+    assert budget.max_prefill_tokens(1, 1) == StallBudget._MIN_CHUNK
+    assert budget.max_interruptible_tokens() == StallBudget._MIN_TOKENS
+
+
 def test_it_follows_a_machine_that_slows_down_but_not_one_slow_step() -> None:
     budget = StallBudget(0.1)
     for _ in range(20):
