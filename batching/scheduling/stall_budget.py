@@ -14,7 +14,7 @@ class StallBudget:
 
     # The weight of earlier steps against the newest one.
     _MEMORY = 0.8
-    _MIN_CHUNK = 64
+    _MIN_CHUNK = 48
     # A prompt must advance, however slow the machine.
     _MIN_TOKENS = 16
 
