@@ -44,10 +44,12 @@ from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
 from batching.rerank_templates import RERANK_TEMPLATES
 from batching.scheduler_manager import SchedulerManager
-from batching.scheduling.snapshot import EngineSnapshot, RequestSnapshot
-from batching.scheduling.stats import SchedulerStats
+from batching.scheduling.best_effort import QUIET_PERIOD
+from batching.steps.snapshot import EngineSnapshot, RequestSnapshot
+from batching.steps.stats import SchedulerStats
 
 __all__ = [
+    "QUIET_PERIOD",
     "RERANK_TEMPLATES",
     "AllowedTokens",
     "ContextLengthExceeded",

@@ -10,17 +10,17 @@ from batching.errors import RequestFailed
 from batching.observer import StepRecord
 from batching.request import BatchRequest, RequestStatus
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.model_runner import (
+from batching.scheduling.stall_budget import StallBudget
+from batching.steps.model_runner import (
     ModelRunner,
     PipelinedRunner,
     QueuedStep,
     SlicesFailed,
 )
-from batching.scheduling.outputs import RequestFailure, RequestOutput
-from batching.scheduling.snapshot import EngineSnapshot
-from batching.scheduling.stall_budget import StallBudget
-from batching.scheduling.stats import SchedulerStats
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.outputs import RequestFailure, RequestOutput
+from batching.steps.snapshot import EngineSnapshot
+from batching.steps.stats import SchedulerStats
+from batching.steps.step_plan import SliceOutput, StepPlan
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from batching.blocks.block_ages import NO_AGES, BlockAges
 from batching.priority_queue import Priority
 from batching.request import FinishReason, TokenOutput
-from batching.scheduling.stats import SchedulerStats
+from batching.steps.stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
 

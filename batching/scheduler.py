@@ -2,16 +2,18 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass, field
 
 from batching.block_manager import BlockCopy
 from batching.config import SchedulerConfig
 from batching.errors import RequestFailed
+from batching.kv_cache.manager import KVCacheManager
 from batching.request import BatchRequest, FinishReason, RequestStatus, TokenLogprobs
 from batching.scheduling.admission import AdmissionQueue
-from batching.scheduling.kv_cache_manager import KVCacheManager
+from batching.scheduling.best_effort import BestEffortTurns
 from batching.scheduling.lookahead import goes_on, is_predictable
-from batching.scheduling.outputs import (
+from batching.scheduling.prefill_budget import share_prefill_budget
+from batching.steps.outputs import (
     RequestFailure,
     RequestOutput,
     append_sampled,
@@ -19,17 +21,29 @@ from batching.scheduling.outputs import (
     progress_outputs,
     token_output,
 )
-from batching.scheduling.prefill_budget import share_prefill_budget
-from batching.scheduling.snapshot import EngineSnapshot, take_snapshot
-from batching.scheduling.stats import SchedulerStats, SpecDecodeStats
-from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
+from batching.steps.snapshot import EngineSnapshot, take_snapshot
+from batching.steps.stats import SchedulerStats, SpecDecodeStats
+from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 
-# Seconds after which best-effort requests take part in a step that others have work for: so seldom that
-# one step in a hundred takes longer, and often enough that they end however long the others go on.
-_BEST_EFFORT_INTERVAL: Final = 0.5
-# Seconds after the last of other requests for which best-effort ones run in short steps: conversations
-# have pauses, and a request waits for the steps that it finds.
-_QUIET: Final = 5.0
+
+@dataclass(frozen=True, slots=True)
+class _Planning:
+    """A step that is being planned.
+
+    now: when it begins, in seconds.  max_prefill_tokens: see `schedule`.
+    copies: of blocks, before the step.  preempted: requests that lose their blocks to others.
+    """
+
+    now: float
+    max_prefill_tokens: int | None
+    copies: list[BlockCopy] = field(default_factory=list)
+    preempted: list[BatchRequest] = field(default_factory=list)
+
+    def bounded(self, budget: int, num_prefilled: int = 0) -> int:
+        """Return how many tokens of prompts fit into a budget, if the bound applies."""
+        if self.max_prefill_tokens is None:
+            return budget
+        return min(budget, max(0, self.max_prefill_tokens - num_prefilled))
 
 
 class ContinuousBatchingScheduler:
@@ -68,8 +82,7 @@ class ContinuousBatchingScheduler:
         self._waiting = self._admission.waiting
         # Admitted requests, the one that is due first in front, best-effort ones behind all others.
         self._running: list[BatchRequest] = []
-        self._best_effort_served = 0.0
-        self._others_served = -_QUIET
+        self._turns = BestEffortTurns()
         self._num_preemptions = 0
         self._expected: StepPlan | None = None
         self._spec_decode = SpecDecodeStats()
@@ -120,7 +133,7 @@ class ContinuousBatchingScheduler:
     def expects_others(self, now: float) -> bool:
         """Return whether only best-effort requests are here, and another one soon might be."""
         has_others = self._admission.is_awaited or any(not r.is_best_effort for r in self._running)
-        return not has_others and now - self._others_served < _QUIET
+        return not has_others and self._turns.expects_others(now)
 
     def snapshot(self, now: float) -> EngineSnapshot:
         """Return what there is to do; `now` is on the engine's clock."""
@@ -159,43 +172,33 @@ class ContinuousBatchingScheduler:
         do not stall; without any running stream it does not apply, unless others are expected.
         """
         self.block_manager.now = now
-        copies: list[BlockCopy] = []
-        preempted: list[BatchRequest] = []
+        step = _Planning(now, max_prefill_tokens)
         others = [r for r in self._running if not r.is_best_effort]
         best_effort = self._running[len(others) :]
         if others or self._admission.is_awaited:
-            self._others_served = now
-        is_due = now - self._best_effort_served >= _BEST_EFFORT_INTERVAL
+            self._turns.serve_others(now)
+        is_due = self._turns.is_due(now)
         num_reserved = len(best_effort) if is_due else 0
         budget = self.config.max_batched_tokens - num_reserved
-        slices = list(self._decodes(others, budget, copies, preempted))
+        slices = list(self._decodes(others, budget, step))
         if (num_reserved or not slices) and not self._admission.is_awaited:
             # Before others are admitted, or these would take the room, and one in flight be preempted.
-            list(self._growing(best_effort, copies, preempted))
-        if not preempted:
+            list(self._growing(best_effort, step))
+        if not step.preempted:
             # A preempted request is first in the queue; it must not come back before the
             # room that it made is used.
-            started = self._admission.admit(
-                len(self._running), now, self._make_way, is_best_effort_due=is_due
-            )
-            for request in started:
-                insort(self._running, request, key=self._admission.running_key)
+            self._admit(now, is_best_effort_due=is_due)
         # Fewer, if some made way.
         num_reserved = min(num_reserved, sum(r.is_best_effort for r in self._running))
         budget = self.config.max_batched_tokens - num_reserved - sum(map(len, slices))
-        if slices and max_prefill_tokens is not None:
-            budget = min(budget, max_prefill_tokens)
-        slices += self._prefills(budget)
+        slices += self._prefills(step.bounded(budget) if slices else budget)
         if self._runs_best_effort and (is_due or not slices):
-            is_short = self.expects_others(now)
-            slices += self._best_effort(
-                best_effort, slices, max_prefill_tokens, copies, preempted, is_short=is_short
-            )
-            self._best_effort_served = now
+            slices += self._best_effort(best_effort, slices, step)
+            self._turns.serve(now)
         state_copies = () if self._kv.states is None else self._kv.states.take_copies()
         if self._kv.windows is not None:
-            copies += self._kv.windows.take_copies()
-        return StepPlan(tuple(slices), tuple(copies), tuple(preempted), state_copies)
+            step.copies.extend(self._kv.windows.take_copies())
+        return StepPlan(tuple(slices), tuple(step.copies), tuple(step.preempted), state_copies)
 
     def update(
         self, plan: StepPlan, outputs: Sequence[SliceOutput]
@@ -279,28 +282,26 @@ class ContinuousBatchingScheduler:
         return bool(self._running) and self._running[-1].is_best_effort
 
     def _best_effort(
-        self,
-        requests: Sequence[BatchRequest],
-        others: Sequence[Slice],
-        max_prefill_tokens: int | None,
-        copies: list[BlockCopy],
-        preempted: list[BatchRequest],
-        *,
-        is_short: bool,
+        self, requests: Sequence[BatchRequest], others: Sequence[Slice], step: _Planning
     ) -> list[Slice]:
         """Return what a step has of best-effort requests beside the others.
 
         requests: those that were admitted before.
         """
         budget = self.config.max_batched_tokens - sum(map(len, others))
-        slices = list(self._decodes(requests, budget, copies, preempted))
+        slices = list(self._decodes(requests, budget, step))
         budget -= sum(map(len, slices))
-        if (others or slices or is_short) and max_prefill_tokens is not None:
-            num_prefilled = sum(
-                len(s) for s in others if s.request.status is RequestStatus.PREFILLING
-            )
-            budget = min(budget, max(0, max_prefill_tokens - num_prefilled))
+        if others or slices or self.expects_others(step.now):
+            prefilling = [s for s in others if s.request.status is RequestStatus.PREFILLING]
+            budget = step.bounded(budget, sum(map(len, prefilling)))
         return slices + self._prefills(budget, is_best_effort=True)
+
+    def _admit(self, now: float, *, is_best_effort_due: bool) -> None:
+        started = self._admission.admit(
+            len(self._running), now, self._make_way, is_best_effort_due=is_best_effort_due
+        )
+        for request in started:
+            insort(self._running, request, key=self._admission.running_key)
 
     def _make_way(self) -> BatchRequest | None:
         """Stop the best-effort request that is due last; the caller queues it."""
@@ -311,34 +312,25 @@ class ContinuousBatchingScheduler:
         return victim
 
     def _decodes(
-        self,
-        requests: Sequence[BatchRequest],
-        budget: int,
-        copies: list[BlockCopy],
-        preempted: list[BatchRequest],
+        self, requests: Sequence[BatchRequest], budget: int, step: _Planning
     ) -> Iterator[Slice]:
         num_decoding = sum(r.status is RequestStatus.RUNNING for r in requests)
         max_rows = self._max_rows(num_decoding)
         # Beyond one token each.
         budget -= num_decoding
-        for request in self._growing(requests, copies, preempted):
+        for request in self._growing(requests, step):
             if request.status is RequestStatus.RUNNING:
                 s = self._decode(request, max_rows, 1 + budget)
                 budget -= len(s) - 1
                 yield s
 
-    def _growing(
-        self,
-        requests: Sequence[BatchRequest],
-        copies: list[BlockCopy],
-        preempted: list[BatchRequest],
-    ) -> Iterator[BatchRequest]:
+    def _growing(self, requests: Sequence[BatchRequest], step: _Planning) -> Iterator[BatchRequest]:
         """Get slots for the next token of each request; yield those that have them."""
         for request in requests:
             # A request that was preempted for another one is not admitted any more.
             if request.status is RequestStatus.WAITING or request.expects_last_token:
                 continue
-            if self._make_room(request, copies, preempted):
+            if self._make_room(request, step):
                 yield request
 
     def _max_rows(self, num_decoding: int) -> int:
@@ -371,18 +363,16 @@ class ContinuousBatchingScheduler:
         remaining = request.max_tokens - request.num_output_tokens - 1
         return request.drafter.draft(request.token_ids, min(max_drafts, room, remaining))
 
-    def _make_room(
-        self, request: BatchRequest, copies: list[BlockCopy], preempted: list[BatchRequest]
-    ) -> bool:
+    def _make_room(self, request: BatchRequest, step: _Planning) -> bool:
         """Get slots for the next token, if need be from the request that is due last.
 
         False if that was the request itself.  A request that is due later has no slice yet,
         since slices are made in the order of `_running`.
         """
-        while not self._kv.grow(request, copies):
+        while not self._kv.grow(request, step.copies):
             victim = self._running[-1]
             self._preempt(victim)
-            preempted.append(victim)
+            step.preempted.append(victim)
             if victim is request:
                 return False
         return True

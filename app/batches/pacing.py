@@ -5,11 +5,8 @@ from collections import deque
 from typing import Final
 
 from app.admission.controller import AdmissionController
-from batching import Priority
+from batching import QUIET_PERIOD, Priority
 
-# Seconds without any live request after which lines take all of the batch again: conversations have
-# pauses, and the first request after one finds whatever runs.
-_QUIET: Final = 5.0
 # Lines that wait for a slot, so that a step is full while the next line is prepared: one for each
 # so many slots.
 _SLOTS_PER_WAITING: Final = 2
@@ -20,7 +17,8 @@ class Pacer:
     """Hands out slots for lines in the order in which they are asked for, over all batches.
 
     While live requests come, lines have few slots: the engine lets those that run wait for others, but
-    not the step that a live request finds.  There is one at least, so that a batch ends whatever else
+    not the step that a live request finds.  They have all again when none came for `QUIET_PERIOD` seconds.
+    There is one at least, so that a batch ends whatever else
     is served.  Lives on the event loop.
     """
 
@@ -74,7 +72,7 @@ class Pacer:
         admission = self._admission
         if admission.is_draining:
             return False
-        is_live = admission.seconds_since_live() < _QUIET
+        is_live = admission.seconds_since_live() < QUIET_PERIOD
         num_slots = min(self._num_slots, self._num_beside_live) if is_live else self._num_slots
         return (
             self.num_taken < num_slots

@@ -35,7 +35,7 @@ from batching.model_info import ModelInfo, SamplingDefaults
 from batching.pooling import Embeddings, NoEmbeddings
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.step_plan import Slice, StepPlan
+from batching.steps.step_plan import Slice, StepPlan
 
 logger = logging.getLogger(__name__)
 

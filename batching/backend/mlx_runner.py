@@ -17,7 +17,7 @@ from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
+from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 
 
 class MLXRunner:

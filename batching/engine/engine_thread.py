@@ -21,8 +21,8 @@ from batching.observer import EngineObserver, SequenceStats
 from batching.pooling import PoolingParams
 from batching.priority_queue import Priority
 from batching.request import GREEDY, BatchRequest, FinishReason, SamplingParams
-from batching.scheduling.snapshot import EngineSnapshot
-from batching.scheduling.stats import SchedulerStats
+from batching.steps.snapshot import EngineSnapshot
+from batching.steps.stats import SchedulerStats
 
 # One may be due to a poisoned request or to a passing shortage; this many without a completion
 # in between are the engine's fault.

@@ -10,8 +10,8 @@ from batching.engine.token_stream import TokenStream
 from batching.errors import EngineError
 from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
 from batching.request import FinishReason, TokenOutput
-from batching.scheduling.outputs import RequestFailure, RequestOutput
-from batching.scheduling.stats import SchedulerStats
+from batching.steps.outputs import RequestFailure, RequestOutput
+from batching.steps.stats import SchedulerStats
 
 # Also where a layer above ends it, as at a stop string.
 _COMPLETE: Final = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)

@@ -5,10 +5,10 @@ from functools import reduce
 from math import inf
 
 from batching.config import SchedulerConfig
+from batching.kv_cache.manager import KVCacheManager, NumBlocks
+from batching.kv_cache.prefix_lookup import PrefixHit
 from batching.priority_queue import PriorityQueueWithAging, QueueKey
 from batching.request import BatchRequest, RequestStatus
-from batching.scheduling.kv_cache_manager import KVCacheManager, NumBlocks
-from batching.scheduling.prefix_lookup import PrefixHit
 
 
 class AdmissionQueue:

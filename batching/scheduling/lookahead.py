@@ -1,6 +1,6 @@
 """Which steps can be followed by others that are planned before their outputs are known."""
 
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 
 def is_predictable(s: Slice, *, may_draft: bool) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.request import GREEDY, BatchRequest, SamplingParams, TokenLogprobs
-from batching.scheduling.outputs import RequestFailure
+from batching.steps.outputs import RequestFailure
 
 # With log probabilities no step is queued, without them it is where the pool takes queued ones.
 WITH_LOGPROBS: Final = SamplingParams(temperature=0.0, logprobs=8)

@@ -32,7 +32,7 @@ from batching.block_manager import BlockTable
 from batching.config import BLOCK_SIZE
 from batching.errors import ModelLoadError
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice, StepPlan
+from batching.steps.step_plan import Slice, StepPlan
 from scripts.microbench.timing import QUICK, Pace, Result, Timing
 
 # Qwen3-4B's layers, and widths with which there is next to nothing to keep.

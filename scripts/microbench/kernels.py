@@ -16,7 +16,7 @@ from batching.backend.sampling.sampler import Sample, Sampler
 from batching.block_manager import BlockTable
 from batching.config import BLOCK_SIZE
 from batching.request import GREEDY, BatchRequest, SamplingParams
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 from scripts.microbench.timing import QUICK, Pace, Result, Timing, compare
 
 # Sizes of the bundled model.

@@ -10,7 +10,7 @@ from batching.config import BLOCK_SIZE, SchedulerConfig
 from batching.prefix_cache import HashChain, PrefixCache
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.step_plan import SliceOutput
+from batching.steps.step_plan import SliceOutput
 from scripts.microbench.timing import QUICK, Pace, Result, Timing, compare
 
 NUM_PROMPT_TOKENS: Final = 2000

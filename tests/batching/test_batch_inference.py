@@ -8,9 +8,9 @@ from batching.constraints.protocol import AllowedTokens
 from batching.errors import RequestFailed
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.model_runner import SlicesFailed
-from batching.scheduling.outputs import RequestFailure
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.model_runner import SlicesFailed
+from batching.steps.outputs import RequestFailure
+from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import FakeClock, TokenRunner, expected_output, make_engine
 
 CONFIG = SchedulerConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_batched_tokens=8)

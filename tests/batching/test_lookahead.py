@@ -16,9 +16,9 @@ from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.model_runner import SlicesFailed
-from batching.scheduling.outputs import RequestFailure
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.model_runner import SlicesFailed
+from batching.steps.outputs import RequestFailure
+from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import FakeClock, TokenRunner, expected_output, small_config
 from tests.support.pipelined import Pipelined, QueuedPlan
 

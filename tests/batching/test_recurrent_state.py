@@ -10,8 +10,8 @@ from batching.constraints.protocol import AllowedTokens
 from batching.prompt_lookup import PromptLookup
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.outputs import RequestFailure, RequestOutput
-from batching.scheduling.step_plan import StepPlan
+from batching.steps.outputs import RequestFailure, RequestOutput
+from batching.steps.step_plan import StepPlan
 from tests.support.fakes import TokenRunner, expected_output, make_engine, small_config
 
 

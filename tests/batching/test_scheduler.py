@@ -14,9 +14,9 @@ from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
 from batching.request import BatchRequest, RequestStatus, SamplingParams, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.model_runner import SlicesFailed
-from batching.scheduling.outputs import RequestFailure, RequestOutput
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.model_runner import SlicesFailed
+from batching.steps.outputs import RequestFailure, RequestOutput
+from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import (
     FakeClock,
     TokenRunner,

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from batching.config import SchedulerConfig
+from batching.kv_cache.window_blocks import WindowBlocks
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.window_blocks import WindowBlocks
 from tests.support.fakes import TokenRunner, expected_output, make_engine, small_config
 
 WINDOW = 8

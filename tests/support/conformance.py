@@ -12,9 +12,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from batching.backend.self_check.verdict import CheckedModel
 from batching.request import BatchRequest, SamplingParams, TokenLogprobs, TokenOutput
-from batching.scheduling.model_runner import ModelRunner
-from batching.scheduling.stats import SchedulerStats
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.model_runner import ModelRunner
+from batching.steps.stats import SchedulerStats
+from batching.steps.step_plan import SliceOutput, StepPlan
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.serving import TIGHT, limits, make_runner, serve
 

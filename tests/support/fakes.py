@@ -14,8 +14,8 @@ from batching.model_info import ModelInfo, Tokenizer
 from batching.pooling import PoolingParams, Vector
 from batching.request import BatchRequest, TokenLogprobs
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.model_runner import ModelRunner
-from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
+from batching.steps.model_runner import ModelRunner
+from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 from tests.support.pipelined import Pipelined
 
 VOCAB_SIZE = 64

@@ -30,7 +30,7 @@ from batching.backend.sampling import slice_sampler
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Masks, Sample, Sampler
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import StepPlan
+from batching.steps.step_plan import StepPlan
 
 # A token that cannot be decoded; " Poison" in the bundled model's vocabulary.
 POISON_TOKEN: Final = 32_016

@@ -5,8 +5,8 @@ from copy import copy, deepcopy
 from dataclasses import replace
 
 from batching.request import UNKNOWN_TOKEN, BatchRequest
-from batching.scheduling.model_runner import ModelRunner
-from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
+from batching.steps.model_runner import ModelRunner
+from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 
 
 class QueuedPlan:

@@ -28,7 +28,7 @@ from batching.config import SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.step_plan import SliceOutput, StepPlan
 
 _CONTEXT: Final = 65_536
 _BLOCK_SIZE: Final = 32

@@ -13,8 +13,8 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig, blocks_held
 from batching.request import BatchRequest, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.model_runner import ModelRunner
-from batching.scheduling.stats import SchedulerStats
+from batching.steps.model_runner import ModelRunner
+from batching.steps.stats import SchedulerStats
 
 # So small a pool that requests are preempted, and chunks that cut every prompt.
 TIGHT = SchedulerConfig(

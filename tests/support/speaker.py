@@ -30,7 +30,7 @@ from batching.engine.loaded_engine import LoadedEngine
 from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import TokenRunner
 
 MODEL_ID: Final = "fake/speaker"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.block_manager import BlockTable
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 Floats = npt.NDArray[np.float32]
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from batching.backend.gpu.pool_kernels import MIN_ELEMENTS, DecodeRows
 from batching.backend.paged.mlx_attention import RowGroup, SlidingWindow, StepAttention
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 # Longer slices gather their context once; up to here each row reads it by itself.
 _MAX_DECODED: Final = 8

@@ -22,7 +22,7 @@ from batching.backend.paged.pieces import DeferredMask, KeepsAll, Piece, cut
 from batching.backend.paged.state_cache import StateCache
 from batching.backend.sampling.logit_rows import LogitRows
 from batching.block_manager import BlockCopy
-from batching.scheduling.step_plan import Slice, StateCopy
+from batching.steps.step_plan import Slice, StateCopy
 
 Slots = npt.NDArray[np.int64]
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.block_manager import BlockTable
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 # From this many tokens on, a call of its own costs a row less than copying its keys.
 _MIN_VIEW_TOKENS: Final = 512

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 
 @dataclass(frozen=True, eq=False)

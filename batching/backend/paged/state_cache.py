@@ -11,7 +11,7 @@ from mlx_lm.models.cache import ArraysCache
 
 from batching.backend.paged.pieces import Piece
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice, StateCopy
+from batching.steps.step_plan import Slice, StateCopy
 
 
 class StepPieces(Protocol):

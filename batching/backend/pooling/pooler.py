@@ -12,7 +12,7 @@ import numpy.typing as npt
 from batching.backend.pooling.head import Floats, PoolingHead
 from batching.pooling import PoolingType, Vector
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 
 class SampledTokens(NamedTuple):

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from batching.backend.sampling.sampler import Sample
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 
 class PromptLogprobRow(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.sampling.logprobs import token_logprobs
 from batching.request import BatchRequest, TokenLogprobs
-from batching.scheduling.step_plan import Slice, SliceOutput
+from batching.steps.step_plan import Slice, SliceOutput
 
 
 def slice_outputs(

@@ -13,8 +13,8 @@ from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_outputs import slice_outputs
 from batching.backend.sampling.token_masks import MaskFiller, TokenMasks
 from batching.request import BatchRequest
-from batching.scheduling.model_runner import SlicesFailed
-from batching.scheduling.step_plan import Slice, SliceOutput
+from batching.steps.model_runner import SlicesFailed
+from batching.steps.step_plan import Slice, SliceOutput
 
 
 class SliceSampler:

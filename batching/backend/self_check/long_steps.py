@@ -10,7 +10,7 @@ from typing import Final
 from batching.backend.self_check.steps import BLOCK_SIZE, Script
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice, StateCopy, StepPlan
+from batching.steps.step_plan import Slice, StateCopy, StepPlan
 
 # 1,024 slots: 256 divides them.
 _NUM_BLOCKS: Final = 256

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from batching.block_manager import BlockCopy, BlockTable
 from batching.config import blocks_in_window
 from batching.request import BatchRequest, SamplingParams
-from batching.scheduling.step_plan import Slice, StateCopy, StepPlan
+from batching.steps.step_plan import Slice, StateCopy, StepPlan
 
 BLOCK_SIZE: Final = 4
 NUM_BLOCKS: Final = 32

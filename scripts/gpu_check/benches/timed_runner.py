@@ -12,7 +12,7 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from batching.backend.mlx_runner import MLXRunner, MLXStep
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.step_plan import SliceOutput, StepPlan
 
 
 class NoRunner:

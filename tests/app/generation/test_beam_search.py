@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batching.request import TokenLogprobs
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.speaker import END, Speaker, served
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from app.generation.prompt_task import PromptJob, PromptTask
 from app.http.client import ANONYMOUS
 from app.observability.request_record import RequestRecord
 from batching import DeadlineExceeded, PoolingParams, Priority, RequestFailed, SamplingParams
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import expected_vector
 from tests.support.speaker import Served, Speaker, served
 

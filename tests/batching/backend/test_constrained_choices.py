@@ -20,7 +20,7 @@ from batching.config import SchedulerConfig
 from batching.constraints.grammar import Grammar, GrammarCompiler, json_schema_grammar
 from batching.request import GREEDY, BatchRequest, FinishReason, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.golden import GOLDEN
 from tests.support.schemas import SCHEMAS
 

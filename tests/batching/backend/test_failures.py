@@ -25,9 +25,9 @@ from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens, MaskRow
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.model_runner import SlicesFailed
-from batching.scheduling.outputs import RequestFailure
-from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
+from batching.steps.model_runner import SlicesFailed
+from batching.steps.outputs import RequestFailure
+from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 from tests.support.tiny_models import VOCAB_SIZE, Check, insist_on_own_caches, tiny_model
 
 NUM_TOKENS: Final = 10

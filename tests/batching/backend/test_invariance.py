@@ -24,7 +24,7 @@ from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
 from batching.request import GREEDY, BatchRequest, SamplingParams, TokenLogprobs, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.step_plan import StepPlan
+from batching.steps.step_plan import StepPlan
 from tests.support.golden import GOLDEN, GoldenCase
 from tests.support.serving import pipeline_of
 

@@ -18,7 +18,7 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.constraints.protocol import AllowedTokens
 from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.outputs import RequestFailure
+from batching.steps.outputs import RequestFailure
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, Check, tiny_model
 

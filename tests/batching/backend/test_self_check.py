@@ -23,7 +23,7 @@ from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice, StateCopy
+from batching.steps.step_plan import Slice, StateCopy
 from tests.support.model_zoo import make_tiny
 from tests.support.serving import limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, Check, insist_on_own_caches, tiny_model

@@ -17,7 +17,7 @@ from batching.backend.self_check.check import check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.request import BatchRequest, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.step_plan import SliceOutput, StepPlan
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
 from tests.support.serving import TIGHT

@@ -27,11 +27,11 @@ from batching.backend.self_check.verdict import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockCopy, BlockTable, PagedBlockManager
 from batching.config import EngineConfig, SchedulerConfig, blocks_held
+from batching.kv_cache.window_blocks import WindowBlocks
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.outputs import RequestOutput
-from batching.scheduling.step_plan import Slice, SliceOutput, StepPlan
-from batching.scheduling.window_blocks import WindowBlocks
+from batching.steps.outputs import RequestOutput
+from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_files import edit_config
 from tests.support.model_zoo import make_tiny

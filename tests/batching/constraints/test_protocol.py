@@ -5,7 +5,7 @@ import numpy as np
 from batching.constraints.protocol import AllowedTokens, MaskRow
 from batching.request import BatchRequest, FinishReason
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.outputs import RequestFailure, RequestOutput
+from batching.steps.outputs import RequestFailure, RequestOutput
 from tests.support.fakes import TokenRunner, expected_output, small_config
 
 

@@ -25,8 +25,8 @@ from batching.errors import (
 from batching.observer import NewTokens, Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
 from batching.request import GREEDY, FinishReason, SamplingParams, TokenLogprobs, TokenOutput
-from batching.scheduling.stats import SchedulerStats
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.stats import SchedulerStats
+from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import (
     VOCAB_SIZE,
     ByteTokenizer,

@@ -27,7 +27,7 @@ from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 _NUM_ROWS: Final = 12
 _BLOCK_SIZE: Final = 4

@@ -23,7 +23,7 @@ from batching.backend.paged.latent_cache import LatentCache
 from batching.backend.paged.layout import LayerLayout, LayerShape
 from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import SlidingWindow
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 # Of a number in the pool; all others become float32.
 _BITS: Final = {mx.bfloat16: 16, mx.int8: 8}

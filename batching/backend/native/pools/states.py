@@ -10,7 +10,7 @@ from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.paged.state_cache import RecurrentStates, StepPieces
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice, StateCopy
+from batching.steps.step_plan import Slice, StateCopy
 
 
 class StateCells:

@@ -32,7 +32,7 @@ from batching.config import EngineConfig, GpuKernelsMode
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError, UnsupportedKVDType
 from batching.request import BatchRequest, SamplingParams
-from batching.scheduling.step_plan import Slice, StepPlan
+from batching.steps.step_plan import Slice, StepPlan
 from tests.support.cpu_kernels import cpu_kernels
 from tests.support.host_kernels import HostKernels
 from tests.support.model_files import write_model

@@ -20,7 +20,7 @@ from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.paged.mlx_pool import device_cache
 from batching.block_manager import BlockCopy, BlockTable
 from batching.request import BatchRequest, SamplingParams
-from batching.scheduling.step_plan import Slice, StepPlan
+from batching.steps.step_plan import Slice, StepPlan
 from tests.support.host_kernels import HostKernels
 from tests.support.kernel_models import BLOCK_SIZE, FAMILIES, NUM_BLOCKS, served
 from tests.support.serving import limits, make_runner, serve

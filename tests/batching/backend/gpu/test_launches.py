@@ -32,7 +32,7 @@ from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 from tests.support.cpu_kernels import cpu_kernels
 from tests.support.host_kernels import HostKernels
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model

@@ -22,7 +22,7 @@ from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 from tests.support.kernel_models import BLOCK_SIZE, FAMILIES, NUM_BLOCKS, Served, served
 from tests.support.tiny_models import VOCAB_SIZE
 

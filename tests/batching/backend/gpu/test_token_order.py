@@ -23,7 +23,7 @@ from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import GatheredContext
 from batching.block_manager import BlockCopy, BlockTable
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 from tests.support.host_kernels import HostKernels
 
 NUM_STEPS: Final = 200

@@ -16,7 +16,7 @@ from batching.backend.paged.mlx_attention import SlidingWindow, StepAttention
 from batching.backend.paged.mlx_pool import DeviceLayerCache, device_cache
 from batching.block_manager import BlockCopy, BlockTable
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 MakeCache = Callable[[list[LayerShape], int, int], PagedKVCache]
 

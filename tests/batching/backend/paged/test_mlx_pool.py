@@ -21,7 +21,7 @@ from batching.backend.paged.mlx_attention import (
 from batching.backend.paged.mlx_pool import DeviceLayerCache, device_cache
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from batching.backend.paged.pieces import DeferredMask, Piece, cut
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 
 MAX_LENGTH: Final = 12
 WINDOWS: Final = st.sampled_from([None, 1, 3, 8, 100])

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from batching.backend.paged.pieces import Piece, cut
 from batching.backend.paged.state_cache import OwnCaches, RecurrentStates, StateCache
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice, StateCopy
+from batching.steps.step_plan import Slice, StateCopy
 
 NUM_SLOTS: Final = 4
 

@@ -30,7 +30,7 @@ from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
 from batching.backend.weights_cache import cache, identity
 from batching.config import ShareWeights
 from batching.request import BatchRequest, SamplingParams
-from batching.scheduling.outputs import RequestOutput
+from batching.steps.outputs import RequestOutput
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.gguf_models import BPE, metadata_of, random_model, tensors_of
 from tests.support.gguf_writer import write_gguf

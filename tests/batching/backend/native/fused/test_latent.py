@@ -15,7 +15,7 @@ from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import Slice
+from batching.steps.step_plan import Slice
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from batching.request import BatchRequest
-from batching.scheduling.step_plan import SliceOutput, StepPlan
+from batching.steps.step_plan import SliceOutput, StepPlan
 
 
 class SlicesFailed(Exception):

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from batching.block_manager import BlockHash
 from batching.config import SchedulerConfig
+from batching.kv_cache.state_checkpoints import StateCheckpoints
+from batching.kv_cache.window_blocks import WindowBlocks
 from batching.prefix_cache import PrefixCache
 from batching.priority_queue import QueueKey
 from batching.request import BatchRequest
-from batching.scheduling.state_checkpoints import StateCheckpoints
-from batching.scheduling.window_blocks import WindowBlocks
 
 
 class PrefixHit(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Final
 from batching.block_manager import BlockCopy, BlockHash, PagedBlockManager
 from batching.config import SchedulerConfig, blocks_held, blocks_in_window
 from batching.request import BatchRequest
-from batching.scheduling.stats import SchedulerStats
+from batching.steps.stats import SchedulerStats
 
 # From so many on, other requests are taken to begin with a block, too.
 _MIN_HITS: Final = 2

@@ -7,8 +7,8 @@ from batching.config import SchedulerConfig
 from batching.priority_queue import Priority
 from batching.request import BatchRequest, RequestStatus
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling import snapshot as snapshots
-from batching.scheduling.snapshot import EngineSnapshot
+from batching.steps import snapshot as snapshots
+from batching.steps.snapshot import EngineSnapshot
 from tests.support.fakes import make_engine, small_config
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from batching.block_manager import PagedBlockManager, Run
 from batching.priority_queue import Priority, PriorityQueueWithAging
 from batching.request import BatchRequest, RequestStatus
-from batching.scheduling.stats import SchedulerStats
+from batching.steps.stats import SchedulerStats
 
 # What is left out shows in the statistics only; a snapshot stays below a hundred kilobytes.
 MAX_RUNNING: Final = 256

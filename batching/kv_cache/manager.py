@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 from batching.block_manager import BlockCopy, NoFreeBlocks, PagedBlockManager
 from batching.config import SchedulerConfig
+from batching.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
+from batching.kv_cache.state_slots import StateSlots
+from batching.kv_cache.window_blocks import WindowBlocks
 from batching.prefix_cache import PrefixCache
 from batching.priority_queue import QueueKey
 from batching.request import BatchRequest
-from batching.scheduling.prefix_lookup import PrefixHit, PrefixLookup
-from batching.scheduling.state_slots import StateSlots
-from batching.scheduling.stats import SchedulerStats
-from batching.scheduling.step_plan import Slice
-from batching.scheduling.window_blocks import WindowBlocks
+from batching.steps.stats import SchedulerStats
+from batching.steps.step_plan import Slice
 
 
 class NumBlocks(NamedTuple):

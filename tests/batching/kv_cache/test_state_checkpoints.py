@@ -4,7 +4,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from batching.block_manager import BlockHash
-from batching.scheduling.state_checkpoints import StateCheckpoints
+from batching.kv_cache.state_checkpoints import StateCheckpoints
 
 NAMES = st.sampled_from("abcdefgh")
 FIRST_SLOT = 3

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from batching.block_manager import BlockHash, PagedBlockManager
+from batching.kv_cache.state_checkpoints import StateCheckpoints
 from batching.request import BatchRequest
-from batching.scheduling.state_checkpoints import StateCheckpoints
-from batching.scheduling.stats import SchedulerStats
-from batching.scheduling.step_plan import Slice, StateCopy
+from batching.steps.stats import SchedulerStats
+from batching.steps.step_plan import Slice, StateCopy
 
 # Of the checkpoints of one prompt.
 _MIN_DISTANCE: Final = 512

@@ -12,7 +12,7 @@ class StateCheckpoints:
     A later request wants a state where its blocks were found and no state was; such a hash is
     wanted until a request that computes this block stores it.
 
-    Invariants, checked by tests/batching/scheduling/test_state_checkpoints.py:
+    Invariants, checked by tests/batching/kv_cache/test_state_checkpoints.py:
 
     - each slot of `slots` is free or has one hash
     - a hash has one slot, or is wanted, or neither
