@@ -140,7 +140,7 @@ def unlike_neighbours(num: int) -> list[BatchRequest]:
 
 def test_alone(bundled: Bundled) -> None:
     scheduler, engine = bundled.engine(SchedulerConfig(num_blocks=64, max_num_seqs=1))
-    serve_golden(scheduler, engine, GOLDEN[::4])
+    serve_golden(scheduler, engine, SHORT[::4])
 
 
 def test_in_a_batch_of_16_with_unlike_neighbours(bundled: Bundled) -> None:
@@ -160,7 +160,7 @@ def test_with_drafts(bundled: Bundled) -> None:
     scheduler, engine = bundled.engine(
         config, lambda plan: drafts.extend(len(s.drafts) for s in plan.slices if s.samples)
     )
-    served = serve_golden(scheduler, engine, bundled.cases)
+    served = serve_golden(scheduler, engine, bundled.short_cases)
     assert max(drafts) > 1
     assert len(drafts) < sum(r.num_output_tokens for r in served), "no draft was right"
 
@@ -193,7 +193,7 @@ def test_whatever_the_chunks_of_the_prefill(bundled: Bundled, prefill_chunk: int
     scheduler, engine = bundled.engine(
         config, lambda plan: chunks.update(len(s) for s in plan.slices)
     )
-    cases = bundled.short_cases if prefill_chunk < 32 else bundled.cases
+    cases = bundled.cases if prefill_chunk == 256 else bundled.short_cases
     serve_golden(scheduler, engine, cases)
     longest = max(len(case.prompt_token_ids) for case in cases)
     assert max(chunks) == min(prefill_chunk, longest)
@@ -227,12 +227,12 @@ def test_on_scattered_blocks(bundled: Bundled) -> None:
         config, lambda plan: num_runs.extend(len(s.request.block_table.runs) for s in plan.slices)
     )
     fragment(scheduler.block_manager)
-    requests = [request(i, case) for i, case in enumerate(bundled.cases)]
+    requests = [request(i, case) for i, case in enumerate(bundled.short_cases)]
     for r in requests:
         engine.add(r)
     while engine.has_work:
         engine.step()
-    for r, case in zip(requests, bundled.cases, strict=True):
+    for r, case in zip(requests, bundled.short_cases, strict=True):
         case.check(r.output_token_ids)
     # Half of the blocks are in use, to scatter the rest.
     assert scheduler.stats().num_free_blocks == config.num_blocks // 2
@@ -265,7 +265,7 @@ def test_queued_steps_change_no_token(native: Native, *, apart: bool) -> None:
         scheduler, engine = bundled.engine(config)
         prompt = GOLDEN[2].prompt_token_ids
         requests = [
-            BatchRequest(i, prompt, max_tokens=40, stop_token_ids={2}, sampling=sampling)
+            BatchRequest(i, prompt, max_tokens=24, stop_token_ids={2}, sampling=sampling)
             for i, sampling in enumerate(SAMPLINGS)
         ]
         serve(scheduler, engine, requests)
@@ -320,7 +320,7 @@ def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(bundled: Bundled) 
     scheduler, engine = bundled.engine(SchedulerConfig(num_blocks=256, max_num_seqs=16))
     alone, together = sampled(0), sampled(1)
     serve(scheduler, engine, [alone])
-    serve(scheduler, engine, [*unlike_neighbours(15), together])
+    serve(scheduler, engine, [*unlike_neighbours(7), together])
     assert alone.output_token_ids == together.output_token_ids
     greedy = BatchRequest(2, GOLDEN[2].prompt_token_ids, max_tokens=32, sampling=GREEDY)
     serve(scheduler, engine, [greedy])
@@ -430,19 +430,19 @@ def test_a_constraint_is_kept_to_in_a_mixed_batch(bundled: Bundled) -> None:
 
 
 def agreement(bundled: Bundled) -> tuple[int, list[float]]:
-    """Return how many golden texts come out, and by how much the golden logprobs are missed."""
-    answers = [request(i, case) for i, case in enumerate(GOLDEN)]
+    """Return how many of the short golden texts come out, and by how much the golden logprobs are missed."""
+    answers = [request(i, case) for i, case in enumerate(SHORT)]
     serve(*bundled.engine(SchedulerConfig(num_blocks=256)), answers)
-    pairs = zip(answers, GOLDEN, strict=True)
+    pairs = zip(answers, SHORT, strict=True)
     num_same = sum(r.output_token_ids == c.completion_token_ids for r, c in pairs)
     _, engine = bundled.engine(SchedulerConfig(num_blocks=256))
     sampling = SamplingParams(prompt_logprobs=1)
-    for i, case in enumerate(GOLDEN):
+    for i, case in enumerate(SHORT):
         prompt = [*case.prompt_token_ids, *case.completion_token_ids]
         engine.add(BatchRequest(i, prompt, max_tokens=1, sampling=sampling))
     collector = Collector(engine)
     differences: list[float] = []
-    for i, case in enumerate(GOLDEN):
+    for i, case in enumerate(SHORT):
         (output,) = collector.outputs[i]
         answer = output.prompt_logprobs[len(case.prompt_token_ids) - 1 :]
         by_token = zip(answer, case.logprobs, strict=True)
@@ -468,7 +468,7 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
     if input_bits < 32 and not native.supports_int_inputs:
         pytest.skip("this processor has no fast mode")
     bundled = with_kernels(native, input_bits=input_bits, kv_dtype=kv_dtype)
-    cases = SHORT[::2]
+    cases = SHORT[::3]
 
     def logprobs(
         config: SchedulerConfig, neighbours: Sequence[BatchRequest] = ()
@@ -492,7 +492,7 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
     alone = logprobs(SchedulerConfig(num_blocks=256, max_num_seqs=1))
     chunked = SchedulerConfig(num_blocks=256, max_num_seqs=16, prefill_chunk=7)
     assert logprobs(chunked, unlike_neighbours(5)) == alone
-    small = SchedulerConfig(num_blocks=12, max_num_seqs=6, max_draft_tokens=7)
+    small = SchedulerConfig(num_blocks=8, max_num_seqs=6, max_draft_tokens=7)
     assert logprobs(small) == alone
     assert_forks_sample_as_singles(bundled)
 
@@ -500,11 +500,11 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
 @pytest.mark.parametrize(
     ("input_bits", "kv_dtype", "num_texts", "mean", "most"),
     [
-        pytest.param(16, None, 12, 0.0005, 0.005, marks=pytest.mark.slow),
-        pytest.param(32, mx.bfloat16, 9, 0.005, 0.05, marks=pytest.mark.slow),
-        (16, mx.bfloat16, 9, 0.005, 0.05),
-        pytest.param(32, mx.int8, 8, 0.012, 0.2, marks=pytest.mark.slow),
-        pytest.param(16, mx.int8, 8, 0.012, 0.2, marks=pytest.mark.slow),
+        pytest.param(16, None, 11, 0.0005, 0.005, marks=pytest.mark.slow),
+        pytest.param(32, mx.bfloat16, 8, 0.005, 0.05, marks=pytest.mark.slow),
+        (16, mx.bfloat16, 8, 0.005, 0.05),
+        pytest.param(32, mx.int8, 7, 0.012, 0.2, marks=pytest.mark.slow),
+        pytest.param(16, mx.int8, 7, 0.012, 0.2, marks=pytest.mark.slow),
         (8, None, 0, 0.04, 0.6),
         pytest.param(8, mx.bfloat16, 0, 0.04, 0.6, marks=pytest.mark.slow),
     ],
