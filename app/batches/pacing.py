@@ -17,9 +17,9 @@ class Pacer:
     """Hands out slots for lines in the order in which they are asked for, over all batches.
 
     While live requests come, lines have few slots: the engine lets those that run wait for others, but
-    not the step that a live request finds.  They have all again when none came for `QUIET_PERIOD` seconds.
-    There is one at least, so that a batch ends whatever else
-    is served.  Lives on the event loop.
+    not the step that a live request finds.  They have all again when none came for `QUIET_PERIOD`
+    seconds.  There is one at least, so that a batch ends whatever else is served.  Lives on the event
+    loop.
     """
 
     def __init__(self, admission: AdmissionController, num_beside_live: int = 1) -> None:
