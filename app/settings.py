@@ -172,7 +172,7 @@ class Settings(BaseSettings):
     )
     cpu_precision: Literal["auto", "exact", "fast", "fastest"] = Field(
         default="auto",
-        description="With native kernels, activations that are multiplied with quantized weights: `fast` quantizes them to 16 bits, `fastest` to 8, `exact` not. `auto` is `fast` with keys and values in bfloat16.",
+        description="With native kernels, activations that are multiplied with quantized weights: `fast` quantizes them to 16 bits, `fastest` to 8, `exact` not. `auto` has 8 bits, scaled by channel, with 4-bit weights if the processor has AVX-512 VBMI, else 16, and keys and values in bfloat16: it loses less than bfloat16 does.",
     )
     cpu_threads: int | None = Field(
         default=None,

@@ -41,8 +41,10 @@ logger = logging.getLogger(__name__)
 
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.int8}
-# Of what is multiplied with quantized weights.
+# Of what is multiplied with quantized weights, and the modes in which 8 bits are enough where inputs can be
+# scaled by channel.
 _INPUT_BITS: Final = {"exact": 32, "auto": 16, "fast": 16, "fastest": 8}
+_SCALES_INPUTS: Final = ("auto", "fastest")
 # How a model is served for which a faster way was tried.
 _SLOWER: Final = {
     Way.PIECES: "its attention reads keys and values that are gathered",
@@ -62,6 +64,7 @@ class _Backend:
     embeddings: Embeddings | NoEmbeddings
     kernels: PoolKernels | NoKernels
     packed_line: str = ""
+    has_scaled_inputs: bool = False
 
 
 class _CannotRun(ModelLoadError):
@@ -135,11 +138,16 @@ def _input_bits(config: EngineConfig, native: Native | NoNative) -> int:
     return _INPUT_BITS[config.cpu_precision] if supports_int_inputs else 32
 
 
+def _scales_inputs(config: EngineConfig, native: Native | NoNative) -> bool:
+    can = isinstance(native, Native) and native.supports_scaled_inputs
+    return can and config.cpu_precision in _SCALES_INPUTS
+
+
 def _kv_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | None:
     """Return what keys and values are rounded to; None rounds nothing.
 
-    Together with inputs of 16 bits, bfloat16 keys lose a fifth of what a model in bfloat16 loses,
-    which is how models are published: that is the default.
+    bfloat16 keys and rounded inputs lose less together than a model does in bfloat16, which is how models
+    are published: that is the default.
     """
     if config.kv_cache_dtype == "auto" and config.cpu_precision == "auto":
         return mx.bfloat16 if isinstance(native, Native) else None
@@ -175,10 +183,17 @@ def _load(
     try:
         if isinstance(native, Native):
             bits = _input_bits(config, native)
-            packed = PackedModel(config, native, loaded, input_bits=bits, dtype=dtype)
+            scales_inputs = _scales_inputs(config, native)
+            packed = PackedModel(
+                config, native, loaded, input_bits=bits, scales_inputs=scales_inputs, dtype=dtype
+            )
             loaded, packed_line = packed.on_kernels()
         backend = _backend(config, loaded, native, gpu, kernels, packed, size)
-        return loaded, replace(backend, packed_line=packed_line)
+        return loaded, replace(
+            backend,
+            packed_line=packed_line,
+            has_scaled_inputs=packed is not None and packed.has_scaled_inputs,
+        )
     except CannotUseFile:
         # It is gone now, if it can be deleted.
         return _load(replace(config, weights_cache_gib=0), native, gpu, kernels)
@@ -211,6 +226,9 @@ def _backend(
     )
     if packed and known is None:
         packed.keep_verdict(kv_dtype, checked.verdict)
+    if packed:
+        # Not before: the check would take what 8 bits lose for a fault.
+        packed.scale_inputs()
     if checked.reason:
         logger.warning("%s: %s, since %s", config.model_id, _SLOWER[checked.way], checked.reason)
     required(config.gpu_kernels, checked.kernels)
@@ -314,25 +332,25 @@ def _pool_line(config: EngineConfig, layout: CacheLayout, size: PoolSize, block:
     )
 
 
-def _precision(config: EngineConfig, native: Native | NoNative) -> str:
+def _precision(config: EngineConfig, native: Native | NoNative, *, has_scaled_inputs: bool) -> str:
     if config.cpu_precision == "exact" or isinstance(native, NoNative):
         return ""
     bits = _input_bits(config, native)
-    name = "fast" if config.cpu_precision == "auto" else config.cpu_precision
+    name = config.cpu_precision
     if bits == 32:
+        name = "fast" if name == "auto" else name
         return f"; this processor has no {name} mode, inputs of products are not rounded"
-    return f"; {name}: what is multiplied with quantized weights has {bits} bits"
+    line = f"; {name}: quantized weights are multiplied with activations of {bits} bits"
+    return f"{line}, 4-bit ones with 8 bits, scaled by channel" if has_scaled_inputs else line
 
 
 def _kernels_line(
-    config: EngineConfig,
-    native: Native | NoNative,
-    memory: GpuMemory | None,
-    kernels: PoolKernels | NoKernels,
+    config: EngineConfig, native: Native | NoNative, memory: GpuMemory | None, backend: _Backend
 ) -> str:
     if memory is None:
-        return f"kernels   {native}{_precision(config, native)}"
-    return f"kernels   of the KV cache: {kernels}"
+        precision = _precision(config, native, has_scaled_inputs=backend.has_scaled_inputs)
+        return f"kernels   {native}{precision}"
+    return f"kernels   of the KV cache: {backend.kernels}"
 
 
 def _embeddings_line(embeddings: Embeddings | NoEmbeddings) -> list[str]:
@@ -369,7 +387,7 @@ def _startup_lines(
         f"model     {config.model_id} ({loaded.model_type}, {loaded.source})",
         _device_line(memory, weights),
         *([f"weights   {loaded.storage}"] if loaded.storage else []),
-        _kernels_line(config, native, memory, backend.kernels),
+        _kernels_line(config, native, memory, backend),
         *([f"packed    {backend.packed_line}"] if backend.packed_line else []),
         f"context   {limits.max_request_tokens} tokens a request",
         f"kv cache  {backend.pool_line}",

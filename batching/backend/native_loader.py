@@ -19,12 +19,14 @@ class Native:
     cores: those that the process may use, for the start-up line.
     nodes: the NUMA nodes that the threads are divided among, if there are several.
     supports_int_inputs: inputs can be rounded to integers, for the fast modes.
+    supports_scaled_inputs: those of 8 bits can be scaled by channel.
     """
 
     module: Any  # _native, which need not be there
     isa: str
     num_threads: int
     supports_int_inputs: bool
+    supports_scaled_inputs: bool = False
     cores: str = ""
     nodes: Nodes = ()
 
@@ -79,7 +81,13 @@ def _load() -> Native | NoNative:
         return NoNative(f"it was built for mlx {module.mlx_version}, and mlx {installed} is here")
     if not module.isa():
         return NoNative("this processor has none of the instruction sets that they need")
-    return Native(module, module.isa(), module.num_threads(), module.supports_int_inputs())
+    return Native(
+        module,
+        module.isa(),
+        module.num_threads(),
+        module.supports_int_inputs(),
+        module.supports_scaled_inputs(),
+    )
 
 
 def weight_bytes() -> int:

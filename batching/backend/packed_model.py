@@ -2,10 +2,11 @@
 
 import logging
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 
@@ -13,6 +14,7 @@ from batching.backend.exceptions import one_line
 from batching.backend.gguf.model import evaluate
 from batching.backend.loader import LoadedModel
 from batching.backend.native.layers.packing import Packing
+from batching.backend.native.layers.scaling import Shifts, scale_inputs
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native
 from batching.backend.self_check.verdict import Verdict, Way
@@ -24,6 +26,9 @@ from batching.config import EngineConfig
 from batching.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
+
+# What is noted beside the weights.
+_SHIFTS: Final = "inputs, scaled by channel"
 
 
 class CannotUseFile(Exception):
@@ -56,10 +61,13 @@ class PackedModel:
         loaded: LoadedModel,
         *,
         input_bits: int,
+        scales_inputs: bool,
         dtype: mx.Dtype | None,
     ) -> None:
         self._sharing = config.share_weights
         self._native, self._loaded, self._input_bits = native, loaded, input_bits
+        self._scales_inputs = scales_inputs
+        self._packing = Packing(native.module)
         folder = config.weights_cache_dir or default_folder()
         max_bytes = config.weights_cache_gib << 30
         if folder is None:
@@ -146,7 +154,29 @@ class PackedModel:
         where = (sizes[name], descriptor, offsets[name])
         return maps_large_pages(self._native.module, layouts[name], *where)
 
+    @property
+    def has_scaled_inputs(self) -> bool:
+        return bool(self._packing.shifts)
+
+    def scale_inputs(self) -> None:
+        """Round inputs to 8 bits where they can be scaled by channel; not while the model runs."""
+        shifts = self._packing.shifts
+        scale_inputs(self._native.module, self._packing.packed, shifts)
+        if self._packing.finds_shifts:
+            self._entry.keep_note(_SHIFTS, {k: b64encode(v).decode() for k, v in shifts.items()})
+
+    def _known_shifts(self) -> Shifts | None:
+        """Return those of an earlier start; None if they are not known."""
+        match self._entry.note(_SHIFTS):
+            case dict() as note:
+                return {path: b64decode(text) for path, text in note.items()}
+        return None
+
     def _use_kernels(self, packing: Packing) -> LoadedModel:
+        self._packing = packing
+        if self._scales_inputs:
+            known = self._known_shifts()
+            packing.finds_shifts, packing.shifts = known is None, known or {}
         model = use_kernels(self._loaded.model, self._native, packing=packing)
         evaluate(model)
         return replace(self._loaded, model=model)

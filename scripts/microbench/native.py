@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from batching.backend.native_loader import NoNative, load_native
+from batching.backend.native_loader import Native, NoNative, load_native
 from batching.errors import ModelLoadError
 from scripts.microbench.native_attention import BUNDLED, FilledPool, long_contexts
 from scripts.microbench.roofline import Case, Roofline, measure_roofline
@@ -35,7 +35,7 @@ def run_native(pace: Pace) -> Result:
     rows = _NUM_ROWS[:2] if pace == QUICK else _NUM_ROWS
     cases = {
         f"{name}, {num_rows} rows": _product(kernels, num_rows, bits, **options)
-        for name, bits, options in _formats(native.supports_int_inputs)
+        for name, bits, options in _formats(native)
         for num_rows in rows
     }
     cases |= {
@@ -58,14 +58,16 @@ def _time(cases: Mapping[str, Case], roofline: Roofline, pace: Pace) -> list[Tim
     ]
 
 
-def _formats(supports_int_inputs: bool) -> list[tuple[str, int, dict[str, int]]]:
+def _formats(native: Native) -> list[tuple[str, int, dict[str, int]]]:
     formats: list[tuple[str, int, dict[str, int]]] = [
         ("float32", 0, {}),
         ("8 bits", 8, {}),
         ("4 bits", 4, {}),
     ]
-    if supports_int_inputs:
+    if native.supports_int_inputs:
         formats += [(f"4 bits, inputs of {bits}", 4, {"input_bits": bits}) for bits in (16, 8)]
+    if native.supports_scaled_inputs:
+        formats += [("4 bits, inputs of 8, scaled", 4, {"input_bits": 8, "max_shift": 2})]
     return formats
 
 
@@ -73,13 +75,15 @@ def _contexts(pace: Pace) -> list[tuple[int, int]]:
     return [(1, 128)] if pace == QUICK else [(1, 128), (16, 128), (16, 1024), (1, 4096)]
 
 
-def _product(kernels: Any, num_rows: int, bits: int, **options: int) -> Case:
+def _product(kernels: Any, num_rows: int, bits: int, *, max_shift: int = 0, **options: int) -> Case:
     weight = mx.random.normal((2 * _WIDTH, _SIZE))
     # Scales of 16 bits, as models have them.
     parts = mx.quantize(weight.astype(mx.float16), group_size=32, bits=bits) if bits else (weight,)
     pack = partial(kernels.pack, *parts, bits, **options) if bits else partial(kernels.pack, weight)
     first = pack()
     packed = [first, *(pack() for _ in range(_MEMORY // first.nbytes))]
+    if max_shift:
+        kernels.scale_inputs(packed, bytes(i % (max_shift + 1) for i in range(_SIZE)))
     x = mx.random.normal((num_rows, _SIZE))
     mx.eval(x)
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <list>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 
@@ -153,9 +154,16 @@ void fill_quantized(Layer& layer, Random& random) {
 struct Kind {
   Format format;
   InputType input_type = InputType::kFloat32;
+  bool is_scaled = false;  // by channel
 
   bool is_quantized() const { return native::is_quantized(format); }
 };
+
+Shifts random_shifts(Random& random, int num_inputs) {
+  std::vector<uint8_t> shifts;
+  for (int i = 0; i < num_inputs; i++) shifts.push_back(random.between(0, MAX_SHIFT));
+  return std::make_shared<const std::vector<uint8_t>>(std::move(shifts));
+}
 
 int random_bits(Random& random, Format format) {
   if (format == Format::kBits8) return random.one_of({5, 6, 8, 8});
@@ -210,29 +218,32 @@ struct Product {
   }
 
   std::string name() const {
-    return describe(layer->plain) + ", " + std::to_string(num_rows) + " rows" +
+    return describe(layer->plain) + (packed.panels().shifts ? ", scaled" : "") + ", " +
+           std::to_string(num_rows) + " rows" +
            (bias.empty() ? "" : ", bias") + (residual.empty() ? "" : ", residual");
   }
 };
 
-/// The effect of rounding inputs to integers, and of adding up the two parts of a weight, q * scale
-/// and bias, separately.
+/// The effect of rounding inputs to integers, scaled or not, and of adding up the two parts of a
+/// weight, q * scale and bias, separately.
 double integer_tolerance(const Product& product, int row, int output) {
   const PlainWeights& plain = product.layer->plain;
   const float* x = product.x.data() + static_cast<size_t>(row) * plain.num_inputs;
   const Expected* weights = product.layer->weights.data() + size_t(output) * plain.num_inputs;
   const Layer& layer = *product.layer;
   const float* biases = layer.biases.data() + size_t(output) * plain.num_inputs / plain.group;
-  const int top = plain.input_type == InputType::kInt8 ? 127 : 32767;
+  const Panels panels = product.packed.panels();
+  const bool is_int8 = panels.input_type == InputType::kInt8;
+  const int top = is_int8 ? 127 : 32767, group = is_int8 ? INT8_GROUP : panels.input_group();
+  const auto factor = [&](int i) { return panels.shifts ? std::ldexp(1.0, panels.shifts[i]) : 1; };
   double tolerance = 0;
-  const int group = product.packed.panels().input_group();
   for (int first = 0; first < plain.num_inputs; first += group) {
     double largest = 0;
     for (int i = first; i < first + group; i++)
-      largest = std::max(largest, std::abs(static_cast<double>(x[i])));
+      largest = std::max(largest, std::abs(x[i] / factor(i)));
     for (int i = first; i < first + group; i++) {
       const double size = std::abs(weights[i].value), bias = std::abs(biases[i / plain.group]);
-      tolerance += 0.51 * largest / top * size;
+      tolerance += 0.51 * largest / top * size * factor(i);
       tolerance += EPSILON * plain.num_inputs * std::abs(x[i]) * (size + 2 * bias);
     }
   }
@@ -351,6 +362,8 @@ void test_kind(Random& random, const Kind& kind) {
     // Few rows have their own kernels.
     const int num_rows = i < 8 ? i + 1 : random.between(9, 100);
     Product product(random, make_layer(random, kind), num_rows);
+    if (kind.is_scaled)
+      product.packed.scale_inputs(random_shifts(random, product.layer->plain.num_inputs));
     set_num_threads(random.one_of({1, 2, 3, 4, 7}));
     multiply({product.args()});
     if (kind.is_quantized())
@@ -365,14 +378,17 @@ void test_kind(Random& random, const Kind& kind) {
 }
 
 void test_several_of_one_input(Random& random, InputType input_type,
-                               const std::vector<Format>& formats) {
+                               const std::vector<Format>& formats, bool is_scaled = false) {
+  constexpr int NUM_INPUTS = 256;
+  const Shifts shifts = random_shifts(random, NUM_INPUTS);
   std::list<Product> products;
   std::vector<LinearArgs> args;
   for (int i = 0; i < 3; i++)
     for (Format format : formats) {
       const Kind kind{.format = format, .input_type = input_type};
       const int group = kind.is_quantized() ? random.one_of({16, 32}) : 0;
-      products.emplace_back(random, make_layer(random, kind, 256, group), 30);
+      products.emplace_back(random, make_layer(random, kind, NUM_INPUTS, group), 30);
+      if (is_scaled) products.back().packed.scale_inputs(shifts);
       products.back().x = products.front().x;
       args.push_back(products.back().args());
       args.back().x = products.front().x.data();
@@ -380,6 +396,33 @@ void test_several_of_one_input(Random& random, InputType input_type,
   set_num_threads(4);
   multiply(args);
   for (const Product& product : products) check_product(product);
+}
+
+void test_wrong_shifts(Random& random) {
+  const auto is_refused = [](PackedWeights& weights, Shifts shifts) {
+    try {
+      weights.scale_inputs(std::move(shifts));
+    } catch (const std::invalid_argument&) {
+      return weights.panels().shifts == nullptr;
+    }
+    return false;
+  };
+  const bool has_integers = kernels()->max_tile_rows_int > 0;
+  for (const Kind& kind : std::vector<Kind>{{Format::kBits4}, {Format::kFloat32}}) {
+    Product product(random, make_layer(random, kind), 1);
+    expect(is_refused(product.packed, random_shifts(random, product.packed.panels().num_inputs)),
+           "shifts of inputs that are not rounded: " + product.name());
+  }
+  for (Format format : {Format::kBits8, Format::kBits4}) {
+    if (!has_integers) continue;
+    Product product(random, make_layer(random, {format, InputType::kInt16}), 1);
+    const int size = product.packed.panels().num_inputs;
+    const std::vector<uint8_t> large(size, MAX_SHIFT + 1);
+    expect(is_refused(product.packed, std::make_shared<const std::vector<uint8_t>>(large)),
+           "shifts by too much: " + product.name());
+    expect(is_refused(product.packed, random_shifts(random, size - 1)),
+           "too few shifts: " + product.name());
+  }
 }
 
 /// The threads belong to one caller at a time; no result depends on which.
@@ -534,6 +577,13 @@ void test_linear() {
     for (InputType input_type : {InputType::kInt16, InputType::kInt8})
       test_kind(random, {.format = format, .input_type = input_type});
   }
+  if (kernels()->shifts_weights) {
+    for (Format format : {Format::kBits4, Format::kMxfp4})
+      for (InputType input_type : {InputType::kInt16, InputType::kInt8})
+        test_kind(random, {format, input_type, true});
+    test_several_of_one_input(random, InputType::kInt16, {Format::kBits4}, true);
+  }
+  test_wrong_shifts(random);
   const std::vector<Format> quantized{Format::kBits8, Format::kBits4};
   test_several_of_one_input(random, InputType::kFloat32, quantized);
   test_several_of_one_input(random, InputType::kFloat32, {Format::kFloat32, Format::kBfloat16});

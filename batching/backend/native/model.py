@@ -1,12 +1,18 @@
 """Replaces modules of a model by the native kernels."""
 
+import logging
+
 import mlx.nn as nn
 
+from batching.backend.exceptions import one_line
 from batching.backend.native.fused.blocks import replace_blocks
 from batching.backend.native.fused.stack import stack_layers
 from batching.backend.native.layers.packing import Packing
 from batching.backend.native.layers.replace import replace_modules
+from batching.backend.native.layers.scaling import find_shifts
 from batching.backend.native_loader import Native
+
+logger = logging.getLogger(__name__)
 
 
 def use_kernels(
@@ -16,7 +22,14 @@ def use_kernels(
 
     `input_bits` and `packing` are those of `replace_modules`.
     """
-    model = replace_modules(model, native, input_bits=input_bits, packing=packing)
+    packing = packing or Packing(native.module, input_bits)
+    model = replace_modules(model, native, packing=packing)
+    if packing.finds_shifts:
+        try:
+            packing.shifts = find_shifts(model, packing.packed)
+        except Exception as error:
+            # The code of a model can raise anything.
+            logger.warning("inputs are not scaled by channel: %s", one_line(error))
     replace_blocks(model, native)
     stack_layers(model, native.module)
     return model

@@ -42,6 +42,8 @@ class Packing:
     read: gives a part, by its path, its arrays; all that are left for no path.
         None if all are there, or are read when they are computed.
     packed, others: what was packed, by the paths of modules, and the other arrays.
+    finds_shifts: look at the inputs of the packed model.
+    shifts: what was found, see `find_shifts`.
     """
 
     kernels: Any
@@ -50,6 +52,8 @@ class Packing:
     stored: Stored | None = None
     packed: dict[str, Any] = field(default_factory=dict)
     others: dict[str, mx.array] = field(default_factory=dict)
+    finds_shifts: bool = False
+    shifts: Mapping[str, bytes] = field(default_factory=dict)
     _paths: dict[int, str] = field(default_factory=dict)
 
     def begin(self, path: str) -> None:

@@ -11,7 +11,7 @@ namespace native {
 
 #if defined(__x86_64__)
 extern const Kernels kernels_avx2, kernels_avx2_vnni, kernels_avx512, kernels_avx512_vnni,
-    kernels_avx512_bf16;
+    kernels_avx512_vbmi, kernels_avx512_bf16;
 #else
 extern const Kernels kernels_baseline;
 #endif
@@ -37,8 +37,10 @@ const Kernels* select() {
   __builtin_cpu_init();
   const bool has_avx512 = __builtin_cpu_supports("x86-64-v4");
   const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
-  const bool has_bf16 = has_vnni && __builtin_cpu_supports("avx512bf16");
+  const bool has_vbmi = has_vnni && __builtin_cpu_supports("avx512vbmi");
+  const bool has_bf16 = has_vbmi && __builtin_cpu_supports("avx512bf16");
   if (has_bf16 && is_allowed(kernels_avx512_bf16)) return &kernels_avx512_bf16;
+  if (has_vbmi && is_allowed(kernels_avx512_vbmi)) return &kernels_avx512_vbmi;
   if (has_vnni && is_allowed(kernels_avx512_vnni)) return &kernels_avx512_vnni;
   if (has_avx512 && is_allowed(kernels_avx512)) return &kernels_avx512;
   const bool has_avx2 = __builtin_cpu_supports("x86-64-v3");

@@ -19,6 +19,9 @@ enum class Format : int32_t {
 
 /// Whether weights are integers with a scale for each group of inputs.
 ALWAYS_INLINE constexpr bool is_quantized(Format format) { return format >= Format::kBits8; }
+/// Codes of MXFP4 have 5 bits: shifted by more, they would leave their bytes.
+constexpr int MAX_SHIFT = 3;
+
 /// Whether two weights share a byte.
 ALWAYS_INLINE constexpr bool has_nibbles(Format format) { return format >= Format::kBits4; }
 
@@ -35,8 +38,10 @@ enum class ParameterType : int32_t {
 /// Groups that share a float16 factor of their scales and one of their biases, as in GGUF's K types.
 constexpr int SUPER = 8;
 
-/// The smallest group of weights; two of these share the scale of rounded inputs.
+/// The smallest group of weights; two of these share the scale of inputs of 16 bits.
 constexpr int HALF_GROUP = 16;
+/// Inputs of 8 bits that share a scale.
+constexpr int INT8_GROUP = 16;
 
 /// Twice the floats of MXFP4 plus MXFP4_CENTER: integers that are scaled like affine ones.
 constexpr uint8_t MXFP4_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
@@ -46,7 +51,15 @@ constexpr int MXFP4_CENTER = 12;
 enum class InputType : int32_t {
   kFloat32,
   kInt16,  // the largest input of a group becomes 32767
-  kInt8,   // the largest input of a group becomes 127
+  kInt8,   // the largest input of an INT8_GROUP becomes 127
+};
+
+/// How the weights of 8 inputs are shifted, those of the first four and of the others: for each byte
+/// of two columns the bit of 64 where it begins once it is shifted, and for one the bits that it then
+/// has.  Weights of 4 bits are shifted out of the bytes that they share, codes of MXFP4 as bytes.
+struct ShiftControl {
+  uint64_t begins[2];
+  uint32_t masks[2];
 };
 
 /// Weights `[outputs, inputs]` as the kernels read them, one panel of outputs after the other.
@@ -70,6 +83,10 @@ struct Panels {
   ParameterType parameter_type;
   int center;
   const uint8_t* data;
+  /// For inputs of 8 bits, `[num_inputs]` or null: an input is divided by two to the power of its
+  /// shift before it is rounded, and its weights are shifted to the left.
+  const uint8_t* shifts = nullptr;
+  const ShiftControl* controls = nullptr;  // for each 8 inputs, or null
 
   ALWAYS_INLINE int num_panels() const { return (num_outputs + columns - 1) / columns; }
 
@@ -116,6 +133,12 @@ struct Panels {
   }
 };
 
+/// Whether products with these weights read the same packed inputs.
+ALWAYS_INLINE bool are_packed_alike(const Panels& a, const Panels& b) {
+  return a.input_type == b.input_type && a.input_group() == b.input_group() &&
+         a.shifts == b.shifts;
+}
+
 /// Rows in tiles of nearly equal height.
 struct Tiles {
   int num_rows;
@@ -136,7 +159,8 @@ struct Tiles {
 /// for quantized weights, the sums of each group, `[tile][group][row]`; or integers
 /// `[tile][input / 8][row][8]` with, for each group, the scale, the scale times the sum of the
 /// integers, and that sum, `[tile][group][row]` each.  16-bit integers of four inputs are in the
-/// order 0, 2, 1, 3.  Where weights have groups of HALF_GROUP, there are the sums of these, too.
+/// order 0, 2, 1, 3.  Where weights have groups of HALF_GROUP, there are the sums of these, too.  Scales
+/// and sums of integers of 8 bits are those of each INT8_GROUP; only `sums` are of a group.
 struct PackedInputs {
   float* floats;
   uint8_t* integers;
@@ -368,13 +392,14 @@ struct Kernels {
   int columns;            // of a panel
   int max_tile_rows;      // with float inputs
   int max_tile_rows_int;  // with integer inputs; 0 if the processor has no instructions for them
+  bool shifts_weights;    // see Panels::shifts
   /// Pack one row `[size]` of a tile; see PackedInputs.
   void (*pack_row)(const float* x, int row, int height, int size, int group,
                    const PackedInputs& to);
   void (*pack_row_int16)(const float* x, int row, int height, int size, int group,
                          const PackedInputs& to);
-  void (*pack_row_int8)(const float* x, int row, int height, int size, int group,
-                        const PackedInputs& to);
+  void (*pack_row_int8)(const float* x, const uint8_t* shifts, int row, int height, int size,
+                        int group, const PackedInputs& to);
   /// Compute panels [panel, next); `scratch` has space for `columns` floats per input.
   void (*linear)(const LinearArgs& args, int panel, int next, float* scratch);
   /// Update each row's largest output with panels [panel, next); does not write to `y`.

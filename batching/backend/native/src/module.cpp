@@ -110,6 +110,13 @@ Weights stored_weights(const Layout& layout, size_t size, int file, size_t offse
       [&] { return std::make_shared<PackedWeights>(panels, num_matrices, part, is_mapped); });
 }
 
+void scale_inputs(const std::vector<std::shared_ptr<PackedWeights>>& weights,
+                  const nb::bytes& shifts) {
+  const auto* bytes = static_cast<const uint8_t*>(shifts.data());
+  const auto shared = std::make_shared<const std::vector<uint8_t>>(bytes, bytes + shifts.size());
+  for (const auto& each : weights) each->scale_inputs(shared);
+}
+
 void map_weights(PackedWeights& weights, int file, size_t offset) {
   or_os_error([&] { weights.map({file, offset}); });
 }
@@ -384,6 +391,7 @@ NB_MODULE(_native, m) {
       std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
       std::to_string(MLX_VERSION_PATCH);
   m.def("supports_int_inputs", [] { return kernels() && kernels()->max_tile_rows_int > 0; });
+  m.def("supports_scaled_inputs", [] { return kernels() && kernels()->shifts_weights; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("weight_bytes", &PackedWeights::all_bytes);
   m.def("mapped_bytes", &PackedWeights::mapped_bytes);
@@ -396,6 +404,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("bytes", &bytes_of)
       .def_prop_ro("layout", &layout_of)
       .def("map", &map_weights, "file"_a, "offset"_a)
+      .def_prop_ro("can_scale_inputs", &PackedWeights::can_scale_inputs)
       .def_prop_ro("num_matrices", &PackedWeights::num_matrices)
       .def_prop_ro("shape", [](const PackedWeights& weights) {
         return std::make_pair(weights.panels().num_outputs, weights.panels().num_inputs);
@@ -418,6 +427,7 @@ NB_MODULE(_native, m) {
         "bits"_a = 0, "input_bits"_a = 32);
   m.def("stored_weights", &stored_weights, "layout"_a, "size"_a, "file"_a, "offset"_a,
         "is_mapped"_a);
+  m.def("scale_inputs", &scale_inputs, "weights"_a, "shifts"_a);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   nb::class_<ExpertLayer>(m, "ExpertLayer").def_prop_ro("nbytes", [](const ExpertLayer& layer) {
     return layer.weights->num_bytes();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "thread_pool.h"
@@ -308,6 +309,21 @@ void pack_panel(const PlainWeights& plain, const Panels& panels, int matrix, int
   }
 }
 
+/// How weights are shifted by as much as their inputs, eight of them.
+ShiftControl control_of(Format format, const uint8_t* shifts) {
+  ShiftControl control = {};
+  const int bits = format == Format::kMxfp4 ? 0 : 4;  // between weights that share a byte
+  for (int i = 0; i < 8; i++) {
+    const int four = i / 4, byte = i % 4;
+    for (int column = 0; column < 2; column++) {
+      const uint64_t begin = (8 * (4 * column + byte) + bits * four - shifts[i]) & 63;
+      control.begins[four] |= begin << 8 * (4 * column + byte);
+    }
+    control.masks[four] |= 0x0fu << shifts[i] << 8 * byte;
+  }
+  return control;
+}
+
 std::atomic<size_t> total_bytes{0}, total_mapped_bytes{0};
 
 }  // namespace
@@ -351,6 +367,25 @@ void PackedWeights::map(FilePart part) {
   use_memory();
   if (!is_mapped_) total_mapped_bytes += memory_.size();
   is_mapped_ = true;
+}
+
+bool PackedWeights::can_scale_inputs() const {
+  return kernels()->shifts_weights && has_nibbles(panels_.format) &&
+         panels_.input_type != InputType::kFloat32;
+}
+
+void PackedWeights::scale_inputs(Shifts shifts) {
+  if (!can_scale_inputs()) throw std::invalid_argument("these inputs cannot be scaled");
+  if (shifts->size() != static_cast<size_t>(panels_.num_inputs) ||
+      *std::max_element(shifts->begin(), shifts->end()) > MAX_SHIFT)
+    throw std::invalid_argument("a small shift for each input");
+  panels_.input_type = InputType::kInt8;
+  controls_.clear();
+  for (size_t i = 0; i < shifts->size(); i += 8)
+    controls_.push_back(control_of(panels_.format, shifts->data() + i));
+  panels_.shifts = shifts->data();
+  panels_.controls = controls_.data();
+  shifts_ = std::move(shifts);
 }
 
 void PackedWeights::use_memory() { panels_.data = static_cast<const uint8_t*>(memory_.data()); }

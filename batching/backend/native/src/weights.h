@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "kernels.h"
 #include "memory.h"
@@ -24,6 +25,8 @@ struct PlainWeights {
   const uint8_t* exponents;  // in place of scales and biases, of MXFP4
 };
 
+using Shifts = std::shared_ptr<const std::vector<uint8_t>>;
+
 class PackedWeights {
  public:
   PackedWeights(const PlainWeights& plain, int columns);
@@ -37,6 +40,13 @@ class PackedWeights {
   /// Take these weights from a file that has them; not while anything computes with them.
   /// Throws std::system_error.
   void map(FilePart part);
+
+  /// Whether inputs can be scaled by channel.
+  bool can_scale_inputs() const;
+  /// Round inputs to 8 bits, scaled by channel; see Panels::shifts.  Not while anything computes with
+  /// these weights.  Layers of one input are to share the shifts.
+  /// Throws std::invalid_argument.
+  void scale_inputs(Shifts shifts);
 
   /// Bytes of all packed weights of this process, and those of them that are mapped.
   static size_t all_bytes();
@@ -56,6 +66,8 @@ class PackedWeights {
 
   int num_matrices_;
   Panels panels_;
+  Shifts shifts_;
+  std::vector<ShiftControl> controls_;
   Memory memory_;
   bool is_mapped_;
 };

@@ -126,12 +126,54 @@ def test_products_with_integer_inputs(
     assert mx.array_equal(kernels.embed(tokens, packed), kernels.embed(tokens, exactly))
 
 
+@EXAMPLES
+@given(
+    rows=NUM_ROWS,
+    outputs=st.integers(1, 200),
+    groups=st.integers(1, 6),
+    mode=st.sampled_from(["affine", "mxfp4"]),
+    seed=st.integers(0, 1000),
+)
+def test_products_with_inputs_scaled_by_channel(
+    kernels: Any, rows: int, outputs: int, groups: int, mode: str, seed: int
+) -> None:
+    """The error is at most that of rounding what inputs are divided by, times as much."""
+    if not kernels.supports_scaled_inputs():
+        pytest.skip("this processor does not shift bytes each by its own count")
+    rng = np.random.default_rng(seed)
+    size = 32 * groups
+    weight = mx.array(rng.standard_normal((outputs, size)).astype(np.float32))
+    parts = mx.quantize(weight, group_size=32, bits=4, mode=mode)
+    dequantized = mx.dequantize(*parts, group_size=32, bits=4, mode=mode).astype(mx.float32)
+    plain = np.array(dequantized).astype(np.float64)
+    biases = None if mode == "mxfp4" else parts[2]
+    unscaled, scaled = (kernels.pack(*parts[:2], biases, 4, input_bits=16) for _ in range(2))
+    shifts = rng.integers(0, 4, size, np.uint8)
+    kernels.scale_inputs([scaled], shifts.tobytes())
+    x = rng.standard_normal((rows, size)).astype(np.float32) * 2.0**shifts
+    (y,) = kernels.linear(mx.array(x, mx.float32), [scaled], [None])
+    largest = np.abs((x / 2.0**shifts).reshape(rows, -1, 16)).max(axis=-1, keepdims=True)
+    steps = np.repeat(largest / 127, 16, axis=-1).reshape(rows, -1) * 2.0**shifts
+    most = steps / 2 @ np.abs(plain).T
+    scale = np.abs(x) @ np.abs(plain).T
+    assert np.all(np.abs(np.array(y) - x @ plain.T) <= most * 1.01 + 2e-6 * scale)
+    (alone,) = kernels.linear(mx.array(x[-1:], mx.float32), [scaled], [None])
+    assert mx.array_equal(alone, y[-1:])
+    tokens = mx.array(rng.integers(0, outputs, (5, 1)))
+    assert mx.array_equal(kernels.embed(tokens, scaled), kernels.embed(tokens, unscaled))
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
 @pytest.mark.parametrize("input_bits", [8, 16])
-def test_nan_and_infinite_inputs_give_nan(kernels: Any, input_bits: int) -> None:
-    if not kernels.supports_int_inputs():
+def test_nan_and_infinite_inputs_give_nan(
+    kernels: Any, input_bits: int, *, is_scaled: bool
+) -> None:
+    if not kernels.supports_int_inputs() or (is_scaled and not kernels.supports_scaled_inputs()):
         pytest.skip("this processor has no integer dot products")
     parts = mx.quantize(mx.ones((40, 64)), group_size=32)
     packed = kernels.pack(*parts, 4, input_bits=input_bits)
+    if is_scaled:
+        kernels.scale_inputs([packed], bytes([1, 2] * 32))
     x = mx.zeros((3, 64))
     x[0, 5] = mx.nan
     x[1, 40] = mx.inf
@@ -577,6 +619,9 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
     ]
     if kernels.supports_int_inputs():
         unlike.append(kernels.pack(*parts, 4, input_bits=8))
+    if kernels.supports_scaled_inputs():
+        unlike.append(kernels.pack(*parts, 4, input_bits=8))
+        kernels.scale_inputs(unlike[-1:], bytes(64))
     layer = kernels.expert_layer(packed)
     pool = kernels.pool(2, 4, 2, 8, 8)
     step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0)], [0], [0])))
@@ -586,9 +631,11 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
         lambda: kernels.linear(mx.ones((1, 8)), [packed], []),
         lambda: kernels.linear(mx.ones((1, 8)), [packed], [mx.ones(3)]),
         *(
-            partial(kernels.linear, mx.ones((1, 64)), [unlike[0], other], [None, None])
-            for other in unlike[1:]
+            partial(kernels.linear, mx.ones((1, 64)), [one, other], [None, None])
+            for one, other in pairwise(unlike)
         ),
+        lambda: kernels.scale_inputs([unlike[0]], bytes(64)),
+        lambda: kernels.scale_inputs([unlike[-1]], bytes(63)),
         lambda: kernels.pack(mx.ones(8)),
         lambda: kernels.pack(*parts, 4, input_bits=7),
         lambda: kernels.pack(*parts, 9),
@@ -616,7 +663,7 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif("NATIVE_ISA" in os.environ, reason="this is that run")
 def test_on_the_other_instruction_sets(native: Native) -> None:
-    known = ["avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"]
+    known = ["avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_vbmi", "avx512_bf16"]
     for isa in known[: known.index(native.isa)] if native.isa in known else ():
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],

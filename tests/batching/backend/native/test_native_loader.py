@@ -212,7 +212,6 @@ def test_the_start_says_what_is_rounded(
         cpu_precision=precision,
     )
     used: list[int] = []
-    name = "fast" if precision == "auto" else precision
 
     def use_kernels_and_tell(*args: Any, packing: Packing) -> nn.Module:
         used.append(packing.input_bits)
@@ -220,13 +219,16 @@ def test_the_start_says_what_is_rounded(
 
     monkeypatch.setattr(packed_model, "use_kernels", use_kernels_and_tell)
     if native.supports_int_inputs:
-        what = f"{name}: what is multiplied with quantized weights has {num_bits} bits"
+        what = f"{precision}: quantized weights are multiplied with activations of {num_bits} bits"
+        if native.supports_scaled_inputs and precision != "fast":
+            what += ", 4-bit ones with 8 bits, scaled by channel"
         assert f"kernels   {native}; {what}" in build_engine(config).startup_lines
         assert used == [num_bits]
     kv_dtype = "bfloat16" if precision == "auto" else "float32"
     assert f", {kv_dtype})" in "".join(build_engine(config).startup_lines)
-    without = replace(native, supports_int_inputs=False)
+    without = replace(native, supports_int_inputs=False, supports_scaled_inputs=False)
     monkeypatch.setattr(engine_builder, "load_native", lambda *_: without)
+    name = "fast" if precision == "auto" else precision
     why = f"this processor has no {name} mode, inputs of products are not rounded"
     assert f"kernels   {native}; {why}" in build_engine(config).startup_lines
     assert used[-1] == 32

@@ -166,7 +166,7 @@ def the_file(folder: Path) -> Path:
 
 @every_kind
 @pytest.mark.parametrize("sharing", ["always", "never", "auto"])
-@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("precision", ["exact", "fast", "auto"])
 def test_a_second_start_packs_nothing_and_gives_the_same_bits(
     tmp_path: Path,
     folder: Path,
@@ -190,6 +190,9 @@ def test_a_second_start_packs_nothing_and_gives_the_same_bits(
         "batching.backend.gguf.model.read_weight", lambda *_: pytest.fail("it is read")
     )
     monkeypatch.setattr(_Probe, "fastest", lambda _: pytest.fail("it is checked"))
+    monkeypatch.setattr(
+        "batching.backend.native.model.find_shifts", lambda *_: pytest.fail("it is looked at")
+    )
     line, second = start(config)
     how = "mapped" if sharing == "always" else "read"
     assert line.startswith(f"{how} from {the_file(folder)} in ")
@@ -211,6 +214,13 @@ def test_experts_routers_and_recurrent_layers_are_those_of_the_first_start(
     line, second = start(config)
     assert line.startswith("mapped from ")
     assert plain == first == second
+
+
+def test_inputs_are_scaled_by_default(config: EngineConfig, native: Native) -> None:
+    default, fast = (start(replace(config, cpu_precision=each)) for each in ("auto", "fast"))
+    fast_pool = start(replace(config, cpu_precision="fast", kv_cache_dtype="bfloat16"))
+    assert default[1] != fast[1]
+    assert (default[1] != fast_pool[1]) == native.supports_scaled_inputs
 
 
 def test_mapped_weights_are_counted_and_end_with_the_model(

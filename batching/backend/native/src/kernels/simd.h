@@ -229,6 +229,18 @@ ALWAYS_INLINE U16Pairs mxfp4_codes(U16Pairs q) {
 #endif
 }
 
+/// The bytes of each pair of lanes that begin at these of its bits; see ShiftControl.
+#if defined(__AVX512VBMI__)
+constexpr bool SHIFTS_WEIGHTS = true;
+ALWAYS_INLINE I32 shift_bytes(I32 bytes, uint64_t begins) {
+  const __m512i all = _mm512_set1_epi64(static_cast<int64_t>(begins));
+  return (I32)_mm512_multishift_epi64_epi8(all, (__m512i)bytes);
+}
+#else
+constexpr bool SHIFTS_WEIGHTS = false;
+ALWAYS_INLINE I32 shift_bytes(I32 bytes, uint64_t) { return bytes; }
+#endif
+
 /// Add to each lane the dot product of its weights, four unsigned bytes or two 16-bit integers, and
 /// the signed inputs of one word.
 template <typename Int>
@@ -247,6 +259,8 @@ ALWAYS_INLINE I32 dot(I32 sums, I32 weights, const uint8_t* word) {
   return (I32)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)weights, all);
 #endif
 }
+#else
+constexpr bool SHIFTS_WEIGHTS = false;
 #endif
 
 }  // namespace

@@ -4,16 +4,6 @@
 
 namespace native {
 
-namespace {
-
-/// Whether two layers take the same packed inputs.
-bool are_packed_alike(const Layer& a, const Layer& b) {
-  const Panels p = a.weights->panels(), q = b.weights->panels();
-  return p.input_group() == q.input_group() && p.input_type == q.input_type;
-}
-
-}  // namespace
-
 const float* data_or_null(const std::vector<float>& values) {
   return values.empty() ? nullptr : values.data();
 }
@@ -49,8 +39,8 @@ void multiply_normed(const std::vector<Layer>& layers, const Norm& norm, const f
   const float* input = norm.size() ? normed : x;
   for (size_t i = 0; i < layers.size();) {
     std::vector<LinearArgs> products;
-    const Layer& first = layers[i];
-    for (; i < layers.size() && are_packed_alike(first, layers[i]); i++) {
+    const Panels panels = layers[i].weights->panels();
+    for (; i < layers.size() && are_packed_alike(panels, layers[i].weights->panels()); i++) {
       products.push_back(product(layers[i], nullptr, input, num_rows, y));
       y += static_cast<size_t>(num_rows) * layers[i].num_outputs();
     }

@@ -39,11 +39,12 @@ int max_tile_rows(InputType input_type) {
 PackedInputs from_row(const PackedInputs& packed, InputType input_type, size_t size, int group,
                       size_t row) {
   const size_t at = row * size;
+  const int scale_group = input_type == InputType::kInt8 ? INT8_GROUP : group;
   return {packed.floats ? packed.floats + at : nullptr,
           packed.integers ? packed.integers + at * integer_size(input_type) : nullptr,
-          packed.scales ? packed.scales + at / group : nullptr,
+          packed.scales ? packed.scales + at / scale_group : nullptr,
           packed.sums ? packed.sums + at / group : nullptr,
-          packed.totals ? packed.totals + at / group : nullptr,
+          packed.totals ? packed.totals + at / scale_group : nullptr,
           packed.half_sums ? packed.half_sums + at / HALF_GROUP : nullptr,
           packed.half_totals ? packed.half_totals + at / HALF_GROUP : nullptr};
 }
@@ -52,7 +53,8 @@ InputPacker::InputPacker(const Panels& weights, int num_rows, bool has_halves)
     : input_type_(weights.input_type),
       size_(weights.num_inputs),
       group_(weights.input_group()),
-      num_rows_(num_rows) {
+      num_rows_(num_rows),
+      shifts_(weights.shifts) {
   // Other threads write to them.
   thread_local std::vector<float> floats, scales, sums, half_sums;
   thread_local std::vector<uint8_t> integers;
@@ -62,8 +64,9 @@ InputPacker::InputPacker(const Panels& weights, int num_rows, bool has_halves)
     all_.floats = grow(floats, total);
   } else {
     all_.integers = grow(integers, total * integer_size(input_type_));
-    all_.scales = grow(scales, total / group_);
-    all_.totals = grow(totals, total / group_);
+    const int scale_group = input_type_ == InputType::kInt8 ? INT8_GROUP : group_;
+    all_.scales = grow(scales, total / scale_group);
+    all_.totals = grow(totals, total / scale_group);
   }
   if (group_) all_.sums = grow(sums, total / group_);
   if (!has_halves && !weights.has_halves()) return;
@@ -87,10 +90,11 @@ void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
   const int own = row - rows.first, tile = tiles.of(own), height = tiles.height(tile);
   const PackedInputs to = packed({rows.first + tiles.first(tile), height});
   const int m = own - tiles.first(tile);
-  const auto pack_row = input_type_ == InputType::kFloat32 ? k.pack_row
-                        : input_type_ == InputType::kInt16 ? k.pack_row_int16
-                                                           : k.pack_row_int8;
-  pack_row(x, m, height, size_, group_, to);
+  switch (input_type_) {
+    case InputType::kFloat32: return k.pack_row(x, m, height, size_, group_, to);
+    case InputType::kInt16: return k.pack_row_int16(x, m, height, size_, group_, to);
+    case InputType::kInt8: return k.pack_row_int8(x, shifts_, m, height, size_, group_, to);
+  }
 }
 
 void multiply_packed(const std::vector<LinearArgs>& products) {

@@ -38,6 +38,7 @@ class InputPacker {
   size_t size_;
   int group_;
   int num_rows_;
+  const uint8_t* shifts_;
   PackedInputs all_ = {};
 };
 

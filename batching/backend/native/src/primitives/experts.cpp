@@ -64,8 +64,7 @@ std::shared_ptr<const Experts> gated_experts(const ExpertLayer& gate, const Expe
   require(gates.num_inputs == ups.num_inputs && gates.num_outputs == ups.num_outputs &&
               gates.num_outputs == down.weights->panels().num_inputs,
           "gate, up and down fit to each other");
-  require(gates.input_group() == ups.input_group() && gates.input_type == ups.input_type,
-          "gate and up are packed alike");
+  require(are_packed_alike(gates, ups), "gate and up are packed alike");
   require(up.weights->num_matrices() == gate.weights->num_matrices() &&
               down.weights->num_matrices() == gate.weights->num_matrices(),
           "as many experts");

@@ -88,8 +88,7 @@ std::vector<mx::array> linear(const mx::array& x, const std::vector<Weights>& we
   std::vector<bool> has_bias;
   for (size_t i = 0; i < weights.size(); i++) {
     require(x.shape(-1) == weights[i]->panels().num_inputs, "rows have as many inputs as weights");
-    require(weights[i]->panels().input_type == weights[0]->panels().input_type &&
-                weights[i]->panels().input_group() == weights[0]->panels().input_group(),
+    require(are_packed_alike(weights[i]->panels(), weights[0]->panels()),
             "weights of one input have one layout");
     mx::Shape shape = x.shape();
     shape.back() = weights[i]->panels().num_outputs;
