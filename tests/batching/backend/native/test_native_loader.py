@@ -64,6 +64,7 @@ def module_for(mlx_version: str, isa: str) -> str:
             "num_threads = lambda: 3",
             "weight_bytes = lambda: 0",
             "supports_int_inputs = lambda: False",
+            "supports_scaled_inputs = lambda: False",
         ]
     )
 

@@ -121,8 +121,8 @@ def test_a_note_of_something_else_is_not_believed(
     start(config)
     notes = the_file(folder).with_suffix(".json")
     [(key, of_model)] = json.loads(notes.read_text()).items()
-    [(name, verdict)] = of_model.items()
-    assert verdict == ["ragged", False, ""]
+    [name] = [name for name in of_model if name.startswith("check")]
+    assert of_model[name] == ["ragged", False, ""]
     wrong = text.replace("key", key).replace("check", name)
     notes.write_text(wrong)
     checked: list[_Probe] = []
@@ -135,7 +135,7 @@ def test_a_note_of_something_else_is_not_believed(
     monkeypatch.setattr(_Probe, "fastest", fastest)
     start(config)
     assert len(checked) == 1
-    assert json.loads(notes.read_text())[key][name] == verdict
+    assert json.loads(notes.read_text())[key].items() >= of_model.items()
 
 
 def test_what_a_check_found_is_known_for_all_ways(tmp_path: Path) -> None:
