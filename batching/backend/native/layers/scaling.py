@@ -100,7 +100,7 @@ def _watched(model: nn.Module, packed: Mapping[str, Any], changes: Changes) -> S
 
 
 def _run(model: nn.Module, inputs: Sequence[_Input]) -> None:
-    """Give the model random tokens, without its logits if nothing looks at what they are made of."""
+    """Give the model random tokens; only what is looked at is computed."""
     embeddings = [m for m in model.modules() if isinstance(m, Embedding)]
     num_ids = min((e.product.packed[0].shape[0] for e in embeddings), default=0)
     ids = np.random.default_rng(0).integers(0, num_ids, (1, _NUM_TOKENS))
