@@ -54,14 +54,6 @@ enum class InputType : int32_t {
   kInt8,   // the largest input of an INT8_GROUP becomes 127
 };
 
-/// How the weights of 8 inputs are shifted, those of the first four and of the others: for each byte
-/// of two columns the bit of 64 where it begins once it is shifted, and for one the bits that it then
-/// has.  Weights of 4 bits are shifted out of the bytes that they share, codes of MXFP4 as bytes.
-struct ShiftControl {
-  uint64_t begins[2];
-  uint32_t masks[2];
-};
-
 /// Weights `[outputs, inputs]` as the kernels read them, one panel of outputs after the other.
 ///
 /// A panel holds `columns` outputs side by side, input by input:
@@ -86,13 +78,16 @@ struct Panels {
   /// For inputs of 8 bits, `[num_inputs]` or null: an input is divided by two to the power of its
   /// shift before it is rounded, and its weights are shifted to the left.
   const uint8_t* shifts = nullptr;
-  const ShiftControl* controls = nullptr;  // for each 8 inputs, or null
 
   ALWAYS_INLINE int num_panels() const { return (num_outputs + columns - 1) / columns; }
 
   ALWAYS_INLINE bool has_halves() const { return group == HALF_GROUP; }
   /// Inputs that are packed as a group: layers of one input need not have equal groups of weights.
   ALWAYS_INLINE int input_group() const { return has_halves() ? 2 * HALF_GROUP : group; }
+  /// Inputs that share a scale once they are integers.
+  ALWAYS_INLINE int scale_group() const {
+    return input_type == InputType::kInt8 ? INT8_GROUP : input_group();
+  }
 
   /// Scales and biases of a group.
   ALWAYS_INLINE size_t parameter_bytes() const {
@@ -169,6 +164,20 @@ struct PackedInputs {
   int32_t* totals;
   float* half_sums;
   int32_t* half_totals;
+
+  /// Without the rows before `row`, the first of a tile, as weights like these read them.
+  ALWAYS_INLINE PackedInputs from_row(const Panels& weights, size_t row) const {
+    const size_t at = row * weights.num_inputs;
+    const size_t scale = scales ? at / weights.scale_group() : 0;
+    const size_t size = weights.input_type == InputType::kInt16 ? 2 : 1;
+    return {floats ? floats + at : nullptr,
+            integers ? integers + at * size : nullptr,
+            scales ? scales + scale : nullptr,
+            sums ? sums + at / weights.input_group() : nullptr,
+            totals ? totals + scale : nullptr,
+            half_sums ? half_sums + at / HALF_GROUP : nullptr,
+            half_totals ? half_totals + at / HALF_GROUP : nullptr};
+  }
 };
 
 /// Inputs `[rows, num_inputs]`, outputs `[rows, num_outputs]`.

@@ -309,21 +309,6 @@ void pack_panel(const PlainWeights& plain, const Panels& panels, int matrix, int
   }
 }
 
-/// How weights are shifted by as much as their inputs, eight of them.
-ShiftControl control_of(Format format, const uint8_t* shifts) {
-  ShiftControl control = {};
-  const int bits = format == Format::kMxfp4 ? 0 : 4;  // between weights that share a byte
-  for (int i = 0; i < 8; i++) {
-    const int four = i / 4, byte = i % 4;
-    for (int column = 0; column < 2; column++) {
-      const uint64_t begin = (8 * (4 * column + byte) + bits * four - shifts[i]) & 63;
-      control.begins[four] |= begin << 8 * (4 * column + byte);
-    }
-    control.masks[four] |= 0x0fu << shifts[i] << 8 * byte;
-  }
-  return control;
-}
-
 std::atomic<size_t> total_bytes{0}, total_mapped_bytes{0};
 
 }  // namespace
@@ -380,11 +365,7 @@ void PackedWeights::scale_inputs(Shifts shifts) {
       *std::max_element(shifts->begin(), shifts->end()) > MAX_SHIFT)
     throw std::invalid_argument("a small shift for each input");
   panels_.input_type = InputType::kInt8;
-  controls_.clear();
-  for (size_t i = 0; i < shifts->size(); i += 8)
-    controls_.push_back(control_of(panels_.format, shifts->data() + i));
   panels_.shifts = shifts->data();
-  panels_.controls = controls_.data();
   shifts_ = std::move(shifts);
 }
 

@@ -67,7 +67,6 @@ class PackedWeights {
   int num_matrices_;
   Panels panels_;
   Shifts shifts_;
-  std::vector<ShiftControl> controls_;
   Memory memory_;
   bool is_mapped_;
 };

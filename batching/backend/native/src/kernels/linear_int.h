@@ -35,82 +35,94 @@ ALWAYS_INLINE void store_eights(uint8_t* to, size_t stride, I32 q) {
     __builtin_memcpy(to + i * stride, reinterpret_cast<const uint8_t*>(&integers) + i * SIZE, SIZE);
 }
 
-/// Integers of successive inputs of one scale; `shifts` as in Panels, from these inputs on.
+/// How inputs of one scale are rounded.
 template <typename Int>
-struct RoundedInputs {
+struct Rounding {
   static constexpr float TOP = sizeof(Int) == 1 ? 127 : 32767;
-  const float* x;
-  const uint8_t* shifts;
   float scale, factor;
 
-  /// A NaN makes the scale NaN.
-  ALWAYS_INLINE RoundedInputs(const float* from, const uint8_t* by, int size) : x(from), shifts(by) {
-    F32 top{};
-    I32 is_nan{};
-    for (int i = 0; i < size; i += LANES) {
-      const F32 value = shifted(i);
-      top = max(top, absolute(value));
-      is_nan |= value != value;
-    }
-    const float largest = any(is_nan) ? __builtin_nanf("") : max(top);
+  /// `top` are the largest of their absolute values, as bits: these are in the order of the values,
+  /// with NaN, which makes the scale NaN, after all others.
+  ALWAYS_INLINE explicit Rounding(I32 top) {
+    const int32_t bits = max(top);
+    float largest;
+    __builtin_memcpy(&largest, &bits, sizeof(bits));
     // Avoids a division by 0; inputs that small are negligible.
     factor = largest > 1e-30f ? TOP / largest : 0;
-    scale = largest / TOP;
+    scale = largest * (1 / TOP);
   }
-  ALWAYS_INLINE I32 shift(int i) const { return shifts ? load_bytes(shifts + i) : I32{}; }
-  ALWAYS_INLINE F32 shifted(int i) const {
-    return load(x + i) * (F32)((127 - shift(i)) << 23);
-  }
-  ALWAYS_INLINE I32 at(int i) const { return round_to_int(shifted(i) * splat(factor)); }
-  /// The sum of inputs [first, next), in units of the scale.
-  ALWAYS_INLINE float total(int first, int next) const {
-    F32 sums{};
-    for (int i = first; i < next; i += LANES) sums += to_float(at(i) << shift(i));
-    return sum(sums);
-  }
-  /// Integers of inputs that are not finite may be any.
-  ALWAYS_INLINE int32_t whole(float total) const {
-    return factor > 0 ? static_cast<int32_t>(total) : 0;
+  /// Those of inputs that are not finite may be any.
+  ALWAYS_INLINE I32 integers(F32 x) const { return round_to_int(x * splat(factor)); }
+};
+
+/// Stores integers eight at a time, `stride` bytes apart.
+template <typename Int>
+struct IntegerStore {
+  uint8_t* to;
+  size_t stride;
+
+  ALWAYS_INLINE void add(I32 q) {
+    store_eights<Int>(to, stride, q);
+    to += LANES / EIGHT * stride;
   }
 };
 
 /// Pack a row `[size]`.
 void pack_row_int16(const float* x, int row, int height, int size, int group,
                     const native::PackedInputs& to) {
-  const size_t stride = EIGHT * sizeof(int16_t) * height;
-  uint8_t* integers = to.integers + EIGHT * sizeof(int16_t) * row;
+  constexpr int HALF = native::HALF_GROUP, INPUT_BYTES = EIGHT * sizeof(int16_t);
+  IntegerStore<int16_t> integers{to.integers + INPUT_BYTES * row,
+                                 static_cast<size_t>(INPUT_BYTES) * height};
   int half = row;
   for (int at = row; at < size / group * height + row; at += height, x += group) {
-    const RoundedInputs<int16_t> inputs(x, nullptr, group);
-    for (int i = 0; i < group; i += LANES, integers += LANES / EIGHT * stride)
-      store_eights<int16_t>(integers, stride, inputs.at(i));
-    const float total = inputs.total(0, group);
-    to.scales[at] = inputs.scale;
-    to.sums[at] = inputs.scale * total;
-    to.totals[at] = inputs.whole(total);
-    for (int i = 0; to.half_sums && i < group; i += native::HALF_GROUP, half += height) {
-      const float of_half = inputs.total(i, i + native::HALF_GROUP);
-      to.half_sums[half] = inputs.scale * of_half;
-      to.half_totals[half] = inputs.whole(of_half);
+    I32 top{};
+    for (int i = 0; i < group; i += LANES) top = max(top, (I32)absolute(load(x + i)));
+    const Rounding<int16_t> rounding(top);
+    int32_t total = 0;
+    for (int first = 0; first < group; first += HALF, half += height) {
+      I32 sums{};
+      for (int i = first; i < first + HALF; i += LANES) {
+        const I32 q = rounding.integers(load(x + i));
+        integers.add(q);
+        sums += q;
+      }
+      const int32_t of_half = sum(sums);
+      total += of_half;
+      if (!to.half_sums) continue;
+      to.half_sums[half] = rounding.scale * of_half;
+      to.half_totals[half] = of_half;
     }
+    to.scales[at] = rounding.scale;
+    to.sums[at] = rounding.scale * total;
+    to.totals[at] = total;
   }
 }
 
 void pack_row_int8(const float* x, const uint8_t* shifts, int row, int height, int size, int group,
                    const native::PackedInputs& to) {
-  constexpr int GROUP = native::INT8_GROUP;
-  const size_t stride = EIGHT * height;
-  uint8_t* integers = to.integers + EIGHT * row;
+  constexpr int GROUP = native::INT8_GROUP, SIZE = GROUP / LANES;
+  IntegerStore<int8_t> integers{to.integers + EIGHT * row, static_cast<size_t>(EIGHT) * height};
   int part = row;
   for (int at = row; at < size / group * height + row; at += height) {
     float group_total = 0;
     for (int end = part + group / GROUP * height; part < end; part += height, x += GROUP) {
-      const RoundedInputs<int8_t> inputs(x, shifts, GROUP);
-      for (int i = 0; i < GROUP; i += LANES, integers += LANES / EIGHT * stride)
-        store_eights<int8_t>(integers, stride, inputs.at(i));
-      const float total = inputs.total(0, GROUP), scaled = inputs.scale * total;
-      to.scales[part] = inputs.scale;
-      to.totals[part] = inputs.whole(total);
+      F32 values[SIZE];
+      I32 by[SIZE], top{}, sums{};
+      for (int i = 0; i < SIZE; i++) {
+        by[i] = shifts ? load_bytes(shifts + LANES * i) : I32{};
+        values[i] = load(x + LANES * i) * (F32)((127 - by[i]) << 23);
+        top = max(top, (I32)absolute(values[i]));
+      }
+      const Rounding<int8_t> rounding(top);
+      for (int i = 0; i < SIZE; i++) {
+        const I32 q = rounding.integers(values[i]);
+        integers.add(q);
+        sums += q << by[i];
+      }
+      const int32_t total = sum(sums);
+      const float scaled = rounding.scale * total;
+      to.scales[part] = rounding.scale;
+      to.totals[part] = total;
       if (to.half_sums) to.half_sums[part] = scaled;
       group_total += scaled;
       if (shifts) shifts += GROUP;
@@ -133,34 +145,45 @@ ALWAYS_INLINE I32 weights_of(U16Pairs loaded, int four, int word) {
   return (I32)(sizeof(Int) == 1 ? bytes : word == 0 ? bytes & 0xff : bytes >> 8);
 }
 
-/// The weights of four inputs in each lane, shifted.
+/// Weights of 4 bits, shifted: `[weight][shift]`.
 template <native::Format FORMAT>
-ALWAYS_INLINE I32 shifted_weights_of(U16Pairs loaded, int four,
-                                     const native::ShiftControl& control) {
-  if (FORMAT == native::Format::kMxfp4)
-    return shift_bytes(weights_of<int8_t, FORMAT>(loaded, four, 0), control.begins[four]);
-  return shift_bytes((I32)loaded, control.begins[four]) &
-         splat_int(static_cast<int32_t>(control.masks[four]));
-}
+struct ShiftedWeights {
+  uint8_t table[16][native::MAX_SHIFT + 1];
+
+  constexpr ShiftedWeights() : table() {
+    for (int q = 0; q < 16; q++)
+      for (int by = 0; by <= native::MAX_SHIFT; by++)
+        table[q][by] = (FORMAT == native::Format::kMxfp4 ? native::MXFP4_CODES[q] : q) << by;
+  }
+  /// The weights of four inputs in each lane, of those loaded, shifted by as much as these inputs.
+  template <int ROWS>
+  ALWAYS_INLINE I32 at(U16Pairs loaded, int four, const uint8_t* shifts) const {
+    int32_t word;
+    __builtin_memcpy(&word, shifts, sizeof(word));
+    const I32 q = (I32)(four ? loaded >> 2 : loaded << 2) & 0x3c3c3c3c, by = splat_int(word);
+    // For "or" the compiler would join both operations: with many rows, the port of what that gives
+    // has no time left (Zen 4).
+    return look_up(*reinterpret_cast<const I32*>(table), ROWS > 2 ? q + by : q | by);
+  }
+};
 
 /// A group's sums of products of integers.
 template <typename Int, native::Format FORMAT, int ROWS>
 struct IntSums {
+  static constexpr ShiftedWeights<FORMAT> SHIFTED_WEIGHTS{};
   static constexpr int FOURS = has_nibbles(FORMAT) ? 2 : 1, WORDS = sizeof(Int);  // loaded at once
   static constexpr int INPUT_BYTES = EIGHT * sizeof(Int), WEIGHT_BYTES = EIGHT * COLUMNS / FOURS;
   // A sum of one or two rows would wait for itself, so it is kept in parts.
   static constexpr int PARTS = ROWS == 1 ? 2 * WORDS : ROWS == 2 ? 2 : 1;
   I32 parts[PARTS][ROWS][VECTORS] = {};
 
-  /// Begin with what subtracting `center` from the weights adds to the sums.
-  ALWAYS_INLINE IntSums(const int32_t* totals, int center) {
+  ALWAYS_INLINE explicit IntSums(const int32_t* begins) {
     for (int m = 0; m < ROWS; m++)
-      for (int v = 0; v < VECTORS; v++) parts[0][m][v] = splat_int(-center * totals[m]);
+      for (int v = 0; v < VECTORS; v++) parts[0][m][v] = splat_int(begins[m]);
   }
   /// Add the products of eight inputs of each row, with weights that are shifted if it is said how.
   template <bool IS_SHIFTED = false>
-  ALWAYS_INLINE void add(const uint8_t* inputs, const uint8_t* p,
-                         const native::ShiftControl* control = nullptr) {
+  ALWAYS_INLINE void add(const uint8_t* inputs, const uint8_t* p, const uint8_t* shifts = nullptr) {
     U16Pairs loaded[VECTORS];
     for (int at = 0; at < 2 * WORDS; at++) {
       const int four = at / WORDS;
@@ -168,7 +191,7 @@ struct IntSums {
       for (int v = 0; v < VECTORS; v++) {
         if (at % (FOURS * WORDS) == 0) loaded[v] = load_pairs(p + 4 * (four * COLUMNS + LANES * v));
         if constexpr (IS_SHIFTED)
-          w[v] = shifted_weights_of<FORMAT>(loaded[v], four, *control);
+          w[v] = SHIFTED_WEIGHTS.template at<ROWS>(loaded[v], four, shifts + 4 * four);
         else
           w[v] = weights_of<Int, FORMAT>(loaded[v], four % FOURS, at % WORDS);
       }
@@ -198,7 +221,7 @@ struct IntSums {
 /// have the sums of a group.
 template <native::Format FORMAT, int ROWS>
 void multiply_int16(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
-                  float* results, Prefetcher prefetcher) {
+                    const int32_t* begins, float* results, Prefetcher prefetcher) {
   using Sums = IntSums<int16_t, FORMAT, ROWS>;
   const uint8_t *inputs = x.integers, *panel = p;
   p += weights.first_group();
@@ -206,7 +229,7 @@ void multiply_int16(const native::Panels& weights, const native::PackedInputs& x
   const int end = weights.num_inputs / weights.group * ROWS;
   for (int at = 0; at < end; at += ROWS) {
     prefetcher.advance();
-    Sums sums(x.totals + at, is_biased ? 0 : weights.center);
+    Sums sums(begins + at);
     for (int i = 0; i < weights.group; i += EIGHT) {
       sums.add(inputs, p);
       inputs += Sums::INPUT_BYTES * ROWS;
@@ -230,7 +253,8 @@ void multiply_int16(const native::Panels& weights, const native::PackedInputs& x
 /// The same of groups of HALF_GROUP: two of them are scaled, and their sum by the inputs' scale.
 template <native::Format FORMAT, int ROWS>
 void multiply_halves_int16(const native::Panels& weights, const native::PackedInputs& x,
-                           const uint8_t* p, float* results, Prefetcher prefetcher) {
+                           const uint8_t* p, const int32_t* begins, float* results,
+                           Prefetcher prefetcher) {
   using Sums = IntSums<int16_t, FORMAT, ROWS>;
   constexpr int HALF = native::HALF_GROUP;
   const uint8_t *inputs = x.integers, *panel = p;
@@ -239,7 +263,7 @@ void multiply_halves_int16(const native::Panels& weights, const native::PackedIn
   F32 scaled[ROWS][VECTORS];
   const auto add = [&]<bool IS_SECOND>(int g) __attribute__((always_inline)) {
     prefetcher.advance();
-    Sums sums(x.half_totals + g * ROWS, is_biased ? 0 : weights.center);
+    Sums sums(begins + g * ROWS);
     sums.add_group(inputs, p, HALF);
     const Parameters group(weights, p, factors_of(weights, panel, g));
     p += weights.parameter_bytes();
@@ -260,33 +284,38 @@ void multiply_halves_int16(const native::Panels& weights, const native::PackedIn
 }
 
 /// The same of inputs of 8 bits: the sums of INT8_GROUP inputs are scaled, and the sum of these by
-/// the scale of the group of weights.
-template <native::Format FORMAT, bool IS_SHIFTED, int ROWS>
+/// the scale of the group of weights, of GROUP inputs if that is not 0.
+template <native::Format FORMAT, bool IS_SHIFTED, int GROUP, int ROWS>
 void multiply_int8(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
-                   float* results, Prefetcher prefetcher) {
+                   const int32_t* begins, float* results, Prefetcher prefetcher) {
   using Sums = IntSums<int8_t, FORMAT, ROWS>;
   const uint8_t *inputs = x.integers, *panel = p;
-  const native::ShiftControl* control = weights.controls;
+  const uint8_t* shifts = weights.shifts;
   p += weights.first_group();
   const bool is_biased = has_biases(weights);
   const int num_groups = weights.num_inputs / weights.group;
   const float* group_sums = weights.has_halves() ? x.half_sums : x.sums;
-  int at = 0;
+  const float* scales = x.scales;
   for (int g = 0; g < num_groups; g++) {
     prefetcher.advance();
     F32 scaled[ROWS][VECTORS] = {};
-    for (int first = 0; first < weights.group; first += native::INT8_GROUP, at += ROWS) {
-      Sums sums(x.totals + at, is_biased ? 0 : weights.center);
+    const auto add = [&]() __attribute__((always_inline)) {
+      Sums sums(begins);
       for (int i = 0; i < native::INT8_GROUP; i += EIGHT) {
-        sums.template add<IS_SHIFTED>(inputs, p, control);
+        sums.template add<IS_SHIFTED>(inputs, p, shifts);
         inputs += Sums::INPUT_BYTES * ROWS;
         p += Sums::WEIGHT_BYTES;
-        if (IS_SHIFTED) control++;
+        if (IS_SHIFTED) shifts += EIGHT;
       }
       for (int m = 0; m < ROWS; m++)
         for (int v = 0; v < VECTORS; v++)
-          scaled[m][v] = fused(sums.at(m, v), splat(x.scales[at + m]), scaled[m][v]);
-    }
+          scaled[m][v] = fused(sums.at(m, v), splat(scales[m]), scaled[m][v]);
+      begins += ROWS;
+      scales += ROWS;
+    };
+    const int size = GROUP ? GROUP : weights.group;
+#pragma GCC unroll 2
+    for (int i = 0; i < size; i += native::INT8_GROUP) add();
     const Parameters group(weights, p, factors_of(weights, panel, g));
     p += weights.parameter_bytes();
     for (int m = 0; m < ROWS; m++)
@@ -302,36 +331,45 @@ void multiply_int8(const native::Panels& weights, const native::PackedInputs& x,
 /// Groups of either size have a function of their own: in one, the compiler would not inline them.
 template <typename Int, bool HAS_HALVES, native::Format FORMAT, int ROWS>
 ALWAYS_INLINE void multiply_ints(const native::Panels& weights, const native::PackedInputs& x,
-                                 const uint8_t* p, float* results, Prefetcher prefetcher) {
-  constexpr bool CAN_SHIFT = SHIFTS_WEIGHTS && has_nibbles(FORMAT);
-  if constexpr (sizeof(Int) == 1)
-    weights.shifts ? multiply_int8<FORMAT, CAN_SHIFT, ROWS>(weights, x, p, results, prefetcher)
-                   : multiply_int8<FORMAT, false, ROWS>(weights, x, p, results, prefetcher);
-  else if constexpr (HAS_HALVES)
-    multiply_halves_int16<FORMAT, ROWS>(weights, x, p, results, prefetcher);
-  else
-    multiply_int16<FORMAT, ROWS>(weights, x, p, results, prefetcher);
+                                 const uint8_t* p, const int32_t* begins, float* results,
+                                 Prefetcher prefetcher) {
+  if constexpr (sizeof(Int) == 1) {
+    const auto multiply = [&]<int GROUP>() __attribute__((always_inline)) {
+      constexpr bool CAN_SHIFT = SHIFTS_WEIGHTS && has_nibbles(FORMAT);
+      weights.shifts
+          ? multiply_int8<FORMAT, CAN_SHIFT, GROUP, ROWS>(weights, x, p, begins, results, prefetcher)
+          : multiply_int8<FORMAT, false, GROUP, ROWS>(weights, x, p, begins, results, prefetcher);
+    };
+    // The loop over the usual group has no branch.
+    weights.group == 32 ? multiply.template operator()<32>() : multiply.template operator()<0>();
+  } else if constexpr (HAS_HALVES) {
+    multiply_halves_int16<FORMAT, ROWS>(weights, x, p, begins, results, prefetcher);
+  } else {
+    multiply_int16<FORMAT, ROWS>(weights, x, p, begins, results, prefetcher);
+  }
+}
+
+/// What the sums of a tile begin with, so that the center is subtracted from the weights.
+template <bool USES_HALVES>
+const int32_t* begin_sums(const native::Panels& weights, const native::PackedInputs& x, int height,
+                          int32_t* begins) {
+  const int center = has_biases(weights) ? 0 : weights.center;
+  const int group = USES_HALVES ? native::HALF_GROUP : weights.scale_group();
+  const int32_t* totals = USES_HALVES ? x.half_totals : x.totals;
+  const int size = weights.num_inputs / group * height;
+  for (int i = 0; i < size; i++) begins[i] = -center * totals[i];
+  return begins;
 }
 
 template <typename Int, bool HAS_HALVES>
 void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_t* p, float* y,
-                     size_t ldy, Prefetcher prefetcher, float*) {
+                     size_t ldy, Prefetcher prefetcher, float* scratch) {
   const native::Panels& w = args.weights;
   const native::Tiles tiles{args.num_rows, MAX_ROWS_INT};
-  const size_t first = tiles.first(tile), groups = first * (w.num_inputs / w.input_group());
-  const size_t scales = sizeof(Int) == 1 ? first * (w.num_inputs / native::INT8_GROUP) : groups;
-  const size_t halves = first * (w.num_inputs / native::HALF_GROUP);
-  const native::PackedInputs& all = args.packed;
-  const native::PackedInputs x = {
-      nullptr,
-      all.integers + first * w.num_inputs * sizeof(Int),
-      all.scales + scales,
-      all.sums + groups,
-      all.totals + scales,
-      HAS_HALVES ? all.half_sums + halves : nullptr,
-      HAS_HALVES ? all.half_totals + halves : nullptr,
-  };
+  const native::PackedInputs x = args.packed.from_row(w, tiles.first(tile));
   const int height = tiles.height(tile);
+  const int32_t* begins = begin_sums<HAS_HALVES && sizeof(Int) == 2>(
+      w, x, height, reinterpret_cast<int32_t*>(scratch));
   alignas(64) float results[MAX_ROWS_INT * COLUMNS];
   for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
   // The lines are there when the sums are: else each store waits, once outputs exceed the caches.
@@ -340,7 +378,7 @@ void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_
   const auto run = [&]<native::Format FORMAT>() {
 #define CASE(ROWS) \
   case ROWS:       \
-    return multiply_ints<Int, HAS_HALVES, FORMAT, ROWS>(w, x, p, results, prefetcher);
+    return multiply_ints<Int, HAS_HALVES, FORMAT, ROWS>(w, x, p, begins, results, prefetcher);
     switch (height) { FOR_EACH_HEIGHT_INT(CASE) }
 #undef CASE
   };

@@ -111,6 +111,7 @@ ALWAYS_INLINE F32 fused(F32 a, F32 b, F32 c) {
 ALWAYS_INLINE F32 absolute(F32 v) { return (F32)((I32)v & 0x7fffffff); }
 
 ALWAYS_INLINE F32 max(F32 a, F32 b) { return a > b ? a : b; }
+ALWAYS_INLINE I32 max(I32 a, I32 b) { return a > b ? a : b; }
 
 /// Whether any lane of a comparison is true.
 ALWAYS_INLINE bool any(I32 lanes) {
@@ -129,13 +130,17 @@ ALWAYS_INLINE bool any(I32 lanes) {
 #if defined(__AVX512F__)
 ALWAYS_INLINE float sum(F32 v) { return _mm512_reduce_add_ps((__m512)v); }
 ALWAYS_INLINE float max(F32 v) { return _mm512_reduce_max_ps((__m512)v); }
+ALWAYS_INLINE int32_t sum(I32 v) { return _mm512_reduce_add_epi32((__m512i)v); }
+ALWAYS_INLINE int32_t max(I32 v) { return _mm512_reduce_max_epi32((__m512i)v); }
 #else
-ALWAYS_INLINE float sum(F32 v) {
+template <typename Vector>
+ALWAYS_INLINE auto sum(Vector v) {
   for (int half = LANES / 2; half > 0; half /= 2)
     for (int i = 0; i < half; i++) v[i] += v[i + half];
   return v[0];
 }
-ALWAYS_INLINE float max(F32 v) {
+template <typename Vector>
+ALWAYS_INLINE auto max(Vector v) {
   for (int half = LANES / 2; half > 0; half /= 2)
     for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
   return v[0];
@@ -229,16 +234,15 @@ ALWAYS_INLINE U16Pairs mxfp4_codes(U16Pairs q) {
 #endif
 }
 
-/// The bytes of each pair of lanes that begin at these of its bits; see ShiftControl.
+/// Look up each byte of `indices` in a table of 64; their upper two bits do not matter.
 #if defined(__AVX512VBMI__)
 constexpr bool SHIFTS_WEIGHTS = true;
-ALWAYS_INLINE I32 shift_bytes(I32 bytes, uint64_t begins) {
-  const __m512i all = _mm512_set1_epi64(static_cast<int64_t>(begins));
-  return (I32)_mm512_multishift_epi64_epi8(all, (__m512i)bytes);
+ALWAYS_INLINE I32 look_up(I32 table, I32 indices) {
+  return (I32)_mm512_permutexvar_epi8((__m512i)indices, (__m512i)table);
 }
 #else
 constexpr bool SHIFTS_WEIGHTS = false;
-ALWAYS_INLINE I32 shift_bytes(I32 bytes, uint64_t) { return bytes; }
+ALWAYS_INLINE I32 look_up(I32 table, I32) { return table; }
 #endif
 
 /// Add to each lane the dot product of its weights, four unsigned bytes or two 16-bit integers, and
@@ -248,9 +252,14 @@ ALWAYS_INLINE I32 dot(I32 sums, I32 weights, const uint8_t* word) {
   int32_t inputs;
   __builtin_memcpy(&inputs, word, sizeof(inputs));
 #if defined(__AVX512VNNI__)
+  if constexpr (sizeof(Int) == 1) {
+    // The compiler would broadcast a word for several vectors, which takes an instruction.
+    asm("vpdpbusd %2%{1to16%}, %1, %0"
+        : "+v"(sums)
+        : "v"(weights), "m"(*reinterpret_cast<const uint8_t(*)[4]>(word)));
+    return sums;
+  }
   const __m512i all = _mm512_set1_epi32(inputs);
-  if constexpr (sizeof(Int) == 1)
-    return (I32)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, all);
   return (I32)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights, all);
 #else
   const __m256i all = _mm256_set1_epi32(inputs);

@@ -14,8 +14,6 @@ float* scratch(size_t size) {
   return grow(memory, size);
 }
 
-size_t integer_size(InputType input_type) { return input_type == InputType::kInt16 ? 2 : 1; }
-
 /// Call `run(product, panel, next, scratch, part)` for ranges of panels.
 template <typename Run>
 void for_panels(const std::vector<LinearArgs>& products, const Parts& parts, const Run& run) {
@@ -36,39 +34,21 @@ int max_tile_rows(InputType input_type) {
 
 }  // namespace
 
-PackedInputs from_row(const PackedInputs& packed, InputType input_type, size_t size, int group,
-                      size_t row) {
-  const size_t at = row * size;
-  const int scale_group = input_type == InputType::kInt8 ? INT8_GROUP : group;
-  return {packed.floats ? packed.floats + at : nullptr,
-          packed.integers ? packed.integers + at * integer_size(input_type) : nullptr,
-          packed.scales ? packed.scales + at / scale_group : nullptr,
-          packed.sums ? packed.sums + at / group : nullptr,
-          packed.totals ? packed.totals + at / scale_group : nullptr,
-          packed.half_sums ? packed.half_sums + at / HALF_GROUP : nullptr,
-          packed.half_totals ? packed.half_totals + at / HALF_GROUP : nullptr};
-}
-
 InputPacker::InputPacker(const Panels& weights, int num_rows, bool has_halves)
-    : input_type_(weights.input_type),
-      size_(weights.num_inputs),
-      group_(weights.input_group()),
-      num_rows_(num_rows),
-      shifts_(weights.shifts) {
+    : weights_(weights), num_rows_(num_rows) {
   // Other threads write to them.
   thread_local std::vector<float> floats, scales, sums, half_sums;
   thread_local std::vector<uint8_t> integers;
   thread_local std::vector<int32_t> totals, half_totals;
-  const size_t total = num_rows * size_;
-  if (input_type_ == InputType::kFloat32) {
+  const size_t total = num_rows * static_cast<size_t>(weights.num_inputs);
+  if (weights.input_type == InputType::kFloat32) {
     all_.floats = grow(floats, total);
   } else {
-    all_.integers = grow(integers, total * integer_size(input_type_));
-    const int scale_group = input_type_ == InputType::kInt8 ? INT8_GROUP : group_;
-    all_.scales = grow(scales, total / scale_group);
-    all_.totals = grow(totals, total / scale_group);
+    all_.integers = grow(integers, total * (weights.input_type == InputType::kInt16 ? 2 : 1));
+    all_.scales = grow(scales, total / weights.scale_group());
+    all_.totals = grow(totals, total / weights.scale_group());
   }
-  if (group_) all_.sums = grow(sums, total / group_);
+  if (weights.group) all_.sums = grow(sums, total / weights.input_group());
   if (!has_halves && !weights.has_halves()) return;
   all_.half_sums = grow(half_sums, total / HALF_GROUP);
   all_.half_totals = grow(half_totals, total / HALF_GROUP);
@@ -81,19 +61,20 @@ int InputPacker::rows_per_part() const {
 }
 
 PackedInputs InputPacker::packed(const RowRange& rows) const {
-  return from_row(all_, input_type_, size_, group_, rows.first);
+  return all_.from_row(weights_, rows.first);
 }
 
 void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
   const Kernels& k = *kernels();
-  const Tiles tiles{rows.num_rows, max_tile_rows(input_type_)};
+  const int size = weights_.num_inputs, group = weights_.input_group();
+  const Tiles tiles{rows.num_rows, max_tile_rows(weights_.input_type)};
   const int own = row - rows.first, tile = tiles.of(own), height = tiles.height(tile);
   const PackedInputs to = packed({rows.first + tiles.first(tile), height});
   const int m = own - tiles.first(tile);
-  switch (input_type_) {
-    case InputType::kFloat32: return k.pack_row(x, m, height, size_, group_, to);
-    case InputType::kInt16: return k.pack_row_int16(x, m, height, size_, group_, to);
-    case InputType::kInt8: return k.pack_row_int8(x, shifts_, m, height, size_, group_, to);
+  switch (weights_.input_type) {
+    case InputType::kFloat32: return k.pack_row(x, m, height, size, group, to);
+    case InputType::kInt16: return k.pack_row_int16(x, m, height, size, group, to);
+    case InputType::kInt8: return k.pack_row_int8(x, weights_.shifts, m, height, size, group, to);
   }
 }
 

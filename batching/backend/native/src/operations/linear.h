@@ -16,10 +16,6 @@ struct RowRange {
   int num_rows;
 };
 
-/// Packed inputs without the rows before `row`, the first of a tile.
-PackedInputs from_row(const PackedInputs& packed, InputType input_type, size_t size, int group,
-                      size_t row);
-
 /// Packs the inputs of products, in memory of the calling thread that its next products overwrite.
 class InputPacker {
  public:
@@ -34,11 +30,8 @@ class InputPacker {
   void pack(const float* x, const RowRange& rows, int row) const;
 
  private:
-  InputType input_type_;
-  size_t size_;
-  int group_;
+  Panels weights_;
   int num_rows_;
-  const uint8_t* shifts_;
   PackedInputs all_ = {};
 };
 

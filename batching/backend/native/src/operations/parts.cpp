@@ -119,8 +119,7 @@ LinearArgs Parts::rows_of(const Range& range) const {
   p.y += at;
   if (p.residual) p.residual += at;
   p.num_rows = range.num_rows;
-  p.packed = from_row(p.packed, p.weights.input_type, p.weights.num_inputs,
-                      p.weights.input_group(), range.first_row);
+  p.packed = p.packed.from_row(p.weights, range.first_row);
   return p;
 }
 
