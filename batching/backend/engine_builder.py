@@ -41,10 +41,10 @@ logger = logging.getLogger(__name__)
 
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.int8}
-# Of what is multiplied with quantized weights, and the modes in which 8 bits are enough where inputs can be
-# scaled by channel.
+# Of what is multiplied with quantized weights, and the modes that multiply in bfloat16 where a matrix unit does so, and for
+# which 8 bits are enough where inputs can be scaled by channel.
 _INPUT_BITS: Final = {"exact": 32, "auto": 16, "fast": 16, "fastest": 8}
-_SCALES_INPUTS: Final = ("auto", "fastest")
+_ROUNDS_FURTHER: Final = ("auto", "fastest")
 # How a model is served for which a faster way was tried.
 _SLOWER: Final = {
     Way.PIECES: "its attention reads keys and values that are gathered",
@@ -135,12 +135,21 @@ def _weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype 
 
 def _input_bits(config: EngineConfig, native: Native | NoNative) -> int:
     supports_int_inputs = isinstance(native, Native) and native.supports_int_inputs
-    return _INPUT_BITS[config.cpu_precision] if supports_int_inputs else 32
+    if not supports_int_inputs:
+        return 32
+    # What is multiplied in bfloat16 is packed in the same order.
+    return 16 if _uses_bfloat16(config, native) else _INPUT_BITS[config.cpu_precision]
+
+
+def _uses_bfloat16(config: EngineConfig, native: Native | NoNative) -> bool:
+    can = isinstance(native, Native) and native.supports_bfloat16
+    return can and config.cpu_precision in _ROUNDS_FURTHER
 
 
 def _scales_inputs(config: EngineConfig, native: Native | NoNative) -> bool:
     can = isinstance(native, Native) and native.supports_scaled_inputs
-    return can and config.cpu_precision in _SCALES_INPUTS
+    is_asked = config.cpu_precision in _ROUNDS_FURTHER
+    return can and is_asked and not _uses_bfloat16(config, native)
 
 
 def _kv_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | None:
@@ -185,7 +194,13 @@ def _load(
             bits = _input_bits(config, native)
             scales_inputs = _scales_inputs(config, native)
             packed = PackedModel(
-                config, native, loaded, input_bits=bits, scales_inputs=scales_inputs, dtype=dtype
+                config,
+                native,
+                loaded,
+                input_bits=bits,
+                scales_inputs=scales_inputs,
+                uses_bfloat16=_uses_bfloat16(config, native),
+                dtype=dtype,
             )
             loaded, packed_line = packed.on_kernels()
         backend = _backend(config, loaded, native, gpu, kernels, packed, size)
@@ -227,8 +242,8 @@ def _backend(
     if packed and known is None:
         packed.keep_verdict(kv_dtype, checked.verdict)
     if packed:
-        # Not before: the check would take what 8 bits lose for a fault.
-        packed.scale_inputs()
+        # Not before: the check would take what that loses for a fault.
+        packed.round_further()
     if checked.reason:
         logger.warning("%s: %s, since %s", config.model_id, _SLOWER[checked.way], checked.reason)
     required(config.gpu_kernels, checked.kernels)
@@ -337,6 +352,8 @@ def _precision(config: EngineConfig, native: Native | NoNative, *, has_scaled_in
         return ""
     bits = _input_bits(config, native)
     name = config.cpu_precision
+    if _uses_bfloat16(config, native):
+        return f"; {name}: weights and activations are multiplied in bfloat16"
     if bits == 32:
         name = "fast" if name == "auto" else name
         return f"; this processor has no {name} mode, inputs of products are not rounded"

@@ -20,6 +20,7 @@ class Native:
     nodes: the NUMA nodes that the threads are divided among, if there are several.
     supports_int_inputs: inputs can be rounded to integers, for the fast modes.
     supports_scaled_inputs: those of 8 bits can be scaled by channel.
+    supports_bfloat16: a matrix unit multiplies in bfloat16.
     """
 
     module: Any  # _native, which need not be there
@@ -27,6 +28,7 @@ class Native:
     num_threads: int
     supports_int_inputs: bool
     supports_scaled_inputs: bool = False
+    supports_bfloat16: bool = False
     cores: str = ""
     nodes: Nodes = ()
 
@@ -87,6 +89,7 @@ def _load() -> Native | NoNative:
         module.num_threads(),
         module.supports_int_inputs(),
         module.supports_scaled_inputs(),
+        module.supports_bfloat16(),
     )
 
 

@@ -62,11 +62,12 @@ class PackedModel:
         *,
         input_bits: int,
         scales_inputs: bool,
+        uses_bfloat16: bool,
         dtype: mx.Dtype | None,
     ) -> None:
         self._sharing = config.share_weights
         self._native, self._loaded, self._input_bits = native, loaded, input_bits
-        self._scales_inputs = scales_inputs
+        self._scales_inputs, self._uses_bfloat16 = scales_inputs, uses_bfloat16
         self._packing = Packing(native.module)
         folder = config.weights_cache_dir or default_folder()
         max_bytes = config.weights_cache_gib << 30
@@ -158,8 +159,10 @@ class PackedModel:
     def has_scaled_inputs(self) -> bool:
         return bool(self._packing.shifts)
 
-    def scale_inputs(self) -> None:
-        """Round inputs to 8 bits where they can be scaled by channel; not while the model runs."""
+    def round_further(self) -> None:
+        """Multiply in bfloat16, or round inputs to 8 bits where they can be scaled by channel; not while the model runs."""
+        for weights in self._packing.of_one_input:
+            self._native.module.use_bfloat16(weights)
         shifts = self._packing.shifts
         scale_inputs(self._native.module, self._packing.packed, shifts)
         if self._packing.finds_shifts:
@@ -174,6 +177,7 @@ class PackedModel:
 
     def _use_kernels(self, packing: Packing) -> LoadedModel:
         self._packing = packing
+        packing.finds_inputs = self._uses_bfloat16
         if self._scales_inputs:
             known = self._known_shifts()
             packing.finds_shifts, packing.shifts = known is None, known or {}

@@ -38,8 +38,9 @@ struct Shape {
   /// Whether queries and weights are rounded on this processor.
   bool rounds() const {
     if (layout.type == CacheType::kFloat32 || !layout.rounds_inputs) return false;
-    if (layout.type == CacheType::kInt8) return kernels()->max_tile_rows_int > 0;
-    return kernels()->name == std::string("avx512_bf16");
+    if (layout.type == CacheType::kInt8) return kernels()->multiplies_integers;
+    const std::string name = kernels()->name;
+    return name == "avx512_bf16" || name == "avx512_amx";
   }
 };
 

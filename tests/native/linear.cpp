@@ -155,6 +155,7 @@ struct Kind {
   Format format;
   InputType input_type = InputType::kFloat32;
   bool is_scaled = false;  // by channel
+  bool in_bfloat16 = false;
 
   bool is_quantized() const { return native::is_quantized(format); }
 };
@@ -218,7 +219,9 @@ struct Product {
   }
 
   std::string name() const {
-    return describe(layer->plain) + (packed.panels().shifts ? ", scaled" : "") + ", " +
+    const bool in_bfloat16 = packed.panels().input_type == InputType::kBfloat16;
+    return describe(layer->plain) + (packed.panels().shifts ? ", scaled" : "") +
+           (in_bfloat16 ? ", in bfloat16" : "") + ", " +
            std::to_string(num_rows) + " rows" +
            (bias.empty() ? "" : ", bias") + (residual.empty() ? "" : ", residual");
   }
@@ -250,9 +253,25 @@ double integer_tolerance(const Product& product, int row, int output) {
   return tolerance;
 }
 
-Expected expected_output(const Product& product, int row, int output) {
+/// The effect of rounding an input and a dequantized weight, this by way of float16, in which the
+/// largest weight has a large exponent.
+double bfloat16_tolerance(double x, const Expected& weight, double largest) {
+  constexpr double HALF_ULP = 0x1p-8, FP16 = 0x1p-11, LEAST = 0x1p-28;
+  const double in_fp16 = weight.tolerance / EPSILON * FP16 + largest * LEAST;
+  return std::abs(x) * (2.02 * HALF_ULP * std::abs(weight.value) + in_fp16);
+}
+
+double largest_weight(const Product& product) {
+  double largest = 0;
+  for (const Expected& weight : product.layer->weights)
+    largest = std::max(largest, std::abs(weight.value));
+  return largest;
+}
+
+Expected expected_output(const Product& product, int row, int output, double largest) {
   const int num_inputs = product.layer->plain.num_inputs;
   const size_t num_outputs = product.layer->plain.num_outputs;
+  const bool in_bfloat16 = product.packed.panels().input_type == InputType::kBfloat16;
   double sum = 0, magnitude = 0, tolerance = 0;
   const auto add = [&](double term) { sum += term, magnitude += std::abs(term); };
   for (int i = 0; i < num_inputs; i++) {
@@ -260,8 +279,9 @@ Expected expected_output(const Product& product, int row, int output) {
     const Expected& weight = product.layer->weights[static_cast<size_t>(output) * num_inputs + i];
     add(x * weight.value);
     tolerance += std::abs(x) * weight.tolerance;
+    if (in_bfloat16) tolerance += bfloat16_tolerance(x, weight, largest);
   }
-  if (product.layer->plain.input_type != InputType::kFloat32)
+  if (!in_bfloat16 && product.layer->plain.input_type != InputType::kFloat32)
     tolerance += integer_tolerance(product, row, output);
   if (!product.bias.empty()) add(product.bias[output]);
   if (!product.residual.empty()) add(product.residual[row * num_outputs + output]);
@@ -270,9 +290,10 @@ Expected expected_output(const Product& product, int row, int output) {
 
 void check_product(const Product& product) {
   std::vector<Expected> expected;
+  const double largest = largest_weight(product);
   for (int m = 0; m < product.num_rows; m++)
     for (int j = 0; j < product.layer->plain.num_outputs; j++)
-      expected.push_back(expected_output(product, m, j));
+      expected.push_back(expected_output(product, m, j, largest));
   expect_close(product.y, expected, "product: " + product.name());
 }
 
@@ -357,11 +378,26 @@ void check_embed(const Product& product, Random& random) {
   expect_same(found, expected, "embed: " + product.name());
 }
 
+/// A number of inputs, 0 is any.
+int num_inputs_of(Random& random, const Kind& kind) {
+  return kind.in_bfloat16 && !kind.is_quantized() ? UNIT_INPUTS * random.between(1, 20) : 0;
+}
+
+/// The kinds that a matrix unit multiplies in bfloat16.
+std::vector<Kind> bfloat16_kinds() {
+  if (!kernels()->multiplies_bfloat16) return {};
+  std::vector<Kind> kinds{{.format = Format::kBfloat16, .in_bfloat16 = true}};
+  for (Format format : {Format::kBits8, Format::kBits4, Format::kMxfp4})
+    kinds.push_back({.format = format, .input_type = InputType::kInt16, .in_bfloat16 = true});
+  return kinds;
+}
+
 void test_kind(Random& random, const Kind& kind) {
   for (int i = 0; i < 16; i++) {
     // Few rows have their own kernels.
     const int num_rows = i < 8 ? i + 1 : random.between(9, 100);
-    Product product(random, make_layer(random, kind), num_rows);
+    Product product(random, make_layer(random, kind, num_inputs_of(random, kind)), num_rows);
+    if (kind.in_bfloat16) product.packed.use_bfloat16(product.packed.panels().exponent);
     if (kind.is_scaled)
       product.packed.scale_inputs(random_shifts(random, product.layer->plain.num_inputs));
     set_num_threads(random.one_of({1, 2, 3, 4, 7}));
@@ -378,24 +414,66 @@ void test_kind(Random& random, const Kind& kind) {
 }
 
 void test_several_of_one_input(Random& random, InputType input_type,
-                               const std::vector<Format>& formats, bool is_scaled = false) {
+                               const std::vector<Format>& formats, bool is_scaled = false,
+                               bool in_bfloat16 = false) {
   constexpr int NUM_INPUTS = 256;
   const Shifts shifts = random_shifts(random, NUM_INPUTS);
   std::list<Product> products;
   std::vector<LinearArgs> args;
+  int least = BFLOAT16_EXPONENT;
   for (int i = 0; i < 3; i++)
     for (Format format : formats) {
       const Kind kind{.format = format, .input_type = input_type};
       const int group = kind.is_quantized() ? random.one_of({16, 32}) : 0;
       products.emplace_back(random, make_layer(random, kind, NUM_INPUTS, group), 30);
       if (is_scaled) products.back().packed.scale_inputs(shifts);
+      least = std::min(least, products.back().packed.panels().exponent);
       products.back().x = products.front().x;
-      args.push_back(products.back().args());
-      args.back().x = products.front().x.data();
     }
+  for (Product& product : products) {
+    if (in_bfloat16) product.packed.use_bfloat16(least);
+    args.push_back(product.args());
+    args.back().x = products.front().x.data();
+  }
   set_num_threads(4);
   multiply(args);
   for (const Product& product : products) check_product(product);
+}
+
+/// More rows than a tile has, and inputs of which no tile of all rows would stay in a cache.
+void test_many_rows_in_bfloat16(Random& random) {
+  for (const Kind& kind : bfloat16_kinds())
+    for (int num_inputs : {256, 8192}) {
+      Product product(random, make_layer(random, kind, num_inputs), num_inputs == 256 ? 300 : 70);
+      product.packed.use_bfloat16(product.packed.panels().exponent);
+      set_num_threads(2);
+      multiply({product.args()});
+      check_product(product);
+      check_rows_alone(product);
+    }
+}
+
+void test_what_cannot_be_multiplied_in_bfloat16(Random& random) {
+  const auto is_refused = [](PackedWeights& weights, int exponent) {
+    const InputType before = weights.panels().input_type;
+    try {
+      weights.use_bfloat16(exponent);
+    } catch (const std::invalid_argument&) {
+      return weights.panels().input_type == before;
+    }
+    return false;
+  };
+  for (Format format : {Format::kFloat32, Format::kBits4}) {
+    Product product(random, make_layer(random, {format}), 1);
+    expect(is_refused(product.packed, 0), "bfloat16 of what stays exact: " + product.name());
+  }
+  Product odd(random, make_layer(random, {Format::kBfloat16}, UNIT_INPUTS + 1), 1);
+  expect(is_refused(odd.packed, 0), "bfloat16 of a part of an instruction: " + odd.name());
+  for (const Kind& kind : bfloat16_kinds()) {
+    Product product(random, make_layer(random, kind, 64), 1);
+    expect(is_refused(product.packed, product.packed.panels().exponent + 1),
+           "weights beyond float16: " + product.name());
+  }
 }
 
 void test_wrong_shifts(Random& random) {
@@ -407,7 +485,7 @@ void test_wrong_shifts(Random& random) {
     }
     return false;
   };
-  const bool has_integers = kernels()->max_tile_rows_int > 0;
+  const bool has_integers = kernels()->multiplies_integers;
   for (const Kind& kind : std::vector<Kind>{{Format::kBits4}, {Format::kFloat32}}) {
     Product product(random, make_layer(random, kind), 1);
     expect(is_refused(product.packed, random_shifts(random, product.packed.panels().num_inputs)),
@@ -550,20 +628,26 @@ void check_gated(Random& random, Product& product, int num_matrices) {
   expect_same(y, expected, "gated experts: " + product.name());
 }
 
+void test_experts(Random& random, const Kind& kind) {
+  for (int num_rows : {1, 2, 30}) {
+    const int num_matrices = random.between(1, 9);
+    const int num_inputs = num_inputs_of(random, kind);
+    Product product(random, make_layer(random, kind, num_inputs, 0, num_matrices), num_rows);
+    if (kind.in_bfloat16) product.packed.use_bfloat16(product.packed.panels().exponent);
+    set_num_threads(random.one_of({1, 2, 4}));
+    check_experts(random, product, num_matrices);
+    check_gated(random, product, num_matrices);
+  }
+}
+
 void test_experts(Random& random) {
+  for (const Kind& kind : bfloat16_kinds()) test_experts(random, kind);
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4,
                         Format::kMxfp4})
     for (InputType input_type : {InputType::kFloat32, InputType::kInt16, InputType::kInt8}) {
       const bool has_integers = input_type != InputType::kFloat32;
-      if (has_integers && (!is_quantized(format) || kernels()->max_tile_rows_int == 0)) continue;
-      for (int num_rows : {1, 2, 30}) {
-        const int num_matrices = random.between(1, 9);
-        Product product(random, make_layer(random, {format, input_type}, 0, 0, num_matrices),
-                        num_rows);
-        set_num_threads(random.one_of({1, 2, 4}));
-        check_experts(random, product, num_matrices);
-        check_gated(random, product, num_matrices);
-      }
+      if (has_integers && (!is_quantized(format) || !kernels()->multiplies_integers)) continue;
+      test_experts(random, {format, input_type});
     }
 }
 
@@ -573,7 +657,7 @@ void test_linear() {
                         Format::kMxfp4})
     test_kind(random, {format});
   for (Format format : {Format::kBits8, Format::kBits4, Format::kMxfp4}) {
-    if (kernels()->max_tile_rows_int == 0) continue;
+    if (!kernels()->multiplies_integers) continue;
     for (InputType input_type : {InputType::kInt16, InputType::kInt8})
       test_kind(random, {.format = format, .input_type = input_type});
   }
@@ -582,13 +666,18 @@ void test_linear() {
     test_kind(random, {Format::kMxfp4, InputType::kInt8, true});
     test_several_of_one_input(random, InputType::kInt16, {Format::kBits4}, true);
   }
+  for (const Kind& kind : bfloat16_kinds()) test_kind(random, kind);
+  test_many_rows_in_bfloat16(random);
+  test_what_cannot_be_multiplied_in_bfloat16(random);
   test_wrong_shifts(random);
   const std::vector<Format> quantized{Format::kBits8, Format::kBits4};
   test_several_of_one_input(random, InputType::kFloat32, quantized);
   test_several_of_one_input(random, InputType::kFloat32, {Format::kFloat32, Format::kBfloat16});
-  if (kernels()->max_tile_rows_int > 0)
+  if (kernels()->multiplies_integers)
     for (InputType input_type : {InputType::kInt16, InputType::kInt8})
       test_several_of_one_input(random, input_type, quantized);
+  if (kernels()->multiplies_bfloat16)
+    test_several_of_one_input(random, InputType::kInt16, quantized, false, true);
   test_two_callers(random);
   test_experts(random);
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kMxfp4})

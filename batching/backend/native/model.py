@@ -7,6 +7,7 @@ import mlx.nn as nn
 from batching.backend.exceptions import one_line
 from batching.backend.native.fused.blocks import replace_blocks
 from batching.backend.native.fused.stack import stack_layers
+from batching.backend.native.layers.bfloat16 import of_one_input
 from batching.backend.native.layers.packing import Packing
 from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native.layers.scaling import find_shifts
@@ -24,6 +25,8 @@ def use_kernels(
     """
     packing = packing or Packing(native.module, input_bits)
     model = replace_modules(model, native, packing=packing)
+    if packing.finds_inputs:
+        packing.of_one_input = of_one_input(model, packing.packed)
     if packing.finds_shifts:
         try:
             packing.shifts = find_shifts(model, packing.packed)

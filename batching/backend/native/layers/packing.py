@@ -43,7 +43,8 @@ class Packing:
         None if all are there, or are read when they are computed.
     packed, others: what was packed, by the paths of modules, and the other arrays.
     finds_shifts: look at the inputs of the packed model.
-    shifts: what was found, see `find_shifts`.
+    finds_inputs: see which weights share an input.
+    shifts, of_one_input: what was found, see the functions of these names.
     """
 
     kernels: Any
@@ -54,6 +55,8 @@ class Packing:
     others: dict[str, mx.array] = field(default_factory=dict)
     finds_shifts: bool = False
     shifts: Mapping[str, bytes] = field(default_factory=dict)
+    finds_inputs: bool = False
+    of_one_input: Sequence[Sequence[Any]] = ()
     _paths: dict[int, str] = field(default_factory=dict)
 
     def begin(self, path: str) -> None:

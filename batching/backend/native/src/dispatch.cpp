@@ -1,6 +1,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +15,7 @@ namespace native {
 
 #if defined(__x86_64__)
 extern const Kernels kernels_avx2, kernels_avx2_vnni, kernels_avx512, kernels_avx512_vnni,
-    kernels_avx512_vbmi, kernels_avx512_bf16;
+    kernels_avx512_vbmi, kernels_avx512_bf16, kernels_avx512_amx;
 #else
 extern const Kernels kernels_baseline;
 #endif
@@ -32,6 +36,21 @@ bool has_avx_vnni() {
 }
 #endif
 
+#if defined(__x86_64__)
+/// AMX with bfloat16, which a process must ask for (Linux 5.16, arch/x86/include/uapi/asm/prctl.h).
+bool has_amx() {
+#if defined(__linux__)
+  constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILE_DATA = 18;
+  constexpr unsigned AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && edx & AMX_BF16 && edx & AMX_TILE &&
+         syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 const Kernels* select() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -39,6 +58,7 @@ const Kernels* select() {
   const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
   const bool has_vbmi = has_vnni && __builtin_cpu_supports("avx512vbmi");
   const bool has_bf16 = has_vbmi && __builtin_cpu_supports("avx512bf16");
+  if (has_bf16 && is_allowed(kernels_avx512_amx) && has_amx()) return &kernels_avx512_amx;
   if (has_bf16 && is_allowed(kernels_avx512_bf16)) return &kernels_avx512_bf16;
   if (has_vbmi && is_allowed(kernels_avx512_vbmi)) return &kernels_avx512_vbmi;
   if (has_vnni && is_allowed(kernels_avx512_vnni)) return &kernels_avx512_vnni;

@@ -42,6 +42,10 @@ constexpr int SUPER = 8;
 constexpr int HALF_GROUP = 16;
 /// Inputs of 8 bits that share a scale.
 constexpr int INT8_GROUP = 16;
+/// Inputs that a matrix unit multiplies at a time.
+constexpr int UNIT_INPUTS = 32;
+/// By how much the biases of the exponents of bfloat16 and float16 differ.
+constexpr int BFLOAT16_EXPONENT = 112;
 
 /// Twice the floats of MXFP4 plus MXFP4_CENTER: integers that are scaled like affine ones.
 constexpr uint8_t MXFP4_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
@@ -52,6 +56,7 @@ enum class InputType : int32_t {
   kFloat32,
   kInt16,  // the largest input of a group becomes 32767
   kInt8,   // the largest input of an INT8_GROUP becomes 127
+  kBfloat16,  // the dequantized weights are rounded, too
 };
 
 /// Weights `[outputs, inputs]` as the kernels read them, one panel of outputs after the other.
@@ -74,6 +79,7 @@ struct Panels {
   InputType input_type;
   ParameterType parameter_type;
   int center;
+  int exponent;  // for InputType::kBfloat16: weights times two to its power are float16
   const uint8_t* data;
   /// For inputs of 8 bits, `[num_inputs]` or null: an input is divided by two to the power of its
   /// shift before it is rounded, and its weights are shifted to the left.
@@ -131,7 +137,7 @@ struct Panels {
 /// Whether products with these weights read the same packed inputs.
 ALWAYS_INLINE bool are_packed_alike(const Panels& a, const Panels& b) {
   return a.input_type == b.input_type && a.input_group() == b.input_group() &&
-         a.shifts == b.shifts;
+         a.shifts == b.shifts && (a.input_type != InputType::kBfloat16 || a.exponent == b.exponent);
 }
 
 /// Rows in tiles of nearly equal height.
@@ -155,7 +161,9 @@ struct Tiles {
 /// `[tile][input / 8][row][8]` with, for each group, the scale, the scale times the sum of the
 /// integers, and that sum, `[tile][group][row]` each.  16-bit integers of four inputs are in the
 /// order 0, 2, 1, 3.  Where weights have groups of HALF_GROUP, there are the sums of these, too.  Scales
-/// and sums of integers of 8 bits are those of each INT8_GROUP; only `sums` are of a group.
+/// and sums of integers of 8 bits are those of each INT8_GROUP; only `sums` are of a group.  Of
+/// bfloat16 there are only the numbers, `[tile][input / UNIT_INPUTS][row][UNIT_INPUTS]`, in the order of
+/// 16-bit integers.
 struct PackedInputs {
   float* floats;
   uint8_t* integers;
@@ -169,7 +177,7 @@ struct PackedInputs {
   ALWAYS_INLINE PackedInputs from_row(const Panels& weights, size_t row) const {
     const size_t at = row * weights.num_inputs;
     const size_t scale = scales ? at / weights.scale_group() : 0;
-    const size_t size = weights.input_type == InputType::kInt16 ? 2 : 1;
+    const size_t size = weights.input_type == InputType::kInt8 ? 1 : 2;
     return {floats ? floats + at : nullptr,
             integers ? integers + at * size : nullptr,
             scales ? scales + scale : nullptr,
@@ -398,10 +406,13 @@ struct ConvolvedRows {
 
 struct Kernels {
   const char* name;
-  int columns;            // of a panel
-  int max_tile_rows;      // with float inputs
-  int max_tile_rows_int;  // with integer inputs; 0 if the processor has no instructions for them
-  bool shifts_weights;    // see Panels::shifts
+  int columns;  // of a panel
+  // What the processor has instructions for.
+  bool multiplies_integers;
+  bool shifts_weights;  // see Panels::shifts
+  bool multiplies_bfloat16;
+  /// Rows of a tile, at most.
+  int (*max_tile_rows)(const Panels& weights);
   /// Pack one row `[size]` of a tile; see PackedInputs.
   void (*pack_row)(const float* x, int row, int height, int size, int group,
                    const PackedInputs& to);
@@ -409,6 +420,8 @@ struct Kernels {
                          const PackedInputs& to);
   void (*pack_row_int8)(const float* x, const uint8_t* shifts, int row, int height, int size,
                         int group, const PackedInputs& to);
+  void (*pack_row_bf16)(const float* x, float factor, int row, int height, int size,
+                        const PackedInputs& to);
   /// Compute panels [panel, next); `scratch` has space for `columns` floats per input.
   void (*linear)(const LinearArgs& args, int panel, int next, float* scratch);
   /// Update each row's largest output with panels [panel, next); does not write to `y`.

@@ -75,7 +75,8 @@ Layout layout_of(const PackedWeights& weights) {
           {"columns", panels.columns},
           {"input_type", static_cast<int>(panels.input_type)},
           {"parameter_type", static_cast<int>(panels.parameter_type)},
-          {"center", panels.center}};
+          {"center", panels.center},
+          {"exponent", panels.exponent}};
 }
 
 /// Raise OSError for what throws std::system_error.
@@ -100,6 +101,7 @@ Weights stored_weights(const Layout& layout, size_t size, int file, size_t offse
                       .input_type = static_cast<InputType>(layout.at("input_type")),
                       .parameter_type = static_cast<ParameterType>(layout.at("parameter_type")),
                       .center = layout.at("center"),
+                      .exponent = layout.at("exponent"),
                       .data = nullptr};
   const int num_matrices = layout.at("matrices");
   if (panels.columns != kernels()->columns ||
@@ -115,6 +117,15 @@ void scale_inputs(const std::vector<std::shared_ptr<PackedWeights>>& weights,
   const auto* bytes = static_cast<const uint8_t*>(shifts.data());
   const auto shared = std::make_shared<const std::vector<uint8_t>>(bytes, bytes + shifts.size());
   for (const auto& each : weights) each->scale_inputs(shared);
+}
+
+/// Use bfloat16 for weights of one input, if that is possible for all of them.
+void use_bfloat16(const std::vector<std::shared_ptr<PackedWeights>>& weights) {
+  int exponent = BFLOAT16_EXPONENT;
+  for (const auto& each : weights) exponent = std::min(exponent, each->panels().exponent);
+  if (std::all_of(weights.begin(), weights.end(),
+                  [](const auto& each) { return each->can_use_bfloat16(); }))
+    for (const auto& each : weights) each->use_bfloat16(exponent);
 }
 
 void map_weights(PackedWeights& weights, int file, size_t offset) {
@@ -390,7 +401,8 @@ NB_MODULE(_native, m) {
   m.attr("mlx_version") =
       std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
       std::to_string(MLX_VERSION_PATCH);
-  m.def("supports_int_inputs", [] { return kernels() && kernels()->max_tile_rows_int > 0; });
+  m.def("supports_int_inputs", [] { return kernels() && kernels()->multiplies_integers; });
+  m.def("supports_bfloat16", [] { return kernels() && kernels()->multiplies_bfloat16; });
   m.def("supports_scaled_inputs", [] { return kernels() && kernels()->shifts_weights; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("weight_bytes", &PackedWeights::all_bytes);
@@ -427,6 +439,7 @@ NB_MODULE(_native, m) {
         "bits"_a = 0, "input_bits"_a = 32);
   m.def("stored_weights", &stored_weights, "layout"_a, "size"_a, "file"_a, "offset"_a,
         "is_mapped"_a);
+  m.def("use_bfloat16", &use_bfloat16, "weights"_a);
   m.def("scale_inputs", &scale_inputs, "weights"_a, "shifts"_a);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   nb::class_<ExpertLayer>(m, "ExpertLayer").def_prop_ro("nbytes", [](const ExpertLayer& layer) {

@@ -45,6 +45,33 @@ int center_of(const PlainWeights& plain) {
   return plain.bits > 0 ? 1 << (plain.bits - 1) : 0;
 }
 
+/// The largest weight, or a bound of it.
+float largest(const PlainWeights& plain) {
+  const size_t size =
+      static_cast<size_t>(plain.num_matrices) * plain.num_outputs * plain.num_inputs / plain.group;
+  constexpr float LARGEST_MXFP4 = 6;
+  if (plain.format == Format::kMxfp4)
+    return std::ldexp(LARGEST_MXFP4, *std::max_element(plain.exponents, plain.exponents + size) - 127);
+  const float top = (1 << plain.bits) - 1;
+  float largest = 0;
+  for (size_t i = 0; i < size; i++) {
+    const float lowest = plain.biases[i], highest = plain.biases[i] + top * plain.scales[i];
+    largest = std::max({largest, std::abs(lowest), std::abs(highest)});
+  }
+  return largest;
+}
+
+/// See Panels::exponent.
+int exponent_of(const PlainWeights& plain) {
+  if (!is_quantized(plain.format)) return BFLOAT16_EXPONENT;
+  int exponent = 0;
+  const float size = largest(plain);
+  if (!(size > 0 && std::isfinite(size))) return 0;
+  std::frexp(size, &exponent);
+  // Below 2^15; smaller than that by 2^29 would be subnormal.
+  return std::clamp(15 - exponent, -126, BFLOAT16_EXPONENT);
+}
+
 /// A float16 factor and integers whose products are the scales, or the biases, of SUPER groups.
 struct Products {
   uint16_t factor;
@@ -120,6 +147,7 @@ Panels layout(const PlainWeights& plain, int columns) {
           .input_type = plain.input_type,
           .parameter_type = parameter_type(plain),
           .center = center_of(plain),
+          .exponent = exponent_of(plain),
           .data = nullptr};
 }
 
@@ -367,6 +395,19 @@ void PackedWeights::scale_inputs(Shifts shifts) {
   panels_.input_type = InputType::kInt8;
   panels_.shifts = shifts->data();
   shifts_ = std::move(shifts);
+}
+
+bool PackedWeights::can_use_bfloat16() const {
+  if (!kernels()->multiplies_bfloat16 || panels_.num_inputs % UNIT_INPUTS != 0) return false;
+  const bool has_integers = panels_.input_type == InputType::kInt16;
+  return is_quantized(panels_.format) ? has_integers : panels_.format == Format::kBfloat16;
+}
+
+void PackedWeights::use_bfloat16(int exponent) {
+  if (!can_use_bfloat16() || exponent > panels_.exponent)
+    throw std::invalid_argument("these weights cannot become bfloat16");
+  panels_.input_type = InputType::kBfloat16;
+  panels_.exponent = exponent;
 }
 
 void PackedWeights::use_memory() { panels_.data = static_cast<const uint8_t*>(memory_.data()); }

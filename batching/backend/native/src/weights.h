@@ -48,6 +48,13 @@ class PackedWeights {
   /// Throws std::invalid_argument.
   void scale_inputs(Shifts shifts);
 
+  /// Whether these weights can be multiplied in bfloat16.
+  bool can_use_bfloat16() const;
+  /// Round inputs and dequantized weights to bfloat16.  Not while anything computes with these weights;
+  /// for all layers of one input, with the least of their exponents, or for none.
+  /// Throws std::invalid_argument.
+  void use_bfloat16(int exponent);
+
   /// Bytes of all packed weights of this process, and those of them that are mapped.
   static size_t all_bytes();
   static size_t mapped_bytes();

@@ -163,6 +163,44 @@ def test_products_with_inputs_scaled_by_channel(
     assert mx.array_equal(kernels.embed(tokens, scaled), kernels.embed(tokens, unscaled))
 
 
+@EXAMPLES
+@given(
+    rows=NUM_ROWS,
+    outputs=st.integers(1, 200),
+    groups=st.integers(1, 12),
+    mode=st.sampled_from(["affine", "mxfp4", "none"]),
+    exponent=st.integers(-60, 20),
+    seed=st.integers(0, 1000),
+)
+def test_products_in_bfloat16(
+    kernels: Any, rows: int, outputs: int, groups: int, mode: str, exponent: int, seed: int
+) -> None:
+    """Inputs and dequantized weights lose as much as bfloat16 does, whatever the size of the weights."""
+    if not kernels.supports_bfloat16():
+        pytest.skip("this processor has no matrix unit")
+    rng = np.random.default_rng(seed)
+    size = 32 * groups
+    weight = mx.array((rng.standard_normal((outputs, size)) * 2.0**exponent).astype(np.float32))
+    if mode == "none":
+        plain = weight.astype(mx.bfloat16)
+        packed = kernels.pack(plain)
+    else:
+        parts = mx.quantize(weight, group_size=32, bits=4, mode=mode)
+        plain = mx.dequantize(*parts, group_size=32, bits=4, mode=mode)
+        biases = None if mode == "mxfp4" else parts[2]
+        packed = kernels.pack(*parts[:2], biases, 4, input_bits=16)
+    kernels.use_bfloat16([packed])
+    exact = np.array(plain.astype(mx.float32)).astype(np.float64)
+    x = rng.standard_normal((rows, size)).astype(np.float32)
+    (y,) = kernels.linear(mx.array(x), [packed], [None])
+    # Twice half a unit in the last place of 8 bits, and what float16 has lost before.
+    most = (2.02 * 2.0**-9 + 2.0**-10) * (np.abs(x) @ np.abs(exact).T)
+    largest = np.abs(exact).max() * np.abs(x).sum(axis=-1, keepdims=True)
+    assert np.all(np.abs(np.array(y) - x @ exact.T) <= most + 2.0**-11 * largest)
+    (alone,) = kernels.linear(mx.array(x[-1:]), [packed], [None])
+    assert mx.array_equal(alone, y[-1:])
+
+
 @pytest.mark.parametrize("is_scaled", [False, True])
 @pytest.mark.parametrize("input_bits", [8, 16])
 def test_nan_and_infinite_inputs_give_nan(
@@ -663,7 +701,7 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif("NATIVE_ISA" in os.environ, reason="this is that run")
 def test_on_the_other_instruction_sets(native: Native) -> None:
-    known = ["avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_vbmi", "avx512_bf16"]
+    known = ["avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_vbmi", "avx512_bf16", "avx512_amx"]
     for isa in known[: known.index(native.isa)] if native.isa in known else ():
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],

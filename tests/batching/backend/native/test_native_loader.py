@@ -65,6 +65,7 @@ def module_for(mlx_version: str, isa: str) -> str:
             "weight_bytes = lambda: 0",
             "supports_int_inputs = lambda: False",
             "supports_scaled_inputs = lambda: False",
+            "supports_bfloat16 = lambda: False",
         ]
     )
 
@@ -219,15 +220,21 @@ def test_the_start_says_what_is_rounded(
         return use_kernels(*args, packing=packing)
 
     monkeypatch.setattr(packed_model, "use_kernels", use_kernels_and_tell)
+    if native.supports_bfloat16 and precision != "fast":
+        what = f"{precision}: weights and activations are multiplied in bfloat16"
+        assert f"kernels   {native}; {what}" in build_engine(config).startup_lines
+        assert used == [16]
+    in_integers = replace(native, supports_bfloat16=False)
+    monkeypatch.setattr(engine_builder, "load_native", lambda *_: in_integers)
     if native.supports_int_inputs:
         what = f"{precision}: quantized weights are multiplied with activations of {num_bits} bits"
         if native.supports_scaled_inputs and precision != "fast":
             what += ", 4-bit ones with 8 bits, scaled by channel"
         assert f"kernels   {native}; {what}" in build_engine(config).startup_lines
-        assert used == [num_bits]
+        assert used[-1] == num_bits
     kv_dtype = "bfloat16" if precision == "auto" else "float32"
     assert f", {kv_dtype})" in "".join(build_engine(config).startup_lines)
-    without = replace(native, supports_int_inputs=False, supports_scaled_inputs=False)
+    without = replace(in_integers, supports_int_inputs=False, supports_scaled_inputs=False)
     monkeypatch.setattr(engine_builder, "load_native", lambda *_: without)
     name = "fast" if precision == "auto" else precision
     why = f"this processor has no {name} mode, inputs of products are not rounded"

@@ -216,11 +216,12 @@ def test_experts_routers_and_recurrent_layers_are_those_of_the_first_start(
     assert plain == first == second
 
 
-def test_inputs_are_scaled_by_default(config: EngineConfig, native: Native) -> None:
+def test_inputs_are_rounded_further_by_default(config: EngineConfig, native: Native) -> None:
     default, fast = (start(replace(config, cpu_precision=each)) for each in ("auto", "fast"))
     fast_pool = start(replace(config, cpu_precision="fast", kv_cache_dtype="bfloat16"))
     assert default[1] != fast[1]
-    assert (default[1] != fast_pool[1]) == native.supports_scaled_inputs
+    rounds_further = native.supports_scaled_inputs or native.supports_bfloat16
+    assert (default[1] != fast_pool[1]) == rounds_further
 
 
 def test_mapped_weights_are_counted_and_end_with_the_model(

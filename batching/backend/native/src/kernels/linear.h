@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "kernels/linear_amx.h"
 #include "kernels/linear_groups.h"
 #include "kernels/linear_int.h"
 #include "kernels/microkernel.h"
@@ -65,10 +66,15 @@ void linear_tile_floats(const LinearArgs& args, int tile, int, const uint8_t* p,
 #undef CASE
 }
 
-Tiles tiles_of(const LinearArgs& args) {
-  const bool has_floats = args.weights.input_type == InputType::kFloat32;
-  return {args.num_rows, has_floats ? MAX_ROWS : MAX_ROWS_INT};
+int max_tile_rows(const Panels& weights) {
+  switch (weights.input_type) {
+    case InputType::kFloat32: return MAX_ROWS;
+    case InputType::kBfloat16: return max_rows_amx(weights);
+    default: return MAX_ROWS_INT;
+  }
 }
+
+Tiles tiles_of(const LinearArgs& args) { return {args.num_rows, max_tile_rows(args.weights)}; }
 
 using LinearTile = decltype(&linear_tile_floats<float>);
 
@@ -80,12 +86,16 @@ LinearTile linear_tile_int_of(const Panels& weights) {
 LinearTile linear_tile_of(const Panels& weights) {
   if (weights.input_type == InputType::kInt16) return linear_tile_int_of<int16_t>(weights);
   if (weights.input_type == InputType::kInt8) return linear_tile_int_of<int8_t>(weights);
+  const bool is_bf16 = weights.input_type == InputType::kBfloat16;
   switch (weights.format) {
     case Format::kFloat32: return linear_tile_floats<float>;
-    case Format::kBfloat16: return linear_tile_floats<uint16_t>;
-    case Format::kBits8: return linear_tile_groups<Format::kBits8>;
-    case Format::kBits4: return linear_tile_groups<Format::kBits4>;
-    case Format::kMxfp4: return linear_tile_groups<Format::kMxfp4>;
+#define CASE(FORMAT, FLOATS) \
+  case FORMAT: return is_bf16 ? linear_tile_amx<FORMAT> : FLOATS;
+    CASE(Format::kBfloat16, linear_tile_floats<uint16_t>)
+    CASE(Format::kBits8, linear_tile_groups<Format::kBits8>)
+    CASE(Format::kBits4, linear_tile_groups<Format::kBits4>)
+    CASE(Format::kMxfp4, linear_tile_groups<Format::kMxfp4>)
+#undef CASE
   }
   return nullptr;
 }
@@ -128,11 +138,16 @@ ALWAYS_INLINE int width_of(const Panels& weights, int panel, int num_panels) {
   return left < width ? left : width;
 }
 
-void linear(const LinearArgs& args, int panel, int next, float* scratch) {
+constexpr int MAX_TILE_ROWS = MAX_ROWS_AMX > MAX_ROWS ? MAX_ROWS_AMX : MAX_ROWS;
+
+/// Compute tiles [first_tile, next_tile) of the panels [panel, next); only the first of all tiles
+/// reads weights from memory.
+void linear_tiles(const LinearArgs& args, int panel, int next, int first_tile, int next_tile,
+                  float* scratch) {
   const Panels& weights = args.weights;
   const LinearTile linear_tile = linear_tile_of(weights);
   const Tiles tiles = tiles_of(args);
-  float edge[MAX_ROWS * COLUMNS];
+  alignas(64) float edge[MAX_TILE_ROWS * COLUMNS];
   for (int count; panel < next; panel += count) {
     count = panels_at_once(args, panel, next);
     const uint8_t* p = weights.data + panel * weights.panel_bytes();
@@ -140,11 +155,12 @@ void linear(const LinearArgs& args, int panel, int next, float* scratch) {
     // The last panel may have more columns than remaining outputs.
     const bool is_whole = width == count * COLUMNS;
     const size_t ldy = is_whole ? weights.num_outputs : COLUMNS;
-    for (int tile = 0; tile < tiles.count(); tile++) {
+    for (int tile = first_tile; tile < next_tile; tile++) {
       const int first_row = tiles.first(tile);
       float* target = args.y + static_cast<size_t>(first_row) * weights.num_outputs + first_column;
       float* y = is_whole ? target : edge;
-      const Prefetcher prefetcher = prefetcher_for(weights, p, tile, tiles.count());
+      const Prefetcher prefetcher =
+          prefetcher_for(weights, p, tile - first_tile, next_tile - first_tile);
       linear_tile(args, tile, count, p, y, ldy, prefetcher, scratch);
       if (is_whole && !args.bias && !args.residual) continue;
       finish_columns(args, first_column, width, first_row, tiles.height(tile), y, ldy, target);
@@ -152,11 +168,22 @@ void linear(const LinearArgs& args, int panel, int next, float* scratch) {
   }
 }
 
+void linear(const LinearArgs& args, int panel, int next, float* scratch) {
+  const int num_tiles = tiles_of(args).count();
+  if (args.weights.input_type != InputType::kBfloat16)
+    return linear_tiles(args, panel, next, 0, num_tiles, scratch);
+  // Inputs of a tile take longer to read again than the weights of the panels.
+  const MatrixUnit unit(tiles_of(args).height(0));
+  for (int tile = 0; tile < num_tiles; tile++)
+    linear_tiles(args, panel, next, tile, tile + 1, scratch);
+}
+
 void argmax(const LinearArgs& args, int panel, int next, float* scratch, native::ArgMax* rows) {
   const Panels& weights = args.weights;
   const LinearTile linear_tile = linear_tile_of(weights);
   const Tiles tiles = tiles_of(args);
-  float outputs[MAX_ROWS * COLUMNS];
+  const MatrixUnit unit(weights.input_type == InputType::kBfloat16 ? tiles.height(0) : 0);
+  alignas(64) float outputs[MAX_TILE_ROWS * COLUMNS];
   static_assert(MAX_ROWS >= PAIR * MAX_ROWS_OF_PAIR);
   for (int count; panel < next; panel += count) {
     count = panels_at_once(args, panel, next);

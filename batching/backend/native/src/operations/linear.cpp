@@ -1,5 +1,6 @@
 #include "operations/linear.h"
 
+#include <cmath>
 #include <utility>
 
 #include "memory.h"
@@ -27,11 +28,6 @@ void for_panels(const std::vector<LinearArgs>& products, const Parts& parts, con
 
 void nothing_to_prepare(int, int) {}
 
-int max_tile_rows(InputType input_type) {
-  const Kernels& k = *kernels();
-  return input_type == InputType::kFloat32 ? k.max_tile_rows : k.max_tile_rows_int;
-}
-
 }  // namespace
 
 InputPacker::InputPacker(const Panels& weights, int num_rows, bool has_halves)
@@ -41,6 +37,11 @@ InputPacker::InputPacker(const Panels& weights, int num_rows, bool has_halves)
   thread_local std::vector<uint8_t> integers;
   thread_local std::vector<int32_t> totals, half_totals;
   const size_t total = num_rows * static_cast<size_t>(weights.num_inputs);
+  if (weights.input_type == InputType::kBfloat16) {
+    all_.integers = grow(integers, 2 * total);
+    input_factor_ = std::ldexp(1.0f, BFLOAT16_EXPONENT - weights.exponent);
+    return;
+  }
   if (weights.input_type == InputType::kFloat32) {
     all_.floats = grow(floats, total);
   } else {
@@ -67,7 +68,7 @@ PackedInputs InputPacker::packed(const RowRange& rows) const {
 void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
   const Kernels& k = *kernels();
   const int size = weights_.num_inputs, group = weights_.input_group();
-  const Tiles tiles{rows.num_rows, max_tile_rows(weights_.input_type)};
+  const Tiles tiles{rows.num_rows, k.max_tile_rows(weights_)};
   const int own = row - rows.first, tile = tiles.of(own), height = tiles.height(tile);
   const PackedInputs to = packed({rows.first + tiles.first(tile), height});
   const int m = own - tiles.first(tile);
@@ -75,11 +76,12 @@ void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
     case InputType::kFloat32: return k.pack_row(x, m, height, size, group, to);
     case InputType::kInt16: return k.pack_row_int16(x, m, height, size, group, to);
     case InputType::kInt8: return k.pack_row_int8(x, weights_.shifts, m, height, size, group, to);
+    case InputType::kBfloat16: return k.pack_row_bf16(x, input_factor_, m, height, size, to);
   }
 }
 
 void multiply_packed(const std::vector<LinearArgs>& products) {
-  for_panels(products, Parts(products, max_tile_rows(products[0].weights.input_type)),
+  for_panels(products, Parts(products, kernels()->max_tile_rows(products[0].weights)),
              [](const LinearArgs& product, int panel, int next, float* scratch, int) {
                kernels()->linear(product, panel, next, scratch);
              });

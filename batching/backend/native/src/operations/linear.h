@@ -33,6 +33,7 @@ class InputPacker {
   Panels weights_;
   int num_rows_;
   PackedInputs all_ = {};
+  float input_factor_ = 1;  // of bfloat16
 };
 
 /// Pack the input that some products share; `prepare(first, next)` computes its rows before.
