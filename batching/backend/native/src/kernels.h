@@ -56,7 +56,7 @@ enum class InputType : int32_t {
   kFloat32,
   kInt16,  // the largest input of a group becomes 32767
   kInt8,   // the largest input of an INT8_GROUP becomes 127
-  kBfloat16,  // the dequantized weights are rounded, too
+  kBfloat16,  // and so are the dequantized weights
 };
 
 /// Weights `[outputs, inputs]` as the kernels read them, one panel of outputs after the other.

@@ -701,7 +701,15 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif("NATIVE_ISA" in os.environ, reason="this is that run")
 def test_on_the_other_instruction_sets(native: Native) -> None:
-    known = ["avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_vbmi", "avx512_bf16", "avx512_amx"]
+    known = [
+        "avx2",
+        "avx2_vnni",
+        "avx512",
+        "avx512_vnni",
+        "avx512_vbmi",
+        "avx512_bf16",
+        "avx512_amx",
+    ]
     for isa in known[: known.index(native.isa)] if native.isa in known else ():
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],

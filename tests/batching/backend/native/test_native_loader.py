@@ -220,7 +220,10 @@ def test_the_start_says_what_is_rounded(
         return use_kernels(*args, packing=packing)
 
     monkeypatch.setattr(packed_model, "use_kernels", use_kernels_and_tell)
-    if native.supports_bfloat16 and precision != "fast":
+    if native.supports_int_inputs and precision != "fast":
+        # Without a matrix unit, all weights stay as they are.
+        with_unit = replace(native, supports_bfloat16=True)
+        monkeypatch.setattr(engine_builder, "load_native", lambda *_: with_unit)
         what = f"{precision}: weights and activations are multiplied in bfloat16"
         assert f"kernels   {native}; {what}" in build_engine(config).startup_lines
         assert used == [16]

@@ -19,6 +19,7 @@ from mlx_lm.utils import save_config, save_model
 from safetensors import safe_open
 
 from batching import EngineConfig
+from batching.backend import engine_builder
 from batching.backend.engine_builder import build_engine
 from batching.backend.hooks.undo import Changes
 from batching.backend.loader import load_model
@@ -197,6 +198,18 @@ def test_a_second_start_packs_nothing_and_gives_the_same_bits(
     how = "mapped" if sharing == "always" else "read"
     assert line.startswith(f"{how} from {the_file(folder)} in ")
     assert plain == first == second
+
+
+def test_without_a_matrix_unit_shifts_are_those_of_the_first_start(
+    config: EngineConfig, native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_integers = replace(native, supports_bfloat16=False)
+    monkeypatch.setattr(engine_builder, "load_native", lambda *_: in_integers)
+    _, first = start(config)
+    monkeypatch.setattr(
+        "batching.backend.native.model.find_shifts", lambda *_: pytest.fail("it is looked at")
+    )
+    assert start(config)[1] == first
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "qwen3_moe", "qwen3_next"])

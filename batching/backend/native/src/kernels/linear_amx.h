@@ -1,5 +1,9 @@
 // Products in bfloat16 by a matrix unit, Intel's AMX: inputs and dequantized weights are rounded, and
 // their products added in float32.
+//
+// What rounds a weight is most of the work of few rows.  Weights of 4 and 8 bits are therefore scaled in
+// float16, the bits of which are those of bfloat16 once they are shifted, but for a factor of
+// 2^BFLOAT16_EXPONENT, by which the inputs are larger instead.
 #pragma once
 
 #include "kernels.h"
@@ -18,7 +22,7 @@ static_assert(LANES == 16 && VECTORS == 2 && UNIT_INPUTS == 32);
 /// Rows of a call, for which weights are unpacked once.
 constexpr int MAX_ROWS_AMX = 256;
 /// Those of a tile, whose inputs are to stay in the L2 cache.
-constexpr int MAX_INPUT_BYTES = 1 << 20, MIN_MAX_ROWS_AMX = 64;
+constexpr int MAX_INPUT_BYTES = 3 << 19, MIN_MAX_ROWS_AMX = 64;
 ALWAYS_INLINE int max_rows_amx(const Panels& weights) {
   const int fitting = MAX_INPUT_BYTES / (2 * weights.num_inputs);
   if (fitting > MAX_ROWS_AMX) return MAX_ROWS_AMX;
@@ -226,13 +230,13 @@ class Unpacker {
   __m512h scales_[VECTORS], biases_[VECTORS];
 };
 
-/// Weights of UNIT_INPUTS inputs.
+/// Numbers of the weights of UNIT_INPUTS inputs.
 constexpr int UNPACKED_SIZE = VECTORS * UNIT_INPUTS * LANES;
 
 /// Sums of up to two times 16 rows, `[row][COLUMNS]` in memory.
 template <bool HAS_SECOND>
 struct UnitSums {
-  static constexpr size_t SECOND = static_cast<size_t>(UNIT_ROWS);
+  static constexpr size_t SECOND = UNIT_ROWS;  // where the second 16 rows are
 
   ALWAYS_INLINE static void clear() {
     clear_unit<SUMS>(), clear_unit<SUMS + 1>();
@@ -312,6 +316,7 @@ void multiply_rows_amx(int num_rows, int num_steps, Unpacker<FORMAT>& unpacker,
   if (configured != 2 * UNIT_ROWS) UnitConfig(2 * UNIT_ROWS).use();
 }
 
+/// Compute one tile of a panel, with a MatrixUnit for its rows.
 template <Format FORMAT>
 void linear_tile_amx(const native::LinearArgs& args, int tile, int, const uint8_t* p, float* y,
                      size_t ldy, Prefetcher prefetcher, float*) {
