@@ -54,8 +54,8 @@ constexpr int MXFP4_CENTER = 12;
 /// What inputs are rounded to before they are multiplied with quantized weights.
 enum class InputType : int32_t {
   kFloat32,
-  kInt16,  // the largest input of a group becomes 32767
-  kInt8,   // the largest input of an INT8_GROUP becomes 127
+  kInt16,     // the largest input of a group becomes 32767
+  kInt8,      // the largest input of an INT8_GROUP becomes 127
   kBfloat16,  // and so are the dequantized weights
 };
 
