@@ -10,7 +10,7 @@ from batching.backend.native.layers.packing import Packing
 from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native
-from tests.batching.backend.native.layers.test_scaling import error, logits_of
+from tests.support.logits import error, logits_of
 from tests.support.model_zoo import make_tiny
 
 

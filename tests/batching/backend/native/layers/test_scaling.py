@@ -1,6 +1,6 @@
 """Inputs of 8 bits are scaled by channel where that is possible, and by what the model's own inputs are."""
 
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,9 +16,8 @@ from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native.layers.scaling import Shifts, find_shifts, scale_inputs, shifts_of
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native
+from tests.support.logits import error, logits_of
 from tests.support.model_zoo import make_tiny
-
-TOKENS: Final = mx.array([[3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]])
 
 
 @pytest.fixture
@@ -58,16 +57,6 @@ def test_channels_that_are_not_finite_have_shifts() -> None:
 def scaled(native: Native, model: nn.Module, *, input_bits: int = 16) -> tuple[nn.Module, Packing]:
     packing = Packing(native.module, input_bits, finds_shifts=True)
     return use_kernels(model, native, packing=packing), packing
-
-
-def logits_of(model: nn.Module) -> mx.array:
-    logits: mx.array = model(TOKENS)
-    mx.eval(logits)
-    return logits
-
-
-def error(logits: mx.array, exact: mx.array) -> float:
-    return float(mx.sqrt(mx.square(logits - exact).mean() / mx.square(exact).mean()))
 
 
 def with_outliers(model: nn.Module) -> nn.Module:
