@@ -470,7 +470,7 @@ void test_what_cannot_be_multiplied_in_bfloat16(Random& random) {
   Product odd(random, make_layer(random, {Format::kBfloat16}, UNIT_INPUTS + 1), 1);
   expect(is_refused(odd.packed, 0), "bfloat16 of a part of an instruction: " + odd.name());
   for (const Kind& kind : bfloat16_kinds()) {
-    Product product(random, make_layer(random, kind, 64), 1);
+    Product product(random, make_layer(random, kind, 256), 1);
     expect(is_refused(product.packed, product.packed.panels().exponent + 1),
            "weights beyond float16: " + product.name());
   }
