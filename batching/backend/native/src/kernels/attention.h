@@ -236,7 +236,7 @@ void attend(const AttentionArgs& args, const AttentionPart& part, float* memory)
   Arena arena{memory};
   const int stride = pool.query_stride();
   const Method method = ::method(pool);
-  float* queries = arena.allocate(static_cast<size_t>(size) * stride);
+  float* queries = arena.allocate(static_cast<size_t>(MAX_TILE) * stride);
   float* query_scales = arena.allocate(MAX_TILE);
   load_queries(args, part, group, stride, queries);
   if (method.round) method.round(queries, size, stride, pool.key_dim, query_scales);

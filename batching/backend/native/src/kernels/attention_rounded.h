@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "kernels/attention_amx.h"
 #include "kernels/microkernel.h"
 #include "kernels/pool.h"
 #include "kernels/tile.h"
@@ -28,7 +29,7 @@ ALWAYS_INLINE float largest_integer(int count) {
 #if defined(__AVX512BF16__)
 template <>
 struct Dots<uint16_t> {
-  static constexpr bool EXIST = true;
+  static constexpr bool EXIST = true, IS_OF_UNIT = HAS_UNIT;
   using Sums = F32;
 
   static ALWAYS_INLINE I32 load(const uint16_t* pairs) {
@@ -53,7 +54,7 @@ struct Dots<uint16_t> {
 #if defined(HAS_DOT)
 template <>
 struct Dots<int8_t> {
-  static constexpr bool EXIST = true;
+  static constexpr bool EXIST = true, IS_OF_UNIT = false;
   using Sums = I32;
 
   static ALWAYS_INLINE I32 load(const int8_t* pairs) {
@@ -79,15 +80,6 @@ struct Dots<int8_t> {
   }
 };
 #endif
-
-/// Rows of pairs in one block, and those to prefetch, or null.
-template <typename Stored>
-struct Pairs {
-  const Stored* data;
-  const Stored* next;
-  const float* scales;  // of integers
-  int count;            // of numbers; if it is odd, the last pair has only one
-};
 
 /// The products of ROWS rows of words with COLUMNS columns of successive blocks; `finish` takes
 /// the sums of a row's vector.
@@ -185,6 +177,7 @@ void attend_span_rounded(const AttentionArgs& args, const AttentionPart& part, c
                          int first_block, int next_block, const Scratch& scratch,
                          const Partial& result) {
   using D = Dots<Stored>;
+  const MatrixUnit unit(D::IS_OF_UNIT ? tile.size() : 0);
   const PoolLayout& pool = args.pool;
   const int size = tile.size(), width = pool.key_stride(), columns = pool.group_columns();
   const int group_blocks = pool.group_blocks(), ldy = pool.value_stride();

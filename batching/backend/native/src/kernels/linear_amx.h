@@ -8,17 +8,13 @@
 
 #include "kernels.h"
 #include "kernels/linear_groups.h"
+#include "kernels/matrix_unit.h"
 #include "kernels/microkernel.h"
 
 namespace {
 
 #if defined(__AMX_BF16__) && defined(__AVX512FP16__)
 
-/// Rows of the unit's registers, of 64 bytes each.
-constexpr int UNIT_ROWS = 16;
-/// Inputs of an instruction.
-constexpr int UNIT_INPUTS = native::UNIT_INPUTS;
-static_assert(LANES == 16 && VECTORS == 2 && UNIT_INPUTS == 32);
 /// Rows of a call, for which weights are unpacked once.
 constexpr int MAX_ROWS_AMX = 256;
 /// Those of a tile, whose inputs are to stay in the L2 cache.
@@ -30,68 +26,6 @@ ALWAYS_INLINE int max_rows_amx(const Panels& weights) {
 }
 /// Inputs whose weights are unpacked together: the L1 cache has space for them and their inputs.
 constexpr int MAX_UNPACKED = 256;
-
-// Registers: sums of two times 16 rows and of the vectors of a panel, inputs of the same rows, and
-// weights of the same vectors.
-constexpr int SUMS = 0, INPUTS = 4, WEIGHTS = 6;
-
-/// Sizes of the registers (Intel's Software Developer's Manual, LDTILECFG).
-struct alignas(64) UnitConfig {
-  uint8_t palette = 1, first_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-
-  ALWAYS_INLINE void set(int at, int num_rows) {
-    rows[at] = static_cast<uint8_t>(num_rows);
-    row_bytes[at] = num_rows ? 64 : 0;
-  }
-  /// For up to two times 16 rows.
-  ALWAYS_INLINE explicit UnitConfig(int num_rows) {
-    const int first = num_rows < UNIT_ROWS ? num_rows : UNIT_ROWS;
-    for (int v = 0; v < VECTORS; v++) {
-      set(SUMS + v, first);
-      set(SUMS + VECTORS + v, num_rows - first);
-      set(WEIGHTS + v, UNIT_ROWS);
-    }
-    set(INPUTS, first);
-    set(INPUTS + 1, num_rows - first);
-  }
-  ALWAYS_INLINE void use() const { asm volatile("ldtilecfg %0" ::"m"(*this)); }
-};
-
-/// The unit while it multiplies tiles of so many rows; then its registers are unused, and the system
-/// need not save them.
-struct MatrixUnit {
-  int block_rows;  // that its registers have space for; none if it is not used
-
-  ALWAYS_INLINE explicit MatrixUnit(int num_rows)
-      : block_rows(num_rows < 2 * UNIT_ROWS ? num_rows : 2 * UNIT_ROWS) {
-    if (block_rows) UnitConfig(block_rows).use();
-  }
-  ALWAYS_INLINE ~MatrixUnit() {
-    if (block_rows) asm volatile("tilerelease");
-  }
-  MatrixUnit(const MatrixUnit&) = delete;
-};
-
-// Of the registers that are template arguments.  The compiler's own functions do not say that memory
-// is read.
-template <int TO>
-ALWAYS_INLINE void clear_unit() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(TO));
-}
-template <int TO>
-ALWAYS_INLINE void load_unit(const void* rows, size_t stride) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(rows), "r"(stride), "i"(TO) : "memory");
-}
-template <int FROM>
-ALWAYS_INLINE void store_unit(void* rows, size_t stride) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(rows), "r"(stride), "i"(FROM) : "memory");
-}
-template <int TO, int X, int W>
-ALWAYS_INLINE void multiply_unit() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(TO), "i"(X), "i"(W));
-}
 
 /// Pack a row `[size]`, times `factor`; see PackedInputs.
 void pack_row_bf16(const float* x, float factor, int row, int height, int size,
@@ -233,40 +167,10 @@ class Unpacker {
 /// Numbers of the weights of UNIT_INPUTS inputs.
 constexpr int UNPACKED_SIZE = VECTORS * UNIT_INPUTS * LANES;
 
-/// Sums of up to two times 16 rows, `[row][COLUMNS]` in memory.
 template <bool HAS_SECOND>
-struct UnitSums {
-  static constexpr size_t SECOND = UNIT_ROWS;  // where the second 16 rows are
-
-  ALWAYS_INLINE static void clear() {
-    clear_unit<SUMS>(), clear_unit<SUMS + 1>();
-    if (HAS_SECOND) clear_unit<SUMS + 2>(), clear_unit<SUMS + 3>();
-  }
-  ALWAYS_INLINE static void load(const float* y, size_t ldy) {
-    load_unit<SUMS>(y, 4 * ldy), load_unit<SUMS + 1>(y + LANES, 4 * ldy);
-    if (!HAS_SECOND) return;
-    y += SECOND * ldy;
-    load_unit<SUMS + 2>(y, 4 * ldy), load_unit<SUMS + 3>(y + LANES, 4 * ldy);
-  }
-  ALWAYS_INLINE static void store(float* y, size_t ldy) {
-    store_unit<SUMS>(y, 4 * ldy), store_unit<SUMS + 1>(y + LANES, 4 * ldy);
-    if (!HAS_SECOND) return;
-    y += SECOND * ldy;
-    store_unit<SUMS + 2>(y, 4 * ldy), store_unit<SUMS + 3>(y + LANES, 4 * ldy);
-  }
-  /// Add the products of UNIT_INPUTS inputs of each row.
-  ALWAYS_INLINE static void add(const uint8_t* inputs, const uint16_t* weights) {
-    load_unit<INPUTS>(inputs, 64);
-    load_unit<WEIGHTS>(weights, 64);
-    multiply_unit<SUMS, INPUTS, WEIGHTS>();
-    load_unit<WEIGHTS + 1>(weights + UNPACKED_SIZE / VECTORS, 64);
-    multiply_unit<SUMS + 1, INPUTS, WEIGHTS + 1>();
-    if (!HAS_SECOND) return;
-    load_unit<INPUTS + 1>(inputs + 64 * SECOND, 64);
-    multiply_unit<SUMS + 2, INPUTS + 1, WEIGHTS>();
-    multiply_unit<SUMS + 3, INPUTS + 1, WEIGHTS + 1>();
-  }
-};
+ALWAYS_INLINE void add_unpacked(const uint8_t* inputs, const uint16_t* weights) {
+  UnitSums<HAS_SECOND>::add(inputs, 64, weights, weights + UNPACKED_SIZE / VECTORS, 64);
+}
 
 /// Multiply up to two times 16 rows.
 template <Format FORMAT, bool HAS_SECOND>
@@ -280,7 +184,7 @@ void multiply_few_rows(int num_steps, Unpacker<FORMAT>& unpacker, const uint8_t*
   for (int step = 0; step < num_steps; step++, inputs += input_stride) {
     // Weights are unpacked while those before are multiplied.
     if (step + 1 < num_steps) unpacker.unpack(unpacked[(step + 1) % RING]);
-    Sums::add(inputs, unpacked[step % RING]);
+    add_unpacked<HAS_SECOND>(inputs, unpacked[step % RING]);
   }
   Sums::store(y, ldy);
 }
@@ -303,7 +207,7 @@ void multiply_rows_amx(int num_rows, int num_steps, Unpacker<FORMAT>& unpacker,
       const uint8_t* x = inputs + 2 * UNIT_INPUTS * row;
       for (int step = 0; step < steps; step++, x += input_stride) {
         if (row == 0 && step + 1 < steps) unpacker.unpack(unpacked[step + 1]);
-        Sums::add(x, unpacked[step]);
+        add_unpacked<HAS_SECOND>(x, unpacked[step]);
       }
       is_last ? Sums::store(y + row * ldy, ldy) : Sums::store(results[row], COLUMNS);
     };
@@ -338,9 +242,6 @@ void linear_tile_amx(const native::LinearArgs& args, int tile, int, const uint8_
 
 constexpr int MAX_ROWS_AMX = 0;
 ALWAYS_INLINE int max_rows_amx(const Panels&) { return MAX_ROWS_AMX; }
-struct MatrixUnit {
-  ALWAYS_INLINE explicit MatrixUnit(int) {}
-};
 void pack_row_bf16(const float*, float, int, int, int, const native::PackedInputs&) {}
 template <Format FORMAT>
 void linear_tile_amx(const native::LinearArgs&, int, int, const uint8_t*, float*, size_t,

@@ -41,6 +41,15 @@ struct Scratch {
   float* scales;   // [MAX_TILE]
 };
 
+/// Rows of pairs in one block, and those to prefetch, or null.
+template <typename Stored>
+struct Pairs {
+  const Stored* data;
+  const Stored* next;
+  const float* scales;  // of integers
+  int count;            // of numbers; if it is odd, the last pair has only one
+};
+
 ALWAYS_INLINE F32 tanh(F32 x) {
   // Without overflow: 1 - 2 / (e^2x + 1).
   return splat(1.0f) - splat(2.0f) / (exp(x + x) + splat(1.0f));
