@@ -538,8 +538,9 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
     [
         # bfloat16, in vLLM, is off by 0.0153.
         (BFLOAT16, 7, 0.0153, 0.2),
-        (SCALED, 5, 0.0153, 0.3),
-        # Not the default; processors whose last bits differ give 0.0144 to 0.0157.
+        # Processors whose last bits differ give 0.0134 to 0.0157; the highest of one whose default
+        # is another, as of the next.
+        (SCALED, 5, 0.018, 0.3),
         pytest.param(FASTEST, 5, 0.018, 0.3, marks=pytest.mark.slow),
         pytest.param(UNSCALED, 8, 0.005, 0.05, marks=pytest.mark.slow),
         pytest.param(FAST, 11, 0.0005, 0.005, marks=pytest.mark.slow),
