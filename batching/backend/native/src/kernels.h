@@ -44,6 +44,8 @@ constexpr int HALF_GROUP = 16;
 constexpr int INT8_GROUP = 16;
 /// Inputs that a matrix unit multiplies at a time.
 constexpr int UNIT_INPUTS = 32;
+/// Bytes behind its packed inputs that may be read, too.
+constexpr int UNIT_OVERREAD = 2048;
 /// By how much the biases of the exponents of bfloat16 and float16 differ.
 constexpr int BFLOAT16_EXPONENT = 112;
 

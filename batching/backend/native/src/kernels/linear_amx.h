@@ -189,14 +189,15 @@ void multiply_few_rows(int num_steps, Unpacker<FORMAT>& unpacker, const uint8_t*
   Sums::store(y, ldy);
 }
 
-/// Multiply all rows with some weights, then with the next.
+/// Multiply all rows with some weights, then with the next.  Inputs of a multiple of UNIT_ROWS are read:
+/// to configure the unit for fewer takes longer than to multiply what is not kept.
 template <Format FORMAT>
 void multiply_rows_amx(int num_rows, int num_steps, Unpacker<FORMAT>& unpacker,
                        const uint8_t* inputs, size_t input_stride, float* y, size_t ldy) {
   alignas(64) uint16_t unpacked[MAX_UNPACKED / UNIT_INPUTS][UNPACKED_SIZE];
   // Rows of outputs are often a multiple of the caches' sets apart.
   alignas(64) float results[MAX_ROWS_AMX][COLUMNS];
-  int configured = 2 * UNIT_ROWS;
+  const int num_stored = num_rows / (2 * UNIT_ROWS) * 2 * UNIT_ROWS;
   for (int left = num_steps, steps; left > 0; left -= steps, inputs += steps * input_stride) {
     const bool is_first = left == num_steps, is_last = left <= MAX_UNPACKED / UNIT_INPUTS;
     steps = is_last ? left : MAX_UNPACKED / UNIT_INPUTS;
@@ -209,15 +210,16 @@ void multiply_rows_amx(int num_rows, int num_steps, Unpacker<FORMAT>& unpacker,
         if (row == 0 && step + 1 < steps) unpacker.unpack(unpacked[step + 1]);
         add_unpacked<HAS_SECOND>(x, unpacked[step]);
       }
-      is_last ? Sums::store(y + row * ldy, ldy) : Sums::store(results[row], COLUMNS);
+      is_last && row < num_stored ? Sums::store(y + row * ldy, ldy)
+                                  : Sums::store(results[row], COLUMNS);
     };
-    for (int row = 0; row < num_rows; row += 2 * UNIT_ROWS) {
-      const int rows = num_rows - row < 2 * UNIT_ROWS ? num_rows - row : 2 * UNIT_ROWS;
-      if (rows != configured) UnitConfig(configured = rows).use();
-      rows > UNIT_ROWS ? run.template operator()<true>(row) : run.template operator()<false>(row);
-    }
+    for (int row = 0; row < num_rows; row += 2 * UNIT_ROWS)
+      num_rows - row > UNIT_ROWS ? run.template operator()<true>(row)
+                                 : run.template operator()<false>(row);
   }
-  if (configured != 2 * UNIT_ROWS) UnitConfig(2 * UNIT_ROWS).use();
+  for (int row = num_stored; row < num_rows; row++)
+    for (int v = 0; v < VECTORS; v++)
+      store(y + row * ldy + v * LANES, load(results[row] + v * LANES));
 }
 
 /// Compute one tile of a panel, with a MatrixUnit for its rows.

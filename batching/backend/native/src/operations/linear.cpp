@@ -38,7 +38,7 @@ InputPacker::InputPacker(const Panels& weights, int num_rows, bool has_halves)
   thread_local std::vector<int32_t> totals, half_totals;
   const size_t total = num_rows * static_cast<size_t>(weights.num_inputs);
   if (weights.input_type == InputType::kBfloat16) {
-    all_.integers = grow(integers, 2 * total);
+    all_.integers = grow(integers, 2 * total + UNIT_OVERREAD);
     input_factor_ = std::ldexp(1.0f, BFLOAT16_EXPONENT - weights.exponent);
     return;
   }
