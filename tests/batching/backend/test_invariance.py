@@ -90,9 +90,9 @@ class Rounding(NamedTuple):
     in_bfloat16: bool = False
 
     def skip_if_unknown(self, native: Native) -> None:
-        is_known = native.supports_scaled_inputs if self.is_scaled else native.supports_int_inputs
-        is_known = native.supports_bfloat16 if self.in_bfloat16 else is_known
-        if self.input_bits < 32 and not is_known:
+        is_known = native.supports_bfloat16 or not self.in_bfloat16
+        is_known &= native.supports_scaled_inputs or not self.is_scaled
+        if not is_known or self.input_bits < native.min_input_bits:
             pytest.skip("this processor has no such mode")
 
 
@@ -533,27 +533,29 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
     assert_forks_sample_as_singles(bundled)
 
 
+# How many texts come out and by how much a token's log probability is off depend on a processor's last bits:
+# the bounds are those of a fault, above what different processors were seen to give.
 @pytest.mark.parametrize(
-    ("rounding", "num_texts", "mean", "most"),
+    ("rounding", "num_texts", "mean"),
     [
         # bfloat16, in vLLM, is off by 0.0153.
-        (BFLOAT16, 7, 0.0153, 0.2),
-        # Processors whose last bits differ give 0.0134 to 0.0157; the highest of one whose default
-        # is another, as of the next.
-        (SCALED, 5, 0.018, 0.3),
-        pytest.param(FASTEST, 5, 0.018, 0.3, marks=pytest.mark.slow),
-        pytest.param(UNSCALED, 8, 0.005, 0.05, marks=pytest.mark.slow),
-        pytest.param(FAST, 11, 0.0005, 0.005, marks=pytest.mark.slow),
-        pytest.param(Rounding(kv_dtype=mx.bfloat16), 8, 0.005, 0.05, marks=pytest.mark.slow),
-        pytest.param(Rounding(kv_dtype=mx.int8), 7, 0.012, 0.2, marks=pytest.mark.slow),
-        pytest.param(Rounding(16, kv_dtype=mx.int8), 7, 0.012, 0.2, marks=pytest.mark.slow),
-        (Rounding(8), 0, 0.03, 0.6),
+        (BFLOAT16, 6, 0.0153),
+        # 0.0134 to 0.0157; the highest of a processor whose default is another, as of the next.
+        (SCALED, 4, 0.018),
+        pytest.param(FASTEST, 4, 0.018, marks=pytest.mark.slow),
+        pytest.param(UNSCALED, 6, 0.006, marks=pytest.mark.slow),
+        pytest.param(FAST, 10, 0.0006, marks=pytest.mark.slow),
+        pytest.param(Rounding(kv_dtype=mx.bfloat16), 6, 0.006, marks=pytest.mark.slow),
+        pytest.param(Rounding(kv_dtype=mx.int8), 6, 0.0153, marks=pytest.mark.slow),
+        pytest.param(Rounding(16, kv_dtype=mx.int8), 6, 0.0153, marks=pytest.mark.slow),
+        (Rounding(8), 0, 0.03),
     ],
 )
 def test_rounded_inputs_and_keys_stay_near_the_golden_logprobs(
-    native: Native, rounding: Rounding, num_texts: int, mean: float, most: float
+    native: Native, rounding: Rounding, num_texts: int, mean: float
 ) -> None:
     num_same, differences = agreement(with_kernels(native, rounding))
     assert num_same >= num_texts
     assert sum(differences) / len(differences) < mean
-    assert max(differences) < most
+    # No token by itself is lost, which the mean of 419 might hide.
+    assert max(differences) < 0.6
