@@ -134,11 +134,11 @@ def _weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype 
 
 
 def _input_bits(config: EngineConfig, native: Native | NoNative) -> int:
-    supports_int_inputs = isinstance(native, Native) and native.supports_int_inputs
-    if not supports_int_inputs:
+    if not isinstance(native, Native):
         return 32
     # What is multiplied in bfloat16 is packed in the same order.
-    return 16 if _uses_bfloat16(config, native) else _INPUT_BITS[config.cpu_precision]
+    bits = 16 if _uses_bfloat16(config, native) else _INPUT_BITS[config.cpu_precision]
+    return max(bits, native.min_input_bits)
 
 
 def _uses_bfloat16(config: EngineConfig, native: Native | NoNative) -> bool:

@@ -18,7 +18,7 @@ class Native:
 
     cores: those that the process may use, for the start-up line.
     nodes: the NUMA nodes that the threads are divided among, if there are several.
-    supports_int_inputs: inputs can be rounded to integers, for the fast modes.
+    min_input_bits: inputs can be rounded to integers of as many bits, for the fast modes; 32 is to none.
     supports_scaled_inputs: those of 8 bits can be scaled by channel.
     supports_bfloat16: a matrix unit multiplies in bfloat16.
     """
@@ -26,7 +26,7 @@ class Native:
     module: Any  # _native, which need not be there
     isa: str
     num_threads: int
-    supports_int_inputs: bool
+    min_input_bits: int
     supports_scaled_inputs: bool = False
     supports_bfloat16: bool = False
     cores: str = ""
@@ -87,7 +87,7 @@ def _load() -> Native | NoNative:
         module,
         module.isa(),
         module.num_threads(),
-        module.supports_int_inputs(),
+        module.min_input_bits(),
         module.supports_scaled_inputs(),
         module.supports_bfloat16(),
     )

@@ -64,8 +64,11 @@ def _formats(native: Native) -> list[tuple[str, int, dict[str, int]]]:
         ("8 bits", 8, {}),
         ("4 bits", 4, {}),
     ]
-    if native.supports_int_inputs:
-        formats += [(f"4 bits, inputs of {bits}", 4, {"input_bits": bits}) for bits in (16, 8)]
+    formats += [
+        (f"4 bits, inputs of {bits}", 4, {"input_bits": bits})
+        for bits in (16, 8)
+        if bits >= native.min_input_bits
+    ]
     if native.supports_scaled_inputs:
         formats += [("4 bits, inputs of 8, scaled", 4, {"input_bits": 8, "max_shift": 2})]
     return formats

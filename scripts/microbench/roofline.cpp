@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "kernels/attention_rounded.h"
+#include "kernels/attention/rounded.h"
 #include "memory.h"
 #include "thread_pool.h"
 

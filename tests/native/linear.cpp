@@ -160,6 +160,14 @@ struct Kind {
   bool is_quantized() const { return native::is_quantized(format); }
 };
 
+/// What inputs can be rounded to here.
+std::vector<InputType> input_types() {
+  std::vector<InputType> types{InputType::kFloat32};
+  if (kernels()->min_input_bits <= 16) types.push_back(InputType::kInt16);
+  if (kernels()->min_input_bits <= 8) types.push_back(InputType::kInt8);
+  return types;
+}
+
 Shifts random_shifts(Random& random, int num_inputs) {
   std::vector<uint8_t> shifts;
   for (int i = 0; i < num_inputs; i++) shifts.push_back(random.between(0, MAX_SHIFT));
@@ -485,7 +493,7 @@ void test_wrong_shifts(Random& random) {
     }
     return false;
   };
-  const bool has_integers = kernels()->multiplies_integers;
+  const bool has_integers = kernels()->min_input_bits <= 16;
   for (const Kind& kind : std::vector<Kind>{{Format::kBits4}, {Format::kFloat32}}) {
     Product product(random, make_layer(random, kind), 1);
     expect(is_refused(product.packed, random_shifts(random, product.packed.panels().num_inputs)),
@@ -644,23 +652,18 @@ void test_experts(Random& random) {
   for (const Kind& kind : bfloat16_kinds()) test_experts(random, kind);
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4,
                         Format::kMxfp4})
-    for (InputType input_type : {InputType::kFloat32, InputType::kInt16, InputType::kInt8}) {
-      const bool has_integers = input_type != InputType::kFloat32;
-      if (has_integers && (!is_quantized(format) || !kernels()->multiplies_integers)) continue;
-      test_experts(random, {format, input_type});
-    }
+    for (InputType input_type : input_types())
+      if (input_type == InputType::kFloat32 || is_quantized(format))
+        test_experts(random, {format, input_type});
 }
 
 void test_linear() {
   Random random(1);
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4,
                         Format::kMxfp4})
-    test_kind(random, {format});
-  for (Format format : {Format::kBits8, Format::kBits4, Format::kMxfp4}) {
-    if (!kernels()->multiplies_integers) continue;
-    for (InputType input_type : {InputType::kInt16, InputType::kInt8})
-      test_kind(random, {.format = format, .input_type = input_type});
-  }
+    for (InputType input_type : input_types())
+      if (input_type == InputType::kFloat32 || is_quantized(format))
+        test_kind(random, {format, input_type});
   if (kernels()->shifts_weights) {
     test_kind(random, {Format::kBits4, InputType::kInt16, true});
     test_kind(random, {Format::kMxfp4, InputType::kInt8, true});
@@ -671,11 +674,8 @@ void test_linear() {
   test_what_cannot_be_multiplied_in_bfloat16(random);
   test_wrong_shifts(random);
   const std::vector<Format> quantized{Format::kBits8, Format::kBits4};
-  test_several_of_one_input(random, InputType::kFloat32, quantized);
   test_several_of_one_input(random, InputType::kFloat32, {Format::kFloat32, Format::kBfloat16});
-  if (kernels()->multiplies_integers)
-    for (InputType input_type : {InputType::kInt16, InputType::kInt8})
-      test_several_of_one_input(random, input_type, quantized);
+  for (InputType input_type : input_types()) test_several_of_one_input(random, input_type, quantized);
   if (kernels()->multiplies_bfloat16)
     test_several_of_one_input(random, InputType::kInt16, quantized, false, true);
   test_two_callers(random);

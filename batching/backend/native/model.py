@@ -23,7 +23,7 @@ def use_kernels(
 
     `input_bits` and `packing` are those of `replace_modules`.
     """
-    packing = packing or Packing(native.module, input_bits)
+    packing = packing or Packing(native.module, max(input_bits, native.min_input_bits))
     model = replace_modules(model, native, packing=packing)
     if packing.finds_inputs:
         packing.of_one_input = of_one_input(model, packing.packed)

@@ -79,7 +79,7 @@ def test_a_model_whose_batch_differs_is_served_one_by_one(
     if input_bits is not None:
         native = request.getfixturevalue("native")
         assert native is not None
-        if input_bits < 32 and not native.supports_int_inputs:
+        if input_bits < native.min_input_bits:
             pytest.skip("this processor has no fast mode")
         quantize(model)
         model = replace_modules(model, native, input_bits=input_bits)

@@ -32,12 +32,12 @@ def replace_modules(
 ) -> nn.Module:
     """Return the model with modules replaced by kernels and with float32 activations.
 
-    input_bits: round the inputs of quantized weights to 8 or 16 bits, if the kernels support it; 32
-        rounds nothing.
+    input_bits: round the inputs of quantized weights to 8 or 16 bits, or to the fewest that the kernels
+        support if these are more; 32 rounds nothing.
     packing: where weights come from, if not from the model's arrays.
     """
     kernels = native.module
-    packing = packing or Packing(kernels, input_bits)
+    packing = packing or Packing(kernels, max(input_bits, native.min_input_bits))
     for path, part in parts_of(model, _is_packed):
         packing.begin(path)
         _pack(path, part, packing)

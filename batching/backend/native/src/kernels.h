@@ -410,7 +410,7 @@ struct Kernels {
   const char* name;
   int columns;  // of a panel
   // What the processor has instructions for.
-  bool multiplies_integers;
+  int min_input_bits;  // of integers, 8 or 16; 32 is none
   bool shifts_weights;  // see Panels::shifts
   bool multiplies_bfloat16;
   /// Rows of a tile, at most.

@@ -401,7 +401,7 @@ NB_MODULE(_native, m) {
   m.attr("mlx_version") =
       std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
       std::to_string(MLX_VERSION_PATCH);
-  m.def("supports_int_inputs", [] { return kernels() && kernels()->multiplies_integers; });
+  m.def("min_input_bits", [] { return kernels() ? kernels()->min_input_bits : 32; });
   m.def("supports_bfloat16", [] { return kernels() && kernels()->multiplies_bfloat16; });
   m.def("supports_scaled_inputs", [] { return kernels() && kernels()->shifts_weights; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });

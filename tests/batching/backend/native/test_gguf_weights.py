@@ -61,7 +61,7 @@ def packed(
 
 
 def input_bits_of(kernels: Any) -> list[int]:
-    return [32, 16, 8] if kernels.supports_int_inputs() else [32]
+    return [bits for bits in (32, 16, 8) if bits >= kernels.min_input_bits()]
 
 
 @pytest.mark.parametrize("name", BITS)

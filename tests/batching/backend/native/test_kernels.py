@@ -103,8 +103,8 @@ def test_products_with_integer_inputs(
     seed: int,
 ) -> None:
     """The error is at most that of rounding the inputs, half a step of each group."""
-    if not kernels.supports_int_inputs():
-        pytest.skip("this processor has no integer dot products")
+    if input_bits < kernels.min_input_bits():
+        pytest.skip("this processor has no products of such integers")
     rng = np.random.default_rng(seed)
     weight = mx.array(rng.standard_normal((outputs, groups * group)).astype(np.float32))
     parts = mx.quantize(weight, group_size=group, bits=bits)
@@ -206,8 +206,10 @@ def test_products_in_bfloat16(
 def test_nan_and_infinite_inputs_give_nan(
     kernels: Any, input_bits: int, *, is_scaled: bool
 ) -> None:
-    if not kernels.supports_int_inputs() or (is_scaled and not kernels.supports_scaled_inputs()):
-        pytest.skip("this processor has no integer dot products")
+    if input_bits < kernels.min_input_bits() or (
+        is_scaled and not kernels.supports_scaled_inputs()
+    ):
+        pytest.skip("this processor has no products of such integers")
     parts = mx.quantize(mx.ones((40, 64)), group_size=32)
     packed = kernels.pack(*parts, 4, input_bits=input_bits)
     if is_scaled:
@@ -334,7 +336,7 @@ def test_scales_that_are_products_are_kept_as_their_factors(
         x = mx.array(rng.standard_normal((rows, groups * 32)).astype(np.float32))
         (y,) = kernels.linear(x, [packed], [None])
         check(y, np.array(x) @ np.array(plain).T, 1e-5)
-        if kernels.supports_int_inputs():
+        if kernels.min_input_bits() <= 16:
             (y,) = kernels.linear(x, [kernels.pack(*parts, bits, input_bits=16)], [None])
             check(y, np.array(x) @ np.array(plain).T, 1e-3)
 
@@ -655,8 +657,8 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
         kernels.pack(*parts, 4),
         kernels.pack(*mx.quantize(mx.ones((4, 64)), group_size=32), 4),
     ]
-    if kernels.supports_int_inputs():
-        unlike.append(kernels.pack(*parts, 4, input_bits=8))
+    if kernels.min_input_bits() <= 16:
+        unlike.append(kernels.pack(*parts, 4, input_bits=16))
     if kernels.supports_scaled_inputs():
         unlike.append(kernels.pack(*parts, 4, input_bits=8))
         kernels.scale_inputs(unlike[-1:], bytes(64))

@@ -34,7 +34,7 @@ def _resident() -> int:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kv_dtype", [mx.bfloat16, mx.int8])
 def test_a_long_prompt_in_any_chunks_in_flat_memory(native: Native, kv_dtype: mx.Dtype) -> None:
-    input_bits = 16 if native.supports_int_inputs else 32
+    input_bits = max(16, native.min_input_bits)
     model = use_kernels(make_tiny("llama", bits=4), native, input_bits=input_bits)
     vocab_size = model.args.vocab_size
     checked = check_model(model, vocab_size, native, kv_dtype)

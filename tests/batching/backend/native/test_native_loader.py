@@ -63,7 +63,7 @@ def module_for(mlx_version: str, isa: str) -> str:
             "set_num_threads = lambda num_threads, nodes: None",
             "num_threads = lambda: 3",
             "weight_bytes = lambda: 0",
-            "supports_int_inputs = lambda: False",
+            "min_input_bits = lambda: 32",
             "supports_scaled_inputs = lambda: False",
             "supports_bfloat16 = lambda: False",
         ]
@@ -220,7 +220,7 @@ def test_the_start_says_what_is_rounded(
         return use_kernels(*args, packing=packing)
 
     monkeypatch.setattr(packed_model, "use_kernels", use_kernels_and_tell)
-    if native.supports_int_inputs and precision != "fast":
+    if native.min_input_bits < 32 and precision != "fast":
         # Without a matrix unit, all weights stay as they are.
         with_unit = replace(native, supports_bfloat16=True)
         monkeypatch.setattr(engine_builder, "load_native", lambda *_: with_unit)
@@ -229,7 +229,8 @@ def test_the_start_says_what_is_rounded(
         assert used == [16]
     in_integers = replace(native, supports_bfloat16=False)
     monkeypatch.setattr(engine_builder, "load_native", lambda *_: in_integers)
-    if native.supports_int_inputs:
+    num_bits = max(num_bits, native.min_input_bits)
+    if num_bits < 32:
         what = f"{precision}: quantized weights are multiplied with activations of {num_bits} bits"
         if native.supports_scaled_inputs and precision != "fast":
             what += ", 4-bit ones with 8 bits, scaled by channel"
@@ -237,7 +238,7 @@ def test_the_start_says_what_is_rounded(
         assert used[-1] == num_bits
     kv_dtype = "bfloat16" if precision == "auto" else "float32"
     assert f", {kv_dtype})" in "".join(build_engine(config).startup_lines)
-    without = replace(in_integers, supports_int_inputs=False, supports_scaled_inputs=False)
+    without = replace(in_integers, min_input_bits=32, supports_scaled_inputs=False)
     monkeypatch.setattr(engine_builder, "load_native", lambda *_: without)
     name = "fast" if precision == "auto" else precision
     why = f"this processor has no {name} mode, inputs of products are not rounded"

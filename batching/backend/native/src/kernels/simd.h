@@ -192,8 +192,7 @@ ALWAYS_INLINE F32 exp_coarse(F32 x) {
   return x < lowest ? F32{} : p * power;
 }
 
-// Vector neural network instructions (VNNI), with 512-bit or else 256-bit vectors.
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVX2__)
 #define HAS_DOT
 
 /// Round to nearest, ties to even; for |x| < 2^22.
@@ -204,7 +203,7 @@ ALWAYS_INLINE I32 round_to_int(F32 x) {
 
 /// Swap the second and third of every four lanes.
 ALWAYS_INLINE I32 swap_inner(I32 v) {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512F__)
   return (I32)_mm512_shuffle_epi32((__m512i)v, _MM_PERM_DBCA);
 #else
   return (I32)_mm256_shuffle_epi32((__m256i)v, _MM_SHUFFLE(3, 1, 2, 0));
@@ -227,7 +226,7 @@ ALWAYS_INLINE U16Pairs load_pairs(const uint8_t* p) {
 /// The codes of MXFP4 of bytes below 16.
 ALWAYS_INLINE U16Pairs mxfp4_codes(U16Pairs q) {
   const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(native::MXFP4_CODES));
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512F__)
   return (U16Pairs)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)q);
 #else
   return (U16Pairs)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)q);
@@ -245,8 +244,30 @@ constexpr bool SHIFTS_WEIGHTS = false;
 ALWAYS_INLINE I32 look_up(I32 table, I32) { return table; }
 #endif
 
-/// Add to each lane the dot product of its weights, four unsigned bytes or two 16-bit integers, and
-/// the signed inputs of one word.
+/// Add the products of two signed 16-bit integers a lane.
+ALWAYS_INLINE I32 add_products(I32 sums, I32 a, I32 b) {
+#if defined(__AVX512VNNI__)
+  return (I32)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512F__)
+  return sums + (I32)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVXVNNI__)
+  return (I32)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
+#else
+  return sums + (I32)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+
+// Vector neural network instructions (VNNI), with 512-bit or else 256-bit vectors: they add products of four
+// bytes, or of two 16-bit integers, to 32 bits.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define HAS_VNNI
+constexpr int MIN_INPUT_BITS = 8;
+#else
+constexpr int MIN_INPUT_BITS = 16;
+#endif
+
+/// Add to each lane the dot product of its weights, two 16-bit integers or, with VNNI, four unsigned
+/// bytes, and the signed inputs of one word.
 template <typename Int>
 ALWAYS_INLINE I32 dot(I32 sums, I32 weights, const uint8_t* word) {
   int32_t inputs;
@@ -259,17 +280,18 @@ ALWAYS_INLINE I32 dot(I32 sums, I32 weights, const uint8_t* word) {
         : "v"(weights), "m"(*reinterpret_cast<const uint8_t(*)[4]>(word)));
     return sums;
   }
-  const __m512i all = _mm512_set1_epi32(inputs);
-  return (I32)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)weights, all);
-#else
-  const __m256i all = _mm256_set1_epi32(inputs);
+#elif defined(__AVXVNNI__)
   if constexpr (sizeof(Int) == 1)
-    return (I32)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, all);
-  return (I32)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)weights, all);
+    return (I32)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, _mm256_set1_epi32(inputs));
+#else
+  static_assert(sizeof(Int) == 2);
 #endif
+  return add_products(sums, weights, splat_int(inputs));
 }
+
 #else
 constexpr bool SHIFTS_WEIGHTS = false;
+constexpr int MIN_INPUT_BITS = 32;
 #endif
 
 }  // namespace

@@ -1,7 +1,6 @@
 // The kernels of one instruction set, NATIVE_ISA of the build.
-#include "kernels/attention.h"
-#include "kernels/linear_int.h"
-#include "kernels/linear.h"
+#include "kernels/attention/attention.h"
+#include "kernels/linear/linear.h"
 #include "kernels/pointwise.h"
 #include "kernels/recurrent.h"
 #include "kernels/sampling.h"
@@ -16,7 +15,7 @@ extern const Kernels JOIN(kernels_, NATIVE_ISA);
 const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .name = STRING(NATIVE_ISA),
     .columns = COLUMNS,
-    .multiplies_integers = MAX_ROWS_INT > 0,
+    .min_input_bits = MIN_INPUT_BITS,
     .shifts_weights = SHIFTS_WEIGHTS,
     .multiplies_bfloat16 = MAX_ROWS_AMX > 0,
     .max_tile_rows = max_tile_rows,

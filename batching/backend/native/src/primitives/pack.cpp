@@ -16,7 +16,7 @@ mx::array evaluated(const mx::array& x, mx::Dtype dtype) {
 InputType input_type_of(int bits) {
   if (bits == 32) return InputType::kFloat32;
   require(bits == 16 || bits == 8, "inputs have 8, 16 or 32 bits");
-  require(kernels()->multiplies_integers, "this processor has no integer dot products");
+  require(bits >= kernels()->min_input_bits, "this processor has no products of such integers");
   return bits == 16 ? InputType::kInt16 : InputType::kInt8;
 }
 

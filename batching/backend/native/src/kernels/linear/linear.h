@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kernels.h"
-#include "kernels/linear_amx.h"
-#include "kernels/linear_groups.h"
-#include "kernels/linear_int.h"
+#include "kernels/linear/amx.h"
+#include "kernels/linear/groups.h"
+#include "kernels/linear/int_tiles.h"
 #include "kernels/microkernel.h"
 
 namespace {
@@ -85,7 +85,8 @@ LinearTile linear_tile_int_of(const Panels& weights) {
 
 LinearTile linear_tile_of(const Panels& weights) {
   if (weights.input_type == InputType::kInt16) return linear_tile_int_of<int16_t>(weights);
-  if (weights.input_type == InputType::kInt8) return linear_tile_int_of<int8_t>(weights);
+  if constexpr (MIN_INPUT_BITS == 8)
+    if (weights.input_type == InputType::kInt8) return linear_tile_int_of<int8_t>(weights);
   const bool is_bf16 = weights.input_type == InputType::kBfloat16;
   switch (weights.format) {
     case Format::kFloat32: return linear_tile_floats<float>;
@@ -138,7 +139,8 @@ ALWAYS_INLINE int width_of(const Panels& weights, int panel, int num_panels) {
   return left < width ? left : width;
 }
 
-constexpr int MAX_TILE_ROWS = MAX_ROWS_AMX > MAX_ROWS ? MAX_ROWS_AMX : MAX_ROWS;
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int MAX_TILE_ROWS = larger(MAX_ROWS, larger(MAX_ROWS_INT, MAX_ROWS_AMX));
 
 /// Compute tiles [first_tile, next_tile) of the panels [panel, next); only the first of all tiles
 /// reads weights from memory.

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels.h"
-#include "kernels/linear_groups.h"
+#include "kernels/linear/groups.h"
 #include "kernels/matrix_unit.h"
 #include "kernels/microkernel.h"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/matrix_unit.h"
-#include "kernels/tile.h"
+#include "kernels/attention/tile.h"
 
 namespace {
 

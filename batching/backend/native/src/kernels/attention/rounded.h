@@ -7,10 +7,10 @@
 #pragma once
 
 #include "kernels.h"
-#include "kernels/attention_amx.h"
+#include "kernels/attention/amx.h"
 #include "kernels/microkernel.h"
 #include "kernels/pool.h"
-#include "kernels/tile.h"
+#include "kernels/attention/tile.h"
 
 namespace {
 
@@ -58,7 +58,7 @@ struct Dots<int8_t> {
   using Sums = I32;
 
   static ALWAYS_INLINE I32 load(const int8_t* pairs) {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512F__)
     return (I32)_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs)));
 #else
     return (I32)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(pairs)));

@@ -1,149 +1,18 @@
-// Products of quantized weights and inputs that are rounded to integers: the fast modes.
-//
-// A group's integers are multiplied and added exactly; the sum is then scaled once.  With inputs
-// x = s_x q_x and weights w = s_w q_w + b_w, a group contributes
-//     s_w s_x sum(q_w q_x) + b_w s_x sum(q_x)
-// (as llama.cpp does with 8-bit inputs); where b_w is s_w times -center, this is
-//     s_w s_x (sum(q_w q_x) - center sum(q_x))
-// with integers in the parentheses.  A lane of an instruction multiplies two 16-bit or four
-// 8-bit inputs instead of one float.  For normally distributed inputs, the rounding error of 16 bits
-// in groups of 32 is an eightieth of bfloat16's, and that of 8 bits in groups of 16 is 2.5 times it.
+// Products of quantized weights and integer inputs by VNNI: a lane of an instruction multiplies and adds
+// two 16-bit or four 8-bit inputs, and the sums of a group are in registers.
 #pragma once
 
 #include "kernels.h"
+#include "kernels/linear/integers.h"
 #include "kernels/microkernel.h"
 
 namespace {
 
-#if defined(HAS_DOT)
+#if defined(HAS_VNNI)
 
 /// Rows of one call: as many as fit in registers with the sums of a group.
 constexpr int MAX_ROWS_INT = 6;
 #define FOR_EACH_HEIGHT_INT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-
-/// Adjacent inputs of a row.
-constexpr int EIGHT = 8;
-
-/// Store the integers of one vector, eight at a time, `stride` bytes apart.
-template <typename Int>
-ALWAYS_INLINE void store_eights(uint8_t* to, size_t stride, I32 q) {
-  // Even and odd bytes of four weights are unpacked separately.
-  if constexpr (sizeof(Int) == 2) q = swap_inner(q);
-  const auto integers = narrow<Int>(q);
-  constexpr size_t SIZE = EIGHT * sizeof(Int);
-  for (size_t i = 0; i < LANES / EIGHT; i++)
-    __builtin_memcpy(to + i * stride, reinterpret_cast<const uint8_t*>(&integers) + i * SIZE, SIZE);
-}
-
-/// How inputs of one scale are rounded.
-template <typename Int>
-struct Rounding {
-  static constexpr float TOP = sizeof(Int) == 1 ? 127 : 32767;
-  float scale, factor;
-
-  /// `top` are the largest of their absolute values, as bits: these are in the order of the values,
-  /// with NaN, which makes the scale NaN, after all others.
-  ALWAYS_INLINE explicit Rounding(I32 top) {
-    const int32_t bits = max(top);
-    float largest;
-    __builtin_memcpy(&largest, &bits, sizeof(bits));
-    // Avoids a division by 0; inputs that small are negligible.
-    factor = largest > 1e-30f ? TOP / largest : 0;
-    scale = largest * (1 / TOP);
-  }
-  /// Those of inputs that are not finite may be any.
-  ALWAYS_INLINE I32 integers(F32 x) const { return round_to_int(x * splat(factor)); }
-};
-
-/// Stores integers eight at a time, `stride` bytes apart.
-template <typename Int>
-struct IntegerStore {
-  uint8_t* to;
-  size_t stride;
-
-  ALWAYS_INLINE void add(I32 q) {
-    store_eights<Int>(to, stride, q);
-    to += LANES / EIGHT * stride;
-  }
-};
-
-/// Pack a row `[size]`.
-void pack_row_int16(const float* x, int row, int height, int size, int group,
-                    const native::PackedInputs& to) {
-  constexpr int HALF = native::HALF_GROUP, INPUT_BYTES = EIGHT * sizeof(int16_t);
-  IntegerStore<int16_t> integers{to.integers + INPUT_BYTES * row,
-                                 static_cast<size_t>(INPUT_BYTES) * height};
-  int half = row;
-  for (int at = row; at < size / group * height + row; at += height, x += group) {
-    I32 top{};
-    for (int i = 0; i < group; i += LANES) top = max(top, (I32)absolute(load(x + i)));
-    const Rounding<int16_t> rounding(top);
-    int32_t total = 0;
-    for (int first = 0; first < group; first += HALF, half += height) {
-      I32 sums{};
-      for (int i = first; i < first + HALF; i += LANES) {
-        const I32 q = rounding.integers(load(x + i));
-        integers.add(q);
-        sums += q;
-      }
-      const int32_t of_half = sum(sums);
-      total += of_half;
-      if (!to.half_sums) continue;
-      to.half_sums[half] = rounding.scale * of_half;
-      to.half_totals[half] = of_half;
-    }
-    to.scales[at] = rounding.scale;
-    to.sums[at] = rounding.scale * total;
-    to.totals[at] = total;
-  }
-}
-
-void pack_row_int8(const float* x, const uint8_t* shifts, int row, int height, int size, int group,
-                   const native::PackedInputs& to) {
-  constexpr int GROUP = native::INT8_GROUP, SIZE = GROUP / LANES;
-  IntegerStore<int8_t> integers{to.integers + EIGHT * row, static_cast<size_t>(EIGHT) * height};
-  int part = row;
-  for (int at = row; at < size / group * height + row; at += height) {
-    float group_total = 0;
-    for (int end = part + group / GROUP * height; part < end; part += height, x += GROUP) {
-      F32 values[SIZE];
-      I32 by[SIZE], top{}, sums{};
-      for (int i = 0; i < SIZE; i++) {
-        by[i] = shifts ? load_bytes(shifts + LANES * i) : I32{};
-        values[i] = load(x + LANES * i) * (F32)((127 - by[i]) << 23);
-        top = max(top, (I32)absolute(values[i]));
-      }
-      const Rounding<int8_t> rounding(top);
-      for (int i = 0; i < SIZE; i++) {
-        const I32 q = rounding.integers(values[i]);
-        integers.add(q);
-        sums += q << by[i];
-      }
-      const int32_t total = sum(sums);
-      const float scaled = rounding.scale * total;
-      to.scales[part] = rounding.scale;
-      to.totals[part] = total;
-      if (to.half_sums) to.half_sums[part] = scaled;
-      group_total += scaled;
-      if (shifts) shifts += GROUP;
-    }
-    to.sums[at] = group_total;
-  }
-}
-
-/// The weights of four inputs in each lane, or of two of them as 16-bit integers; `four` and `word`
-/// say which of those loaded.
-template <typename Int, native::Format FORMAT>
-ALWAYS_INLINE I32 weights_of(U16Pairs loaded, int four, int word) {
-  if constexpr (FORMAT == native::Format::kBits4 && sizeof(Int) == 2) {
-    const U16Pairs q = loaded >> (4 * four + 8 * word);
-    return (I32)(four + word == 2 ? q : q & 15);
-  }
-  U16Pairs bytes = loaded;
-  if (has_nibbles(FORMAT)) bytes = (four ? bytes >> 4 : bytes) & 0x0f0f;
-  if (FORMAT == native::Format::kMxfp4) bytes = mxfp4_codes(bytes);
-  return (I32)(sizeof(Int) == 1 ? bytes : word == 0 ? bytes & 0xff : bytes >> 8);
-}
 
 /// Weights of 4 bits, shifted: `[weight][shift]`.
 template <native::Format FORMAT>
@@ -330,7 +199,7 @@ void multiply_int8(const native::Panels& weights, const native::PackedInputs& x,
 
 /// Groups of either size have a function of their own: in one, the compiler would not inline them.
 template <typename Int, bool HAS_HALVES, native::Format FORMAT, int ROWS>
-ALWAYS_INLINE void multiply_ints(const native::Panels& weights, const native::PackedInputs& x,
+ALWAYS_INLINE void multiply_rows_int(const native::Panels& weights, const native::PackedInputs& x,
                                  const uint8_t* p, const int32_t* begins, float* results,
                                  Prefetcher prefetcher) {
   if constexpr (sizeof(Int) == 1) {
@@ -349,57 +218,17 @@ ALWAYS_INLINE void multiply_ints(const native::Panels& weights, const native::Pa
   }
 }
 
-/// What the sums of a tile begin with, so that the center is subtracted from the weights.
-template <bool USES_HALVES>
-const int32_t* begin_sums(const native::Panels& weights, const native::PackedInputs& x, int height,
-                          int32_t* begins) {
-  const int center = has_biases(weights) ? 0 : weights.center;
-  const int group = USES_HALVES ? native::HALF_GROUP : weights.scale_group();
-  const int32_t* totals = USES_HALVES ? x.half_totals : x.totals;
-  const int size = weights.num_inputs / group * height;
-  for (int i = 0; i < size; i++) begins[i] = -center * totals[i];
-  return begins;
-}
-
-template <typename Int, bool HAS_HALVES>
-void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_t* p, float* y,
-                     size_t ldy, Prefetcher prefetcher, float* scratch) {
-  const native::Panels& w = args.weights;
-  const native::Tiles tiles{args.num_rows, MAX_ROWS_INT};
-  const native::PackedInputs x = args.packed.from_row(w, tiles.first(tile));
-  const int height = tiles.height(tile);
-  const int32_t* begins = begin_sums<HAS_HALVES && sizeof(Int) == 2>(
-      w, x, height, reinterpret_cast<int32_t*>(scratch));
-  alignas(64) float results[MAX_ROWS_INT * COLUMNS];
-  for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
-  // The lines are there when the sums are: else each store waits, once outputs exceed the caches.
-  for (int m = 0; m < height; m++)
-    for (int v = 0; v < VECTORS; v++) prefetch_to_write(y + m * ldy + v * LANES);
-  const auto run = [&]<native::Format FORMAT>() {
-#define CASE(ROWS) \
-  case ROWS:       \
-    return multiply_ints<Int, HAS_HALVES, FORMAT, ROWS>(w, x, p, begins, results, prefetcher);
-    switch (height) { FOR_EACH_HEIGHT_INT(CASE) }
+/// The same for any number of rows, up to MAX_ROWS_INT.
+template <typename Int, bool HAS_HALVES, native::Format FORMAT>
+void multiply_ints(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
+                   const int32_t* begins, float* results, int height, Prefetcher prefetcher) {
+#define CASE(ROWS)                                                                              \
+  case ROWS:                                                                                    \
+    return multiply_rows_int<Int, HAS_HALVES, FORMAT, ROWS>(weights, x, p, begins, results,     \
+                                                            prefetcher);
+  switch (height) { FOR_EACH_HEIGHT_INT(CASE) }
 #undef CASE
-  };
-  switch (w.format) {
-    case native::Format::kBits8: run.template operator()<native::Format::kBits8>(); break;
-    case native::Format::kBits4: run.template operator()<native::Format::kBits4>(); break;
-    default: run.template operator()<native::Format::kMxfp4>();
-  }
-  for (int m = 0; m < height; m++)
-    for (int v = 0; v < VECTORS; v++)
-      store(y + m * ldy + v * LANES, load(results + m * COLUMNS + v * LANES));
 }
-
-#else
-
-constexpr int MAX_ROWS_INT = 0;
-void pack_row_int16(const float*, int, int, int, int, const native::PackedInputs&) {}
-void pack_row_int8(const float*, const uint8_t*, int, int, int, int, const native::PackedInputs&) {}
-template <typename Int, bool HAS_HALVES>
-void linear_tile_int(const native::LinearArgs&, int, int, const uint8_t*, float*, size_t,
-                     Prefetcher, float*) {}
 
 #endif
 

@@ -8,10 +8,10 @@
 #pragma once
 
 #include "kernels.h"
-#include "kernels/attention_rounded.h"
+#include "kernels/attention/rounded.h"
 #include "kernels/microkernel.h"
 #include "kernels/pool.h"
-#include "kernels/tile.h"
+#include "kernels/attention/tile.h"
 #include "kernels/transpose.h"
 
 namespace {
