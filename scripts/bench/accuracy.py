@@ -1,0 +1,218 @@
+"""`python -m scripts.bench.accuracy`: by how much servers miss the log probabilities of an exact one.
+
+The reference writes texts, sampled with temperature 1, so that all tokens of the model come with the
+frequency that it gives them.  Every server then reads each text as a prompt, and the log probabilities of
+its tokens are compared: nothing depends on which of two nearly equal tokens comes first.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from scripts.bench.load.servers import (
+    ServerSpec,
+    Target,
+    fleet,
+    our_server,
+    server_at,
+    server_by_command,
+)
+from scripts.bench.load.signals import ended_by_signals
+from scripts.machine import describe, in_words
+from scripts.server_process import ServerFailed
+
+_OPENINGS: Final = (
+    "The history of the city begins with",
+    "To make a good soup, first",
+    "def main(argv):\n    ",
+    "Once upon a time there was a",
+    "Water boils at a lower temperature when",
+    "Dear Sir or Madam,\n\n",
+    "The three most important causes are:\n1.",
+    "Q: What is a prime number?\nA:",
+)
+_EPILOG: Final = """\
+The first server is this project's with the MLX_SERVER_* settings of the environment.  Each server must
+take `echo` and `logprobs` in /v1/completions, and split texts into the same tokens as the reference.
+"""
+
+
+class CannotCompare(Exception):
+    """A server gives no log probabilities, or those of other tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Tokens of a text but for the first, and the natural logarithm of the probability of each."""
+
+    tokens: list[str]
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Absolute differences of log probabilities; `error` is the standard error of the mean, over texts."""
+
+    server: str
+    num_tokens: int
+    mean: float
+    error: float
+    p99: float
+    largest: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare and print a table; return 1 if a server cannot be compared, 2 if it does not start."""
+    args = _arguments(argv)
+    try:
+        with ended_by_signals(), fleet(args.servers, args.start_timeout) as (reference, *others):
+            with reference.awake():
+                texts = write_texts(reference, args.texts, args.max_tokens)
+                expected = [scores_of(reference, text) for text in texts]
+            found = list(_compared(others, texts, expected))
+    except ServerFailed as error:
+        print(error, file=sys.stderr)
+        return 2
+    except CannotCompare as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(in_words(machine := describe()), "", table(found), sep="\n")
+    if args.json is not None:
+        rows = [{name: getattr(each, name) for name in Accuracy.__slots__} for each in found]
+        args.json.write_text(json.dumps({"machine": machine, "servers": rows}, indent=2), "utf-8")
+    return 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.bench.accuracy", description=__doc__, epilog=_EPILOG
+    )
+    parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument(
+        "--max-tokens", type=int, default=96, help="of each text, beside its opening"
+    )
+    parser.add_argument("--start-timeout", type=float, default=300)
+    parser.add_argument("--json", type=Path, help="write the results")
+    what = "default: this project's in exact mode"
+    parser.add_argument("--reference", type=server_at, metavar="[NAME=]URL[#MODEL]", help=what)
+    parser.add_argument("--url", type=server_at, help="measure this server instead of starting one")
+    peers: dict[str, Any] = {"action": "append", "default": []}
+    parser.add_argument(
+        "--vs", type=server_at, help="a peer that runs already; repeatable", **peers
+    )
+    what = "a peer to start, with {port} where the port belongs; repeatable"
+    parser.add_argument("--vs-command", type=server_by_command, help=what, **peers)
+    args = parser.parse_args(argv)
+    if args.texts < 1 or args.max_tokens < 1:
+        parser.error("--texts and --max-tokens are at least 1")
+    first = args.url or our_server()
+    args.servers = [args.reference or _exact(), first, *args.vs, *args.vs_command]
+    return args
+
+
+def _exact() -> ServerSpec:
+    ours = our_server()
+    exact = {"MLX_SERVER_CPU_PRECISION": "exact", "MLX_SERVER_KV_CACHE_DTYPE": "auto"}
+    return replace(ours, name="exact", environment={**ours.environment, **exact})
+
+
+def write_texts(server: Target, num_texts: int, max_tokens: int) -> list[str]:
+    """Return openings with what the server makes of them, each with a seed of its own.
+
+    Raises:
+        CannotCompare: it does not complete them.
+    """
+    texts = []
+    for seed in range(num_texts):
+        opening = _OPENINGS[seed % len(_OPENINGS)]
+        choice = _complete(server, opening, max_tokens=max_tokens, temperature=1, seed=seed)
+        texts.append(opening + choice["text"])
+    return texts
+
+
+def scores_of(server: Target, text: str) -> Scores:
+    """Return the log probabilities of a text's tokens.
+
+    Raises:
+        CannotCompare: the server gives none.
+    """
+    choice = _complete(server, text, max_tokens=1, temperature=0, echo=True, logprobs=1)
+    try:
+        # The first has none, the last is the completion.
+        tokens = choice["logprobs"]["tokens"][1:-1]
+        logprobs = [float(each) for each in choice["logprobs"]["token_logprobs"][1:-1]]
+    except (LookupError, TypeError):
+        raise CannotCompare(f"{server.name} gives no log probabilities of a prompt") from None
+    return Scores(tokens, logprobs)
+
+
+def _complete(server: Target, prompt: str, **parameters: Any) -> Any:
+    body = {"model": server.model, "prompt": prompt, **parameters}
+    try:
+        response = httpx.post(
+            f"{server.url}/v1/completions", json=body, timeout=120, trust_env=False
+        )
+    except httpx.HTTPError as error:
+        raise CannotCompare(f"{server.name}: {error}") from None
+    if not response.is_success:
+        raise CannotCompare(f"{server.name}: HTTP {response.status_code}: {response.text[:300]}")
+    return response.json()["choices"][0]
+
+
+def _compared(
+    servers: Sequence[Target], texts: Sequence[str], expected: Sequence[Scores]
+) -> Iterator[Accuracy]:
+    for server in servers:
+        with server.awake():
+            found = [scores_of(server, text) for text in texts]
+        yield compare(server.name, found, expected)
+
+
+def compare(name: str, found: Sequence[Scores], expected: Sequence[Scores]) -> Accuracy:
+    """Compare the scores of the same texts.
+
+    Raises:
+        CannotCompare: they are those of other tokens.
+    """
+    by_text = []
+    for mine, other in zip(found, expected, strict=True):
+        if mine.tokens != other.tokens:
+            raise CannotCompare(f"{name} splits texts into other tokens than the reference")
+        pairs = zip(mine.logprobs, other.logprobs, strict=True)
+        by_text.append([abs(a - b) for a, b in pairs])
+    differences = sorted(each for text in by_text for each in text)
+    # Tokens of one text are off together, so that texts are what is independent.
+    means = [statistics.fmean(text) for text in by_text if text]
+    spread = statistics.stdev(means) if len(means) > 1 else math.nan
+    return Accuracy(
+        server=name,
+        num_tokens=len(differences),
+        mean=statistics.fmean(differences),
+        error=spread / math.sqrt(len(means)),
+        p99=differences[math.ceil(0.99 * len(differences)) - 1],
+        largest=differences[-1],
+    )
+
+
+def table(found: Sequence[Accuracy]) -> str:
+    """Return a line for each server."""
+    width = max(len(each.server) for each in found)
+    lines = [f"{'server':<{width}}  tokens    mean  +- error     p99  largest"]
+    lines += [
+        f"{each.server:<{width}}  {each.num_tokens:6}  {each.mean:.4f}    {each.error:.4f}"
+        f"  {each.p99:.4f}   {each.largest:.4f}"
+        for each in found
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
