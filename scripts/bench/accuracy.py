@@ -59,12 +59,15 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Absolute differences of log probabilities; `error` is the standard error of the mean, over texts."""
+    """Absolute differences of log probabilities.
+
+    error: the standard error of the mean, over texts; None of a single one.
+    """
 
     server: str
     num_tokens: int
     mean: float
-    error: float
+    error: float | None
     p99: float
     largest: float
 
@@ -120,7 +123,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _exact() -> ServerSpec:
     ours = our_server()
-    exact = {"MLX_SERVER_CPU_PRECISION": "exact", "MLX_SERVER_KV_CACHE_DTYPE": "auto"}
+    exact = {
+        "MLX_SERVER_CPU_PRECISION": "exact",
+        "MLX_SERVER_KV_CACHE_DTYPE": "auto",
+        "MLX_SERVER_DTYPE": "auto",
+    }
     return replace(ours, name="exact", environment={**ours.environment, **exact})
 
 
@@ -133,8 +140,12 @@ def write_texts(server: Target, num_texts: int, max_tokens: int) -> list[str]:
     texts = []
     for seed in range(num_texts):
         opening = _OPENINGS[seed % len(_OPENINGS)]
-        choice = _complete(server, opening, max_tokens=max_tokens, temperature=1, seed=seed)
-        texts.append(opening + choice["text"])
+        sampling = {"temperature": 1, "top_p": 1, "seed": seed}
+        reply = _complete(server, opening, max_tokens=max_tokens, **sampling)
+        try:
+            texts.append(opening + reply["choices"][0]["text"])
+        except (LookupError, TypeError):
+            raise CannotCompare(f"{server.name} completes no prompt") from None
     return texts
 
 
@@ -144,14 +155,16 @@ def scores_of(server: Target, text: str) -> Scores:
     Raises:
         CannotCompare: the server gives none.
     """
-    choice = _complete(server, text, max_tokens=1, temperature=0, echo=True, logprobs=1)
+    reply = _complete(server, text, max_tokens=1, temperature=0, echo=True, logprobs=1)
     try:
-        # The first has none, the last is the completion.
-        tokens = choice["logprobs"]["tokens"][1:-1]
-        logprobs = [float(each) for each in choice["logprobs"]["token_logprobs"][1:-1]]
+        # The first has no log probability; what completes the prompt follows, unless the server hides it.
+        ours = slice(1, reply["usage"]["prompt_tokens"])
+        given = reply["choices"][0]["logprobs"]
+        return Scores(
+            given["tokens"][ours], [float(each) for each in given["token_logprobs"][ours]]
+        )
     except (LookupError, TypeError):
         raise CannotCompare(f"{server.name} gives no log probabilities of a prompt") from None
-    return Scores(tokens, logprobs)
 
 
 def _complete(server: Target, prompt: str, **parameters: Any) -> Any:
@@ -161,10 +174,13 @@ def _complete(server: Target, prompt: str, **parameters: Any) -> Any:
             f"{server.url}/v1/completions", json=body, timeout=120, trust_env=False
         )
     except httpx.HTTPError as error:
-        raise CannotCompare(f"{server.name}: {error}") from None
+        raise CannotCompare(server.premature_end() or f"{server.name}: {error}") from None
     if not response.is_success:
         raise CannotCompare(f"{server.name}: HTTP {response.status_code}: {response.text[:300]}")
-    return response.json()["choices"][0]
+    try:
+        return response.json()
+    except ValueError:
+        raise CannotCompare(f"{server.name}: no JSON: {response.text[:300]}") from None
 
 
 def _compared(
@@ -191,12 +207,12 @@ def compare(name: str, found: Sequence[Scores], expected: Sequence[Scores]) -> A
     differences = sorted(each for text in by_text for each in text)
     # Tokens of one text are off together, so that texts are what is independent.
     means = [statistics.fmean(text) for text in by_text if text]
-    spread = statistics.stdev(means) if len(means) > 1 else math.nan
+    error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
     return Accuracy(
         server=name,
         num_tokens=len(differences),
         mean=statistics.fmean(differences),
-        error=spread / math.sqrt(len(means)),
+        error=error,
         p99=differences[math.ceil(0.99 * len(differences)) - 1],
         largest=differences[-1],
     )
@@ -206,11 +222,10 @@ def table(found: Sequence[Accuracy]) -> str:
     """Return a line for each server."""
     width = max(len(each.server) for each in found)
     lines = [f"{'server':<{width}}  tokens    mean  +- error     p99  largest"]
-    lines += [
-        f"{each.server:<{width}}  {each.num_tokens:6}  {each.mean:.4f}    {each.error:.4f}"
-        f"  {each.p99:.4f}   {each.largest:.4f}"
-        for each in found
-    ]
+    for each in found:
+        error = "     -" if each.error is None else f"{each.error:.4f}"
+        numbers = f"{each.mean:.4f}    {error}  {each.p99:.4f}   {each.largest:.4f}"
+        lines.append(f"{each.server:<{width}}  {each.num_tokens:6}  {numbers}")
     return "\n".join(lines)
 
 

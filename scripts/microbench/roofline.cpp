@@ -38,7 +38,12 @@ float multiply_add_pairs(uint32_t pair) {
   typename D::Sums sums[NUM_SUMS] = {};
   for (int k = 0; k < NUM_SUMS; k++) sums[k] = D::add(sums[k], pairs + (k << 16), &pair);
   for (int64_t i = 0; i < NUM_ROUNDS; i++)
-    for (auto& each : sums) each = D::add(each, pairs, &pair);
+    for (auto& each : sums) {
+      // Without VNNI a product is an instruction of its own, which the compiler would do once for all.
+      I32 own = pairs;
+      asm volatile("" : "+x"(own));
+      each = D::add(each, own, &pair);
+    }
   float total = 0;
   for (auto& each : sums) total += sum(D::scaled(each, 1));
   return total;

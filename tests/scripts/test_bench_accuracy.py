@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,22 +11,28 @@ from scripts.bench import accuracy
 from scripts.bench.accuracy import CannotCompare, Scores, compare
 from tests.support.fake_server import Body, Reply, fake_server
 
-
-def choices(choice: Body) -> Reply:
-    return Reply((json.dumps({"choices": [choice]}),))
+NUMBERS = ("num_tokens", "mean", "error", "p99", "largest")
 
 
-def scorer(*, off: float = 0.0, tokens: str = "words") -> Callable[[Body], Reply]:
+def choices(choice: Body, num_prompt: int = 0) -> Reply:
+    usage = {"prompt_tokens": num_prompt}
+    return Reply((json.dumps({"choices": [choice], "usage": usage}),))
+
+
+def scorer(
+    *, off: float = 0.0, tokens: str = "words", completion: Sequence[str] = ("next",)
+) -> Callable[[Body], Reply]:
     """Complete with two words; score a word by its length, off by a number on every second text."""
 
     def answer(body: Body) -> Reply:
         if not body.get("echo"):
             return choices({"text": f" seed {body['seed']}"})
-        words = [*body["prompt"].split(), "next"]
-        error = off * (int(words[-2]) % 2)
+        prompt = body["prompt"].split()
+        words = [*prompt, *completion]
+        error = off * (int(prompt[-1]) % 2)
         scores = [None, *(-float(len(word)) - error for word in words[1:])]
         shown = words if tokens == "words" else [word.upper() for word in words]
-        return choices({"logprobs": {"tokens": shown, "token_logprobs": scores}})
+        return choices({"logprobs": {"tokens": shown, "token_logprobs": scores}}, len(prompt))
 
     return answer
 
@@ -39,7 +45,7 @@ def test_servers_are_compared_token_by_token(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     report = tmp_path / "accuracy.json"
-    with fake_server(scorer()) as exact, fake_server(scorer(off=0.5)) as other:
+    with fake_server(scorer()) as exact, fake_server(scorer(off=0.5, completion=())) as other:
         assert (
             run(f"exact={exact.url}", "--url", f"same={exact.url}", "--vs", f"off={other.url}",
                 "--json", str(report))
@@ -57,7 +63,11 @@ def test_servers_are_compared_token_by_token(
     # Means of texts are 0 and 0.5, two each.
     assert off["error"] == pytest.approx(math.sqrt(4 * 0.25**2 / 3) / 2)
     assert off["p99"] == off["largest"] == 0.5
-    assert "off " in capsys.readouterr().out
+    shown = capsys.readouterr().out.splitlines()[-1].split()
+    assert shown == [
+        "off",
+        *(f"{off[n]:.4f}" if n != "num_tokens" else str(off[n]) for n in NUMBERS),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +75,7 @@ def test_servers_are_compared_token_by_token(
     [
         (scorer(tokens="others"), "other splits texts into other tokens than the reference"),
         (lambda _: Reply(('{"choices": [{"text": "a"}]}',)), "other gives no log probabilities"),
+        (lambda _: Reply(("<html>",)), "other: no JSON: <html>"),
         (lambda _: Reply(("no echo here",), status=400), "other: HTTP 400: no echo here"),
         (lambda _: Reply(("{",), num_missing=9), "other: "),
     ],
@@ -75,6 +86,15 @@ def test_what_cannot_be_compared_is_said(
     with fake_server(scorer()) as exact, fake_server(reply) as other:
         assert run(f"exact={exact.url}", "--url", f"other={other.url}") == 1
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reply", ["[]", '{"choices": []}'])
+def test_a_reference_that_completes_nothing_is_said(
+    capsys: pytest.CaptureFixture[str], reply: str
+) -> None:
+    with fake_server(lambda _: Reply((reply,))) as exact:
+        assert run(f"exact={exact.url}", "--url", exact.url) == 1
+    assert "exact completes no prompt" in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_there_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,6 +112,8 @@ def test_a_wrong_command_line_ends_it(words: list[str]) -> None:
 
 def test_one_text_has_no_error() -> None:
     scores = [Scores(["a"], [-1.0])]
-    assert math.isnan(compare("x", scores, scores).error)
+    alone = compare("x", scores, scores)
+    assert alone.error is None
+    assert accuracy.table([alone]).endswith("0.0000         -  0.0000   0.0000")
     with pytest.raises(CannotCompare):
         compare("x", scores, [Scores(["b"], [-1.0])])

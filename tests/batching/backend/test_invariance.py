@@ -558,4 +558,4 @@ def test_rounded_inputs_and_keys_stay_near_the_golden_logprobs(
     assert num_same >= num_texts
     assert sum(differences) / len(differences) < mean
     # No token by itself is lost, which the mean of 419 might hide.
-    assert max(differences) < 0.6
+    assert max(differences) < 20 * mean

@@ -201,17 +201,20 @@ def test_products_in_bfloat16(
     assert mx.array_equal(alone, y[-1:])
 
 
+@pytest.mark.parametrize("is_centered", [False, True])
 @pytest.mark.parametrize("is_scaled", [False, True])
 @pytest.mark.parametrize("input_bits", [8, 16])
 def test_nan_and_infinite_inputs_give_nan(
-    kernels: Any, input_bits: int, *, is_scaled: bool
+    kernels: Any, input_bits: int, *, is_scaled: bool, is_centered: bool
 ) -> None:
     if input_bits < kernels.min_input_bits() or (
         is_scaled and not kernels.supports_scaled_inputs()
     ):
         pytest.skip("this processor has no products of such integers")
-    parts = mx.quantize(mx.ones((40, 64)), group_size=32)
-    packed = kernels.pack(*parts, 4, input_bits=input_bits)
+    words, scales, biases = mx.quantize(mx.ones((40, 64)), group_size=32)
+    packed = kernels.pack(
+        words, scales, -8 * scales if is_centered else biases, 4, input_bits=input_bits
+    )
     if is_scaled:
         kernels.scale_inputs([packed], bytes([1, 2] * 32))
     x = mx.zeros((3, 64))

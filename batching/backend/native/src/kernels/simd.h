@@ -192,6 +192,7 @@ ALWAYS_INLINE F32 exp_coarse(F32 x) {
   return x < lowest ? F32{} : p * power;
 }
 
+// Products of 16-bit integers, which AVX2 and AVX-512 add two by two.
 #if defined(__AVX2__)
 #define HAS_DOT
 

@@ -1,4 +1,4 @@
-// Attention's products in bfloat16 by a matrix unit, Intel's AMX: see attention_rounded.h.
+// Attention's products in bfloat16 by a matrix unit, Intel's AMX: see rounded.h.
 #pragma once
 
 #include "kernels/matrix_unit.h"

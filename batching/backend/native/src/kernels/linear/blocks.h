@@ -1,7 +1,7 @@
 // Products of quantized weights and inputs of 16 bits without VNNI: a block of weights is unpacked into
 // registers and multiplied with all rows of a tile.
 //
-// There are 16 registers, and a product of integers takes two instructions, so that a tile of sums in
+// AVX2 has 16 registers, and a product of integers takes two instructions, so that a tile of sums in
 // registers would have few rows, and unpacking would be a third of the work.  The sums are in the L1
 // cache instead, read and written once a block.  Integers are added exactly and floats in the order of
 // the groups, so that no bit of a row depends on the number of rows.
@@ -41,7 +41,7 @@ struct Block {
 
 /// The sums of a group in each row and column.
 struct GroupSums {
-  I32 sums[MAX_ROWS_INT][VECTORS];
+  alignas(64) I32 sums[MAX_ROWS_INT][VECTORS];
 
   /// Add the products of a block to what the sums begin with, or to those before.
   template <native::Format FORMAT>
@@ -71,6 +71,7 @@ struct GroupSums {
 template <typename Int, bool HAS_HALVES, native::Format FORMAT>
 void multiply_ints(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
                    const int32_t* begins, float* results, int height, Prefetcher prefetcher) {
+  static_assert(sizeof(Int) == 2);
   using Weights = Block<FORMAT>;
   const bool is_biased = has_biases(weights);
   const float *scales = x.scales, *input_sums = HAS_HALVES ? x.half_sums : x.sums;

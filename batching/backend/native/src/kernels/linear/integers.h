@@ -37,14 +37,14 @@ struct Rounding {
   float scale, factor;
 
   /// `top` are the largest of their absolute values, as bits: these are in the order of the values,
-  /// with NaN, which makes the scale NaN, after all others.
+  /// with infinity and NaN, which make the scale NaN, after all others.
   ALWAYS_INLINE explicit Rounding(I32 top) {
     const int32_t bits = max(top);
     float largest;
     __builtin_memcpy(&largest, &bits, sizeof(bits));
     // Avoids a division by 0; inputs that small are negligible.
     factor = largest > 1e-30f ? TOP / largest : 0;
-    scale = largest * (1 / TOP);
+    scale = largest < __builtin_inff() ? largest * (1 / TOP) : __builtin_nanf("");
   }
   /// Those of inputs that are not finite may be any.
   ALWAYS_INLINE I32 integers(F32 x) const { return round_to_int(x * splat(factor)); }
