@@ -73,7 +73,10 @@ class Accuracy:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare and print a table; return 1 if a server cannot be compared, 2 if it does not start."""
+    """Compare and print a table.
+
+    Return 1 if a server cannot be compared, 2 if it does not start, 130 if it is interrupted.
+    """
     args = _arguments(argv)
     try:
         with ended_by_signals(), fleet(args.servers, args.start_timeout) as (reference, *others):
@@ -87,6 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CannotCompare as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted; the servers that were started have ended", file=sys.stderr)
+        return 130
     print(in_words(machine := describe()), "", table(found), sep="\n")
     if args.json is not None:
         rows = [{name: getattr(each, name) for name in Accuracy.__slots__} for each in found]
@@ -116,6 +122,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.texts < 1 or args.max_tokens < 1:
         parser.error("--texts and --max-tokens are at least 1")
+    if args.json is not None and not args.json.parent.is_dir():
+        parser.error(f"there is no directory {args.json.parent}")
     first = args.url or our_server()
     args.servers = [args.reference or _exact(), first, *args.vs, *args.vs_command]
     return args

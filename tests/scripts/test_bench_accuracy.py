@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -46,11 +47,8 @@ def test_servers_are_compared_token_by_token(
 ) -> None:
     report = tmp_path / "accuracy.json"
     with fake_server(scorer()) as exact, fake_server(scorer(off=0.5, completion=())) as other:
-        assert (
-            run(f"exact={exact.url}", "--url", f"same={exact.url}", "--vs", f"off={other.url}",
-                "--json", str(report))
-            == 0
-        )  # fmt: skip
+        servers = ["--url", f"same={exact.url}", "--vs", f"off={other.url}"]
+        assert run(f"exact={exact.url}", *servers, "--json", str(report)) == 0
         written = [body for body in exact.bodies if "echo" not in body]
         assert [body["seed"] for body in written] == [0, 1, 2, 3]
         assert {body["max_tokens"] for body in written} == {2}
@@ -97,13 +95,26 @@ def test_a_reference_that_completes_nothing_is_said(
     assert "exact completes no prompt" in capsys.readouterr().err
 
 
+def test_an_interrupt_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(_: Body) -> Reply:
+        signal.raise_signal(signal.SIGTERM)
+        return choices({"text": "too late"})
+
+    with fake_server(interrupt) as exact:
+        assert run(exact.url, "--url", exact.url) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
 def test_a_server_that_is_not_there_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
     with fake_server(scorer()) as exact:
         assert run(exact.url, "--url", "gone=http://127.0.0.1:9") == 2
     assert "gone at http://127.0.0.1:9 cannot be asked for its models" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--texts", "0"], ["--max-tokens", "0"], ["--url", "no url"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--texts", "0"], ["--max-tokens", "0"], ["--url", "no url"], ["--json", "no/folder/x.json"]],
+)
 def test_a_wrong_command_line_ends_it(words: list[str]) -> None:
     with pytest.raises(SystemExit) as status:
         accuracy.main(words)

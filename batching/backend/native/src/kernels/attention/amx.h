@@ -1,8 +1,8 @@
 // Attention's products in bfloat16 by a matrix unit, Intel's AMX: see rounded.h.
 #pragma once
 
-#include "kernels/matrix_unit.h"
 #include "kernels/attention/tile.h"
+#include "kernels/matrix_unit.h"
 
 namespace {
 

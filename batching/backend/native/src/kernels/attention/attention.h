@@ -9,9 +9,9 @@
 
 #include "kernels.h"
 #include "kernels/attention/rounded.h"
+#include "kernels/attention/tile.h"
 #include "kernels/microkernel.h"
 #include "kernels/pool.h"
-#include "kernels/attention/tile.h"
 #include "kernels/transpose.h"
 
 namespace {

@@ -8,9 +8,9 @@
 
 #include "kernels.h"
 #include "kernels/attention/amx.h"
+#include "kernels/attention/tile.h"
 #include "kernels/microkernel.h"
 #include "kernels/pool.h"
-#include "kernels/attention/tile.h"
 
 namespace {
 

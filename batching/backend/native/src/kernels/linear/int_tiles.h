@@ -20,7 +20,8 @@ const int32_t* begin_sums(const native::Panels& weights, const native::PackedInp
   const int32_t* totals = USES_HALVES ? x.half_totals : x.totals;
   const int size = weights.num_inputs / group * height;
   // Totals of inputs that are not finite may be any.
-  for (int i = 0; i < size; i++) begins[i] = static_cast<int32_t>(-center * static_cast<uint32_t>(totals[i]));
+  for (int i = 0; i < size; i++)
+    begins[i] = static_cast<int32_t>(-center * static_cast<uint32_t>(totals[i]));
   return begins;
 }
 

@@ -200,8 +200,8 @@ void multiply_int8(const native::Panels& weights, const native::PackedInputs& x,
 /// Groups of either size have a function of their own: in one, the compiler would not inline them.
 template <typename Int, bool HAS_HALVES, native::Format FORMAT, int ROWS>
 ALWAYS_INLINE void multiply_rows_int(const native::Panels& weights, const native::PackedInputs& x,
-                                 const uint8_t* p, const int32_t* begins, float* results,
-                                 Prefetcher prefetcher) {
+                                     const uint8_t* p, const int32_t* begins, float* results,
+                                     Prefetcher prefetcher) {
   if constexpr (sizeof(Int) == 1) {
     const auto multiply = [&]<int GROUP>() __attribute__((always_inline)) {
       constexpr bool CAN_SHIFT = SHIFTS_WEIGHTS && has_nibbles(FORMAT);
