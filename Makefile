@@ -81,7 +81,7 @@ test-native-threads: SANITIZE := thread
 
 # Built as the extension is, or with a sanitizer.
 $(NATIVE_TESTS:%=test-native-%): test-native-%: $(VENV)/.native
-	$(CMAKE) -S tests/native -B build/native-$* -G Ninja $(if $(SANITIZE),-DCMAKE_BUILD_TYPE=Checked \
+	$(CMAKE) -S tests/native -B build/native-$* -G Ninja -DNATIVE_HOST_ONLY=ON $(if $(SANITIZE),-DCMAKE_BUILD_TYPE=Checked \
 	  -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-sanitize-recover=all -fsanitize=$(SANITIZE)")
 	$(CMAKE) --build build/native-$*
 	$(BIN)/ctest --test-dir build/native-$* --parallel 2 --output-on-failure
@@ -105,7 +105,9 @@ all: check test
 
 install: $(VENV)/.dev
 
+# It is for other machines, too.
 wheel: $(VENV)/.native
+	$(BIN)/python -m $(subst /,.,$(NATIVE)).build
 	$(PIP) wheel --no-deps --wheel-dir dist .
 
 bench: $(VENV)/.dev
@@ -148,7 +150,7 @@ $(VENV)/.native: $(VENV)/.runtime requirements/native.txt $(NATIVE)/CMakeLists.t
 ifeq ($(DEVICE),default)
 	@if command -v "$${CXX:-c++}" >/dev/null && ! $(PIP) install -r requirements/native.txt; then \
 	  echo "no native CPU kernels: what builds them could not be installed"; fi
-	@$(BIN)/python -m $(subst /,.,$(NATIVE)).build
+	@$(BIN)/python -m $(subst /,.,$(NATIVE)).build --host
 endif
 	@touch $@
 

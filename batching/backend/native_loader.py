@@ -21,6 +21,7 @@ class Native:
     min_input_bits: inputs can be rounded to integers of as many bits, for the fast modes; 32 is to none.
     supports_scaled_inputs: those of 8 bits can be scaled by channel.
     supports_bfloat16: a matrix unit multiplies in bfloat16.
+    missing_isa: a faster one that the processor has and the extension was built without, or "".
     """
 
     module: Any  # _native, which need not be there
@@ -29,11 +30,13 @@ class Native:
     min_input_bits: int
     supports_scaled_inputs: bool = False
     supports_bfloat16: bool = False
+    missing_isa: str = ""
     cores: str = ""
     nodes: Nodes = ()
 
     def __str__(self) -> str:
-        return f"{self.isa}, {self.num_threads} threads on {self.cores}"
+        without = f" (built without {self.missing_isa})" if self.missing_isa else ""
+        return f"{self.isa}{without}, {self.num_threads} threads on {self.cores}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ def _load() -> Native | NoNative:
         module.min_input_bits(),
         module.supports_scaled_inputs(),
         module.supports_bfloat16(),
+        module.missing_isa(),
     )
 
 

@@ -1,15 +1,19 @@
 """Builds the extension into this folder, against the installed MLX.
 
 `python -m batching.backend.native.build` always succeeds: without a compiler, or if the build
-fails, it prints the reason, and the server runs without the extension.
+fails, it prints the reason, and the server runs without the extension.  It builds for all
+instruction sets, so that the file can be used on other machines; with --host for those of this
+processor, which is faster.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,13 +23,16 @@ NAME: Final = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
 _NUM_LINES: Final = 20
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Return 0, whether the extension was built or not: the server runs without it too."""
+    parser = argparse.ArgumentParser(description="Build the native CPU kernels.")
+    parser.add_argument("--host", action="store_true", help="for this processor alone")
+    options = ["-DNATIVE_HOST_ONLY=ON"] if parser.parse_args(arguments).host else []
     if (reason := why_not()) is not None:
         print(f"no native CPU kernels: {reason}")
         return 0
     with tempfile.TemporaryDirectory() as directory:
-        error = build(Path(directory))
+        error = build(Path(directory), *options)
         if error is None:
             # Atomic: a server that is starting finds either the old file or the new one.
             os.replace(shutil.copy(Path(directory) / NAME, FOLDER / f"{NAME}.new"), FOLDER / NAME)
@@ -90,4 +97,4 @@ def _is_importable(package: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
@@ -485,6 +486,10 @@ struct Kernels {
 };
 
 /// The best kernels for this processor; null if it supports none of the instruction sets.
+/// Those of the fastest instruction set that the processor has and that was built; nullptr if there are none.
 const Kernels* kernels();
+
+/// The fastest instruction set of this processor that kernels are written for, if it was not built; else "".
+std::string_view missing_isa();
 
 }  // namespace native

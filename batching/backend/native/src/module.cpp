@@ -405,6 +405,7 @@ NB_MODULE(_native, m) {
   m.def("supports_bfloat16", [] { return kernels() && kernels()->multiplies_bfloat16; });
   m.def("supports_scaled_inputs", [] { return kernels() && kernels()->shifts_weights; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
+  m.def("missing_isa", [] { return std::string(missing_isa()); });
   m.def("weight_bytes", &PackedWeights::all_bytes);
   m.def("mapped_bytes", &PackedWeights::mapped_bytes);
   m.def("release_freed", &release_freed);

@@ -703,7 +703,7 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)  # each of up to six takes as long as this file
 @pytest.mark.skipif("NATIVE_ISA" in os.environ, reason="this is that run")
 def test_on_the_other_instruction_sets(native: Native) -> None:
     known = [

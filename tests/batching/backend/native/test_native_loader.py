@@ -55,7 +55,7 @@ def reason(mode: str = "auto") -> str:
     return found.reason
 
 
-def module_for(mlx_version: str, isa: str) -> str:
+def module_for(mlx_version: str, isa: str, missing_isa: str = "") -> str:
     return "\n".join(
         [
             f"mlx_version = {mlx_version!r}",
@@ -66,6 +66,7 @@ def module_for(mlx_version: str, isa: str) -> str:
             "min_input_bits = lambda: 32",
             "supports_scaled_inputs = lambda: False",
             "supports_bfloat16 = lambda: False",
+            f"missing_isa = lambda: {missing_isa!r}",
         ]
     )
 
@@ -79,6 +80,12 @@ def test_a_module_that_fits_is_used(install: Install) -> None:
     install("_native.py", module_for(importlib.metadata.version("mlx"), "sse9"))
     for mode in ("auto", "require"):
         assert str(load_native(mode)) == f"sse9, 3 threads on {usable_cores()}"
+
+
+def test_it_is_said_what_the_processor_has_and_was_not_built(install: Install) -> None:
+    install("_native.py", module_for(importlib.metadata.version("mlx"), "sse9", "sse11"))
+    used = f"sse9 (built without sse11), 3 threads on {usable_cores()}"
+    assert str(load_native("auto")) == used
 
 
 def test_the_threads_of_a_loaded_model_stay(native: Native) -> None:
@@ -138,7 +145,7 @@ def buildable() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Build in a folder whose build fails, beside an extension from before."""
     monkeypatch.setattr(build, "FOLDER", tmp_path)
-    text = 'cmake_minimum_required(VERSION 3.25)\nmessage(FATAL_ERROR "there is no such thing")\n'
+    text = 'cmake_minimum_required(VERSION 3.25)\nmessage(FATAL_ERROR "there is no such thing (${NATIVE_HOST_ONLY})")\n'
     (tmp_path / "CMakeLists.txt").write_text(text, encoding="utf-8")
     (tmp_path / build.NAME).write_text("old", encoding="utf-8")
     return tmp_path
@@ -169,12 +176,13 @@ def test_without_cmake_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("buildable")
+@pytest.mark.parametrize(("arguments", "host_only"), [([], ""), (["--host"], "ON")])
 def test_a_build_that_fails_says_why_and_leaves_the_old_one(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, arguments: list[str], host_only: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert build.main() == 0
+    assert build.main(arguments) == 0
     printed = capsys.readouterr()
-    assert "there is no such thing" in printed.err
+    assert f"there is no such thing ({host_only})" in printed.err
     assert printed.out == "no native CPU kernels: the build failed, see above\n"
     assert (folder / build.NAME).read_text(encoding="utf-8") == "old"
     assert sorted(path.name for path in folder.iterdir()) == ["CMakeLists.txt", build.NAME]
@@ -256,7 +264,7 @@ package.__path__ = sys.argv[1:]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # it builds
+@pytest.mark.timeout(1200)  # it builds, for all instruction sets
 @pytest.mark.usefixtures("buildable")
 def test_what_is_built_can_be_loaded_and_names_no_place_of_this_machine(
     tmp_path: Path, native: Native
