@@ -1,8 +1,9 @@
 """`python -m scripts.bench.accuracy`: by how much servers miss the log probabilities of an exact one.
 
 The reference writes texts, sampled with temperature 1, so that all tokens of the model come with the
-frequency that it gives them.  Every server then reads each text as a prompt, and the log probabilities of
-its tokens are compared: nothing depends on which of two nearly equal tokens comes first.
+frequency that it gives them.  Every server then reads the same token ids as a prompt, and their log
+probabilities are compared: nothing depends on which of two nearly equal tokens comes first, or on how a
+server splits a text.
 """
 
 import argparse
@@ -41,20 +42,12 @@ _OPENINGS: Final = (
 )
 _EPILOG: Final = """\
 The first server is this project's with the MLX_SERVER_* settings of the environment.  Each server must
-take `echo` and `logprobs` in /v1/completions, and split texts into the same tokens as the reference.
+take token ids, `echo` and `logprobs` in /v1/completions, the reference also have /tokenize.
 """
 
 
 class CannotCompare(Exception):
-    """A server gives no log probabilities, or those of other tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Tokens of a text but for the first, and the natural logarithm of the probability of each."""
-
-    tokens: list[str]
-    logprobs: list[float]
+    """A server gives no log probabilities of the tokens that it was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with ended_by_signals(), fleet(args.servers, args.start_timeout) as (reference, *others):
             with reference.awake():
-                texts = write_texts(reference, args.texts, args.max_tokens)
-                expected = [scores_of(reference, text) for text in texts]
-            found = list(_compared(others, texts, expected))
+                prompts = write_prompts(reference, args.texts, args.max_tokens)
+                expected = [logprobs_of(reference, prompt) for prompt in prompts]
+            found = list(_compared(others, prompts, expected))
     except ServerFailed as error:
         print(error, file=sys.stderr)
         return 2
@@ -139,48 +132,51 @@ def _exact() -> ServerSpec:
     return replace(ours, name="exact", environment={**ours.environment, **exact})
 
 
-def write_texts(server: Target, num_texts: int, max_tokens: int) -> list[str]:
-    """Return openings with what the server makes of them, each with a seed of its own.
+def write_prompts(server: Target, num_texts: int, max_tokens: int) -> list[list[int]]:
+    """Return the tokens of openings with what the server makes of them, each with a seed of its own.
 
     Raises:
-        CannotCompare: it does not complete them.
+        CannotCompare: it does not complete them, or has no /tokenize.
     """
-    texts = []
+    prompts = []
     for seed in range(num_texts):
         opening = _OPENINGS[seed % len(_OPENINGS)]
         sampling = {"temperature": 1, "top_p": 1, "seed": seed}
-        reply = _complete(server, opening, max_tokens=max_tokens, **sampling)
+        reply = _post(server, "/v1/completions", opening, max_tokens=max_tokens, **sampling)
         try:
-            texts.append(opening + reply["choices"][0]["text"])
+            text = opening + reply["choices"][0]["text"]
         except (LookupError, TypeError):
             raise CannotCompare(f"{server.name} completes no prompt") from None
-    return texts
+        try:
+            prompts.append([int(token) for token in _post(server, "/tokenize", text)["tokens"]])
+        except (LookupError, TypeError):
+            raise CannotCompare(f"{server.name} says no tokens of a text") from None
+    return prompts
 
 
-def scores_of(server: Target, text: str) -> Scores:
-    """Return the log probabilities of a text's tokens.
+def logprobs_of(server: Target, prompt: Sequence[int]) -> list[float]:
+    """Return the log probabilities of a prompt's tokens but for the first, which has none.
 
     Raises:
-        CannotCompare: the server gives none.
+        CannotCompare: the server does not give them.
     """
-    reply = _complete(server, text, max_tokens=1, temperature=0, echo=True, logprobs=1)
+    scored = {"max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+    reply = _post(server, "/v1/completions", prompt, **scored)
     try:
-        # The first has no log probability; what completes the prompt follows, unless the server hides it.
-        ours = slice(1, reply["usage"]["prompt_tokens"])
-        given = reply["choices"][0]["logprobs"]
-        return Scores(
-            given["tokens"][ours], [float(each) for each in given["token_logprobs"][ours]]
-        )
+        # What completes the prompt follows, unless the server hides it.
+        given = reply["choices"][0]["logprobs"]["token_logprobs"][1 : len(prompt)]
+        logprobs = [float(each) for each in given]
     except (LookupError, TypeError):
-        raise CannotCompare(f"{server.name} gives no log probabilities of a prompt") from None
+        logprobs = []
+    if len(logprobs) != len(prompt) - 1:
+        raise CannotCompare(f"{server.name} gives no log probabilities of a prompt's tokens")
+    return logprobs
 
 
-def _complete(server: Target, prompt: str, **parameters: Any) -> Any:
+def _post(server: Target, path: str, prompt: str | Sequence[int], **parameters: Any) -> Any:
     body = {"model": server.model, "prompt": prompt, **parameters}
     try:
-        response = httpx.post(
-            f"{server.url}/v1/completions", json=body, timeout=120, trust_env=False
-        )
+        response = httpx.post(f"{server.url}{path}", json=body, timeout=120, trust_env=False)
     except httpx.HTTPError as error:
         raise CannotCompare(server.premature_end() or f"{server.name}: {error}") from None
     if not response.is_success:
@@ -192,26 +188,22 @@ def _complete(server: Target, prompt: str, **parameters: Any) -> Any:
 
 
 def _compared(
-    servers: Sequence[Target], texts: Sequence[str], expected: Sequence[Scores]
+    servers: Sequence[Target], prompts: Sequence[list[int]], expected: Sequence[list[float]]
 ) -> Iterator[Accuracy]:
     for server in servers:
         with server.awake():
-            found = [scores_of(server, text) for text in texts]
+            found = [logprobs_of(server, prompt) for prompt in prompts]
         yield compare(server.name, found, expected)
 
 
-def compare(name: str, found: Sequence[Scores], expected: Sequence[Scores]) -> Accuracy:
-    """Compare the scores of the same texts.
-
-    Raises:
-        CannotCompare: they are those of other tokens.
-    """
-    by_text = []
-    for mine, other in zip(found, expected, strict=True):
-        if mine.tokens != other.tokens:
-            raise CannotCompare(f"{name} splits texts into other tokens than the reference")
-        pairs = zip(mine.logprobs, other.logprobs, strict=True)
-        by_text.append([abs(a - b) for a, b in pairs])
+def compare(
+    name: str, found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]
+) -> Accuracy:
+    """Compare the log probabilities of the same tokens, text by text."""
+    by_text = [
+        [abs(mine - other) for mine, other in zip(*pair, strict=True)]
+        for pair in zip(found, expected, strict=True)
+    ]
     differences = sorted(each for text in by_text for each in text)
     # Tokens of one text are off together, so that texts are what is independent.
     means = [statistics.fmean(text) for text in by_text if text]

@@ -9,31 +9,31 @@ from pathlib import Path
 import pytest
 
 from scripts.bench import accuracy
-from scripts.bench.accuracy import CannotCompare, Scores, compare
+from scripts.bench.accuracy import compare
 from tests.support.fake_server import Body, Reply, fake_server
 
 NUMBERS = ("num_tokens", "mean", "error", "p99", "largest")
 
 
-def choices(choice: Body, num_prompt: int = 0) -> Reply:
-    usage = {"prompt_tokens": num_prompt}
-    return Reply((json.dumps({"choices": [choice], "usage": usage}),))
+def choices(choice: Body) -> Reply:
+    return Reply((json.dumps({"choices": [choice]}),))
 
 
-def scorer(
-    *, off: float = 0.0, tokens: str = "words", completion: Sequence[str] = ("next",)
-) -> Callable[[Body], Reply]:
-    """Complete with two words; score a word by its length, off by a number on every second text."""
+def scorer(*, off: float = 0.0, completion: Sequence[int] = (7,)) -> Callable[[Body], Reply]:
+    """Complete with two words; a token is a word's length, or the seed, which the last word is.
+
+    A token's score is the number itself, off by a number on every second text.
+    """
 
     def answer(body: Body) -> Reply:
-        if not body.get("echo"):
+        if "seed" in body:
             return choices({"text": f" seed {body['seed']}"})
-        prompt = body["prompt"].split()
-        words = [*prompt, *completion]
-        error = off * (int(prompt[-1]) % 2)
-        scores = [None, *(-float(len(word)) - error for word in words[1:])]
-        shown = words if tokens == "words" else [word.upper() for word in words]
-        return choices({"logprobs": {"tokens": shown, "token_logprobs": scores}}, len(prompt))
+        if "echo" not in body:
+            *words, seed = body["prompt"].split()
+            return Reply((json.dumps({"tokens": [*map(len, words), int(seed)]}),))
+        error = off * (body["prompt"][-1] % 2)
+        scores = [None, *(-token - error for token in [*body["prompt"][1:], *completion])]
+        return choices({"logprobs": {"token_logprobs": scores}})
 
     return answer
 
@@ -49,13 +49,12 @@ def test_servers_are_compared_token_by_token(
     with fake_server(scorer()) as exact, fake_server(scorer(off=0.5, completion=())) as other:
         servers = ["--url", f"same={exact.url}", "--vs", f"off={other.url}"]
         assert run(f"exact={exact.url}", *servers, "--json", str(report)) == 0
-        written = [body for body in exact.bodies if "echo" not in body]
+        written = [body for body in exact.bodies if "seed" in body]
         assert [body["seed"] for body in written] == [0, 1, 2, 3]
         assert {body["max_tokens"] for body in written} == {2}
     same, off = json.loads(report.read_text("utf-8"))["servers"]
     assert same["mean"] == same["largest"] == 0
-    texts = [body["prompt"] for body in other.bodies]
-    num_tokens = [len(text.split()) - 1 for text in texts]
+    num_tokens = [len(body["prompt"]) - 1 for body in other.bodies]
     assert off["num_tokens"] == sum(num_tokens)
     assert off["mean"] == pytest.approx(0.5 * sum(num_tokens[1::2]) / sum(num_tokens))
     # Means of texts are 0 and 0.5, two each.
@@ -71,7 +70,7 @@ def test_servers_are_compared_token_by_token(
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (scorer(tokens="others"), "other splits texts into other tokens than the reference"),
+        (lambda _: choices({"logprobs": {"token_logprobs": [None, -1]}}), "other gives no log"),
         (lambda _: Reply(('{"choices": [{"text": "a"}]}',)), "other gives no log probabilities"),
         (lambda _: Reply(("<html>",)), "other: no JSON: <html>"),
         (lambda _: Reply(("no echo here",), status=400), "other: HTTP 400: no echo here"),
@@ -86,13 +85,20 @@ def test_what_cannot_be_compared_is_said(
     assert reason in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("reply", ["[]", '{"choices": []}'])
-def test_a_reference_that_completes_nothing_is_said(
-    capsys: pytest.CaptureFixture[str], reply: str
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Reply(("[]",)), "exact completes no prompt"),
+        (Reply(('{"choices": []}',)), "exact completes no prompt"),
+        (choices({"text": "a text and no tokens"}), "exact says no tokens of a text"),
+    ],
+)
+def test_a_reference_that_writes_no_prompt_is_said(
+    capsys: pytest.CaptureFixture[str], reply: Reply, reason: str
 ) -> None:
-    with fake_server(lambda _: Reply((reply,))) as exact:
+    with fake_server(lambda _: reply) as exact:
         assert run(f"exact={exact.url}", "--url", exact.url) == 1
-    assert "exact completes no prompt" in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
 def test_an_interrupt_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,9 +128,6 @@ def test_a_wrong_command_line_ends_it(words: list[str]) -> None:
 
 
 def test_one_text_has_no_error() -> None:
-    scores = [Scores(["a"], [-1.0])]
-    alone = compare("x", scores, scores)
+    alone = compare("x", [[-1.0]], [[-1.0]])
     assert alone.error is None
     assert accuracy.table([alone]).endswith("0.0000         -  0.0000   0.0000")
-    with pytest.raises(CannotCompare):
-        compare("x", scores, [Scores(["b"], [-1.0])])
