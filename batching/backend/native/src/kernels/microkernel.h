@@ -48,17 +48,18 @@ ALWAYS_INLINE const uint16_t* factors_of(const native::Panels& weights, const ui
   return reinterpret_cast<const uint16_t*>(panel + group / native::SUPER * weights.factor_bytes());
 }
 
-/// Scales and biases of one group, for the columns of one panel.
+/// Scales and biases of one group, for COUNT vectors of the columns of one panel.
+template <int COUNT = VECTORS>
 struct Parameters {
-  F32 scales[VECTORS], biases[VECTORS] = {};
+  F32 scales[COUNT], biases[COUNT] = {};
 
-  ALWAYS_INLINE Parameters(const native::Panels& weights, const uint8_t* p,
-                           const uint16_t* factors) {
+  ALWAYS_INLINE Parameters(const native::Panels& weights, const uint8_t* p, const uint16_t* factors,
+                           int first = 0) {
     const auto* halves = reinterpret_cast<const uint16_t*>(p);
     const auto* floats = reinterpret_cast<const float*>(p);
     const auto* integers = reinterpret_cast<const int8_t*>(p);
-    for (int v = 0; v < VECTORS; v++) {
-      const int at = v * LANES;
+    for (int v = 0; v < COUNT; v++) {
+      const int at = (first + v) * LANES;
       switch (weights.parameter_type) {
         case native::ParameterType::kFloat32:
           scales[v] = load(floats + at);

@@ -55,7 +55,7 @@ struct GroupSums {
     }
   }
   /// Scale them, and add them to the results `[height][COLUMNS]`.
-  ALWAYS_INLINE void finish(const Parameters& group, bool is_biased, int height,
+  ALWAYS_INLINE void finish(const Parameters<>& group, bool is_biased, int height,
                             const float* scales, const float* input_sums, float* results) const {
     for (int m = 0; m < height; m++)
       for (int v = 0; v < VECTORS; v++, results += LANES) {
@@ -67,15 +67,22 @@ struct GroupSums {
   }
 };
 
-/// Add the products of one tile of a panel to `results`, `[height][COLUMNS]`.
+template <typename Int>
+constexpr int max_rows_int() {
+  return MAX_ROWS_INT;
+}
+
+/// Compute one tile of a panel, of up to MAX_ROWS_INT rows.
 template <typename Int, bool HAS_HALVES, native::Format FORMAT>
 void multiply_ints(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
-                   const int32_t* begins, float* results, int height, Prefetcher prefetcher) {
+                   const int32_t* begins, int height, float* y, size_t ldy, Prefetcher prefetcher) {
   static_assert(sizeof(Int) == 2);
   using Weights = Block<FORMAT>;
   const bool is_biased = has_biases(weights);
   const float *scales = x.scales, *input_sums = HAS_HALVES ? x.half_sums : x.sums;
   const uint8_t *inputs = x.integers, *panel = p;
+  alignas(64) float results[MAX_ROWS_INT * COLUMNS];
+  for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
   GroupSums sums;
   p += weights.first_group();
   for (int g = 0; g < weights.num_inputs / weights.group; g++) {
@@ -93,6 +100,7 @@ void multiply_ints(const native::Panels& weights, const native::PackedInputs& x,
     // Two groups of HALF_GROUP share the scale of their inputs.
     if (!HAS_HALVES || g % 2) scales += height;
   }
+  copy_rows(results, height, y, ldy);
 }
 
 #endif

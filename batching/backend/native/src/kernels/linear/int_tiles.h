@@ -29,32 +29,30 @@ template <typename Int, bool HAS_HALVES>
 void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_t* p, float* y,
                      size_t ldy, Prefetcher prefetcher, float* scratch) {
   const native::Panels& w = args.weights;
-  const native::Tiles tiles{args.num_rows, MAX_ROWS_INT};
+  const native::Tiles tiles{args.num_rows, max_rows_int<Int>()};
   const native::PackedInputs x = args.packed.from_row(w, tiles.first(tile));
   const int height = tiles.height(tile);
   const int32_t* begins = begin_sums<HAS_HALVES && sizeof(Int) == 2>(
       w, x, height, reinterpret_cast<int32_t*>(scratch));
-  alignas(64) float results[MAX_ROWS_INT * COLUMNS];
-  for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
   // The lines are there when the sums are: else each store waits, once outputs exceed the caches.
   for (int m = 0; m < height; m++)
     for (int v = 0; v < VECTORS; v++) prefetch_to_write(y + m * ldy + v * LANES);
   const auto run = [&]<native::Format FORMAT>() {
-    multiply_ints<Int, HAS_HALVES, FORMAT>(w, x, p, begins, results, height, prefetcher);
+    multiply_ints<Int, HAS_HALVES, FORMAT>(w, x, p, begins, height, y, ldy, prefetcher);
   };
   switch (w.format) {
     case native::Format::kBits8: run.template operator()<native::Format::kBits8>(); break;
     case native::Format::kBits4: run.template operator()<native::Format::kBits4>(); break;
     default: run.template operator()<native::Format::kMxfp4>();
   }
-  for (int m = 0; m < height; m++)
-    for (int v = 0; v < VECTORS; v++)
-      store(y + m * ldy + v * LANES, load(results + m * COLUMNS + v * LANES));
 }
 
 #else
 
-constexpr int MAX_ROWS_INT = 0;
+template <typename Int>
+constexpr int max_rows_int() {
+  return 0;
+}
 template <typename Int, bool HAS_HALVES>
 void linear_tile_int(const native::LinearArgs&, int, int, const uint8_t*, float*, size_t,
                      Prefetcher, float*) {}

@@ -126,6 +126,13 @@ void pack_row_int8(const float* x, const uint8_t* shifts, int row, int height, i
   }
 }
 
+/// Copy the results of a tile, `[height][COLUMNS]`.
+ALWAYS_INLINE void copy_rows(const float* results, int height, float* y, size_t ldy) {
+  for (int m = 0; m < height; m++)
+    for (int v = 0; v < VECTORS; v++)
+      store(y + m * ldy + v * LANES, load(results + m * COLUMNS + v * LANES));
+}
+
 /// The weights of four inputs in each lane, or of two of them as 16-bit integers; `four` and `word`
 /// say which of those loaded.
 template <typename Int, native::Format FORMAT>

@@ -70,7 +70,8 @@ int max_tile_rows(const Panels& weights) {
   switch (weights.input_type) {
     case InputType::kFloat32: return MAX_ROWS;
     case InputType::kBfloat16: return max_rows_amx(weights);
-    default: return MAX_ROWS_INT;
+    case InputType::kInt8: return max_rows_int<int8_t>();
+    default: return max_rows_int<int16_t>();
   }
 }
 
@@ -140,7 +141,8 @@ ALWAYS_INLINE int width_of(const Panels& weights, int panel, int num_panels) {
 }
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
-constexpr int MAX_TILE_ROWS = larger(MAX_ROWS, larger(MAX_ROWS_INT, MAX_ROWS_AMX));
+constexpr int MAX_TILE_ROWS = larger(larger(MAX_ROWS, MAX_ROWS_AMX),
+                                     larger(max_rows_int<int8_t>(), max_rows_int<int16_t>()));
 
 /// Compute tiles [first_tile, next_tile) of the panels [panel, next); only the first of all tiles
 /// reads weights from memory.

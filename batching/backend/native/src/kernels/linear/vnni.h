@@ -12,7 +12,12 @@ namespace {
 
 /// Rows of one call: as many as fit in registers with the sums of a group.
 constexpr int MAX_ROWS_INT = 6;
-#define FOR_EACH_HEIGHT_INT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#define FOR_EACH_HEIGHT_INT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+/// With inputs of 8 bits a group's sums are made of others', and where there are 32 registers results
+/// are in them, too.
+constexpr int MAX_ROWS_INT8 = LANES == 16 ? 8 : MAX_ROWS_INT;
+/// Vectors of columns that so many rows are multiplied with at a time.
+constexpr int vectors_at_once(int rows) { return LANES == 16 && rows > 4 ? 1 : VECTORS; }
 
 /// Weights of 4 bits, shifted: `[weight][shift]`.
 template <native::Format FORMAT>
@@ -36,28 +41,28 @@ struct ShiftedWeights {
   }
 };
 
-/// A group's sums of products of integers.
-template <typename Int, native::Format FORMAT, int ROWS>
+/// A group's sums of products of integers, in COUNT vectors of columns.
+template <typename Int, native::Format FORMAT, int ROWS, int COUNT = VECTORS>
 struct IntSums {
   static constexpr ShiftedWeights<FORMAT> SHIFTED_WEIGHTS{};
   static constexpr int FOURS = has_nibbles(FORMAT) ? 2 : 1, WORDS = sizeof(Int);  // loaded at once
   static constexpr int INPUT_BYTES = EIGHT * sizeof(Int), WEIGHT_BYTES = EIGHT * COLUMNS / FOURS;
   // A sum of one or two rows would wait for itself, so it is kept in parts.
   static constexpr int PARTS = ROWS == 1 ? 2 * WORDS : ROWS == 2 ? 2 : 1;
-  I32 parts[PARTS][ROWS][VECTORS] = {};
+  I32 parts[PARTS][ROWS][COUNT] = {};
 
   ALWAYS_INLINE explicit IntSums(const int32_t* begins) {
     for (int m = 0; m < ROWS; m++)
-      for (int v = 0; v < VECTORS; v++) parts[0][m][v] = splat_int(begins[m]);
+      for (int v = 0; v < COUNT; v++) parts[0][m][v] = splat_int(begins[m]);
   }
   /// Add the products of eight inputs of each row, with weights that are shifted if it is said how.
   template <bool IS_SHIFTED = false>
   ALWAYS_INLINE void add(const uint8_t* inputs, const uint8_t* p, const uint8_t* shifts = nullptr) {
-    U16Pairs loaded[VECTORS];
+    U16Pairs loaded[COUNT];
     for (int at = 0; at < 2 * WORDS; at++) {
       const int four = at / WORDS;
-      I32 w[VECTORS];
-      for (int v = 0; v < VECTORS; v++) {
+      I32 w[COUNT];
+      for (int v = 0; v < COUNT; v++) {
         if (at % (FOURS * WORDS) == 0) loaded[v] = load_pairs(p + 4 * (four * COLUMNS + LANES * v));
         if constexpr (IS_SHIFTED)
           w[v] = SHIFTED_WEIGHTS.template at<ROWS>(loaded[v], four, shifts + 4 * four);
@@ -65,7 +70,7 @@ struct IntSums {
           w[v] = weights_of<Int, FORMAT>(loaded[v], four % FOURS, at % WORDS);
       }
       for (int m = 0; m < ROWS; m++)
-        for (int v = 0; v < VECTORS; v++) {
+        for (int v = 0; v < COUNT; v++) {
           I32& sum = parts[at % PARTS][m][v];
           sum = dot<Int>(sum, w[v], inputs + 4 * at + INPUT_BYTES * m);
         }
@@ -152,80 +157,122 @@ void multiply_halves_int16(const native::Panels& weights, const native::PackedIn
   }
 }
 
-/// The same of inputs of 8 bits: the sums of INT8_GROUP inputs are scaled, and the sum of these by
-/// the scale of the group of weights, of GROUP inputs if that is not 0.
-template <native::Format FORMAT, bool IS_SHIFTED, int GROUP, int ROWS>
-void multiply_int8(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
-                   const int32_t* begins, float* results, Prefetcher prefetcher) {
-  using Sums = IntSums<int8_t, FORMAT, ROWS>;
-  const uint8_t *inputs = x.integers, *panel = p;
-  const uint8_t* shifts = weights.shifts;
-  p += weights.first_group();
-  const bool is_biased = has_biases(weights);
-  const int num_groups = weights.num_inputs / weights.group;
-  const float* group_sums = weights.has_halves() ? x.half_sums : x.sums;
-  const float* scales = x.scales;
-  for (int g = 0; g < num_groups; g++) {
+/// Where groups of a panel and of a tile's inputs of 8 bits are.
+template <int ROWS>
+struct GroupsInt8 {
+  int group = 0;
+  const uint8_t *p, *inputs, *shifts;
+  const int32_t* begins;
+  const float *scales, *sums;
+};
+
+/// Add the products of groups until `end` to a tile's results in COUNT vectors of columns, from `first`
+/// on: the sums of INT8_GROUP inputs are scaled, and the sum of these by the scale of the group of
+/// weights, of GROUP inputs if that is not 0.
+template <native::Format FORMAT, bool IS_SHIFTED, bool IS_BIASED, int GROUP, int ROWS, int COUNT>
+ALWAYS_INLINE void multiply_groups_int8(const native::Panels& weights, const uint8_t* panel,
+                                        GroupsInt8<ROWS>& at, int end, int first, float* y,
+                                        size_t ldy, Prefetcher& prefetcher) {
+  using Sums = IntSums<int8_t, FORMAT, ROWS, COUNT>;
+  F32 results[ROWS][COUNT];
+  for (int m = 0; m < ROWS; m++)
+    for (int v = 0; v < COUNT; v++)
+      results[m][v] = at.group == 0 ? F32{} : load(y + m * ldy + (first + v) * LANES);
+  for (; at.group < end; at.group++) {
     prefetcher.advance();
-    F32 scaled[ROWS][VECTORS] = {};
+    F32 scaled[ROWS][COUNT] = {};
     const auto add = [&]() __attribute__((always_inline)) {
-      Sums sums(begins);
+      Sums sums(at.begins);
       for (int i = 0; i < native::INT8_GROUP; i += EIGHT) {
-        sums.template add<IS_SHIFTED>(inputs, p, shifts);
-        inputs += Sums::INPUT_BYTES * ROWS;
-        p += Sums::WEIGHT_BYTES;
-        if (IS_SHIFTED) shifts += EIGHT;
+        sums.template add<IS_SHIFTED>(at.inputs, at.p + 4 * LANES * first, at.shifts);
+        at.inputs += Sums::INPUT_BYTES * ROWS;
+        at.p += Sums::WEIGHT_BYTES;
+        if (IS_SHIFTED) at.shifts += EIGHT;
       }
       for (int m = 0; m < ROWS; m++)
-        for (int v = 0; v < VECTORS; v++)
-          scaled[m][v] = fused(sums.at(m, v), splat(scales[m]), scaled[m][v]);
-      begins += ROWS;
-      scales += ROWS;
+        for (int v = 0; v < COUNT; v++)
+          scaled[m][v] = fused(sums.at(m, v), splat(at.scales[m]), scaled[m][v]);
+      at.begins += ROWS;
+      at.scales += ROWS;
     };
     const int size = GROUP ? GROUP : weights.group;
 #pragma GCC unroll 2
     for (int i = 0; i < size; i += native::INT8_GROUP) add();
-    const Parameters group(weights, p, factors_of(weights, panel, g));
-    p += weights.parameter_bytes();
+    const Parameters<COUNT> group(weights, at.p, factors_of(weights, panel, at.group), first);
+    at.p += weights.parameter_bytes();
     for (int m = 0; m < ROWS; m++)
-      for (int v = 0; v < VECTORS; v++) {
-        float* y = results + m * COLUMNS + v * LANES;
-        F32 result = fused(scaled[m][v], group.scales[v], load(y));
-        if (is_biased) result = fused(splat(group_sums[g * ROWS + m]), group.biases[v], result);
-        store(y, result);
+      for (int v = 0; v < COUNT; v++) {
+        F32& result = results[m][v];
+        result = fused(scaled[m][v], group.scales[v], result);
+        if (IS_BIASED) result = fused(splat(at.sums[m]), group.biases[v], result);
       }
+    at.sums += ROWS;
   }
+  for (int m = 0; m < ROWS; m++)
+    for (int v = 0; v < COUNT; v++) store(y + m * ldy + (first + v) * LANES, results[m][v]);
+}
+
+/// Compute one tile of a panel of inputs of 8 bits.  With few vectors at a time, the others follow while
+/// weights are in the L1 cache.
+template <native::Format FORMAT, bool IS_SHIFTED, int GROUP, int ROWS>
+void multiply_int8(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
+                   const int32_t* begins, float* y, size_t ldy, Prefetcher prefetcher) {
+  constexpr int COUNT = vectors_at_once(ROWS), GROUPS = COUNT < VECTORS ? 8 : 1 << 30;
+  prefetcher.part /= VECTORS / COUNT;
+  const int num_groups = weights.num_inputs / weights.group;
+  GroupsInt8<ROWS> at{0, p + weights.first_group(), x.integers, weights.shifts,
+                      begins, x.scales, weights.has_halves() ? x.half_sums : x.sums};
+  const auto multiply = [&]<bool IS_BIASED>() __attribute__((always_inline)) {
+    while (at.group < num_groups) {
+      const int end = num_groups - at.group < GROUPS ? num_groups : at.group + GROUPS;
+      const GroupsInt8<ROWS> begin = at;
+      for (int first = 0; first < VECTORS; first += COUNT) {
+        at = begin;
+        multiply_groups_int8<FORMAT, IS_SHIFTED, IS_BIASED, GROUP, ROWS, COUNT>(
+            weights, p, at, end, first, y, ldy, prefetcher);
+      }
+    }
+  };
+  has_biases(weights) ? multiply.template operator()<true>()
+                      : multiply.template operator()<false>();
 }
 
 /// Groups of either size have a function of their own: in one, the compiler would not inline them.
 template <typename Int, bool HAS_HALVES, native::Format FORMAT, int ROWS>
 ALWAYS_INLINE void multiply_rows_int(const native::Panels& weights, const native::PackedInputs& x,
-                                     const uint8_t* p, const int32_t* begins, float* results,
+                                     const uint8_t* p, const int32_t* begins, float* y, size_t ldy,
                                      Prefetcher prefetcher) {
   if constexpr (sizeof(Int) == 1) {
     const auto multiply = [&]<int GROUP>() __attribute__((always_inline)) {
       constexpr bool CAN_SHIFT = SHIFTS_WEIGHTS && has_nibbles(FORMAT);
       weights.shifts
-          ? multiply_int8<FORMAT, CAN_SHIFT, GROUP, ROWS>(weights, x, p, begins, results, prefetcher)
-          : multiply_int8<FORMAT, false, GROUP, ROWS>(weights, x, p, begins, results, prefetcher);
+          ? multiply_int8<FORMAT, CAN_SHIFT, GROUP, ROWS>(weights, x, p, begins, y, ldy, prefetcher)
+          : multiply_int8<FORMAT, false, GROUP, ROWS>(weights, x, p, begins, y, ldy, prefetcher);
     };
     // The loop over the usual group has no branch.
     weights.group == 32 ? multiply.template operator()<32>() : multiply.template operator()<0>();
-  } else if constexpr (HAS_HALVES) {
-    multiply_halves_int16<FORMAT, ROWS>(weights, x, p, begins, results, prefetcher);
   } else {
-    multiply_int16<FORMAT, ROWS>(weights, x, p, begins, results, prefetcher);
+    alignas(64) float results[ROWS * COLUMNS] = {};
+    HAS_HALVES ? multiply_halves_int16<FORMAT, ROWS>(weights, x, p, begins, results, prefetcher)
+               : multiply_int16<FORMAT, ROWS>(weights, x, p, begins, results, prefetcher);
+    copy_rows(results, ROWS, y, ldy);
   }
 }
+template <typename Int>
+constexpr int max_rows_int() {
+  return sizeof(Int) == 1 ? MAX_ROWS_INT8 : MAX_ROWS_INT;
+}
 
-/// The same for any number of rows, up to MAX_ROWS_INT.
+/// Compute one tile of a panel, of up to max_rows_int<Int>() rows.
 template <typename Int, bool HAS_HALVES, native::Format FORMAT>
 void multiply_ints(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
-                   const int32_t* begins, float* results, int height, Prefetcher prefetcher) {
+                   const int32_t* begins, int height, float* y, size_t ldy, Prefetcher prefetcher) {
 #define CASE(ROWS)                                                                              \
   case ROWS:                                                                                    \
-    return multiply_rows_int<Int, HAS_HALVES, FORMAT, ROWS>(weights, x, p, begins, results,     \
-                                                            prefetcher);
+    if constexpr (ROWS <= max_rows_int<Int>())                                                  \
+      return multiply_rows_int<Int, HAS_HALVES, FORMAT, ROWS>(weights, x, p, begins, y, ldy,    \
+                                                              prefetcher);                      \
+    break;
   switch (height) { FOR_EACH_HEIGHT_INT(CASE) }
 #undef CASE
 }
