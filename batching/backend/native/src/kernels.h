@@ -425,7 +425,8 @@ struct Kernels {
                         int group, const PackedInputs& to);
   void (*pack_row_bf16)(const float* x, float factor, int row, int height, int size,
                         const PackedInputs& to);
-  /// Compute panels [panel, next); `scratch` has space for `columns` floats per input.
+  /// Compute panels [panel, next); `scratch` has space for `columns` floats per input, and for one for
+  /// each HALF_GROUP of every row's inputs.
   void (*linear)(const LinearArgs& args, int panel, int next, float* scratch);
   /// Update each row's largest output with panels [panel, next); does not write to `y`.
   void (*argmax)(const LinearArgs& args, int panel, int next, float* scratch, ArgMax* rows);

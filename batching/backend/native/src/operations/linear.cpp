@@ -1,5 +1,6 @@
 #include "operations/linear.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -18,7 +19,9 @@ float* scratch(size_t size) {
 /// Call `run(product, panel, next, scratch, part)` for ranges of panels.
 template <typename Run>
 void for_panels(const std::vector<LinearArgs>& products, const Parts& parts, const Run& run) {
-  const size_t size = static_cast<size_t>(kernels()->columns) * products[0].weights.num_inputs;
+  const LinearArgs& any = products[0];
+  const int per_input = std::max(kernels()->columns, (any.num_rows + HALF_GROUP - 1) / HALF_GROUP);
+  const size_t size = static_cast<size_t>(per_input) * any.weights.num_inputs;
   threads().for_each(parts.count(), [&](int part) {
     parts.for_each(part, [&](const LinearArgs& product, int panel, int next) {
       run(product, panel, next, scratch(size), part);

@@ -11,18 +11,18 @@ namespace {
 
 #if defined(HAS_DOT)
 
-/// What the sums of a tile begin with, so that the center is subtracted from the weights.
-template <bool USES_HALVES>
-const int32_t* begin_sums(const native::Panels& weights, const native::PackedInputs& x, int height,
-                          int32_t* begins) {
-  const int center = has_biases(weights) ? 0 : weights.center;
-  const int group = USES_HALVES ? native::HALF_GROUP : weights.scale_group();
-  const int32_t* totals = USES_HALVES ? x.half_totals : x.totals;
-  const int size = weights.num_inputs / group * height;
+/// What sums begin with so that the center is subtracted from the weights, for all tiles,
+/// `[tile][group][row]`.
+void begin_sums(const native::LinearArgs& args, int32_t* begins) {
+  const native::Panels& w = args.weights;
+  const bool uses_halves = w.input_type == native::InputType::kInt16 && w.has_halves();
+  const int group = uses_halves ? native::HALF_GROUP : w.scale_group();
+  const int32_t* totals = uses_halves ? args.packed.half_totals : args.packed.totals;
+  const size_t size = static_cast<size_t>(w.num_inputs / group) * args.num_rows;
+  const int center = has_biases(w) ? 0 : w.center;
   // Totals of inputs that are not finite may be any.
-  for (int i = 0; i < size; i++)
+  for (size_t i = 0; i < size; i++)
     begins[i] = static_cast<int32_t>(-center * static_cast<uint32_t>(totals[i]));
-  return begins;
 }
 
 template <typename Int, bool HAS_HALVES>
@@ -30,10 +30,11 @@ void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_
                      size_t ldy, Prefetcher prefetcher, float* scratch) {
   const native::Panels& w = args.weights;
   const native::Tiles tiles{args.num_rows, max_rows_int<Int>()};
-  const native::PackedInputs x = args.packed.from_row(w, tiles.first(tile));
-  const int height = tiles.height(tile);
-  const int32_t* begins = begin_sums<HAS_HALVES && sizeof(Int) == 2>(
-      w, x, height, reinterpret_cast<int32_t*>(scratch));
+  const int first = tiles.first(tile), height = tiles.height(tile);
+  const native::PackedInputs x = args.packed.from_row(w, first);
+  const bool uses_halves = sizeof(Int) == 2 && HAS_HALVES;
+  const size_t num_groups = w.num_inputs / (uses_halves ? native::HALF_GROUP : w.scale_group());
+  const int32_t* begins = reinterpret_cast<const int32_t*>(scratch) + first * num_groups;
   // The lines are there when the sums are: else each store waits, once outputs exceed the caches.
   for (int m = 0; m < height; m++)
     for (int v = 0; v < VECTORS; v++) prefetch_to_write(y + m * ldy + v * LANES);
@@ -53,6 +54,7 @@ template <typename Int>
 constexpr int max_rows_int() {
   return 0;
 }
+void begin_sums(const native::LinearArgs&, int32_t*) {}
 template <typename Int, bool HAS_HALVES>
 void linear_tile_int(const native::LinearArgs&, int, int, const uint8_t*, float*, size_t,
                      Prefetcher, float*) {}

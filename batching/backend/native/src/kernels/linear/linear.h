@@ -172,8 +172,16 @@ void linear_tiles(const LinearArgs& args, int panel, int next, int first_tile, i
   }
 }
 
+/// Compute what all panels' tiles read.
+void prepare_tiles(const LinearArgs& args, float* scratch) {
+  const InputType type = args.weights.input_type;
+  if (type == InputType::kInt8 || type == InputType::kInt16)
+    begin_sums(args, reinterpret_cast<int32_t*>(scratch));
+}
+
 void linear(const LinearArgs& args, int panel, int next, float* scratch) {
   const int num_tiles = tiles_of(args).count();
+  prepare_tiles(args, scratch);
   if (args.weights.input_type != InputType::kBfloat16)
     return linear_tiles(args, panel, next, 0, num_tiles, scratch);
   // Inputs of a tile take longer to read again than the weights of the panels.
@@ -187,6 +195,7 @@ void argmax(const LinearArgs& args, int panel, int next, float* scratch, native:
   const LinearTile linear_tile = linear_tile_of(weights);
   const Tiles tiles = tiles_of(args);
   const MatrixUnit unit(weights.input_type == InputType::kBfloat16 ? tiles.height(0) : 0);
+  prepare_tiles(args, scratch);
   alignas(64) float outputs[MAX_TILE_ROWS * COLUMNS];
   static_assert(MAX_ROWS >= PAIR * MAX_ROWS_OF_PAIR);
   for (int count; panel < next; panel += count) {

@@ -51,6 +51,7 @@ struct IntSums {
   static constexpr int PARTS = ROWS == 1 ? 2 * WORDS : ROWS == 2 ? 2 : 1;
   I32 parts[PARTS][ROWS][COUNT] = {};
 
+  ALWAYS_INLINE IntSums() = default;
   ALWAYS_INLINE explicit IntSums(const int32_t* begins) {
     for (int m = 0; m < ROWS; m++)
       for (int v = 0; v < COUNT; v++) parts[0][m][v] = splat_int(begins[m]);
@@ -162,7 +163,7 @@ template <int ROWS>
 struct GroupsInt8 {
   int group = 0;
   const uint8_t *p, *inputs, *shifts;
-  const int32_t* begins;
+  const int32_t* begins;  // unless there are biases
   const float *scales, *sums;
 };
 
@@ -182,7 +183,8 @@ ALWAYS_INLINE void multiply_groups_int8(const native::Panels& weights, const uin
     prefetcher.advance();
     F32 scaled[ROWS][COUNT] = {};
     const auto add = [&]() __attribute__((always_inline)) {
-      Sums sums(at.begins);
+      // Without a center to subtract they begin with 0.
+      Sums sums = IS_BIASED ? Sums() : Sums(at.begins);
       for (int i = 0; i < native::INT8_GROUP; i += EIGHT) {
         sums.template add<IS_SHIFTED>(at.inputs, at.p + 4 * LANES * first, at.shifts);
         at.inputs += Sums::INPUT_BYTES * ROWS;
@@ -192,7 +194,7 @@ ALWAYS_INLINE void multiply_groups_int8(const native::Panels& weights, const uin
       for (int m = 0; m < ROWS; m++)
         for (int v = 0; v < COUNT; v++)
           scaled[m][v] = fused(sums.at(m, v), splat(at.scales[m]), scaled[m][v]);
-      at.begins += ROWS;
+      if (!IS_BIASED) at.begins += ROWS;
       at.scales += ROWS;
     };
     const int size = GROUP ? GROUP : weights.group;
