@@ -77,13 +77,17 @@ class BatchInferenceEngine:
         runner: ModelRunner,
         *,
         max_stall: float = 0.25,
+        min_chunk: int = 32,
         clock: Callable[[], float] = monotonic,
         pipeline: PipelinedRunner[Any] | None = None,
     ) -> None:
-        """`pipeline` is the runner again, if steps are to be queued."""
+        """`pipeline` is the runner again, if steps are to be queued.
+
+        max_stall, min_chunk: see StallBudget.
+        """
         self._scheduler = scheduler
         self._runner = runner
-        self._stall_budget = StallBudget(max_stall)
+        self._stall_budget = StallBudget(max_stall, min_chunk)
         self._clock = clock
         self._pipeline = pipeline
         self._in_flight: _Step | None = None

@@ -45,6 +45,10 @@ _KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.
 # which 8 bits are enough where inputs can be scaled by channel.
 _INPUT_BITS: Final = {"exact": 32, "auto": 16, "fast": 16, "fastest": 8}
 _ROUNDS_FURTHER: Final = ("auto", "fastest")
+# Prompt tokens that a step may always prefill beside streams.  A matrix unit multiplies 32 rows at a time:
+# fewer beside the streams' own take it almost as long.
+_MIN_CHUNK: Final = 32
+_MIN_CHUNK_OF_UNIT: Final = 48
 # How a model is served for which a faster way was tried.
 _SLOWER: Final = {
     Way.PIECES: "its attention reads keys and values that are gathered",
@@ -102,6 +106,7 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         scheduler,
         runner,
         max_stall=config.max_stall_ms / 1000,
+        min_chunk=_MIN_CHUNK_OF_UNIT if _uses_bfloat16(config, native) else _MIN_CHUNK,
         pipeline=runner if config.async_scheduling and runner.takes_queued_steps else None,
     )
     model = ModelInfo(

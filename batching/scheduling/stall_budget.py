@@ -8,19 +8,19 @@ class StallBudget:
     Prompts may add to a step what its decodes take alone, so that the inter-token latency of
     a stream doubles during a prefill.  Where more prompts wait than streams run, they may add
     that time once for each prompt per stream: else one early stream would keep all the others
-    waiting.  They may always add `_MIN_CHUNK` tokens, because short chunks attend to a long
+    waiting.  They may always add `min_chunk` tokens, because short chunks attend to a long
     context over and over.  `max_stall` bounds it in any case.
     """
 
     # The weight of earlier steps against the newest one.
     _MEMORY = 0.8
-    _MIN_CHUNK = 48
     # A prompt must advance, however slow the machine.
     _MIN_TOKENS = 16
 
-    def __init__(self, max_stall: float) -> None:
+    def __init__(self, max_stall: float, min_chunk: int) -> None:
         """`max_stall` is in seconds."""
         self._max_stall = max_stall
+        self._min_chunk = min_chunk
         # Of the recent steps without prompts; 0 is unknown, as in the sums below.
         self._decode_duration = 0.0
         # What prompts added to the recent steps that had some.
@@ -32,7 +32,7 @@ class StallBudget:
 
         None until a prefill was measured; every stream begins with one.
         """
-        return self._max_tokens(max(1, num_prompts / max(1, num_streams)), self._MIN_CHUNK)
+        return self._max_tokens(max(1, num_prompts / max(1, num_streams)), self._min_chunk)
 
     def max_interruptible_tokens(self) -> int | None:
         """Return how many prompt tokens a step may prefill for whose end a stream might soon wait.

@@ -139,9 +139,9 @@ def test_the_stall_of_running_streams_is_bounded_by_time() -> None:
 def test_paused_prompts_do_not_lengthen_the_stall_of_running_streams() -> None:
     """Which is as long as a step of decodes, and longer where more prompts wait than streams run."""
     prompts = [BatchRequest(i, [i] * 150, max_tokens=1, is_best_effort=i > 1) for i in range(1, 5)]
-    assert chunks_beside_a_stream(10.0, *prompts)[:2] == [48, 48]
+    assert chunks_beside_a_stream(10.0, *prompts)[:2] == [32, 32]
     also_live = [BatchRequest(i, [i] * 150, max_tokens=1) for i in range(1, 5)]
-    assert chunks_beside_a_stream(10.0, *also_live)[0] > 48
+    assert chunks_beside_a_stream(10.0, *also_live)[0] > 32
 
 
 def test_a_prompt_of_best_effort_is_read_in_short_steps_while_others_may_come() -> None:

@@ -2,20 +2,20 @@ from batching.scheduling.stall_budget import StallBudget
 
 
 def test_without_a_measured_prefill_there_is_no_limit() -> None:
-    budget = StallBudget(0.1)
+    budget = StallBudget(0.1, 32)
     assert budget.max_prefill_tokens(1, 1) is None
     budget.record(0, 4, 0.05)
     assert budget.max_prefill_tokens(1, 1) is None
 
 
 def test_it_is_the_time_allowed_over_the_time_of_a_token() -> None:
-    budget = StallBudget(0.1)
+    budget = StallBudget(0.1, 32)
     budget.record(100, 0, 0.2)
     assert budget.max_prefill_tokens(1, 1) == 50
 
 
 def test_prompts_add_no_more_than_the_decodes_take_alone() -> None:
-    budget = StallBudget(0.25)
+    budget = StallBudget(0.25, 32)
     for _ in range(30):
         budget.record(0, 8, 0.08)
     for _ in range(30):
@@ -24,7 +24,7 @@ def test_prompts_add_no_more_than_the_decodes_take_alone() -> None:
 
 
 def test_where_prompts_outnumber_the_streams_they_may_add_more() -> None:
-    budget = StallBudget(0.25)
+    budget = StallBudget(0.25, 32)
     budget.record(0, 1, 0.08)
     budget.record(100, 0, 0.1)
     allowed = [budget.max_prefill_tokens(num, 2) for num in (1, 2, 4, 5, 100)]
@@ -32,14 +32,14 @@ def test_where_prompts_outnumber_the_streams_they_may_add_more() -> None:
 
 
 def test_a_chunk_is_not_shorter_than_it_is_worth() -> None:
-    budget = StallBudget(0.25)
+    budget = StallBudget(0.25, 32)
     budget.record(0, 1, 0.01)
     budget.record(100, 0, 0.1)
-    assert budget.max_prefill_tokens(1, 2) == StallBudget._MIN_CHUNK
+    assert budget.max_prefill_tokens(1, 2) == 32
 
 
 def test_a_chunk_may_be_shorter_where_a_stream_might_soon_wait_for_it() -> None:
-    budget = StallBudget(0.25)
+    budget = StallBudget(0.25, 32)
     assert budget.max_interruptible_tokens() is None
     budget.record(0, 1, 0.03)
     budget.record(100, 0, 0.1)
@@ -50,15 +50,15 @@ def test_a_chunk_may_be_shorter_where_a_stream_might_soon_wait_for_it() -> None:
 
 
 def test_decodes_faster_than_half_a_prompt_token_still_bound_a_chunk() -> None:
-    budget = StallBudget(0.25)
+    budget = StallBudget(0.25, 32)
     budget.record(0, 1, 0.0001)
     budget.record(100, 0, 0.1)
-    assert budget.max_prefill_tokens(1, 1) == StallBudget._MIN_CHUNK
+    assert budget.max_prefill_tokens(1, 1) == 32
     assert budget.max_interruptible_tokens() == StallBudget._MIN_TOKENS
 
 
 def test_it_follows_a_machine_that_slows_down_but_not_one_slow_step() -> None:
-    budget = StallBudget(0.1)
+    budget = StallBudget(0.1, 32)
     for _ in range(20):
         budget.record(100, 0, 0.1)
     budget.record(100, 0, 0.3)
@@ -72,14 +72,14 @@ def test_it_follows_a_machine_that_slows_down_but_not_one_slow_step() -> None:
 
 def test_a_few_tokens_on_a_cached_prefix_say_little() -> None:
     """Such a step takes as long as any and reads next to nothing."""
-    budget = StallBudget(0.25)
+    budget = StallBudget(0.25, 32)
     budget.record(256, 0, 0.5)
     budget.record(1, 1, 0.05)
     assert (budget.max_prefill_tokens(1, 1) or 0) > 100
 
 
 def test_fewer_streams_than_before_do_not_lift_the_limit() -> None:
-    budget = StallBudget(0.25)
+    budget = StallBudget(0.25, 32)
     for _ in range(30):
         budget.record(0, 16, 0.1)
     for _ in range(10):
