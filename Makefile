@@ -105,9 +105,12 @@ all: check test
 
 install: $(VENV)/.dev
 
-# It is for other machines, too.
+# It is for other machines, too, so what was built for this one must not get into it.
 wheel: $(VENV)/.native
+ifeq ($(DEVICE),default)
+	rm -f $(NATIVE)/_native*.so
 	$(BIN)/python -m $(subst /,.,$(NATIVE)).build
+endif
 	$(PIP) wheel --no-deps --wheel-dir dist .
 
 bench: $(VENV)/.dev

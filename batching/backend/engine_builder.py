@@ -45,8 +45,8 @@ _KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.
 # which 8 bits are enough where inputs can be scaled by channel.
 _INPUT_BITS: Final = {"exact": 32, "auto": 16, "fast": 16, "fastest": 8}
 _ROUNDS_FURTHER: Final = ("auto", "fastest")
-# Prompt tokens that a step may always prefill beside streams.  A matrix unit multiplies 32 rows at a time:
-# fewer beside the streams' own take it almost as long.
+# Prompt tokens that a step may always prefill beside streams.  A matrix unit multiplies 32 rows at a time: 32
+# tokens and the streams' own rows would take it as long as 64 rows.
 _MIN_CHUNK: Final = 32
 _MIN_CHUNK_OF_UNIT: Final = 48
 # How a model is served for which a faster way was tried.

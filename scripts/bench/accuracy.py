@@ -149,7 +149,7 @@ def write_prompts(server: Target, num_texts: int, max_tokens: int) -> list[list[
             raise CannotCompare(f"{server.name} completes no prompt") from None
         try:
             prompts.append([int(token) for token in _post(server, "/tokenize", text)["tokens"]])
-        except (LookupError, TypeError):
+        except (LookupError, TypeError, ValueError):
             raise CannotCompare(f"{server.name} says no tokens of a text") from None
     return prompts
 
@@ -166,7 +166,7 @@ def logprobs_of(server: Target, prompt: Sequence[int]) -> list[float]:
         # What completes the prompt follows, unless the server hides it.
         given = reply["choices"][0]["logprobs"]["token_logprobs"][1 : len(prompt)]
         logprobs = [float(each) for each in given]
-    except (LookupError, TypeError):
+    except (LookupError, TypeError, ValueError):
         logprobs = []
     if len(logprobs) != len(prompt) - 1:
         raise CannotCompare(f"{server.name} gives no log probabilities of a prompt's tokens")

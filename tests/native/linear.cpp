@@ -577,12 +577,11 @@ std::shared_ptr<const T> borrowed(const T* owned) {
 }
 
 /// Each slot's bits are those of the product of its row with its expert alone.
-void check_experts(Random& random, Product& product, int num_matrices) {
+void check_experts(Random& random, Product& product, int num_matrices,
+                   const std::vector<int32_t>& indices) {
   const Panels first = product.packed.panels();
   const size_t num_inputs = first.num_inputs, num_outputs = first.num_outputs;
-  const int slots_per_row = random.between(1, 3), num_slots = product.num_rows * slots_per_row;
-  std::vector<int32_t> indices;
-  for (int i = 0; i < num_slots; i++) indices.push_back(random.between(0, num_matrices - 1));
+  const int num_slots = indices.size(), slots_per_row = num_slots / product.num_rows;
   const std::vector<float> bias =
       random.chance() ? random.normal(num_matrices * num_outputs) : std::vector<float>{};
   std::vector<float> y(num_slots * num_outputs, NAN), alone(y);
@@ -599,6 +598,12 @@ void check_experts(Random& random, Product& product, int num_matrices) {
   expect_same(y, alone, "experts: " + product.name());
 }
 
+std::vector<int32_t> random_experts(Random& random, int num_slots, int num_matrices) {
+  std::vector<int32_t> indices;
+  for (int i = 0; i < num_slots; i++) indices.push_back(random.between(0, num_matrices - 1));
+  return indices;
+}
+
 /// Gated experts are their products, and what is between them, one after the other.
 void check_gated(Random& random, Product& product, int num_matrices) {
   const int width = product.packed.panels().num_outputs, num_slots = 2 * product.num_rows;
@@ -609,8 +614,7 @@ void check_gated(Random& random, Product& product, int num_matrices) {
   const ExpertLayer up{borrowed(&product.packed), borrowed(bias.data())};
   const ExpertLayer down{borrowed(&packed), nullptr};
   const GatedActivation activation{random.chance(), 1.7f, 2.0f};
-  std::vector<int32_t> indices;
-  for (int i = 0; i < num_slots; i++) indices.push_back(random.between(0, num_matrices - 1));
+  const std::vector<int32_t> indices = random_experts(random, num_slots, num_matrices);
   const Routing routing(indices.data(), num_slots, num_matrices);
   std::vector<float> gated(static_cast<size_t>(num_slots) * width, NAN), other(gated);
   std::vector<float> y(static_cast<size_t>(num_slots) * layer->plain.num_outputs, NAN), expected(y);
@@ -643,12 +647,25 @@ void test_experts(Random& random, const Kind& kind) {
     Product product(random, make_layer(random, kind, num_inputs, 0, num_matrices), num_rows);
     if (kind.in_bfloat16) product.packed.use_bfloat16(product.packed.panels().exponent);
     set_num_threads(random.one_of({1, 2, 4}));
-    check_experts(random, product, num_matrices);
+    const int num_slots = num_rows * random.between(1, 3);
+    check_experts(random, product, num_matrices, random_experts(random, num_slots, num_matrices));
     check_gated(random, product, num_matrices);
   }
 }
 
+/// An expert has many times the rows of the first one, in a thread that has no memory from before.
+void test_unequal_experts(Random& random, const Kind& kind) {
+  const int num_rows = 1200;
+  Product product(random, make_layer(random, kind, 64, 16, 2), num_rows);
+  std::vector<int32_t> indices(num_rows, 1);
+  indices[0] = 0;
+  set_num_threads(1);
+  std::thread([&] { check_experts(random, product, 2, indices); }).join();
+}
+
 void test_experts(Random& random) {
+  for (InputType input_type : input_types())
+    test_unequal_experts(random, {Format::kBits4, input_type});
   for (const Kind& kind : bfloat16_kinds()) test_experts(random, kind);
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4,
                         Format::kMxfp4})

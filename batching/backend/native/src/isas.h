@@ -37,7 +37,7 @@ inline bool has_amx() {
 }
 #endif
 
-/// Those that this processor has, the fastest first.
+/// Those that this processor has, the fastest first; asks the system for AMX.
 inline std::vector<std::string_view> supported_isas() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

@@ -425,8 +425,8 @@ struct Kernels {
                         int group, const PackedInputs& to);
   void (*pack_row_bf16)(const float* x, float factor, int row, int height, int size,
                         const PackedInputs& to);
-  /// Compute panels [panel, next); `scratch` has space for `columns` floats per input, and for one for
-  /// each HALF_GROUP of every row's inputs.
+  /// Compute panels [panel, next); `scratch` has space for `columns` floats per input, and for an
+  /// int32_t for each HALF_GROUP of every row's inputs, not for both at once.
   void (*linear)(const LinearArgs& args, int panel, int next, float* scratch);
   /// Update each row's largest output with panels [panel, next); does not write to `y`.
   void (*argmax)(const LinearArgs& args, int panel, int next, float* scratch, ArgMax* rows);
@@ -486,8 +486,7 @@ struct Kernels {
   void (*convolve_rows)(const ConvolvedRows& args);
 };
 
-/// The best kernels for this processor; null if it supports none of the instruction sets.
-/// Those of the fastest instruction set that the processor has and that was built; nullptr if there are none.
+/// The kernels of the fastest instruction set that the processor has and that was built; null if there is none.
 const Kernels* kernels();
 
 /// The fastest instruction set of this processor that kernels are written for, if it was not built; else "".

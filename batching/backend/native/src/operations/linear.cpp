@@ -16,15 +16,19 @@ float* scratch(size_t size) {
   return grow(memory, size);
 }
 
+/// What the kernels want for a product, in floats.
+size_t scratch_size(const LinearArgs& product) {
+  static_assert(INT8_GROUP >= HALF_GROUP);
+  const int rows = (product.num_rows + HALF_GROUP - 1) / HALF_GROUP;
+  return static_cast<size_t>(std::max(kernels()->columns, rows)) * product.weights.num_inputs;
+}
+
 /// Call `run(product, panel, next, scratch, part)` for ranges of panels.
 template <typename Run>
-void for_panels(const std::vector<LinearArgs>& products, const Parts& parts, const Run& run) {
-  const LinearArgs& any = products[0];
-  const int per_input = std::max(kernels()->columns, (any.num_rows + HALF_GROUP - 1) / HALF_GROUP);
-  const size_t size = static_cast<size_t>(per_input) * any.weights.num_inputs;
+void for_panels(const Parts& parts, const Run& run) {
   threads().for_each(parts.count(), [&](int part) {
     parts.for_each(part, [&](const LinearArgs& product, int panel, int next) {
-      run(product, panel, next, scratch(size), part);
+      run(product, panel, next, scratch(scratch_size(product)), part);
     });
   });
 }
@@ -84,7 +88,7 @@ void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
 }
 
 void multiply_packed(const std::vector<LinearArgs>& products) {
-  for_panels(products, Parts(products, kernels()->max_tile_rows(products[0].weights)),
+  for_panels(Parts(products, kernels()->max_tile_rows(products[0].weights)),
              [](const LinearArgs& product, int panel, int next, float* scratch, int) {
                kernels()->linear(product, panel, next, scratch);
              });
@@ -101,7 +105,7 @@ void arg_max(const LinearArgs& product, uint32_t* indices, float* values) {
   // Parts have rows of their own in `partials`, and there are enough panels.
   const Parts parts(products, NO_TILES);
   std::vector<ArgMax> partials(parts.count() * num_rows);
-  for_panels(products, parts, [&](const LinearArgs& p, int panel, int next, float* scratch, int part) {
+  for_panels(parts, [&](const LinearArgs& p, int panel, int next, float* scratch, int part) {
     kernels()->argmax(p, panel, next, scratch, partials.data() + part * num_rows);
   });
   for (size_t m = 0; m < num_rows; m++) {

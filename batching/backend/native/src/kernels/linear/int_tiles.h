@@ -11,13 +11,18 @@ namespace {
 
 #if defined(HAS_DOT)
 
+/// Inputs that a sum is of.
+int inputs_of_sum(const native::Panels& w) {
+  const bool uses_halves = w.input_type == native::InputType::kInt16 && w.has_halves();
+  return uses_halves ? native::HALF_GROUP : w.scale_group();
+}
+
 /// What sums begin with so that the center is subtracted from the weights, for all tiles,
 /// `[tile][group][row]`.
 void begin_sums(const native::LinearArgs& args, int32_t* begins) {
   const native::Panels& w = args.weights;
-  const bool uses_halves = w.input_type == native::InputType::kInt16 && w.has_halves();
-  const int group = uses_halves ? native::HALF_GROUP : w.scale_group();
-  const int32_t* totals = uses_halves ? args.packed.half_totals : args.packed.totals;
+  const int group = inputs_of_sum(w);
+  const int32_t* totals = group < w.scale_group() ? args.packed.half_totals : args.packed.totals;
   const size_t size = static_cast<size_t>(w.num_inputs / group) * args.num_rows;
   const int center = has_biases(w) ? 0 : w.center;
   // Totals of inputs that are not finite may be any.
@@ -32,9 +37,8 @@ void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_
   const native::Tiles tiles{args.num_rows, max_rows_int<Int>()};
   const int first = tiles.first(tile), height = tiles.height(tile);
   const native::PackedInputs x = args.packed.from_row(w, first);
-  const bool uses_halves = sizeof(Int) == 2 && HAS_HALVES;
-  const size_t num_groups = w.num_inputs / (uses_halves ? native::HALF_GROUP : w.scale_group());
-  const int32_t* begins = reinterpret_cast<const int32_t*>(scratch) + first * num_groups;
+  const size_t num_sums = w.num_inputs / inputs_of_sum(w);
+  const int32_t* begins = reinterpret_cast<const int32_t*>(scratch) + first * num_sums;
   // The lines are there when the sums are: else each store waits, once outputs exceed the caches.
   for (int m = 0; m < height; m++)
     for (int v = 0; v < VECTORS; v++) prefetch_to_write(y + m * ldy + v * LANES);

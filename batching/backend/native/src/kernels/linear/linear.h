@@ -172,10 +172,11 @@ void linear_tiles(const LinearArgs& args, int panel, int next, int first_tile, i
   }
 }
 
-/// Compute what all panels' tiles read.
+/// Compute what tiles of several panels read.
 void prepare_tiles(const LinearArgs& args, float* scratch) {
   const InputType type = args.weights.input_type;
-  if (type == InputType::kInt8 || type == InputType::kInt16)
+  // With biases and 8 bits sums begin with 0.
+  if (type == InputType::kInt16 || (type == InputType::kInt8 && !has_biases(args.weights)))
     begin_sums(args, reinterpret_cast<int32_t*>(scratch));
 }
 

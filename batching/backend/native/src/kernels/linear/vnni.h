@@ -12,12 +12,15 @@ namespace {
 
 /// Rows of one call: as many as fit in registers with the sums of a group.
 constexpr int MAX_ROWS_INT = 6;
-#define FOR_EACH_HEIGHT_INT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
-/// With inputs of 8 bits a group's sums are made of others', and where there are 32 registers results
-/// are in them, too.
+/// With 8 bits there are sums of INT8_GROUP inputs, scaled sums of a group, and results: of 8 rows and one
+/// vector of columns, or of 4 rows and two, 24 of AVX-512's 32 registers.
 constexpr int MAX_ROWS_INT8 = LANES == 16 ? 8 : MAX_ROWS_INT;
-/// Vectors of columns that so many rows are multiplied with at a time.
 constexpr int vectors_at_once(int rows) { return LANES == 16 && rows > 4 ? 1 : VECTORS; }
+template <typename Int>
+constexpr int max_rows_int() {
+  return sizeof(Int) == 1 ? MAX_ROWS_INT8 : MAX_ROWS_INT;
+}
+#define FOR_EACH_HEIGHT_INT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 
 /// Weights of 4 bits, shifted: `[weight][shift]`.
 template <native::Format FORMAT>
@@ -159,7 +162,6 @@ void multiply_halves_int16(const native::Panels& weights, const native::PackedIn
 }
 
 /// Where groups of a panel and of a tile's inputs of 8 bits are.
-template <int ROWS>
 struct GroupsInt8 {
   int group = 0;
   const uint8_t *p, *inputs, *shifts;
@@ -172,7 +174,7 @@ struct GroupsInt8 {
 /// weights, of GROUP inputs if that is not 0.
 template <native::Format FORMAT, bool IS_SHIFTED, bool IS_BIASED, int GROUP, int ROWS, int COUNT>
 ALWAYS_INLINE void multiply_groups_int8(const native::Panels& weights, const uint8_t* panel,
-                                        GroupsInt8<ROWS>& at, int end, int first, float* y,
+                                        GroupsInt8& at, int end, int first, float* y,
                                         size_t ldy, Prefetcher& prefetcher) {
   using Sums = IntSums<int8_t, FORMAT, ROWS, COUNT>;
   F32 results[ROWS][COUNT];
@@ -219,15 +221,17 @@ ALWAYS_INLINE void multiply_groups_int8(const native::Panels& weights, const uin
 template <native::Format FORMAT, bool IS_SHIFTED, int GROUP, int ROWS>
 void multiply_int8(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
                    const int32_t* begins, float* y, size_t ldy, Prefetcher prefetcher) {
-  constexpr int COUNT = vectors_at_once(ROWS), GROUPS = COUNT < VECTORS ? 8 : 1 << 30;
+  constexpr int COUNT = vectors_at_once(ROWS), INPUTS = 256;
+  // It advances once for each of the vectors' groups.
   prefetcher.part /= VECTORS / COUNT;
   const int num_groups = weights.num_inputs / weights.group;
-  GroupsInt8<ROWS> at{0, p + weights.first_group(), x.integers, weights.shifts,
+  const int at_once = COUNT == VECTORS ? num_groups : INPUTS > weights.group ? INPUTS / weights.group : 1;
+  GroupsInt8 at{0, p + weights.first_group(), x.integers, weights.shifts,
                       begins, x.scales, weights.has_halves() ? x.half_sums : x.sums};
   const auto multiply = [&]<bool IS_BIASED>() __attribute__((always_inline)) {
     while (at.group < num_groups) {
-      const int end = num_groups - at.group < GROUPS ? num_groups : at.group + GROUPS;
-      const GroupsInt8<ROWS> begin = at;
+      const int end = num_groups - at.group < at_once ? num_groups : at.group + at_once;
+      const GroupsInt8 begin = at;
       for (int first = 0; first < VECTORS; first += COUNT) {
         at = begin;
         multiply_groups_int8<FORMAT, IS_SHIFTED, IS_BIASED, GROUP, ROWS, COUNT>(
@@ -259,10 +263,6 @@ ALWAYS_INLINE void multiply_rows_int(const native::Panels& weights, const native
                : multiply_int16<FORMAT, ROWS>(weights, x, p, begins, results, prefetcher);
     copy_rows(results, ROWS, y, ldy);
   }
-}
-template <typename Int>
-constexpr int max_rows_int() {
-  return sizeof(Int) == 1 ? MAX_ROWS_INT8 : MAX_ROWS_INT;
 }
 
 /// Compute one tile of a panel, of up to max_rows_int<Int>() rows.
