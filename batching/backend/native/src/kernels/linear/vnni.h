@@ -225,9 +225,10 @@ void multiply_int8(const native::Panels& weights, const native::PackedInputs& x,
   // It advances once for each of the vectors' groups.
   prefetcher.part /= VECTORS / COUNT;
   const int num_groups = weights.num_inputs / weights.group;
-  const int at_once = COUNT == VECTORS ? num_groups : INPUTS > weights.group ? INPUTS / weights.group : 1;
-  GroupsInt8 at{0, p + weights.first_group(), x.integers, weights.shifts,
-                      begins, x.scales, weights.has_halves() ? x.half_sums : x.sums};
+  const int within = INPUTS > weights.group ? INPUTS / weights.group : 1;
+  const int at_once = COUNT == VECTORS ? num_groups : within;
+  GroupsInt8 at{0,      p + weights.first_group(), x.integers, weights.shifts,
+                begins, x.scales,                  weights.has_halves() ? x.half_sums : x.sums};
   const auto multiply = [&]<bool IS_BIASED>() __attribute__((always_inline)) {
     while (at.group < num_groups) {
       const int end = num_groups - at.group < at_once ? num_groups : at.group + at_once;
