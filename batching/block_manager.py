@@ -1,5 +1,6 @@
 """Blocks of KV slots: which are referenced, which are free, and where the next one goes."""
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,8 +8,16 @@ from typing import NamedTuple, NewType
 
 from batching.blocks.block_ages import BlockAgeRecorder, BlockAges
 from batching.blocks.free_runs import FreeRuns
+from batching.blocks.shared_beginnings import SharedBeginnings
 
 BlockHash = NewType("BlockHash", bytes)
+
+
+class BlockContents(NamedTuple):
+    """The tokens of a block, int64, and the hash of all before it."""
+
+    parent: BlockHash
+    tokens: "array[int]"
 
 
 class Run(NamedTuple):
@@ -36,6 +45,7 @@ class BlockCopy(NamedTuple):
 class KVBlock:
     """`block_size` KV slots.  A block with a hash is full and can be found by it.
 
+    contents: of a block that can be found by how it begins, too; it may be full in part only.
     published: when its contents became findable.
     last_used: when the last reference to it was dropped; of a cached block.
     num_hits: how many requests have begun with it, among other blocks; counted for windows only.
@@ -44,6 +54,7 @@ class KVBlock:
     block_id: int
     ref_count: int = 0
     block_hash: BlockHash | None = None
+    contents: BlockContents | None = None
     published: float = 0.0
     last_used: float = 0.0
     num_hits: int = 0
@@ -121,7 +132,8 @@ class PagedBlockManager:
     - cached: ref_count 0 and a hash, least recently released first in `_cached`
     - empty: ref_count 0 and no hash, in `_empty`, which knows the contiguous runs
 
-    A hash leads to at most one block, and that block carries the hash.
+    A hash leads to at most one block, and that block carries the hash.  A block with contents is
+    one of those that follow its parent.
 
     Growing a table takes the block right after its last one when that is empty; a new table
     starts in the middle of the largest empty run, so that the table before it can grow, too.
@@ -144,6 +156,7 @@ class PagedBlockManager:
         self._empty = FreeRuns(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._by_hash: dict[BlockHash, int] = {}
+        self._by_parent: dict[BlockHash, SharedBeginnings] = {}
 
     @property
     def num_blocks(self) -> int:
@@ -214,8 +227,18 @@ class PagedBlockManager:
         """Return the block with these contents, in use or cached."""
         return self._by_hash.get(block_hash)
 
-    def publish(self, block_id: int, block_hash: BlockHash) -> None:
-        """Make a full block in use findable by its hash.
+    def find_beginning(self, contents: BlockContents) -> tuple[int, int]:
+        """Return how many tokens these contents and a block's have in common, and that block.
+
+        It is a block with the most; `(0, -1)` if none follows the same parent.
+        """
+        following = self._by_parent.get(contents.parent)
+        return (0, -1) if following is None else following.longest(contents.tokens)
+
+    def publish(
+        self, block_id: int, block_hash: BlockHash, contents: BlockContents | None = None
+    ) -> None:
+        """Make a block in use findable by its hash, and with `contents` by how it begins.
 
         If another block has the same contents already, that one stays findable and this one
         stays private: it is emptied when it is released.
@@ -227,6 +250,10 @@ class PagedBlockManager:
             block.published = self.now
             block.num_hits = 0
             self._by_hash[block_hash] = block_id
+            if contents is not None:
+                block.contents = contents
+                following = self._by_parent.setdefault(contents.parent, SharedBeginnings())
+                following.add(contents.tokens, block_id)
 
     def fork(self, table: BlockTable) -> BlockTable:
         """Return a second table over the same blocks."""
@@ -255,8 +282,9 @@ class PagedBlockManager:
         """Drop all findable contents, as after a failed step."""
         self._evict(len(self._cached))
         for block in self.blocks:
-            block.block_hash = None
+            block.block_hash = block.contents = None
         self._by_hash.clear()
+        self._by_parent.clear()
 
     def take_ages(self) -> BlockAges:
         """Return the ages of what was evicted and reused since the last time."""
@@ -276,9 +304,20 @@ class PagedBlockManager:
             assert block.block_hash is not None
             del self._by_hash[block.block_hash]
             block.block_hash = None
+            self._forget_beginning(block)
             self._ages.evicted(self.now - block.published, self.now - block.last_used)
             self._empty.put(block_id)
             self.num_evictions += 1
+
+    def _forget_beginning(self, block: KVBlock) -> None:
+        if block.contents is None:
+            return
+        parent, tokens = block.contents
+        following = self._by_parent[parent]
+        following.remove(tokens, block.block_id)
+        if not following:
+            del self._by_parent[parent]
+        block.contents = None
 
 
 class NoFreeBlocks(Exception):

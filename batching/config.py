@@ -58,6 +58,9 @@ class SchedulerConfig(BatchLimits):
 
     Layers that see no more than the last `window` tokens have `num_window_blocks` blocks of their own;
     None is no such layers, or that they share the blocks of the others.
+
+    A request begins within a block, on a copy of one that has at least `min_copied_tokens` of its
+    tokens in common with it; None is that requests begin behind full blocks only.
     """
 
     num_blocks: int = DEFAULT_NUM_BLOCKS
@@ -67,10 +70,11 @@ class SchedulerConfig(BatchLimits):
     num_checkpoints: int | None = None
     window: int | None = None
     num_window_blocks: int = 0
+    min_copied_tokens: int | None = None
 
     def __post_init__(self) -> None:
         BatchLimits.__post_init__(self)
-        _check_minimum(self, "num_blocks", "max_model_len", "window")
+        _check_minimum(self, "num_blocks", "max_model_len", "window", "min_copied_tokens")
         if self.window is not None:
             minimum = blocks_held(self.window, self.block_size)
             if self.num_window_blocks < minimum:

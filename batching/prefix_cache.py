@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import sha256
 
-from batching.block_manager import BlockHash, BlockTable, PagedBlockManager
+from batching.block_manager import BlockContents, BlockHash, BlockTable, PagedBlockManager
 from batching.priority_queue import QueueKey
 
 
@@ -30,9 +30,17 @@ class HashChain:
         num_tokens = len(token_ids) if num_tokens is None else num_tokens
         for index in range(len(self._hashes), num_tokens // block_size):
             block = token_ids[index * block_size : (index + 1) * block_size]
-            parent = self._hashes[-1] if self._hashes else self._parent
-            self._hashes.append(BlockHash(sha256(parent + array("q", block).tobytes()).digest()))
+            self._hashes.append(hash_of(self.contents(index, block)))
         return self._hashes
+
+    def contents(self, index: int, token_ids: Sequence[int]) -> BlockContents:
+        """Return what block `index` has that begins with these tokens; those before it are hashed."""
+        parent = self._hashes[index - 1] if index else self._parent
+        return BlockContents(parent, array("q", token_ids))
+
+
+def hash_of(contents: BlockContents) -> BlockHash:
+    return BlockHash(sha256(contents.parent + contents.tokens.tobytes()).digest())
 
 
 class PrefixCache:
@@ -60,10 +68,21 @@ class PrefixCache:
             block_ids.append(block_id)
         return block_ids
 
-    def insert(self, hashes: Sequence[BlockHash], table: BlockTable, start: int, stop: int) -> None:
-        """Make blocks `[start, stop)` of a table findable: their tensors are written."""
+    def insert(
+        self,
+        hashes: Sequence[BlockHash],
+        table: BlockTable,
+        start: int,
+        stop: int,
+        contents: Sequence[BlockContents] = (),
+    ) -> None:
+        """Make blocks `[start, stop)` of a table findable: their tensors are written.
+
+        contents: of these blocks, if they are to be found by how they begin, too.
+        """
         for index in range(start, stop):
-            self._block_manager.publish(table.block_ids[index], hashes[index])
+            of_block = contents[index - start] if contents else None
+            self._block_manager.publish(table.block_ids[index], hashes[index], of_block)
             self._in_flight.pop(hashes[index], None)
 
     def mark_in_flight(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:

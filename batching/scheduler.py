@@ -196,8 +196,7 @@ class ContinuousBatchingScheduler:
             slices += self._best_effort(best_effort, slices, step)
             self._turns.serve(now)
         state_copies = () if self._kv.states is None else self._kv.states.take_copies()
-        if self._kv.windows is not None:
-            step.copies.extend(self._kv.windows.take_copies())
+        step.copies.extend(self._kv.take_copies())
         return StepPlan(tuple(slices), tuple(step.copies), tuple(step.preempted), state_copies)
 
     def update(

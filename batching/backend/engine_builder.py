@@ -49,6 +49,8 @@ _ROUNDS_FURTHER: Final = ("auto", "fastest")
 # tokens and the streams' own rows would take it as long as 64 rows.
 _MIN_CHUNK: Final = 32
 _MIN_CHUNK_OF_UNIT: Final = 48
+# A copy of a block takes a CPU about as long as a token or two of a prompt.
+_MIN_COPIED_TOKENS: Final = 4
 # How a model is served for which a faster way was tried.
 _SLOWER: Final = {
     Way.PIECES: "its attention reads keys and values that are gathered",
@@ -281,6 +283,8 @@ def _paged(
         config.scheduler_config(1, loaded.max_model_len),
         max_num_seqs=states.num_running,
         num_checkpoints=states.num_checkpoints,
+        # On a GPU some tokens more take hardly any time, and copies wait for the step in flight.
+        min_copied_tokens=_MIN_COPIED_TOKENS if mx.default_device() == mx.cpu else None,
     )
     if layout.has_own:
         # A draft that is wrong would cost a copy of all that the request keeps.

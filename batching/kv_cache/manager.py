@@ -1,9 +1,11 @@
 """Which KV blocks and recurrent states a request uses, shares and publishes."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from batching.block_manager import BlockCopy, NoFreeBlocks, PagedBlockManager
+from batching.block_manager import BlockContents, BlockCopy, NoFreeBlocks, PagedBlockManager
 from batching.config import SchedulerConfig
+from batching.kv_cache.partial_blocks import PartialBlocks
 from batching.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
 from batching.kv_cache.state_slots import StateSlots
 from batching.kv_cache.window_blocks import WindowBlocks
@@ -34,6 +36,7 @@ class KVCacheManager:
 
     states: None if the model has no recurrent state.
     windows: None if no layers have blocks of their own.
+    partials: None if requests begin only behind full blocks.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -46,7 +49,14 @@ class KVCacheManager:
             )
         self.windows = None if config.window is None else WindowBlocks(config)
         checkpoints = None if self.states is None else self.states.checkpoints
-        self.prefixes = PrefixLookup(config, self.prefix_cache, checkpoints, self.windows)
+        # A state is not in a block, and windowed layers may have lost theirs.
+        can_begin_within = self.states is None and self.windows is None
+        self.partials: PartialBlocks | None = None
+        if can_begin_within and config.enable_prefix_cache and config.min_copied_tokens is not None:
+            self.partials = PartialBlocks(self.block_manager, config.min_copied_tokens)
+        self.prefixes = PrefixLookup(
+            config, self.prefix_cache, checkpoints, self.windows, self.partials
+        )
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
         """Return the statistics of the scheduler, those of states and windows included."""
@@ -81,6 +91,8 @@ class KVCacheManager:
         has_grown = self._grow(request, [])
         assert has_grown, "room was checked"
         request.num_computed_tokens = len(cached) * self.block_manager.block_size
+        if self.partials is not None and hit.partial is not None:
+            request.num_computed_tokens += self.partials.start(request, hit.partial)
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
             self.prefix_cache.record(request.num_tokens, request.num_cached_tokens)
@@ -157,11 +169,19 @@ class KVCacheManager:
         request.num_computed_tokens = stop
         first, last = (at // self.block_manager.block_size for at in (s.start, stop))
         last = min(last, len(hashes))
-        self.prefix_cache.insert(hashes, request.block_table, first, last)
+        contents: Sequence[BlockContents] = ()
+        if self.partials is not None:
+            contents = self.partials.contents(request, range(first, last))
+        self.prefix_cache.insert(hashes, request.block_table, first, last, contents)
         if self.states is not None:
             self.states.commit(s, hashes)
         if self.windows is not None:
             self.windows.commit(request, hashes, first, last)
+
+    def take_copies(self) -> list[BlockCopy]:
+        """Return the copies to be made before the next step, beside those of `grow`, each once."""
+        owners = [owner for owner in (self.partials, self.windows) if owner is not None]
+        return [copy for owner in owners for copy in owner.take_copies()]
 
     def release(self, request: BatchRequest, key: QueueKey) -> None:
         """Take back all blocks of a request, and its state."""
@@ -171,6 +191,8 @@ class KVCacheManager:
             self.states.release(request, hashes)
         if self.windows is not None:
             self.windows.release(request)
+        if self.partials is not None:
+            self.partials.release(request)
         self.block_manager.release(request.block_table.block_ids)
         request.block_table.clear()
         request.num_computed_tokens = 0

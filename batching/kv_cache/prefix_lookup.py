@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from batching.block_manager import BlockHash
 from batching.config import SchedulerConfig
+from batching.kv_cache.partial_blocks import PartialBlocks, PartialHit
 from batching.kv_cache.state_checkpoints import StateCheckpoints
 from batching.kv_cache.window_blocks import WindowBlocks
 from batching.prefix_cache import PrefixCache
@@ -19,18 +20,20 @@ class PrefixHit(NamedTuple):
     num_found: how many blocks there are; behind those that it may not share is no state, or the blocks
         of windowed layers before it are gone.
     awaited: the block, if any, that it could share once another request has computed it.
+    partial: behind those that it may share, a block that begins as the request goes on.
     """
 
     block_ids: list[int]
     num_found: int
     awaited: Sequence[BlockHash]
+    partial: PartialHit | None = None
 
 
 class PrefixLookup:
     """Finds what a request may share.
 
     `checkpoints` is None for a model without recurrent state, `windows` for one without blocks of
-    windowed layers.
+    windowed layers, `partials` if requests begin only behind full blocks.
     """
 
     def __init__(
@@ -39,12 +42,14 @@ class PrefixLookup:
         prefix_cache: PrefixCache,
         checkpoints: StateCheckpoints | None,
         windows: WindowBlocks | None,
+        partials: PartialBlocks | None,
     ) -> None:
         self._block_size = config.block_size
         self._is_sharing = config.enable_prefix_cache
         self._prefix_cache = prefix_cache
         self._checkpoints = checkpoints
         self._windows = windows
+        self._partials = partials
 
     def find(self, request: BatchRequest) -> PrefixHit:
         """Return the blocks that already contain the beginning of a waiting request.
@@ -58,7 +63,8 @@ class PrefixLookup:
         if self._checkpoints is None:
             num_usable = self._num_usable(hashes[:num_found])
             awaited = hashes[num_usable : num_usable + 1]
-            return PrefixHit(block_ids[:num_usable], num_found, awaited)
+            partial = self._partial(request, num_usable)
+            return PrefixHit(block_ids[:num_usable], num_found, awaited, partial)
         if self._checkpoints.num_slots == 0:
             return PrefixHit([], num_found, ())
         num_usable = self._num_usable(hashes[:num_found])
@@ -80,6 +86,11 @@ class PrefixLookup:
         return request.hashes.extended(
             request.token_ids, self._block_size, request.num_known_tokens
         )
+
+    def _partial(self, request: BatchRequest, num_shared: int) -> PartialHit | None:
+        if self._partials is None or request.needs_every_row:
+            return None
+        return self._partials.find(request, num_shared)
 
     def _num_usable(self, hashes: Sequence[BlockHash]) -> int:
         """Return the length of the longest prefix behind which a request can begin."""

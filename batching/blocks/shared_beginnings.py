@@ -1,0 +1,35 @@
+"""Which of many token sequences begins most like another one."""
+
+from array import array
+from bisect import bisect_left, insort
+
+
+class SharedBeginnings:
+    """Blocks by their tokens; finds one with the longest beginning in common with a prompt.
+
+    In lexicographic order that one is beside the place of the prompt, so that looking up takes
+    O(log n) comparisons.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[array[int], int]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, tokens: "array[int]", block_id: int) -> None:
+        insort(self._entries, (tokens, block_id))
+
+    def remove(self, tokens: "array[int]", block_id: int) -> None:
+        del self._entries[bisect_left(self._entries, (tokens, block_id))]
+
+    def longest(self, tokens: "array[int]") -> tuple[int, int]:
+        """Return the number of tokens in common, and the block; there is at least one block."""
+        at = bisect_left(self._entries, (tokens, -1))
+        beside = self._entries[max(0, at - 1) : at + 1]
+        return max((_num_common(tokens, other), block_id) for other, block_id in beside)
+
+
+def _num_common(tokens: "array[int]", other: "array[int]") -> int:
+    pairs = enumerate(zip(tokens, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(other)))
