@@ -21,6 +21,11 @@ NUM_BLOCKS: Final = 8
 BLOCK_SIZE: Final = 2
 
 
+def num_common(tokens: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(tokens, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(other)))
+
+
 class Holder:
     """A request as the block manager sees it: tokens, and a table over them."""
 
@@ -102,8 +107,13 @@ class BlockMachine(RuleBasedStateMachine):
 
     def publish(self, holder: Holder) -> None:
         hashes = holder.chain.extended(holder.token_ids, BLOCK_SIZE)
-        self.cache.insert(hashes, holder.table, holder.num_published, len(hashes))
-        holder.num_published = len(hashes)
+        start, stop = holder.num_published, len(hashes)
+        blocks = [
+            holder.token_ids[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE] for i in range(start, stop)
+        ]
+        contents = [holder.chain.contents(start + i, block) for i, block in enumerate(blocks)]
+        self.cache.insert(hashes, holder.table, start, stop, contents)
+        holder.num_published = stop
 
     @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=7))
     def admit(self, token_ids: list[int]) -> None:
@@ -202,6 +212,22 @@ class BlockMachine(RuleBasedStateMachine):
         for block in self.manager.blocks:
             if block.block_hash is not None:
                 assert self.manager.find(block.block_hash) == block.block_id
+
+    @precondition(lambda self: self.holders)
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=BLOCK_SIZE), data=st.data())
+    def look_for_a_beginning(self, tokens: list[int], data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        index = data.draw(st.integers(0, holder.num_published))
+        holder.chain.extended(holder.token_ids, BLOCK_SIZE)
+        contents = holder.chain.contents(index, tokens)
+        following = [
+            (num_common(tokens, self.written[block.block_id]), block.block_id)
+            for block in self.manager.blocks
+            if block.contents is not None and block.contents.parent == contents.parent
+        ]
+        num_tokens, block_id = self.manager.find_beginning(contents)
+        assert num_tokens == max([0, *(n for n, _ in following)])
+        assert (num_tokens, block_id) in [*following, (0, -1)]
 
     @invariant()
     def every_request_reads_its_own_tokens(self) -> None:

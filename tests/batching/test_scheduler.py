@@ -414,6 +414,7 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
         max_draft_tokens=draw(st.sampled_from([0, 1, 7])),
         max_drafting_rows=draw(st.integers(1, 20)),
         num_checkpoints=draw(st.sampled_from([None, None, 0, 1, 2, 3, 12])),
+        min_copied_tokens=draw(st.sampled_from([None, 1, 2, 3])),
     )
     if (window := draw(st.sampled_from([None, None, 1, 2, 3, 5, 9, 30]))) is not None:
         num_blocks = blocks_held(window, limits.block_size) + draw(st.integers(0, 20))

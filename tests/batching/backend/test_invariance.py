@@ -236,11 +236,15 @@ def test_whatever_the_chunks_of_the_prefill(bundled: Bundled, prefill_chunk: int
     assert max(chunks) == min(prefill_chunk, longest)
 
 
-def test_on_a_cached_prefix(bundled: Bundled) -> None:
-    scheduler, engine = bundled.engine(SchedulerConfig(num_blocks=256, max_num_seqs=12))
+@pytest.mark.parametrize("min_copied_tokens", [None, 1])
+def test_on_a_cached_prefix(bundled: Bundled, min_copied_tokens: int | None) -> None:
+    config = SchedulerConfig(num_blocks=256, max_num_seqs=12, min_copied_tokens=min_copied_tokens)
+    scheduler, engine = bundled.engine(config)
     cold = serve_golden(scheduler, engine, bundled.cases)
     warm = serve_golden(scheduler, engine, bundled.cases)
     assert sum(r.num_cached_tokens for r in warm) > 0.8 * sum(r.num_prompt_tokens for r in warm)
+    if min_copied_tokens is not None:
+        assert all(r.num_cached_tokens == r.num_prompt_tokens - 1 for r in warm)
     for before, after in zip(cold, warm, strict=True):
         assert after.output_token_ids == before.output_token_ids
 
@@ -526,7 +530,7 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
         return found[0]
 
     alone = logprobs(SchedulerConfig(num_blocks=256, max_num_seqs=1))
-    chunked = SchedulerConfig(num_blocks=256, max_num_seqs=16, prefill_chunk=7)
+    chunked = SchedulerConfig(num_blocks=256, max_num_seqs=16, prefill_chunk=7, min_copied_tokens=1)
     assert logprobs(chunked, unlike_neighbours(5)) == alone
     small = SchedulerConfig(num_blocks=8, max_num_seqs=6, max_draft_tokens=7)
     assert logprobs(small) == alone
