@@ -7,7 +7,7 @@ import pytest
 from batching.config import SchedulerConfig
 from batching.kv_cache.manager import KVCacheManager
 from batching.priority_queue import QueueKey
-from batching.request import BatchRequest
+from batching.request import BatchRequest, SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
 from tests.support.fakes import TokenRunner, expected_output, small_config
 
@@ -101,11 +101,19 @@ def test_what_too_few_tokens_fill_is_not_kept() -> None:
     assert server.scheduler.stats().num_cached_blocks == 1
 
 
-def test_nothing_is_copied_where_all_rows_are_needed_or_salts_differ() -> None:
+def test_nothing_is_copied_for_another_salt() -> None:
     server = Server()
     server.serve(BatchRequest(0, prompt(13, 13), max_tokens=1))
     salted = BatchRequest(1, prompt(13, 13), max_tokens=1, cache_salt="other")
     assert server.serve(salted) == ["1[0:13]"]
+
+
+def test_nothing_is_copied_where_all_rows_are_needed() -> None:
+    server = Server()
+    server.serve(BatchRequest(0, prompt(13, 13), max_tokens=1))
+    sampling = SamplingParams(prompt_logprobs=0)
+    scored = BatchRequest(1, prompt(13, 13), max_tokens=1, sampling=sampling)
+    assert server.serve(scored) == ["1[0:13]"]
 
 
 @pytest.mark.parametrize(
