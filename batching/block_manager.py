@@ -43,9 +43,9 @@ class BlockCopy(NamedTuple):
 
 @dataclass(slots=True)
 class KVBlock:
-    """`block_size` KV slots.  A block with a hash is full and can be found by it.
+    """`block_size` KV slots.  A block with a hash can be found by it, and is full but for some with contents.
 
-    contents: of a block that can be found by how it begins, too; it may be full in part only.
+    contents: of a block that can be found by how it begins, too.
     published: when its contents became findable.
     last_used: when the last reference to it was dropped; of a cached block.
     num_hits: how many requests have begun with it, among other blocks; counted for windows only.
@@ -139,7 +139,8 @@ class PagedBlockManager:
     starts in the middle of the largest empty run, so that the table before it can grow, too.
     Cached blocks are evicted several at a time (`_EVICTION_SHARE` of the pool): blocks of one
     request are released together, so evicting them together gives runs and not single holes.
-    Every operation is O(1) for each block concerned, whatever the size of the pool.
+    Every operation is O(1) for each block concerned, whatever the size of the pool; with contents, O(log n)
+    comparisons among those that follow the same parent.
 
     `now` is in seconds and set by the scheduler; only the ages of `take_ages` depend on it.
     """
@@ -222,6 +223,11 @@ class PagedBlockManager:
                 self._free(block)
                 if evict_first and block_id in self._cached:
                     self._cached.move_to_end(block_id, last=False)
+
+    def touch(self, block_id: int) -> None:
+        """Let a block with contents be evicted after all that are cached now."""
+        self.increment_ref(block_id)
+        self.release([block_id])
 
     def find(self, block_hash: BlockHash) -> int | None:
         """Return the block with these contents, in use or cached."""

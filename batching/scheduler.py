@@ -4,7 +4,6 @@ from bisect import bisect_left, insort
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from batching.block_manager import BlockCopy
 from batching.config import SchedulerConfig
 from batching.errors import RequestFailed
 from batching.kv_cache.manager import KVCacheManager
@@ -31,12 +30,11 @@ class _Planning:
     """A step that is being planned.
 
     now: when it begins, in seconds.  max_prefill_tokens: see `schedule`.
-    copies: of blocks, before the step.  preempted: requests that lose their blocks to others.
+    preempted: requests that lose their blocks to others.
     """
 
     now: float
     max_prefill_tokens: int | None
-    copies: list[BlockCopy] = field(default_factory=list)
     preempted: list[BatchRequest] = field(default_factory=list)
 
     def bounded(self, budget: int, num_prefilled: int = 0) -> int:
@@ -196,8 +194,8 @@ class ContinuousBatchingScheduler:
             slices += self._best_effort(best_effort, slices, step)
             self._turns.serve(now)
         state_copies = () if self._kv.states is None else self._kv.states.take_copies()
-        step.copies.extend(self._kv.take_copies())
-        return StepPlan(tuple(slices), tuple(step.copies), tuple(step.preempted), state_copies)
+        copies = self._kv.take_copies()
+        return StepPlan(tuple(slices), copies, tuple(step.preempted), state_copies)
 
     def update(
         self, plan: StepPlan, outputs: Sequence[SliceOutput]
@@ -368,7 +366,7 @@ class ContinuousBatchingScheduler:
         False if that was the request itself.  A request that is due later has no slice yet,
         since slices are made in the order of `_running`.
         """
-        while not self._kv.grow(request, step.copies):
+        while not self._kv.grow(request):
             victim = self._running[-1]
             self._preempt(victim)
             step.preempted.append(victim)

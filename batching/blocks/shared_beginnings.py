@@ -21,7 +21,8 @@ class SharedBeginnings:
         insort(self._entries, (tokens, block_id))
 
     def remove(self, tokens: "array[int]", block_id: int) -> None:
-        del self._entries[bisect_left(self._entries, (tokens, block_id))]
+        entry = self._entries.pop(bisect_left(self._entries, (tokens, block_id)))
+        assert entry == (tokens, block_id), "it was added"
 
     def longest(self, tokens: "array[int]") -> tuple[int, int]:
         """Return the number of tokens in common, and the block; there is at least one block."""

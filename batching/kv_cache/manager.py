@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from batching.block_manager import BlockContents, BlockCopy, NoFreeBlocks, PagedBlockManager
 from batching.config import SchedulerConfig
-from batching.kv_cache.partial_blocks import PartialBlocks
+from batching.kv_cache.partial_blocks import PartialBlocks, PartialHit
 from batching.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
 from batching.kv_cache.state_slots import StateSlots
 from batching.kv_cache.window_blocks import WindowBlocks
@@ -34,6 +34,9 @@ class KVCacheManager:
 
     Only this class writes a request's `block_table` and `num_computed_tokens`.
 
+    Blocks are copied before the next step, in the order in which that was planned: so a block that was
+    copied can be evicted and written at once.
+
     states: None if the model has no recurrent state.
     windows: None if no layers have blocks of their own.
     partials: None if requests begin only behind full blocks.
@@ -42,6 +45,7 @@ class KVCacheManager:
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_manager = PagedBlockManager(config.num_blocks, config.block_size)
         self.prefix_cache = PrefixCache(self.block_manager)
+        self._copies: list[BlockCopy] = []
         self.states: StateSlots | None = None
         if config.num_checkpoints is not None:
             self.states = StateSlots(
@@ -88,11 +92,16 @@ class KVCacheManager:
         for block_id in cached:
             self.block_manager.increment_ref(block_id)
         request.block_table.extend(cached)
-        has_grown = self._grow(request, [])
+        if hit.partial is not None:
+            # Not the first to be evicted.
+            self.block_manager.touch(hit.partial.block_id)
+        has_grown = self._grow(request)
         assert has_grown, "room was checked"
         request.num_computed_tokens = len(cached) * self.block_manager.block_size
-        if self.partials is not None and hit.partial is not None:
-            request.num_computed_tokens += self.partials.start(request, hit.partial)
+        if hit.partial is not None and self._is_there(hit.partial):
+            target = request.block_table.block_ids[len(cached)]
+            self._copy(BlockCopy(hit.partial.block_id, target))
+            request.num_computed_tokens += hit.partial.num_tokens
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed_tokens
             self.prefix_cache.record(request.num_tokens, request.num_cached_tokens)
@@ -110,15 +119,15 @@ class KVCacheManager:
         if self.windows is not None:
             self.windows.fork(request, fork, num_tokens)
 
-    def grow(self, request: BatchRequest, copies: list[BlockCopy]) -> bool:
+    def grow(self, request: BatchRequest) -> bool:
         """Make room for all tokens of a request, in windowed layers for the next one.
 
-        False, and no change, if there is none.  `copies` gets what is to be copied before the request
-        writes into a shared block.
+        False, and no change, if there is none.  If the request writes into a shared block next, that is
+        copied before.
         """
         if self.windows is not None and not self.windows.has_room(request):
             return False
-        if not self._grow(request, copies):
+        if not self._grow(request):
             return False
         if self.windows is not None:
             self.windows.grow(request, request.num_computed_tokens + 1)
@@ -178,10 +187,12 @@ class KVCacheManager:
         if self.windows is not None:
             self.windows.commit(request, hashes, first, last)
 
-    def take_copies(self) -> list[BlockCopy]:
-        """Return the copies to be made before the next step, beside those of `grow`, each once."""
-        owners = [owner for owner in (self.partials, self.windows) if owner is not None]
-        return [copy for owner in owners for copy in owner.take_copies()]
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """Return the copies to be made before the next step, each once, in this order."""
+        copies, self._copies = self._copies, []
+        if self.windows is not None:
+            copies += self.windows.take_copies()
+        return tuple(copies)
 
     def release(self, request: BatchRequest, key: QueueKey) -> None:
         """Take back all blocks of a request, and its state."""
@@ -191,7 +202,7 @@ class KVCacheManager:
             self.states.release(request, hashes)
         if self.windows is not None:
             self.windows.release(request)
-        if self.partials is not None:
+        if not self._forget_copy(request) and self.partials is not None:
             self.partials.release(request)
         self.block_manager.release(request.block_table.block_ids)
         request.block_table.clear()
@@ -203,17 +214,34 @@ class KVCacheManager:
         if self.windows is not None:
             self.windows.block_manager.forget_cached()
 
-    def _grow(self, request: BatchRequest, copies: list[BlockCopy]) -> bool:
+    def _is_there(self, hit: PartialHit) -> bool:
+        """False if a block was evicted to make room for the request that would be given a copy."""
+        return self.block_manager.find(hit.block_hash) == hit.block_id
+
+    def _copy(self, copy: BlockCopy) -> None:
+        # A pool may read all sources before it writes.
+        assert all(copy.source != earlier.target for earlier in self._copies)
+        self._copies.append(copy)
+
+    def _forget_copy(self, request: BatchRequest) -> bool:
+        """Drop the copy to a request's block that is not made yet; return whether there was one."""
+        blocks = set(request.block_table.block_ids)
+        copies = [copy for copy in self._copies if copy.target not in blocks]
+        has_one = len(copies) < len(self._copies)
+        self._copies = copies
+        return has_one
+
+    def _grow(self, request: BatchRequest) -> bool:
         table = request.block_table
         missing = self.block_manager.blocks_for(request.num_tokens) - len(table)
         if missing == 0:
-            return self._make_writable(request, copies)
+            return self._make_writable(request)
         if (block_ids := self.block_manager.allocate(missing, table.last_block)) is None:
             return False
         table.extend(block_ids)
         return True
 
-    def _make_writable(self, request: BatchRequest, copies: list[BlockCopy]) -> bool:
+    def _make_writable(self, request: BatchRequest) -> bool:
         """Make the block that is written next the request's own."""
         index = request.num_computed_tokens // self.block_manager.block_size
         try:
@@ -221,5 +249,5 @@ class KVCacheManager:
         except NoFreeBlocks:
             return False
         if copy is not None:
-            copies.append(copy)
+            self._copy(copy)
         return True

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from batching.block_manager import BlockContents, BlockCopy, BlockHash, PagedBlockManager
+from batching.block_manager import BlockContents, BlockHash, PagedBlockManager
 from batching.prefix_cache import hash_of
 from batching.request import BatchRequest
 
@@ -24,7 +24,8 @@ class PartialBlocks:
     computed.  What a request leaves of its last block is kept as well, so that the next turn of a
     chat goes on where the one before ended.
 
-    A copy is made before the step that it is planned with, so its source may be evicted meanwhile.
+    Nothing is reserved for a copy: where its source is evicted to make room for the request, that begins
+    at the block's start.
 
     min_tokens: how many tokens must be in common for a copy, and how many of a last block are kept.
     """
@@ -32,7 +33,6 @@ class PartialBlocks:
     def __init__(self, block_manager: PagedBlockManager, min_tokens: int) -> None:
         self._block_manager = block_manager
         self._min_tokens = min_tokens
-        self._copies: list[BlockCopy] = []
 
     def contents(self, request: BatchRequest, indices: Iterable[int]) -> list[BlockContents]:
         """Return what full blocks of a request have; its hashes are there."""
@@ -57,37 +57,19 @@ class PartialBlocks:
         assert block_hash is not None, "a block with contents has a hash"
         return PartialHit(block_id, block_hash, num_tokens)
 
-    def start(self, request: BatchRequest, hit: PartialHit) -> int:
-        """Copy a block for a request that has its own; return how many tokens that saves.
-
-        That is none if the block was evicted to make room for the request.
-        """
-        source = hit.block_id
-        if self._block_manager.find(hit.block_hash) != source:
-            return 0
-        # It was used just now.
-        self._block_manager.increment_ref(source)
-        self._block_manager.release([source])
-        index = request.num_computed_tokens // self._block_manager.block_size
-        self._copies.append(BlockCopy(source, request.block_table.block_ids[index]))
-        return hit.num_tokens
-
-    def take_copies(self) -> list[BlockCopy]:
-        """Return the copies to be made before the next step, each once."""
-        copies, self._copies = self._copies, []
-        return copies
-
     def release(self, request: BatchRequest) -> None:
         """Keep what a request leaves of its last block, before it is released; its hashes are there."""
         index, num_tokens = divmod(request.num_computed_tokens, self._block_manager.block_size)
         if num_tokens < self._min_tokens:
             return
         block = self._block_manager.blocks[request.block_table.block_ids[index]]
-        if any(copy.target == block.block_id for copy in self._copies):
-            # Stopped before its first step: nothing is in the block yet.
-            self._copies = [copy for copy in self._copies if copy.target != block.block_id]
-        elif block.ref_count == 1:
-            start = index * self._block_manager.block_size
-            tokens = request.token_ids[start : start + num_tokens]
-            contents = request.hashes.contents(index, tokens)
+        if block.ref_count > 1:
+            return
+        start = index * self._block_manager.block_size
+        tokens = request.token_ids[start : start + num_tokens]
+        contents = request.hashes.contents(index, tokens)
+        num_common, other = self._block_manager.find_beginning(contents)
+        if num_common == num_tokens:
+            self._block_manager.touch(other)
+        else:
             self._block_manager.publish(block.block_id, hash_of(contents), contents)

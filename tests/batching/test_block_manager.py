@@ -208,6 +208,20 @@ class BlockMachine(RuleBasedStateMachine):
         self.expected.reuse_gaps.clear()
 
     @invariant()
+    def blocks_with_contents_are_those_that_follow_their_parents(self) -> None:
+        following = {
+            parent: sorted((list(tokens), block_id) for tokens, block_id in each._entries)
+            for parent, each in self.manager._by_parent.items()
+        }
+        expected: dict[BlockHash, list[tuple[list[int], int]]] = {}
+        for block in self.manager.blocks:
+            assert (block.contents is None) == (block.block_hash is None)
+            if block.contents is not None:
+                entry = (list(block.contents.tokens), block.block_id)
+                expected.setdefault(block.contents.parent, []).append(entry)
+        assert following == {parent: sorted(entries) for parent, entries in expected.items()}
+
+    @invariant()
     def a_hash_leads_home(self) -> None:
         for block in self.manager.blocks:
             if block.block_hash is not None:

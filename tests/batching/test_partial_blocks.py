@@ -27,8 +27,8 @@ class Server:
         self.scheduler = ContinuousBatchingScheduler(limits(**changes))
         self._runner = TokenRunner(self.scheduler.config)
 
-    def step(self) -> str:
-        plan = self.scheduler.schedule()
+    def step(self, now: float = 0.0) -> str:
+        plan = self.scheduler.schedule(now=now)
         self.scheduler.update(plan, self._runner.run(plan))
         return str(plan)
 
@@ -145,6 +145,34 @@ def test_a_block_that_is_evicted_to_make_room_is_not_copied() -> None:
     server = Server(num_blocks=2)
     server.serve(BatchRequest(0, prompt(6, 6), max_tokens=1))
     assert server.serve(BatchRequest(1, prompt(6, 15), max_tokens=1)) == ["1[0:15]"]
+
+
+def test_copies_are_made_in_the_order_in_which_they_were_planned() -> None:
+    """A fork's copy takes the block that another copy is made of."""
+    server = Server(num_blocks=3)
+    server.serve(BatchRequest(0, prompt(6, 6), max_tokens=1))
+    best_effort = BatchRequest(1, prompt(0, 5), max_tokens=3, is_best_effort=True)
+    best_effort.fork(2)
+    server.scheduler.add(best_effort)
+    server.step(now=10.0)
+    last = BatchRequest(3, prompt(5, 7), max_tokens=1)
+    server.scheduler.add(last)
+    assert server.step(now=11.0) == "3[5:7] 1[5:6] 2[5:6] 0>2 1>0"
+    assert last.output_token_ids == expected_output(prompt(5, 7), 1)
+
+
+def test_another_block_is_evicted_before_the_one_that_is_copied() -> None:
+    server = Server(num_blocks=4)
+    for last in range(4):
+        server.serve(BatchRequest(last, prompt(0, 6, last=last), max_tokens=1))
+    assert server.serve(BatchRequest(9, prompt(0, 6, last=0), max_tokens=1)) == ["9[5:6] 0>1"]
+
+
+def test_what_another_block_begins_with_is_not_kept_again() -> None:
+    server = Server()
+    for num_tokens in (15, 14, 13, 15):
+        server.serve(BatchRequest(num_tokens, prompt(num_tokens, num_tokens), max_tokens=1))
+    assert server.scheduler.stats().num_cached_blocks == 2
 
 
 def test_a_block_that_is_copied_counts_as_used() -> None:
