@@ -17,7 +17,7 @@ class PartialHit(NamedTuple):
 
 
 class PartialBlocks:
-    """Copies blocks for requests that share only their first tokens.
+    """Finds blocks to copy for requests that share only their first tokens, and keeps what others leave.
 
     Full blocks are shared.  A prompt that differs within its next block gets a copy of the block
     that has most in common with it, and so does one that ends there, since its last token is always
