@@ -225,8 +225,8 @@ class KVCacheManager:
 
     def _forget_copy(self, request: BatchRequest) -> bool:
         """Drop the copy to a request's block that is not made yet; return whether there was one."""
-        blocks = set(request.block_table.block_ids)
-        copies = [copy for copy in self._copies if copy.target not in blocks]
+        block_ids = request.block_table.block_ids
+        copies = [copy for copy in self._copies if copy.target not in block_ids]
         has_one = len(copies) < len(self._copies)
         self._copies = copies
         return has_one

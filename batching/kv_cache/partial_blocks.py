@@ -68,8 +68,6 @@ class PartialBlocks:
         start = index * self._block_manager.block_size
         tokens = request.token_ids[start : start + num_tokens]
         contents = request.hashes.contents(index, tokens)
-        num_common, other = self._block_manager.find_beginning(contents)
-        if num_common == num_tokens:
-            self._block_manager.touch(other)
-        else:
+        num_common, _ = self._block_manager.find_beginning(contents)
+        if num_common < num_tokens:
             self._block_manager.publish(block.block_id, hash_of(contents), contents)

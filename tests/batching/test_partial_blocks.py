@@ -131,14 +131,24 @@ def test_where_requests_begin_behind_full_blocks_only(changes: dict[str, Any]) -
     assert server.serve(BatchRequest(1, prompt(6, 6), max_tokens=1)) == ["1[0:6]"]
 
 
-def test_the_last_block_of_a_prompt_is_not_shared_while_others_write_into_it() -> None:
-    """The last of the forks leaves it."""
+def test_the_last_of_those_that_share_a_block_leaves_it() -> None:
     server = Server()
     made = BatchRequest(0, prompt(5, 5), max_tokens=1)
     made.fork(1)
     server.serve(made)
     assert server.scheduler.stats().num_cached_blocks == 1
     assert server.serve(BatchRequest(2, prompt(5, 5), max_tokens=1)) == ["2[4:5] 0>8"]
+
+
+def test_a_block_is_found_when_it_is_full_though_one_that_shared_it_has_left() -> None:
+    server = Server()
+    made = BatchRequest(0, prompt(5, 5), max_tokens=6)
+    fork = made.fork(1)
+    server.scheduler.add(made)
+    server.step()
+    server.scheduler.abort(made)
+    assert server.serve()[0] == "1[5:6]"
+    assert server.serve(BatchRequest(2, [*fork.token_ids, 7], max_tokens=1))[0].startswith("2[10:")
 
 
 def test_a_block_that_is_evicted_to_make_room_is_not_copied() -> None:
@@ -179,10 +189,9 @@ def test_a_block_that_is_copied_counts_as_used() -> None:
     server = Server(num_blocks=3)
     server.serve(BatchRequest(0, prompt(6, 6), max_tokens=1))
     server.serve(BatchRequest(1, prompt(0, 6), max_tokens=1))
-    # It takes the empty block, and leaves a copy of the first.
     server.serve(BatchRequest(2, prompt(6, 6), max_tokens=1))
-    # Two are left of the first and the third, or of the second.
-    server.serve(BatchRequest(3, prompt(0, 6, last=40), max_tokens=1))
+    # It takes the empty block, and that of the second request.
+    server.serve(BatchRequest(3, prompt(0, 12, last=40), max_tokens=1))
     assert server.serve(BatchRequest(4, prompt(6, 7), max_tokens=1))[0].startswith("4[6:7]")
 
 
