@@ -107,6 +107,7 @@ def test_a_batch_of_openais_client_survives_a_kill(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_run_batch_survives_a_kill(tmp_path: Path) -> None:
     source, target, work = (tmp_path / name for name in ("in", "out", "out.part"))
     write_input(source)

@@ -30,7 +30,7 @@ def _on_the_cpu() -> None:
     mx.set_default_device(mx.Device(mx.cpu))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
 def test_a_dry_run_has_every_section_and_finds_nothing_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -221,7 +221,7 @@ def test_with_drafts_and_penalties(bundled: Bundled) -> None:
     assert num_accepted[0] == 0 < num_accepted[1]
 
 
-@pytest.mark.parametrize("prefill_chunk", [7, 32, 256])
+@pytest.mark.parametrize("prefill_chunk", [7, pytest.param(32, marks=pytest.mark.slow), 256])
 def test_whatever_the_chunks_of_the_prefill(bundled: Bundled, prefill_chunk: int) -> None:
     chunks: set[int] = set()
     config = SchedulerConfig(
@@ -236,7 +236,7 @@ def test_whatever_the_chunks_of_the_prefill(bundled: Bundled, prefill_chunk: int
     assert max(chunks) == min(prefill_chunk, longest)
 
 
-@pytest.mark.parametrize("min_copied_tokens", [None, 1])
+@pytest.mark.parametrize("min_copied_tokens", [pytest.param(None, marks=pytest.mark.slow), 1])
 def test_on_a_cached_prefix(bundled: Bundled, min_copied_tokens: int | None) -> None:
     config = SchedulerConfig(num_blocks=256, max_num_seqs=12, min_copied_tokens=min_copied_tokens)
     scheduler, engine = bundled.engine(config)

@@ -5,6 +5,7 @@ What a request gives up, and no other can find, is overwritten with NaN.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -148,13 +149,19 @@ def serve(runner: Poisoner, config: SchedulerConfig) -> list[list[int]] | None:
     return [r.output_token_ids for r in requests]
 
 
+@cache
+def expected_of(model_type: str) -> list[list[int]]:
+    """Return what mlx-lm alone gives, which is the same on every kind of device."""
+    model = make_tiny(model_type)
+    return [generate(model, prompt) for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize("enable_prefix_cache", [True, False])
 @pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_oss", "llama4", "mistral"])
 def test_what_has_left_the_window_is_not_needed(
     device_kind: Check, model_type: str, enable_prefix_cache: bool
 ) -> None:
-    model = make_tiny(model_type)
-    expected = [generate(model, prompt) for prompt in PROMPTS]
+    model, expected = make_tiny(model_type), expected_of(model_type)
     checked = device_kind(model, VOCAB_SIZE)
     config = replace(windowed(checked), enable_prefix_cache=enable_prefix_cache)
     runner = Poisoner(model, checked, config)
@@ -180,8 +187,7 @@ def test_a_block_that_is_given_up_too_early_is_noticed(
     device_kind: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A planted fault."""
-    model = make_tiny("gemma3_text")
-    expected = [generate(model, prompt) for prompt in PROMPTS]
+    model, expected = make_tiny("gemma3_text"), expected_of("gemma3_text")
     checked = device_kind(model, VOCAB_SIZE)
     config = replace(windowed(checked), enable_prefix_cache=False)
     plain = WindowBlocks._first_visible
