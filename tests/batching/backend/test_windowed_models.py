@@ -151,7 +151,7 @@ def serve(runner: Poisoner, config: SchedulerConfig) -> list[list[int]] | None:
 
 @cache
 def expected_of(model_type: str) -> list[list[int]]:
-    """Return what mlx-lm alone gives, which is the same on every kind of device."""
+    """Return what mlx-lm alone gives, made once for all kinds of device."""
     model = make_tiny(model_type)
     return [generate(model, prompt) for prompt in PROMPTS]
 
