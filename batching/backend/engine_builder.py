@@ -23,6 +23,7 @@ from batching.backend.packed_model import CannotUseFile, PackedModel
 from batching.backend.paged.layout import CacheLayout
 from batching.backend.pooling.uses import embeddings_of, may_embed, reranker_of
 from batching.backend.processor.blas import NoBlas
+from batching.backend.processor.core_lending import NO_LENDING, CoreLending
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.backend.weights.storage import dtype_name
@@ -270,11 +271,17 @@ def _backend(
             config.model_id,
             config.kv_cache_dtype,
         )
-    return _paged(config, loaded, checked, hidden_size if checked.selection.is_hooked else None)
+    if not checked.selection.is_hooked:
+        hidden_size = None
+    return _paged(config, loaded, checked, hidden_size, _lending(native))
 
 
 def _paged(
-    config: EngineConfig, loaded: LoadedModel, checked: CheckedModel, hidden_size: int | None
+    config: EngineConfig,
+    loaded: LoadedModel,
+    checked: CheckedModel,
+    hidden_size: int | None,
+    lending: CoreLending,
 ) -> _Backend:
     layout = checked.layout
     context = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len)
@@ -310,6 +317,7 @@ def _paged(
         checked.sampler(),
         head,
         checked.graphs(cache),
+        lending,
     )
     if not isinstance(checked.kernels, NoKernels):
         _compile_kernels(runner)
@@ -329,6 +337,12 @@ def _compile_kernels(runner: MLXRunner) -> None:
     request.state_slot = 0
     runner.run(StepPlan((Slice(request, 0, 1),)))
     runner.reset()
+
+
+def _lending(native: Native | NoNative) -> CoreLending:
+    if isinstance(native, Native) and native.lends_core:
+        return CoreLending(native.module)
+    return NO_LENDING
 
 
 def _block_bytes(layout: CacheLayout, limits: SchedulerConfig) -> BlockBytes:

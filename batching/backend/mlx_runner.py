@@ -13,6 +13,7 @@ from batching.backend.hooks.rows import RowSelection
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.pooling.head import NO_HEAD, PoolingHead
 from batching.backend.pooling.pooler import PooledRows
+from batching.backend.processor.core_lending import NO_LENDING, CoreLending
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
@@ -32,6 +33,7 @@ class MLXRunner:
         sampler: Sampler | None = None,
         head: PoolingHead = NO_HEAD,
         graphs: StepGraphs | None = None,
+        lending: CoreLending = NO_LENDING,
     ) -> None:
         self._model = model
         self._selection = selection
@@ -39,6 +41,7 @@ class MLXRunner:
         self._sampler = SliceSampler(vocab_size, sampler)
         self._head = head
         self._graphs = graphs
+        self._lending = lending
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
         return self.submit(plan).collect()
@@ -99,10 +102,12 @@ class MLXRunner:
             written += [array for array in (are_finite, hidden) if array is not None]
             with self._sampler.isolate_failures(step.attention.slices, logits, written, expected):
                 sampled = self._sampler.sample(step.logit_rows, logits, masks, expected)
+                self._lending.lend_before(plan.num_tokens)
                 mx.async_eval(sampled.tokens, sampled.logits, written)
         return MLXStep(
             self._sampler,
             self._head,
+            self._lending,
             plan,
             step,
             pooled,
@@ -137,6 +142,7 @@ class MLXStep:
 
     sampler: SliceSampler
     head: PoolingHead
+    lending: CoreLending
     plan: StepPlan
     inputs: StepInputs
     pooled: PooledRows
@@ -158,6 +164,7 @@ class MLXStep:
 
     def _collect(self) -> list[SliceOutput]:
         with self.sampler.isolate_failures(self.slices, self.logits, self.written):
+            self.lending.take_back()
             mx.eval(self.sampled.tokens, self.sampled.logits, self.written)
             outputs = self.sampler.outputs(
                 self.plan.slices, self.inputs.logit_rows, self.logits, self.sampled

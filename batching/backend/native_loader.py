@@ -22,6 +22,7 @@ class Native:
     supports_scaled_inputs: those of 8 bits can be scaled by channel.
     supports_bfloat16: a matrix unit multiplies in bfloat16.
     missing_isa: a faster one that the processor has and the extension was built without, or "".
+    lends_core: the threads leave none of the process's hardware threads to the engine's.
     """
 
     module: Any  # _native, which need not be there
@@ -33,6 +34,7 @@ class Native:
     missing_isa: str = ""
     cores: str = ""
     nodes: Nodes = ()
+    lends_core: bool = False
 
     def __str__(self) -> str:
         without = f" (built without {self.missing_isa})" if self.missing_isa else ""
@@ -66,7 +68,13 @@ def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
             count = min(num_threads or cores.count, cores.max_threads)
             found.module.set_num_threads(count, cores.nodes_of(count))
         count = found.module.num_threads()
-        return replace(found, num_threads=count, cores=str(cores), nodes=cores.nodes_of(count))
+        return replace(
+            found,
+            num_threads=count,
+            cores=str(cores),
+            nodes=cores.nodes_of(count),
+            lends_core=1 < count == cores.max_threads,
+        )
     if mode == "require":
         raise ModelLoadError(f"the native kernels are required, and {found.reason}")
     return found

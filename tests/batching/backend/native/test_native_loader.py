@@ -21,7 +21,7 @@ from batching.backend.native import build
 from batching.backend.native.layers.packing import Packing
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
-from batching.backend.processor.cores import usable_cores
+from batching.backend.processor.cores import Cores, usable_cores
 from batching.config import CpuPrecision, EngineConfig
 from batching.errors import ModelLoadError
 from scripts.server_process import ROOT, Server
@@ -55,13 +55,13 @@ def reason(mode: str = "auto") -> str:
     return found.reason
 
 
-def module_for(mlx_version: str, isa: str, missing_isa: str = "") -> str:
+def module_for(mlx_version: str, isa: str, missing_isa: str = "", num_threads: int = 3) -> str:
     return "\n".join(
         [
             f"mlx_version = {mlx_version!r}",
             f"isa = lambda: {isa!r}",
             "set_num_threads = lambda num_threads, nodes: None",
-            "num_threads = lambda: 3",
+            f"num_threads = lambda: {num_threads}",
             "weight_bytes = lambda: 0",
             "min_input_bits = lambda: 32",
             "supports_scaled_inputs = lambda: False",
@@ -86,6 +86,19 @@ def test_it_is_said_what_the_processor_has_and_was_not_built(install: Install) -
     install("_native.py", module_for(importlib.metadata.version("mlx"), "sse9", "sse11"))
     used = f"sse9 (built without sse11), 3 threads on {usable_cores()}"
     assert str(load_native("auto")) == used
+
+
+@pytest.mark.parametrize(("num_threads", "lends_core"), [(2, False), (3, False), (4, True)])
+def test_a_core_is_lent_where_the_threads_take_all(
+    install: Install, monkeypatch: pytest.MonkeyPatch, num_threads: int, lends_core: bool
+) -> None:
+    four = Cores(available=2, hardware_threads=4, nodes=(), quota=None)
+    monkeypatch.setattr(extension, "usable_cores", lambda: four)
+    version = importlib.metadata.version("mlx")
+    install("_native.py", module_for(version, "sse9", num_threads=num_threads))
+    found = load_native("auto")
+    assert isinstance(found, Native)
+    assert found.lends_core is lends_core
 
 
 def test_the_threads_of_a_loaded_model_stay(native: Native) -> None:

@@ -4,6 +4,7 @@
 #include "operations/linear.h"
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
+#include "thread_pool.h"
 
 namespace native::graph {
 
@@ -51,6 +52,7 @@ class LinearArgMax : public CpuPrimitive {
                              .num_rows = static_cast<int>(outputs[0].size())};
     dispatch([product, weights = weights_, indices = outputs[0].data<uint32_t>(), values] {
       native::arg_max(product, indices, values);
+      threads().end_step();
     });
   }
 

@@ -3,6 +3,7 @@
 
 #include "primitives/cpu_primitive.h"
 #include "primitives/primitives.h"
+#include "thread_pool.h"
 
 namespace native::graph {
 
@@ -20,6 +21,7 @@ class Sample : public CpuPrimitive {
               size = inputs[0].shape(1), tokens = outputs[0].data<uint32_t>()] {
       native::sample(logits, rows.data(), edits.data(), static_cast<int>(rows.size()), size, before,
                      tokens);
+      threads().end_step();
     });
   }
 

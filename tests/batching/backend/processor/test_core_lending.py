@@ -1,0 +1,152 @@
+"""While a step of few rows begins, one of the threads that compute sleeps."""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from batching.backend import engine_builder
+from batching.backend.engine_builder import build_engine
+from batching.backend.native_loader import Native
+from batching.batch_inference import BatchInferenceEngine
+from batching.config import EngineConfig
+from batching.request import GREEDY, BatchRequest
+
+# Temperature, top_k, top_p, min_p, top_n_sigma and seed.
+ROW = (0.0, 1, 1.0, 0.0, 0.0, 0)
+
+
+class Worker:
+    """The second of two threads."""
+
+    def __init__(self, thread: str) -> None:
+        self._folder = Path("/proc/self/task", thread)
+
+    @property
+    def run_time(self) -> int:
+        """Of a processor, in ns."""
+        return int((self._folder / "schedstat").read_text(encoding="ascii").split()[0])
+
+    def wait_until_it_sleeps(self) -> None:
+        while (self._folder / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[
+            0
+        ] != "S":
+            os.sched_yield()
+
+
+@pytest.fixture
+def worker(native: Native) -> Iterator[Worker]:
+    if sys.platform != "linux":
+        pytest.skip("threads are found in /proc")
+    kernels = native.module
+    kernels.set_num_threads(1)
+    before = set(os.listdir("/proc/self/task"))
+    kernels.set_num_threads(2)
+    [thread] = set(os.listdir("/proc/self/task")) - before
+    yield Worker(thread)
+    kernels.lend_core_after_step(False)
+    kernels.take_core_back()
+    kernels.set_num_threads(native.num_threads)
+
+
+class Product:
+    """Of a row and weights that two threads divide."""
+
+    def __init__(self, kernels: Any) -> None:
+        rng = np.random.default_rng(3)
+        weight = rng.standard_normal((2048, 512), dtype=np.float32)
+        self._kernels, self._weights = kernels, kernels.pack(mx.array(weight))
+        self._x = mx.array(rng.standard_normal((1, 512), dtype=np.float32))
+
+    def __call__(self) -> list[float]:
+        [y] = self._kernels.linear(self._x, [self._weights], [None])
+        values: list[float] = y.reshape(-1).tolist()
+        return values
+
+
+def end_step(kernels: Any) -> None:
+    mx.eval(kernels.sample(mx.zeros((1, 8)), [ROW], [None], None))
+
+
+def test_a_core_is_lent_from_the_end_of_a_step_until_it_is_taken_back(
+    native: Native, worker: Worker
+) -> None:
+    kernels = native.module
+    product = Product(kernels)
+    expected = product()
+    kernels.lend_core_after_step(True)
+    end_step(kernels)
+    worker.wait_until_it_sleeps()
+    began = worker.run_time
+    assert all(product() == expected for _ in range(100))
+    assert worker.run_time == began
+    kernels.take_core_back()
+    while worker.run_time == began:
+        assert product() == expected
+
+
+def test_a_core_that_is_not_to_be_lent_computes(native: Native, worker: Worker) -> None:
+    kernels = native.module
+    product = Product(kernels)
+    kernels.lend_core_after_step(True)
+    kernels.lend_core_after_step(False)
+    end_step(kernels)
+    began = worker.run_time
+    while worker.run_time == began:
+        product()
+
+
+class Watched:
+    """The extension, which keeps whether a core is lent before each step that is queued, and None for each wait."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.calls: list[bool | None] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def lend_core_after_step(self, lends: bool) -> None:
+        self.calls.append(lends)
+        self._module.lend_core_after_step(lends)
+
+    def take_core_back(self) -> None:
+        self.calls.append(None)
+        self._module.take_core_back()
+
+
+def engine_on(
+    native: Native, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> BatchInferenceEngine:
+    monkeypatch.setattr(engine_builder, "load_native", lambda *_: native)
+    config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=8, device="cpu")
+    return build_engine(config).engine
+
+
+def generate(engine: BatchInferenceEngine, num_prompt_tokens: int, max_tokens: int) -> list[int]:
+    prompt = [1 + i % 30 for i in range(num_prompt_tokens)]
+    request = BatchRequest(0, prompt, max_tokens=max_tokens, sampling=GREEDY)
+    engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return request.output_token_ids
+
+
+def test_a_core_is_lent_before_steps_of_few_rows(
+    native: Native, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(native.module)
+    lending = replace(native, module=watched, lends_core=True)
+    answer = generate(engine_on(lending, directory, monkeypatch), 9, 4)
+    # A prompt of more than eight rows, and three tokens, each queued while the step before it runs.
+    assert watched.calls == [False, True, None, True, None, True, None, None]
+    alone = replace(native, module=watched, lends_core=False)
+    watched.calls.clear()
+    assert generate(engine_on(alone, directory, monkeypatch), 9, 4) == answer
+    assert not watched.calls
