@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 # Of more rows, arithmetic takes more of a step than memory does, and Python less.
-_MAX_ROWS: Final = 8
+_MAX_ROWS: Final = 16
 
 
 class CoreLending:

@@ -143,10 +143,10 @@ def test_a_core_is_lent_before_steps_of_few_rows(
 ) -> None:
     watched = Watched(native.module)
     lending = replace(native, module=watched, lends_core=True)
-    answer = generate(engine_on(lending, directory, monkeypatch), 9, 4)
-    # A prompt of more than eight rows, and three tokens, each queued while the step before it runs.
+    answer = generate(engine_on(lending, directory, monkeypatch), 17, 4)
+    # A prompt of more than 16 rows, and three tokens, each queued while the step before it runs.
     assert watched.calls == [False, True, None, True, None, True, None, None]
     alone = replace(native, module=watched, lends_core=False)
     watched.calls.clear()
-    assert generate(engine_on(alone, directory, monkeypatch), 9, 4) == answer
+    assert generate(engine_on(alone, directory, monkeypatch), 17, 4) == answer
     assert not watched.calls
