@@ -86,7 +86,8 @@ class MLXRunner:
         expected = None if after is None else after.sampled
         if after is not None and plan.copies:
             # They are made at once, and the step in flight writes what they read.
-            mx.eval(after.sampled.tokens, after.written)
+            with self._lending.waiting():
+                mx.eval(after.sampled.tokens, after.written)
         self._cache.copy_blocks(plan.copies)
         self._cache.copy_states(plan.state_copies)
         step = self._cache.begin(plan.slices)
@@ -102,7 +103,7 @@ class MLXRunner:
             written += [array for array in (are_finite, hidden) if array is not None]
             with self._sampler.isolate_failures(step.attention.slices, logits, written, expected):
                 sampled = self._sampler.sample(step.logit_rows, logits, masks, expected)
-                self._lending.lend_before(plan.num_tokens)
+                self._lending.lend_before(plan.num_tokens, is_queued=after is not None)
                 mx.async_eval(sampled.tokens, sampled.logits, written)
         return MLXStep(
             self._sampler,
@@ -164,8 +165,8 @@ class MLXStep:
 
     def _collect(self) -> list[SliceOutput]:
         with self.sampler.isolate_failures(self.slices, self.logits, self.written):
-            self.lending.take_back()
-            mx.eval(self.sampled.tokens, self.sampled.logits, self.written)
+            with self.lending.waiting():
+                mx.eval(self.sampled.tokens, self.sampled.logits, self.written)
             outputs = self.sampler.outputs(
                 self.plan.slices, self.inputs.logit_rows, self.logits, self.sampled
             )

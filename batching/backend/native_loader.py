@@ -22,7 +22,7 @@ class Native:
     supports_scaled_inputs: those of 8 bits can be scaled by channel.
     supports_bfloat16: a matrix unit multiplies in bfloat16.
     missing_isa: a faster one that the processor has and the extension was built without, or "".
-    lends_core: the threads leave none of the process's hardware threads to the engine's.
+    lends_core: the threads take all hardware threads, or all of the quota, that the engine's has, too.
     """
 
     module: Any  # _native, which need not be there

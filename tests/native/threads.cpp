@@ -126,15 +126,18 @@ void test_a_lent_core(int num_threads) {
 
 void test_a_core_that_is_lent_at_any_time(int num_threads) {
   ThreadPool pool(num_threads);
-  pool.lend_core_after_step(true);
+  const auto lend = [&] {
+    pool.lend_core_after_step(true);
+    pool.end_step();
+  };
   std::atomic<bool> has_ended{false};
   std::thread other([&] {
     for (int i = 0; !has_ended; i++) {
-      i % 2 ? pool.take_core_back() : pool.end_step();
+      i % 2 ? pool.take_core_back() : lend();
       std::this_thread::yield();
     }
     // The pool ends with it lent.
-    pool.end_step();
+    lend();
   });
   Operation operation;
   for (int i = 0; i < 5000; i++) operation.run(pool, i % 9);

@@ -1,8 +1,10 @@
 """One of the cores that compute, lent to the engine's thread between two steps."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
-# Of more rows, arithmetic takes more of a step than memory does, and Python less.
+# Steps of more rows read a prompt, and a core computes more of it than memory would have allowed.
 _MAX_ROWS: Final = 16
 
 
@@ -10,23 +12,29 @@ class CoreLending:
     """Lends a core of the native kernels while a step of few rows begins.
 
     The engine's thread then has the tokens of the step before, and plans, while the queued step runs
-    on the other cores: what memory gives, fewer cores can read as well.  On a core that computes,
-    that thread would stop an operation in the middle, for which all others wait.
+    on the other cores, which wait for memory more than for each other.  On a core that computes, that
+    thread would stop an operation in the middle, for which all others wait.
     """
 
     def __init__(self, kernels: Any = None) -> None:
         """Without the extension module nothing is lent."""
         self._kernels = kernels
 
-    def lend_before(self, num_rows: int) -> None:
-        """Lend a core when the step in flight ends, if the one now queued has so few rows."""
+    def lend_before(self, num_rows: int, *, is_queued: bool) -> None:
+        """Lend a core when the step in flight ends, if one of so few rows is queued behind it."""
         if self._kernels is not None:
-            self._kernels.lend_core_after_step(num_rows <= _MAX_ROWS)
+            self._kernels.lend_core_after_step(is_queued and num_rows <= _MAX_ROWS)
 
-    def take_back(self) -> None:
-        """Compute with all cores: the engine's thread is about to wait."""
-        if self._kernels is not None:
-            self._kernels.take_core_back()
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Compute with all cores while the engine's thread waits for the step in flight."""
+        if self._kernels is None:
+            yield
+            return
+        self._kernels.take_core_back()
+        yield
+        # If it had ended before a step was queued behind it, or its tokens are sampled by MLX.
+        self._kernels.end_step()
 
 
 NO_LENDING: Final = CoreLending()

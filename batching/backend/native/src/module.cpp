@@ -413,6 +413,7 @@ NB_MODULE(_native, m) {
   m.def("num_threads", [] { return threads().num_threads(); });
   m.def("lend_core_after_step", [](bool lends) { threads().lend_core_after_step(lends); },
         "lends"_a);
+  m.def("end_step", [] { threads().end_step(); });
   m.def("take_core_back", [] { threads().take_core_back(); });
 
   nb::class_<PackedWeights>(m, "PackedWeights")

@@ -89,7 +89,7 @@ void ThreadPool::call(int num_parts, const void* run, Call call) {
   const uint64_t number = number_of(operation_.load(std::memory_order_relaxed)) + 1;
   const Numbered operation = numbered(number, num_parts);
   operation_.store(operation);
-  // It is another worker that sleeps, or its time to wake up.
+  // That of a lent core need not wake up.
   if (num_asleep_.load() > (is_lent_ ? 1 : 0)) {
     std::lock_guard lock(sleep_);
     wake_.notify_all();

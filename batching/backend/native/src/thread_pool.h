@@ -41,11 +41,14 @@ class ThreadPool {
   /// Of a thread's own range; that of the thread after the last is `num_parts`.
   int first_part(int num_parts, int thread) const;
 
-  /// Lend the core from the end of the step in flight on, or do not.
-  void lend_core_after_step(bool lends) { lends_ = lends; }
+  /// Lend the core when the step in flight ends; or do not, and take it back.
+  void lend_core_after_step(bool lends) {
+    lends_ = lends;
+    if (!lends) take_core_back();
+  }
   /// The step in flight has sampled its tokens.
   void end_step() {
-    if (lends_) is_lent_ = true;
+    if (lends_.exchange(false)) is_lent_ = true;
   }
   /// Have the last worker take part in the next operation again.
   void take_core_back() { is_lent_ = false; }

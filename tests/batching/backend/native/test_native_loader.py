@@ -88,12 +88,20 @@ def test_it_is_said_what_the_processor_has_and_was_not_built(install: Install) -
     assert str(load_native("auto")) == used
 
 
-@pytest.mark.parametrize(("num_threads", "lends_core"), [(2, False), (3, False), (4, True)])
+@pytest.mark.parametrize(
+    ("num_threads", "hardware_threads", "quota", "lends_core"),
+    [(2, 4, None, False), (4, 4, None, True), (4, 8, 4.5, True), (1, 1, None, False)],
+)
 def test_a_core_is_lent_where_the_threads_take_all(
-    install: Install, monkeypatch: pytest.MonkeyPatch, num_threads: int, lends_core: bool
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    num_threads: int,
+    hardware_threads: int,
+    quota: float | None,
+    lends_core: bool,
 ) -> None:
-    four = Cores(available=2, hardware_threads=4, nodes=(), quota=None)
-    monkeypatch.setattr(extension, "usable_cores", lambda: four)
+    cores = Cores(num_threads, hardware_threads, (), quota)
+    monkeypatch.setattr(extension, "usable_cores", lambda: cores)
     version = importlib.metadata.version("mlx")
     install("_native.py", module_for(version, "sse9", num_threads=num_threads))
     found = load_native("auto")

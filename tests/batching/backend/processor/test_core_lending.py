@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ class Worker:
 
     def __init__(self, thread: str) -> None:
         self._folder = Path("/proc/self/task", thread)
+        if not (self._folder / "schedstat").exists():
+            pytest.skip("this kernel does not tell how long a thread has run")
 
     @property
     def run_time(self) -> int:
@@ -51,7 +53,6 @@ def worker(native: Native) -> Iterator[Worker]:
     [thread] = set(os.listdir("/proc/self/task")) - before
     yield Worker(thread)
     kernels.lend_core_after_step(False)
-    kernels.take_core_back()
     kernels.set_num_threads(native.num_threads)
 
 
@@ -70,12 +71,18 @@ class Product:
         return values
 
 
-def end_step(kernels: Any) -> None:
+def sample(kernels: Any) -> None:
     mx.eval(kernels.sample(mx.zeros((1, 8)), [ROW], [None], None))
 
 
+def take_most_probable(kernels: Any) -> None:
+    [logits] = kernels.linear(mx.ones((1, 32)), [kernels.pack(mx.ones((8, 32)))], [None])
+    mx.eval(kernels.arg_max(logits))
+
+
+@pytest.mark.parametrize("end_step", [sample, take_most_probable])
 def test_a_core_is_lent_from_the_end_of_a_step_until_it_is_taken_back(
-    native: Native, worker: Worker
+    native: Native, worker: Worker, end_step: Callable[[Any], None]
 ) -> None:
     kernels = native.module
     product = Product(kernels)
@@ -91,33 +98,56 @@ def test_a_core_is_lent_from_the_end_of_a_step_until_it_is_taken_back(
         assert product() == expected
 
 
-def test_a_core_that_is_not_to_be_lent_computes(native: Native, worker: Worker) -> None:
-    kernels = native.module
-    product = Product(kernels)
+def lend(kernels: Any) -> None:
+    kernels.lend_core_after_step(True)
+    sample(kernels)
+
+
+def do_not(kernels: Any) -> None:
     kernels.lend_core_after_step(True)
     kernels.lend_core_after_step(False)
-    end_step(kernels)
+    sample(kernels)
+
+
+def lend_for_one_step(kernels: Any) -> None:
+    lend(kernels)
+    kernels.take_core_back()
+    sample(kernels)
+
+
+def take_back_for_many_rows(kernels: Any) -> None:
+    lend(kernels)
+    kernels.lend_core_after_step(False)
+
+
+@pytest.mark.parametrize("before", [do_not, lend_for_one_step, take_back_for_many_rows])
+def test_a_core_that_is_not_lent_computes(
+    native: Native, worker: Worker, before: Callable[[Any], None]
+) -> None:
+    product = Product(native.module)
+    before(native.module)
+    worker.wait_until_it_sleeps()
     began = worker.run_time
     while worker.run_time == began:
         product()
 
 
 class Watched:
-    """The extension, which keeps whether a core is lent before each step that is queued, and None for each wait."""
+    """The extension, with what it was told: to lend a core or not when a step ends, and that one is waited for."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self.calls: list[bool | None] = []
+        self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
     def lend_core_after_step(self, lends: bool) -> None:
-        self.calls.append(lends)
+        self.calls.append("lend" if lends else "do not")
         self._module.lend_core_after_step(lends)
 
     def take_core_back(self) -> None:
-        self.calls.append(None)
+        self.calls.append("wait")
         self._module.take_core_back()
 
 
@@ -129,9 +159,13 @@ def engine_on(
     return build_engine(config).engine
 
 
-def generate(engine: BatchInferenceEngine, num_prompt_tokens: int, max_tokens: int) -> list[int]:
-    prompt = [1 + i % 30 for i in range(num_prompt_tokens)]
-    request = BatchRequest(0, prompt, max_tokens=max_tokens, sampling=GREEDY)
+def request_of(request_id: int, num_prompt_tokens: int) -> BatchRequest:
+    prompt = [1 + (request_id + i) % 30 for i in range(num_prompt_tokens)]
+    return BatchRequest(request_id, prompt, max_tokens=4, sampling=GREEDY)
+
+
+def generate(engine: BatchInferenceEngine, num_prompt_tokens: int) -> list[int]:
+    request = request_of(0, num_prompt_tokens)
     engine.add(request)
     while engine.has_work:
         engine.step()
@@ -143,10 +177,26 @@ def test_a_core_is_lent_before_steps_of_few_rows(
 ) -> None:
     watched = Watched(native.module)
     lending = replace(native, module=watched, lends_core=True)
-    answer = generate(engine_on(lending, directory, monkeypatch), 17, 4)
-    # A prompt of more than 16 rows, and three tokens, each queued while the step before it runs.
-    assert watched.calls == [False, True, None, True, None, True, None, None]
+    answer = generate(engine_on(lending, directory, monkeypatch), 17)
+    # A prompt, and three tokens, each queued while the step before it runs.
+    steps = ["do not", "lend", "wait", "lend", "wait", "lend", "wait", "wait"]
+    assert watched.calls == steps
     alone = replace(native, module=watched, lends_core=False)
     watched.calls.clear()
-    assert generate(engine_on(alone, directory, monkeypatch), 17, 4) == answer
+    assert generate(engine_on(alone, directory, monkeypatch), 17) == answer
     assert not watched.calls
+
+
+def test_no_core_is_lent_before_a_step_that_reads_a_prompt(
+    native: Native, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(native.module)
+    lending = replace(native, module=watched, lends_core=True)
+    engine = engine_on(lending, directory, monkeypatch)
+    engine.add(request_of(0, 4))
+    engine.step()
+    engine.add(request_of(1, 17))
+    while engine.has_work:
+        engine.step()
+    steps = ["do not", "lend", "wait", "do not", "wait", "lend", "wait"]
+    assert watched.calls[: len(steps)] == steps
