@@ -36,9 +36,7 @@ class Worker:
         return int((self._folder / "schedstat").read_text(encoding="ascii").split()[0])
 
     def wait_until_it_sleeps(self) -> None:
-        while (self._folder / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[
-            0
-        ] != "S":
+        while "State:\tS" not in (self._folder / "status").read_text(encoding="ascii"):
             os.sched_yield()
 
 
