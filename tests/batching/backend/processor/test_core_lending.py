@@ -198,3 +198,23 @@ def test_no_core_is_lent_before_a_step_that_reads_a_prompt(
         engine.step()
     steps = ["do not", "lend", "wait", "do not", "wait", "lend", "wait"]
     assert watched.calls[: len(steps)] == steps
+
+
+def test_all_cores_compute_while_copies_of_blocks_wait_for_a_step(
+    native: Native, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(native.module)
+    lending = replace(native, module=watched, lends_core=True)
+    engine = engine_on(lending, directory, monkeypatch)
+    generate(engine, 40)
+    watched.calls.clear()
+    # A stream, and a request that begins within the block that the first one left.
+    engine.add(request_of(1, 4))
+    engine.step()
+    copying = request_of(0, 40)
+    engine.add(copying)
+    while engine.has_work:
+        engine.step()
+    assert copying.num_cached_tokens == 39
+    # The second wait is the copy's, before its step is queued.
+    assert watched.calls[:6] == ["do not", "lend", "wait", "wait", "lend", "wait"]
