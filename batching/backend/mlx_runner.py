@@ -103,7 +103,7 @@ class MLXRunner:
             written += [array for array in (are_finite, hidden) if array is not None]
             with self._sampler.isolate_failures(step.attention.slices, logits, written, expected):
                 sampled = self._sampler.sample(step.logit_rows, logits, masks, expected)
-                self._lending.lend_before(plan.num_tokens, is_queued=after is not None)
+                self._lending.lend_before_step(is_queued=after is not None)
                 mx.async_eval(sampled.tokens, sampled.logits, written)
         return MLXStep(
             self._sampler,

@@ -4,12 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-# Of all sizes, steps that read a prompt beside streams made their gaps longer by a quarter.
-_MAX_ROWS: Final = 16
-
 
 class CoreLending:
-    """Lends a core of the native kernels while a step of few rows begins.
+    """Lends a core of the native kernels while a step begins.
 
     The engine's thread then returns the tokens of the step before, and plans, while the queued step
     runs on the other cores.  On a core that computes, that thread would stop an operation in the
@@ -20,10 +17,10 @@ class CoreLending:
         """Without the extension module nothing is lent."""
         self._kernels = kernels
 
-    def lend_before(self, num_rows: int, *, is_queued: bool) -> None:
-        """Lend a core when the step in flight ends, if one of so few rows is queued behind it."""
+    def lend_before_step(self, *, is_queued: bool) -> None:
+        """Lend a core when the step in flight ends, if this one is queued behind it."""
         if self._kernels is not None:
-            self._kernels.lend_core_after_step(is_queued and num_rows <= _MAX_ROWS)
+            self._kernels.lend_core_after_step(is_queued)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

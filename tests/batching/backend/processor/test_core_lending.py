@@ -1,4 +1,4 @@
-"""While a step of few rows begins, one of the threads that compute sleeps."""
+"""While a step begins, one of the threads that compute sleeps."""
 
 import os
 import sys
@@ -113,12 +113,12 @@ def lend_for_one_step(kernels: Any) -> None:
     sample(kernels)
 
 
-def take_back_for_many_rows(kernels: Any) -> None:
+def take_back_for_the_next_step(kernels: Any) -> None:
     lend(kernels)
     kernels.lend_core_after_step(False)
 
 
-@pytest.mark.parametrize("before", [do_not, lend_for_one_step, take_back_for_many_rows])
+@pytest.mark.parametrize("before", [do_not, lend_for_one_step, take_back_for_the_next_step])
 def test_a_core_that_is_not_lent_computes(
     native: Native, worker: Worker, before: Callable[[Any], None]
 ) -> None:
@@ -170,7 +170,7 @@ def generate(engine: BatchInferenceEngine, num_prompt_tokens: int) -> list[int]:
     return request.output_token_ids
 
 
-def test_a_core_is_lent_before_steps_of_few_rows(
+def test_a_core_is_lent_before_each_queued_step(
     native: Native, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(native.module)
@@ -185,7 +185,7 @@ def test_a_core_is_lent_before_steps_of_few_rows(
     assert not watched.calls
 
 
-def test_no_core_is_lent_before_a_step_that_reads_a_prompt(
+def test_a_core_is_lent_before_a_step_that_reads_a_prompt(
     native: Native, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(native.module)
@@ -196,7 +196,7 @@ def test_no_core_is_lent_before_a_step_that_reads_a_prompt(
     engine.add(request_of(1, 17))
     while engine.has_work:
         engine.step()
-    steps = ["do not", "lend", "wait", "do not", "wait", "lend", "wait"]
+    steps = ["do not", "lend", "wait", "lend", "wait", "lend", "wait"]
     assert watched.calls[: len(steps)] == steps
 
 
