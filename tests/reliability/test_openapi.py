@@ -20,7 +20,7 @@ from tests.support.hostile_responses import RESPONSES
 
 pytestmark = pytest.mark.timeout(240)
 
-NUM_EXAMPLES: Final = 25
+NUM_EXAMPLES: Final = 15
 TIMEOUT: Final = 30.0
 MAX_ANSWER: Final = 2048
 OPERATIONS: Final = [

@@ -16,7 +16,7 @@ from scripts.make_model.weights import KINDS, QUANTIZATIONS, matrix, mlx_parts
 from scripts.make_model.write import size_of, write_directory, write_gguf
 from tests.support.tiny_shapes import VOCAB_SIZE, tiny_shape
 
-_PROMPT = "A fox in the snow."
+_PROMPT = "A fox"
 
 
 def _written(shape: Shape, path: Path) -> LoadedModel:

@@ -1,9 +1,9 @@
 """The golden file: greedy tokens of an independent implementation, with their margins."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 # Two implementations may order tokens differently when the logits are this close.
 MARGIN: Final = 1e-3
@@ -19,6 +19,23 @@ class GoldenCase:
     logprobs: list[float]
     text: str
     finish_reason: str
+
+    @property
+    def max_tokens(self) -> int:
+        """One more than there are in a case that stops, so that it has to."""
+        return len(self.completion_token_ids) + (self.finish_reason == "stop")
+
+    def shortened(self, num_tokens: int) -> Self:
+        """Return the case with no more than its first tokens, and the text of all."""
+        if len(self.completion_token_ids) <= num_tokens:
+            return self
+        return replace(
+            self,
+            completion_token_ids=self.completion_token_ids[:num_tokens],
+            margins=self.margins[:num_tokens],
+            logprobs=self.logprobs[:num_tokens],
+            finish_reason="length",
+        )
 
     def check(self, token_ids: list[int]) -> None:
         """Fail unless the tokens are the golden ones, or part from them at a near tie."""

@@ -32,18 +32,24 @@ from tests.support.serving import pipeline_of
 
 pytestmark = pytest.mark.timeout(240)
 
-SHORT: Final = tuple(case for case in GOLDEN if len(case.prompt_token_ids) < 200)
+
+def short(cases: Sequence[GoldenCase]) -> tuple[GoldenCase, ...]:
+    return tuple(case for case in cases if len(case.prompt_token_ids) < 200)
+
+
+SHORT: Final = short(GOLDEN)
 
 
 @dataclass
 class Bundled:
     """The model, loaded once; each test makes the engine it needs around it.
 
-    cases: those of most tests; without the kernels all of them would take minutes.
+    golden: all cases.  cases: those of most tests; without the kernels all would take minutes.
     """
 
     loaded: LoadedModel
     check: CheckedModel
+    golden: tuple[GoldenCase, ...] = GOLDEN
     cases: tuple[GoldenCase, ...] = GOLDEN
     is_pipelined: bool = True
     # How many steps were queued behind another one.
@@ -51,7 +57,7 @@ class Bundled:
 
     @property
     def short_cases(self) -> tuple[GoldenCase, ...]:
-        return tuple(case for case in self.cases if case in SHORT)
+        return short(self.cases)
 
     def engine(
         self, config: SchedulerConfig, watch: Callable[[StepPlan], None] = lambda _: None
@@ -129,12 +135,15 @@ def bundled(request: pytest.FixtureRequest) -> Bundled:
         return with_kernels(request.getfixturevalue("native"))
     loaded: LoadedModel = request.getfixturevalue("bundled_model")
     check = check_model(loaded.model, loaded.vocab_size, gpu=default_gpu())
-    # Short ones, of which two have drafts that are right; the long one is among all GOLDEN.
-    return Bundled(loaded, check, (GOLDEN[0], GOLDEN[5], GOLDEN[9]))
+    golden = tuple(case.shortened(24) for case in GOLDEN)
+    # Short ones, of which two have drafts that are right; the long one is among all.
+    return Bundled(loaded, check, golden, (golden[0], golden[5], golden[9]))
 
 
 def request(request_id: int, case: GoldenCase) -> BatchRequest:
-    return BatchRequest(request_id, case.prompt_token_ids, max_tokens=48, stop_token_ids={2})
+    return BatchRequest(
+        request_id, case.prompt_token_ids, max_tokens=case.max_tokens, stop_token_ids={2}
+    )
 
 
 def serve(
@@ -152,7 +161,7 @@ def serve(
 def serve_golden(
     scheduler: ContinuousBatchingScheduler,
     engine: BatchInferenceEngine,
-    cases: tuple[GoldenCase, ...] = GOLDEN,
+    cases: Sequence[GoldenCase],
 ) -> list[BatchRequest]:
     requests = [request(i, case) for i, case in enumerate(cases)]
     serve(scheduler, engine, requests)
@@ -177,7 +186,7 @@ def unlike_neighbours(num: int) -> list[BatchRequest]:
 
 def test_alone(bundled: Bundled) -> None:
     scheduler, engine = bundled.engine(SchedulerConfig(num_blocks=64, max_num_seqs=1))
-    serve_golden(scheduler, engine, SHORT[::4])
+    serve_golden(scheduler, engine, short(bundled.golden)[::4])
 
 
 def test_in_a_batch_of_16_with_unlike_neighbours(bundled: Bundled) -> None:
@@ -186,7 +195,7 @@ def test_in_a_batch_of_16_with_unlike_neighbours(bundled: Bundled) -> None:
     scheduler, engine = bundled.engine(config, lambda plan: sizes.append(len(plan.slices)))
     for r in unlike_neighbours(8):
         engine.add(r)
-    serve_golden(scheduler, engine)
+    serve_golden(scheduler, engine, bundled.golden)
     assert max(sizes) == 16
 
 
@@ -211,7 +220,7 @@ def test_with_drafts_and_penalties(bundled: Bundled) -> None:
         config = SchedulerConfig(num_blocks=64, max_num_seqs=2, max_draft_tokens=max_draft_tokens)
         scheduler, engine = bundled.engine(config)
         requests = [
-            BatchRequest(i, case.prompt_token_ids, max_tokens=64, sampling=sampling)
+            BatchRequest(i, case.prompt_token_ids, max_tokens=32, sampling=sampling)
             for i, case in enumerate((GOLDEN[5], GOLDEN[9]))
         ]
         serve(scheduler, engine, requests)
@@ -240,8 +249,9 @@ def test_whatever_the_chunks_of_the_prefill(bundled: Bundled, prefill_chunk: int
 def test_on_a_cached_prefix(bundled: Bundled, min_copied_tokens: int | None) -> None:
     config = SchedulerConfig(num_blocks=256, max_num_seqs=12, min_copied_tokens=min_copied_tokens)
     scheduler, engine = bundled.engine(config)
-    cold = serve_golden(scheduler, engine, bundled.cases)
-    warm = serve_golden(scheduler, engine, bundled.cases)
+    cases = bundled.cases if min_copied_tokens is None else bundled.short_cases
+    cold = serve_golden(scheduler, engine, cases)
+    warm = serve_golden(scheduler, engine, cases)
     assert sum(r.num_cached_tokens for r in warm) > 0.8 * sum(r.num_prompt_tokens for r in warm)
     if min_copied_tokens is not None:
         assert all(r.num_cached_tokens == r.num_prompt_tokens - 1 for r in warm)
@@ -250,9 +260,9 @@ def test_on_a_cached_prefix(bundled: Bundled, min_copied_tokens: int | None) -> 
 
 
 def test_preempted_by_a_small_pool(bundled: Bundled) -> None:
-    config = SchedulerConfig(num_blocks=70, block_size=8, max_num_seqs=12)
+    config = SchedulerConfig(num_blocks=56, block_size=8, max_num_seqs=12)
     scheduler, engine = bundled.engine(config)
-    serve_golden(scheduler, engine, SHORT)
+    serve_golden(scheduler, engine, short(bundled.golden))
     assert scheduler.stats().num_preemptions > 0
 
 
@@ -306,7 +316,7 @@ def test_queued_steps_change_no_token(native: Native, *, apart: bool) -> None:
         scheduler, engine = bundled.engine(config)
         prompt = GOLDEN[2].prompt_token_ids
         requests = [
-            BatchRequest(i, prompt, max_tokens=24, stop_token_ids={2}, sampling=sampling)
+            BatchRequest(i, prompt, max_tokens=16, stop_token_ids={2}, sampling=sampling)
             for i, sampling in enumerate(SAMPLINGS)
         ]
         serve(scheduler, engine, requests)
@@ -351,7 +361,7 @@ def sampled(request_id: int) -> BatchRequest:
     return BatchRequest(
         request_id,
         GOLDEN[2].prompt_token_ids,
-        max_tokens=32,
+        max_tokens=16,
         stop_token_ids={2},
         sampling=SamplingParams(temperature=0.8, top_p=0.95, seed=1234),
     )
@@ -363,7 +373,7 @@ def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(bundled: Bundled) 
     serve(scheduler, engine, [alone])
     serve(scheduler, engine, [*unlike_neighbours(7), together])
     assert alone.output_token_ids == together.output_token_ids
-    greedy = BatchRequest(2, GOLDEN[2].prompt_token_ids, max_tokens=32, sampling=GREEDY)
+    greedy = BatchRequest(2, GOLDEN[2].prompt_token_ids, max_tokens=16, sampling=GREEDY)
     serve(scheduler, engine, [greedy])
     assert alone.output_token_ids != greedy.output_token_ids
 
@@ -508,7 +518,7 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
 ) -> None:
     """A difference, however small, might be rounded to a large one."""
     bundled = with_kernels(native, rounding)
-    cases = SHORT[::3]
+    cases = [case.shortened(24) for case in SHORT[::3]]
 
     def logprobs(
         config: SchedulerConfig, neighbours: Sequence[BatchRequest] = ()

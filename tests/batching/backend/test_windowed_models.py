@@ -38,8 +38,8 @@ from tests.support.model_files import edit_config
 from tests.support.model_zoo import make_tiny
 from tests.support.tiny_models import VOCAB_SIZE as TINY_VOCAB_SIZE, Check, tiny_model
 
-# Several windows of 12 tokens.
-NUM_TOKENS: Final = 45
+# More than two windows of 12 tokens.
+NUM_TOKENS: Final = 30
 RNG = np.random.default_rng(3)
 PROMPTS: Final = [RNG.integers(1, VOCAB_SIZE, size).tolist() for size in (1, 5, 33, 70)]
 # One that begins as another one does, and one that repeats itself, so that it has drafts.
