@@ -78,7 +78,7 @@ def test_states_are_as_many_as_reckoned_and_memory_stays_flat() -> None:
     for turn in range(10):
         # The last one is alone in its steps, so that always as much is left.
         last = BatchRequest(1000 * turn + 500, [turn + 1] * 10, max_tokens=3)
-        for batch in ([*requests(1000 * turn, 100)], [last]):
+        for batch in ([*requests(1000 * turn, 60)], [last]):
             for request in batch:
                 if request.fork_of is None:
                     engine.add(request, *request.forks)
@@ -88,7 +88,7 @@ def test_states_are_as_many_as_reckoned_and_memory_stays_flat() -> None:
         used.append(mx.get_active_memory())
     stats = scheduler.stats()
     assert stats.num_checkpoints == NUM_CHECKPOINTS
-    assert stats.num_checkpoints_hit > 500
+    assert stats.num_checkpoints_hit > 300
     bytes_each = checked.layout.state_bytes(0)
     assert 8 * bytes_each < runner.most_bytes <= MOST_STATES * bytes_each
     # A draft in a turn's last step leaves a state or two more.
