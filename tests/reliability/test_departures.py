@@ -21,8 +21,8 @@ def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) ->
     address = server.address()
     assert asyncio.run(ask_golden(address)) == []
     num_files = num_open_files(server.pid)
-    left = asyncio.run(storm(address, 8 * len(LEAVINGS), seed=5))
-    assert set(left.values()) == {8}
+    left = asyncio.run(storm(address, 4 * len(LEAVINGS), seed=5))
+    assert set(left.values()) == {4}
     check_all_is_well(server, num_files)
     assert asyncio.run(ask_for_every_place(address)) == []
 
