@@ -157,6 +157,15 @@ def engine_on(
     return build_engine(config).engine
 
 
+def watched_engine(
+    native: Native, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Watched, BatchInferenceEngine]:
+    """Return an engine whose kernels lend a core, and what watches these."""
+    watched = Watched(native.module)
+    lending = replace(native, module=watched, lends_core=True)
+    return watched, engine_on(lending, directory, monkeypatch)
+
+
 def request_of(request_id: int, num_prompt_tokens: int) -> BatchRequest:
     prompt = [1 + (request_id + i) % 30 for i in range(num_prompt_tokens)]
     return BatchRequest(request_id, prompt, max_tokens=4, sampling=GREEDY)
@@ -173,9 +182,8 @@ def generate(engine: BatchInferenceEngine, num_prompt_tokens: int) -> list[int]:
 def test_a_core_is_lent_before_each_queued_step(
     native: Native, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(native.module)
-    lending = replace(native, module=watched, lends_core=True)
-    answer = generate(engine_on(lending, directory, monkeypatch), 17)
+    watched, engine = watched_engine(native, directory, monkeypatch)
+    answer = generate(engine, 17)
     # A prompt, and three tokens, each queued while the step before it runs.
     steps = ["do not", "lend", "wait", "lend", "wait", "lend", "wait", "wait"]
     assert watched.calls == steps
@@ -188,9 +196,7 @@ def test_a_core_is_lent_before_each_queued_step(
 def test_a_core_is_lent_before_a_step_that_reads_a_prompt(
     native: Native, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(native.module)
-    lending = replace(native, module=watched, lends_core=True)
-    engine = engine_on(lending, directory, monkeypatch)
+    watched, engine = watched_engine(native, directory, monkeypatch)
     engine.add(request_of(0, 4))
     engine.step()
     engine.add(request_of(1, 17))
@@ -203,9 +209,7 @@ def test_a_core_is_lent_before_a_step_that_reads_a_prompt(
 def test_all_cores_compute_while_copies_of_blocks_wait_for_a_step(
     native: Native, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(native.module)
-    lending = replace(native, module=watched, lends_core=True)
-    engine = engine_on(lending, directory, monkeypatch)
+    watched, engine = watched_engine(native, directory, monkeypatch)
     generate(engine, 40)
     watched.calls.clear()
     # A stream, and a request that begins within the block that the first one left.
