@@ -68,7 +68,8 @@ enum class InputType : int32_t {
 /// - floats: `[inputs][columns]`
 /// - 8 bits: for each group of inputs, `[group][columns]` bytes, then `columns` scales and as many
 ///   biases
-/// - 4 bits: the same, a byte holding the values of two successive inputs, the first one low
+/// - 4 bits: the same, but `[group / 4][columns / 2]` words of 32 bits: those of a column, the first
+///   of four successive inputs low, and above them those of the column `columns / 2` further on
 /// Before all of them are the factors of products, float16, `columns` of the scales and as many of
 /// the biases for each SUPER groups.
 /// For integer inputs the bytes are `[..][columns][4]`: those of four successive inputs of a column

@@ -185,14 +185,17 @@ struct ValuePosition {
   int shift;  // in bits
 
   ValuePosition(const Panels& panels, size_t input, size_t column) {
-    const size_t bits = has_nibbles(panels.format) ? 4 : 8, per_byte = 8 / bits;
+    const size_t columns = panels.columns;
+    const bool is_nibble = has_nibbles(panels.format);
     if (panels.input_type == InputType::kFloat32) {
-      byte = input / per_byte * panels.columns + column;
-      shift = static_cast<int>(input % per_byte * bits);
+      const size_t place = column % (columns / 2) * 2 + column / (columns / 2);
+      byte = is_nibble ? (input / 4 * columns + place) * 2 + input % 4 / 2 : input * columns + column;
+      shift = is_nibble ? input % 2 * 4 : 0;
       return;
     }
+    const size_t bits = is_nibble ? 4 : 8, per_byte = 8 / bits;
     const size_t per_four = 4 * per_byte;  // inputs that share four bytes
-    byte = (input / per_four * panels.columns + column) * 4 + input % 4;
+    byte = (input / per_four * columns + column) * 4 + input % 4;
     shift = static_cast<int>(input % per_four / 4 * bits);
   }
 };
@@ -281,7 +284,9 @@ uint32_t interleave(uint32_t nibbles) {
 void pack_values(const Panels& panels, const uint8_t* row, size_t column, uint8_t* block) {
   const size_t columns = panels.columns, num_bytes = group_value_bytes(panels) / columns;
   if (panels.input_type == InputType::kFloat32) {
-    for (size_t i = 0; i < num_bytes; i++) block[i * columns + column] = row[i];
+    const size_t per_byte = has_nibbles(panels.format) ? 2 : 1;
+    for (size_t i = 0; i < num_bytes; i++)
+      block[ValuePosition(panels, i * per_byte, column).byte] = row[i];
     return;
   }
   for (size_t i = 0; i < num_bytes / 4; i++) {

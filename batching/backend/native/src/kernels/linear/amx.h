@@ -224,7 +224,7 @@ void multiply_rows_amx(int num_rows, int num_steps, Unpacker<FORMAT>& unpacker,
 
 /// Compute one tile of a panel, with a MatrixUnit for its rows.
 template <Format FORMAT>
-void linear_tile_amx(const native::LinearArgs& args, int tile, int, const uint8_t* p, float* y,
+void linear_tile_amx(const native::LinearArgs& args, int tile, const uint8_t* p, float* y,
                      size_t ldy, Prefetcher prefetcher, float*) {
   const Panels& w = args.weights;
   const native::Tiles tiles{args.num_rows, max_rows_amx(w)};
@@ -246,7 +246,7 @@ constexpr int MAX_ROWS_AMX = 0;
 ALWAYS_INLINE int max_rows_amx(const Panels&) { return MAX_ROWS_AMX; }
 void pack_row_bf16(const float*, float, int, int, int, const native::PackedInputs&) {}
 template <Format FORMAT>
-void linear_tile_amx(const native::LinearArgs&, int, int, const uint8_t*, float*, size_t,
+void linear_tile_amx(const native::LinearArgs&, int, const uint8_t*, float*, size_t,
                      Prefetcher, float*) {}
 
 #endif

@@ -15,10 +15,6 @@ using native::Format;
 using native::Panels;
 using native::ParameterType;
 
-/// Panels that few rows are multiplied with at a time: one alone would wait for its own sums.
-constexpr int PAIR = 2;
-constexpr int MAX_ROWS_OF_PAIR = 2;
-
 /// What the scales multiply, of the low bits of each lane.
 template <Format FORMAT>
 ALWAYS_INLINE F32 code_of(I32 q, int center) {
@@ -26,13 +22,15 @@ ALWAYS_INLINE F32 code_of(I32 q, int center) {
   return to_float((FORMAT == Format::kBits4 ? q & 15 : q) - center);
 }
 
-/// Converts stored integers to floats.
+/// Converts stored integers to floats.  Those of INPUTS successive inputs take a vector.
 template <Format FORMAT>
 struct Codes {
-  static constexpr int PER_BYTE = has_nibbles(FORMAT) ? 2 : 1;
+  static constexpr int INPUTS = has_nibbles(FORMAT) ? 4 : 2, BYTES = 2 * COLUMNS;
+  static_assert(VECTORS == 2);
   int center;
 #if defined(__AVX512F__)
   __m512 table;
+  __m512i table16;  // the upper halves: the lower ones are 0
 #endif
 
   ALWAYS_INLINE explicit Codes(const Panels& weights)
@@ -40,71 +38,82 @@ struct Codes {
 #if defined(__AVX512F__)
     constexpr uint8_t NIBBLES[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     table = (__m512)code_of<FORMAT>(load_bytes(NIBBLES), center);
+    const __m256i halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)table, 16));
+    table16 = _mm512_broadcast_i64x4(halves);
 #endif
   }
 
-  /// The first or the second weight of each byte.
-  ALWAYS_INLINE F32 at(int index, I32 bytes) const {
-    const I32 q = index == 0 ? bytes : bytes >> 4;
+  /// The codes of input `index` of those whose integers begin at `p`.
+  ALWAYS_INLINE void load(const uint8_t* p, int index, F32 (&w)[VECTORS]) const {
+    if constexpr (!has_nibbles(FORMAT)) {
+      for (int v = 0; v < VECTORS; v++)
+        w[v] = code_of<FORMAT>(load_bytes(p + index * COLUMNS + v * LANES), center);
+      return;
+    }
+    const I32 words = *reinterpret_cast<const I32*>(p);
 #if defined(__AVX512F__)
-    if constexpr (PER_BYTE == 2) return (F32)_mm512_permutexvar_ps((__m512i)q, table);
+    // Each looks at the lowest bits of its lanes: of words, and of their upper halves.
+    const auto shifted = (__m512i)(words >> 4 * index);
+    w[0] = (F32)_mm512_permutexvar_ps(shifted, table);
+    w[1] = (F32)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, shifted, table16);
+#else
+    for (int v = 0; v < VECTORS; v++)
+      w[v] = code_of<FORMAT>(words >> (4 * index + 16 * v), center);
 #endif
-    return code_of<FORMAT>(q, center);
   }
 };
 
-/// The outputs of a tile in the columns of some panels.  Sums are in the order of the inputs for any
-/// ROWS: no bit of a row depends on the number of rows.
-template <int ROWS, int PANELS>
-struct GroupedOutputs {
-  static constexpr int SIZE = PANELS * VECTORS;
-  F32 results[ROWS][SIZE] = {};
-  F32 sums[ROWS][SIZE];  // of a group
+/// Sums of a group in the columns of a panel, in the order of the inputs for any ROWS: no bit of a
+/// row depends on the number of rows.
+template <int ROWS>
+struct FloatSums {
+  F32 sums[ROWS][VECTORS];
 
-  ALWAYS_INLINE void begin() {
+  ALWAYS_INLINE FloatSums() {
     for (int m = 0; m < ROWS; m++)
-      for (int v = 0; v < SIZE; v++) sums[m][v] = F32{};
+      for (int v = 0; v < VECTORS; v++) sums[m][v] = F32{};
   }
   /// Add the products of one input of each row.
-  ALWAYS_INLINE void add(const float* x, const F32 (&w)[SIZE]) {
+  ALWAYS_INLINE void add(const float* x, const F32 (&w)[VECTORS]) {
     for (int m = 0; m < ROWS; m++)
-      for (int v = 0; v < SIZE; v++) sums[m][v] += splat(x[m]) * w[v];
+      for (int v = 0; v < VECTORS; v++) sums[m][v] += splat(x[m]) * w[v];
   }
-  /// Add the scaled sums of group `g`; `x_sums` are those of each row's inputs.
-  ALWAYS_INLINE void finish(const Panels& weights, const uint8_t* first, int g,
-                            const uint8_t* parameters, const float* x_sums) {
-    for (int panel = 0; panel < PANELS; panel++) {
-      const size_t at = panel * weights.panel_bytes();
-      const Parameters group(weights, parameters + at, factors_of(weights, first + at, g));
-      F32 biases[VECTORS];
-      for (int v = 0; v < VECTORS; v++)
-        biases[v] = fused(group.scales[v], splat(weights.center), group.biases[v]);
-      for (int m = 0; m < ROWS; m++)
-        for (int v = 0; v < VECTORS; v++) {
-          F32& result = results[m][panel * VECTORS + v];
-          result = fused(sums[m][panel * VECTORS + v], group.scales[v], result);
-          if (has_biases(weights)) result = fused(splat(x_sums[m]), biases[v], result);
-        }
-    }
+};
+
+/// The outputs of a tile in the columns of a panel.
+template <int ROWS>
+struct GroupedOutputs {
+  F32 results[ROWS][VECTORS] = {};
+
+  /// Add the scaled sums of a group; `x_sums` are those of each row's inputs.
+  ALWAYS_INLINE void add(const FloatSums<ROWS>& of_group, const Panels& weights,
+                         const uint8_t* parameters, const uint16_t* factors, const float* x_sums) {
+    const Parameters group(weights, parameters, factors);
+    F32 biases[VECTORS];
+    for (int v = 0; v < VECTORS; v++)
+      biases[v] = fused(group.scales[v], splat(weights.center), group.biases[v]);
+    for (int m = 0; m < ROWS; m++)
+      for (int v = 0; v < VECTORS; v++) {
+        F32& result = results[m][v];
+        result = fused(of_group.sums[m][v], group.scales[v], result);
+        if (has_biases(weights)) result = fused(splat(x_sums[m]), biases[v], result);
+      }
   }
   ALWAYS_INLINE void write(float* y, size_t ldy) const {
     for (int m = 0; m < ROWS; m++)
-      for (int v = 0; v < SIZE; v++) store(y + m * ldy + v * LANES, results[m][v]);
+      for (int v = 0; v < VECTORS; v++) store(y + m * ldy + v * LANES, results[m][v]);
   }
 };
 
-/// Call `use(i, codes)` for the inputs of a group, with the codes of the columns of PANELS panels.
-template <Format FORMAT, int PANELS, typename Use>
-ALWAYS_INLINE void for_codes(const Codes<FORMAT>& codes, const uint8_t* p, size_t panel_bytes,
-                             int group, Use use) {
-  constexpr int SIZE = PANELS * VECTORS, PER_BYTE = Codes<FORMAT>::PER_BYTE;
-  for (int i = 0; i < group; i += PER_BYTE, p += COLUMNS) {
-    I32 bytes[SIZE];
-    for (int v = 0; v < SIZE; v++)
-      bytes[v] = load_bytes(p + v / VECTORS * panel_bytes + v % VECTORS * LANES);
-    for (int index = 0; index < PER_BYTE; index++) {
-      F32 w[SIZE];
-      for (int v = 0; v < SIZE; v++) w[v] = codes.at(index, bytes[v]);
+/// Call `use(i, codes)` for the inputs of a group.
+template <Format FORMAT, typename Use>
+ALWAYS_INLINE void for_codes(const Codes<FORMAT>& codes, const uint8_t* p, int group, Use use) {
+  constexpr int INPUTS = Codes<FORMAT>::INPUTS;
+  for (int i = 0; i < group; i += INPUTS, p += Codes<FORMAT>::BYTES) {
+#pragma GCC unroll 4
+    for (int index = 0; index < INPUTS; index++) {
+      F32 w[VECTORS];
+      codes.load(p, index, w);
       use(i + index, w);
     }
   }
@@ -113,13 +122,14 @@ ALWAYS_INLINE void for_codes(const Codes<FORMAT>& codes, const uint8_t* p, size_
 /// Where groups of a panel are.
 struct Groups {
   int size, count;
-  size_t value_bytes, stride;
+  size_t value_bytes, parameter_bytes, stride;
 
   ALWAYS_INLINE explicit Groups(const Panels& weights)
       : size(weights.group),
         count(weights.num_inputs / weights.group),
         value_bytes(static_cast<size_t>(size) * COLUMNS / (has_nibbles(weights.format) ? 2 : 1)),
-        stride(value_bytes + weights.parameter_bytes()) {}
+        parameter_bytes(weights.parameter_bytes()),
+        stride(value_bytes + parameter_bytes) {}
 };
 
 /// Inputs of a tile, and the sums of those that a group of weights is multiplied with.
@@ -128,33 +138,48 @@ struct GroupedInputs {
   const float* sums;    // [group][row]
 };
 
-/// Compute one tile.
-template <Format FORMAT, int ROWS, int PANELS>
+/// Groups that few rows are multiplied with at a time: one alone would wait for its own sums.
+constexpr int groups_at_once(int rows) { return rows <= 2 ? 2 : 1; }
+
+/// Compute the only tile, whose time is that of reading weights from memory if there are few rows:
+/// they are prefetched line by line, as they are read.
+template <Format FORMAT, int ROWS>
 void multiply_groups(const Panels& weights, const GroupedInputs& x, const uint8_t* p, float* y,
-                     size_t ldy, Prefetcher prefetcher) {
+                     size_t ldy) {
+  constexpr int INPUTS = Codes<FORMAT>::INPUTS, AT_ONCE = groups_at_once(ROWS);
   const Groups groups(weights);
-  const size_t panel_bytes = weights.panel_bytes();
   const Codes<FORMAT> codes(weights);
-  Prefetcher second{prefetcher.next + panel_bytes, prefetcher.part};
-  GroupedOutputs<ROWS, PANELS> outputs;
-  const float* inputs = x.floats;
-  const uint8_t* panel = p;
-  p += weights.first_group();
-  for (int g = 0; g < groups.count; g++, p += groups.stride, inputs += groups.size * ROWS) {
-    prefetcher.advance();
-    if (PANELS == PAIR) second.advance();
-    outputs.begin();
-    for_codes<FORMAT, PANELS>(codes, p, panel_bytes, groups.size,
-                              [&](int i, const F32(&w)[PANELS * VECTORS])
-                                  __attribute__((always_inline)) {
-      outputs.add(inputs + i * ROWS, w);
-    });
-    outputs.finish(weights, panel, g, p + groups.value_bytes, x.sums + g * ROWS);
-  }
+  GroupedOutputs<ROWS> outputs;
+  const uint8_t* values = p + weights.first_group();
+  const auto add = [&]<int COUNT>(int first) __attribute__((always_inline)) {
+    const float* inputs = x.floats + first * groups.size * ROWS;
+    FloatSums<ROWS> sums[COUNT];
+    for (int i = 0; i < groups.size; i += INPUTS, values += Codes<FORMAT>::BYTES) {
+      for (int n = 0; n < COUNT; n++) prefetch(values + n * groups.stride + PREFETCH_DISTANCE);
+#pragma GCC unroll 4
+      for (int index = 0; index < INPUTS; index++)
+        for (int n = 0; n < COUNT; n++) {
+          F32 w[VECTORS];
+          codes.load(values + n * groups.stride, index, w);
+          sums[n].add(inputs + (n * groups.size + i + index) * ROWS, w);
+        }
+    }
+    for (int n = 0; n < COUNT; n++) {
+      const int g = first + n;
+      const uint8_t* parameters = values + n * groups.stride;
+      for (size_t i = 0; i < groups.parameter_bytes; i += 64)
+        prefetch(parameters + PREFETCH_DISTANCE + i);
+      outputs.add(sums[n], weights, parameters, factors_of(weights, p, g), x.sums + g * ROWS);
+    }
+    values += (COUNT - 1) * groups.stride + groups.parameter_bytes;
+  };
+  int g = 0;
+  for (; g + AT_ONCE <= groups.count; g += AT_ONCE) add.template operator()<AT_ONCE>(g);
+  if (g < groups.count) add.template operator()<1>(g);
   outputs.write(y, ldy);
 }
 
-/// The same for one of several tiles, with the codes in `unpacked`, which the first tile fills.
+/// Compute one of several tiles, with the codes in `unpacked`, which the first tile fills.
 ///
 /// A group is unpacked while the one before it is multiplied, so that neither waits for the other.
 template <Format FORMAT, int ROWS, bool IS_FIRST>
@@ -162,59 +187,55 @@ void multiply_unpacked(const Panels& weights, const GroupedInputs& x, const uint
                        size_t ldy, Prefetcher prefetcher, float* unpacked) {
   const Groups groups(weights);
   const Codes<FORMAT> codes(weights);
-  GroupedOutputs<ROWS, 1> outputs;
-  const uint8_t* panel = p;
-  p += weights.first_group();
+  GroupedOutputs<ROWS> outputs;
+  const uint8_t* values = p + weights.first_group();
   const float* inputs = x.floats;
   float* target = unpacked;
   const auto unpack = [&](int i, const F32(&w)[VECTORS]) __attribute__((always_inline)) {
     for (int v = 0; v < VECTORS; v++) store(target + i * COLUMNS + v * LANES, w[v]);
   };
-  const auto multiply = [&](int i) __attribute__((always_inline)) {
-    F32 w[VECTORS];
-    for (int v = 0; v < VECTORS; v++) w[v] = load(unpacked + i * COLUMNS + v * LANES);
-    outputs.add(inputs + i * ROWS, w);
-  };
-  if (IS_FIRST) for_codes<FORMAT, 1>(codes, p, 0, groups.size, unpack);
+  if (IS_FIRST) for_codes<FORMAT>(codes, values, groups.size, unpack);
   for (int g = 0; g < groups.count; g++) {
     prefetcher.advance();
-    outputs.begin();
+    FloatSums<ROWS> sums;
+    const auto multiply = [&](int i) __attribute__((always_inline)) {
+      F32 w[VECTORS];
+      for (int v = 0; v < VECTORS; v++) w[v] = load(unpacked + i * COLUMNS + v * LANES);
+      sums.add(inputs + i * ROWS, w);
+    };
     target = unpacked + groups.size * COLUMNS;
     if (IS_FIRST && g + 1 < groups.count)
-      for_codes<FORMAT, 1>(codes, p + groups.stride, 0, groups.size,
-                           [&](int i, const F32(&w)[VECTORS]) __attribute__((always_inline)) {
+      for_codes<FORMAT>(codes, values + groups.stride, groups.size,
+                        [&](int i, const F32(&w)[VECTORS]) __attribute__((always_inline)) {
         unpack(i, w);
         multiply(i);
       });
     else
       for (int i = 0; i < groups.size; i++) multiply(i);
-    outputs.finish(weights, panel, g, p + groups.value_bytes, x.sums + g * ROWS);
-    p += groups.stride;
+    outputs.add(sums, weights, values + groups.value_bytes, factors_of(weights, p, g),
+                x.sums + g * ROWS);
+    values += groups.stride;
     inputs += groups.size * ROWS;
     unpacked = target;
   }
   outputs.write(y, ldy);
 }
 
-/// Compute one tile of one or two panels.
+/// Compute one tile of a panel.
 template <Format FORMAT>
-void linear_tile_groups(const native::LinearArgs& args, int tile, int num_panels, const uint8_t* p,
-                        float* y, size_t ldy, Prefetcher prefetcher, float* unpacked) {
+void linear_tile_groups(const native::LinearArgs& args, int tile, const uint8_t* p, float* y,
+                        size_t ldy, Prefetcher prefetcher, float* unpacked) {
   const native::Tiles tiles{args.num_rows, MAX_ROWS};
   const Panels& w = args.weights;
   const size_t first = tiles.first(tile);
   const GroupedInputs x{args.packed.floats + first * w.num_inputs,
                         (w.has_halves() ? args.packed.half_sums : args.packed.sums) +
                             first * (w.num_inputs / w.group)};
-#define CASE(ROWS)                                                                              \
-  case ROWS:                                                                                    \
-    if constexpr (ROWS <= MAX_ROWS_OF_PAIR)                                                     \
-      if (num_panels == PAIR)                                                                   \
-        return multiply_groups<FORMAT, ROWS, PAIR>(w, x, p, y, ldy, prefetcher);                \
-    if (tiles.count() == 1)                                                                     \
-      return multiply_groups<FORMAT, ROWS, 1>(w, x, p, y, ldy, prefetcher);                     \
-    if (tile == 0)                                                                              \
-      return multiply_unpacked<FORMAT, ROWS, true>(w, x, p, y, ldy, prefetcher, unpacked);      \
+#define CASE(ROWS)                                                                          \
+  case ROWS:                                                                                \
+    if (tiles.count() == 1) return multiply_groups<FORMAT, ROWS>(w, x, p, y, ldy);          \
+    if (tile == 0)                                                                          \
+      return multiply_unpacked<FORMAT, ROWS, true>(w, x, p, y, ldy, prefetcher, unpacked);  \
     return multiply_unpacked<FORMAT, ROWS, false>(w, x, p, y, ldy, prefetcher, unpacked);
   switch (tiles.height(tile)) { FOR_EACH_HEIGHT(CASE) }
 #undef CASE

@@ -31,7 +31,7 @@ void begin_sums(const native::LinearArgs& args, int32_t* begins) {
 }
 
 template <typename Int, bool HAS_HALVES>
-void linear_tile_int(const native::LinearArgs& args, int tile, int, const uint8_t* p, float* y,
+void linear_tile_int(const native::LinearArgs& args, int tile, const uint8_t* p, float* y,
                      size_t ldy, Prefetcher prefetcher, float* scratch) {
   const native::Panels& w = args.weights;
   const native::Tiles tiles{args.num_rows, max_rows_int<Int>()};

@@ -53,8 +53,8 @@ void multiply_floats(const Panels& weights, const float* x, const Float* p, floa
 }
 
 template <typename Float>
-void linear_tile_floats(const LinearArgs& args, int tile, int, const uint8_t* p, float* y,
-                        size_t ldy, Prefetcher prefetcher, float*) {
+void linear_tile_floats(const LinearArgs& args, int tile, const uint8_t* p, float* y, size_t ldy,
+                        Prefetcher prefetcher, float*) {
   const Tiles tiles{args.num_rows, MAX_ROWS};
   const Panels& w = args.weights;
   const float* x = args.packed.floats + static_cast<size_t>(tiles.first(tile)) * w.num_inputs;
@@ -102,15 +102,6 @@ LinearTile linear_tile_of(const Panels& weights) {
   return nullptr;
 }
 
-/// How many of the panels [first, next) are computed at a time.
-int panels_at_once(const LinearArgs& args, int first, int next) {
-  const Panels& weights = args.weights;
-  const bool is_whole = (first + PAIR) * COLUMNS <= weights.num_outputs && first + PAIR <= next;
-  const bool has_few_rows = args.num_rows <= MAX_ROWS_OF_PAIR;
-  const bool is_exact = weights.group > 0 && weights.input_type == InputType::kFloat32;
-  return is_whole && has_few_rows && is_exact ? PAIR : 1;
-}
-
 /// Add bias and residual, and write the outputs of some columns.
 void finish_columns(const LinearArgs& args, int first_column, int width, int first_row, int rows,
                     const float* y, size_t ldy, float* target) {
@@ -134,10 +125,10 @@ void finish_columns(const LinearArgs& args, int first_column, int width, int fir
   }
 }
 
-/// What panels from `panel` on have, as far as there are outputs.
-ALWAYS_INLINE int width_of(const Panels& weights, int panel, int num_panels) {
-  const int left = weights.num_outputs - panel * COLUMNS, width = num_panels * COLUMNS;
-  return left < width ? left : width;
+/// The outputs of a panel: the last one may have fewer than columns.
+ALWAYS_INLINE int width_of(const Panels& weights, int panel) {
+  const int left = weights.num_outputs - panel * COLUMNS;
+  return left < COLUMNS ? left : COLUMNS;
 }
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -152,12 +143,10 @@ void linear_tiles(const LinearArgs& args, int panel, int next, int first_tile, i
   const LinearTile linear_tile = linear_tile_of(weights);
   const Tiles tiles = tiles_of(args);
   alignas(64) float edge[MAX_TILE_ROWS * COLUMNS];
-  for (int count; panel < next; panel += count) {
-    count = panels_at_once(args, panel, next);
+  for (; panel < next; panel++) {
     const uint8_t* p = weights.data + panel * weights.panel_bytes();
-    const int first_column = panel * COLUMNS, width = width_of(weights, panel, count);
-    // The last panel may have more columns than remaining outputs.
-    const bool is_whole = width == count * COLUMNS;
+    const int first_column = panel * COLUMNS, width = width_of(weights, panel);
+    const bool is_whole = width == COLUMNS;
     const size_t ldy = is_whole ? weights.num_outputs : COLUMNS;
     for (int tile = first_tile; tile < next_tile; tile++) {
       const int first_row = tiles.first(tile);
@@ -165,7 +154,7 @@ void linear_tiles(const LinearArgs& args, int panel, int next, int first_tile, i
       float* y = is_whole ? target : edge;
       const Prefetcher prefetcher =
           prefetcher_for(weights, p, tile - first_tile, next_tile - first_tile);
-      linear_tile(args, tile, count, p, y, ldy, prefetcher, scratch);
+      linear_tile(args, tile, p, y, ldy, prefetcher, scratch);
       if (is_whole && !args.bias && !args.residual) continue;
       finish_columns(args, first_column, width, first_row, tiles.height(tile), y, ldy, target);
     }
@@ -198,22 +187,19 @@ void argmax(const LinearArgs& args, int panel, int next, float* scratch, native:
   const MatrixUnit unit(weights.input_type == InputType::kBfloat16 ? tiles.height(0) : 0);
   prepare_tiles(args, scratch);
   alignas(64) float outputs[MAX_TILE_ROWS * COLUMNS];
-  static_assert(MAX_ROWS >= PAIR * MAX_ROWS_OF_PAIR);
-  for (int count; panel < next; panel += count) {
-    count = panels_at_once(args, panel, next);
+  for (; panel < next; panel++) {
     const uint8_t* p = weights.data + panel * weights.panel_bytes();
-    const int first_column = panel * COLUMNS, width = width_of(weights, panel, count);
-    const int ldy = count * COLUMNS;
+    const int first_column = panel * COLUMNS, width = width_of(weights, panel);
     for (int tile = 0; tile < tiles.count(); tile++) {
       const Prefetcher prefetcher = prefetcher_for(weights, p, tile, tiles.count());
-      linear_tile(args, tile, count, p, outputs, ldy, prefetcher, scratch);
+      linear_tile(args, tile, p, outputs, COLUMNS, prefetcher, scratch);
       for (int m = 0; m < tiles.height(tile); m++) {
-        float* y = outputs + m * ldy;
+        float* y = outputs + m * COLUMNS;
         for (int j = 0; args.bias && j < width; j++) y[j] += args.bias[first_column + j];
         native::ArgMax& row = rows[tiles.first(tile) + m];
         const F32 before = splat(row.value);
         I32 is_not_more{};
-        for (int j = 0; j < ldy; j += LANES) is_not_more |= ~(I32)(load(y + j) <= before);
+        for (int j = 0; j < COLUMNS; j += LANES) is_not_more |= ~(I32)(load(y + j) <= before);
         if (!any(is_not_more)) continue;
         for (int j = 0; j < width; j++) row.update(y[j], first_column + j);
       }
