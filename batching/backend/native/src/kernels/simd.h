@@ -108,6 +108,16 @@ ALWAYS_INLINE F32 fused(F32 a, F32 b, F32 c) {
 #endif
 }
 
+/// Add the products with one number, rounding once.
+ALWAYS_INLINE void add_product(F32& sums, F32 a, const float* b) {
+#if defined(__AVX512F__)
+  // The compiler would broadcast the number for several vectors, which takes an instruction.
+  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(a), "m"(*b));
+#else
+  sums += splat(*b) * a;
+#endif
+}
+
 ALWAYS_INLINE F32 absolute(F32 v) { return (F32)((I32)v & 0x7fffffff); }
 
 ALWAYS_INLINE F32 max(F32 a, F32 b) { return a > b ? a : b; }

@@ -78,6 +78,13 @@ struct FloatSums {
     for (int m = 0; m < ROWS; m++)
       for (int v = 0; v < VECTORS; v++) sums[m][v] += splat(x[m]) * w[v];
   }
+  /// The same, for weights that are in registers only.
+  ALWAYS_INLINE void add_converted(const float* x, const F32 (&w)[VECTORS]) {
+    // The compiler would have too few registers for the sums of more rows.
+    if constexpr (ROWS == MAX_ROWS) return add(x, w);
+    for (int m = 0; m < ROWS; m++)
+      for (int v = 0; v < VECTORS; v++) add_product(sums[m][v], w[v], x + m);
+  }
 };
 
 /// The outputs of a tile in the columns of a panel.
@@ -138,44 +145,32 @@ struct GroupedInputs {
   const float* sums;    // [group][row]
 };
 
-/// Groups that few rows are multiplied with at a time: one alone would wait for its own sums.
-constexpr int groups_at_once(int rows) { return rows <= 2 ? 2 : 1; }
-
 /// Compute the only tile, whose time is that of reading weights from memory if there are few rows:
 /// they are prefetched line by line, as they are read.
 template <Format FORMAT, int ROWS>
 void multiply_groups(const Panels& weights, const GroupedInputs& x, const uint8_t* p, float* y,
                      size_t ldy) {
-  constexpr int INPUTS = Codes<FORMAT>::INPUTS, AT_ONCE = groups_at_once(ROWS);
+  constexpr int INPUTS = Codes<FORMAT>::INPUTS;
   const Groups groups(weights);
   const Codes<FORMAT> codes(weights);
   GroupedOutputs<ROWS> outputs;
-  const uint8_t* values = p + weights.first_group();
-  const auto add = [&]<int COUNT>(int first) __attribute__((always_inline)) {
-    const float* inputs = x.floats + first * groups.size * ROWS;
-    FloatSums<ROWS> sums[COUNT];
-    for (int i = 0; i < groups.size; i += INPUTS, values += Codes<FORMAT>::BYTES) {
-      for (int n = 0; n < COUNT; n++) prefetch(values + n * groups.stride + PREFETCH_DISTANCE);
+  const uint8_t* next = p + weights.first_group();
+  const float* inputs = x.floats;
+  for (int g = 0; g < groups.count; g++) {
+    FloatSums<ROWS> sums;
+    for (int i = 0; i < groups.size; i += INPUTS, next += Codes<FORMAT>::BYTES) {
+      prefetch(next + PREFETCH_DISTANCE);
 #pragma GCC unroll 4
-      for (int index = 0; index < INPUTS; index++)
-        for (int n = 0; n < COUNT; n++) {
-          F32 w[VECTORS];
-          codes.load(values + n * groups.stride, index, w);
-          sums[n].add(inputs + (n * groups.size + i + index) * ROWS, w);
-        }
+      for (int index = 0; index < INPUTS; index++, inputs += ROWS) {
+        F32 w[VECTORS];
+        codes.load(next, index, w);
+        sums.add_converted(inputs, w);
+      }
     }
-    for (int n = 0; n < COUNT; n++) {
-      const int g = first + n;
-      const uint8_t* parameters = values + n * groups.stride;
-      for (size_t i = 0; i < groups.parameter_bytes; i += 64)
-        prefetch(parameters + PREFETCH_DISTANCE + i);
-      outputs.add(sums[n], weights, parameters, factors_of(weights, p, g), x.sums + g * ROWS);
-    }
-    values += (COUNT - 1) * groups.stride + groups.parameter_bytes;
-  };
-  int g = 0;
-  for (; g + AT_ONCE <= groups.count; g += AT_ONCE) add.template operator()<AT_ONCE>(g);
-  if (g < groups.count) add.template operator()<1>(g);
+    for (size_t i = 0; i < groups.parameter_bytes; i += 64) prefetch(next + PREFETCH_DISTANCE + i);
+    outputs.add(sums, weights, next, factors_of(weights, p, g), x.sums + g * ROWS);
+    next += groups.parameter_bytes;
+  }
   outputs.write(y, ldy);
 }
 
