@@ -87,7 +87,7 @@ class LineProcessor:
         Raises:
             OSError: the input cannot be read, or a result not be written.
         """
-        unwritten = asyncio.Semaphore(_MAX_UNWRITTEN)
+        unwritten, failure = asyncio.Semaphore(_MAX_UNWRITTEN), None
         try:
             async with asyncio.TaskGroup() as tasks:
                 while requests := await in_thread(self._next_requests):
@@ -102,9 +102,12 @@ class LineProcessor:
                             task.add_done_callback(partial(_release, slot))
                         task.add_done_callback(lambda _: unwritten.release())
         except* OSError as group:
-            raise group.exceptions[0] from None
+            # Early versions of Python 3.11 wrap what is raised here in a group again.
+            failure = group.exceptions[0]
         finally:
             self._requests.close()
+        if failure is not None:
+            raise failure
 
     def _next_requests(self) -> list[LineRequest | Record]:
         """Return the next lines, of which no more than one is long; none at the end."""
