@@ -290,7 +290,8 @@ package.__path__ = sys.argv[1:]
 def test_what_is_built_can_be_loaded_and_names_no_place_of_this_machine(
     tmp_path: Path, native: Native
 ) -> None:
-    assert build.build(tmp_path) is None
+    error = build.build(tmp_path)
+    assert error is None, error
     # In a process of its own: one has room for one such module.
     load = "from batching.backend.native_loader import load_native; print(load_native('auto'))"
     done = subprocess.run(

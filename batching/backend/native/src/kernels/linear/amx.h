@@ -70,7 +70,7 @@ class Unpacker {
     if constexpr (has_nibbles(FORMAT)) {
       alignas(LANES) uint8_t nibbles[LANES];
       for (int i = 0; i < LANES; i++) nibbles[i] = static_cast<uint8_t>(i);
-      const F32 codes = Codes<FORMAT>(weights).at(0, load_bytes(nibbles));
+      const F32 codes = code_of<FORMAT>(load_bytes(nibbles), weights.center);
       // Integers of so few bits are in the upper bytes.
       const __m256i halves = _mm512_cvtps_ph((__m512)codes, _MM_FROUND_TO_NEAREST_INT);
       const __m128i bytes = _mm256_cvtepi16_epi8(_mm256_srli_epi16(halves, 8));
