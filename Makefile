@@ -76,12 +76,16 @@ test-agents: $(VENV)/.dev $(AGENTS)/.installed
 
 test-native: $(NATIVE_TESTS:%=test-native-%)
 
+test-native-plain: ISAS := host
+# Sanitizers take ten times as long: those that differ most, and for threads, which know of none, one.
+test-native-memory: ISAS := fastest;avx2;baseline;emulated_amx
 test-native-memory: SANITIZE := address,undefined
+test-native-threads: ISAS := fastest
 test-native-threads: SANITIZE := thread
 
 # Built as the extension is, or with a sanitizer.
 $(NATIVE_TESTS:%=test-native-%): test-native-%: $(VENV)/.native
-	$(CMAKE) -S tests/native -B build/native-$* -G Ninja -DNATIVE_HOST_ONLY=ON $(if $(SANITIZE),-DCMAKE_BUILD_TYPE=Checked \
+	$(CMAKE) -S tests/native -B build/native-$* -G Ninja "-DNATIVE_ISAS=$(ISAS)" $(if $(SANITIZE),-DCMAKE_BUILD_TYPE=Checked \
 	  -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-sanitize-recover=all -fsanitize=$(SANITIZE)")
 	$(CMAKE) --build build/native-$*
 	$(BIN)/ctest --test-dir build/native-$* --parallel 2 --output-on-failure

@@ -40,7 +40,7 @@ struct Shape {
     if (layout.type == CacheType::kFloat32 || !layout.rounds_inputs) return false;
     if (layout.type == CacheType::kInt8) return kernels()->min_input_bits < 32;
     const std::string name = kernels()->name;
-    return name == "avx512_bf16" || name == "avx512_amx";
+    return name == "avx512_bf16" || name == "avx512_amx" || name == "emulated_amx";
   }
 };
 

@@ -2,8 +2,8 @@
 
 `python -m batching.backend.native.build` always succeeds: without a compiler, or if the build
 fails, it prints the reason, and the server runs without the extension.  It builds for all
-instruction sets, so that the file can be used on other machines; with --host for those of this
-processor, which is faster.
+instruction sets, so that the file can be used on other machines; with --host for the best one of
+this processor and the least, which is faster.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     """Return 0, whether the extension was built or not: the server runs without it too."""
     parser = argparse.ArgumentParser(description="Build the native CPU kernels.")
     parser.add_argument("--host", action="store_true", help="for this processor alone")
-    options = ["-DNATIVE_HOST_ONLY=ON"] if parser.parse_args(arguments).host else []
+    options = ["-DNATIVE_ISAS=fastest;avx2"] if parser.parse_args(arguments).host else []
     if (reason := why_not()) is not None:
         print(f"no native CPU kernels: {reason}")
         return 0

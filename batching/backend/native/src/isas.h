@@ -37,7 +37,8 @@ inline bool has_amx() {
 }
 #endif
 
-/// Those that this processor has, the fastest first; asks the system for AMX.
+/// Those that this processor has, the fastest first; asks the system for AMX.  The last ones are built for
+/// tests alone, except that a processor of another kind has no other than the baseline.
 inline std::vector<std::string_view> supported_isas() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -54,6 +55,8 @@ inline std::vector<std::string_view> supported_isas() {
   if (has_avx512) isas.push_back("avx512");
   if (has_avx2 && has_avx_vnni()) isas.push_back("avx2_vnni");
   if (has_avx2) isas.push_back("avx2");
+  if (has_bf16) isas.push_back("emulated_amx");
+  if (has_avx2) isas.push_back("baseline");
   return isas;
 #else
   return {"baseline"};

@@ -166,7 +166,7 @@ def buildable() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Build in a folder whose build fails, beside an extension from before."""
     monkeypatch.setattr(build, "FOLDER", tmp_path)
-    text = 'cmake_minimum_required(VERSION 3.25)\nmessage(FATAL_ERROR "there is no such thing (${NATIVE_HOST_ONLY})")\n'
+    text = 'cmake_minimum_required(VERSION 3.25)\nmessage(FATAL_ERROR "there is no such thing (${NATIVE_ISAS})")\n'
     (tmp_path / "CMakeLists.txt").write_text(text, encoding="utf-8")
     (tmp_path / build.NAME).write_text("old", encoding="utf-8")
     return tmp_path
@@ -197,13 +197,13 @@ def test_without_cmake_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("buildable")
-@pytest.mark.parametrize(("arguments", "host_only"), [([], ""), (["--host"], "ON")])
+@pytest.mark.parametrize(("arguments", "isas"), [([], ""), (["--host"], "fastest;avx2")])
 def test_a_build_that_fails_says_why_and_leaves_the_old_one(
-    folder: Path, arguments: list[str], host_only: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, arguments: list[str], isas: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert build.main(arguments) == 0
     printed = capsys.readouterr()
-    assert f"there is no such thing ({host_only})" in printed.err
+    assert f"there is no such thing ({isas})" in printed.err
     assert printed.out == "no native CPU kernels: the build failed, see above\n"
     assert (folder / build.NAME).read_text(encoding="utf-8") == "old"
     assert sorted(path.name for path in folder.iterdir()) == ["CMakeLists.txt", build.NAME]

@@ -2,11 +2,12 @@
 #pragma once
 
 #include "kernels.h"
+#include "kernels/amx_instructions.h"
 #include "kernels/microkernel.h"
 
 namespace {
 
-#if defined(__AMX_BF16__) && defined(__AVX512FP16__)
+#if HAS_AMX
 
 constexpr bool HAS_UNIT = true;
 /// Rows of the unit's registers, of 64 bytes each.
@@ -40,7 +41,6 @@ struct alignas(64) UnitConfig {
     set(INPUTS, first);
     set(INPUTS + 1, num_rows - first);
   }
-  ALWAYS_INLINE void use() const { asm volatile("ldtilecfg %0" ::"m"(*this)); }
 };
 
 /// The unit while it multiplies tiles of so many rows; then its registers are unused, and the system
@@ -50,32 +50,15 @@ struct MatrixUnit {
 
   ALWAYS_INLINE explicit MatrixUnit(int num_rows)
       : block_rows(num_rows < 2 * UNIT_ROWS ? num_rows : 2 * UNIT_ROWS) {
-    if (block_rows) UnitConfig(block_rows).use();
+    if (!block_rows) return;
+    const UnitConfig config(block_rows);
+    configure_unit(&config);
   }
   ALWAYS_INLINE ~MatrixUnit() {
-    if (block_rows) asm volatile("tilerelease");
+    if (block_rows) release_unit();
   }
   MatrixUnit(const MatrixUnit&) = delete;
 };
-
-// Of the registers that are template arguments.  The compiler's own functions do not say that memory
-// is read.
-template <int TO>
-ALWAYS_INLINE void clear_unit() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(TO));
-}
-template <int TO>
-ALWAYS_INLINE void load_unit(const void* rows, size_t stride) {
-  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(rows), "r"(stride), "i"(TO) : "memory");
-}
-template <int FROM>
-ALWAYS_INLINE void store_unit(void* rows, size_t stride) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(rows), "r"(stride), "i"(FROM) : "memory");
-}
-template <int TO, int X, int W>
-ALWAYS_INLINE void multiply_unit() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(TO), "i"(X), "i"(W));
-}
 
 /// Sums of up to two times 16 rows, `[row][COLUMNS]` in memory.
 template <bool HAS_SECOND>

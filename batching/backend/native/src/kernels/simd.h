@@ -8,7 +8,7 @@
 
 #include "kernels.h"
 
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -89,6 +89,8 @@ ALWAYS_INLINE F32 load_fp16(const uint16_t* p) {
   return (F32)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__AVX2__)
   return (F32)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__F16C__)
+  return (F32)_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 #elif defined(__aarch64__)
   return (F32)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else

@@ -6,7 +6,7 @@
 
 namespace {
 
-#if defined(__AMX_BF16__) && defined(__AVX512FP16__)
+#if HAS_AMX
 
 /// Rows of pairs with UNIT_INPUTS numbers of each of COLUMNS columns.
 struct PairRows {

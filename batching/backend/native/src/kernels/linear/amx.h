@@ -13,7 +13,7 @@
 
 namespace {
 
-#if defined(__AMX_BF16__) && defined(__AVX512FP16__)
+#if HAS_AMX
 
 /// Rows of a call, for which weights are unpacked once.
 constexpr int MAX_ROWS_AMX = 256;
@@ -42,15 +42,15 @@ void pack_row_bf16(const float* x, float factor, int row, int height, int size,
 }
 
 /// float16 numbers, each twice.
-ALWAYS_INLINE __m512h twice(F32 numbers) {
+ALWAYS_INLINE Halves twice(F32 numbers) {
   const I32 halves = (I32)_mm512_cvtepu16_epi32(_mm512_cvtps_ph((__m512)numbers, _MM_FROUND_TO_NEAREST_INT));
-  return (__m512h)(halves | halves << 16);
+  return (Halves)(halves | halves << 16);
 }
 
 /// Those of float16 as bfloat16 that are 2^-BFLOAT16_EXPONENT as large: the bits of its exponent and of
 /// its mantissa are where bfloat16 has them once they are shifted by three.  Rounded to nearest, ties
 /// away from zero.
-ALWAYS_INLINE I32 as_bf16(__m512h numbers) {
+ALWAYS_INLINE I32 as_bf16(Halves numbers) {
   const __m512i rounded = _mm512_mulhrs_epi16((__m512i)numbers, _mm512_set1_epi16(1 << 12));
   return (I32)_mm512_and_si512(rounded, _mm512_set1_epi16(static_cast<short>(0x8fff)));
 }
@@ -120,19 +120,19 @@ class Unpacker {
 
   /// The codes of two inputs of each column, from the bytes of four inputs or of twice as many.
   template <int PAIR>
-  ALWAYS_INLINE __m512h codes(__m512i bytes) const {
+  ALWAYS_INLINE Halves codes(__m512i bytes) const {
     if constexpr (PER_BYTE == 2) {
       // Where the lower byte is zero.  Bits of an index before the last four are of another weight.
       const __m512i q = PAIR == 0   ? _mm512_slli_epi16(bytes, 8)
                         : PAIR == 1 ? bytes
                         : PAIR == 2 ? _mm512_slli_epi16(bytes, 4)
                                     : _mm512_srli_epi16(bytes, 4);
-      return (__m512h)_mm512_maskz_permutexvar_epi8(0xaaaaaaaaaaaaaaaa, q, table_);
+      return (Halves)_mm512_maskz_permutexvar_epi8(0xaaaaaaaaaaaaaaaa, q, table_);
     }
     const __m512i q = PAIR ? _mm512_srli_epi16(bytes, 8)
                            : _mm512_and_si512(bytes, _mm512_set1_epi16(255));
     const auto center = static_cast<short>(weights_.center);
-    return _mm512_cvtepi16_ph(_mm512_sub_epi16(q, _mm512_set1_epi16(center)));
+    return to_halves(_mm512_sub_epi16(q, _mm512_set1_epi16(center)));
   }
 
   /// Some inputs of one vector of columns.
@@ -140,9 +140,9 @@ class Unpacker {
   ALWAYS_INLINE void unpack_vector(int v, int num_inputs, uint16_t* to) const {
     const uint8_t* p = p_ + 4 * v * LANES;
     const auto put = [&]<int PAIR>(__m512i bytes) __attribute__((always_inline)) {
-      const __m512h q = codes<PAIR>(bytes);
-      const __m512h w =
-          HAS_BIASES ? _mm512_fmadd_ph(q, scales_[v], biases_[v]) : _mm512_mul_ph(q, scales_[v]);
+      const Halves q = codes<PAIR>(bytes);
+      const Halves w =
+          HAS_BIASES ? fused(q, scales_[v], biases_[v]) : product(q, scales_[v]);
       *reinterpret_cast<I32*>(to + PAIR * 2 * LANES) = as_bf16(w);
     };
     for (int i = 0; i < num_inputs; i += 4 * PER_BYTE, p += 4 * COLUMNS, to += 4 * PER_BYTE * LANES) {
@@ -161,7 +161,7 @@ class Unpacker {
   bool has_biases_;
   int left_ = 0, group_ = 0;  // inputs of a group, and which it is
   __m512i table_;
-  __m512h scales_[VECTORS], biases_[VECTORS];
+  Halves scales_[VECTORS], biases_[VECTORS];
 };
 
 /// Numbers of the weights of UNIT_INPUTS inputs.

@@ -60,7 +60,7 @@ constexpr int max_rows_int() {
 }
 void begin_sums(const native::LinearArgs&, int32_t*) {}
 template <typename Int, bool HAS_HALVES>
-void linear_tile_int(const native::LinearArgs&, int, int, const uint8_t*, float*, size_t,
+void linear_tile_int(const native::LinearArgs&, int, const uint8_t*, float*, size_t,
                      Prefetcher, float*) {}
 
 #endif
