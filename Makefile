@@ -41,6 +41,7 @@ AGENTS := build/agents
 DOCS := .venv-docs
 GUIDELLM := .venv-guidellm
 KERNELS := .venv-kernels
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # It finds ninja in the path.
 CMAKE := PATH="$(abspath $(BIN)):$$PATH" $(abspath $(BIN))/cmake
@@ -57,10 +58,16 @@ serve: $(VENV)/.native
 	@exec $(BIN)/python -m app $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(if $(filter true,$(COVERAGE)),--cov)
+ifeq ($(COVERAGE),true)
+	$(PYTEST) --cov --ignore=tests/batching/backend
+	# What is not counted is tested without waiting for the count.
+	$(PYTEST) tests/batching/backend
+else
+	$(PYTEST)
+endif
 
 test-slow: $(VENV)/.dev $(VENV)/.gemma
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m slow
+	$(PYTEST) -m slow
 
 test-clients: $(VENV)/.native $(CLIENTS)/.installed
 	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest tests/clients
@@ -91,7 +98,7 @@ $(NATIVE_TESTS:%=test-native-%): test-native-%: $(VENV)/.native
 	$(BIN)/ctest --test-dir build/native-$* --parallel 2 --output-on-failure
 
 test-kernels: $(VENV)/.dev $(KERNELS)/.installed
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m kernels tests/kernels
+	$(PYTEST) -m kernels tests/kernels
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m scripts.soak $(SOAKFLAGS)
