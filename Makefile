@@ -57,11 +57,11 @@ NATIVE_TESTS := plain memory threads
 serve: $(VENV)/.native
 	@exec $(BIN)/python -m app $(ARGS)
 
+# What coverage does not count is tested without: it takes longer with it.
 test: $(VENV)/.dev
 ifeq ($(COVERAGE),true)
-	$(PYTEST) --cov --ignore=tests/batching/backend
-	# What is not counted is tested without waiting for the count.
-	$(PYTEST) tests/batching/backend
+	status=0; $(PYTEST) --cov --ignore=tests/batching/backend || status=$$?; \
+	  $(PYTEST) tests/batching/backend && exit $$status
 else
 	$(PYTEST)
 endif
@@ -160,7 +160,7 @@ $(VENV)/.runtime: $(VENV)/.python requirements/$(DEVICE).txt requirements/model.
 
 # Where there is a compiler and the CPU computes; otherwise this does nothing, and says so.
 NATIVE := batching/backend/native
-$(VENV)/.native: $(VENV)/.runtime requirements/native.txt $(NATIVE)/CMakeLists.txt $(wildcard $(NATIVE)/src/*.* $(NATIVE)/src/*/*.*)
+$(VENV)/.native: $(VENV)/.runtime requirements/native.txt $(NATIVE)/CMakeLists.txt $(wildcard $(addprefix $(NATIVE)/src/,*.* */*.* */*/*.*))
 ifeq ($(DEVICE),default)
 	@if command -v "$${CXX:-c++}" >/dev/null && ! $(PIP) install -r requirements/native.txt; then \
 	  echo "no native CPU kernels: what builds them could not be installed"; fi

@@ -1,4 +1,4 @@
-// Runs all tests with the kernels that NATIVE_ISA names; 77 if this processor lacks them.
+// Runs all tests with the kernels that NATIVE_ISA names; 77 if this processor lacks them, or if they were not built.
 #include <cstdio>
 #include <exception>
 
@@ -9,7 +9,7 @@ int main() {
   using namespace tests;
   const native::Kernels* kernels = native::kernels();
   if (!kernels) {
-    std::puts("this processor has no such instruction set");
+    std::puts("there are no kernels of this name, or not for this processor");
     return 77;
   }
   std::printf("kernels for %s\n", kernels->name);

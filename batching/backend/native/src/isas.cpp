@@ -1,4 +1,4 @@
-// Prints the instruction sets that this processor has as a list of CMake, which runs it to build for no other.
+// Prints the instruction sets that this processor has as a list of CMake, which runs it to build for some of them.
 #include <iostream>
 
 #include "isas.h"

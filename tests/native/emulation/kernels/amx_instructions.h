@@ -1,16 +1,19 @@
-// Computes what Intel's AMX does (Software Developer's Manual, volume 2), in place of the file of this
-// name, so that the kernels for it are tested on processors without it: it is included before theirs.
+// Computes what Intel's AMX does (Software Developer's Manual, TDPBF16PS), except that denormal numbers are
+// kept, and what vectors of float16 do, in place of the kernels' file of this name: they are tested on
+// processors that have neither.
 #pragma once
 
 #include <cstring>
 
 #include "kernels/simd.h"
 
-#define HAS_AMX 1
+#define HAS_AMX
 
 namespace {
 
-using Halves = __m512h;
+using Halves = __m512i;
+
+ALWAYS_INLINE uint16_t to_half(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 
 /// Call `compute` for the float16 numbers of each lane.
 template <typename Compute>
@@ -19,8 +22,7 @@ ALWAYS_INLINE Halves for_halves(Halves a, Halves b, Halves c, Compute compute) {
   uint16_t x[SIZE], y[SIZE], z[SIZE];
   std::memcpy(x, &a, sizeof a), std::memcpy(y, &b, sizeof b), std::memcpy(z, &c, sizeof c);
   for (int i = 0; i < SIZE; i++)
-    z[i] = _cvtss_sh(compute(_cvtsh_ss(x[i]), _cvtsh_ss(y[i]), _cvtsh_ss(z[i])),
-                     _MM_FROUND_TO_NEAREST_INT);
+    z[i] = to_half(compute(_cvtsh_ss(x[i]), _cvtsh_ss(y[i]), _cvtsh_ss(z[i])));
   std::memcpy(&c, z, sizeof c);
   return c;
 }
@@ -30,7 +32,7 @@ ALWAYS_INLINE Halves to_halves(__m512i integers) {
   uint16_t to[sizeof(Halves) / sizeof(uint16_t)];
   std::memcpy(from, &integers, sizeof from);
   for (size_t i = 0; i < sizeof to / sizeof *to; i++)
-    to[i] = _cvtss_sh(from[i], _MM_FROUND_TO_NEAREST_INT);
+    to[i] = to_half(from[i]);
   Halves halves;
   std::memcpy(&halves, to, sizeof to);
   return halves;
@@ -38,8 +40,11 @@ ALWAYS_INLINE Halves to_halves(__m512i integers) {
 ALWAYS_INLINE Halves product(Halves a, Halves b) {
   return for_halves(a, b, b, [](float x, float y, float) { return x * y; });
 }
+/// Rounded to float32 on the way, which only a tie of float16 could tell.
 ALWAYS_INLINE Halves fused(Halves a, Halves b, Halves c) {
-  return for_halves(a, b, c, [](double x, double y, double z) { return x * y + z; });
+  return for_halves(a, b, c, [](double x, double y, double z) {
+    return static_cast<float>(x * y + z);
+  });
 }
 
 constexpr int NUM_REGISTERS = 8, ROWS_OF_REGISTER = 16, UPPER_HALF = static_cast<int>(0xffff0000);
@@ -84,13 +89,13 @@ void store_unit(void* rows, size_t stride) {
 template <int TO, int X, int W>
 void multiply_unit() {
   for (int row = 0; row < emulated.sizes.rows[TO]; row++) {
-    F32 sums = (F32)emulated.rows[TO][row];
+    F32 even{}, odd{};
     for (int pair = 0; pair < emulated.sizes.rows[W]; pair++) {
       const I32 x = splat_int(emulated.rows[X][row][pair]), w = emulated.rows[W][pair];
-      sums += (F32)(x << 16) * (F32)(w << 16);
-      sums += (F32)(x & UPPER_HALF) * (F32)(w & UPPER_HALF);
+      even += (F32)(x << 16) * (F32)(w << 16);
+      odd += (F32)(x & UPPER_HALF) * (F32)(w & UPPER_HALF);
     }
-    emulated.rows[TO][row] = (I32)sums;
+    emulated.rows[TO][row] = (I32)((F32)emulated.rows[TO][row] + (even + odd));
   }
 }
 

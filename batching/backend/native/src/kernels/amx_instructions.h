@@ -6,7 +6,7 @@
 #include "kernels/simd.h"
 
 #if defined(__AMX_BF16__) && defined(__AVX512FP16__)
-#define HAS_AMX 1
+#define HAS_AMX
 
 namespace {
 

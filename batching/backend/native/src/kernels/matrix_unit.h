@@ -7,7 +7,7 @@
 
 namespace {
 
-#if HAS_AMX
+#if defined(HAS_AMX)
 
 constexpr bool HAS_UNIT = true;
 /// Rows of the unit's registers, of 64 bytes each.

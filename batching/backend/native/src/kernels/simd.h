@@ -104,6 +104,8 @@ ALWAYS_INLINE F32 fused(F32 a, F32 b, F32 c) {
   return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__)
   return (F32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (F32)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return c;
@@ -116,7 +118,7 @@ ALWAYS_INLINE void add_product(F32& sums, F32 a, const float* b) {
   // The compiler would broadcast the number for several vectors, which takes an instruction.
   asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(a), "m"(*b));
 #else
-  sums += splat(*b) * a;
+  sums = fused(splat(*b), a, sums);
 #endif
 }
 

@@ -6,7 +6,7 @@
 
 namespace {
 
-#if HAS_AMX
+#if defined(HAS_AMX)
 
 /// Rows of pairs with UNIT_INPUTS numbers of each of COLUMNS columns.
 struct PairRows {

@@ -13,7 +13,7 @@
 
 namespace {
 
-#if HAS_AMX
+#if defined(HAS_AMX)
 
 /// Rows of a call, for which weights are unpacked once.
 constexpr int MAX_ROWS_AMX = 256;
@@ -26,6 +26,8 @@ ALWAYS_INLINE int max_rows_amx(const Panels& weights) {
 }
 /// Inputs whose weights are unpacked together: the L1 cache has space for them and their inputs.
 constexpr int MAX_UNPACKED = 256;
+// What is read beyond the inputs of a last tile, see multiply_rows_amx.
+static_assert(native::UNIT_OVERREAD >= (UNIT_ROWS - 1) * 2 * UNIT_INPUTS);
 
 /// Pack a row `[size]`, times `factor`; see PackedInputs.
 void pack_row_bf16(const float* x, float factor, int row, int height, int size,
@@ -141,8 +143,7 @@ class Unpacker {
     const uint8_t* p = p_ + 4 * v * LANES;
     const auto put = [&]<int PAIR>(__m512i bytes) __attribute__((always_inline)) {
       const Halves q = codes<PAIR>(bytes);
-      const Halves w =
-          HAS_BIASES ? fused(q, scales_[v], biases_[v]) : product(q, scales_[v]);
+      const Halves w = HAS_BIASES ? fused(q, scales_[v], biases_[v]) : product(q, scales_[v]);
       *reinterpret_cast<I32*>(to + PAIR * 2 * LANES) = as_bf16(w);
     };
     for (int i = 0; i < num_inputs; i += 4 * PER_BYTE, p += 4 * COLUMNS, to += 4 * PER_BYTE * LANES) {

@@ -13,7 +13,6 @@ namespace {
 
 using native::Format;
 using native::Panels;
-using native::ParameterType;
 
 /// What the scales multiply, of the low bits of each lane.
 template <Format FORMAT>
@@ -76,13 +75,7 @@ struct FloatSums {
   /// Add the products of one input of each row.
   ALWAYS_INLINE void add(const float* x, const F32 (&w)[VECTORS]) {
     for (int m = 0; m < ROWS; m++)
-      for (int v = 0; v < VECTORS; v++) {
-        // Fused as add_product is, also where the compiler does not optimise.
-        if constexpr (LANES == 16)
-          sums[m][v] = fused(splat(x[m]), w[v], sums[m][v]);
-        else
-          sums[m][v] += splat(x[m]) * w[v];
-      }
+      for (int v = 0; v < VECTORS; v++) sums[m][v] = fused(splat(x[m]), w[v], sums[m][v]);
   }
   /// The same, for weights that are in registers only.
   ALWAYS_INLINE void add_converted(const float* x, const F32 (&w)[VECTORS]) {
