@@ -84,7 +84,7 @@ test-agents: $(VENV)/.dev $(AGENTS)/.installed
 test-native: $(NATIVE_TESTS:%=test-native-%)
 
 test-native-plain: ISAS := host
-# Sanitizers take ten times as long: those that differ most, and for threads, which know of none, one.
+# Sanitizers take four to nine times as long: those that differ most, and for threads, which know of none, one.
 test-native-memory: ISAS := fastest;avx2;baseline;emulated_amx
 test-native-memory: SANITIZE := address,undefined
 test-native-threads: ISAS := fastest
