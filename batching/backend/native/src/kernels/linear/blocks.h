@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "kernels/linear/int_sums.h"
 #include "kernels/linear/integers.h"
 #include "kernels/microkernel.h"
 
@@ -72,17 +73,15 @@ constexpr int max_rows_int() {
   return MAX_ROWS_INT;
 }
 
-/// Compute one tile of a panel, of up to MAX_ROWS_INT rows.
-template <typename Int, bool HAS_HALVES, native::Format FORMAT>
-void multiply_ints(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
-                   const int32_t* begins, int height, float* y, size_t ldy, Prefetcher prefetcher) {
-  static_assert(sizeof(Int) == 2);
+/// Add the products of one tile of a panel to `results`, `[height][COLUMNS]`, block by block.
+template <native::Format FORMAT, bool HAS_HALVES>
+void multiply_blocks(const native::Panels& weights, const native::PackedInputs& x,
+                     const uint8_t* p, const int32_t* begins, int height, float* results,
+                     Prefetcher prefetcher) {
   using Weights = Block<FORMAT>;
   const bool is_biased = has_biases(weights);
   const float *scales = x.scales, *input_sums = HAS_HALVES ? x.half_sums : x.sums;
   const uint8_t *inputs = x.integers, *panel = p;
-  alignas(64) float results[MAX_ROWS_INT * COLUMNS];
-  for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
   GroupSums sums;
   p += weights.first_group();
   for (int g = 0; g < weights.num_inputs / weights.group; g++) {
@@ -100,6 +99,21 @@ void multiply_ints(const native::Panels& weights, const native::PackedInputs& x,
     // Two groups of HALF_GROUP share the scale of their inputs.
     if (!HAS_HALVES || g % 2) scales += height;
   }
+}
+
+/// Compute one tile of a panel, of up to MAX_ROWS_INT rows.
+template <typename Int, bool HAS_HALVES, native::Format FORMAT>
+void multiply_ints(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
+                   const int32_t* begins, int height, float* y, size_t ldy, Prefetcher prefetcher) {
+  static_assert(sizeof(Int) == 2);
+  alignas(64) float results[MAX_ROWS_INT * COLUMNS];
+  for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
+  if (height == 1)
+    multiply_int16<FORMAT, 1, HAS_HALVES>(weights, x, p, begins, results, prefetcher);
+  else if (height == 2)
+    multiply_int16<FORMAT, 2, HAS_HALVES>(weights, x, p, begins, results, prefetcher);
+  else
+    multiply_blocks<FORMAT, HAS_HALVES>(weights, x, p, begins, height, results, prefetcher);
   copy_rows(results, height, y, ldy);
 }
 

@@ -1,9 +1,8 @@
-// Products of quantized weights and integer inputs by VNNI: a lane of an instruction multiplies and adds
-// two 16-bit or four 8-bit inputs, and the sums of a group are in registers.
+// Products of quantized weights and integer inputs by VNNI, with the sums of a group in registers.
 #pragma once
 
 #include "kernels.h"
-#include "kernels/linear/integers.h"
+#include "kernels/linear/int_sums.h"
 #include "kernels/microkernel.h"
 
 namespace {
@@ -22,113 +21,7 @@ constexpr int max_rows_int() {
 }
 #define FOR_EACH_HEIGHT_INT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 
-/// Weights of 4 bits, shifted: `[weight][shift]`.
-template <native::Format FORMAT>
-struct ShiftedWeights {
-  uint8_t table[16][native::MAX_SHIFT + 1];
-
-  constexpr ShiftedWeights() : table() {
-    for (int q = 0; q < 16; q++)
-      for (int by = 0; by <= native::MAX_SHIFT; by++)
-        table[q][by] = (FORMAT == native::Format::kMxfp4 ? native::MXFP4_CODES[q] : q) << by;
-  }
-  /// The weights of four inputs in each lane, of those loaded, shifted by as much as these inputs.
-  template <int ROWS>
-  ALWAYS_INLINE I32 at(U16Pairs loaded, int four, const uint8_t* shifts) const {
-    int32_t word;
-    __builtin_memcpy(&word, shifts, sizeof(word));
-    const I32 q = (I32)(four ? loaded >> 2 : loaded << 2) & 0x3c3c3c3c, by = splat_int(word);
-    // For "or" the compiler would join both operations: with many rows, the port of what that gives
-    // has no time left (Zen 4).
-    return look_up(*reinterpret_cast<const I32*>(table), ROWS > 2 ? q + by : q | by);
-  }
-};
-
-/// A group's sums of products of integers, in COUNT vectors of columns.
-template <typename Int, native::Format FORMAT, int ROWS, int COUNT = VECTORS>
-struct IntSums {
-  static constexpr ShiftedWeights<FORMAT> SHIFTED_WEIGHTS{};
-  static constexpr int FOURS = has_nibbles(FORMAT) ? 2 : 1, WORDS = sizeof(Int);  // loaded at once
-  static constexpr int INPUT_BYTES = EIGHT * sizeof(Int), WEIGHT_BYTES = EIGHT * COLUMNS / FOURS;
-  // A sum of one or two rows would wait for itself, so it is kept in parts.
-  static constexpr int PARTS = ROWS == 1 ? 2 * WORDS : ROWS == 2 ? 2 : 1;
-  I32 parts[PARTS][ROWS][COUNT] = {};
-
-  ALWAYS_INLINE IntSums() = default;
-  ALWAYS_INLINE explicit IntSums(const int32_t* begins) {
-    for (int m = 0; m < ROWS; m++)
-      for (int v = 0; v < COUNT; v++) parts[0][m][v] = splat_int(begins[m]);
-  }
-  /// Add the products of eight inputs of each row, with weights that are shifted if it is said how.
-  template <bool IS_SHIFTED = false>
-  ALWAYS_INLINE void add(const uint8_t* inputs, const uint8_t* p, const uint8_t* shifts = nullptr) {
-    U16Pairs loaded[COUNT];
-    for (int at = 0; at < 2 * WORDS; at++) {
-      const int four = at / WORDS;
-      I32 w[COUNT];
-      for (int v = 0; v < COUNT; v++) {
-        if (at % (FOURS * WORDS) == 0) loaded[v] = load_pairs(p + 4 * (four * COLUMNS + LANES * v));
-        if constexpr (IS_SHIFTED)
-          w[v] = SHIFTED_WEIGHTS.template at<ROWS>(loaded[v], four, shifts + 4 * four);
-        else
-          w[v] = weights_of<Int, FORMAT>(loaded[v], four % FOURS, at % WORDS);
-      }
-      for (int m = 0; m < ROWS; m++)
-        for (int v = 0; v < COUNT; v++) {
-          I32& sum = parts[at % PARTS][m][v];
-          sum = dot<Int>(sum, w[v], inputs + 4 * at + INPUT_BYTES * m);
-        }
-    }
-  }
-  /// Add those of a group, and move on to what follows it.
-  ALWAYS_INLINE void add_group(const uint8_t*& inputs, const uint8_t*& p, int group) {
-    for (int i = 0; i < group; i += EIGHT) {
-      add(inputs, p);
-      inputs += INPUT_BYTES * ROWS;
-      p += WEIGHT_BYTES;
-    }
-  }
-  ALWAYS_INLINE F32 at(int m, int v) const {
-    I32 sum = parts[0][m][v];
-    for (int part = 1; part < PARTS; part++) sum += parts[part][m][v];
-    return to_float(sum);
-  }
-};
-
-/// Add the products of one tile of a panel to `results`, `[ROWS][COLUMNS]`: memory, since registers
-/// have the sums of a group.
-template <native::Format FORMAT, int ROWS>
-void multiply_int16(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
-                    const int32_t* begins, float* results, Prefetcher prefetcher) {
-  using Sums = IntSums<int16_t, FORMAT, ROWS>;
-  const uint8_t *inputs = x.integers, *panel = p;
-  p += weights.first_group();
-  const bool is_biased = has_biases(weights);
-  const int end = weights.num_inputs / weights.group * ROWS;
-  for (int at = 0; at < end; at += ROWS) {
-    prefetcher.advance();
-    Sums sums(begins + at);
-    for (int i = 0; i < weights.group; i += EIGHT) {
-      sums.add(inputs, p);
-      inputs += Sums::INPUT_BYTES * ROWS;
-      p += Sums::WEIGHT_BYTES;
-    }
-    const Parameters group(weights, p, factors_of(weights, panel, at / ROWS));
-    p += weights.parameter_bytes();
-    const auto finish = [&]<bool IS_BIASED>() __attribute__((always_inline)) {
-      for (int m = 0; m < ROWS; m++)
-        for (int v = 0; v < VECTORS; v++) {
-          float* y = results + m * COLUMNS + v * LANES;
-          F32 result = fused(sums.at(m, v) * splat(x.scales[at + m]), group.scales[v], load(y));
-          if (IS_BIASED) result = fused(splat(x.sums[at + m]), group.biases[v], result);
-          store(y, result);
-        }
-    };
-    is_biased ? finish.template operator()<true>() : finish.template operator()<false>();
-  }
-}
-
-/// The same of groups of HALF_GROUP: two of them are scaled, and their sum by the inputs' scale.
+/// As multiply_int16, of groups of HALF_GROUP: two of them are scaled, and their sum by the inputs' scale.
 template <native::Format FORMAT, int ROWS>
 void multiply_halves_int16(const native::Panels& weights, const native::PackedInputs& x,
                            const uint8_t* p, const int32_t* begins, float* results,
