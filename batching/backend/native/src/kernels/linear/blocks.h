@@ -3,8 +3,9 @@
 //
 // AVX2 has 16 registers, and a product of integers takes two instructions, so that a tile of sums in
 // registers would have few rows, and unpacking would be a third of the work.  The sums are in the L1
-// cache instead, read and written once a block.  Integers are added exactly and floats in the order of
-// the groups, so that no bit of a row depends on the number of rows.
+// cache instead, read and written once a block; one or two rows, which would wait for that, have them in
+// registers.  Integers are added exactly and floats in the order of the groups, so that no bit of a row
+// depends on the number of rows.
 #pragma once
 
 #include "kernels.h"
