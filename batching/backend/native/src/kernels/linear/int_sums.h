@@ -96,11 +96,7 @@ void multiply_int16(const native::Panels& weights, const native::PackedInputs& x
   for (int at = 0; at < end; at += ROWS) {
     prefetcher.advance();
     Sums sums(begins + at);
-    for (int i = 0; i < weights.group; i += EIGHT) {
-      sums.add(inputs, p);
-      inputs += Sums::INPUT_BYTES * ROWS;
-      p += Sums::WEIGHT_BYTES;
-    }
+    sums.add_group(inputs, p, weights.group);
     const Parameters group(weights, p, factors_of(weights, panel, at / ROWS));
     p += weights.parameter_bytes();
     // Two groups of HALF_GROUP share the scale of their inputs.
