@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator
 
 from app.api.schemas.fields import check_size, field_error, json_text
+from app.api.schemas.json_schema import well_formed
 from app.parsing.tool_spec import ToolSpec
 
 # Together they become part of the prompt; many models' whole context is shorter.
@@ -20,9 +21,10 @@ _ANY_DEPTH: Final = 1000
 
 def _check_parameters(schema: dict[str, Any]) -> dict[str, Any]:
     json_text(schema, max_depth=_MAX_DEPTH, max_characters=_MAX_CHARACTERS)
-    if schema.get("type", "object") != "object":
+    formed = well_formed(schema)
+    if formed.get("type", "object") != "object":
         raise field_error("it must be the schema of an object")
-    return schema
+    return formed
 
 
 # The JSON Schema of a tool's arguments.

@@ -68,6 +68,45 @@ def test_what_is_left_out_of_parameters(parameters: Any, schema: dict[str, Any])
     assert parsed.to_spec().template_fields()["function"] == {"name": "f", "parameters": schema}
 
 
+def parameter(schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": schema}}
+
+
+@pytest.mark.parametrize(
+    "keyword", ["properties", "required", "$defs", "definitions", "type", "anyOf", "enum"]
+)
+def test_a_keyword_that_is_null_is_left_out(keyword: str) -> None:
+    for outer, inner in [({keyword: None}, {}), (parameter({keyword: None}), parameter({}))]:
+        (parsed,) = tool_lists.validate_python([tool(parameters=outer)])
+        assert parsed.function.parameters == inner
+
+
+def test_values_that_are_null_stay() -> None:
+    schema = parameter({"default": None, "const": None, "enum": [None], "anyOf": [True, {}]})
+    (parsed,) = tool_lists.validate_python([tool(parameters=schema)])
+    assert parsed.function.parameters == schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"properties": []}, "properties must be an object"),
+        ({"required": True}, "required must be an array of strings"),
+        ({"required": [1]}, "required must be an array of strings"),
+        ({"$defs": {"b": {"type": {}}}}, "$defs.b.type must be a string or an array of strings"),
+        (parameter({"required": True}), "properties.a.required must be an array of strings"),
+        (parameter({"anyOf": {}}), "properties.a.anyOf must be an array"),
+        (parameter({"anyOf": [{}, {"enum": "b"}]}), "properties.a.anyOf.1.enum must be an array"),
+        (parameter({"items": {"minItems": "1"}}), "properties.a.items.minItems must be a whole"),
+        (parameter({"maxItems": -1}), "properties.a.maxItems must be a whole number of at least 0"),
+    ],
+)
+def test_a_keyword_of_another_type_is_named(schema: dict[str, Any], message: str) -> None:
+    where, reported = fault(tool_lists, [tool(parameters=schema)])
+    assert where == "0.function.parameters"
+    assert reported.startswith(message)
+
+
 @pytest.mark.parametrize(
     "tools",
     [

@@ -1,0 +1,72 @@
+"""The form of JSON Schemas that clients send.
+
+What reads a schema relies on the types that the standard gives to keywords:
+https://json-schema.org/draft/2020-12/json-schema-validation
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from app.api.schemas.fields import field_error
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _are_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_type(value: Any) -> bool:
+    return isinstance(value, str) or _are_strings(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+# Keywords whose values are schemas by name, lists of them, or one.
+_NAMED: Final = ("properties", "$defs", "definitions")
+_LISTED: Final = ("anyOf", "oneOf", "allOf")
+_SINGLE: Final = ("items", "additionalProperties")
+
+_FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    **dict.fromkeys(_NAMED, (_is_object, "an object")),
+    **dict.fromkeys((*_LISTED, "enum"), (_is_array, "an array")),
+    **dict.fromkeys(("minItems", "maxItems"), (_is_count, "a whole number of at least 0")),
+    "required": (_are_strings, "an array of strings"),
+    "type": (_is_type, "a string or an array of strings"),
+}
+
+
+def well_formed(schema: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return a schema without those of its keywords that are null, as some clients write none.
+
+    Raises:
+        PydanticCustomError: a keyword has another type than it may have; `path` and it are named.
+    """
+    kept = {key: value for key, value in schema.items() if value is not None or key not in _FORMS}
+    for key, (is_formed, what) in _FORMS.items():
+        if key in kept and not is_formed(kept[key]):
+            message = f"{path}{key} must be {what}"
+            raise field_error(message)
+    for key in _NAMED:
+        if key in kept:
+            kept[key] = {name: _inner(v, f"{path}{key}.{name}.") for name, v in kept[key].items()}
+    for key in _LISTED:
+        if key in kept:
+            kept[key] = [_inner(v, f"{path}{key}.{i}.") for i, v in enumerate(kept[key])]
+    for key in _SINGLE:
+        if key in kept:
+            kept[key] = _inner(kept[key], f"{path}{key}.")
+    return kept
+
+
+def _inner(value: Any, path: str) -> Any:
+    """Return a schema in a schema; what is none may be `true`, or is of an older draft."""
+    return well_formed(value, path) if isinstance(value, dict) else value
