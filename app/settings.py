@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.admission.controller import AdmissionLimits
-from app.http.authentication import read_keys
+from app.http.authentication import read_keys, split_keys
 from app.prompts.request_template import check_template
 from app.storage.batch_storage import BatchStorage
 from app.storage.data_dir import default_data_dir
@@ -381,6 +381,15 @@ class Settings(BaseSettings):
     def _ignore_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
 
+    @field_validator("api_keys_file", "data_dir", "weights_cache_dir")
+    @classmethod
+    def _expand_home(cls, path: Path | None) -> Path | None:
+        # In a file or after `--flag=` no shell does.
+        try:
+            return None if path is None else path.expanduser()
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
+
     @model_validator(mode="after")
     def _each_request_gets_a_token(self) -> Self:
         if self.max_batch_tokens < self.max_num_seqs:
@@ -425,11 +434,11 @@ class Settings(BaseSettings):
         Raises:
             SettingsError: the file cannot be read, or one of them can be no key.
         """
-        listed = "\n".join(_split(self.api_keys.get_secret_value()))
-        keys = self.admin_key_list() + (_keys("api_keys", listed) if listed else [])
+        keys = self.admin_key_list() + _listed_keys("api_keys", self.api_keys)
         if self.api_keys_file is None:
             return keys
-        return keys + _keys("api_keys_file", _text_of("api_keys_file", self.api_keys_file))
+        text = _text_of("api_keys_file", self.api_keys_file)
+        return keys + _keys("api_keys_file", read_keys, text)
 
     def admin_key_list(self) -> list[str]:
         """Return the keys that may watch the server.
@@ -437,8 +446,7 @@ class Settings(BaseSettings):
         Raises:
             SettingsError: one of them can be no key.
         """
-        listed = "\n".join(_split(self.admin_keys.get_secret_value()))
-        return _keys("admin_keys", listed) if listed else []
+        return _listed_keys("admin_keys", self.admin_keys)
 
     def chat_template_text(self) -> str | None:
         """Return the template that replaces the model's.
@@ -545,10 +553,16 @@ def _text_of(field: str, path: Path) -> str:
         raise SettingsError(f"{env_name(field)} cannot be read: {reason}") from None
 
 
-def _keys(field: str, text: str) -> list[str]:
-    """Return the keys in a text; a source without any must not open the server to every client."""
+def _listed_keys(field: str, value: SecretStr) -> list[str]:
+    """Return the keys of a field that separates them by commas; if it is empty, none."""
+    text = value.get_secret_value()
+    return _keys(field, split_keys, text) if text else []
+
+
+def _keys(field: str, read: Callable[[str], list[str]], text: str) -> list[str]:
+    """Return the keys of a source; one without any must not open the server to every client."""
     try:
-        keys = read_keys(text)
+        keys = read(text)
     except ValueError as error:
         raise SettingsError(f"{env_name(field)}: {error}") from None
     if not keys:

@@ -399,8 +399,32 @@ class TestKeys:
     ) -> None:
         monkeypatch.setenv("MLX_SERVER_API_KEYS", "good,secr\u00e9t")
         message = self.rejection()
-        assert message.startswith("MLX_SERVER_API_KEYS: line 2: ")
+        assert message.startswith("MLX_SERVER_API_KEYS: key 2: ")
         assert "secr" not in message
+
+    @pytest.mark.parametrize("field", ["api_keys", "admin_keys"])
+    @pytest.mark.parametrize("text", [",", " ", ", ,"])
+    def test_a_list_that_lost_them_does_not_open_the_server(
+        self, monkeypatch: pytest.MonkeyPatch, field: str, text: str
+    ) -> None:
+        monkeypatch.setenv(variable := f"MLX_SERVER_{field}".upper(), text)
+        assert self.rejection() == f"{variable} holds no key"
+
+    def test_a_key_in_a_list_is_no_comment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MLX_SERVER_API_KEYS", "a,#b")
+        assert self.keys() == ["a", "#b"]
+
+
+@pytest.mark.parametrize("field", ["api_keys_file", "data_dir", "weights_cache_dir"])
+def test_a_path_may_begin_at_home(
+    field: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(variable := f"MLX_SERVER_{field}".upper(), "~/there")
+    assert getattr(load_settings(), field) == tmp_path / "there"
+    monkeypatch.setenv(variable, "~nobody-here/there")
+    with pytest.raises(SettingsError, match=variable):
+        load_settings()
 
 
 def test_origins_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
