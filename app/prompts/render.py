@@ -103,9 +103,8 @@ def _rendered(model: ModelInfo, conversation: Conversation, format_: MessageForm
     kwargs = _template_kwargs(conversation, format_)
     if described and format_.is_native:
         kwargs["tools"] = [tool.template_fields() for tool in described]
-    turns = _turns(model, conversation, format_)
     try:
-        return render_turns(model, turns, **kwargs)
+        return render_turns(model, _turns(model, conversation, format_), **kwargs)
     except InvalidRequest:
         raise
     # A template is a program of the model's authors: on input that it does not expect it may

@@ -15,6 +15,7 @@ from app.parsing.formats.model_format import message_format
 from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, ToolCall
 from app.prompts.harmony_history import template_turns
 from app.prompts.model_template import render_turns
+from app.prompts.render_pool import TemplateTooMuch
 from batching import ModelInfo
 
 _SEPARATOR: Final = "\n"
@@ -44,7 +45,11 @@ class TurnOrder:
 
 @lru_cache(maxsize=8)
 def turn_order(model: ModelInfo) -> TurnOrder:
-    """Return what a model's template takes."""
+    """Return what a model's template takes.
+
+    Raises:
+        TemplateTooMuch: it took too much time or memory, or no process was free.
+    """
     return TurnOrder(
         system_first=takes_system(model),
         system_later=_takes(model, _USER, _LATER, _ASSISTANT, _NEXT)
@@ -63,6 +68,9 @@ def _takes(model: ModelInfo, *messages: ChatMessage) -> bool:
     turns = template_turns(messages, message_format(model))
     try:
         text = render_turns(model, turns, add_generation_prompt=True)
+    except TemplateTooMuch:
+        # It may be the machine's fault, and what is returned here is kept.
+        raise
     except Exception:  # a template may raise anything
         return False
     contents = [message.content for message in messages if message.content]

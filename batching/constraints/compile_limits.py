@@ -8,6 +8,7 @@ running this file: it must not import anything of the project, which would take 
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -29,8 +30,10 @@ LIMITS: Final = LLParserLimits(
 )
 
 _CPU_SECONDS: Final = 2
-# On a loaded machine the process gets less than a core.
+# On a machine so loaded that the process gets a tenth of a core.
 _WALL_SECONDS: Final = 20.0
+# Signals that no limit here sends: of a supervisor, a terminal, or a system without memory.
+_FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _MEMORY_BYTES: Final = 1 << 30
 # A thread has eight times as much on Linux, and more on a Mac.
 _STACK_BYTES: Final = 1 << 20
@@ -44,6 +47,10 @@ class SpecialTokens(NamedTuple):
     texts: Mapping[int, str]
 
 
+class CompileInterrupted(Exception):
+    """What became of the process says nothing of the grammar."""
+
+
 def encode_input(grammar: str, tokens: SpecialTokens) -> bytes:
     return json.dumps([grammar, tokens.num_tokens, list(tokens.texts.items())]).encode()
 
@@ -51,7 +58,11 @@ def encode_input(grammar: str, tokens: SpecialTokens) -> bytes:
 def compiles_within_limits(
     grammar: str, tokens: SpecialTokens, *, wall_seconds: float = _WALL_SECONDS
 ) -> bool:
-    """True if a grammar compiles, or is found to be invalid, within the limits."""
+    """True if a grammar compiles, or is found to be invalid, within the limits.
+
+    Raises:
+        CompileInterrupted: the process was ended for another reason, or there was none.
+    """
     # -P: the modules beside this file must not hide the standard library's.
     command = [sys.executable, "-P", __file__]
     try:
@@ -62,8 +73,10 @@ def compiles_within_limits(
             capture_output=True,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return False
+    except (subprocess.TimeoutExpired, OSError):
+        raise CompileInterrupted from None
+    if -done.returncode in _FROM_OUTSIDE:
+        raise CompileInterrupted
     return done.returncode == 0
 
 
@@ -108,8 +121,10 @@ def compile_with_little_stack(encoded: bytes) -> bool:
 
 def limit(kind: int, amount: int) -> None:
     """Limit this process, where the system knows such a limit; else the wall clock remains."""
+    # At a hard limit of its time a process is killed, as it may be from outside.
+    hard = amount + 1 if kind == resource.RLIMIT_CPU else amount
     with suppress(ValueError, OSError):
-        resource.setrlimit(kind, (amount, amount))
+        resource.setrlimit(kind, (amount, hard))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,12 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from batching.constraints.compile_limits import LIMITS, SpecialTokens, compiles_within_limits
+from batching.constraints.compile_limits import (
+    LIMITS,
+    CompileInterrupted,
+    SpecialTokens,
+    compiles_within_limits,
+)
 from batching.constraints.matcher import (
     GrammarMatcher,
     GrammarPanic,
@@ -27,7 +32,7 @@ from batching.constraints.matcher import (
     panics_as_exceptions,
     reason_of,
 )
-from batching.errors import InvalidRequest
+from batching.errors import InvalidRequest, RequestFailed
 from batching.model_info import Tokenizer
 
 GrammarText = NewType("GrammarText", str)
@@ -140,6 +145,7 @@ class GrammarCompiler:
 
         Raises:
             InvalidGrammar: it cannot be enforced; `param` names the field that it came from.
+            RequestFailed: whether it can was not found out.
         """
         if len(grammar) > MAX_GRAMMAR_LENGTH:
             message = f"a grammar of {len(grammar)} characters exceeds {MAX_GRAMMAR_LENGTH}"
@@ -149,7 +155,12 @@ class GrammarCompiler:
         except ValueError as error:
             message = f"this model cannot follow a grammar: {reason_of(str(error))}"
             raise InvalidGrammar(param, message) from error
-        if not self._is_within_limits(grammar):
+        try:
+            is_within_limits = self._is_within_limits(grammar)
+        except CompileInterrupted:
+            message = "the process that compiles the grammar was ended; please try again"
+            raise RequestFailed(message) from None
+        if not is_within_limits:
             raise InvalidGrammar(param, "the grammar takes too much time or memory to compile")
         try:
             with panics_as_exceptions():

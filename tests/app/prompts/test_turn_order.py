@@ -1,6 +1,7 @@
 """Turns that a template does not take are rendered in another role, where they are."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import jinja2
@@ -9,10 +10,13 @@ from mlx_lm.tool_parsers import json_tools
 
 from app.parsing.formats.model_format import message_format
 from app.parsing.tool_spec import ToolSpec
+from app.prompts import model_template
 from app.prompts.conversation import ChatMessage, Conversation, ToolCall
 from app.prompts.render import chat_prompt
+from app.prompts.render_pool import RenderPool
 from app.prompts.turn_order import TurnOrder, adapted_turns, turn_order
-from batching import ModelInfo
+from batching import InvalidRequest, ModelInfo
+from tests.support.marker_tokenizer import MarkerTokenizer
 from tests.support.speaker import END, VOCAB_SIZE, ByteTokenizer
 
 CHATML: Final = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -75,6 +79,19 @@ ASSISTANT: Final = ChatMessage(role="assistant", content="Hello")
 REMINDER: Final = ChatMessage(role="system", content="It is late.")
 CALLING: Final = ChatMessage(role="assistant", content="", tool_calls=(ToolCall("c", "f", "{}"),))
 RESULT: Final = ChatMessage(role="tool", content="42", tool_call_id="c")
+
+
+def test_a_pool_without_a_free_process_says_nothing_of_a_template(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = MarkerTokenizer()
+    model = replace(tokenizer.model, has_jinja_template=True)
+    monkeypatch.setattr(tokenizer, "get_chat_template", lambda *_: CHATML, raising=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(model_template, "POOL", RenderPool(num_processes=0, wall_seconds=0.01))
+        with pytest.raises(InvalidRequest, match="took too much time or memory"):
+            rendered(model, SYSTEM, USER)
+    assert turn_order(model) == TurnOrder(True, True, True)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import json
 import resource
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from batching.constraints import grammar
 from batching.constraints.compile_limits import (
+    CompileInterrupted,
     SpecialTokens,
     compile_with_little_stack,
     compiles_within_limits,
@@ -36,7 +39,7 @@ from batching.constraints.grammar import (
     regex_grammar,
 )
 from batching.constraints.matcher import GrammarMatcher
-from batching.errors import InvalidRequest
+from batching.errors import InvalidRequest, RequestFailed
 from tests.support.fakes import ByteTokenizer
 from tests.support.schemas import SCHEMAS
 
@@ -635,7 +638,24 @@ TOKENS: Final = SpecialTokens(NUM_KNOWN, {END: "<|end|>", IM_END: "<|im_end|>"})
 
 def test_a_process_that_takes_too_long_is_ended() -> None:
     assert compiles_within_limits(json_object_grammar(), TOKENS)
-    assert not compiles_within_limits(json_object_grammar(), TOKENS, wall_seconds=1e-6)
+    with pytest.raises(CompileInterrupted):
+        compiles_within_limits(json_object_grammar(), TOKENS, wall_seconds=1e-6)
+
+
+@pytest.mark.parametrize("script", ["kill -9 $$", "kill -15 $$", None])
+def test_a_process_that_is_ended_from_outside_says_nothing_of_the_grammar(
+    script: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    interpreter = tmp_path / "python"
+    if script is not None:
+        interpreter.write_text(f"#!/bin/sh\n{script}\n")
+        interpreter.chmod(0o700)
+    compiler = GrammarCompiler(FastTokenizer(byte_level()), VOCAB_SIZE, ENDS)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", str(interpreter))
+        with pytest.raises(RequestFailed, match="please try again"):
+            compiler.compile(json_object_grammar(), param="response_format")
+    compiler.compile(json_object_grammar(), param="response_format")
 
 
 def test_a_process_that_computes_too_long_dies_by_itself() -> None:
