@@ -90,8 +90,7 @@ class BatchRun:
             return
         # Without a change this reads only.
         await self._change(lambda b: None if (new := self._counted(b)) == b else new)
-        is_over = self.batch.expires <= self._services.now()
-        if (is_over or self.batch.status != "in_progress") and self._processing is not None:
+        if self.batch.is_over(self._services.now()) and self._processing is not None:
             self._processing.cancel()
 
     async def _validate(self, work: WorkFile) -> None:

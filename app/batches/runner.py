@@ -7,13 +7,16 @@ from typing import Final
 from app.batches.batch_run import BatchRun, BatchServices
 from app.batches.work import Counts
 from app.observability.logs import summarize_exception
+from app.storage.batches import StoredBatch
 from app.storage.in_thread import in_thread
 
 logger = logging.getLogger(__name__)
 
 # Batches whose lines take turns; later ones wait, so that they hold no memory.
 _MAX_RUNNING: Final = 8
-# Seconds after which batches of servers that have ended are looked for, and one that failed for
+# Batches beside them that are cancelled or whose time is over: they only write their files.
+_MAX_ENDING: Final = 8
+# Seconds after which expired files are deleted, batches of servers that have ended are looked for, and one that failed for
 # want of disk goes on.
 _SCAN_INTERVAL: Final = 5
 
@@ -27,6 +30,7 @@ class BatchRunner:
         self._scan: asyncio.Task[None] | None = None
         self._scans_again = False
         self._num_ticks = 0
+        self._is_sweep_due = False
         self._failed: set[str] = set()
         self._is_closed = False
 
@@ -57,6 +61,7 @@ class BatchRunner:
         is_due = self._num_ticks % _SCAN_INTERVAL == 0
         if is_due:
             self._failed.clear()
+            self._is_sweep_due = True
         if self._runs or is_due:
             self.wake()
 
@@ -81,13 +86,22 @@ class BatchRunner:
         try:
             for run, _ in list(self._runs.values()):
                 await run.check()
-            num_free = _MAX_RUNNING - len(self._runs)
-            running = {*self._runs, *self._failed}
-            batches = self.services.storage.batches
-            for batch in await in_thread(lambda: batches.claim(running, num_free)):
+            if self._is_sweep_due:
+                self._is_sweep_due = False
+                await in_thread(self.services.storage.files.delete_expired)
+            for batch in await in_thread(self._claim):
                 self._start(BatchRun(batch, self.services))
         except OSError as error:
             logger.error("batches cannot be looked up: %s", error)
+
+    def _claim(self) -> list[StoredBatch]:
+        running = {*self._runs, *self._failed}
+        return self.services.storage.batches.claim(
+            running,
+            _MAX_RUNNING - len(self._runs),
+            limit_over=_MAX_RUNNING + _MAX_ENDING - len(self._runs),
+            now=self.services.now(),
+        )
 
     def _looked(self, _: object) -> None:
         self._scan = None

@@ -59,6 +59,10 @@ class StoredBatch:
     def is_finished(self) -> bool:
         return self.status in FINAL
 
+    def is_over(self, now: float) -> bool:
+        """Return whether no more of its lines are to be served."""
+        return self.status == "cancelling" or self.expires <= now
+
 
 # Returns a batch as it is to be, or None to leave it.
 Change = Callable[[StoredBatch], StoredBatch | None]
@@ -148,10 +152,13 @@ class BatchStore:
                 insert_file(database, file)
             return after
 
-    def claim(self, running: Container[str], limit: int) -> list[StoredBatch]:
+    def claim(
+        self, running: Container[str], limit: int, *, limit_over: int, now: float
+    ) -> list[StoredBatch]:
         """Return unfinished batches for this server to run, the oldest first; others get it no more.
 
         running: those that it runs already.
+        limit_over: also of those that only have to end, which need not wait for others.
 
         Raises:
             OSError: the database cannot be written.
@@ -163,10 +170,10 @@ class BatchStore:
                 "SELECT id, server, body FROM batches WHERE NOT is_finished ORDER BY number"
             ).fetchall()
             for batch_id, server, body in rows:
-                if len(claimed) == limit:
-                    break
-                if batch_id not in running and self._take(database, batch_id, server):
-                    claimed.append(_from_json(body))
+                batch = _from_json(body)
+                has_room = len(claimed) < (limit_over if batch.is_over(now) else limit)
+                if has_room and batch_id not in running and self._take(database, batch_id, server):
+                    claimed.append(batch)
         return claimed
 
     def is_unfinished(self, batch_id: str) -> bool:

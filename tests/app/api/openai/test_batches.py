@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from app.batches.batch_run import BatchRun
-from app.storage.batches import StoredBatch
+from app.storage.batches import FINAL, StoredBatch
 from batching.batch_inference import BatchInferenceEngine
 from batching.pooling import NO_EMBEDDINGS, Embeddings, PoolingType
 from batching.request import BatchRequest
@@ -492,7 +492,7 @@ async def test_a_batch_that_is_cancelled_while_it_is_validated(tmp_path: Path) -
         runner = server.service.batches
         runner.wake = lambda: None  # type: ignore[method-assign]
         batch = await create(server, file["id"])
-        (claimed,) = server.service.storage.batch.batches.claim((), 8)
+        (claimed,) = server.service.storage.batch.batches.claim((), 8, limit_over=8, now=0)
         await server.client.post(f"{BATCHES}/{batch['id']}/cancel")
         await BatchRun(claimed, runner.services).run()
         done = await ended(server, batch["id"])
@@ -530,6 +530,34 @@ async def test_many_batches_take_turns(tmp_path: Path) -> None:
     assert {batch["status"] for batch in done} == {"completed"}
 
 
+async def test_a_batch_that_waits_for_others_can_be_cancelled_and_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served_in(tmp_path, is_gated=True) as server:
+        file = await upload(server, chat_lines(3))
+        running = [await create(server, file["id"]) for _ in range(8)]
+        await asyncio.to_thread(server.gate.reached.wait)
+        cancelled = await create(server, file["id"])
+        late = await create(server, file["id"], completion_window="1m")
+        await server.client.post(f"{BATCHES}/{cancelled['id']}/cancel")
+        assert await final_status(server, cancelled["id"]) == "cancelled"
+        monkeypatch.setattr(server.service.storage.batch, "clock", lambda: late["expires_at"])
+        server.service.tick(0.0, 0.0)
+        assert await final_status(server, late["id"]) == "expired"
+        server.gate.open()
+        done = [await ended(server, batch["id"]) for batch in running]
+    assert {batch["status"] for batch in done} == {"completed"}
+
+
+async def final_status(server: Served, batch_id: str) -> str:
+    """Wait for the end of a batch while others run."""
+    async with asyncio.timeout(60):
+        while True:
+            batch = (await server.client.get(f"{BATCHES}/{batch_id}")).json()
+            if batch["status"] in FINAL:
+                return str(batch["status"])
+
+
 async def test_a_batch_waits_after_an_error_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -548,7 +576,7 @@ async def test_a_batch_waits_after_an_error_of_the_server(
 async def test_a_database_that_fails_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError("batches.sqlite: disk I/O error")
 
     async with served_in(tmp_path) as server:
