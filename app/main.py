@@ -188,5 +188,5 @@ def _add_middleware(app: FastAPI, service: ServerState, *, open_paths: Container
             allow_origins=settings.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "request-id", "retry-after"],
         )

@@ -49,7 +49,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-    # Set by the layer that parses text.
+    # Of a choice, in the layer that parses text; its sequence ends with STOP.
     TOOL_CALLS = "tool_calls"
     # The client disconnected, or the layer above needs no more of it.
     ABORT = "abort"

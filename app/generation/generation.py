@@ -12,6 +12,7 @@ from app.observability.request_record import TokenUsage
 from app.parsing.events import MessageEvent, join_pieces
 from batching import (
     DeadlineExceeded,
+    FinishReason,
     SequenceStats,
     TokenLogprobs,
     TokenStream,
@@ -197,7 +198,9 @@ class Generation:
             delta = replace(delta, prompt_logprobs=self._prompt_logprobs[prompt_index])
         if delta.finish_reason is not None:
             self._reasons[index] = delta.finish_reason
-            self._tokens.finish(index, delta.finish_reason)
+            # To the engine, ending at a call is ending at a stop string.
+            has_calls = delta.finish_reason is FinishReason.TOOL_CALLS
+            self._tokens.finish(index, FinishReason.STOP if has_calls else delta.finish_reason)
         return [*reports, delta]
 
     def _reports(self, index: int, num_cached: int, num_prefilled: int) -> list[PromptProgress]:

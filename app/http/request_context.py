@@ -26,6 +26,9 @@ _MONITORING_PATHS: Final = PROBE_PATHS | {
     *("/metrics", "/load", "/version", "/server/events"),
 }
 
+# Anthropic's SDKs read `request-id`.
+_MESSAGES: Final = "/v1/messages"
+
 # No characters that end a header or a log line.
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
 
@@ -77,8 +80,9 @@ class RequestContextMiddleware:
             if message["type"] == "http.response.start":
                 has_started = True
                 _log_rejection(request_id, scope, message["status"])
-                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-                message = {**message, "headers": headers}
+                names = (b"x-request-id", *_own_names(scope["path"]))
+                ids = [(name, request_id.encode()) for name in names]
+                message = {**message, "headers": [*message.get("headers", ()), *ids]}
             try:
                 await send(message)
             except OSError:
@@ -95,6 +99,12 @@ class RequestContextMiddleware:
             if not has_started:
                 response = error_response(error, scope, self._count_rejection)
                 await response(scope, receive, send_with_id)
+
+
+def _own_names(path: str) -> tuple[bytes, ...]:
+    """Return what an API calls the header beside `x-request-id`."""
+    is_anthropic = path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
+    return (b"request-id",) if is_anthropic else ()
 
 
 def _log_rejection(request_id: str, scope: Scope, status: int) -> None:

@@ -15,6 +15,13 @@ ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 _SERVICE_NAME: Final = "mlx-batch-server"
 _FAILURES: Final = ("failed", "timeout")
+# By what ids begin with; those of chats differ from API to API.
+_OPERATIONS: Final = {
+    "cmpl": "text_completion",
+    "embd": "embeddings",
+    "rerank": "rerank",
+    "score": "score",
+}
 _NANOSECONDS: Final = 1_000_000_000
 
 
@@ -35,7 +42,7 @@ class Tracer:
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        operation = "chat" if record.completion_id.startswith("chat") else "text_completion"
+        operation = _OPERATIONS.get(record.completion_id.partition("-")[0], "chat")
         # The engine's clock is monotonic, not the time of day.
         began = time.time() - record.elapsed
         span = self._tracer.start_span(

@@ -14,7 +14,7 @@ from batching.steps.outputs import RequestFailure, RequestOutput
 from batching.steps.stats import SchedulerStats
 
 # Also where a layer above ends it, as at a stop string.
-_COMPLETE: Final = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
+_COMPLETE: Final = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,22 @@ class TestIds:
         assert len(one) == 36
         assert one != two
 
+    @pytest.mark.parametrize(
+        ("path", "is_anthropic"),
+        [
+            ("/v1/messages", True),
+            ("/v1/messages/count_tokens", True),
+            ("/v1/messages-of-others", False),
+            ("/v1/chat/completions", False),
+        ],
+    )
+    async def test_anthropics_clients_get_it_by_their_name(
+        self, path: str, is_anthropic: bool
+    ) -> None:
+        headers = (await ask(App(), path, b"a")).headers
+        assert headers["x-request-id"] == "a"
+        assert headers.get("request-id") == ("a" if is_anthropic else None)
+
     async def test_the_state_of_the_server_is_kept(self) -> None:
         scope: Scope = {"type": "http", "path": "/", "headers": [], "state": {"ours": 1}}
 

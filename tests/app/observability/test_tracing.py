@@ -70,10 +70,13 @@ async def test_a_request_is_a_span_in_the_callers_trace(collector: Collector) ->
         server.client.headers["traceparent"] = f"00-{TRACE_ID}-{PARENT_ID}-01"
         response = (await server.chat("secret")).json()
         await server.complete()
+        body = {"model": MODEL_ID, "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+        await server.client.post("/v1/messages", json=body)
     tracer.close()
-    span, other = collector.spans
+    span, other, message = collector.spans
     assert span.name == f"chat {MODEL_ID}"
     assert other.name == f"text_completion {MODEL_ID}"
+    assert message.name == span.name
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE_ID, PARENT_ID)
     values = attributes(span)
     assert values["gen_ai.response.id"] == response["id"]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.chunks import chunks
 from tests.support.marker_tokenizer import MarkerTokenizer
-from tests.support.speaker import served
+from tests.support.speaker import MODEL_ID, served
 
 pytestmark = pytest.mark.anyio
 
@@ -37,6 +37,9 @@ async def test_a_call_beside_a_format(format_: dict[str, Any], choice: str) -> N
     async with served(CALL + b" and more", tokenizer=MarkerTokenizer()) as server:
         answer = (await server.chat("Hi", **fields, **format_)).json()
         stream = chunks(await server.chat("Hi", stream=True, **fields, **format_))
+        page = (await server.client.get("/metrics")).text
+    assert 'finished_reason="tool_calls"' not in page, "vLLM knows no such reason"
+    assert f'request_success_total{{finished_reason="stop",model_name="{MODEL_ID}"}} 2.0' in page
     (made,) = answer["choices"][0]["message"]["tool_calls"]
     assert json.loads(made["function"]["arguments"]) == {"x": 12}
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
