@@ -1,7 +1,9 @@
 // Recurrent mixers against plain loops: whole, cut into slices, alone, with states that are kept.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <sstream>
+#include <thread>
 
 #include "check.h"
 #include "operations/linear.h"
@@ -362,9 +364,35 @@ class Case {
   }
 };
 
+/// A step is queued, for which the pool grows, while the one before it runs; where cells moved, or where
+/// they are found, the thread sanitizer reports a data race.
+void test_a_pool_that_grows_while_it_is_read() {
+  StatePool pool(3);
+  pool.grow(1);
+  float* const first = pool.cell(0);
+  std::atomic<bool> has_begun = false, is_done = false;
+  bool has_moved = false;
+  std::thread reader([&] {
+    while (!is_done) {
+      has_moved |= pool.cell(0) != first;
+      has_begun = true;
+    }
+  });
+  while (!has_begun) std::this_thread::yield();
+  for (int n = 2; n < 5000; n++) {
+    pool.grow(n);
+    pool.cell(n - 1)[2] = static_cast<float>(n);
+  }
+  is_done = true;
+  reader.join();
+  expect(!has_moved, "cells stay where they are");
+  for (int n = 2; n < 5000; n++) expect(pool.cell(n - 1)[2] == n, "each cell has memory of its own");
+}
+
 }  // namespace
 
 void test_mixer() {
+  test_a_pool_that_grows_while_it_is_read();
   Random random(6);
   for (int i = 0; i < 60; i++)
     for (Recurrence recurrence : {Recurrence::kDelta, Recurrence::kAdditive, Recurrence::kNone})

@@ -1,6 +1,8 @@
 #include "states.h"
 
 #include <algorithm>
+#include <bit>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -8,7 +10,12 @@ namespace native {
 
 namespace {
 
-constexpr int CELLS_OF_CHUNK = 8;
+constexpr int CELLS_OF_FIRST_CHUNK = 8;
+
+int chunk_of(int cell) {
+  return std::bit_width(static_cast<unsigned>(cell / CELLS_OF_FIRST_CHUNK));
+}
+int first_cell(int chunk) { return chunk == 0 ? 0 : CELLS_OF_FIRST_CHUNK << (chunk - 1); }
 
 }  // namespace
 
@@ -16,17 +23,21 @@ StatePool::StatePool(size_t cell_floats) : cell_floats_(cell_floats) {
   if (cell_floats == 0) throw std::invalid_argument("a state has numbers");
 }
 
-int StatePool::num_cells() const { return static_cast<int>(chunks_.size()) * CELLS_OF_CHUNK; }
+int StatePool::num_cells() const { return first_cell(num_chunks_); }
 
 void StatePool::grow(int num_cells) {
-  while (this->num_cells() < num_cells)
-    chunks_.push_back(
-        std::make_unique<Memory>(CELLS_OF_CHUNK * cell_floats_ * sizeof(float)));
+  while (this->num_cells() < num_cells) {
+    if (num_chunks_ == MAX_CHUNKS) throw std::bad_alloc();
+    const size_t size = first_cell(num_chunks_ + 1) - this->num_cells();
+    chunks_[num_chunks_] = std::make_unique<Memory>(size * cell_floats_ * sizeof(float));
+    num_chunks_++;
+  }
 }
 
 float* StatePool::cell(int index) const {
-  return static_cast<float*>(chunks_[index / CELLS_OF_CHUNK]->data()) +
-         index % CELLS_OF_CHUNK * cell_floats_;
+  const int chunk = chunk_of(index);
+  return static_cast<float*>(chunks_[chunk]->data()) +
+         (index - first_cell(chunk)) * cell_floats_;
 }
 
 StateStep::StateStep(std::vector<StatePiece> given) : pieces(std::move(given)) {

@@ -1,6 +1,7 @@
 // Recurrent states of one layer, and what a step does with them.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -8,7 +9,10 @@
 
 namespace native {
 
-/// Cells of one size, each a state after some position of a request.  Their addresses stay.
+/// Cells of one size, each a state after some position of a request.
+///
+/// The pool may grow while operations compute with cells that it had before: a step is queued while
+/// the one before it runs.  So neither cells nor where they are found ever move.
 class StatePool {
  public:
   explicit StatePool(size_t cell_floats);
@@ -16,14 +20,18 @@ class StatePool {
   StatePool& operator=(const StatePool&) = delete;
 
   size_t cell_floats() const { return cell_floats_; }
-  /// Have at least so many cells; not while an operation looks for one.
+  /// Have at least so many cells; in one thread at a time.  Throws std::bad_alloc.
   void grow(int num_cells);
   int num_cells() const;
   float* cell(int index) const;
 
  private:
   size_t cell_floats_;
-  std::vector<std::unique_ptr<Memory>> chunks_;
+  /// Of a billion cells.
+  static constexpr int MAX_CHUNKS = 28;
+  /// Each as large as all before it together; memory is backed by pages when it is touched.
+  std::array<std::unique_ptr<Memory>, MAX_CHUNKS> chunks_;
+  int num_chunks_ = 0;
 };
 
 /// Successive rows of one request, from the state in one cell to that in another, or the same one.
