@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 BLOCK_SIZE: Final = 32
 DEFAULT_NUM_BLOCKS: Final = 1024
+UNKNOWN_CONTEXT: Final = 4096
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDTypeName = Literal["auto", "float32", "bfloat16", "int8"]
@@ -102,8 +103,9 @@ class EngineConfig(BatchLimits):
     The KV pool has `num_blocks` blocks or the model is not loaded.  Without that number it has up
     to `max_blocks`, as far as they fit into what is free; without both it takes
     `memory_fraction` of the device's memory, weights included.  `max_model_len=None` takes the
-    model's own context, and `chat_template=None` its own template.  `state_cache_mib` bounds what
-    the prefix cache keeps of recurrent states; None is an eighth of what is free.
+    model's own context, which a number does not exceed, and `chat_template=None` its own template.
+    `state_cache_mib` bounds what the prefix cache keeps of recurrent states; None is an eighth of what is
+    free.
     With `async_scheduling` a step is queued while the one before it runs, wherever the pool allows it.
     `pooling` says how embeddings are made, `auto` as the model says.  `rerank_template` and
     `rerank_tokens`, of an irrelevant and of a relevant document with a comma between them, make a
@@ -151,6 +153,10 @@ class EngineConfig(BatchLimits):
         _check_above_zero(self, "max_stall_ms", "step_timeout")
         if not 0 < self.memory_fraction < 1:
             raise ValueError(f"memory_fraction must be within (0, 1), not {self.memory_fraction}")
+
+    def model_context(self, declared: int | None) -> int:
+        """Return a model's context: what it declares, or any number that is set where it declares none."""
+        return declared or self.max_model_len or UNKNOWN_CONTEXT
 
     def scheduler_config(self, num_blocks: int, model_context: int) -> SchedulerConfig:
         """Add what only the loaded model and the device determine."""

@@ -29,7 +29,7 @@ from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.backend.weights.storage import dtype_name
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockTable
-from batching.config import EngineConfig, SchedulerConfig
+from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError, UnsupportedKVDType
 from batching.model_info import ModelInfo, SamplingDefaults
@@ -193,6 +193,12 @@ def _load(
         chat_template=config.chat_template,
         has_kernels=isinstance(native, Native),
     )
+    if loaded.max_model_len is None and config.max_model_len is None:
+        logger.warning(
+            "%s declares no context length: %d tokens are served, MLX_SERVER_MAX_MODEL_LEN sets another",
+            config.model_id,
+            UNKNOWN_CONTEXT,
+        )
     # Before the kernels take its parts; with them it cannot be called without their caches.
     size = hidden_size_of(loaded.model) if may_embed(config, loaded.description) else None
     packed: PackedModel | None = None
@@ -245,7 +251,7 @@ def _backend(
         known,
         gpu=gpu,
         kernels=kernels,
-        max_model_len=loaded.max_model_len,
+        max_model_len=config.model_context(loaded.max_model_len),
     )
     if packed and known is None:
         packed.keep_verdict(kv_dtype, checked.verdict)
@@ -284,10 +290,11 @@ def _paged(
     lending: CoreLending,
 ) -> _Backend:
     layout = checked.layout
-    context = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len)
+    model_context = config.model_context(loaded.max_model_len)
+    context = min(config.max_model_len or model_context, model_context)
     states = state_size(config, layout.state_bytes(context), has_state=layout.has_state)
     limits = replace(
-        config.scheduler_config(1, loaded.max_model_len),
+        config.scheduler_config(1, model_context),
         max_num_seqs=states.num_running,
         num_checkpoints=states.num_checkpoints,
         # On a GPU some tokens more take hardly any time, and copies wait for the step in flight.
@@ -297,7 +304,7 @@ def _paged(
         # A draft that is wrong would cost a copy of all that the request keeps.
         limits = replace(limits, max_draft_tokens=0)
     block = _block_bytes(layout, limits)
-    size = pool_size(config, block, loaded.max_model_len, reserved=states.num_bytes)
+    size = pool_size(config, block, model_context, reserved=states.num_bytes)
     limits = replace(
         limits,
         num_blocks=size.num_blocks,

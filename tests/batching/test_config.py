@@ -59,6 +59,17 @@ def test_the_context_is_the_smallest_of_model_setting_and_pool() -> None:
     assert config.scheduler_config(10, model_context=500).max_request_tokens == 40
 
 
+@pytest.mark.parametrize(
+    ("declared", "setting", "context"),
+    [(50, None, 50), (50, 100, 50), (None, 100, 100), (None, 8192, 8192), (None, None, 4096)],
+)
+def test_where_a_model_declares_no_context_the_setting_is_its_context(
+    declared: int | None, setting: int | None, context: int
+) -> None:
+    config = EngineConfig(model="m", model_id="m", max_model_len=setting)
+    assert config.model_context(declared) == context
+
+
 def test_a_config_is_never_completed_later() -> None:
     config = EngineConfig(model="m", model_id="m")
     with pytest.raises(FrozenInstanceError):

@@ -115,10 +115,6 @@ def _rope_scaling(architecture: Architecture, metadata: ModelMetadata) -> Config
     scaling: Config = {"type": kind, "factor": metadata.number(f"{prefix}factor")}
     if kind == "yarn":
         scaling |= _yarn(metadata)
-    elif metadata.family == "gemma3":
-        # Its context length is that after scaling.
-        original = metadata.integer("context_length") // scaling["factor"]
-        scaling["original_max_position_embeddings"] = original
     return scaling
 
 

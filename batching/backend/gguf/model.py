@@ -44,7 +44,8 @@ class GgufOutline:
 
     With a `dtype` every weight is dequantized to it.  Without, quantized weights stay, and the
     float ones become float16 like their scales: a float32 norm would turn all activations into
-    float32.  A file of float32 only stays float32, and one without float16 becomes bfloat16.
+    float32.  Where activations exceed float16, both become bfloat16.  A file of float32 only stays
+    float32, and one without float16 becomes bfloat16.
     With `has_kernels`, whose activations are float32 in any case, each array keeps its own type, and
     scales that are products are float32: nothing is rounded.  Groups may then have 16 weights.
     """
@@ -60,7 +61,7 @@ class GgufOutline:
             # gemma3_text does not look into its config.
             self.model.tie_word_embeddings = True
             self.model.pop("lm_head")
-        own_float = None if has_kernels else float_type(header, self._architecture.half)
+        own_float = None if has_kernels else float_type(header)
         self._float = dtype or own_float
         self._kept = _quantizable(self.model) if dtype is None else frozenset[str]()
         own = list(own_tensors(header, self.config))

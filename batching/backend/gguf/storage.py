@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from batching.backend.gguf.architectures import ARCHITECTURES
 from batching.backend.gguf.header import GgufHeader, Tensor
 from batching.backend.gguf.quantizations import FLOATS, format_of, loses_bits, parameter_bits
 from batching.backend.gguf.tensors import NOT_WEIGHTS
@@ -24,12 +25,13 @@ class _Kept(NamedTuple):
     is_rounded: bool
 
 
-def float_type(header: GgufHeader, half: mx.Dtype) -> mx.Dtype:
+def float_type(header: GgufHeader) -> mx.Dtype:
     """Return the type of what is not quantized: scales of float16 are exact in no other half."""
     types = {tensor.type_name for tensor in header.tensors.values()}
     formats = [format_of(name) for name in types]
     if "F16" in types or any(kept and kept.mode == "affine" for kept in formats):
-        return half
+        known = ARCHITECTURES.get(header.text("general.architecture") or "")
+        return known.half if known else mx.float16
     return mx.float32 if types == {"F32"} else mx.bfloat16
 
 
@@ -79,7 +81,7 @@ def _kept_floats(
     header: GgufHeader, tensor: Tensor, dtype: mx.Dtype | None, has_kernels: bool
 ) -> _Kept:
     own = FLOATS.get(tensor.type_name)
-    kept = dtype or (own if own and has_kernels else float_type(header, mx.float16))
+    kept = dtype or (own if own and has_kernels else float_type(header))
     is_rounded = kept != mx.float32 and (own is None or kept != own)
     kept = kernel_float(kept) if has_kernels else kept
     return _Kept(

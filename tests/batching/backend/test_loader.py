@@ -15,18 +15,18 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from batching import EngineConfig, SamplingDefaults, SamplingParams
+from batching.backend.context_length import declared_context
 from batching.backend.engine_builder import build_engine
 from batching.backend.loader import (
     BUNDLED_MODEL,
     LoadedModel,
     load_model,
-    max_model_len,
     resolve,
 )
 from batching.errors import ModelLoadError
 from batching.request import BatchRequest
 from tests.support.arrays import parameters
-from tests.support.model_files import edit_config, rejection
+from tests.support.model_files import CONFIG, edit_config, rejection
 
 GOLDEN: Any = json.loads((Path(__file__).parents[2] / "data/golden_smollm2.json").read_text())
 CASES: dict[str, Any] = {case["name"]: case for case in GOLDEN["cases"]}
@@ -194,7 +194,18 @@ def test_a_model_in_the_hubs_cache_is_used_without_the_hub(
     (repository / "refs/main").write_text(revision)
     (repository / "snapshots").mkdir()
     directory.rename(repository / "snapshots" / revision)
-    assert resolve("some/model") == repository / "snapshots" / revision
+    found = repository / "snapshots" / revision
+    assert resolve("some/model") == found
+    # As another program leaves it that wanted the tokenizer only, or some of the files.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    index = found / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    assert "model-1.safetensors of some/model is neither in the hub's cache" in rejection(
+        "some/model"
+    )
+    index.unlink()
+    (found / "model.safetensors").unlink()
+    assert "model*.safetensors of some/model is neither" in rejection("some/model")
 
 
 @pytest.mark.parametrize(
@@ -223,8 +234,38 @@ def test_a_model_in_the_hubs_cache_is_used_without_the_hub(
             },
             131072,
         ),
-        ({}, 4096),
+        ({}, None),
     ],
 )
-def test_the_context_is_what_the_config_declares(config: dict[str, Any], expected: int) -> None:
-    assert max_model_len(config) == expected
+def test_the_context_is_what_the_config_declares(
+    config: dict[str, Any], expected: int | None
+) -> None:
+    assert declared_context(config) == expected
+
+
+@pytest.mark.parametrize("declared", [{}, {"max_position_embeddings": 131072}])
+def test_the_context_of_gemma3_is_that_after_scaling(declared: dict[str, int]) -> None:
+    part = declared | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    assert declared_context({"model_type": "gemma3_text", **part}) == 131072
+    assert declared_context({"model_type": "gemma3", "text_config": part}) == 131072
+
+
+@pytest.mark.parametrize(("setting", "context"), [(None, 4096), (2048, 2048), (8192, 8192)])
+def test_without_a_declared_context_that_of_the_setting_is_served(
+    directory: Path, caplog: pytest.LogCaptureFixture, setting: int | None, context: int
+) -> None:
+    edit_config(directory, max_position_embeddings=None)
+    config = EngineConfig(
+        model=str(directory), model_id="tiny", num_blocks=256, max_model_len=setting, device="cpu"
+    )
+    assert build_engine(config).model.max_model_len == context
+    assert ("declares no context length: 4096" in caplog.text) == (setting is None)
+
+
+def test_a_nested_config_saved_by_transformers_5_keeps_its_rotation(directory: Path) -> None:
+    weights: Any = mx.load(str(directory / "model.safetensors"))
+    nested = {f"language_model.{name}": array for name, array in weights.items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), nested, {"format": "mlx"})
+    rope = {"rope_type": "default", "rope_theta": 1e9}
+    edit_config(directory, model_type="mistral3", text_config=CONFIG | {"rope_parameters": rope})
+    assert load_model(str(directory), dtype=None).model.layers[0].self_attn.rope.base == 1e9

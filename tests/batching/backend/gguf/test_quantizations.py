@@ -107,6 +107,15 @@ def test_floats_that_the_kernels_keep_in_another_way(tmp_path: Path) -> None:
     assert "as bfloat16 (rounded, 1 MiB): 1.0 times" in halved
 
 
+def test_floats_of_an_architecture_whose_activations_exceed_float16(tmp_path: Path) -> None:
+    matrix = RawTensor(F16, SHAPE, bytes(2 * 7 * 512))
+    header = read_header(
+        write_gguf(tmp_path / "t.gguf", {"general.architecture": "gemma3"}, {"t.weight": matrix})
+    )
+    line = storage_line(stored_tensors(header, None, has_kernels=False))
+    assert "as bfloat16 (rounded, 1 MiB): 1.0 times" in line
+
+
 @pytest.mark.parametrize("name", LOSSY)
 def test_other_types_become_8_bits_and_no_weight_moves_by_more_than_half_a_step(
     tmp_path: Path, name: str
