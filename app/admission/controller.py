@@ -57,7 +57,7 @@ class AdmissionController:
         self.num_waiting_tokens = 0
         self._num_batch_requests = 0
         self._last_live = -math.inf
-        self._rate = ServiceRate()
+        self._rate = ServiceRate(limits.max_running)
         self._num_of_client: Counter[str] = Counter()
         self._buckets: dict[str, TokenBucket] = {}
 

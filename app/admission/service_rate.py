@@ -12,9 +12,13 @@ MAX_RETRY_AFTER: Final = 120
 
 
 class ServiceRate:
-    """Counts the requests that ended since the server last had nothing to do."""
+    """Counts the requests that ended since the server last had nothing to do.
 
-    def __init__(self) -> None:
+    max_running: requests that are served at once.
+    """
+
+    def __init__(self, max_running: int) -> None:
+        self._max_running = max_running
         self._ends: deque[float] = deque(maxlen=_MAX_ENDS)
         self._busy_since = 0.0
 
@@ -30,10 +34,14 @@ class ServiceRate:
         """Return how long so many requests take, in whole seconds from 1 to 120."""
         while self._ends and self._ends[0] < now - _WINDOW:
             self._ends.popleft()
+        seconds = num_requests * self._seconds_per_request(now)
+        return max(1, min(MAX_RETRY_AFTER, math.ceil(seconds)))
+
+    def _seconds_per_request(self, now: float) -> float:
         if not self._ends:
-            return MAX_RETRY_AFTER
+            # None has ended yet, or lately: as if all that run ended now.
+            return (now - self._busy_since) / self._max_running
         # A full window begins with its first end, and not with the first moment looked at.
         is_full = len(self._ends) == _MAX_ENDS
         since = self._ends[0] if is_full else max(self._busy_since, now - _WINDOW)
-        elapsed = max(now - since, 1e-3)
-        return max(1, min(MAX_RETRY_AFTER, math.ceil(num_requests * elapsed / len(self._ends))))
+        return max(now - since, 1e-3) / len(self._ends)
