@@ -103,6 +103,12 @@ def test_what_is_mounted_is_there(service: str) -> None:
             assert source in volumes or source.startswith("${"), source
 
 
+def test_a_new_volume_belongs_to_the_server() -> None:
+    [made] = [line for line in dockerfile_lines() if "install -d" in line]
+    assert "-o server -g server" in made
+    assert set(mounts("server")) <= set(made.split())
+
+
 def test_the_image_is_built_from_existing_files() -> None:
     copied = [line.split()[1:-1] for line in dockerfile_lines() if line.startswith("COPY ")]
     ours = [sources for sources in copied if not sources[0].startswith("--from=")]
