@@ -18,6 +18,7 @@ from batching.engine.token_stream import TokenStream
 from batching.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
+    EngineClosed,
     EngineError,
     EngineStalled,
     EngineStopped,
@@ -55,6 +56,7 @@ __all__ = [
     "ContextLengthExceeded",
     "DeadlineExceeded",
     "Embeddings",
+    "EngineClosed",
     "EngineConfig",
     "EngineError",
     "EngineObserver",

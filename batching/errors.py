@@ -10,6 +10,7 @@ EngineError
 ├── DeadlineExceeded        the deadline of the request has passed
 ├── EngineStalled           a step takes longer than the step timeout
 ├── EngineStopped           it serves no more requests
+│   └── EngineClosed        since the server shuts down
 ├── ModelNotFound           no such model is served here
 └── ModelLoadError          the model cannot be found or read
     ├── PoolTooLarge        the KV pool that was asked for does not fit
@@ -103,6 +104,11 @@ class EngineStalled(EngineError):
 class EngineStopped(EngineError):
     def __init__(self) -> None:
         super().__init__("the engine has stopped and serves no requests")
+
+
+class EngineClosed(EngineStopped):
+    def __init__(self) -> None:
+        EngineError.__init__(self, "the server is shutting down")
 
 
 class ModelNotFound(EngineError):

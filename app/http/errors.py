@@ -29,6 +29,7 @@ from app.observability.logs import summarize_exception
 from batching import (
     ContextLengthExceeded,
     DeadlineExceeded,
+    EngineClosed,
     EngineError,
     EngineStalled,
     EngineStopped,
@@ -59,6 +60,7 @@ ERROR_SPECS: Final[dict[type[BaseException], ErrorSpec]] = {
     ModelNotFound: ErrorSpec(404, code="model_not_found"),
     RequestFailed: ErrorSpec(500, "server_error"),
     EngineStopped: ErrorSpec(503, "server_error"),
+    EngineClosed: ErrorSpec(503, "server_error", "shutting_down"),
     EngineStalled: ErrorSpec(503, "server_error", "engine_stalled"),
     DeadlineExceeded: ErrorSpec(504, "timeout_error", "deadline_exceeded"),
     Unauthorized: ErrorSpec(401, code="invalid_api_key"),
@@ -91,6 +93,9 @@ REJECTION_REASONS: Final = (
     "too_many_connections",
 )
 
+
+# After which a request that a shutdown has ended is worth another try.
+_RESTART_SECONDS: Final = 10
 
 CountRejection = Callable[[str], None]
 
@@ -134,6 +139,8 @@ def headers_for(error: Exception) -> dict[str, str]:
     headers: dict[str, str] = {}
     if isinstance(error, Rejection) and error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, EngineClosed):
+        headers["Retry-After"] = str(_RESTART_SECONDS)
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, DeadlineExceeded):
@@ -149,7 +156,7 @@ def error_response(error: Exception, scope: Scope, count_rejection: CountRejecti
     return them, and middleware, which runs outside of those, sends them.
     """
     report = error_report(error)
-    if report.code in REJECTION_REASONS:
+    if isinstance(error, Rejection) and report.code in REJECTION_REASONS:
         count_rejection(report.code)
     response = _response(report, scope)
     response.headers.update(headers_for(error))

@@ -26,6 +26,10 @@ _NO_PARTS_OR_QUOTES: Final = bytes({*_NO_PARTS} - {*b'"'})
 
 class JsonRequest(Request):
     async def json(self) -> Any:
+        encoding = self.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            message = f"bodies are not decoded: send it without Content-Encoding: {encoding[:100]}"
+            raise HTTPException(415, message)
         return read_json(await self.body())
 
 

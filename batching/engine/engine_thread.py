@@ -36,7 +36,8 @@ class EngineThread:
 
     The worker owns the thread, and the thread the engine; the event loop owns the router and
     calls everything here but `start()`, `stop()`, `check()` and the properties of health, which
-    any thread may use.  When the engine stops, every open stream and call gets EngineStopped.
+    any thread may use.  When the engine stops, every open stream and call gets EngineStopped, and
+    EngineClosed where that was asked for.
     """
 
     model: ModelInfo
@@ -70,7 +71,7 @@ class EngineThread:
         )
 
     def stop(self, timeout: float | None = None) -> None:
-        """End the thread after its current step; open streams get EngineStopped."""
+        """End the thread after its current step; open streams get EngineClosed."""
         self._worker.stop(timeout)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from batching.batch_inference import BatchInferenceEngine
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.stream_router import StreamRouter
-from batching.errors import EngineStopped
+from batching.errors import EngineClosed, EngineStopped
 
 logger = logging.getLogger(__name__)
 
@@ -25,16 +25,17 @@ class Job(Generic[T]):
         self._func = func
         self.future: Future[T] = Future()
 
-    def run(self, engine: BatchInferenceEngine | None) -> None:
-        """Call the function; without an engine the future gets EngineStopped."""
+    def run(self, engine: BatchInferenceEngine) -> None:
         # False if the caller has cancelled it.
         if not self.future.set_running_or_notify_cancel():
             return
         try:
-            if engine is None:
-                raise EngineStopped
             self.future.set_result(self._func(engine))
         except Exception as error:
+            self.future.set_exception(error)
+
+    def fail(self, error: EngineStopped) -> None:
+        if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
 
@@ -59,7 +60,8 @@ class EngineWorker:
         # None asks the thread to end.
         self._inbox: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._is_stopped = False  # written under _lock, so that no job is left behind
+        # Why the thread takes no more jobs; written under _lock, so that no job is left behind.
+        self._ended_with: EngineStopped | None = None
         self._step_began: float | None = None  # written by the thread only
         self._loaded: Future[LoadedEngine] = Future()
         self._has_ended = threading.Event()
@@ -67,7 +69,7 @@ class EngineWorker:
 
     @property
     def is_stopped(self) -> bool:
-        return self._is_stopped
+        return self._ended_with is not None
 
     @property
     def step_time(self) -> float:
@@ -88,8 +90,8 @@ class EngineWorker:
         """
         job = Job(func)
         with self._lock:
-            if self._is_stopped:
-                raise EngineStopped
+            if self._ended_with is not None:
+                raise type(self._ended_with)
             self._inbox.put(job)
         return job
 
@@ -110,7 +112,7 @@ class EngineWorker:
         try:
             loaded = self._build()
         except BaseException as error:
-            self._end()
+            self._end(EngineStopped())
             self._loaded.set_exception(error)
             return
         # No event loop is bound yet, so the router is this thread's.
@@ -118,12 +120,14 @@ class EngineWorker:
         # What is loaded stays: without this every full collection would traverse all of it.
         gc.freeze()
         self._loaded.set_result(loaded)
+        reason = EngineStopped()
         try:
             self._serve(loaded.engine)
+            reason = EngineClosed()
         except BaseException:
             logger.exception("the engine failed and stops")
         finally:
-            self._end()
+            self._end(reason)
 
     def _serve(self, engine: BatchInferenceEngine) -> None:
         try:
@@ -149,10 +153,10 @@ class EngineWorker:
                 return False
             job.run(engine)
 
-    def _end(self) -> None:
+    def _end(self, reason: EngineStopped) -> None:
         with self._lock:
-            self._is_stopped = True
+            self._ended_with = reason
         while not self._inbox.empty():
             if (job := self._inbox.get()) is not None:
-                job.run(None)
-        self._router.call_in_loop(self._router.fail_all, EngineStopped(), self._clock())
+                job.fail(reason)
+        self._router.call_in_loop(self._router.fail_all, reason, self._clock())

@@ -118,6 +118,10 @@ def test_a_second_signal_ends_what_still_runs_with_an_error(server: Server) -> N
         assert outcome.broken is None
     assert whole.status == HTTPStatus.SERVICE_UNAVAILABLE
     assert whole.error is not None
+    assert {outcome.error["code"] for outcome in (*streams, whole) if outcome.error} == {
+        "shutting_down"
+    }
+    assert "retry-after" in whole.headers
     assert server.wait() == 0
     assert "Traceback" not in server.log
 

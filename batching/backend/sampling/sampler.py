@@ -228,12 +228,13 @@ def _keep_top(logits: mx.array, params: Sequence[SamplingParams]) -> mx.array:
     order = mx.argsort(-part, axis=-1)
     descending = mx.take_along_axis(part, order, axis=-1)
     top_k = _column([min(p.top_k or vocab_size, vocab_size) for p in params])
-    within_k = mx.arange(vocab_size) < top_k
+    ranks = mx.arange(vocab_size)
+    within_k = ranks < top_k
     descending = mx.where(within_k, descending, -mx.inf)
     probabilities = mx.softmax(descending, axis=-1, precise=True)
     # Keep a token while those before it have not reached top_p; the first one always stays.
     before = mx.cumsum(probabilities, axis=-1) - probabilities
-    kept = within_k & (before < _column([p.top_p for p in params]))
+    kept = within_k & ((before < _column([p.top_p for p in params])) | (ranks == 0))
     # By rank and not by a threshold: of equal logits only as many stay as there is room for.
     ranked = mx.where(kept, descending, -mx.inf)
     logits[rows] = mx.put_along_axis(part, order, ranked, axis=-1)

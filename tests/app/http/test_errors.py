@@ -7,6 +7,7 @@ import pytest
 from app.http.error_formats import openai_error
 from app.http.errors import ERROR_SPECS, error_report, error_spec
 from batching import (
+    EngineClosed,
     EngineConfig,
     EngineStopped,
     ModelLoadError,
@@ -109,6 +110,7 @@ def test_the_nearest_class_has_the_response() -> None:
     assert error_spec(EmptyPrompt()).status == 400
     assert error_spec(ModelNotFound("m")).status == 404
     assert error_spec(EngineStopped()).status == 503
+    assert error_spec(EngineClosed()).code == "shutting_down"
     assert error_spec(KeyError()) is ERROR_SPECS[Exception]
 
 

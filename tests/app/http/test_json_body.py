@@ -1,5 +1,6 @@
 """JSON bodies: what is accepted, what is rejected, and the count of parts."""
 
+import gzip
 import json
 from typing import Any
 
@@ -82,4 +83,16 @@ async def test_what_cannot_be_parsed_is_a_400(body: bytes, message: str) -> None
         taken = await client.post("/count", content=b'\xef\xbb\xbf{"a": 1}', headers=headers)
     assert rejected.status_code == 400
     assert message in rejected.json()["error"]["message"]
+    assert taken.json() == 1
+
+
+async def test_a_body_with_an_encoding_is_a_415() -> None:
+    transport = httpx.ASGITransport(app())
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        rejected = await client.post("/count", content=gzip.compress(b"{}"), headers=headers)
+        headers = {"Content-Encoding": "identity"}
+        taken = await client.post("/count", json={"a": 1}, headers=headers)
+    assert rejected.status_code == 415
+    assert "Content-Encoding: gzip" in rejected.json()["error"]["message"]
     assert taken.json() == 1

@@ -16,6 +16,7 @@ from batching.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     EmptyPrompt,
+    EngineClosed,
     EngineStalled,
     EngineStopped,
     InvalidRequest,
@@ -463,10 +464,10 @@ async def test_if_the_engine_dies_every_stream_and_call_fails() -> None:
         runner.fail = runner.fail_reset = RuntimeError("injected")
         runner.gate.set()
         for stream in streams:
-            with pytest.raises(EngineStopped):
+            with pytest.raises(EngineStopped, match="the engine has stopped"):
                 await collect(stream)
         for result in await asyncio.gather(*late, return_exceptions=True):
-            assert isinstance(result, EngineStopped)
+            assert type(result) is EngineStopped
         assert not thread.is_alive
         with pytest.raises(EngineStopped):
             await thread.submit([[1]])
@@ -481,9 +482,11 @@ async def test_stopping_ends_open_streams() -> None:
             thread.stop(timeout=0)
         runner.gate.set()
         await anext(stream)
-        with pytest.raises(EngineStopped):
+        with pytest.raises(EngineClosed):
             await anext(stream)
         await asyncio.to_thread(thread.stop)
+        with pytest.raises(EngineClosed):
+            await thread.submit([[1]])
         assert not thread.is_alive
 
 

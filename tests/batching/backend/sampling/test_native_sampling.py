@@ -73,7 +73,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
     return SamplingParams(
         temperature=float(rng.choice([0, 0.3, 1, 2.5])),
         top_k=int(rng.choice([0, 0, 1, 5, 40, 10_000])),
-        top_p=float(rng.choice([1, 1, 0.95, 0.5, 0.01])),
+        top_p=float(rng.choice([1, 1, 0.95, 0.5, 0.01, 0])),
         min_p=float(rng.choice([0, 0, 0.05, 0.5, 1])),
         top_n_sigma=float(rng.choice([0, 0, 1, 2])),
     )

@@ -95,7 +95,7 @@ def test_top_k_leaves_the_k_most_likely(top_k: int) -> None:
     assert set(draws(top_k=top_k, temperature=5.0)) == set(np.argsort(-LOGITS)[:top_k].tolist())
 
 
-@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("top_p", [0.0, 0.01, 0.5, 0.9, 0.999])
 def test_top_p_leaves_the_smallest_set_that_reaches_p(top_p: float) -> None:
     order = np.argsort(-LOGITS)
     chances = probabilities(LOGITS)[order]
