@@ -106,7 +106,7 @@ class Settings(BaseSettings):
     max_model_len: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="Most tokens of one request, prompt and output together; empty takes the model's "
-        "context.",
+        "context. A number beyond that counts only where the model declares none.",
     )
     max_choices: int = Field(
         default=16, ge=1, le=128, description="Most choices for one prompt (`n`, `best_of`)."

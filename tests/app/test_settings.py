@@ -422,7 +422,7 @@ def test_a_path_may_begin_at_home(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv(variable := f"MLX_SERVER_{field}".upper(), "~/there")
     assert getattr(load_settings(), field) == tmp_path / "there"
-    monkeypatch.setenv(variable, "~nobody-here/there")
+    monkeypatch.setenv(variable, "~no-such-user/there")
     with pytest.raises(SettingsError, match=variable):
         load_settings()
 

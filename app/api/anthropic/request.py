@@ -155,11 +155,14 @@ class MessagesRequest(PromptRequest):
     """A larger `max_tokens` than the context has room for is reduced to that."""
 
     max_tokens: int | None = Field(
-        default=None, ge=1, le=INT32_MAX, description=f"{_DEFAULT_MAX_TOKENS} if left out."
+        default=None,
+        ge=0,
+        le=INT32_MAX,
+        description=f"{_DEFAULT_MAX_TOKENS} if left out; 0 only reads the prompt into the cache.",
     )
     # Without a value these three have the default of the model's generation_config.json.
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=0, le=INT32_MAX)
     stop_sequences: Annotated[list[StopString], Field(max_length=_MAX_STOP_SEQUENCES)] = Field(
         default_factory=list

@@ -8,7 +8,7 @@ const NUMBERS = [
   { name: "top_p", label: "Top p", min: 0, max: 1, step: "any" },
   { name: "top_k", label: "Top k", min: 0, step: 1 },
   { name: "min_p", label: "Min p", min: 0, max: 1, step: "any" },
-  { name: "repetition_penalty", label: "Repetition penalty", min: 0, step: "any" },
+  { name: "repetition_penalty", label: "Repetition penalty", min: 0.01, max: 100, step: "any" },
   { name: "max_tokens", label: "Most tokens", min: 1, step: 1 },
   { name: "seed", label: "Seed", step: 1 },
 ];

@@ -1,12 +1,13 @@
 """`POST /v1/responses`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import time
-from typing import Final
+from typing import Final, Literal
 
 import anyio
 from fastapi import APIRouter, HTTPException, Request, Response
+from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 from app.api.openai.responses.conversation import REASONING, to_conversation, unsealed
@@ -19,15 +20,24 @@ from app.api.openai.responses.run import ResponseRun, Save
 from app.api.openai.responses.stored import OwnResponses, stored_input
 from app.api.openai.responses.tools import check_tool_choice
 from app.api.schemas.errors import EVENT_RESPONSES
-from app.api.serving import admit, build_job_async, client_of, engine_for
+from app.api.serving import admit, admit_without_body, build_job_async, client_of, engine_for
 from app.generation.job import GenerationJob
 from app.generation.submit import submit
 from app.http.json_body import JsonRoute
+from app.parsing.formats.model_format import message_format
 from app.prompts.chat import PreparedChat, prepare_chat
+from app.prompts.conversation import Conversation
+from app.prompts.render import chat_prompt
 from app.server_state import server_state
 from batching import EngineThread, InvalidRequest
 
 router = APIRouter(route_class=JsonRoute)
+
+
+class InputTokens(BaseModel):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
 
 # What layers below call a field, and what it is called here.
 _PARAMS: Final = {"messages": "input", "max_tokens": "max_output_tokens"}
@@ -52,13 +62,28 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
             job = await _build_job(request, engine, body, items)
             generation = await submit(engine, job, admitted)
         except InvalidRequest as error:
-            param = error.param or ""
-            raise InvalidRequest(_PARAMS.get(param, param), str(error)) from None
+            raise _renamed(error) from None
     writer = ResponseWriter(_response(body, job), _output_options(request, engine, body, items))
     run = ResponseRun(generation, writer, _save(request, body, items))
     if body.background:
         return await run.detached(request)
     return run.stream() if body.stream else await run.whole(request)
+
+
+@router.post("/v1/responses/input_tokens")
+async def count_input_tokens(body: ResponseRequest, request: Request) -> InputTokens:
+    """Count the tokens of the prompt that a request becomes."""
+    with admit_without_body(request):
+        engine = await engine_for(request, body.model)
+        model = engine.model
+        try:
+            conversation = _conversation(request, body, await _all_items(request, body))
+            prompt = await anyio.to_thread.run_sync(
+                lambda: chat_prompt(model, conversation(), message_format(model))
+            )
+        except InvalidRequest as error:
+            raise _renamed(error) from None
+        return InputTokens(input_tokens=len(prompt.token_ids))
 
 
 async def _all_items(request: Request, body: ResponseRequest) -> list[InputItem]:
@@ -74,13 +99,12 @@ async def _all_items(request: Request, body: ResponseRequest) -> list[InputItem]
 async def _build_job(
     request: Request, engine: EngineThread, body: ResponseRequest, items: Sequence[InputItem]
 ) -> GenerationJob:
-    num_before = len(items) - len(body.input)
+    conversation = _conversation(request, body, items)
 
     def prepare() -> PreparedChat:
-        known = unsealed(items, server_state(request).sealer, num_before)
         return prepare_chat(
             engine.model,
-            to_conversation(body, known),
+            conversation(),
             grammar=body.text.format.grammar(),
             truncation=body.prompt_truncation(),
         )
@@ -94,6 +118,19 @@ async def _build_job(
         completion_id=new_item_id("resp"),
         output=chat.output,
     )
+
+
+def _conversation(
+    request: Request, body: ResponseRequest, items: Sequence[InputItem]
+) -> Callable[[], Conversation]:
+    """Return what makes the conversation, for another thread."""
+    num_before, sealer = len(items) - len(body.input), server_state(request).sealer
+    return lambda: to_conversation(body, unsealed(items, sealer, num_before))
+
+
+def _renamed(error: InvalidRequest) -> InvalidRequest:
+    param = error.param or ""
+    return InvalidRequest(_PARAMS.get(param, param), str(error))
 
 
 def _output_options(

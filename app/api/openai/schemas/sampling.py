@@ -54,7 +54,7 @@ class GenerationRequest(ResponseOptions, QueueOptions):
     )
     # Without a value these five have the default of the model's generation_config.json.
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=INT32_MAX, description="0 and -1 are off.")
     min_p: float | None = Field(default=None, ge=0, le=1)
     # Beyond these, logits overflow.

@@ -409,6 +409,21 @@ async def test_a_silent_stream_is_kept_alive_by_pings(monkeypatch: pytest.Monkey
     assert b"".join(parts).endswith(b'event: message_stop\ndata: {"type":"message_stop"}\n\n')
 
 
+async def test_without_tokens_the_prompt_is_read_into_the_cache() -> None:
+    body = {"messages": [{"role": "user", "content": "Hi" * 40}], "max_tokens": 0}
+    async with served(b"Hello!") as server:
+        whole = (await server.post(PATH, body)).json()
+        told = events((await server.post(PATH, body | {"stream": True})).text)
+        after = (await server.post(PATH, body | {"max_tokens": 6})).json()
+    assert (whole["content"], whole["stop_reason"]) == ([], "max_tokens")
+    assert whole["usage"]["output_tokens"] == 0
+    assert within(told) == []
+    assert told[-2]["delta"]["stop_reason"] == "max_tokens"
+    assert whole["usage"]["cache_read_input_tokens"] == 0
+    assert after["usage"]["cache_read_input_tokens"] > 0
+    assert after["content"] == [{"type": "text", "text": "Hello!"}]
+
+
 # Other paths
 
 

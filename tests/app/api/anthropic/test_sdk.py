@@ -78,7 +78,7 @@ async def test_errors_and_counts_have_the_types_of_the_sdk() -> None:
     async with served(b"ok", runner=Breaking) as server:
         errors = [
             (await server.message(model="m")).json(),
-            (await server.message(max_tokens=0)).json(),
+            (await server.message(max_tokens=-1)).json(),
             (await server.message()).json(),
             events((await server.message(stream=True)).text)[-1],
         ]

@@ -57,6 +57,18 @@ async def test_a_response_is_kept_whole_streamed_cut_or_failed() -> None:
         assert (await get(server, failed["id"])).json() == failed
 
 
+async def test_the_tokens_of_a_response_that_continues_another_are_counted() -> None:
+    async with served(b"Hello!") as server:
+        first = await response(server)
+        body = {"input": "And?", "previous_response_id": first["id"], "instructions": "Be brief."}
+        counted = await server.post(f"{PATH}/input_tokens", body)
+        second = await response(server, **body)
+        refused = await server.post(f"{PATH}/input_tokens", body | {"tool_choice": "required"})
+    num_tokens = second["usage"]["input_tokens"]
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": num_tokens}
+    assert refused.json()["error"]["param"] == "tool_choice"
+
+
 async def test_what_is_not_to_be_kept_is_not() -> None:
     async with served() as server:
         answer = await response(server, store=False)
