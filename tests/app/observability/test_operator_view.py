@@ -49,7 +49,7 @@ async def test_a_server_with_a_full_queue_is_not_ready_and_says_when_to_retry() 
         response = await server.chat()
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "queue_full"
-        assert response.headers["Retry-After"] == "120"
+        assert 1 <= int(response.headers["Retry-After"]) <= 120
         assert (await server.post("/tokenize", {"prompt": "Hi"})).status_code == 503
         admitted.ticket.release()
         assert (await server.chat()).status_code == 200

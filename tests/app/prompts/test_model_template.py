@@ -124,8 +124,8 @@ def test_the_request_gets_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch)
             chat_prompt(hostile, conversation, message_format(hostile))
         assert raised.value.param == "messages"
         # What a template takes is found out by rendering: that is bounded, too.
-        order = turn_order(hostile)
-        assert not (order.system_first or order.system_later or order.user_after_result)
+        with pytest.raises(TemplateTooMuch):
+            turn_order(hostile)
 
 
 @pytest.mark.anyio

@@ -223,7 +223,7 @@ def end_early(url: str, gate: Gate, phases: Phases, end: Callable[[], None]) -> 
         end()
         assert phases.closing.wait(LONG)
         gate.open()
-        with pytest.raises(openai.APIError, match="the engine has stopped"):
+        with pytest.raises(openai.APIError, match="the server is shutting down"):
             list(stream)
 
 

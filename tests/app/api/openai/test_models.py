@@ -73,6 +73,7 @@ async def test_the_published_schema_names_every_path() -> None:
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/responses/{response_id}",
         "/v1/responses/{response_id}/cancel",
         "/v1/responses/{response_id}/input_items",

@@ -120,7 +120,7 @@ def test_what_is_accepted(fields: dict[str, Any]) -> None:
         ("temperature", NAN),
         ("temperature", "1"),
         ("temperature", True),
-        ("top_p", 0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("top_k", -2),
         ("top_k", 1.5),
