@@ -405,6 +405,17 @@ def test_activations_of_any_number(kernels: Any) -> None:
     np.testing.assert_allclose(y[1:], expected[1:], rtol=1e-6, atol=1e-37)
 
 
+def test_angles_of_positions_that_are_not_known_yet(kernels: Any) -> None:
+    frequencies = kernels.Frequencies([1.0, 0.25, 1e-3], 0.5)
+    positions = np.array([0, 3, 4, 7, 40_000, 41, 42], np.int32)
+    at_once = kernels.angles(mx.array(positions), frequencies)
+    for later in (mx.array(positions) + 0, mx.array(np.repeat(positions, 2))[::2]):
+        for known, computed in zip(at_once, kernels.angles(later, frequencies), strict=True):
+            assert np.array_equal(np.array(known), np.array(computed))
+    expected = 0.5 * np.sin(positions[:, None] * np.array([1.0, 0.25, 1e-3]))
+    check(at_once[1], expected.astype(np.float32), 1e-6)
+
+
 @pytest.mark.parametrize("traditional", [False, True])
 @pytest.mark.parametrize("dims", [64, 32])
 def test_rotary_embedding(kernels: Any, traditional: bool, dims: int) -> None:

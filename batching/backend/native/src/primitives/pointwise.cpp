@@ -80,6 +80,35 @@ class Gated : public CpuPrimitive {
   bool is_gelu_;
 };
 
+using Function = double (*)(double);
+
+/// Set `[num_rows, radians.size()]` to a function of the angles at the position of each row.
+void set_angles(const int32_t* positions, int num_rows, const Frequencies& frequencies,
+                Function function, float* y) {
+  for (int m = 0; m < num_rows; m++)
+    for (const double radians : frequencies.radians)
+      *y++ = static_cast<float>(frequencies.factor * function(positions[m] * radians));
+}
+
+class Angles : public CpuPrimitive {
+ public:
+  Angles(const Frequencies& frequencies, Function function)
+      : frequencies_(frequencies), function_(function) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    dispatch([positions = contiguous<int32_t>(inputs[0]), num_rows = inputs[0].shape(0),
+              frequencies = frequencies_, function = function_, y = allocate(outputs[0])] {
+      set_angles(positions, num_rows, frequencies, function, y);
+    });
+  }
+
+  DEFINE_NAME(NativeAngles)
+
+ private:
+  Frequencies frequencies_;
+  Function function_;
+};
+
 class RoPE : public CpuPrimitive {
  public:
   explicit RoPE(bool traditional) : traditional_(traditional) {}
@@ -137,23 +166,20 @@ mx::array gelu(const mx::array& x) {
 
 std::pair<mx::array, mx::array> angles(const mx::array& given, const Frequencies& frequencies) {
   require(given.ndim() == 1, "a position for each row");
-  mx::array positions = mx::astype(given, mx::int32, stream());
-  positions.eval();
-  const int num_rows = positions.shape(0), half = static_cast<int>(frequencies.radians.size());
-  const mx::Shape shape{num_rows, half};
-  const auto make = [&] {
-    return mx::array(mx::allocator::malloc(sizeof(float) * num_rows * half), shape, mx::float32);
+  const mx::array positions = mx::astype(given, mx::int32, stream());
+  const mx::Shape shape{positions.shape(0), static_cast<int>(frequencies.radians.size())};
+  const bool is_known = positions.is_available() && positions.flags().row_contiguous;
+  const auto make = [&](Function function) {
+    // To wait for positions would be to wait for the step in flight, whose operations need the GIL
+    // when they are released.
+    if (!is_known)
+      return mx::array(shape, mx::float32, std::make_shared<Angles>(frequencies, function),
+                       {positions});
+    mx::array made(mx::allocator::malloc(sizeof(float) * shape[0] * shape[1]), shape, mx::float32);
+    set_angles(positions.data<int32_t>(), shape[0], frequencies, function, made.data<float>());
+    return made;
   };
-  mx::array cosines = make(), sines = make();
-  float *cosine = cosines.data<float>(), *sine = sines.data<float>();
-  for (int m = 0; m < num_rows; m++) {
-    const double position = positions.data<int32_t>()[m * positions.strides(0)];
-    for (const double radians : frequencies.radians) {
-      *cosine++ = static_cast<float>(frequencies.factor * std::cos(position * radians));
-      *sine++ = static_cast<float>(frequencies.factor * std::sin(position * radians));
-    }
-  }
-  return {cosines, sines};
+  return {make(std::cos), make(std::sin)};
 }
 
 mx::array rope(const mx::array& x, const mx::array& cosines, const mx::array& sines,

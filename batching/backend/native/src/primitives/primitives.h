@@ -80,7 +80,7 @@ struct Frequencies {
   double factor;
 };
 
-/// Cosines and sines `[rows, dims / 2]` for the position of each row, at once.
+/// Cosines and sines `[rows, dims / 2]` for the position of each row; at once if they are known.
 std::pair<mx::array, mx::array> angles(const mx::array& positions, const Frequencies& frequencies);
 
 /// Rotate the first dims of x `[rows, heads, 1, dim]` by angles `[rows, dims / 2]`.
