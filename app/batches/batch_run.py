@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ class BatchServices:
     client_of: Callable[[str], Client]
     rules: LineRules
     count_line: Callable[[str], None]
+    validating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def now(self) -> int:
         return int(self.storage.clock())
@@ -96,7 +97,11 @@ class BatchRun:
     async def _validate(self, work: WorkFile) -> None:
         batch_id = self.batch.id
         try:
-            num_total = await in_thread(lambda: validate(self._path, batch_id, self._rules, work))
+            # One at a time: it is Python, which takes time from running requests.
+            async with self._services.validating:
+                num_total = await in_thread(
+                    lambda: validate(self._path, batch_id, self._rules, work)
+                )
         except NotJsonLines as error:
             fault = {"code": error.code, "line": error.number, "message": str(error), "param": None}
             await self._enter("failed", errors=[fault])

@@ -7,7 +7,7 @@ is checked about a request besides its schema is checked here.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from app.generation.choice import TextOptions
 from app.parsing.grammars.marker_tokens import special_ids
@@ -23,6 +23,9 @@ from batching import (
 )
 
 Number = TypeVar("Number", int, float)
+
+# With their alternatives, of all choices: each takes half a kilobyte until the response is sent.
+MAX_PROMPT_LOGPROBS: Final = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ def build_job(
     sampling = sampling_params(model, params)
     max_tokens = _max_tokens(model, [len(p) for p in prompts], params, max_output_tokens)
     engine.check(prompts, max_tokens, sampling)
+    _check_prompt_logprobs(prompts, params)
     if params.logprobs is not None or params.prompt_logprobs is not None:
         # The first call reads the vocabulary, which takes up to a second.
         engine.grammars.token_bytes(0)
@@ -150,6 +154,18 @@ def build_job(
         report_progress=params.report_progress,
         beams=params.beams,
     )
+
+
+def _check_prompt_logprobs(prompts: Sequence[Sequence[int]], params: GenerationParams) -> None:
+    if params.prompt_logprobs is None:
+        return
+    number = sum(map(len, prompts)) * params.num_choices * (1 + params.prompt_logprobs)
+    if number > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"{number} log probabilities of prompt tokens and of their alternatives in all choices are asked "
+            f"for; {MAX_PROMPT_LOGPROBS} are the most"
+        )
+        raise InvalidRequest("prompt_logprobs", message)
 
 
 def _stop_token_ids(model: ModelInfo, params: GenerationParams) -> frozenset[int]:

@@ -16,6 +16,8 @@ from app.http.rejections import Unauthorized
 from app.http.request_context import PROBE_PATHS
 
 _KEY: Final = re.compile(r"[!-~]+")
+# Each is compared with all.
+_MAX_PRESENTED: Final = 2
 _BLANK: Final = " \t\r"
 _BEARER: Final = re.compile(rb"bearer +(.*)", re.IGNORECASE)
 # RFC 6455: the connection violates a policy of the server.
@@ -111,7 +113,10 @@ class Authentication:
         if scope["path"] in PROBE_PATHS or scope["path"] in self._open_paths:
             return VISITOR
         found = None
-        for key in _presented_keys(scope["headers"]):
+        presented_keys = _presented_keys(scope["headers"])
+        if len(presented_keys) > _MAX_PRESENTED:
+            return None
+        for key in presented_keys:
             presented = sha256(key).digest()
             # No early exit: the time must not reveal which key matched.
             for digest, client in self._clients.items():

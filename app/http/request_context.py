@@ -26,6 +26,9 @@ _MONITORING_PATHS: Final = PROBE_PATHS | {
     *("/metrics", "/load", "/version", "/server/events"),
 }
 
+# In a log line; h11 takes one of 32 KB.
+_MAX_METHOD: Final = 16
+
 # Anthropic's SDKs read `request-id`.
 _MESSAGES: Final = "/v1/messages"
 
@@ -112,7 +115,11 @@ def _log_rejection(request_id: str, scope: Scope, status: int) -> None:
     is_rejection = 400 <= status < 500 or status == 503
     is_monitoring = scope["path"] in _MONITORING_PATHS
     if is_rejection and status != CLIENT_CLOSED_REQUEST and not is_monitoring:
-        fields = {"request_id": request_id, "method": scope["method"], "status": status}
+        fields = {
+            "request_id": request_id,
+            "method": scope["method"][:_MAX_METHOD],
+            "status": status,
+        }
         logger.info("%s", logfmt(fields), extra={"fields": fields})
 
 

@@ -2,7 +2,8 @@
 
 import json
 import sqlite3
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -24,6 +25,14 @@ CREATE TABLE batches (
 );
 CREATE INDEX batches_of_owner ON batches (owner, number);
 CREATE INDEX unfinished_batches ON batches (number) WHERE NOT is_finished;
+"""
+
+# The second is the owner, and the last whether no more of its lines are to be served, as `is_over` says.
+_Row = tuple[str, str, str, int]
+_UNFINISHED: Final = """
+SELECT id, owner, server,
+    json_extract(body, '$.status') = 'cancelling' OR json_extract(body, '$.expires') <= ?
+FROM batches WHERE NOT is_finished ORDER BY number
 """
 
 
@@ -157,6 +166,8 @@ class BatchStore:
     ) -> list[StoredBatch]:
         """Return unfinished batches for this server to run, the oldest first; others get it no more.
 
+        Owners take turns: one that runs few goes first.
+
         running: those that it runs already.
         limit_over: also of those that only have to end, which need not wait for others.
 
@@ -166,15 +177,19 @@ class BatchStore:
         claimed: list[StoredBatch] = []
         with self._database.transaction() as database:
             database.execute("BEGIN IMMEDIATE")
-            rows = database.execute(
-                "SELECT id, server, body FROM batches WHERE NOT is_finished ORDER BY number"
-            ).fetchall()
-            for batch_id, server, body in rows:
-                batch = _from_json(body)
-                has_room = len(claimed) < (limit_over if batch.is_over(now) else limit)
-                if has_room and batch_id not in running and self._take(database, batch_id, server):
-                    claimed.append(batch)
+            rows = database.execute(_UNFINISHED, (now,)).fetchall()
+            for batch_id, _, server, is_over in _in_turns(rows, running):
+                has_room = len(claimed) < (limit_over if is_over else limit)
+                if has_room and self._take(database, batch_id, server):
+                    query = "SELECT body FROM batches WHERE id = ?"
+                    claimed.append(_from_json(database.execute(query, (batch_id,)).fetchone()[0]))
         return claimed
+
+    def num_unfinished(self, owner: str) -> int:
+        with self._database.transaction() as database:
+            query = "SELECT COUNT(*) FROM batches WHERE owner = ? AND NOT is_finished"
+            count: int = database.execute(query, (owner,)).fetchone()[0]
+        return count
 
     def is_unfinished(self, batch_id: str) -> bool:
         with self._database.transaction() as database:
@@ -189,6 +204,17 @@ class BatchStore:
             return False
         database.execute("UPDATE batches SET server = ? WHERE id = ?", (own, batch_id))
         return True
+
+
+def _in_turns(rows: Iterable[_Row], running: Container[str]) -> list[_Row]:
+    """Return those that wait: the first of each owner, then the second, behind those that run."""
+    before: Counter[str] = Counter()
+    waiting: list[tuple[int, _Row]] = []
+    for row in sorted(rows, key=lambda row: row[0] not in running):
+        if row[0] not in running:
+            waiting.append((before[row[1]], row))
+        before[row[1]] += 1
+    return [row for _, row in sorted(waiting, key=lambda pair: pair[0])]
 
 
 def _to_json(batch: StoredBatch) -> str:

@@ -20,6 +20,8 @@ T = TypeVar("T")
 Order = Literal["asc", "desc"]
 
 _DRAFT: Final = ".part"
+# That the smallest file takes of a disk.
+_LEAST_BYTES: Final = 4096
 # Seconds after which a file without a row is what a crash has left, not what a server is adding.
 _ORPHAN_AGE: Final = 3600.0
 
@@ -151,15 +153,12 @@ class FileStore:
             NoRoomForFile: all files together are as large as they may be.
             OSError: it cannot be created.
         """
-        before = self._total()
 
         def check(num_bytes: int) -> None:
             if num_bytes > self._limits.max_file_bytes:
                 raise FileTooLarge
-            if (
-                before + sum(d.num_bytes for d in tuple(self._drafts))
-                > self._limits.max_total_bytes
-            ):
+            written = sum(d.num_bytes for d in tuple(self._drafts))
+            if self._total() + written > self._limits.max_total_bytes:
                 raise NoRoomForFile
 
         if is_limited:
@@ -174,16 +173,15 @@ class FileStore:
         return self._total() < self._limits.max_total_bytes
 
     def end(self, draft: Draft, file_id: str) -> None:
-        """Have a file on the disk, which no client sees before it is added.
+        """Have a file on the disk, which no client sees before it is added; it counts until `discard`.
 
         Raises:
             OSError: it cannot be written.
         """
         draft.rename(self.path(file_id))
-        self._drafts.discard(draft)
 
     def discard(self, draft: Draft) -> None:
-        """Delete a draft; one that has ended stays."""
+        """Count a draft no more, and delete it unless it has ended."""
         draft.close()
         self._drafts.discard(draft)
 
@@ -260,7 +258,7 @@ class FileStore:
     def _total(self) -> int:
         with self._database.transaction() as database:
             total: int = database.execute(
-                "SELECT COALESCE(SUM(num_bytes), 0) FROM files"
+                "SELECT COALESCE(SUM(MAX(num_bytes, ?)), 0) FROM files", (_LEAST_BYTES,)
             ).fetchone()[0]
         return total
 

@@ -109,6 +109,9 @@ class ResponseStore:
         try:
             path = None if folder is None else folder / _FILE
             self._database: Final = Database(path, _SCHEMA)
+            with self._database.transaction() as database:
+                # Databases of this version may have none: a new one would lose what they keep.
+                database.execute("CREATE INDEX IF NOT EXISTS created ON responses (created)")
         except OSError:
             self._presence.close()
             raise

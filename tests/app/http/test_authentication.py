@@ -96,6 +96,13 @@ async def test_anything_else_is_rejected(headers: dict[str, str]) -> None:
     assert server.app.scopes == []
 
 
+async def test_more_keys_than_headers_for_them_are_not_compared() -> None:
+    server = Guarded(*KEYS)
+    both = {"authorization": "Bearer none", "x_api_key": "sk-one"}
+    assert (await server.get(**both)).status_code == 200
+    assert (await server.get(**both, X_API_Key="sk-one")).status_code == 401
+
+
 async def test_each_key_is_another_client_that_does_not_reveal_it() -> None:
     server = Guarded(*KEYS)
     one, two = [await server.client_with(x_api_key=key) for key in KEYS]

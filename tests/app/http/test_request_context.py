@@ -188,14 +188,21 @@ class TestFailures:
         assert " fail < http/test_request_context.py:" in line
         assert SECRET not in caplog.text
 
-    async def test_a_rejection_gets_its_response_and_is_counted(self) -> None:
+    async def test_a_rejection_gets_its_response_and_is_counted(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def reject(scope: Scope) -> None:
             raise ShuttingDown(retry_after=7)
 
         counted: list[str] = []
         app = RequestContextMiddleware(App(reject), InFlightRequests(), counted.append)
+        caplog.set_level(logging.INFO)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
-            response = await client.get("http://test/")
+            response = await client.request("G" * 32_000, "http://test/")
+        # A log does not grow with what a client without a key sends.
+        lines = [r.getMessage() for r in caplog.records if r.name.startswith("app.")]
+        assert any("method=GGG" in line for line in lines)
+        assert all(len(line) < 300 for line in lines)
         assert counted == ["shutting_down"]
         assert response.status_code == 503
         assert response.headers["retry-after"] == "7"

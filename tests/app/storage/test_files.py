@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from app.storage.batch_storage import BatchStorage
+from app.storage.batches import StoredBatch
 from app.storage.database import Database
-from app.storage.files import FileLimits, StoredFile
+from app.storage.files import Draft, FileLimits, NoRoomForFile, StoredFile
 from app.storage.responses import StoreLimits
 from app.storage.storage import open_storage
 
@@ -69,6 +70,60 @@ def test_without_a_folder_files_are_elsewhere_and_go_with_the_storage() -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     storage.close()
     assert not path.exists()
+
+
+def write(storage: BatchStorage, draft: Draft, size: int, file_id: str) -> None:
+    draft.write(b"x" * size)
+    storage.files.end(draft, file_id)
+    storage.files.add(StoredFile(file_id, "me", "batch", "a", size, 0))
+
+
+def test_files_that_are_begun_together_have_one_limit(tmp_path: Path) -> None:
+    with closing(BatchStorage(FileLimits(100_000, 100_000), tmp_path)) as storage:
+        drafts = [storage.files.begin() for _ in range(3)]
+        write(storage, drafts[0], 60_000, "file-1")
+        storage.files.discard(drafts[0])
+        with pytest.raises(NoRoomForFile):
+            write(storage, drafts[1], 60_000, "file-2")
+        storage.files.discard(drafts[1])
+        write(storage, drafts[2], 30_000, "file-3")
+        storage.files.discard(drafts[2])
+    assert left_in(tmp_path) == {"file-1", "file-3"}
+
+
+def test_an_empty_file_counts_as_what_it_takes_of_the_disk(tmp_path: Path) -> None:
+    with closing(BatchStorage(FileLimits(100_000, 3 * 4096), tmp_path)) as storage:
+        for number in range(3):
+            assert storage.files.has_room()
+            draft = storage.files.begin()
+            write(storage, draft, 0, f"file-{number}")
+            storage.files.discard(draft)
+        assert not storage.files.has_room()
+
+
+def test_owners_of_batches_take_turns(tmp_path: Path) -> None:
+    with closing(BatchStorage(folder=tmp_path)) as storage:
+        for owner in ("one", "two"):
+            storage.files.add(StoredFile(f"file-{owner}", owner, "batch", "a", 0, 0))
+        for number, owner in enumerate(("one", "one", "one", "two", "one", "two")):
+            batch = StoredBatch(
+                id=f"{owner}-{number}",
+                owner=owner,
+                endpoint="/v1/chat/completions",
+                input_file_id=f"file-{owner}",
+                completion_window="24h",
+                created=0,
+                expires=60,
+            )
+            assert storage.batches.add(batch)
+
+        def claimed(running: set[str], limit: int) -> list[str]:
+            found = storage.batches.claim(running, limit, limit_over=limit, now=1)
+            return [batch.id for batch in found]
+
+        assert claimed(set(), 3) == ["one-0", "two-3", "one-1"]
+        assert claimed({"one-0", "one-1"}, 3) == ["two-3", "two-5", "one-2"]
+        assert storage.batches.num_unfinished("two") == 2
 
 
 def test_the_files_of_another_owner_are_not_deleted(tmp_path: Path) -> None:

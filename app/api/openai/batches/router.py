@@ -3,7 +3,7 @@
 import secrets
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request
 
@@ -12,7 +12,7 @@ from app.api.openai.files.router import own_file
 from app.api.openai.files.upload import no_room
 from app.api.serving import client_of
 from app.http.json_body import JsonRoute
-from app.http.rejections import NotFound
+from app.http.rejections import NotFound, QuotaExceeded
 from app.server_state import server_state
 from app.storage.batches import StoredBatch
 from app.storage.in_thread import in_thread
@@ -20,17 +20,25 @@ from batching import InvalidRequest
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1/batches")
 
+# Of one key.
+_MAX_UNFINISHED: Final = 256
+_RETRY_AFTER: Final = 60
+
 
 @router.post("")
 async def create_batch(body: BatchRequest, request: Request) -> BatchObject:
     """Begin to serve the requests of a file."""
     state = server_state(request)
+    batches = state.storage.batch.batches
     if body.endpoint not in state.batch_endpoints:
         known = ", ".join(state.batch_endpoints)
         raise InvalidRequest("endpoint", f"it must be one of {known}")
     file = await own_file(request, body.input_file_id)
     if file.purpose != "batch":
         raise InvalidRequest("input_file_id", f"the purpose of the file is '{file.purpose}'")
+    if await in_thread(lambda: batches.num_unfinished(file.owner)) >= _MAX_UNFINISHED:
+        what = f"this API key has {_MAX_UNFINISHED} unfinished batches, its limit"
+        raise QuotaExceeded(what, _RETRY_AFTER)
     if not await in_thread(state.storage.batch.files.has_room):
         raise no_room(state)
     created = int(state.storage.batch.clock())
@@ -45,7 +53,7 @@ async def create_batch(body: BatchRequest, request: Request) -> BatchObject:
         metadata=body.metadata,
         output_ttl=None if (ttl := body.output_expires_after) is None else ttl.seconds,
     )
-    if not await in_thread(partial(state.storage.batch.batches.add, batch)):
+    if not await in_thread(partial(batches.add, batch)):
         raise NotFound(f"No such File object: {file.id}")
     state.batches.wake()
     return BatchObject.of(batch, None)

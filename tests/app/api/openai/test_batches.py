@@ -549,6 +549,20 @@ async def test_a_batch_that_waits_for_others_can_be_cancelled_and_expires(
     assert {batch["status"] for batch in done} == {"completed"}
 
 
+async def test_a_key_has_so_many_unfinished_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.openai.batches.router._MAX_UNFINISHED", 2)
+    async with served_in(tmp_path) as server:
+        file = await upload(server, chat_lines(1))
+        server.service.batches.wake = lambda: None  # type: ignore[method-assign]
+        for _ in range(2):
+            await create(server, file["id"])
+        refused = await server.post(BATCHES, {"input_file_id": file["id"], "endpoint": CHAT})
+    assert refused.status_code == 429
+    assert "has 2 unfinished batches" in refused.json()["error"]["message"]
+
+
 async def final_status(server: Served, batch_id: str) -> str:
     """Wait for the end of a batch while others run."""
     async with asyncio.timeout(60):

@@ -84,3 +84,21 @@ async def test_max_tokens_that_do_not_fit_are_rejected() -> None:
     async with served(num_blocks=1) as server:
         response = await server.complete("x" * 30, max_tokens=3)
     assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_the_log_probabilities_of_prompts_in_all_choices_have_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.generation.job.MAX_PROMPT_LOGPROBS", 4 * 3 * 2)
+    body = {"prompt": [97] * 4, "max_tokens": 1, "temperature": 1}
+    async with served() as server:
+        for fields, status in (
+            ({"n": 3, "prompt_logprobs": 1}, 200),
+            ({"n": 3, "prompt_logprobs": 2}, 400),
+            ({"n": 4, "prompt_logprobs": 1}, 400),
+            ({"n": 4, "logprobs": 2}, 200),
+            ({"n": 4, "logprobs": 2, "echo": True}, 400),
+        ):
+            answer = await server.post("/v1/completions", body | fields)
+            assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == "prompt_logprobs"
