@@ -28,19 +28,18 @@ class _Field(NamedTuple):
     low: float
     high: float
     is_integer: bool = False
-    excludes_low: bool = False
 
     def accepts(self, value: Any) -> bool:
         kinds = int if self.is_integer else int | float
         if isinstance(value, bool) or not isinstance(value, kinds):
             return False
         # Not a number is in no range.
-        return self.low <= value <= self.high and not (self.excludes_low and value == self.low)
+        return self.low <= value <= self.high
 
 
 _FIELDS: Final = {
     "temperature": _Field("general.sampling.temp", 0, 2),
-    "top_p": _Field("general.sampling.top_p", 0, 1, excludes_low=True),
+    "top_p": _Field("general.sampling.top_p", 0, 1),
     "top_k": _Field("general.sampling.top_k", -1, _INT32_MAX, is_integer=True),
     "min_p": _Field("general.sampling.min_p", 0, 1),
     "repetition_penalty": _Field("general.sampling.penalty_repeat", 0.01, 100),

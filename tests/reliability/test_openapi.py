@@ -21,6 +21,7 @@ from tests.support.hostile_responses import RESPONSES
 pytestmark = pytest.mark.timeout(240)
 
 NUM_EXAMPLES: Final = 15
+INPUT_TOKENS: Final = f"{RESPONSES}/input_tokens"
 TIMEOUT: Final = 30.0
 MAX_ANSWER: Final = 2048
 OPERATIONS: Final = [
@@ -30,6 +31,7 @@ OPERATIONS: Final = [
     f"POST {MESSAGES}",
     f"POST {COUNT}",
     f"POST {RESPONSES}",
+    f"POST {INPUT_TOKENS}",
     f"GET {RESPONSES}/{{response_id}}",
     f"DELETE {RESPONSES}/{{response_id}}",
     f"GET {RESPONSES}/{{response_id}}/input_items",
@@ -78,6 +80,7 @@ SERVED: Final[dict[str, dict[str, Any]]] = {
     MESSAGES: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     COUNT: {"messages": [{"role": "user", "content": "Hi"}]},
     RESPONSES: {"input": "Hi"},
+    INPUT_TOKENS: {"input": "Hi"},
     "/v1/embeddings": {"input": "Hi"},
     "/v1/rerank": RANKED,
     "/v2/rerank": RANKED,
