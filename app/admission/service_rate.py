@@ -21,6 +21,7 @@ class ServiceRate:
         self._max_running = max_running
         self._ends: deque[float] = deque(maxlen=_MAX_ENDS)
         self._busy_since = 0.0
+        self._last_dropped = -math.inf
 
     def begin(self, now: float) -> None:
         """Take that there is something to do from now on."""
@@ -33,14 +34,14 @@ class ServiceRate:
     def seconds_for(self, num_requests: float, now: float) -> int:
         """Return how long so many requests take, in whole seconds from 1 to 120."""
         while self._ends and self._ends[0] < now - _WINDOW:
-            self._ends.popleft()
+            self._last_dropped = self._ends.popleft()
         seconds = num_requests * self._seconds_per_request(now)
         return max(1, min(MAX_RETRY_AFTER, math.ceil(seconds)))
 
     def _seconds_per_request(self, now: float) -> float:
         if not self._ends:
             # None has ended yet, or lately: as if all that run ended now.
-            return (now - self._busy_since) / self._max_running
+            return (now - max(self._busy_since, self._last_dropped)) / self._max_running
         # A full window begins with its first end, and not with the first moment looked at.
         is_full = len(self._ends) == _MAX_ENDS
         since = self._ends[0] if is_full else max(self._busy_since, now - _WINDOW)

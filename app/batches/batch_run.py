@@ -99,6 +99,9 @@ class BatchRun:
         try:
             # One at a time: it is Python, which takes time from running requests.
             async with self._services.validating:
+                await self._change(lambda _: None)
+                if self.batch.status == "cancelling":
+                    return
                 num_total = await in_thread(
                     lambda: validate(self._path, batch_id, self._rules, work)
                 )

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 # Batches whose lines take turns; later ones wait, so that they hold no memory.
 _MAX_RUNNING: Final = 8
-# Batches beside them that are cancelled or whose time is over: they only write their files.
+# Batches beside them that are cancelled or whose time is over: they only have to end.
 _MAX_ENDING: Final = 8
 # Seconds after which expired files are deleted, batches of servers that have ended are looked for, and one that failed for
 # want of disk goes on.
@@ -95,12 +95,14 @@ class BatchRunner:
             logger.error("batches cannot be looked up: %s", error)
 
     def _claim(self) -> list[StoredBatch]:
-        running = {*self._runs, *self._failed}
+        now = self.services.now()
+        num_ending = sum(run.batch.is_over(now) for run, _ in list(self._runs.values()))
+        num_live = len(self._runs) - num_ending
         return self.services.storage.batches.claim(
-            running,
-            _MAX_RUNNING - len(self._runs),
-            limit_over=_MAX_RUNNING + _MAX_ENDING - len(self._runs),
-            now=self.services.now(),
+            {*self._runs, *self._failed},
+            _MAX_RUNNING - num_live,
+            limit_over=_MAX_ENDING - num_ending,
+            now=now,
         )
 
     def _looked(self, _: object) -> None:

@@ -19,6 +19,9 @@ from fastapi.routing import APIRoute
 # A conversation of thousands of turns, with their tool calls, has half as many.
 MAX_PARTS: Final = 200_000
 
+# https://www.iana.org/assignments/http-parameters: those in use.
+_CODINGS: Final = frozenset({"gzip", "x-gzip", "compress", "x-compress", "deflate", "br", "zstd"})
+
 _PARTS: Final = b"[{:"
 _NO_PARTS: Final = bytes({*range(256)} - {*_PARTS})
 _NO_PARTS_OR_QUOTES: Final = bytes({*_NO_PARTS} - {*b'"'})
@@ -26,8 +29,9 @@ _NO_PARTS_OR_QUOTES: Final = bytes({*_NO_PARTS} - {*b'"'})
 
 class JsonRequest(Request):
     async def json(self) -> Any:
-        encoding = self.headers.get("content-encoding", "identity")
-        if encoding.lower() != "identity":
+        encoding = self.headers.get("content-encoding", "")
+        # Some clients name a charset there, which JSON needs not.
+        if _CODINGS & {part.strip().lower() for part in encoding.split(",")}:
             message = f"bodies are not decoded: send it without Content-Encoding: {encoding[:100]}"
             raise HTTPException(415, message)
         return read_json(await self.body())

@@ -169,18 +169,20 @@ class BatchStore:
         Owners take turns: one that runs few goes first.
 
         running: those that it runs already.
-        limit_over: also of those that only have to end, which need not wait for others.
+        limit: of those that are to be served.
+        limit_over: of those that only have to end, which need not wait for others.
 
         Raises:
             OSError: the database cannot be written.
         """
         claimed: list[StoredBatch] = []
+        room = {False: limit, True: limit_over}
         with self._database.transaction() as database:
             database.execute("BEGIN IMMEDIATE")
             rows = database.execute(_UNFINISHED, (now,)).fetchall()
             for batch_id, _, server, is_over in _in_turns(rows, running):
-                has_room = len(claimed) < (limit_over if is_over else limit)
-                if has_room and self._take(database, batch_id, server):
+                if room[bool(is_over)] > 0 and self._take(database, batch_id, server):
+                    room[bool(is_over)] -= 1
                     query = "SELECT body FROM batches WHERE id = ?"
                     claimed.append(_from_json(database.execute(query, (batch_id,)).fetchone()[0]))
         return claimed

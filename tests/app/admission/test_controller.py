@@ -108,7 +108,8 @@ def test_the_rate_is_that_of_the_last_minute_of_work() -> None:
     for second in range(10):
         rate.record_end(float(second))
     assert rate.seconds_for(3, 10.0) == 3
-    # All of that is longer ago than a minute, and nothing has ended since.
+    # All of that is longer ago than a minute, and nothing has ended since: as if two did now.
+    assert rate.seconds_for(2, 100.0) == 91
     assert rate.seconds_for(3, 100.0) == MAX_RETRY_AFTER
     rate.record_end(110.0)
     assert rate.seconds_for(1, 110.0) == 60

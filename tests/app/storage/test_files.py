@@ -2,6 +2,7 @@
 
 import os
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,10 @@ def test_owners_of_batches_take_turns(tmp_path: Path) -> None:
         assert claimed(set(), 3) == ["one-0", "two-3", "one-1"]
         assert claimed({"one-0", "one-1"}, 3) == ["two-3", "two-5", "one-2"]
         assert storage.batches.num_unfinished("two") == 2
+        # Those that only have to end take no room of the others.
+        storage.batches.change("one-0", lambda batch: replace(batch, status="cancelling"))
+        found = storage.batches.claim(set(), 1, limit_over=1, now=1)
+        assert {batch.id for batch in found} == {"one-0", "two-3"}
 
 
 def test_the_files_of_another_owner_are_not_deleted(tmp_path: Path) -> None:

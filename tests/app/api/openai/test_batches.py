@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from app.batches.batch_run import BatchRun
+from app.batches.validation import validate
 from app.storage.batches import FINAL, StoredBatch
 from batching.batch_inference import BatchInferenceEngine
 from batching.pooling import NO_EMBEDDINGS, Embeddings, PoolingType
@@ -486,18 +488,33 @@ async def ended_with_ticks(server: Served, batch_id: str) -> Any:
     return await waiting
 
 
-async def test_a_batch_that_is_cancelled_while_it_is_validated(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("is_begun", "num_total"), [(False, 0), (True, 5)])
+async def test_a_batch_that_is_cancelled_before_or_while_it_is_validated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool, num_total: int
+) -> None:
     async with served_in(tmp_path) as server:
         file = await upload(server, chat_lines(5))
         runner = server.service.batches
         runner.wake = lambda: None  # type: ignore[method-assign]
         batch = await create(server, file["id"])
-        (claimed,) = server.service.storage.batch.batches.claim((), 8, limit_over=8, now=0)
-        await server.client.post(f"{BATCHES}/{batch['id']}/cancel")
+        batches = server.service.storage.batch.batches
+        (claimed,) = batches.claim((), 8, limit_over=8, now=0)
+
+        def cancel() -> None:
+            batches.change(batch["id"], lambda found: replace(found, status="cancelling"))
+
+        def validate_meanwhile(*args: Any) -> int:
+            cancel()
+            return validate(*args)
+
+        if is_begun:
+            monkeypatch.setattr("app.batches.batch_run.validate", validate_meanwhile)
+        else:
+            cancel()
         await BatchRun(claimed, runner.services).run()
         done = await ended(server, batch["id"])
     assert done["status"] == "cancelled"
-    assert done["request_counts"] == {"total": 5, "completed": 0, "failed": 0}
+    assert done["request_counts"] == {"total": num_total, "completed": 0, "failed": 0}
 
 
 async def test_a_file_that_is_deleted_meanwhile_has_no_batch(

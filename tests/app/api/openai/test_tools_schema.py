@@ -73,7 +73,8 @@ def parameter(schema: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "keyword", ["properties", "required", "$defs", "definitions", "type", "anyOf", "enum"]
+    "keyword",
+    ["properties", "required", "$defs", "definitions", "type", "anyOf", "enum", "items", "pattern"],
 )
 def test_a_keyword_that_is_null_is_left_out(keyword: str) -> None:
     for outer, inner in [({keyword: None}, {}), (parameter({keyword: None}), parameter({}))]:
@@ -87,9 +88,17 @@ def test_values_that_are_null_stay() -> None:
     assert parsed.function.parameters == schema
 
 
+def test_a_whole_number_may_be_written_as_another() -> None:
+    schema = parameter({"type": "array", "minItems": 0.0, "maxItems": 3.0})
+    (parsed,) = tool_lists.validate_python([tool(parameters=schema)])
+    found = parsed.function.parameters["properties"]["a"]
+    assert [str(found[name]) for name in ("minItems", "maxItems")] == ["0", "3"]
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
+        (parameter({"maxItems": 0.5}), "properties.a.maxItems must be a whole number"),
         ({"properties": []}, "properties must be an object"),
         ({"required": True}, "required must be an array of strings"),
         ({"required": [1]}, "required must be an array of strings"),
