@@ -18,12 +18,19 @@ class Database:
     """
 
     def __init__(
-        self, path: Path | None, schema: str, *, synchronous: Literal["NORMAL", "FULL"] = "NORMAL"
+        self,
+        path: Path | None,
+        schema: str,
+        *,
+        index: str = "",
+        synchronous: Literal["NORMAL", "FULL"] = "NORMAL",
     ) -> None:
         """Open the file, whose folder exists; None is memory.
 
         schema: statements that end with `PRAGMA user_version = ...`; they are run unless the database
             has this version.
+        index: a statement for what databases of this version may lack: a new version would drop what
+            they keep.
         synchronous: `FULL` keeps what is committed if the machine loses power.
 
         Raises:
@@ -41,6 +48,7 @@ class Database:
         try:
             with self._readable_errors():
                 self._prepare(schema, synchronous)
+                self._connection.execute(index)
         except OSError:
             self._connection.close()
             raise

@@ -40,6 +40,8 @@ CREATE INDEX items_of_response ON items (response_id);
 PRAGMA user_version = {_SCHEMA_VERSION}
 """
 
+_INDEX: Final = "CREATE INDEX IF NOT EXISTS responses_by_time ON responses (created)"
+
 # The newest response stays, however large it is.
 _DROP_OLDEST: Final = """
 DELETE FROM responses WHERE rowid IN (
@@ -108,10 +110,7 @@ class ResponseStore:
         self._clock: Final = clock
         try:
             path = None if folder is None else folder / _FILE
-            self._database: Final = Database(path, _SCHEMA)
-            with self._database.transaction() as database:
-                # Databases of this version may have none: a new one would lose what they keep.
-                database.execute("CREATE INDEX IF NOT EXISTS created ON responses (created)")
+            self._database: Final = Database(path, _SCHEMA, index=_INDEX)
         except OSError:
             self._presence.close()
             raise
