@@ -13,6 +13,7 @@ import numpy.typing as npt
 from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped, soft_cap
 from batching.backend.hooks.undo import Changes
+from batching.backend.host_array import host_array
 from batching.backend.native.fused.arguments import OfRowsNames
 from batching.backend.native.fused.check_states import compare_states
 from batching.backend.native.fused.halves import AttentionHalf, MlpHalf
@@ -188,7 +189,7 @@ def compare(
 
 
 def _distances(rows: mx.array, others: mx.array) -> npt.NDArray[np.float32]:
-    return np.array(mx.abs(rows - others).max(axis=(1, 2)))
+    return host_array(mx.abs(rows - others).max(axis=(1, 2)))
 
 
 def _parted(returned: Any) -> tuple[mx.array, tuple[None, ...]]:

@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
+from batching.backend.host_array import host_array
 from batching.backend.native.layers.linear import Linear
 from batching.backend.native.layers.norms import LayerNorm, RMSNorm
 
@@ -122,4 +122,4 @@ def norm_of(norm: nn.Module | None, size: int) -> Norm:
 
 
 def floats_of(array: mx.array | None) -> list[float]:
-    return [] if array is None else np.array(array.astype(mx.float32)).tolist()
+    return [] if array is None else host_array(array.astype(mx.float32)).tolist()

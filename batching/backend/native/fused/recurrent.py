@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from batching.backend.host_array import host_array
 from batching.backend.native.fused.mixers import describe
 from batching.backend.native.fused.parts import (
     AS_CACHED,
@@ -80,6 +81,6 @@ def _convolution(convolution: nn.Module, channels: list[int] | None) -> dict[str
     if type(convolution) is not Conv1d:
         raise UnknownPart("the convolution is of another kind")
     order = slice(None) if channels is None else channels
-    taps = np.array(convolution.weight[..., 0].T.astype(mx.float32))[:, order]
+    taps = host_array(convolution.weight[..., 0].T.astype(mx.float32))[:, order]
     bias = np.array(floats_of(convolution.get("bias")))
     return {"taps": taps.ravel().tolist(), "tap_bias": bias[order].tolist() if bias.size else []}

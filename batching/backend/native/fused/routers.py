@@ -14,6 +14,7 @@ import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
+from batching.backend.host_array import host_array
 from batching.backend.native.fused.parts import Parts, UnknownPart, floats_of, layers_of
 from batching.backend.native.layers.linear import Linear
 
@@ -75,7 +76,7 @@ def find_router(
     stand_ins = {**others, **parts.stand_ins(mx.array(correction, mx.float32))}
     stand_ins = {key: one_hot if new is OneHot else new for key, new in stand_ins.items()}
     weigh = with_stand_ins(mixture, stand_ins)
-    expected = np.array(weigh(mx.array(logits[:, None], mx.float32))).reshape(logits.shape)
+    expected = host_array(weigh(mx.array(logits[:, None], mx.float32))).reshape(logits.shape)
     tried = [] if parts.correction is None else correction.tolist()
     for make in _routers(kernels, parts, one_hot.top_k):
         differences = np.abs(_weights(kernels, make(tried), logits) - expected)

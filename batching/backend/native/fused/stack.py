@@ -75,11 +75,6 @@ class LayerStack:
         self._x: mx.array | None = None
         self.passing: mx.array | None = None
 
-    @property
-    def is_one_operation(self) -> bool:
-        """Whether the layers will be that in the next step."""
-        return self._stacking is not None
-
     def end(self) -> None:
         """The last layer has been called."""
         self._x = self.passing = None

@@ -15,6 +15,7 @@ import numpy as np
 from mlx_lm.models.switch_layers import SwitchGLU
 
 from batching.backend.hooks.undo import Changes
+from batching.backend.host_array import host_array
 from batching.backend.native.layers.experts import Experts, SwitchLinear
 from batching.backend.native.layers.linear import Embedding, Linear, Product
 
@@ -66,7 +67,7 @@ def find_shifts(model: nn.Module, packed: Mapping[str, Any]) -> Shifts:
     finally:
         changes.undo()
     return {
-        path: shifts_of(np.array(each.largest))
+        path: shifts_of(host_array(each.largest))
         for each in inputs
         if each.largest is not None
         for path in each.paths

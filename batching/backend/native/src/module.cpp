@@ -4,7 +4,6 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -21,6 +20,7 @@
 
 #include "mlx/version.h"
 #include "primitives/primitives.h"
+#include "shared.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -65,10 +65,10 @@ std::shared_ptr<Pool> make_pool(int num_blocks, int block_size, int num_heads, i
 using Layout = std::map<std::string, int>;
 
 /// How weights are packed, for a file that has them.
-Layout layout_of(const PackedWeights& weights) {
-  const Panels panels = weights.panels();
+Layout layout_of(const Weights& weights) {
+  const Panels panels = weights->panels();
   return {{"format", static_cast<int>(panels.format)},
-          {"matrices", weights.num_matrices()},
+          {"matrices", weights->num_matrices()},
           {"outputs", panels.num_outputs},
           {"inputs", panels.num_inputs},
           {"group", panels.group},
@@ -128,8 +128,8 @@ void use_bfloat16(const std::vector<std::shared_ptr<PackedWeights>>& weights) {
     for (const auto& each : weights) each->use_bfloat16(exponent);
 }
 
-void map_weights(PackedWeights& weights, int file, size_t offset) {
-  or_os_error([&] { weights.map({file, offset}); });
+void map_weights(const std::shared_ptr<PackedWeights>& weights, int file, size_t offset) {
+  or_os_error([&] { weights->map({file, offset}); });
 }
 
 // Temperature, top-k, top-p, min-p, top-n-sigma and seed.
@@ -165,8 +165,9 @@ mlx::core::array sample_rows(const mlx::core::array& logits, const std::vector<S
 
 using Bytes = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 
-Bytes bytes_of(const PackedWeights& weights) {
-  return Bytes(weights.panels().data, {weights.num_bytes()}, nb::find(weights));
+Bytes bytes_of(nb::handle object) {
+  const auto weights = nb::cast<Weights>(object);
+  return Bytes(weights->panels().data, {weights->num_bytes()}, object);
 }
 
 using Floats = std::vector<float>;
@@ -263,13 +264,15 @@ std::optional<Layer> layer_of(const std::optional<Layers::value_type>& layer) {
 }
 
 std::shared_ptr<MixtureHalf> make_mixture(const Layers::value_type& router_layer,
-                                          const Router& router, const Experts& experts,
-                                          const Norms& norms, const MlpHalf* shared,
+                                          const Router& router,
+                                          const std::shared_ptr<const Experts>& experts,
+                                          const Norms& norms,
+                                          const std::shared_ptr<const MlpHalf>& shared,
                                           const std::optional<Layers::value_type>& shared_gate,
                                           float residual) {
   if (norms.size() != 2) throw std::invalid_argument("a mixture has up to 2 norms");
   auto half = std::make_shared<MixtureHalf>(
-      MixtureHalf{{router_layer.first, router_layer.second}, router, experts,
+      MixtureHalf{{router_layer.first, router_layer.second}, router, *experts,
                   shared ? std::optional(*shared) : std::nullopt, layer_of(shared_gate),
                   norm_of(norms[0]), {norm_of(norms[1]), residual}});
   graph::check_mixture(*half);
@@ -336,29 +339,35 @@ std::shared_ptr<StateStep> make_state_step(const Rows& rows) {
   return std::make_shared<StateStep>(std::move(pieces));
 }
 
-void add_attention(Stack& stack, std::shared_ptr<const AttentionHalf> half,
+void add_attention(const std::shared_ptr<Stack>& stack, std::shared_ptr<const AttentionHalf> half,
                    std::shared_ptr<Pool> pool, int step, int rotation, int window, bool is_chunked,
                    float soft_cap) {
   graph::check_attention(*half, pool->layout());
-  stack.add_attention(std::move(half), std::move(pool), {step, rotation},
-                      {window, is_chunked, soft_cap});
+  stack->add_attention(std::move(half), std::move(pool), {step, rotation},
+                       {window, is_chunked, soft_cap});
 }
 
-void add_latent(Stack& stack, std::shared_ptr<const LatentHalf> half, std::shared_ptr<Pool> pool,
-                int step, int rotation, int window) {
+void add_latent(const std::shared_ptr<Stack>& stack, std::shared_ptr<const LatentHalf> half,
+                std::shared_ptr<Pool> pool, int step, int rotation, int window) {
   graph::check_latent(*half, pool->layout());
-  stack.add_latent(std::move(half), std::move(pool), {step, rotation}, window);
+  stack->add_latent(std::move(half), std::move(pool), {step, rotation}, window);
 }
 
-void add_mixer(Stack& stack, std::shared_ptr<const Mixer> mixer, std::shared_ptr<StatePool> pool) {
+void add_mixer(const std::shared_ptr<Stack>& stack, std::shared_ptr<const Mixer> mixer,
+               std::shared_ptr<StatePool> pool) {
   if (pool->cell_floats() != mixer->state_size())
     throw std::invalid_argument("the pool has the mixer's states");
-  stack.add_mixer(std::move(mixer), std::move(pool));
+  stack->add_mixer(std::move(mixer), std::move(pool));
 }
 
-void add_mlp(Stack& stack, std::shared_ptr<const MlpHalf> half, bool is_parallel) {
+void add_mlp(const std::shared_ptr<Stack>& stack, std::shared_ptr<const MlpHalf> half,
+             bool is_parallel) {
   graph::check_mlp(*half);
-  stack.add_mlp(std::move(half), is_parallel);
+  stack->add_mlp(std::move(half), is_parallel);
+}
+
+void add_mixture(const std::shared_ptr<Stack>& stack, std::shared_ptr<const MixtureHalf> half) {
+  stack->add_mixture(std::move(half));
 }
 
 /// A callable that is called, and at last dropped, in a thread that does not hold the interpreter's lock.
@@ -416,24 +425,30 @@ NB_MODULE(_native, m) {
   m.def("end_step", [] { threads().end_step(); });
   m.def("take_core_back", [] { threads().take_core_back(); });
 
-  nb::class_<PackedWeights>(m, "PackedWeights")
-      .def_prop_ro("nbytes", &PackedWeights::num_bytes)
+  nb::class_<Shared<PackedWeights>>(m, "PackedWeights")
+      .def_prop_ro("nbytes", [](const Weights& weights) { return weights->num_bytes(); })
       .def_prop_ro("bytes", &bytes_of)
       .def_prop_ro("layout", &layout_of)
       .def("map", &map_weights, "file"_a, "offset"_a)
-      .def_prop_ro("can_scale_inputs", &PackedWeights::can_scale_inputs)
-      .def_prop_ro("num_matrices", &PackedWeights::num_matrices)
-      .def_prop_ro("shape", [](const PackedWeights& weights) {
-        return std::make_pair(weights.panels().num_outputs, weights.panels().num_inputs);
+      .def_prop_ro("can_scale_inputs",
+                   [](const Weights& weights) { return weights->can_scale_inputs(); })
+      .def_prop_ro("num_matrices", [](const Weights& weights) { return weights->num_matrices(); })
+      .def_prop_ro("shape", [](const Weights& weights) {
+        return std::make_pair(weights->panels().num_outputs, weights->panels().num_inputs);
       });
-  nb::class_<Step>(m, "Step");
+  nb::class_<Shared<Step>>(m, "Step");
   m.def("step", &make_step, "slices"_a, "tables"_a, "slots"_a);
-  nb::class_<Pool>(m, "Pool")
-      .def("copy", &Pool::copy, "source"_a, "target"_a)
+  nb::class_<Shared<Pool>>(m, "Pool")
+      .def(
+          "copy",
+          [](const std::shared_ptr<Pool>& pool, int source, int target) {
+            pool->copy(source, target);
+          },
+          "source"_a, "target"_a)
       // Addresses and sizes of its memory.
-      .def_prop_ro("regions", [](const Pool& pool) {
+      .def_prop_ro("regions", [](const std::shared_ptr<Pool>& pool) {
         std::vector<std::pair<uintptr_t, size_t>> regions;
-        for (const Memory* memory : {&pool.key_memory(), &pool.value_memory()})
+        for (const Memory* memory : {&pool->key_memory(), &pool->value_memory()})
           if (memory->size()) regions.emplace_back(reinterpret_cast<uintptr_t>(memory->data()), memory->size());
         return regions;
       });
@@ -452,7 +467,7 @@ NB_MODULE(_native, m) {
   });
   m.def("expert_layer", &graph::expert_layer, "weights"_a, "bias"_a = nb::none());
   m.def("switch_linear", &graph::switch_linear, "x"_a, "indices"_a, "layer"_a);
-  nb::class_<Experts>(m, "Experts");
+  nb::class_<Shared<Experts>>(m, "Experts");
   m.def("gated_experts", &graph::gated_experts, "gate"_a, "up"_a, "down"_a, "alpha"_a = 0.0f,
         "limit"_a = 0.0f);
   m.def("experts", &graph::experts, "x"_a, "indices"_a, "experts"_a);
@@ -476,19 +491,19 @@ NB_MODULE(_native, m) {
         "window"_a = 0, "soft_cap"_a = 0.0f, "sinks"_a = nb::none(),
         "is_chunked"_a = false);
 
-  nb::class_<AttentionHalf>(m, "AttentionHalf");
+  nb::class_<Shared<AttentionHalf>>(m, "AttentionHalf");
   m.def("attention", &make_attention, "layers"_a, "norms"_a, "num_heads"_a, "scale"_a,
         "sinks"_a = Floats{}, "residual"_a = 0.0f, "is_gated"_a = false, "norms_last"_a = false);
   m.def("run_attention", &graph::run_attention, "x"_a, "cosines"_a.none(), "sines"_a.none(),
         "traditional"_a, "half"_a, "pool"_a, "step"_a, "window"_a = 0, "is_chunked"_a = false,
         "soft_cap"_a = 0.0f, "query_factors"_a = nb::none());
-  nb::class_<LatentHalf>(m, "LatentHalf");
+  nb::class_<Shared<LatentHalf>>(m, "LatentHalf");
   m.def("latent", &make_latent, "inputs"_a, "q"_a, "heads"_a, "output"_a, "norms"_a,
         "num_heads"_a, "scale"_a, "residual"_a = 0.0f);
   m.def("run_latent", &graph::run_latent, "x"_a, "cosines"_a.none(), "sines"_a.none(),
         "traditional"_a, "half"_a, "pool"_a, "step"_a, "window"_a = 0,
         "query_factors"_a = nb::none());
-  nb::class_<MlpHalf>(m, "MlpHalf");
+  nb::class_<Shared<MlpHalf>>(m, "MlpHalf");
   m.def("mlp", &make_mlp, "layers"_a, "norms"_a, "activation"_a = 0, "residual"_a = 0.0f);
   m.def("run_mlp", &graph::run_mlp, "x"_a, "half"_a, "residual"_a = nb::none());
   nb::class_<Router>(m, "Router");
@@ -496,16 +511,16 @@ NB_MODULE(_native, m) {
         "correction"_a = Floats{}, "num_groups"_a = 1, "top_groups"_a = 1,
         "is_normalized"_a = false, "epsilon"_a = 0.0f, "factor"_a = 1.0f);
   m.def("route", &route_row, "router"_a, "logits"_a);
-  nb::class_<MixtureHalf>(m, "MixtureHalf");
+  nb::class_<Shared<MixtureHalf>>(m, "MixtureHalf");
   m.def("mixture", &make_mixture, "router_layer"_a, "router"_a, "experts"_a, "norms"_a,
         "shared"_a.none() = nb::none(), "shared_gate"_a = nb::none(), "residual"_a = 0.0f);
   m.def("run_mixture", &graph::run_mixture, "x"_a, "half"_a);
 
-  nb::class_<StatePool>(m, "StatePool");
-  nb::class_<StateStep>(m, "StateStep");
+  nb::class_<Shared<StatePool>>(m, "StatePool");
+  nb::class_<Shared<StateStep>>(m, "StateStep");
   m.def("state_step", &make_state_step, "pieces"_a);
-  nb::class_<Mixer>(m, "Mixer").def("pool", [](const Mixer& mixer) {
-    return std::make_shared<StatePool>(mixer.state_size());
+  nb::class_<Shared<Mixer>>(m, "Mixer").def("pool", [](const std::shared_ptr<Mixer>& mixer) {
+    return std::make_shared<StatePool>(mixer->state_size());
   });
   m.def("mixer", &make_mixer, "layers"_a, "norms"_a, "recurrence"_a, "columns"_a, "heads"_a,
         "dims"_a, "taps"_a, "tap_bias"_a = Floats{}, "decay"_a = Floats{},
@@ -514,14 +529,14 @@ NB_MODULE(_native, m) {
         "norm_width"_a = 0, "gates_first"_a = false, "residual"_a = 0.0f);
   m.def("run_mixer", &graph::run_mixer, "x"_a, "mixer"_a, "pool"_a, "step"_a);
 
-  nb::class_<Stack>(m, "Stack")
-      .def(nb::init<>())
+  nb::class_<Shared<Stack>>(m, "Stack")
+      .def(nb::new_([] { return std::make_shared<Stack>(); }))
       .def("add_attention", &add_attention, "half"_a, "pool"_a, "step"_a, "rotation"_a,
            "window"_a = 0, "is_chunked"_a = false, "soft_cap"_a = 0.0f)
       .def("add_latent", &add_latent, "half"_a, "pool"_a, "step"_a, "rotation"_a, "window"_a = 0)
       .def("add_mixer", &add_mixer, "mixer"_a, "pool"_a)
       .def("add_mlp", &add_mlp, "half"_a, "is_parallel"_a = false)
-      .def("add_mixture", &Stack::add_mixture, "half"_a);
+      .def("add_mixture", &add_mixture, "half"_a);
   m.def("run_stack", &graph::run_stack, "x"_a, "stack"_a, "steps"_a, "rotations"_a,
         "states"_a.none() = nb::none());
   m.def("host_kernel", &host_kernel, "run"_a, "inputs"_a, "output_shapes"_a, "output_dtypes"_a);

@@ -1,8 +1,10 @@
-"""Steps that are queued behind others, of models that compute positions of their own."""
+"""Steps that are queued behind others: they need neither the interpreter's lock nor known positions."""
 
 import faulthandler
+import sys
 from collections.abc import Iterator
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -46,3 +48,14 @@ def test_tokens_are_those_of_one_step_at_a_time(model_type: str, native: Native)
         tokens.append([request.output_token_ids for request in made])
     assert tokens[0] == tokens[1]
     assert all(len(output) == 20 for output in tokens[0])
+
+
+def test_an_operation_shares_weights_and_no_object_of_python(native: Native) -> None:
+    kernels = native.module
+    weights = kernels.pack(mx.ones((8, 32)))
+    count = sys.getrefcount(weights)
+    (y,) = kernels.linear(mx.ones((1, 32)), [weights], [None])
+    # One that it kept it would give back on the thread that computes, with the interpreter's lock.
+    assert sys.getrefcount(weights) == count
+    del weights
+    assert y.tolist() == [[32.0] * 8]
