@@ -10,6 +10,7 @@ import numpy as np
 from batching.backend.exceptions import forget_locals
 from batching.backend.gpu.step_graphs import StepGraphs
 from batching.backend.hooks.rows import RowSelection
+from batching.backend.host_array import host_array
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.pooling.head import NO_HEAD, PoolingHead
 from batching.backend.pooling.pooler import PooledRows
@@ -190,7 +191,7 @@ class MLXStep:
         """
         if self.are_finite is None:
             return
-        are_finite = np.array(self.are_finite)
+        are_finite = host_array(self.are_finite)
         if are_finite.all():
             return
         ends = np.cumsum([len(s) for s in self.slices])

@@ -1,6 +1,7 @@
 """How much memory there is for the weights and the KV pool."""
 
 import os
+from contextlib import suppress
 from typing import Final
 
 import mlx.core as mx
@@ -32,13 +33,25 @@ def memory_in_use() -> int:
 
 def free_memory() -> int:
     """Return the bytes that arrays can still take on the default device."""
-    mx.clear_cache()
+    free_buffers()
     left = max(0, device_memory() - memory_in_use())
     if mx.default_device() == mx.cpu:
         available = available_memory(mapped=mapped_bytes())
         return left if available is None else min(left, available)
     # Only CUDA says what other processes have left.
     return min(left, int(mx.device_info().get("free_memory", left)))
+
+
+def free_buffers() -> None:
+    """Free what no array uses any more, when the device has ended what it was given.
+
+    A GPU keeps the inputs of that until then, also those of a step that has raised.  What has failed there
+    is reported by the next call that waits, and belongs to that step.
+    """
+    for _ in range(2):
+        with suppress(Exception):
+            mx.synchronize()
+    mx.clear_cache()
 
 
 def bytes_within(fraction: float) -> int:

@@ -18,6 +18,8 @@ class MemoryControls(Protocol):
 
     def set_cache_limit(self, limit: int) -> int: ...
 
+    def set_memory_limit(self, limit: int) -> int: ...
+
     def set_wired_limit(self, limit: int) -> int: ...
 
     def get_active_memory(self) -> int: ...
@@ -40,7 +42,7 @@ class GpuMemory:
     controls: MemoryControls = mx
 
     def prepare(self) -> None:
-        """Limit what is kept of freed buffers, and check what is to be wired, before a model is loaded.
+        """Set the limits of memory, and check what is to be wired, before a model is loaded.
 
         Raises:
             ModelLoadError: more is to be wired than the system allows.
@@ -52,6 +54,9 @@ class GpuMemory:
                 f"lets a GPU wire: set at most that, or first sudo sysctl iogpu.wired_limit_mb={self.wired_mib}"
             )
         self.controls.set_cache_limit(self.cache_mib * MIB)
+        if most is not None:
+            # By default MLX queues work for the GPU until its arrays take half as much again.
+            self.controls.set_memory_limit(most)
 
     def wire(self) -> int:
         """Set the wired limit, to what the weights and the pool take unless another is set; return it, in bytes.

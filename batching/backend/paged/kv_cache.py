@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from batching.backend.memory.device import free_buffers
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.paged.pieces import DeferredMask, KeepsAll, Piece, cut
@@ -365,7 +366,7 @@ class PagedKVCache:
         for state in self._states:
             state.reset()
         # The step's buffers are freed first; it may have failed for want of memory.
-        mx.clear_cache()
+        free_buffers()
         mx.eval(self.arrays)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
-import numpy as np
 
 from batching.backend.gguf.header import GgufHeader
+from batching.backend.host_array import host_array
 from batching.backend.pooling.head import ACTIVATIONS, NO_HEAD, DenseLayer, PoolingHead
 from batching.pooling import NO_EMBEDDINGS, NoEmbeddings, PoolingType
 
@@ -182,5 +182,5 @@ def _dense(module: _Module) -> DenseLayer:
     if not (weights := module.folder / "model.safetensors").is_file():
         raise ValueError(f"the dense layer in {module.folder.name} has no model.safetensors")
     arrays: Any = mx.load(str(weights))
-    host = {name: np.array(array.astype(mx.float32)) for name, array in arrays.items()}
+    host = {name: host_array(array.astype(mx.float32)) for name, array in arrays.items()}
     return DenseLayer(host["linear.weight"], host.get("linear.bias"), activation)

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from batching.backend.host_array import host_array
 from batching.backend.pooling.head import Floats, PoolingHead
 from batching.pooling import PoolingType, Vector
 from batching.request import BatchRequest
@@ -46,7 +47,7 @@ class PooledRows:
         hidden: `[P, hidden_size]`, None if no rows are pooled.
         """
         none = np.empty((0, 0), np.float32)
-        host: Floats = none if hidden is None else np.array(hidden.astype(mx.float32))
+        host: Floats = none if hidden is None else host_array(hidden.astype(mx.float32))
         first = 0
         for s, num_rows in self.slices:
             yield s.request, _pooled(s, host[first : first + num_rows], head)

@@ -5,8 +5,8 @@ from typing import Final, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
-import numpy as np
 
+from batching.backend.host_array import host_array
 from batching.backend.sampling.edits import (
     NO_EDITS,
     Edits,
@@ -172,7 +172,7 @@ def draw_on_host(
     before: mx.array | None = None,
 ) -> mx.array:
     logits = edited(logits, edits, before)
-    return mx.array(draw(np.array(logits), params, seeds), dtype=mx.uint32)
+    return mx.array(draw(host_array(logits), params, seeds), dtype=mx.uint32)
 
 
 def draw_on_device(

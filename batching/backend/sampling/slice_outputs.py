@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import mlx.core as mx
-import numpy as np
 
+from batching.backend.host_array import host_array
 from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.sampling.logprobs import token_logprobs
 from batching.request import BatchRequest, TokenLogprobs
@@ -57,7 +57,7 @@ def _logprobs(
     scored: ByRequest = {}
     if asked:
         requests, rows, tokens, tops = zip(*asked, strict=True)
-        rows_on_host = np.array(logits[mx.array(rows)].astype(mx.float32))
+        rows_on_host = host_array(logits[mx.array(rows)].astype(mx.float32))
         for i, logprobs in enumerate(token_logprobs(rows_on_host, tokens, tops)):
             (chosen if i < num_sampled else scored).setdefault(requests[i], []).append(logprobs)
     return chosen, scored

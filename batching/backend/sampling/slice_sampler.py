@@ -7,6 +7,7 @@ from itertools import accumulate
 import mlx.core as mx
 import numpy as np
 
+from batching.backend.host_array import host_array
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.sampling.sampler import Sampler
@@ -69,12 +70,12 @@ class SliceSampler:
         Raises:
             SlicesFailed: the model's logits are not finite.
         """
-        if not all(flags := np.isfinite(np.array(sampled.logits)).tolist()):
+        if not all(flags := np.isfinite(host_array(sampled.logits)).tolist()):
             pairs = zip(logit_rows.samples, flags, strict=True)
             raise not_finite(
                 sample.request.request_id for sample, is_finite in pairs if not is_finite
             )
-        return slice_outputs(slices, logit_rows, logits, np.array(sampled.tokens).tolist())
+        return slice_outputs(slices, logit_rows, logits, host_array(sampled.tokens).tolist())
 
     @contextmanager
     def isolate_failures(

@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from batching.backend.exceptions import one_line
+from batching.backend.host_array import host_array
 
 # Of the pages of any system.
 _ALIGNMENT: Final = 1 << 16
@@ -249,7 +250,7 @@ def _write(
         _write_at(descriptor, weights.bytes, offsets[name])
     for name, array in others.items():
         # numpy has no bfloat16.
-        _write_at(descriptor, np.array(array.flatten().view(mx.uint8)), offsets[name])
+        _write_at(descriptor, host_array(array.flatten().view(mx.uint8)), offsets[name])
     metadata = header["__metadata__"]
     metadata["samples"] = _samples(descriptor, header, start)
     metadata["digest"] = _digest_of(header)

@@ -18,7 +18,7 @@ from batching.backend.engine_builder import build_engine
 from batching.backend.gguf.model import arrays_of
 from batching.backend.loader import load_model
 from batching.backend.memory import device as memory
-from batching.backend.memory.device import MIB, bytes_within, free_memory
+from batching.backend.memory.device import MIB, bytes_within, free_buffers, free_memory
 from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native_loader import Native
 from batching.backend.weights.storage import stored_tensors
@@ -265,3 +265,18 @@ def test_a_model_that_does_not_fit_as_the_kernels_keep_it_is_not_loaded(
     ):
         load_model(str(path), dtype=None, has_kernels=True)
     assert mx.get_peak_memory() - before < 4096
+
+
+def test_buffers_are_freed_after_a_device_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [RuntimeError("[METAL] Command buffer execution failed")]
+    waits: list[str] = []
+
+    def synchronize() -> None:
+        if failures:
+            raise failures.pop()
+        waits.append("waited")
+
+    monkeypatch.setattr(mx, "synchronize", synchronize)
+    monkeypatch.setattr(mx, "clear_cache", lambda: waits.append("cleared"))
+    free_buffers()
+    assert waits == ["waited", "cleared"]

@@ -25,6 +25,7 @@ class FakeControls:
 
     def __init__(self, used_mib: int = 0, **info: Any) -> None:
         self.cache: int | None = None
+        self.limit: int | None = None
         self.wired: int | None = None
         self.used = used_mib * MIB
         working_set = {"max_recommended_working_set_size": MOST * MIB}
@@ -32,6 +33,10 @@ class FakeControls:
 
     def set_cache_limit(self, limit: int) -> int:
         self.cache = limit
+        return 0
+
+    def set_memory_limit(self, limit: int) -> int:
+        self.limit = limit
         return 0
 
     def set_wired_limit(self, limit: int) -> int:
@@ -52,6 +57,13 @@ def test_the_cache_of_freed_buffers_is_limited_on_both_kinds() -> None:
         controls = FakeControls()
         GpuMemory(gpu, 1024, controls=controls).prepare()
         assert (controls.cache, controls.wired) == (1024 * MIB, None)
+
+
+def test_a_mac_waits_for_its_gpu_rather_than_exceed_what_it_may_use() -> None:
+    for gpu, limit in ((Gpu.METAL, MOST * MIB), (Gpu.CUDA, None)):
+        controls = FakeControls()
+        GpuMemory(gpu, 1024, controls=controls).prepare()
+        assert controls.limit == limit
 
 
 @pytest.mark.parametrize(("wired_mib", "limit"), [(None, 300), (0, None), (200, 200), (MOST, MOST)])
