@@ -23,7 +23,6 @@ def render_turns(model: ModelInfo, turns: Sequence[Mapping[str, Any]], **variabl
 
 
 def template_variables(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all that a template gets beside the turns, as mlx-lm and transformers give it."""
+    """Return all that a template gets beside the turns, as transformers gives it."""
     special_tokens: Mapping[str, Any] = getattr(tokenizer, "special_tokens_map", {})
-    thinks = {"enable_thinking": tokenizer.think_start is not None}
-    return {**special_tokens, **thinks, **variables}
+    return {**special_tokens, **variables}

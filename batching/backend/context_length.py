@@ -13,6 +13,8 @@ _KEYS: Final = (
     "model_max_length",
 )
 _STRETCHED: Final = ("linear", "dynamic", "yarn")
+# Command-R's max_position_embeddings is how long its first prompts in training were.
+_LONGER: Final = {"cohere": "model_max_length"}
 # Gemma 3's number is that after scaling, and configs leave it out where it is transformers' default.
 _GEMMA_3: Final = frozenset({"gemma3", "gemma3_text"})
 _CONTEXT_OF_GEMMA_3: Final = 131_072
@@ -24,7 +26,7 @@ def declared_context(config: Mapping[str, Any]) -> int | None:
     parts = (config, text_config if isinstance(text_config, dict) else {})
     is_gemma_3 = any(part.get("model_type") in _GEMMA_3 for part in parts)
     for part in parts:
-        for key in _KEYS:
+        for key in (_LONGER.get(part.get("model_type", ""), _KEYS[0]), *_KEYS):
             if isinstance(length := part.get(key), int) and length > 0:
                 return length if is_gemma_3 else _stretched(length, part)
     return _CONTEXT_OF_GEMMA_3 if is_gemma_3 else None

@@ -72,6 +72,10 @@ _LAYER_KEYS: Final = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 # A hundred times what models have: building the layers of a hostile config would never end.
 _MAX_LAYERS: Final = 10_000
 _CODE: Final = "*.py"
+# Older versions of transformers wrote a processor's template here.
+_PROCESSOR_TEMPLATE: Final = "chat_template.json"
+# Types that mlx-lm has under another name, and does not map itself.
+_RENAMED: Final = {"lfm2_vl": "lfm2-vl"}
 
 
 def _is_read(_: str) -> None:
@@ -243,7 +247,11 @@ def _load_directory(
 ) -> LoadedModel:
     published = _checked_config(path)
     used = memory_in_use()
-    model, config = _mlx_model(path, rotation_of(published), trust_remote_code)
+    changes = {"model_type": published["model_type"], **rotation_of(published)}
+    try:
+        model, config = _mlx_model(path, changes, trust_remote_code)
+    except ValueError as error:
+        raise _unreadable(path, published, error) from error
     leave_untruncated(model, config)
     storage = storage_line(stored_tensors(model, dtype, has_kernels=has_kernels))
     if dtype is not None:
@@ -261,8 +269,28 @@ def _load_directory(
     tokenizer = load_tokenizer(
         path, {"trust_remote_code": trust_remote_code}, eos_token_ids=config.get("eos_token_id")
     )
+    if not tokenizer.has_chat_template and (template := _processor_template(path)) is not None:
+        tokenizer = with_chat_template(tokenizer, template)
     loaded = _loaded(model, tokenizer, config, path, directory_defaults(path))
     return replace(loaded, storage=storage, description=describe_directory(path))
+
+
+def _processor_template(path: Path) -> str | None:
+    """Return the chat template of a model with images, where its processor's file alone has it."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        template = json.loads((path / _PROCESSOR_TEMPLATE).read_text(encoding="utf-8"))
+        return str(template["chat_template"])
+    return None
+
+
+def _unreadable(path: Path, config: Config, error: ValueError) -> ModelLoadError:
+    """Say what mlx-lm says of weights, and first how they are quantized, which may be why."""
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    reason = one_line(error)
+    if method is not None:
+        reason = f"mlx-lm does not read weights of a {config['model_type']} quantized with {method} like these: {reason}"
+    return ModelLoadError(f"cannot load {path}: {reason}")
 
 
 def _mlx_model(path: Path, changes: Config, trust_remote_code: bool) -> tuple[nn.Module, Config]:
@@ -288,6 +316,7 @@ def _checked_config(path: Path) -> Config:
         ModelLoadError: no model of such a config is served.
     """
     config: Config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config["model_type"] = _RENAMED.get(config["model_type"], config["model_type"])
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in _LAYER_KEYS:
             if isinstance(count := part.get(key), int) and count > _MAX_LAYERS:

@@ -49,6 +49,14 @@ _DEEPSEEK_V3: Final = (
         rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
     ),
 )
+_DEEPSEEK_LLM: Final = (
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[一-龥ࠀ-一가-\ud7ff]+",
+    _DIGIT,
+)
 _DEEPSEEK_CODER: Final = (
     r"[\r\n]",
     r"\s?\p{L}+",
@@ -90,6 +98,7 @@ _KINDS: Final = {
     Splitting((_GPT4O,)): "gpt-4o llama4 kanana2 minimax-m2",
     Splitting((_KIMI,)): "kimi-k2",
     Splitting(_DEEPSEEK_V3): "deepseek-v3 hunyuan-dense joyai-llm",
+    Splitting(_DEEPSEEK_LLM): "deepseek-llm",
     Splitting(_DEEPSEEK_CODER): "deepseek-coder",
 }
 SPLITTINGS: Final = {name: kind for kind, names in _KINDS.items() for name in names.split()}

@@ -105,8 +105,8 @@ def test_reasoning_has_the_names_that_templates_know(name: str) -> None:
     assert render_turns(model(template), turns) == "Hm.Hm."
 
 
-def test_thinking_is_off_for_a_model_that_cannot() -> None:
-    assert render_turns(model("{{ enable_thinking }}{{ tools }}"), TURNS) == "FalseNone"
+def test_a_template_decides_what_a_request_leaves_open() -> None:
+    assert render_turns(model("{{ enable_thinking is defined }}{{ tools }}"), TURNS) == "FalseNone"
 
 
 @pytest.mark.parametrize("template", HOSTILE)

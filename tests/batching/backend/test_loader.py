@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import save_model
 
 from batching import EngineConfig, SamplingDefaults, SamplingParams
 from batching.backend.context_length import declared_context
@@ -27,6 +28,7 @@ from batching.errors import ModelLoadError
 from batching.request import BatchRequest
 from tests.support.arrays import parameters
 from tests.support.model_files import CONFIG, edit_config, rejection
+from tests.support.model_zoo import make_tiny, tiny_config
 
 GOLDEN: Any = json.loads((Path(__file__).parents[2] / "data/golden_smollm2.json").read_text())
 CASES: dict[str, Any] = {case["name"]: case for case in GOLDEN["cases"]}
@@ -171,6 +173,31 @@ def test_a_broken_directory_is_rejected_in_one_line(directory: Path) -> None:
     assert "no config.json" in rejection(directory)
 
 
+def test_weights_that_mlx_lm_does_not_read_are_named_by_their_quantization(directory: Path) -> None:
+    weights: Any = mx.load(str(directory / "model.safetensors"))
+    weights["model.layers.0.mlp.up_proj.weight_scale_inv"] = mx.ones((1, 1))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    edit_config(directory, quantization_config={"quant_method": "fp8"})
+    assert "does not read weights of a llama quantized with fp8" in rejection(directory)
+
+
+def test_a_template_may_be_that_of_a_processor(directory: Path) -> None:
+    template = "{{ messages[0].content }}"
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert load_model(str(directory), dtype=None).tokenizer.chat_template == template
+
+
+def test_a_type_may_have_the_name_that_transformers_writes(directory: Path) -> None:
+    model = make_tiny("lfm2-vl")
+    save_model(directory, model)
+    config = tiny_config("lfm2-vl") | {"model_type": "lfm2_vl"}
+    # The tokenizer's loader reads it as transformers 5 does, which has another name for this.
+    for part in (config, config["text_config"]):
+        del part["rope_scaling"]
+    (directory / "config.json").write_text(json.dumps(config))
+    assert type(load_model(str(directory), dtype=None).model) is type(model)
+
+
 def test_references_that_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no file or directory" in rejection(tmp_path / "m.gguf")
     assert "no file or directory" in rejection(tmp_path / "somewhere")
@@ -234,6 +261,10 @@ def test_a_model_in_the_hubs_cache_is_used_without_the_hub(
                 "max_position_embeddings": 131072,
                 "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
             },
+            131072,
+        ),
+        (
+            {"model_type": "cohere", "max_position_embeddings": 8192, "model_max_length": 131072},
             131072,
         ),
         ({}, None),

@@ -48,6 +48,7 @@ WORDS: Final = {
     "gpt-4o": "I'LL| pay| |123|45| x|=[`|y|];| cafe\u0301| i|Phone's|\r\n\n| | 日本ひら| .|NET|\tक\u094dष\u093f",
     "kimi-k2": "I'LL| pay| |123|45| x|=[`|y|];| cafe\u0301| i|Phone's|\r\n\n| | |日本|ひら| .|NET|\tक\u094dष\u093f",
     "deepseek-v3": "I|'LL| pay| |123|45| x|=[`|y|];| cafe\u0301| iPhone|'s|\r\n\n|  |日本ひら| .|NET|\tक\u094dष\u093f",
+    "deepseek-llm": "I|'|LL| pay| |1|2|3|4|5| x|=[`|y|];| cafe|\u0301| iPhone|'|s|\r|\n|\n|  |日本ひら| .|NET|\t|क\u094dष\u093f",
     "deepseek-coder": "I|'|LL| pay| |1|2|3|4|5| x|=|[|`|y|];| cafe|\u0301| iPhone|'|s|\r|\n|\n| | |日本ひら| .|NET|\t|क|\u094d|ष|\u093f",
 }
 
