@@ -33,18 +33,21 @@ class Detokenizer:
         self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []
         self._num_context_tokens = 0
+        # The text of these tokens, and that of the window.
         self._context = ""
+        self._text = ""
 
     def add(self, token_id: int) -> str:
         """Add a token; return the text that is now certain."""
+        text = self._decode([*self._window, token_id])
+        if text == self._text and self._has_no_text(token_id):
+            # It would only make the window longer.
+            return ""
         self._window.append(token_id)
-        text = self._decode(self._window)
+        self._text = text
         if text.endswith(_REPLACEMENT):
             return self._release_broken_bytes(text)
         if text == self._context:
-            if self._is_special(token_id):
-                # It has no text as context either, and would only make the window longer.
-                self._window.pop()
             return ""
         piece = text[len(self._context) :]
         self._start_window_at(self._num_context_tokens, len(self._window))
@@ -82,10 +85,11 @@ class Detokenizer:
         if last - self._num_context_tokens < _MAX_UNFINISHED:
             return ""
         before, after = self._decode(self._window[:last]), self._decode(self._window[last:])
-        if not after or before + after != text:
+        if before + after != text:
             return ""
         piece = before[len(self._context) :]
         self._start_window_at(last, last)
+        self._text = after
         return piece
 
     def _start_window_at(self, start: int, num_done: int) -> None:
@@ -93,10 +97,14 @@ class Detokenizer:
         self._context = self._decode(self._window[start:num_done])
         del self._window[:start]
         self._num_context_tokens = num_done - start
+        self._text = self._context
 
-    def _is_special(self, token_id: int) -> bool:
-        """True if the token is skipped; others may lack text only at the start of a window."""
-        return self._decode_ids([token_id]) != self._decode([token_id])
+    def _has_no_text(self, token_id: int) -> bool:
+        """True for a special token that is skipped, and for an id of no token.
+
+        Others have none only at the start of a window, where a space is dropped.
+        """
+        return not self._decode([token_id, token_id])
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._decode_ids(token_ids, skip_special_tokens=self._skip_special_tokens)

@@ -158,7 +158,9 @@ def test_the_work_for_a_token_does_not_grow(data: bytes) -> None:
     assert tokenizer.num_decoded < 20 * len(ids)
 
 
-def test_the_work_does_not_grow_with_special_tokens_either() -> None:
+@pytest.mark.parametrize("offset", [-1, 1], ids=["a special token", "an id of no token"])
+@pytest.mark.parametrize("before", [b"", b"a", b"\xc3"])
+def test_the_work_does_not_grow_with_tokens_of_no_text(offset: int, before: bytes) -> None:
     tokenizer = byte_level()
-    pieces(tokenizer, [tokenizer.vocab_size - 1] * 1000)
+    pieces(tokenizer, [*byte_ids(before), *[tokenizer.vocab_size + offset] * 1000])
     assert tokenizer.num_decoded < 20 * 1000
