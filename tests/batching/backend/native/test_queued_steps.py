@@ -50,6 +50,19 @@ def test_tokens_are_those_of_one_step_at_a_time(model_type: str, native: Native)
     assert all(len(output) == 20 for output in tokens[0])
 
 
+def test_what_waits_with_the_interpreters_lock_waits_for_no_operation_that_needs_it(
+    native: Native,
+) -> None:
+    kernels = native.module
+    x = mx.ones((64, 512))
+    for _ in range(50):
+        (x,) = kernels.linear(x, [kernels.pack(mx.zeros((512, 512)))], [None])
+    mx.async_eval(x)
+    # As after a step that raised, behind which another one is queued.
+    mx.clear_cache()
+    assert not x.any().item()
+
+
 def test_an_operation_shares_weights_and_no_object_of_python(native: Native) -> None:
     kernels = native.module
     weights = kernels.pack(mx.ones((8, 32)))
