@@ -33,8 +33,12 @@ class CallEnds(NamedTuple):
 
 
 class NotACall(NamedTuple):
-    """Text after a start marker that is not a call, including the marker."""
+    """What the reader was given and is no call: a start marker or "", and text after it.
 
+    A call may begin in that text.
+    """
+
+    marker: str
     text: str
 
 
@@ -58,8 +62,9 @@ class CallText:
         self._is_open = False
         # Taken next; more than one character if what they seemed to begin was not there.
         self._next = ""
-        # This becomes content if it is not a call.
-        self._unread = [start]
+        # These become content if they are not a call.
+        self._marker = start
+        self._unread: list[str] = []
         self._events: list[CallEvent] = []
 
     def peek(self) -> Steps[str]:
@@ -75,6 +80,10 @@ class CallText:
         self._next = self._next[1:]
         return character
 
+    def put_back(self, text: str) -> None:
+        """Make a text that was taken the next again."""
+        self._next = text + self._next
+
     def after(self, skipped: str) -> Steps[str]:
         """Take all of these characters; return the one after them, which stays the next."""
         while (character := (yield from self.peek())) in skipped:
@@ -88,7 +97,7 @@ class CallText:
         while seen not in markers:
             seen += yield from self.take()
             if not any(marker.startswith(seen) for marker in markers):
-                self._next = seen + self._next
+                self.put_back(seen)
                 raise NotCallSyntax
         return seen
 
@@ -105,13 +114,17 @@ class CallText:
     def head(self, *markers: str) -> Steps[str]:
         """Take a short text up to a marker, and the marker."""
         parts: list[str] = []
+        room = _MAX_HEAD
 
         def write(text: str) -> None:
+            nonlocal room
             parts.append(text)
-            if sum(map(len, parts)) > _MAX_HEAD:
+            room -= len(text)
+            if room < 0:
                 raise NotCallSyntax
 
-        yield from self.until(*markers, write=write)
+        if (yield from self.until(*markers, self.start, write=write)) == self.start:
+            raise NotCallSyntax
         return "".join(parts)
 
     def until(self, *markers: str, write: Write) -> Steps[str]:
@@ -139,13 +152,12 @@ class CallText:
 
     def settle(self) -> None:
         """Regard all that was taken as a part of a call, which is never content."""
+        self._marker = ""
         self._unread = [self._next]
 
     def give_up(self) -> None:
-        if self._is_open:
-            self.finish()
-        else:
-            self._events.append(NotACall("".join(self._unread)))
+        """Return what was taken and is no call, and what was put back, for the next reader."""
+        self._events.append(NotACall(self._marker, "".join(self._unread)))
 
     def cut(self) -> None:
         """End with the text: a call whose name is complete is cut short, anything less dropped."""
@@ -170,13 +182,17 @@ class CallReader:
         try:
             self._steps.send(character)
         except StopIteration:
-            self.is_done = True
+            self._text.settle()
+            self._end()
         except NotCallSyntax:
-            self._text.give_up()
-            self.is_done = True
+            self._end()
         return self._text.take_events()
 
     def flush(self) -> Sequence[CallEvent]:
         """Return the events held back; no more text follows."""
         self._text.cut()
         return self._text.take_events()
+
+    def _end(self) -> None:
+        self._text.give_up()
+        self.is_done = True

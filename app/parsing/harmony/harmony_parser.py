@@ -35,15 +35,23 @@ MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 FUNCTIONS: Final = "functions."
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
 _REASONING_CHANNEL: Final = "analysis"
-# A header is short; longer text without markers is the content of a model that writes none.
+_CHANNEL_NAME: Final = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
+# What a header consists of, perhaps cut off; all else in it is text whose marker is missing.
+_HEADER_PART: Final = re.compile(
+    rf"(?:{'|'.join(map(re.escape, (START, CHANNEL, CONSTRAIN)))})\s*[\w.]*"
+    r"(?:\s+to=[^\s<]*(?:\s+[a-z]+\b)?|\s+json\b|\s+(?:to?|js?o?)\Z)?\s*"
+    r"|^\s*to=[^\s<]*\s*(?=<\|)"
+)
+# In characters; what is longer is no header.
 _MAX_HEADER: Final = 256
 
 
 class HarmonyParser:
     """Splits parts by their headers: analysis is reasoning, a part with a recipient is a call.
 
-    All other parts are content, and so is text without any header.  Without tools a recipient means
-    nothing.  Without `is_parallel` one call is read, and the text after it is ignored.
+    All other parts are content, and so is text without any header.  Text in a header, which lacks
+    the marker before it, belongs to that part.  Without tools a recipient means nothing.  Without
+    `is_parallel` one call is read, and the text after it is ignored.
     `begun`: what the prompt has of the first part, after its role; its text is in no event.
     """
 
@@ -63,9 +71,9 @@ class HarmonyParser:
         self._search = MarkerSearch(*MARKERS)
         # None within the text of a part.
         self._header: str | None = ""
-        self._has_marker = False
         self._piece: Callable[[str], MessageEvent] = ContentPiece
         self._num_calls = 0
+        self._is_call = False
         # Of the last call: the end token after them is not part of the text.
         self._arguments: list[str] = []
         self.is_finished = False
@@ -94,10 +102,11 @@ class HarmonyParser:
         events = self._take_begun()
         if self.is_finished:
             return events
-        events += self._text(self._search.flush())
-        if self._header is not None and not self._has_marker:
-            events.append(ContentPiece(self._header))
-        return join_pieces(events)
+        rest = self._search.flush()
+        # After the markers of a header it is the beginning of another one.
+        if not self._header or _split(self._header)[1].strip():
+            events += self._text(rest)
+        return join_pieces([*events, *self._end_header()])
 
     def _take_begun(self) -> list[MessageEvent]:
         events, self._begun = self._begun, []
@@ -105,52 +114,79 @@ class HarmonyParser:
 
     def _text(self, text: str) -> list[MessageEvent]:
         if self._header is None:
-            piece = self._piece(text)
-            if isinstance(piece, ToolCallArguments):
+            if self._is_call:
                 self._arguments.append(text)
-            return [piece]
+            return [self._piece(text)]
         self._header += text
-        if self._has_marker or len(self._header) <= _MAX_HEADER:
+        if len(self._header) <= _MAX_HEADER:
             return []
-        text, self._header = self._header, None
-        return [ContentPiece(text)]
+        header, rest = self._header[:_MAX_HEADER], self._header[_MAX_HEADER:]
+        return [*self._begin_unmarked(header), *self._text(rest)]
 
     def _mark(self, marker: str) -> list[MessageEvent]:
-        self._has_marker = True
         if marker == MESSAGE:
             return self._begin_part(self._header or "")
-        if marker == CHANNEL:
-            self._header = (self._header or "") + marker
-        elif marker == CONSTRAIN:
+        if marker == CONSTRAIN:
             # What follows is not part of a name before it.
-            self._header = self._header and f"{self._header} "
-        else:
-            self.is_finished = marker in (CALL, RETURN) or (
-                self._num_calls > 0 and not self._is_parallel
-            )
-            self._header = ""
-        return []
+            if self._header and marker not in self._header:
+                self._header += f" {marker}"
+            return []
+        if marker == CHANNEL and self._header is not None and marker not in self._header:
+            self._header += marker
+            return []
+        events = self._end_part()
+        self.is_finished = marker in (CALL, RETURN) or (
+            self._num_calls > 0 and not self._is_parallel
+        )
+        self._header = "" if marker in ENDS else marker
+        return events
 
     def _begin_part(self, header: str) -> list[MessageEvent]:
         self._header = None
         recipient = _RECIPIENT.search(header)
         if recipient is not None and self._has_tools:
             return self._begin_call(recipient[1].removeprefix(FUNCTIONS))
-        channel = header.partition(CHANNEL)[2].split()
-        is_reasoning = channel[:1] == [_REASONING_CHANNEL]
+        channel = _CHANNEL_NAME.search(header)
+        is_reasoning = channel is not None and channel[1] == _REASONING_CHANNEL
         self._piece = ReasoningPiece if is_reasoning else ContentPiece
+        self._is_call = False
         return []
+
+    def _begin_unmarked(self, header: str) -> list[MessageEvent]:
+        """Begin a part without the marker between its header and its text."""
+        header, text = _split(header)
+        return [*self._begin_part(header), *self._text(text)]
+
+    def _end_header(self) -> list[MessageEvent]:
+        """Begin the part of a header that has text in it."""
+        if self._header is not None and _split(self._header)[1].strip():
+            return self._begin_unmarked(self._header)
+        return []
+
+    def _end_part(self) -> list[MessageEvent]:
+        """Return what is missing: the text that is in the header, or the arguments of a call."""
+        events = self._end_header()
+        if self._header is None and self._is_call and not "".join(self._arguments).strip():
+            events += self._text("{}")
+        return events
 
     def _begin_call(self, name: str) -> list[MessageEvent]:
         index, self._num_calls = self._num_calls, self._num_calls + 1
         self._piece = lambda text: ToolCallArguments(index, text)
+        self._is_call = True
         self._arguments = []
         return [ToolCallStart(index, self._new_id(), name)]
 
 
+def _split(header: str) -> tuple[str, str]:
+    """Return a header without the text in it, and that text."""
+    return "".join(_HEADER_PART.findall(header)), _HEADER_PART.sub("", header)
+
+
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        # Python limits the digits of an integer, JSON does not.
+        json.loads(text, parse_int=str)
     except (ValueError, RecursionError):
         return False
     return True

@@ -91,7 +91,10 @@ def _pass_string(text: CallText, write: Write) -> Steps[None]:
 def pass_rest(
     text: CallText, write: Write, ends: Sequence[str], closers: Sequence[str]
 ) -> Steps[str]:
-    """Pass on what is left up to an end marker; where that is nothing, the missing closers."""
+    """Pass on what is left up to an end marker.
+
+    Where that is nothing, the missing closers are added, or an empty object for no value at all.
+    """
     if not ends:
         raise NotCallSyntax
     rest = 0
@@ -103,5 +106,5 @@ def pass_rest(
 
     marker = yield from text.until(*ends, write=count)
     if rest == 0:
-        write("".join(reversed(closers)))
+        write("".join(reversed(closers)) or "{}")
     return marker

@@ -43,14 +43,12 @@ class MistralSyntax:
         if (yield from text.after(BLANKS)) in "[{":
             yield from JsonSyntax().read(text, tools)
             return
-        marker = text.start
-        while marker:
-            name, call_id = (yield from text.word()), None
-            if (yield from text.one_of(_ARGUMENTS, _ID)) == _ID:
-                call_id = yield from text.word()
-                yield from text.one_of(_ARGUMENTS)
-            yield from _check_object(text)
-            marker = yield from pass_arguments(text, name, call_id)
+        name, call_id = (yield from text.word()), None
+        if (yield from text.one_of(_ARGUMENTS, _ID)) == _ID:
+            call_id = yield from text.word()
+            yield from text.one_of(_ARGUMENTS)
+        yield from _check_object(text)
+        yield from pass_arguments(text, name, call_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +66,24 @@ class KimiSyntax:
 
     def read(self, text: CallText, tools: Mapping[str, ToolSpec]) -> Steps[None]:
         while (yield from text.one_of(_KIMI_START, text.end)) != text.end:
-            call_id = (yield from text.head(_KIMI_ARGUMENTS)).strip()
-            found = _KIMI_ID.fullmatch(call_id)
-            if found is None:
-                raise NotCallSyntax
-            yield from _check_object(text)
-            ends = (_KIMI_END, text.end)
-            marker = yield from pass_arguments(text, found[1], call_id, ends=ends)
-            if (marker or (yield from text.one_of(*ends))) == text.end:
-                return
+            yield from self._read_call(text)
+
+    def _read_call(self, text: CallText) -> Steps[None]:
+        call_id = (yield from text.head(_KIMI_ARGUMENTS)).strip()
+        found = _KIMI_ID.fullmatch(call_id)
+        if found is None:
+            raise NotCallSyntax
+        yield from _check_object(text, _KIMI_END)
+        yield from pass_arguments(text, found[1], call_id, ends=(_KIMI_END, _KIMI_START))
+        # Without its end, a call ends where another one or the section does.
+        marker = yield from text.one_of(_KIMI_END, _KIMI_START, text.end, text.start)
+        if marker == _KIMI_END:
+            text.settle()
+        else:
+            text.put_back(marker)
 
 
-def _check_object(text: CallText) -> Steps[None]:
+def _check_object(text: CallText, *ends: str) -> Steps[None]:
+    """Raise NotCallSyntax if no object follows, nor one of the markers in its place."""
     if (yield from text.after(BLANKS)) != "{":
-        raise NotCallSyntax
+        text.put_back((yield from text.one_of(*ends)))

@@ -20,8 +20,8 @@ class JsonSyntax:
     """Objects between the markers, or without an end marker a list of them.
 
     Frequent errors of models are corrected where the intention is clear: line breaks inside
-    strings, brackets too many or too few at the end, arguments that are null, missing or the text
-    of an object.  An id that follows the arguments comes too late to be the call's.
+    strings, brackets too many or too few at the end, arguments that are null, empty, missing or the
+    text of an object.  An id that follows the arguments comes too late to be the call's.
     """
 
     before: str = "\n"
@@ -42,21 +42,17 @@ class JsonSyntax:
 
     def read(self, text: CallText, tools: Mapping[str, ToolSpec]) -> Steps[None]:
         has_call = False
-        depth = 0
         while True:
             character = yield from text.peek()
             if character in BLANKS or character in (",]}" if has_call else "["):
                 yield from text.take()
-                depth += (character == "[") - (character == "]")
                 # Calls may be in a list, and a model may close more than it opened.
                 if not text.end and character == "]":
                     return
             elif character == "{":
                 yield from text.take()
-                cut = yield from _read_object(text)
-                if cut and cut == text.end:
-                    return
-                has_call = not cut
+                yield from _read_object(text)
+                has_call = True
             elif has_call and text.end:
                 yield from text.one_of(text.end)
                 return
@@ -64,16 +60,15 @@ class JsonSyntax:
                 raise NotCallSyntax
 
 
-def _read_object(text: CallText) -> Steps[str]:
-    """Read a call after its `{`, up to where it ceases to be JSON; return a marker that cuts it."""
+def _read_object(text: CallText) -> Steps[None]:
+    """Read a call after its `{`, up to where it ceases to be JSON."""
     arguments: str | None = None
     has_call = False
     while (yield from text.after(BLANKS + ",")) == '"':
         key = _string((yield from json_value(text)))
         character = yield from text.after(BLANKS + ":")
         if key in _ARGUMENT_KEYS and character == "{" and text.name and not has_call:
-            if marker := (yield from pass_arguments(text, text.name)):
-                return marker
+            yield from pass_arguments(text, text.name)
             has_call = True
             continue
         value = yield from json_value(text)
@@ -90,17 +85,16 @@ def _read_object(text: CallText) -> Steps[str]:
             text.settle()
     if not has_call:
         raise NotCallSyntax
-    return ""
 
 
 def pass_arguments(
     text: CallText, name: str, call_id: str | None = None, *, ends: Sequence[str] = ()
-) -> Steps[str]:
-    """Read a call from its arguments on; return the marker that cuts them short, or ""."""
+) -> Steps[None]:
+    """Read a call from its arguments on; a marker that cuts them short stays the next."""
     text.begin(name, call_id)
-    marker = yield from pass_json(text, text.write, ends or [text.end or text.start])
+    markers = [*ends, *filter(None, [text.end]), text.start]
+    text.put_back((yield from pass_json(text, text.write, markers)))
     text.finish()
-    return marker
 
 
 def _whole_call(text: CallText, name: str, arguments: str) -> bool:
@@ -124,4 +118,4 @@ def _string(text: str) -> str | None:
 
 def _object_text(text: str) -> str:
     """Return arguments as the text of an object if they are null or a string with that text."""
-    return "{}" if text == "null" else _string(text) or text
+    return "{}" if text in ("null", '""') else _string(text) or text

@@ -1,5 +1,7 @@
 """Tool calls with arguments as literals: calls of Python, and the objects of the Gemma models."""
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -16,18 +18,68 @@ from app.parsing.tool_call_reader import (
     CallText,
     NotCallSyntax,
     Steps,
+    Write,
 )
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.json_text import escaped, pass_rest
+from app.parsing.tools.python_strings import QUOTES, is_string, read_string
 
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 # Of values inside each other; more brackets than that are not read.
 _MAX_DEPTH: Final = 64
 _CLOSERS: Final = {"{": "}", "[": "]", "(": ")"}
 _END_OF_LITERAL: Final = "\0"
-_QUOTES: Final = "\"'"
-_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
-_NUM_HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
+_NUMBER: Final = re.compile(r"[+-]?[0-9.][0-9A-Za-z_.+-]*")
+_FLOAT: Final = re.compile(r"[+-]?[0-9_]*[.eE]")
+
+
+class _JsonWriter:
+    """Writes arguments as JSON, and knows which brackets are open.
+
+    Whether a round bracket is a tuple's, only a comma or the end shows; what is in it waits for
+    that.
+    """
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        # One is empty while its bracket may mean nothing; what is in that is in `_held`.
+        self.closers: list[str] = []
+        self._held: list[list[str]] = []
+
+    def write(self, text: str) -> None:
+        if self._held:
+            self._held[-1].append(text)
+        else:
+            self._write(text)
+
+    def open(self, bracket: str) -> None:
+        if len(self.closers) >= _MAX_DEPTH:
+            raise NotCallSyntax
+        if bracket == "(":
+            self._held.append([])
+            self.closers.append("")
+        else:
+            self.write(bracket)
+            self.closers.append(_CLOSERS[bracket])
+
+    def separate(self, *, is_last: bool) -> None:
+        """Write a comma, unless it stands before the end."""
+        if not self.closers[-1]:
+            self.closers[-1] = "]"
+            self.write("[" + self._take_held())
+        if not is_last:
+            self.write(", ")
+
+    def close(self) -> None:
+        self.write(self.closers.pop() or self._take_held() or "[]")
+
+    def release(self) -> None:
+        """Write all that waits."""
+        while self._held:
+            self.write(self._take_held())
+
+    def _take_held(self) -> str:
+        return "".join(self._held.pop())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,143 +128,103 @@ class LiteralSyntax:
         separator = (self.separator or ",").strip()
         markers = [separator, text.end, *filter(None, [self.closing])]
         marker = yield from text.one_of(*markers)
+        # A comma may also stand before the end.
+        if marker == separator and (yield from text.after(BLANKS)) == self.closing:
+            marker = yield from text.one_of(self.closing)
         if marker == self.closing:
             yield from text.one_of(text.end)
         return marker != separator
 
     def _read_arguments(self, text: CallText) -> Steps[bool]:
         """Read what is in the brackets; return False if the end marker cuts it short."""
-        closers: list[str] = []
+        out = _JsonWriter(text.write)
         try:
-            yield from self._read_pairs(text, _CLOSERS[self.bracket], self.assign, closers)
+            yield from self._read_pairs(text, out, _CLOSERS[self.bracket], self.assign)
         except NotCallSyntax:
-            yield from pass_rest(text, text.write, [text.end], closers)
+            out.release()
+            yield from pass_rest(text, text.write, [text.end], out.closers)
             return False
         return True
 
-    def _read_pairs(self, text: CallText, end: str, assign: str, closers: list[str]) -> Steps[None]:
-        self._open(text, "{", closers)
+    def _read_pairs(self, text: CallText, out: _JsonWriter, end: str, assign: str) -> Steps[None]:
+        out.open("{")
         character = yield from text.after(BLANKS)
         while character != end:
-            if character in _QUOTES or self.quote.startswith(character):
-                yield from self._read_value(text, closers)
+            if character in QUOTES or self.quote.startswith(character):
+                yield from self._read_value(text, out)
             elif not self.has_bare_words:
                 raise NotCallSyntax
             else:
                 key = yield from text.word()
-                text.write(f'"{escaped(key)}"')
+                out.write(f'"{escaped(key)}"')
             yield from text.one_of(assign)
-            text.write(": ")
-            yield from self._read_value(text, closers)
-            character = yield from self._next(text, end)
+            out.write(": ")
+            yield from self._read_value(text, out)
+            character = yield from self._next(text, out, end)
         yield from text.take()
-        text.write(closers.pop())
+        out.close()
 
-    def _read_items(self, text: CallText, end: str, closers: list[str]) -> Steps[None]:
-        self._open(text, "[", closers)
+    def _read_items(self, text: CallText, out: _JsonWriter, bracket: str) -> Steps[None]:
+        end = _CLOSERS[bracket]
+        out.open(bracket)
         character = yield from text.after(BLANKS)
         while character != end:
-            yield from self._read_value(text, closers)
-            character = yield from self._next(text, end)
+            yield from self._read_value(text, out)
+            character = yield from self._next(text, out, end)
         yield from text.take()
-        text.write(closers.pop())
+        out.close()
 
-    def _open(self, text: CallText, bracket: str, closers: list[str]) -> None:
-        if len(closers) >= _MAX_DEPTH:
-            raise NotCallSyntax
-        text.write(bracket)
-        closers.append(_CLOSERS[bracket])
-
-    def _next(self, text: CallText, end: str) -> Steps[str]:
+    def _next(self, text: CallText, out: _JsonWriter, end: str) -> Steps[str]:
         """Read a comma, unless the end follows; return the character after it."""
         character = yield from text.after(BLANKS)
         if character == end:
             return end
         yield from text.one_of(",")
         # A comma may also stand before the end.
-        if (character := (yield from text.after(BLANKS))) != end:
-            text.write(", ")
+        character = yield from text.after(BLANKS)
+        out.separate(is_last=character == end)
         return character
 
-    def _read_value(self, text: CallText, closers: list[str]) -> Steps[None]:
+    def _read_value(self, text: CallText, out: _JsonWriter) -> Steps[None]:
         character = yield from text.after(BLANKS)
         if self.quote.startswith(character):
             yield from text.one_of(self.quote)
-            text.write('"')
-            yield from text.until(self.quote, write=lambda part: text.write(escaped(part)))
-            text.write('"')
-        elif character in _QUOTES:
-            yield from _read_string(text)
+            out.write('"')
+            yield from text.until(self.quote, write=lambda part: out.write(escaped(part)))
+            out.write('"')
+        elif (yield from is_string(text)):
+            yield from read_string(text, out.write)
         elif character == "{":
             yield from text.take()
-            yield from self._read_pairs(text, "}", ":", closers)
+            yield from self._read_pairs(text, out, "}", ":")
         elif character in "[(":
-            yield from text.take()
-            yield from self._read_items(text, _CLOSERS[character], closers)
+            yield from self._read_items(text, out, (yield from text.take()))
         else:
-            yield from self._read_scalar(text)
+            yield from self._read_scalar(text, out)
 
-    def _read_scalar(self, text: CallText) -> Steps[None]:
+    def _read_scalar(self, text: CallText, out: _JsonWriter) -> Steps[None]:
         scalar = ""
         while (character := (yield from text.peek())) not in ",}])" and character != text.end[0]:
             scalar += yield from text.take()
         scalar = scalar.strip()
-        value = _WORDS.get(scalar) or _json(scalar)
+        value = _WORDS.get(scalar) or _json(scalar) or _number(scalar)
         if value is None and not (scalar and self.has_bare_words):
             raise NotCallSyntax
-        text.write(value or f'"{escaped(scalar)}"')
+        out.write(value or f'"{escaped(scalar)}"')
 
     def read_literal(self, written: str) -> str | None:
         """Return the JSON of one literal; None if it is none."""
         text = CallText("", _END_OF_LITERAL)
         reader = CallReader(text, self._read_whole(text))
         events = [event for character in written + text.end for event in reader.push(character)]
-        if not isinstance(events[-1], CallEnds):
+        if not any(isinstance(event, CallEnds) for event in events):
             return None
         return "".join(event.text for event in events if isinstance(event, CallArguments))
 
     def _read_whole(self, text: CallText) -> Steps[None]:
-        yield from self._read_value(text, [])
+        yield from self._read_value(text, _JsonWriter(text.write))
         yield from text.one_of(text.end)
         text.finish()
-
-
-def _read_string(text: CallText) -> Steps[None]:
-    """Read a string of Python; a quote in it that nothing can follow is part of it."""
-    quote = yield from text.take()
-    text.write('"')
-    while True:
-        character = yield from text.take()
-        if character == "\\":
-            text.write((yield from _escape(text)))
-        elif character != quote:
-            text.write(escaped(character))
-        else:
-            blanks = ""
-            while (following := (yield from text.peek())) in BLANKS:
-                blanks += yield from text.take()
-            if following in ",:)]}" or following == text.end[0]:
-                break
-            text.write(escaped(quote + blanks))
-    text.write('"')
-
-
-def _escape(text: CallText) -> Steps[str]:
-    """Return an escape sequence of Python, read after its backslash, as JSON has it."""
-    character = yield from text.take()
-    if character in _ESCAPES:
-        return escaped(_ESCAPES[character])
-    if character not in _NUM_HEX_DIGITS:
-        return escaped(character if character in "\\'\"" else "\\" + character)
-    digits = ""
-    for _ in range(_NUM_HEX_DIGITS[character]):
-        digits += yield from text.take()
-    try:
-        code = int(digits, 16)
-        # Halves of a character come one by one, and belong together in JSON as well.
-        return f"\\u{code:04x}" if code < 0x10000 else escaped(chr(code))
-    except (ValueError, OverflowError):
-        return escaped(f"\\{character}{digits}")
 
 
 _ANY: Final = frozenset(TYPES)
@@ -238,3 +250,14 @@ def _json(text: str) -> str | None:
     except ValueError:
         return None
     return text
+
+
+def _number(text: str) -> str | None:
+    """Return the JSON of a number as Python has it; None if it is none."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    try:
+        value = float(text) if _FLOAT.match(text) else int(text, 0)
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return None

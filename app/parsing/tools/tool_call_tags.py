@@ -145,14 +145,16 @@ class TagSyntax:
         if not self.call_tag and (yield from text.after(BLANKS)) == "{":
             yield from JsonSyntax().read(text, tools)
             return
-        marker = ""
-        while marker != text.end:
-            if self.call_tag and (yield from text.one_of(self.call_tag, text.end)) == text.end:
-                return
-            marker = yield from self._read_call(text, tools)
+        markers = [*filter(None, [self.call_tag]), text.end]
+        if not self.call_tag:
+            yield from self._read_call(text, tools)
+        while (yield from text.one_of(*markers)) != text.end:
+            yield from self._read_call(text, tools)
 
-    def _read_call(self, text: CallText, tools: Mapping[str, ToolSpec]) -> Steps[str]:
-        """Read one call; return the marker after it."""
+    def _read_call(self, text: CallText, tools: Mapping[str, ToolSpec]) -> Steps[None]:
+        """Read one call; the marker of another one or of the section's end stays the next."""
+        # Another section begins where the end of this one is missing.
+        ends = [*filter(None, [self.call_end]), text.end, text.start]
         marker = ""
         if self.tag_end in self.call:
             head = yield from text.head(self.tag_end)
@@ -163,48 +165,52 @@ class TagSyntax:
         if not name:
             raise NotCallSyntax
         text.begin(name)
-        marker = yield from self._read_parameters(text, tools.get(name), marker)
+        end = yield from self._read_parameters(text, tools.get(name), marker, ends)
+        if end != self.call_end:
+            text.put_back(end)
         text.finish()
-        return marker
 
-    def _read_parameters(self, text: CallText, tool: ToolSpec | None, marker: str) -> Steps[str]:
-        ends = [end for end in (self.call_end, text.end) if end]
-        tags = [tag for tag in (self.key_tag, self.json_tag) if tag]
+    def _read_parameters(
+        self, text: CallText, tool: ToolSpec | None, marker: str, ends: Sequence[str]
+    ) -> Steps[str]:
+        """Write the arguments, the first of which may have begun; return the end marker."""
+        if not marker:
+            tags = filter(None, [self.key_tag, self.json_tag])
+            marker = yield from text.until(*tags, *ends, write=_ignore)
         before = "{"
-        while True:
-            if marker not in (*tags, *ends):
-                # What stands between parameters says nothing.
-                marker = yield from text.until(*tags, *ends, write=_ignore)
-            if marker in ends:
-                break
-            if marker == self.json_tag:
-                yield from text.head(self.tag_end)
-                marker = yield from pass_json(text, text.write, [self.json_end, *ends])
-                before = ""
-                continue
+        while marker not in ends:
+            is_json = marker == self.json_tag
             head, marker = yield from self._read_key(text, ends)
             if marker in ends:
                 break
+            if is_json:
+                return (yield from self._read_json(text, ends))
             key, kind = _name(head, self.key_name), _name(head, "type") if self._is_typed else ""
             text.write(f'{before}"{escaped(key)}": ')
             before = ", "
             marker = yield from self._read_value(text, _types(tool, key, kind))
-        text.write({"{": "{}", "": ""}.get(before, "}"))
+            if not marker:
+                # What stands between parameters says nothing.
+                marker = yield from text.until(self.key_tag, *ends, write=_ignore)
+        text.write("{}" if before == "{" else "}")
         return marker
+
+    def _read_json(self, text: CallText, ends: Sequence[str]) -> Steps[str]:
+        """Write an object that is all of the arguments; return the end marker."""
+        marker = yield from pass_json(text, text.write, [self.json_end, *ends])
+        return marker if marker in ends else (yield from text.until(*ends, write=_ignore))
 
     def _read_key(self, text: CallText, ends: Sequence[str]) -> Steps[tuple[str, str]]:
         """Return what names a parameter, and an end marker if there is no value."""
-        if not self.value_tag:
-            return (yield from text.head(self.tag_end)), ""
         parts: list[str] = []
-        key_end = self.key.partition("{}")[2]
+        key_end = self.key.partition("{}")[2] if self.value_tag else self.tag_end
         marker = yield from text.until(key_end, *ends, write=parts.append)
-        if marker == key_end:
+        if marker == key_end and self.value_tag:
             marker = yield from text.until(self.value_tag, *ends, write=_ignore)
         return "".join(parts), marker
 
     def _read_value(self, text: CallText, types: frozenset[str]) -> Steps[str]:
-        """Write one value; return the end of the section if that cuts it short."""
+        """Write one value; return the marker after it, or "" if that is the value's own end."""
         parts: list[str] = []
         is_text = types == _STRING
 
@@ -216,27 +222,45 @@ class TagSyntax:
 
         if is_text:
             text.write('"')
-        cut = self.call_end + self.gap + text.end if self.call_end else text.end
-        marker = yield from self._pass_value(text, write, cut)
+        marker = yield from self._pass_value(text, write)
         if is_text:
             text.write('"')
         else:
             value = "".join(parts)
             text.write(json_of(value, types) or f'"{escaped(value)}"')
-        return text.end if marker == cut else ""
+        return marker
 
-    def _pass_value(self, text: CallText, write: Write, cut: str) -> Steps[str]:
-        if self.padding and (yield from text.peek()) == self.padding:
-            yield from text.take()
-        ends = [self.value_end, cut]
-        padded = [self.padding + end for end in ends] if self.padding else []
+    def _pass_value(self, text: CallText, write: Write) -> Steps[str]:
+        padding = self.padding
+
+        def write_padded(part: str) -> None:
+            nonlocal padding
+            if part:
+                write(part.removeprefix(padding))
+                padding = ""
+
+        ends = self._value_ends(text)
         marker = yield from text.until(
-            *ends, *padded, *([_CDATA] if self.has_cdata else []), write=write
+            *ends, *([_CDATA] if self.has_cdata else []), write=write_padded
         )
         if marker == _CDATA:
             yield from text.until(_CDATA_END, write=write)
             marker = yield from text.until(*ends, write=_ignore)
-        return marker.removeprefix(self.padding)
+        return ends[marker]
+
+    def _value_ends(self, text: CallText) -> Mapping[str, str]:
+        """Return all that ends a value, with the marker that it stands for; "" for the own end.
+
+        A tag of another part is text, unless it stands where it would if the end were missing.
+        """
+        section_end = f"{self.call_end}{self.gap}{text.end}" if self.call_end else text.end
+        ends = {self.value_end: "", section_end: text.end}
+        if self.padding:
+            ends |= {self.padding + end: marker for end, marker in ends.items()}
+        if self.gap:
+            tags = filter(None, [self.key_tag, self.call_end])
+            ends |= {self.gap + tag: tag for tag in tags}
+        return ends
 
 
 def _typed(variant: Schema) -> list[Schema]:

@@ -1,6 +1,7 @@
 """Tool calls in streamed text."""
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -31,8 +32,9 @@ def new_call_id() -> str:
 class ToolCallParser:
     """Splits the text of a model into content and tool calls.
 
-    No text is lost: text outside calls, and text after a start marker that is not a call, is
-    content.  Only whitespace between calls and content is dropped.
+    No text is lost: text outside calls, and a start marker that begins none, is content.  The text
+    after such a marker is searched again, so a call there is found.  Only whitespace between calls
+    and content is dropped.
 
     Without `is_parallel` one call is read and the text after it is ignored: once `is_finished`, the
     generation can end.
@@ -53,6 +55,7 @@ class ToolCallParser:
         self._reader: CallReader | None = None
         self._whitespace: list[str] = []
         self._num_calls = 0
+        self._call_ids: set[str] = set()
         self._is_open = False
         self.is_finished = False
 
@@ -72,8 +75,11 @@ class ToolCallParser:
 
     def add(self, text: str) -> list[MessageEvent]:
         """Add the next piece; return the events that are now certain."""
-        pieces = [text] if self.is_plain_text(text) else text
-        return join_pieces(event for piece in pieces for event in self._push(piece))
+        pieces = deque([text] if self.is_plain_text(text) else text)
+        events: list[MessageEvent] = []
+        while pieces and not self.is_finished:
+            events += self._push_next(pieces)
+        return join_pieces(events)
 
     def flush(self) -> list[MessageEvent]:
         """Return the events held back; no more text follows."""
@@ -86,18 +92,20 @@ class ToolCallParser:
         self._whitespace.clear()
         return join_pieces(events)
 
-    def _push(self, text: str) -> list[MessageEvent]:
-        """Add a character, or any plain text."""
-        if self.is_finished:
-            return []
+    def _push_next(self, pieces: deque[str]) -> list[MessageEvent]:
+        """Read the first piece: a character, or any plain text."""
+        text = pieces.popleft()
         if self._reader is None:
             certain, marker = self._search.push(text)
             self._reader = self._new_reader() if marker else None
             return self._content(certain)
-        events = self._numbered(self._reader.push(text))
+        found = self._reader.push(text)
         if self._reader.is_done:
             self._reader = None
-        return events
+        for event in found:
+            if isinstance(event, NotACall):
+                pieces.extendleft(reversed(event.text))
+        return self._numbered(found)
 
     def _content(self, text: str) -> list[MessageEvent]:
         """Return text outside calls; trailing whitespace waits for what follows it."""
@@ -118,12 +126,19 @@ class ToolCallParser:
                 self._whitespace.clear()
                 self._num_calls += 1
                 self._is_open = True
-                return [ToolCallStart(self._num_calls - 1, call_id or self._new_id(), name)]
+                return [ToolCallStart(self._num_calls - 1, self._unique_id(call_id), name)]
             case CallArguments(text):
                 return [ToolCallArguments(self._num_calls - 1, text)]
-            case NotACall(text):
-                return self._content(text)
+            case NotACall(marker):
+                return self._content(marker)
             case _:
                 self._is_open = False
                 self.is_finished = not self._is_parallel
                 return []
+
+    def _unique_id(self, call_id: str | None) -> str:
+        """Return the model's id of a call, or a new one if it has none or repeats one."""
+        if call_id is None or call_id in self._call_ids:
+            return self._new_id()
+        self._call_ids.add(call_id)
+        return call_id

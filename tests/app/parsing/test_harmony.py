@@ -67,6 +67,47 @@ def parse(
         ),
         ("<|message|>B<|message|>C", [ContentPiece("BC")]),
         ("a < b", [ContentPiece("a < b")]),
+        # Text without a header, in any place.
+        (ANALYSIS + "It rains.", [THOUGHT, ContentPiece("It rains.")]),
+        (ANALYSIS + "It rains. " * 99, [THOUGHT, ContentPiece("It rains. " * 99)]),
+        (ANALYSIS + "It rains.<|start|>assistant", [THOUGHT, ContentPiece("It rains.")]),
+        (ANALYSIS + "\n" + FINAL, [THOUGHT, ContentPiece("It rains.")]),
+        (ANALYSIS + "a <", [THOUGHT, ContentPiece("a <")]),
+        # Text in a header.
+        ("<|channel|>final It rains.<|return|>", [ContentPiece("It rains.")]),
+        ("<|channel|>final " + "It rains. " * 99, [ContentPiece("It rains. " * 99)]),
+        (
+            "<|channel|>analysis Need the weather.<|end|>" + FINAL,
+            [THOUGHT, ContentPiece("It rains.")],
+        ),
+        (
+            ANALYSIS + "<|start|>assistant It rains.<|return|>",
+            [THOUGHT, ContentPiece("It rains.")],
+        ),
+        (CALL.replace("<|message|>", "") + "<|call|>", WEATHER),
+        # A name in a text without a header is no recipient.
+        ("Use to=functions.f.", [ContentPiece("Use to=functions.f.")]),
+        # Cut within a header that has a recipient.
+        (ANALYSIS + CALL.partition("<|message|>")[0], [THOUGHT]),
+        (ANALYSIS + CALL.partition("son<|message|>")[0], [THOUGHT]),
+        (" to=functions.weather<|channel|>commentary json", []),
+        *[(ANALYSIS + "<|start|>assistant to=f"[:-cut], [THOUGHT]) for cut in (1, 2, 3)],
+        # No arguments; without an end they may have been cut off.
+        *[
+            (
+                f"<|channel|>commentary to=functions.weather<|message|>{end}",
+                [WEATHER[0], ToolCallArguments(0, "{}")],
+            )
+            for end in ("<|call|>", "<|end|>", "<|start|>", "<|channel|>")
+        ],
+        ("<|channel|>commentary to=functions.weather<|message|>", WEATHER[:1]),
+        # Markers that do not make a header longer, and a name that does.
+        ("<|channel|>" * 99 + "x" * 256, [ContentPiece("x" * 11)]),
+        ("<|channel|>final<|constrain|><|constrain|>x<|message|>B", [ContentPiece("B")]),
+        (
+            "<|channel|>final A<|channel|>analysis<|message|>B",
+            [ContentPiece("A"), ReasoningPiece("B")],
+        ),
     ],
 )
 def test_parts_become_events(text: str, events: list[MessageEvent]) -> None:
@@ -95,6 +136,13 @@ def test_calls_follow_each_other_where_they_may() -> None:
     events, parser = parse([two], is_parallel=False)
     assert events == WEATHER
     assert parser.is_finished
+    assert parser.has_calls is True
+
+
+def test_a_call_may_hold_any_number() -> None:
+    arguments = '{"n": ' + "9" * 5000 + "}"
+    events, parser = parse([CALL.replace('{"city": "Paris"}', arguments)])
+    assert events == [WEATHER[0], ToolCallArguments(0, arguments)]
     assert parser.has_calls is True
 
 

@@ -1,12 +1,13 @@
 """Types of arguments: what each format enforces of a schema, and how it reads a value."""
 
+import ast
 import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
-from app.parsing.events import ContentPiece
+from app.parsing.events import ContentPiece, ToolCallArguments, join_pieces
 from app.parsing.grammars.schema_types import TYPES, types_of
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.tool_call_literals import json_of
@@ -240,6 +241,95 @@ def test_strings_of_python(written_string: str, value: str) -> None:
     text = f"<|tool_call_start|>[f(a={written_string}, b=bare word, c=[1,], d=1)]<|tool_call_end|>"
     calls = calls_in(FORMATS["pythonic"], text)
     assert calls == [("f", {"a": value, "b": "bare word", "c": [1], "d": 1})]
+
+
+# Literals of Python, in all of their spellings.
+numbers = st.sampled_from(
+    [
+        *[
+            "1_000",
+            "0x1F",
+            "-0X_f",
+            "0o17",
+            "0b11",
+            "+1",
+            ".5",
+            "1.",
+            "+.5e-3",
+            "1E5",
+            "1_0.5",
+            "00",
+        ],
+        *["007", "1__0", "1e999", "0x", "True", "None"],
+    ]
+)
+bodies = st.lists(
+    st.sampled_from(
+        [*"a \"',)(]ru={\\", *["\\n", "\\\\", "\\101", "\\7", "\\x41", "\\u00e9", '\\"', "\\\n"]]
+    ),
+    max_size=6,
+).map("".join)
+one_string = st.builds(
+    lambda prefix, quote, body: f"{prefix}{quote}{body}{quote}",
+    st.sampled_from(["", "", "r", "R", "u"]),
+    st.sampled_from(['"', "'", '"""', "'''"]),
+    bodies,
+)
+adjacent = st.builds(
+    lambda blanks, parts: blanks.join(parts),
+    st.sampled_from(["", " ", "\n"]),
+    st.lists(one_string, min_size=1, max_size=3),
+)
+literals = st.recursive(
+    numbers | adjacent,
+    lambda inner: st.builds(
+        lambda brackets, items, comma: brackets[0] + ", ".join(items) + comma + brackets[1],
+        st.sampled_from(["[]", "()", "( )"]).map(lambda text: (text[:-1], text[-1])),
+        st.lists(inner, max_size=3),
+        st.sampled_from(["", "", ","]),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300)
+@given(literals)
+def test_a_literal_is_what_python_reads(literal: str) -> None:
+    try:
+        value = json.loads(json.dumps(ast.literal_eval(literal), allow_nan=False))
+    except (SyntaxError, ValueError):
+        assume(False)
+    text = f"<|tool_call_start|>[f(a={literal}, b=1)]<|tool_call_end|>"
+    assert calls_in(FORMATS["pythonic"], text) == [("f", {"a": value, "b": 1})]
+    parser = FORMATS["pythonic"].parser([], new_id=lambda: "id")
+    events = [event for character in text for event in parser.add(character)]
+    assert join_pieces(events) == FORMATS["pythonic"].parser([], new_id=lambda: "id").add(text)
+    assert json.loads(json_of(f" {literal} ", ANY) or "0") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        # Not whole, so brackets that may mean nothing do.
+        ('[f(a=("x"', '{"a": "x"}'),
+        ('[f(a=((1, "x"', '{"a": [1, "x"]}'),
+        ('[f(a=["x", (', '{"a": ["x", ]}'),
+        # A comma at the end.
+        ('[f(a="x"),]', '{"a": "x"}'),
+        ('[f(a="x",) , ]', '{"a": "x"}'),
+    ],
+)
+def test_what_is_read_of_an_unusual_call_in_python(text: str, read: str) -> None:
+    parser = FORMATS["pythonic"].parser([])
+    events = [*parser.add(f"<|tool_call_start|>{text}<|tool_call_end|> ok"), *parser.flush()]
+    assert "".join(e.text for e in events if isinstance(e, ToolCallArguments)) == read
+    assert events[-1] == ContentPiece(" ok")
+
+
+def test_a_string_in_triple_quotes_is_streamed() -> None:
+    parser = FORMATS["pythonic"].parser([])
+    parser.add('<|tool_call_start|>[f(a="""')
+    assert parser.add('one "two"\n') == [ToolCallArguments(0, 'one \\"two\\"\\n')]
 
 
 def test_a_schema_that_would_be_followed_for_ever_is_not() -> None:

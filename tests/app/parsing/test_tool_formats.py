@@ -192,6 +192,7 @@ class TestFormat:
             assert content_of(events) == text, events
 
 
+SPEC = ToolSpec("f", {"properties": {"s": {"type": "string"}, "n": {"type": "integer"}}})
 BROKEN: dict[str, tuple[str, list[tuple[str, str]], str]] = {
     # The name is what was written, the arguments are what was read, the content what is left.
     "kimi_k2": (
@@ -248,9 +249,198 @@ BROKEN: dict[str, tuple[str, list[tuple[str, str]], str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_missing_in_a_call_swallows_no_other(name: str) -> None:
     text, calls, content = BROKEN[name]
-    events = events_of(name, [text], [ToolSpec("f", {"properties": {"s": {"type": "string"}}})])
+    events = events_of(name, [text], [SPEC])
     assert calls_of(events) == calls
     assert content_of(events) == content
+    assert events_of(name, list(text), [SPEC]) == events
+
+
+_KIMI = "<|tool_calls_section_begin|>"
+_KIMI_END = "<|tool_calls_section_end|>"
+
+
+def kimi_call(call_id: str, arguments: str, end: str = "<|tool_call_end|>") -> str:
+    return f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{arguments}{end}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        (
+            "glm47",
+            (
+                "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>x</arg_value>\n"
+                "<tool_call>g\n</tool_call>"
+            ),
+            [("f", '{"s": "x"}'), ("g", "{}")],
+        ),
+        (
+            "glm47",
+            "<tool_call>f\n<arg_key>s<tool_call>g\n</tool_call>",
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            "qwen3_coder",
+            (
+                "<tool_call>\n<function=f>\n</function>\n<tool_call>\n<function=g>\n</function>\n"
+                "</tool_call>"
+            ),
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            "minimax_m2",
+            (
+                '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n'
+                '<minimax:tool_call>\n<invoke name="g">\n</invoke>\n</minimax:tool_call>'
+            ),
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            "json_tools",
+            (
+                '<tool_call>\n{"name": "f", "arguments": {}}\n'
+                '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+            ),
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            "json_tools",
+            (
+                '<tool_call>{"name": "f", "arguments": {"a": [1'
+                '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+            ),
+            [("f", '{"a": [1]}'), ("g", "{}")],
+        ),
+        (
+            "mistral",
+            '[TOOL_CALLS]{"name":"f","arguments":{}}[TOOL_CALLS]{"name":"g","arguments":{}}',
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            "kimi_k2",
+            _KIMI + kimi_call("f:0", "{}") + _KIMI + kimi_call("g:1", "{}") + _KIMI_END,
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            "kimi_k2",
+            _KIMI + kimi_call("f:0", '{"a": 1', "") + kimi_call("g:1", "{}", "") + _KIMI_END,
+            [("f", '{"a": 1}'), ("g", "{}")],
+        ),
+        (
+            "kimi_k2",
+            _KIMI + kimi_call("f:0", "") + kimi_call("g:1", "{}") + _KIMI_END,
+            [("f", "{}"), ("g", "{}")],
+        ),
+    ],
+)
+def test_a_call_is_found_where_the_end_of_the_one_before_is_missing(
+    name: str, text: str, calls: list[tuple[str, str]]
+) -> None:
+    events = events_of(name, [text, " ok"], [SPEC])
+    assert calls_of(events) == calls
+    assert content_of(events) == " ok"
+    assert events_of(name, [*text, " ok"], [SPEC]) == events
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_start_marker_that_begins_no_call_hides_none(name: str) -> None:
+    start = FORMATS[name].start
+    text = f"It is {start} or{start}{written(name, [('f', {'s': 'x'})])}"
+    events = events_of(name, [text], [SPEC])
+    assert [(called, json.loads(a)) for called, a in calls_of(events)] == [("f", {"s": "x"})]
+    assert content_of(events) == f"It is {start} or{start}"
+    assert events_of(name, list(text), [SPEC]) == events
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=30, deadline=None)
+@given(some_calls, st.lists(st.integers(0, 10**6), max_size=6), st.randoms(use_true_random=False))
+def test_the_pieces_of_damaged_calls_do_not_matter(
+    name: str, calls: Calls, places: list[int], random: Any
+) -> None:
+    pieces = cut(written(name, calls), places)
+    damaged = [random.choice(pieces) for _ in pieces]
+    tools = tools_for(calls)
+    events = events_of(name, ["".join(damaged)], tools)
+    assert events_of(name, damaged, tools) == events
+    assert events_of(name, list("".join(damaged)), tools) == events
+
+
+@pytest.mark.parametrize(
+    ("inner", "calls"),
+    [
+        # The end of a value is missing, and so may be the value.
+        ("{n}3\n{s}x{/s}\n{/f}", [("f", '{"n": 3, "s": "x"}')]),
+        ("{s}x\n{n}3{/s}\n{/f}", [("f", '{"s": "x", "n": 3}')]),
+        ("{s}x\n{/f}\n{g}{/f}", [("f", '{"s": "x"}'), ("g", "{}")]),
+        ("{n}3\n{/f}\n{g}{/f}", [("f", '{"n": 3}'), ("g", "{}")]),
+        ("{s}\n{/f}\n{g}{/f}", [("f", '{"s": ""}'), ("g", "{}")]),
+        # In the middle of a line, a tag is text.
+        ("{s}a {n} b {/f} c\n {n}{/s}\n{/f}", [("f", '{"s": "a {n} b {/f} c\\n {n}"}')]),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen3_coder", "minimax_m2"])
+def test_a_value_without_an_end_swallows_neither_parameters_nor_calls(
+    name: str, inner: str, calls: list[tuple[str, str]]
+) -> None:
+    tags = {"f": "<function=f>", "g": "<function=g>", "/f": "</function>", "/s": "</parameter>"}
+    tags |= {"n": "<parameter=n>", "s": "<parameter=s>"}
+    if name == "minimax_m2":
+        tags |= {"f": '<invoke name="f">', "g": '<invoke name="g">', "/f": "</invoke>"}
+        tags |= {"n": '<parameter name="n">', "s": '<parameter name="s">'}
+    text = f"{FORMATS[name].start}\n{tags['f']}\n{with_tags(inner, tags)}\n{FORMATS[name].end} ok"
+    quoted = {key: tag.replace('"', '\\"') for key, tag in tags.items()}
+    events = events_of(name, [text], [SPEC])
+    assert calls_of(events) == [(called, with_tags(read, quoted)) for called, read in calls]
+    assert content_of(events) == " ok"
+    assert events_of(name, list(text), [SPEC]) == events
+
+
+def with_tags(text: str, tags: dict[str, str]) -> str:
+    for key, tag in tags.items():
+        text = text.replace(f"{{{key}}}", tag)
+    return text
+
+
+def test_the_tags_of_the_section_end_a_value_together_on_any_line() -> None:
+    text = "<tool_call>\n<function=f>\n<parameter=s>\nx</function>\n</tool_call> ok"
+    events = events_of("qwen3_coder", [text], [SPEC])
+    assert calls_of(events) == [("f", '{"s": "x"}')]
+    assert content_of(events) == " ok"
+
+
+def test_a_model_that_repeats_an_id_gets_a_new_one_for_the_second_call() -> None:
+    text = _KIMI + kimi_call("functions.f:0", "{}") * 2 + _KIMI_END
+    events = events_of("kimi_k2", [text], [])
+    ids = [event.call_id for event in events if isinstance(event, ToolCallStart)]
+    assert ids == ["functions.f:0", "id"]
+
+
+K3_ARGUMENT = '<|open|>argument key="a" type="string"<|sep|>x<|close|>argument<|sep|>'
+K3_JSON = '<|open|>json type="object"<|sep|>{"n": 1}<|close|>json<|sep|>'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        (K3_JSON + K3_ARGUMENT, '{"n": 1}'),
+        # What was read first is on its way already.
+        (K3_ARGUMENT + K3_JSON, '{"a": "x"}'),
+        (K3_JSON.replace('{"n": 1}', ""), "{}"),
+    ],
+)
+def test_a_call_of_kimi_k3_has_one_object_or_single_arguments(arguments: str, read: str) -> None:
+    call = f'<|open|>call tool="f" index="1"<|sep|>{arguments}<|close|>call<|sep|>'
+    text = f"<|open|>tools<|sep|>{call}<|close|>tools<|sep|> ok"
+    events = events_of("kimi_k3", [text], [])
+    assert calls_of(events) == [("f", read)]
+    assert content_of(events) == " ok"
+    assert events_of("kimi_k3", list(text), []) == events
 
 
 @pytest.mark.parametrize(
@@ -300,8 +490,16 @@ def test_a_tag_without_an_end_is_no_tag() -> None:
     long = "x" * 1000
     text = f"<tool_call><function={long}"
     assert content_of(events_of("qwen3_coder", [text], [])) == text
-    text = f"<tool_call>\n<function=f>\n<parameter={long}"
+
+
+def test_the_name_of_a_parameter_may_be_long() -> None:
+    long = "x" * 1000
+    begun = f"<tool_call>\n<function=f>\n<parameter={long}"
+    text = f"{begun}>\n1\n</parameter>\n</function>\n</tool_call> ok"
     events = events_of("qwen3_coder", [text], [])
-    assert calls_of(events) == [("f", "")]
-    # A name has at most 512 characters: the call ends at the next one.
-    assert content_of(events) == long[513:]
+    assert calls_of(events) == [("f", f'{{"{long}": 1}}')]
+    assert content_of(events) == " ok"
+    parser = FORMATS["qwen3_coder"].parser([])
+    parser.add(begun)
+    assert parser.flush() == []
+    assert not parser.has_calls

@@ -139,6 +139,7 @@ def test_arguments_are_streamed() -> None:
     [
         ('{"name": "f"}', [("f", "{}")], ""),
         ('{"name": "f", "arguments": null}', [("f", "{}")], ""),
+        ('{"name": "f", "arguments": ""}', [("f", "{}")], ""),
         ('{"name": "f", "arguments": "{\\"a\\": 1}"}', [("f", '{"a": 1}')], ""),
         ('{"name": "f", "arguments": [1]}', [("f", "[1]")], ""),
         ('{"name": "f", "arguments": 7 }', [("f", "7")], ""),
@@ -227,6 +228,13 @@ def test_missing_brackets_swallow_neither_the_end_marker_nor_the_next_call() -> 
     events = events_of([f"{broken}\n{CALL} fine"])
     assert calls_of(events) == [("f", '{"a": {"b": [1\n]}}'), ("f", '{"a": 1}')]
     assert content_of(events) == " fine"
+
+
+def test_after_one_call_none_is_searched_for() -> None:
+    parser = json_parser(is_parallel=False)
+    assert calls_of(events_of([f"{START}{CALL}{CALL}"], parser)) == [("f", '{"a": 1}')]
+    parser = json_parser(is_parallel=False)
+    assert content_of(events_of([f"{START} a {CALL} b"], parser)) == f"{START} a"
 
 
 def test_whitespace_without_a_call_is_content() -> None:
