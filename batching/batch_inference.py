@@ -6,11 +6,12 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
 
+from batching.config import DEFAULT_MAX_STALL_MS
 from batching.errors import RequestFailed
 from batching.observer import StepRecord
 from batching.request import BatchRequest, RequestStatus
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.stall_budget import StallBudget
+from batching.scheduling.stall_budget import MIN_CHUNK, StallBudget
 from batching.steps.model_runner import (
     ModelRunner,
     PipelinedRunner,
@@ -76,8 +77,8 @@ class BatchInferenceEngine:
         scheduler: ContinuousBatchingScheduler,
         runner: ModelRunner,
         *,
-        max_stall: float = 0.25,
-        min_chunk: int = 32,
+        max_stall: float = DEFAULT_MAX_STALL_MS / 1000,
+        min_chunk: int = MIN_CHUNK,
         clock: Callable[[], float] = monotonic,
         pipeline: PipelinedRunner[Any] | None = None,
     ) -> None:

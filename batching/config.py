@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 BLOCK_SIZE: Final = 32
 DEFAULT_NUM_BLOCKS: Final = 1024
+DEFAULT_MAX_STALL_MS: Final = 250.0
 UNKNOWN_CONTEXT: Final = 4096
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -120,7 +121,7 @@ class EngineConfig(BatchLimits):
     model_id: str
     num_blocks: int | None = None
     max_blocks: int | None = DEFAULT_NUM_BLOCKS
-    max_stall_ms: float = 250.0
+    max_stall_ms: float = DEFAULT_MAX_STALL_MS
     step_timeout: float = 120.0
     trust_remote_code: bool = False
     chat_template: str | None = None

@@ -50,7 +50,7 @@ class PriorityQueueWithAging(Generic[T]):
     contain keys of items that have left; `_items` has the ones that wait.
     """
 
-    def __init__(self, aging_rate: float = 0.1) -> None:
+    def __init__(self, aging_rate: float) -> None:
         if not aging_rate > 0:
             raise ValueError(f"aging_rate must be above 0, not {aging_rate}")
         self.aging_rate = aging_rate

@@ -1,5 +1,6 @@
 """Builds an engine, in the thread that will own it: device, model, check, pool."""
 
+import gc
 import logging
 from dataclasses import dataclass, replace
 from typing import Final
@@ -36,6 +37,7 @@ from batching.model_info import ModelInfo, SamplingDefaults
 from batching.pooling import Embeddings, NoEmbeddings
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.stall_budget import MIN_CHUNK
 from batching.steps.step_plan import Slice, StepPlan
 
 logger = logging.getLogger(__name__)
@@ -46,9 +48,8 @@ _KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.
 # which 8 bits are enough where inputs can be scaled by channel.
 _INPUT_BITS: Final = {"exact": 32, "auto": 16, "fast": 16, "fastest": 8}
 _ROUNDS_FURTHER: Final = ("auto", "fastest")
-# Prompt tokens that a step may always prefill beside streams.  A matrix unit multiplies 32 rows at a time: 32
-# tokens and the streams' own rows would take it as long as 64 rows.
-_MIN_CHUNK: Final = 32
+# In place of MIN_CHUNK: a matrix unit multiplies 32 rows at a time, and 32 tokens and the streams' own rows would
+# take it as long as 64 rows.
 _MIN_CHUNK_OF_UNIT: Final = 48
 # A copy of a block takes a CPU about as long as a token or two of a prompt.
 _MIN_COPIED_TOKENS: Final = 4
@@ -63,8 +64,12 @@ _SLOWER: Final = {
 
 @dataclass(frozen=True)
 class _Backend:
-    """A runner, and the scheduler limits within which it is right."""
+    """A runner, and the scheduler limits within which it is right.
 
+    config: the settings that hold for the model.
+    """
+
+    config: EngineConfig
     runner: MLXRunner
     limits: SchedulerConfig
     pool_line: str
@@ -76,6 +81,10 @@ class _Backend:
 
 class _CannotRun(ModelLoadError):
     """A model was loaded, and fails the first time that it runs."""
+
+
+class _IsNotInvariant(Exception):
+    """The last bits of a model's answers depend on others, and rounding would make more of that."""
 
 
 def build_engine(config: EngineConfig) -> LoadedEngine:
@@ -103,13 +112,14 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         forget_locals(error)
         native = NoNative("the model does not run on them")
         loaded, backend = _load(config, native, gpu, kernels)
+    config = backend.config
     scheduler = ContinuousBatchingScheduler(backend.limits)
     runner = backend.runner
     engine = BatchInferenceEngine(
         scheduler,
         runner,
         max_stall=config.max_stall_ms / 1000,
-        min_chunk=_MIN_CHUNK_OF_UNIT if _uses_bfloat16(config, native) else _MIN_CHUNK,
+        min_chunk=_MIN_CHUNK_OF_UNIT if _uses_bfloat16(config, native) else MIN_CHUNK,
         pipeline=runner if config.async_scheduling and runner.takes_queued_steps else None,
     )
     model = ModelInfo(
@@ -177,6 +187,26 @@ def _load(
     gpu: Gpu | None,
     kernels: PoolKernels | NoKernels,
 ) -> tuple[LoadedModel, _Backend]:
+    try:
+        return _load_as(config, native, gpu, kernels)
+    except _IsNotInvariant as error:
+        logger.warning(
+            "%s is computed as with MLX_SERVER_CPU_PRECISION=exact: its attention is its own code, whose "
+            "last bits depend on who else is in a step",
+            config.model_id,
+        )
+        # There may be no room for the model twice.
+        forget_locals(error)
+        gc.collect()
+        return _load_as(replace(config, cpu_precision="exact"), native, gpu, kernels)
+
+
+def _load_as(
+    config: EngineConfig,
+    native: Native | NoNative,
+    gpu: Gpu | None,
+    kernels: PoolKernels | NoKernels,
+) -> tuple[LoadedModel, _Backend]:
     if (
         config.kv_cache_dtype == "int8"
         and isinstance(native, NoNative)
@@ -225,8 +255,8 @@ def _load(
         )
     except CannotUseFile:
         # It is gone now, if it can be deleted.
-        return _load(replace(config, weights_cache_gib=0), native, gpu, kernels)
-    except ModelLoadError:
+        return _load_as(replace(config, weights_cache_gib=0), native, gpu, kernels)
+    except (ModelLoadError, _IsNotInvariant):
         raise
     except Exception as error:
         raise _CannotRun(f"cannot run {config.model}: {one_line(error)}") from error
@@ -255,6 +285,8 @@ def _backend(
     )
     if packed and known is None:
         packed.keep_verdict(kv_dtype, checked.verdict)
+    if packed and config.cpu_precision == "auto" and not checked.is_invariant:
+        raise _IsNotInvariant
     if packed:
         # Not before: the check would take what that loses for a fault.
         packed.round_further()
@@ -329,6 +361,7 @@ def _paged(
     if not isinstance(checked.kernels, NoKernels):
         _compile_kernels(runner)
     return _Backend(
+        config,
         runner,
         limits,
         "; ".join(filter(None, [_pool_line(config, layout, size, block), states.note])),

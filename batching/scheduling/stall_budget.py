@@ -1,5 +1,10 @@
 """How many prompt tokens a step may prefill without stalling the running streams."""
 
+from typing import Final
+
+# Prompt tokens that a step may always prefill beside streams.
+MIN_CHUNK: Final = 32
+
 
 class StallBudget:
     """Measures the cost of steps, and turns time into prompt tokens.

@@ -11,7 +11,6 @@ from batching.steps.step_plan import Slice, StateCopy, StepPlan
 
 BLOCK_SIZE: Final = 4
 NUM_BLOCKS: Final = 32
-NUM_WINDOW_BLOCKS: Final = NUM_BLOCKS + 1
 # The last one begins with `_NUM_SHARED` tokens of the first.
 PROMPT_LENGTHS: Final = (41, 12, 15, 7, 14)
 _NUM_SHARED: Final = 8
@@ -66,11 +65,6 @@ class Script(NamedTuple):
             if window is not None:
                 copies = _give_up(plan.slices, requests, window, self.num_blocks)
             yield replace(plan, copies=copies)
-
-
-def probe_steps(prompts: Sequence[Sequence[int]], window: int | None) -> Iterator[StepPlan]:
-    """Yield the steps of `SHORT`."""
-    return SHORT.plans(prompts, window)
 
 
 def _give_up(

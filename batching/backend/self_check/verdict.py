@@ -68,6 +68,12 @@ class CheckedModel:
         return self.verdict.way
 
     @property
+    def is_invariant(self) -> bool:
+        """Whether on the native kernels no bit of a row depends on others: MLX computes no attention."""
+        is_gathered = any(shape.is_gathered for shape in self.layout.shapes)
+        return self.way in (Way.RAGGED, Way.PIECES) and not is_gathered
+
+    @property
     def reason(self) -> str:
         return self.verdict.reason
 

@@ -1,6 +1,8 @@
 """The native kernels are built where they can be, loaded where they fit, and else missed aloud."""
 
+import gc
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.models import llama
+from mlx_lm.utils import save_model
 
 import batching.backend.native as package
 from batching.backend import engine_builder, native_loader as extension, packed_model
@@ -20,11 +23,12 @@ from batching.backend.engine_builder import build_engine
 from batching.backend.native import build
 from batching.backend.native.layers.packing import Packing
 from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native, NoNative, load_native
+from batching.backend.native_loader import Native, NoNative, load_native, weight_bytes
 from batching.backend.processor.cores import Cores, usable_cores
 from batching.config import CpuPrecision, EngineConfig
 from batching.errors import ModelLoadError
 from scripts.server_process import ROOT, Server
+from tests.support.model_zoo import make_tiny, tiny_config
 
 MODULE: Final = "batching.backend.native._native"
 
@@ -333,3 +337,28 @@ def test_a_server_that_requires_missing_kernels_says_so_and_ends(tmp_path: Path)
     [loading, reason] = done.stderr.splitlines()
     assert loading.startswith("loading ")
     assert reason.startswith("the native kernels are required, and the extension is not built; ")
+
+
+def test_a_model_whose_attention_is_its_own_code_is_not_rounded_by_default(
+    directory: Path, native: Native, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else its last bits, which depend on who else is in a step, would decide on tokens."""
+    save_model(directory, make_tiny("stablelm"))
+    written = tiny_config("stablelm")
+    del written["rope_scaling"]
+    (directory / "config.json").write_text(json.dumps(written))
+    config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=8, device="cpu")
+    gc.collect()
+    before = weight_bytes()
+    built = build_engine(config)
+    assert f"kernels   {native}" in built.startup_lines
+    assert "float32), prefix cache on" in "".join(built.startup_lines)
+    assert "tiny is computed as with MLX_SERVER_CPU_PRECISION=exact" in caplog.text
+    used = weight_bytes() - before
+    caplog.clear()
+    rounded = build_engine(replace(config, cpu_precision="fast"))
+    assert rounded.startup_lines != built.startup_lines
+    assert not caplog.text
+    # The first try left nothing.
+    assert weight_bytes() - before <= 2 * used
+    del built, rounded

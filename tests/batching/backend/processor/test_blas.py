@@ -67,6 +67,36 @@ assert "ngsolve" not in str(BLAS) or "install" in str(BLAS)
     assert run(code).stdout.strip() == "[[2.0, 2.0], [2.0, 2.0]]"
 
 
+def test_the_reason_why_an_installed_openblas_is_not_loaded_is_kept() -> None:
+    """On a read-only file system there is no folder for the links."""
+    code = """
+import ctypes, sys, tempfile
+from pathlib import Path
+from batching.backend.processor import blas
+
+def fail(*_, **__):
+    raise OSError("it cannot be opened")
+
+def read_only():
+    raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+sys.platform = "linux"
+del sys.modules["mlx.core"]
+blas._packaged_openblas = lambda: Path("libopenblas.so")
+blas._bundled = lambda _: Path("libquadmath.so")
+blas._is_installed = lambda _: False
+ctypes.CDLL = fail
+print(blas.load_blas())
+ctypes.CDLL = lambda name, mode=0: None if "quadmath" in name else fail()
+tempfile.TemporaryDirectory = read_only
+print(blas.load_blas())
+"""
+    failed, read_only = run(code).stdout.splitlines()
+    reason = "OpenBLAS cannot be loaded: "
+    assert failed == f"{reason}it cannot be opened"
+    assert read_only == f"{reason}[Errno 2] No usable temporary directory found in ['/tmp']"
+
+
 def test_the_limit_of_open_files_stays() -> None:
     code = """
 import resource
