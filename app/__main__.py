@@ -10,15 +10,18 @@ import sys
 from contextlib import suppress
 from typing import Final, NoReturn
 
+from app.server.stop_signals import stop_signals
+
 _KILLED_BY: Final = 128  # a shell's status of a process that a signal ended, less its number
-_MAX_FILES: Final = 65_536
+# macOS takes no more than `kern.maxfilesperproc`, whatever the hard limit is.
+_MAX_FILES: Final = (65_536, 49_152, 24_576, 10_240)
 
 
 def start() -> NoReturn:
     """Be the server."""
     open_standard_files()
     # In a container this is process 1, for which the default of SIGTERM would be to do nothing.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals():
         signal.signal(number, stop_at_once)
     allow_connections()
     from app.cli import main
@@ -44,10 +47,12 @@ def open_standard_files() -> None:
 
 def allow_connections() -> None:
     """Open as many files as this process may: each connection is one."""
-    with suppress(OSError, ValueError):
-        _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = _MAX_FILES if limit == resource.RLIM_INFINITY else min(limit, _MAX_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limit))
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for files in _MAX_FILES:
+        most = files if limit == resource.RLIM_INFINITY else min(files, limit)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, limit))
+            return
 
 
 def leave(status: int) -> NoReturn:

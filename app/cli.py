@@ -1,6 +1,7 @@
 """What the command does: settings, model, then the server."""
 
 import json
+import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,10 @@ _FILES: Final = ("in", "out")
 _REACHED_AS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
+class _CannotStart(Exception):
+    """The system lacks something for the server; the message is one line for the operator."""
+
+
 def main(arguments: Sequence[str] = ()) -> int:
     """Serve until a signal, or the lines of a file; return the exit status."""
     flags: dict[str, str] = {}
@@ -49,23 +54,23 @@ def main(arguments: Sequence[str] = ()) -> int:
         flags = parse_flags(arguments)
         settings = _load_settings(flags)
         for line in _security_warnings(settings):
-            print_stderr(f"warning: {line}")
+            print_stderr(line, logging.WARNING)
         return run(settings, SchedulerManager([settings.engine_config()]))
     except PoolTooLarge as error:
-        print_stderr(name_flags(f"{env_name('batch_block_pool_size')}: {error}", flags))
-        return _CANNOT_START
+        reason = f"{env_name('batch_block_pool_size')}: {error}"
     except UnsupportedKVDType as error:
-        print_stderr(name_flags(f"{env_name('kv_cache_dtype')}: {error}", flags))
-        return _CANNOT_START
+        reason = f"{env_name('kv_cache_dtype')}: {error}"
     except (
         SettingsError,
         BindError,
         ModelLoadError,
         TracingUnavailable,
         BatchFailed,
+        _CannotStart,
     ) as error:
-        print_stderr(name_flags(str(error), flags))
-        return _CANNOT_START
+        reason = str(error)
+    print_stderr(name_flags(reason, flags), logging.ERROR)
+    return _CANNOT_START
 
 
 def run(settings: Settings, manager: SchedulerManager) -> int:
@@ -76,6 +81,7 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
         TracingUnavailable: a collector is named, and what talks to it is not installed.
         BindError: the address cannot be listened on.
         ModelLoadError: the default model cannot be found or read.
+        _CannotStart: the system starts no processes.
     """
     keys = settings.client_keys()
     with (
@@ -96,6 +102,7 @@ def run_batch(settings: Settings, manager: SchedulerManager, paths: BatchPaths) 
         TracingUnavailable: a collector is named, and what talks to it is not installed.
         ModelLoadError: the default model cannot be found or read.
         BatchFailed: a file cannot be read or written, or the model fails.
+        _CannotStart: the system starts no processes.
     """
     if "log_level" not in settings.model_fields_set:
         logs.configure("warning", settings.log_format)
@@ -125,7 +132,11 @@ def _application(
 
 def _load(manager: SchedulerManager) -> EngineThread:
     """Load the default model."""
-    POOL.warm_up()
+    try:
+        POOL.warm_up()
+    except OSError as error:
+        message = f"the processes that render chat templates cannot be started: {error}"
+        raise _CannotStart(message) from None
     print_stderr(f"loading {manager.model_ids[0]} ...")
     return manager.get(manager.model_ids[0])
 
@@ -134,7 +145,7 @@ def _load_settings(flags: dict[str, str]) -> Settings:
     settings = load_settings(flags)
     logs.configure(settings.log_level, settings.log_format)
     for line in unknown_variables(os.environ):
-        print_stderr(f"warning: {line}")
+        print_stderr(line, logging.WARNING)
     return settings
 
 

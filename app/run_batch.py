@@ -3,7 +3,6 @@
 import asyncio
 import fcntl
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -22,6 +21,7 @@ from app.batches.records import Record
 from app.batches.validation import validate
 from app.batches.work import WorkFile
 from app.observability.logs import print_stderr
+from app.server.stop_signals import stop_signals
 from app.server.watchdog import Watchdog
 from app.server_state import ServerState
 from app.storage.files import Draft
@@ -194,7 +194,7 @@ class _Serving:
         """
         task = asyncio.create_task(self._processor.run())
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._stop, task, number)
         watchdog = Watchdog(
             self._service, on_failure=lambda: self._stop(task, 0), on_tick=self._service.tick

@@ -550,7 +550,7 @@ def _text_of(field: str, path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise SettingsError(f"{env_name(field)} cannot be read: {reason}") from None
+        raise SettingsError(f"{env_name(field)} cannot be read: {path}: {reason}") from None
 
 
 def _listed_keys(field: str, value: SecretStr) -> list[str]:

@@ -223,7 +223,8 @@ def test_a_client_that_leaves_frees_its_blocks(caplog: pytest.LogCaptureFixture)
     config = EngineConfig(model=MODEL, model_id=MODEL, num_blocks=256, device="cpu")
     manager = SchedulerManager([config])
     engine = manager.get(MODEL)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
 
     def visit(port: int) -> None:
         try:

@@ -1,12 +1,7 @@
 """Unseals what one request holds."""
 
-from typing import Final
-
-from app.storage.seal import Sealer
+from app.storage.seal import MAX_CHARACTERS, SealedTooLong, Sealer
 from batching import InvalidRequest
-
-# As much as a body may have where it is sent in full: a sealed value is compressed.
-_MAX_CHARACTERS: Final = 4 << 20
 
 
 class Unsealer:
@@ -15,7 +10,7 @@ class Unsealer:
     def __init__(self, sealer: Sealer, purpose: str) -> None:
         self._sealer = sealer
         self._purpose = purpose
-        self._num_characters = 0
+        self._num_left = MAX_CHARACTERS
 
     def unseal(self, sealed: str) -> str:
         """Return the text.
@@ -24,9 +19,10 @@ class Unsealer:
             ForgedValue: the value was not sealed here for this purpose.
             InvalidRequest: with the texts before it, it is too long.
         """
-        text = self._sealer.unseal(self._purpose, sealed)
-        self._num_characters += len(text)
-        if self._num_characters > _MAX_CHARACTERS:
-            message = f"its {self._purpose} is longer than {_MAX_CHARACTERS} characters in all"
-            raise InvalidRequest("messages", message)
+        try:
+            text = self._sealer.unseal(self._purpose, sealed, self._num_left)
+        except SealedTooLong:
+            message = f"its {self._purpose} is longer than {MAX_CHARACTERS} characters in all"
+            raise InvalidRequest("messages", message) from None
+        self._num_left -= len(text)
         return text

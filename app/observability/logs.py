@@ -2,12 +2,19 @@
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from traceback import StackSummary, walk_tb
 from typing import Final
+
+from app.storage.database import StorageError
+
+# Of lines for the operator, which are shown at any level of the log.
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.DEBUG)
 
 # Limits of the summary of an exception: innermost frames, and exceptions in its chain.
 _MAX_FRAMES: Final = 12
@@ -29,10 +36,18 @@ def configure(level: str, log_format: str) -> None:
     logging.getLogger("sse_starlette").setLevel(logging.INFO)
 
 
-def print_stderr(line: str) -> None:
-    """Write a line to standard error; a line that cannot be written is dropped."""
+def print_stderr(text: str, level: int = logging.INFO) -> None:
+    """Write lines for the operator to standard error, as JSON if the log is.
+
+    A line that cannot be written is dropped.
+    """
+    if any(isinstance(h.formatter, JsonLines) for h in logging.getLogger().handlers):
+        for line in text.splitlines():
+            logger.log(level, "%s", line)
+        return
+    prefix = "warning: " if level == logging.WARNING else ""
     try:
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{prefix}{text}\n")
         sys.stderr.flush()
     except (AttributeError, OSError, ValueError):
         # There is no standard error, the disk is full, or the stream is closed.
@@ -47,7 +62,8 @@ def logfmt(fields: Mapping[str, object]) -> str:
 def summarize_exception(error: BaseException, depth: int = _MAX_DEPTH) -> str:
     """Return the type and the traceback of an exception in one line, innermost frame first.
 
-    The message is left out: it may contain input of a client.
+    The message is left out, as it may contain input of a client, but for what the system or the
+    database says of a disk.
     """
     frames = StackSummary.extract(
         walk_tb(error.__traceback__), limit=-_MAX_FRAMES, lookup_lines=False
@@ -57,7 +73,16 @@ def summarize_exception(error: BaseException, depth: int = _MAX_DEPTH) -> str:
         for frame in reversed(frames)
     )
     causes = [summarize_exception(e, depth - 1) for e in _causes(error)] if depth > 1 else []
-    return "; from ".join([f"{type(error).__qualname__} at {locations}", *causes])
+    name = f"{type(error).__qualname__}{_reason(error)}"
+    return "; from ".join([f"{name} at {locations}", *causes])
+
+
+def _reason(error: BaseException) -> str:
+    """Return why something cannot be read or written, in brackets; nothing of other exceptions."""
+    if isinstance(error, StorageError):
+        return f" ({error})"
+    # Not `strerror`, which may be any text.
+    return f" ({os.strerror(error.errno)})" if isinstance(error, OSError) and error.errno else ""
 
 
 def _causes(error: BaseException) -> list[BaseException]:

@@ -214,8 +214,8 @@ if __name__ == "__main__":
     import_all()
     if KEPT in sys.argv[1:]:
         # A terminal and a supervisor signal all processes, and the server has requests to finish.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         limit_process(cpu_seconds=resource.RLIM_INFINITY)
         answer_lines(sys.stdin.buffer, sys.stdout.buffer, limit_kept_cpu)
     else:

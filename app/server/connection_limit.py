@@ -15,6 +15,7 @@ TOO_MANY: Final = "too_many_connections"
 
 # Refused connections that wait for their clients to read why.
 _MAX_LINGERING: Final = 64
+_SHARE_OF_LINGERING: Final = 8
 # Seconds between two lines in the log.
 _LOG_INTERVAL: Final = 10.0
 # Connections are accepted in bursts, before any of them is refused; the other half of the descriptors is
@@ -41,8 +42,11 @@ class ConnectionLimit:
         max_connections: int,
         count_rejection: CountRejection = ignore_rejection,
         clock: Callable[[], float] = monotonic,
+        *,
+        max_lingering: int = _MAX_LINGERING,
     ) -> None:
         self._max = max_connections
+        self._max_lingering = max_lingering
         self._count_rejection = count_rejection
         self._clock = clock
         self._open: set[Connection] = set()
@@ -67,7 +71,7 @@ class ConnectionLimit:
 
     def may_linger(self, connection: Connection) -> bool:
         """Return whether a refused connection may wait until its client has read the response."""
-        if len(self._lingering) >= _MAX_LINGERING:
+        if len(self._lingering) >= self._max_lingering:
             return False
         self._lingering.add(connection)
         return True
@@ -101,6 +105,11 @@ def max_files() -> int:
 def fitting_connections(wanted: int, num_files: int) -> int:
     """Return how many connections there may be, for which so many files leave room."""
     return max(1, min(wanted, num_files // _SHARE))
+
+
+def fitting_lingering(num_files: int) -> int:
+    """Return how many refused connections may wait for their clients."""
+    return min(_MAX_LINGERING, num_files // _SHARE_OF_LINGERING)
 
 
 def fitting_backlog(num_files: int) -> int:

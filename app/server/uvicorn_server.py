@@ -16,9 +16,11 @@ from app.server.connection_limit import (
     ConnectionLimit,
     fitting_backlog,
     fitting_connections,
+    fitting_lingering,
     max_files,
 )
 from app.server.http_protocol import MAX_HEAD_BYTES, protocol_class
+from app.server.stop_signals import stop_signals
 from app.server.watchdog import Watchdog
 from app.server_state import ServerState
 from app.settings import env_name
@@ -76,8 +78,8 @@ def serve(
         BindError: another process has begun to listen on the address.
     """
     server = Server(app, app.state.service)
-    # uvicorn installs the same handlers later; a signal may arrive before.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # uvicorn installs the same handlers later, but for SIGHUP; a signal may arrive before.
+    for number in stop_signals():
         signal.signal(number, server.handle_exit)
     try:
         sock.listen()
@@ -110,7 +112,11 @@ class Server(uvicorn.Server):
                 http=protocol_class(
                     read_timeout=settings.read_timeout,
                     write_timeout=settings.write_timeout,
-                    limit=ConnectionLimit(max_connections, service.metrics.count_rejection),
+                    limit=ConnectionLimit(
+                        max_connections,
+                        service.metrics.count_rejection,
+                        max_lingering=fitting_lingering(num_files),
+                    ),
                 ),
                 backlog=fitting_backlog(num_files),
                 loop="asyncio",
@@ -130,6 +136,7 @@ class Server(uvicorn.Server):
         )
         self._shutdown_requested_at: float | None = None
         self._force_exit = False
+        self._is_draining = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Request the shutdown; a second signal forces it.  Runs between two Python operations."""
@@ -151,6 +158,10 @@ class Server(uvicorn.Server):
         await super().on_tick(counter)
         if self._shutdown_requested_at is None:
             return False
+        if not self._is_draining:
+            # Not in the handler, which may have interrupted another line of the log.
+            self._is_draining = True
+            logger.info("shutting down; requests in flight: %d", self._service.in_flight.num_open)
         is_timeout = (
             monotonic() > self._shutdown_requested_at + self._service.settings.shutdown_timeout
         )
@@ -165,6 +176,7 @@ class Server(uvicorn.Server):
         # This does not wait for the engines to end.
         self._service.manager.close(0)
         await super().shutdown(sockets)
+        logger.info("the server has stopped")
 
     def _exit_if_configured(self) -> None:
         if self._service.settings.exit_on_engine_failure:

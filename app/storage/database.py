@@ -9,6 +9,16 @@ from threading import Lock
 from typing import Final, Literal
 
 _BUSY_TIMEOUT: Final = 5.0
+# SQLite's codes of a file that it cannot read; an extended code has more than these bits.
+_UNREADABLE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_PRIMARY_CODE: Final = 0xFF
+
+
+class StorageError(OSError):
+    """What is stored cannot be read or written.
+
+    The text is SQLite's and has nothing of a client, so it may be logged.
+    """
 
 
 class Database:
@@ -36,7 +46,7 @@ class Database:
         Raises:
             OSError: it cannot be read or written.
         """
-        self._name: Final = "" if path is None else path.name
+        self._name: Final = "the database in memory" if path is None else str(path)
         self._lock: Final = Lock()
         if path is not None:
             # No other user of this machine may read prompts; the files beside it get the same mode.
@@ -58,7 +68,7 @@ class Database:
         """Commit what the block does, or nothing of it.
 
         Raises:
-            OSError: the database cannot be read or written.
+            StorageError: the database cannot be read or written.
         """
         with self._readable_errors(), self._lock, self._connection as connection:
             yield connection
@@ -80,7 +90,10 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            raise OSError(f"{self._name}: {error}") from None
+            # Errors that Python's module raises itself have no code.
+            code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
+            remedy = "; move the file away, and a new one is made" if code in _UNREADABLE else ""
+            raise StorageError(f"{self._name}: {error}{remedy}") from None
 
 
 def sync_folder(folder: Path) -> None:

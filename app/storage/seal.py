@@ -15,13 +15,23 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
+from app.storage.database import StorageError, sync_folder
+
 _NUM_KEY_BYTES: Final = 32
 _NUM_SIGNATURE_BYTES: Final = 32
 _KEY_FILE: Final = "signing.key"
+_MAX_UTF8_BYTES: Final = 4  # of one character
+
+# As much as a body may have where it is sent in full: a sealed value is compressed.
+MAX_CHARACTERS: Final = 4 << 20
 
 
 class ForgedValue(ValueError):
     """The value was not sealed by this server, or not for this purpose."""
+
+
+class SealedTooLong(ValueError):
+    """The text of a sealed value is longer than allowed."""
 
 
 class Sealer:
@@ -38,11 +48,12 @@ class Sealer:
         content = zlib.compress(text.encode())
         return base64.urlsafe_b64encode(self._signature(purpose, content) + content).decode()
 
-    def unseal(self, purpose: str, sealed: str) -> str:
+    def unseal(self, purpose: str, sealed: str, max_characters: int = MAX_CHARACTERS) -> str:
         """Return the text.
 
         Raises:
             ForgedValue: the value is not one that `seal` returned for this purpose.
+            SealedTooLong: the text has more characters.
         """
         try:
             value = base64.b64decode(sealed, altchars=b"-_", validate=True)
@@ -51,7 +62,12 @@ class Sealer:
         signature, content = value[:_NUM_SIGNATURE_BYTES], value[_NUM_SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._signature(purpose, content)):
             raise ForgedValue
-        return zlib.decompress(content).decode()
+        # No more is decompressed than so many characters can take.
+        max_bytes = max_characters * _MAX_UTF8_BYTES
+        encoded = zlib.decompressobj().decompress(content, max_bytes + 1)
+        if len(encoded) > max_bytes or len(text := encoded.decode()) > max_characters:
+            raise SealedTooLong
+        return text
 
     def _signature(self, purpose: str, content: bytes) -> bytes:
         return hmac.digest(self._key, purpose.encode() + b"\0" + content, sha256)
@@ -64,6 +80,7 @@ def load_key(folder: Path | None) -> bytes:
 
     Raises:
         OSError: the folder cannot be written to, or the key in it not be read.
+        StorageError: the file is no key: values that are signed with a short one can be forged.
     """
     if folder is None:
         return secrets.token_bytes(_NUM_KEY_BYTES)
@@ -71,7 +88,11 @@ def load_key(folder: Path | None) -> bytes:
     path = folder / _KEY_FILE
     with suppress(FileExistsError):
         _create(path)
-    return path.read_bytes()
+    key = path.read_bytes()
+    if len(key) != _NUM_KEY_BYTES:
+        fault = f"{path} has {len(key)} bytes, and a key has {_NUM_KEY_BYTES}"
+        raise StorageError(f"{fault}; move the file away, and a new one is made")
+    return key
 
 
 def _create(path: Path) -> None:
@@ -81,6 +102,10 @@ def _create(path: Path) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(secrets.token_bytes(_NUM_KEY_BYTES))
+            # Or a crash of the machine could leave the name without the key.
+            file.flush()
+            os.fsync(file.fileno())
         os.link(draft, path)
+        sync_folder(path.parent)
     finally:
         draft.unlink()

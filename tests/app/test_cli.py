@@ -60,7 +60,7 @@ def test_a_bad_value_is_reported_by_what_has_set_it(tmp_path: Path) -> None:
     assert status == 2
     assert error.startswith("--max-batch-tokens (4) must be at least MLX_SERVER_BATCH_MAX_")
     status, _, error = run("--port=9", "--api-keys-file", str(tmp_path), DEVICE="cpu")
-    assert (status, error) == (2, "--api-keys-file cannot be read: Is a directory\n")
+    assert (status, error) == (2, f"--api-keys-file cannot be read: {tmp_path}: Is a directory\n")
 
 
 def test_each_heading_of_the_help_stands_above_a_setting() -> None:

@@ -25,7 +25,10 @@ LONG: Final = 20
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     """Restore what belongs to the process."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    # Tests that run under `nohup` test the same.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     root = logging.getLogger()
     level, logged = root.level, root.handlers[:]
     raises = logging.raiseExceptions
@@ -130,7 +133,7 @@ def test_results_of_another_input_are_not_mixed(paths: BatchPaths) -> None:
 
         def stop() -> None:
             assert gate.reached.wait(LONG)
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGHUP)
             gate.open()
 
         stopping = pool.submit(stop)

@@ -289,8 +289,8 @@ def test_a_template_is_a_text_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ("value", "line"),
     [
         ("{% if x %}", "is no template: line 1: Unexpected end of template. Jinja was looking for"),
-        ("missing.jinja", "cannot be read: No such file or directory"),
-        ("binary.jinja", "cannot be read: it is no text"),
+        ("missing.jinja", "cannot be read: missing.jinja: No such file or directory"),
+        ("binary.jinja", "cannot be read: binary.jinja: it is no text"),
         ("broken.jinja", "is no template: line 2: unexpected '}'"),
     ],
 )
@@ -386,11 +386,10 @@ class TestKeys:
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setenv("MLX_SERVER_API_KEYS_FILE", "keys")
-        assert (
-            self.rejection() == "MLX_SERVER_API_KEYS_FILE cannot be read: No such file or directory"
-        )
+        reason = "MLX_SERVER_API_KEYS_FILE cannot be read: keys: "
+        assert self.rejection() == f"{reason}No such file or directory"
         (tmp_path / "keys").write_bytes(b"\xff")
-        assert self.rejection() == "MLX_SERVER_API_KEYS_FILE cannot be read: it is no text"
+        assert self.rejection() == f"{reason}it is no text"
         (tmp_path / "keys").write_text("# nothing\n")
         assert self.rejection() == "MLX_SERVER_API_KEYS_FILE holds no key"
 
@@ -462,8 +461,19 @@ def test_a_folder_that_is_set_and_cannot_be_used_is_rejected(tmp_path: Path) -> 
     file.touch()
     with pytest.raises(SettingsError, match="MLX_SERVER_DATA_DIR cannot be used: "):
         Settings(data_dir=file / "a").open_storage()
-    (tmp_path / "responses.sqlite").write_text("no database" * 100, encoding="ascii")
-    with pytest.raises(SettingsError, match=r"cannot be used: responses\.sqlite: "):
+    path = tmp_path / "responses.sqlite"
+    path.write_text("no database" * 100, encoding="ascii")
+    with pytest.raises(SettingsError) as rejected:
+        Settings(data_dir=tmp_path).open_storage()
+    fault = f"{path}: file is not a database; move the file away, and a new one is made"
+    assert str(rejected.value) == f"MLX_SERVER_DATA_DIR cannot be used: {fault}"
+    path.unlink()
+    Settings(data_dir=tmp_path).open_storage().close()
+
+
+def test_a_key_that_could_be_guessed_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "signing.key").touch()
+    with pytest.raises(SettingsError, match=r"cannot be used: .*/signing\.key has 0 bytes"):
         Settings(data_dir=tmp_path).open_storage()
 
 

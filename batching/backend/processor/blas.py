@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,10 @@ _SONAME: Final = "libopenblas.so.0"
 # Parameters of glibc's mallopt, from malloc.h.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
+
+
+class _NotInstalled(Exception):
+    """There is no such library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,15 @@ def load_blas() -> Blas | NoBlas:
     """Load the first OpenBLAS that is found into the global scope of the dynamic linker."""
     if (unwanted := _why_unwanted()) is not None:
         return unwanted
+    reason = "no OpenBLAS was found: install ngsolve-openblas or libopenblas0"
     for load in (_load_package, _load_package_with_bundled_runtime, _load_system):
-        if (blas := _attempt(load)) is not None:
-            return blas
-    return NoBlas("no OpenBLAS was found: install ngsolve-openblas or libopenblas0", is_slow=True)
+        try:
+            return _describe(*load())
+        except _NotInstalled:
+            continue
+        except (OSError, AttributeError) as error:
+            reason = f"OpenBLAS cannot be loaded: {error}"
+    return NoBlas(reason, is_slow=True)
 
 
 def keep_freed_memory() -> bool:
@@ -89,20 +97,16 @@ def _is_installed(distribution: str) -> bool:
     return True
 
 
-def _attempt(load: Callable[[], tuple[ctypes.CDLL, str]]) -> Blas | None:
-    try:
-        library, source = load()
-        library.openblas_get_config.restype = ctypes.c_char_p
-        library.openblas_get_corename.restype = ctypes.c_char_p
-        return Blas(
-            source=source,
-            # The first two words are name and version; the rest are build options.
-            version=" ".join(library.openblas_get_config().decode().split()[:2]),
-            core=library.openblas_get_corename().decode(),
-            num_threads=library.openblas_get_num_threads(),
-        )
-    except (OSError, AttributeError):
-        return None
+def _describe(library: ctypes.CDLL, source: str) -> Blas:
+    library.openblas_get_config.restype = ctypes.c_char_p
+    library.openblas_get_corename.restype = ctypes.c_char_p
+    return Blas(
+        source=source,
+        # The first two words are name and version; the rest are build options.
+        version=" ".join(library.openblas_get_config().decode().split()[:2]),
+        core=library.openblas_get_corename().decode(),
+        num_threads=library.openblas_get_num_threads(),
+    )
 
 
 def _load_package() -> tuple[ctypes.CDLL, str]:
@@ -127,7 +131,11 @@ def _load_package_with_bundled_runtime() -> tuple[ctypes.CDLL, str]:
 
 
 def _load_system() -> tuple[ctypes.CDLL, str]:
-    return ctypes.CDLL(_SONAME, mode=ctypes.RTLD_GLOBAL), _SONAME
+    try:
+        return ctypes.CDLL(_SONAME, mode=ctypes.RTLD_GLOBAL), _SONAME
+    except OSError as error:
+        # The linker's error says no more than its text.
+        raise _NotInstalled from error
 
 
 def _packaged_openblas() -> Path:
@@ -149,4 +157,4 @@ def _first(directories: list[Path], pattern: str) -> Path:
     for directory in directories:
         for path in sorted(directory.glob(pattern)):
             return path
-    raise FileNotFoundError(pattern)
+    raise _NotInstalled(pattern)

@@ -77,10 +77,33 @@ async def test_a_rejected_request_is_logged_and_a_probe_is_not(
         assert (await server.chat()).status_code == 401
         server.client.headers["Authorization"] = "Bearer key"
         assert (await server.chat(n=0)).status_code == 400
+    route = "/v1/chat/completions"
     assert [record.getMessage() for record in caplog.records] == [
-        "request_id=mine method=POST status=401",
-        "request_id=mine method=POST status=400",
+        "request_id=mine method=POST route=- status=401 code=invalid_api_key param=-",
+        f"request_id=mine method=POST route={route} status=400 code=invalid_request_error param=n",
     ]
+
+
+async def test_the_line_of_a_rejected_request_has_no_text_of_its_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The ids of paths, the keys of maps and paths that are no route are what a client writes."""
+    caplog.set_level("INFO", logger="app.http.request_context")
+    secret = "my-diary"
+    async with served(cors_origins="https://chat.example") as server:
+        server.client.headers["X-Request-Id"] = "mine"
+        await server.client.get(f"/v1/responses/{secret}")
+        await server.client.get(f"/{secret}")
+        await server.chat(logit_bias={secret: "x"})
+        await server.post("/v1/messages", {"model": secret, "messages": [], "max_tokens": -1})
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition("route=")[2] for line in lines] == [
+        "/v1/responses/{response_id} status=404 code=not_found param=-",
+        "- status=404 code=unknown_url param=-",
+        "/v1/chat/completions status=400 code=invalid_request_error param=logit_bias",
+        "/v1/messages status=400 code=invalid_request_error param=-",
+    ]
+    assert secret not in "".join(lines)
 
 
 async def test_pages_of_other_origins_may_send_requests_only_if_configured() -> None:
@@ -406,6 +429,32 @@ class TestLogs:
         logging.getLogger("a.b").warning("so %d", 1)
         logging.getLogger("a.b").info("not this")
         assert capsys.readouterr().err.endswith(" WARNING a.b: so 1\n")
+
+    @pytest.mark.parametrize("level", ["debug", "critical"])
+    def test_lines_for_the_operator_are_json_if_the_log_is(
+        self, level: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        configure(level, "json")
+        print_stderr("serving m; try:\n  curl")
+        print_stderr("there are no API keys", logging.WARNING)
+        print_stderr("no", logging.ERROR)
+        lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        assert [(line["level"], line["message"]) for line in lines] == [
+            ("info", "serving m; try:"),
+            ("info", "  curl"),
+            ("warning", "there are no API keys"),
+            ("error", "no"),
+        ]
+
+    def test_lines_for_the_operator_are_text_for_people(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        configure("critical", "text")
+        print_stderr("serving m; try:\n  curl")
+        print_stderr("there are no API keys", logging.WARNING)
+        print_stderr("no", logging.ERROR)
+        lines = ["serving m; try:", "  curl", "warning: there are no API keys", "no"]
+        assert capsys.readouterr().err.splitlines() == lines
 
     def test_what_cannot_be_written_is_dropped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class FullDisk(StringIO):

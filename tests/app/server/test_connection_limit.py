@@ -10,11 +10,11 @@ from typing import Final, NoReturn
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app.server import connection_limit
 from app.server.connection_limit import (
     ConnectionLimit,
     fitting_backlog,
     fitting_connections,
+    fitting_lingering,
     max_files,
 )
 from tests.support.raw_http import GET, LAST_GET, Connection, Site, running, split
@@ -41,9 +41,12 @@ class Clock:
 class Counted(ConnectionLimit):
     """A limit, and what it counts."""
 
-    def __init__(self, most: int = MOST, clock: Clock | None = None) -> None:
+    def __init__(
+        self, most: int = MOST, clock: Clock | None = None, *, max_lingering: int = MOST
+    ) -> None:
         self.rejections: list[str] = []
-        super().__init__(most, self.rejections.append, clock or Clock())
+        clock = clock or Clock()
+        super().__init__(most, self.rejections.append, clock, max_lingering=max_lingering)
 
 
 @contextmanager
@@ -124,9 +127,8 @@ def test_a_refused_client_that_does_not_leave_is_left(monkeypatch: pytest.Monkey
                 send_for_ever(refused)
 
 
-def test_few_refused_clients_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limit, "_MAX_LINGERING", 1)
-    with running(echo_path, limit=Counted()) as site, connections(site, MOST):
+def test_few_refused_clients_are_waited_for() -> None:
+    with running(echo_path, limit=Counted(max_lingering=1)) as site, connections(site, MOST):
         with site.connection() as first, site.connection() as second:
             assert split(first.read(b"}}"))[0] == 503
             assert split(second.read_all())[0] == 503
@@ -158,7 +160,13 @@ def test_the_log_has_a_line_at_times(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_connections_fit_the_open_files(wanted: int, num_files: int, expected: int) -> None:
     assert fitting_connections(wanted, num_files) == expected
-    assert expected + fitting_backlog(num_files) <= max(num_files, 2)
+    taken = expected + fitting_lingering(num_files) + fitting_backlog(num_files)
+    assert taken <= max(num_files, 2)
+
+
+@pytest.mark.parametrize(("num_files", "expected"), [(65_536, 64), (512, 64), (128, 16), (1, 0)])
+def test_refused_clients_fit_the_open_files(num_files: int, expected: int) -> None:
+    assert fitting_lingering(num_files) == expected
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(256, 256), (resource.RLIM_INFINITY, 1 << 21)])

@@ -1,5 +1,6 @@
 """The process: a real server, the OpenAI client, signals, and what keeps it from starting."""
 
+import json
 import logging
 import os
 import re
@@ -24,6 +25,7 @@ from app.__main__ import allow_connections, leave, open_standard_files, start, s
 from app.cli import base_url, main, run
 from app.main import create_app
 from app.server import uvicorn_server
+from app.server.stop_signals import stop_signals
 from app.server.uvicorn_server import BindError, Server, bind, serve
 from app.settings import Settings
 from batching import SchedulerManager
@@ -34,19 +36,22 @@ T = TypeVar("T")
 # Seconds.  A test that waits that long has failed.
 LONG: Final = 20
 
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Phases(NamedTuple):
     """What has happened to a server."""
 
     listening: Event
     signalled: Event
+    draining: Event
     closing: Event
 
 
 @pytest.fixture
 def phases(monkeypatch: pytest.MonkeyPatch) -> Phases:
     """Let a test wait for the phases of the server that it starts."""
-    phases = Phases(Event(), Event(), Event())
+    phases = Phases(*(Event() for _ in Phases._fields))
 
     class ObservedServer(Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -56,6 +61,12 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Phases:
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             super().handle_exit(sig, frame)
             phases.signalled.set()
+
+        async def on_tick(self, counter: int) -> bool:
+            can_exit = await super().on_tick(counter)
+            if phases.signalled.is_set():
+                phases.draining.set()
+            return can_exit
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             phases.closing.set()
@@ -68,7 +79,9 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Phases:
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     """Restore what belongs to the process."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    # Tests that run under `nohup` test the same.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     root = logging.getLogger()
     level, loggers = root.level, [logging.getLogger(n) for n in ("uvicorn", "sse_starlette")]
     levels = [logger.level for logger in loggers]
@@ -148,7 +161,7 @@ def test_connections_that_do_not_fit_the_open_files_are_fewer(
     assert "at most 50 connections: MLX_SERVER_MAX_CONNECTIONS has room" in caplog.text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_the_openai_client_works(number: int) -> None:
     def visit(url: str) -> None:
         with openai_client(url) as client:
@@ -188,7 +201,10 @@ def code_of(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
-def test_a_signal_lets_requests_in_flight_finish_and_rejects_new_ones(phases: Phases) -> None:
+def test_a_signal_lets_requests_in_flight_finish_and_rejects_new_ones(
+    phases: Phases, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="app.server.uvicorn_server")
     gate = Gate(is_open=False)
 
     def visit(url: str) -> str:
@@ -204,11 +220,16 @@ def test_a_signal_lets_requests_in_flight_finish_and_rejects_new_ones(phases: Ph
             assert code_of(rejected) == (503, "shutting_down")
             assert int(rejected.headers["Retry-After"]) == 30
             # A second signal at once counts as the same one.
-            stop()
+            stop(signal.SIGHUP)
+            assert phases.draining.wait(LONG)
             gate.open()
             return text + "".join(part.choices[0].text for part in stream)
 
     assert while_serving(speaking_manager(b"Hello!", gate=gate), visit) == "Hello!"
+    assert [r.getMessage() for r in caplog.records if r.name == "app.server.uvicorn_server"] == [
+        "shutting down; requests in flight: 1",
+        "the server has stopped",
+    ]
 
 
 def end_early(url: str, gate: Gate, phases: Phases, end: Callable[[], None]) -> None:
@@ -401,7 +422,7 @@ class TestMain:
 
         def main_until_signalled(arguments: list[str]) -> int:
             assert arguments == ["--port=1"]
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOP_SIGNALS:
                 signal.raise_signal(number)
             return 7
 
@@ -410,25 +431,73 @@ class TestMain:
         monkeypatch.setattr("app.cli.main", main_until_signalled)
         monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
         start()
-        assert statuses == [130, 143, 7]
-        assert capfd.readouterr().err == "stopped before it was ready\n" * 2
+        assert statuses == [130, 143, 129, 7]
+        assert capfd.readouterr().err == "stopped before it was ready\n" * 3
         assert signal.getsignal(signal.SIGTERM) is stop_at_once
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_real_process_ends_with_the_status_of_the_signal(
-        self, number: signal.Signals
-    ) -> None:
-        """The signal comes where the command line would be read, with nothing else replaced."""
+    @staticmethod
+    def signalled(number: signal.Signals, *, is_hangup_ignored: bool = False) -> tuple[int, str]:
+        """Return status and standard error of a process that gets a signal as it starts.
+
+        The signal comes where the command line would be read, with nothing else replaced.
+        """
+        hangup = "SIG_IGN" if is_hangup_ignored else "SIG_DFL"
         code = (
             "import signal, sys, types\n"
+            f"signal.signal(signal.SIGHUP, signal.{hangup})\n"
             "from app.__main__ import start\n"
             "cli = sys.modules['app.cli'] = types.ModuleType('app.cli')\n"
-            f"cli.main = lambda _: signal.raise_signal({int(number)})\n"
+            f"cli.main = lambda _: signal.raise_signal({int(number)}) or 7\n"
             "start()\n"
         )
         ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert (ended.returncode, ended.stdout) == (128 + number, "")
-        assert ended.stderr == "stopped before it was ready\n"
+        assert ended.stdout == ""
+        return ended.returncode, ended.stderr
+
+    @pytest.mark.parametrize("number", STOP_SIGNALS)
+    def test_a_real_process_ends_with_the_status_of_the_signal(
+        self, number: signal.Signals
+    ) -> None:
+        assert self.signalled(number) == (128 + number, "stopped before it was ready\n")
+
+    def test_a_process_of_nohup_outlives_its_terminal(self) -> None:
+        assert self.signalled(signal.SIGHUP, is_hangup_ignored=True) == (7, "")
+
+    @pytest.mark.parametrize(
+        ("handler", "expected"),
+        [(signal.SIG_DFL, STOP_SIGNALS), (signal.SIG_IGN, STOP_SIGNALS[:2])],
+    )
+    def test_a_signal_that_is_ignored_from_the_start_ends_nothing(
+        self, handler: signal.Handlers, expected: tuple[signal.Signals, ...]
+    ) -> None:
+        signal.signal(signal.SIGHUP, handler)
+        assert stop_signals() == expected
+
+    def test_a_system_without_room_for_processes(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def fail() -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr("app.cli.POOL.warm_up", fail)
+        assert main() == 2
+        assert capsys.readouterr().err == (
+            "the processes that render chat templates cannot be started: "
+            "[Errno 24] Too many open files\n"
+        )
+
+    def test_each_line_of_the_start_is_json_if_the_log_is(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("MLX_SERVER_LOG_FORMAT", "json")
+        monkeypatch.setenv("MLX_SERVER_MODEL", "./nowhere.gguf")
+        monkeypatch.setenv("MLX_SERVER_PROT", "1")
+        monkeypatch.setenv("MLX_SERVER_TRUST_REMOTE_CODE", "true")
+        assert main() == 2
+        lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        levels = [line["level"] for line in lines]
+        assert levels == ["warning", "warning", "info", "error"]
+        assert "nowhere.gguf" in lines[-1]["message"]
 
     def test_what_is_risky_is_said(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -467,6 +536,24 @@ class TestMain:
         monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
         allow_connections()
         assert limits == [(5000 if limit == 5000 else 65_536, limit)]
+
+    @pytest.mark.parametrize(
+        ("most", "expected"), [(61_440, [49_152]), (10_240, [10_240]), (256, [])]
+    )
+    def test_a_system_may_take_less_than_its_hard_limit(
+        self, most: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limits: list[int] = []
+
+        def set_limit(_: int, new: tuple[int, int]) -> None:
+            if new[0] > most:
+                raise ValueError("current limit exceeds maximum limit")
+            limits.append(new[0])
+
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+        monkeypatch.setattr(resource, "setrlimit", set_limit)
+        allow_connections()
+        assert limits == expected
 
     def test_the_end_does_not_wait_for_what_cannot_be_written(
         self, monkeypatch: pytest.MonkeyPatch

@@ -1,12 +1,15 @@
 """Sealed values: what clients send back must be what they got."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
 from app.storage.data_dir import default_data_dir
-from app.storage.seal import ForgedValue, Sealer, load_key
+from app.storage.database import StorageError
+from app.storage.seal import ForgedValue, SealedTooLong, Sealer, load_key
 
 SEALER = Sealer(b"k" * 32)
 
@@ -42,12 +45,67 @@ def test_a_value_serves_one_purpose_and_one_key() -> None:
         Sealer(b"o" * 32).unseal("reasoning", sealed)
 
 
+@pytest.mark.parametrize("text", ["a" * 10, "\U0001f600" * 10, "\u00e9" * 9 + "a"])
+def test_a_text_may_have_so_many_characters(text: str) -> None:
+    sealed = SEALER.seal("reasoning", text)
+    assert SEALER.unseal("reasoning", sealed, 10) == text
+    with pytest.raises(SealedTooLong):
+        SEALER.unseal("reasoning", sealed, 9)
+
+
+def test_a_text_without_end_is_not_decompressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Decompressor:
+        def decompress(self, content: bytes, max_length: int) -> bytes:
+            sizes.append(max_length)
+            return b"a" * max_length
+
+    monkeypatch.setattr("app.storage.seal.zlib.decompressobj", Decompressor)
+    with pytest.raises(SealedTooLong):
+        SEALER.unseal("reasoning", SEALER.seal("reasoning", "a" * 1000), 10)
+    assert sizes == [41]
+
+
 def test_servers_of_one_folder_share_a_key_that_others_cannot_read(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "data"
     key = load_key(folder)
     assert load_key(folder) == key != load_key(None)
     assert [path.name for path in folder.iterdir()] == ["signing.key"]
     assert (folder / "signing.key").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"k" * 33])
+def test_a_file_that_is_no_key_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "signing.key"
+    path.write_bytes(content)
+    expected = f"{path} has {len(content)} bytes, and a key has 32; move the file away, "
+    with pytest.raises(StorageError) as refused:
+        load_key(tmp_path)
+    assert str(refused.value).startswith(expected)
+    path.unlink()
+    assert len(load_key(tmp_path)) == 32
+
+
+def test_a_key_is_on_the_disk_before_it_has_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done: list[str] = []
+    link, fsync = os.link, os.fsync
+
+    def sync(descriptor: int) -> None:
+        size = os.fstat(descriptor).st_size
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else f"{size} bytes")
+        fsync(descriptor)
+
+    def name(draft: Path, path: Path) -> None:
+        done.append("name")
+        link(draft, path)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "link", name)
+    load_key(tmp_path)
+    assert done == ["32 bytes", "name", "folder"]
 
 
 @pytest.mark.parametrize(

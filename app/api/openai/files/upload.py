@@ -1,6 +1,8 @@
 """Writes an upload to the disk while it comes."""
 
 import asyncio
+import logging
+import os
 import secrets
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +18,8 @@ from app.settings import env_name
 from app.storage.files import Draft, FileTooLarge, NoRoomForFile, StoredFile
 from app.storage.in_thread import in_thread
 from batching import InvalidRequest
+
+logger = logging.getLogger(__name__)
 
 # What is written at once.
 _CHUNK: Final = 1 << 20
@@ -43,8 +47,10 @@ async def receive_file(request: Request) -> StoredFile:
     except NoRoomForFile:
         raise no_room(state) from None
     except OSError as error:
-        message = f"files cannot be stored at present: {error.strerror or 'the disk fails'}"
-        raise Unavailable(message) from None
+        # Nothing of the client is in it, but paths of this machine may be.
+        logger.error("an upload is not stored: %s", error)
+        reason = os.strerror(error.errno) if error.errno else "the disk fails"
+        raise Unavailable(f"files cannot be stored at present: {reason}") from None
 
 
 def no_room(state: ServerState) -> FilesTooLarge:

@@ -67,6 +67,7 @@ class ResponseRun:
         except BaseException as error:
             self._generation.close()
             if isinstance(error, OSError):
+                _log_unstored(error)
                 raise Unavailable("responses cannot be stored at present") from None
             raise
         body = self._body()
@@ -98,7 +99,7 @@ class ResponseRun:
         try:
             await self._save(self._writer.response)
         except OSError as error:
-            logger.error("a response is not stored: %s", summarize_exception(error))
+            _log_unstored(error)
 
     async def _frames(self) -> AsyncIterator[bytes]:
         async for frames in self._written(self._writer.encode):
@@ -125,3 +126,7 @@ class ResponseRun:
         last = self._writer.end(self._generation.summary)
         await self._save_if_possible()
         yield last
+
+
+def _log_unstored(error: OSError) -> None:
+    logger.error("a response is not stored: %s", summarize_exception(error))

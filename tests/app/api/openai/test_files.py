@@ -9,7 +9,8 @@ import pytest
 from pydantic import SecretStr
 from starlette.types import Message
 
-from app.storage.files import FileLimits
+from app.storage.database import StorageError
+from app.storage.files import FileLimits, FileStore
 from tests.support.batches import BATCHES, CHAT, FILES, create, full_disk, served_in, upload
 from tests.support.speaker import Served, served
 
@@ -210,14 +211,41 @@ async def test_all_files_together_have_a_limit(tmp_path: Path) -> None:
         assert (await post(server, form)).status_code == 200
 
 
-async def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_full_disk_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with served_in(tmp_path) as server:
         with full_disk(1000):
             answer = await post(server, PURPOSE + part("file", b"x" * 2000) + END)
         assert answer.status_code == 503
-        assert "cannot be stored" in answer.json()["error"]["message"]
+        message = answer.json()["error"]["message"]
+        assert message == "files cannot be stored at present: File too large"
+        assert "an upload is not stored: [Errno 27] File too large" in caplog.text
         assert left_in(tmp_path) == []
         assert (await post(server, PURPOSE + FILE + END)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (FileNotFoundError(2, "No usable directory in ['/home/u']"), "No such file or directory"),
+        (StorageError("/home/u/batches.sqlite: database or disk is full"), "the disk fails"),
+    ],
+)
+async def test_the_log_says_why_an_upload_is_not_stored_and_the_client_sees_no_path(
+    error: OSError,
+    shown: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(FileStore, "begin", fail)
+    async with served_in(tmp_path) as server:
+        answer = await post(server, PURPOSE + FILE + END)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == f"files cannot be stored at present: {shown}"
+    assert f"an upload is not stored: {error}" in caplog.text
 
 
 async def test_a_file_that_is_read_is_not_deleted(tmp_path: Path) -> None:
