@@ -168,19 +168,23 @@ def _with_advice(error: ContextLengthExceeded) -> ContextLengthExceeded:
     return error
 
 
+# Writes a response as JSON.
+Writer = Callable[[Sequence[ChoiceResult], GenerationSummary], str]
+
+
 async def json_response(
     request: Request,
     task: GenerationTask,
-    build: Callable[[Sequence[ChoiceResult], GenerationSummary], BaseModel],
+    write: Writer,
 ) -> Response:
     """Return all choices in one response; the work on them ends when the client disconnects."""
 
     async def collected() -> str:
         results = await task.collect()
         if _is_short(results):
-            return _serialize(build, results, task.summary)
+            return write(results, task.summary)
         # It takes a second where many choices have log probabilities.
-        return await anyio.to_thread.run_sync(_serialize, build, results, task.summary)
+        return await anyio.to_thread.run_sync(write, results, task.summary)
 
     return await respond_if_connected(request, task, collected)
 
@@ -207,12 +211,9 @@ def _is_short(results: Sequence[ChoiceResult]) -> bool:
     return sum(len(result.token_ids) for result in results) <= _SHORT
 
 
-def _serialize(
-    build: Callable[[Sequence[ChoiceResult], GenerationSummary], BaseModel],
-    results: Sequence[ChoiceResult],
-    summary: GenerationSummary,
-) -> str:
-    return build(results, summary).model_dump_json(exclude_unset=True)
+def writer(build: Callable[[Sequence[ChoiceResult], GenerationSummary], BaseModel]) -> Writer:
+    """Return what writes a response; only its fields that are set."""
+    return lambda results, summary: build(results, summary).model_dump_json(exclude_unset=True)
 
 
 @asynccontextmanager

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from starlette.types import Scope
+
 # Limits in characters for text of the client that a message repeats.
 _MAX_MESSAGE: Final = 500
 _MAX_PARAM: Final = 100
 
 _MESSAGES: Final = "/v1/messages"
+_MODELS: Final = "/v1/models"
 
 # Anthropic's type of a status; any other is the request's fault below 500, else the server's.
 _ANTHROPIC_TYPES: Final = {
@@ -63,10 +66,20 @@ def anthropic_error(report: ErrorReport, request_id: str) -> str:
     return json.dumps({"type": "error", "error": error, "request_id": request_id})
 
 
-def error_format(path: str) -> ErrorFormat:
-    """Return the format that the clients of a path expect."""
-    is_anthropic = path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
-    return anthropic_error if is_anthropic else openai_error
+def error_format(scope: Scope) -> ErrorFormat:
+    """Return the format that the client of a request expects."""
+    return anthropic_error if is_anthropic(scope) else openai_error
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Return whether a request is of Anthropic's API; both APIs list models, at the same path."""
+    if _is_at(_MODELS, scope["path"]):
+        return any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return _is_at(_MESSAGES, scope["path"])
+
+
+def _is_at(root: str, path: str) -> bool:
+    return path == root or path.startswith(f"{root}/")
 
 
 def _anthropic_type(report: ErrorReport) -> str:

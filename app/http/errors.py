@@ -10,6 +10,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from app.http.error_formats import ErrorReport, error_format
+from app.http.invalid_requests import (
+    InvalidEncryptedContent,
+    ItemNotFound,
+    PreviousResponseNotFound,
+)
 from app.http.rejections import (
     BodyTooLarge,
     BodyTooSlow,
@@ -57,6 +62,9 @@ class ErrorSpec(NamedTuple):
 ERROR_SPECS: Final[dict[type[BaseException], ErrorSpec]] = {
     ContextLengthExceeded: ErrorSpec(400, code="context_length_exceeded"),
     RequestError: ErrorSpec(400),
+    PreviousResponseNotFound: ErrorSpec(400, code="previous_response_not_found"),
+    InvalidEncryptedContent: ErrorSpec(400, code="invalid_encrypted_content"),
+    ItemNotFound: ErrorSpec(404),
     ModelNotFound: ErrorSpec(404, code="model_not_found"),
     RequestFailed: ErrorSpec(500, "server_error"),
     EngineStopped: ErrorSpec(503, "server_error"),
@@ -165,7 +173,7 @@ def error_response(error: Exception, scope: Scope, count_rejection: CountRejecti
 
 def _response(report: ErrorReport, scope: Scope) -> Response:
     request_id = scope.get("state", {}).get("request_id", "-")
-    body = error_format(scope["path"])(report, request_id)
+    body = error_format(scope)(report, request_id)
     return Response(body, report.status, media_type="application/json")
 
 

@@ -1,5 +1,6 @@
 """Middleware for every request: a request id, the number in flight, a response to exceptions."""
 
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.http.error_formats import is_anthropic
 from app.http.errors import (
     CLIENT_CLOSED_REQUEST,
     CountRejection,
@@ -28,9 +30,8 @@ _MONITORING_PATHS: Final = PROBE_PATHS | {
 
 # In a log line; h11 takes one of 32 KB.
 _MAX_METHOD: Final = 16
-
-# Anthropic's SDKs read `request-id`.
-_MESSAGES: Final = "/v1/messages"
+# The first name of a field at fault is one of the API's; those below it may be keys that a client chose.
+_FIELD: Final = re.compile(r"([A-Za-z_-]{1,32})(?![^.\[])")
 
 # No characters that end a header or a log line.
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")
@@ -77,15 +78,20 @@ class RequestContextMiddleware:
 
     async def _respond(self, request_id: str, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = is_disconnected = False
+        rejected_with: int | None = None
 
         async def send_with_id(message: Message) -> None:
-            nonlocal has_started, is_disconnected
+            nonlocal has_started, is_disconnected, rejected_with
             if message["type"] == "http.response.start":
                 has_started = True
-                _log_rejection(request_id, scope, message["status"])
-                names = (b"x-request-id", *_own_names(scope["path"]))
+                if _is_rejection(scope, message["status"]):
+                    rejected_with = message["status"]
+                names = (b"x-request-id", *_own_names(scope))
                 ids = [(name, request_id.encode()) for name in names]
                 message = {**message, "headers": [*message.get("headers", ()), *ids]}
+            elif rejected_with is not None:
+                _log_rejection(request_id, scope, rejected_with, message.get("body", b""))
+                rejected_with = None
             try:
                 await send(message)
             except OSError:
@@ -104,23 +110,41 @@ class RequestContextMiddleware:
                 await response(scope, receive, send_with_id)
 
 
-def _own_names(path: str) -> tuple[bytes, ...]:
-    """Return what an API calls the header beside `x-request-id`."""
-    is_anthropic = path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
-    return (b"request-id",) if is_anthropic else ()
+def _own_names(scope: Scope) -> tuple[bytes, ...]:
+    """Return what an API calls the header beside `x-request-id`; Anthropic's SDKs read `request-id`."""
+    return (b"request-id",) if is_anthropic(scope) else ()
 
 
-def _log_rejection(request_id: str, scope: Scope, status: int) -> None:
-    """Log a rejected request; an accepted one is logged when it ends."""
-    is_rejection = 400 <= status < 500 or status == 503
+def _is_rejection(scope: Scope, status: int) -> bool:
+    """Return whether a request is logged as rejected; an accepted one is logged when it ends."""
     is_monitoring = scope["path"] in _MONITORING_PATHS
-    if is_rejection and status != CLIENT_CLOSED_REQUEST and not is_monitoring:
-        fields = {
-            "request_id": request_id,
-            "method": scope["method"][:_MAX_METHOD],
-            "status": status,
-        }
-        logger.info("%s", logfmt(fields), extra={"fields": fields})
+    is_rejection = 400 <= status < 500 or status == 503
+    return is_rejection and status != CLIENT_CLOSED_REQUEST and not is_monitoring
+
+
+def _log_rejection(request_id: str, scope: Scope, status: int, body: bytes) -> None:
+    """Log a rejected request, without any text of its client."""
+    fields = {
+        "request_id": request_id,
+        "method": scope["method"][:_MAX_METHOD],
+        # The template: the path itself may have anything in it.
+        "route": getattr(scope.get("route"), "path", None),
+        "status": status,
+        **_fault(body),
+    }
+    logger.info("%s", logfmt(fields), extra={"fields": fields})
+
+
+def _fault(body: bytes) -> dict[str, str | None]:
+    """Return what the body of an error says, but for its message."""
+    try:
+        error = json.loads(body)["error"]
+        field = _FIELD.match(error.get("param") or "")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        # It is none of `error_response`.
+        return {"code": None, "param": None}
+    # Anthropic's errors have a type only, and so have many of OpenAI's.
+    return {"code": error.get("code") or error.get("type"), "param": field and field[1]}
 
 
 def _request_id(scope: Scope) -> str:

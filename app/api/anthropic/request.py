@@ -1,6 +1,6 @@
 """`/v1/messages` and `/v1/messages/count_tokens`: the requests."""
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
@@ -11,7 +11,7 @@ from app.api.schemas.fields import (
     INT32_MAX,
     MAX_MESSAGES,
     JsonSchema,
-    StopString,
+    StopStrings,
     Text,
     check_length,
     field_error,
@@ -26,14 +26,15 @@ from batching import json_schema_grammar
 _MAX_BLOCKS: Final = 16_384
 # Anthropic's API rejects a request without a number, llama.cpp takes this one.
 _DEFAULT_MAX_TOKENS: Final = 4096
-_MAX_STOP_SEQUENCES: Final = 16
 
 # Each with the values that ask for nothing.
 _UNSUPPORTED: Final[Defaults] = {
     "container": (),
     "mcp_servers": ([],),
-    "fallbacks": ([],),
+    # A model without fallbacks runs alone.
+    "fallbacks": ([], "default"),
     "output_format": (),  # the name of `output_config.format` in a beta
+    "thread": (),
 }
 
 # What a turn of each role may consist of.
@@ -148,11 +149,13 @@ class PromptRequest(RequestModel):
 
 
 class CountTokensRequest(PromptRequest):
-    """The tokens of its prompt are counted."""
+    """The tokens of its prompt are counted; `compaction` has no effect on them."""
 
 
 class MessagesRequest(PromptRequest):
     """A larger `max_tokens` than the context has room for is reduced to that."""
+
+    defaults: ClassVar[Defaults] = {**_UNSUPPORTED, "compaction": ()}
 
     max_tokens: int | None = Field(
         default=None,
@@ -164,9 +167,7 @@ class MessagesRequest(PromptRequest):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=0, le=INT32_MAX)
-    stop_sequences: Annotated[list[StopString], Field(max_length=_MAX_STOP_SEQUENCES)] = Field(
-        default_factory=list
-    )
+    stop_sequences: StopStrings = Field(default_factory=list)
     stream: bool = False
     service_tier: Literal["auto", "standard_only"] = "auto"
 

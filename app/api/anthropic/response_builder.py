@@ -1,10 +1,11 @@
 """The responses of `/v1/messages`, streamed or not."""
 
+import json
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from pydantic_core import from_json, to_json
 from sse_starlette import ServerSentEvent
@@ -41,6 +42,9 @@ _REASONS: Final[dict[FinishReason, StopReason]] = {
 }
 
 
+_NO_INPUT: Final = '"input":{}'
+
+
 def new_ping() -> ServerSentEvent:
     """Return the event that keeps a silent stream alive."""
     return ServerSentEvent('{"type": "ping"}', event="ping", sep="\n")
@@ -56,14 +60,20 @@ class MessageBuilder:
     sealer: Sealer
     omits_thinking: bool
 
-    def full_response(self, results: Sequence[ChoiceResult], summary: GenerationSummary) -> Message:
+    def full_json(self, results: Sequence[ChoiceResult], summary: GenerationSummary) -> str:
+        """Return the message; the arguments of calls stand in it as the model has written them."""
         (result,) = results
-        return self._message(
+        message = self._message(
             summary.usage,
             self._blocks(result.events),
             _stop_reason(result.finish_reason, result.stop),
             result.stop,
         )
+        # Nowhere else: inside strings, quotes are escaped.
+        before, *others = message.model_dump_json(exclude_unset=True).split(_NO_INPUT)
+        inputs = _inputs(result.events)
+        rest = (f'"input":{text}{other}' for text, other in zip(inputs, others, strict=True))
+        return before + "".join(rest)
 
     def first_message(self, usage: TokenUsage) -> Message:
         return self._message(usage, [], None, None)
@@ -106,9 +116,6 @@ class MessageBuilder:
                     blocks.append(self.thinking_block(text))
                 case ToolCallStart():
                     blocks.append(_tool_use(event))
-                case _:
-                    arguments = {"input": _input(event.text)}
-                    blocks[-1] = blocks[-1].model_copy(update=arguments)
         return blocks
 
 
@@ -205,12 +212,44 @@ def _tool_use(start: ToolCallStart) -> ToolUseBlock:
     return ToolUseBlock(type="tool_use", id=tool_use_id(start.call_id), name=start.name, input={})
 
 
-def _input(text: str) -> dict[str, Any]:
-    """Return the arguments, also of a call that was cut off; Anthropic's SDKs read it in this way."""
+def _inputs(events: Iterable[MessageEvent]) -> list[str]:
+    """Return the arguments of each call, which may have none, as the JSON of an object."""
+    inputs: list[str] = []
+    for event in events:
+        if isinstance(event, ToolCallStart):
+            inputs.append("{}")
+        elif isinstance(event, ToolCallArguments):
+            inputs[-1] = _input(event.text)
+    return inputs
+
+
+def _input(text: str) -> str:
+    """Return arguments as they are if they are an object, as a stream has them.
+
+    Those of a call that was cut off are read as Anthropic's SDKs read a stream.  What is no object is returned in
+    one, as Anthropic's documents advise clients to send it.
+    """
+    readable = _without_halves(text)
+    if _is_object(readable):
+        return readable
     with suppress(ValueError):
-        value = from_json(_without_halves(text), allow_inf_nan=False, allow_partial=True)
-        return value if isinstance(value, dict) else {}
-    return {}
+        value = from_json(readable, allow_inf_nan=False, allow_partial=True)
+        if isinstance(value, dict):
+            return to_json(value, inf_nan_mode="null").decode()
+    return json.dumps({"INVALID_JSON": text})
+
+
+def _is_object(text: str) -> bool:
+    """Return whether a text is the JSON of an object, with numbers of any size."""
+    try:
+        value = json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _without_halves(text: str) -> str:

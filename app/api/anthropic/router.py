@@ -56,7 +56,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     )
     if body.stream:
         return EventStream(generation, message_events(generation, builder), new_ping)
-    return await json_response(request, generation, builder.full_response)
+    return await json_response(request, generation, builder.full_json)
 
 
 @router.post("/v1/messages/count_tokens")

@@ -1,4 +1,6 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`."""
+"""`GET /v1/models` and `GET /v1/models/{id}`, as OpenAI and Anthropic have them."""
+
+from datetime import UTC, datetime
 
 from fastapi import APIRouter, Request
 
@@ -9,13 +11,16 @@ from batching import ModelNotFound
 router = APIRouter()
 
 
+@router.head("/v1/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
     """List what can be named in `model`, the default first."""
-    return ModelList(data=_cards(request))
+    cards = _cards(request)
+    return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
 
 
 # Hub ids have a slash.
+@router.head("/v1/models/{model_id:path}", include_in_schema=False)
 @router.get("/v1/models/{model_id:path}")
 async def get_model(model_id: str, request: Request) -> ModelCard:
     """Describe one model."""
@@ -38,4 +43,6 @@ def _card(service: ServerState, model_id: str) -> ModelCard:
         created=service.started,
         root=model_id,
         max_model_len=None if engine is None else engine.model.max_model_len,
+        display_name=model_id,
+        created_at=datetime.fromtimestamp(service.started, UTC),
     )

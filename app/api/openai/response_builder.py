@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from app.api.openai.schemas.response_options import ResponseOptions
 from app.api.openai.schemas.usage import PromptProgressChunk, Timings, Usage
-from app.api.serving import json_response
+from app.api.serving import json_response, writer
 from app.api.sse import EventStream
 from app.generation.choice import Delta
 from app.generation.generation import (
@@ -59,7 +59,7 @@ async def respond(
     """Return the response, which closes the generation."""
     if stream:
         return EventStream(generation, chunk_events(generation, builder))
-    return await json_response(request, generation, builder.full_response)
+    return await json_response(request, generation, writer(builder.full_response))
 
 
 async def chunk_events(generation: Generation, builder: ResponseBuilder) -> AsyncIterator[bytes]:

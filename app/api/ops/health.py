@@ -1,4 +1,4 @@
-"""`GET /health` and `GET /ready`: what a supervisor and a load balancer ask; no key is needed."""
+"""`GET /health` and `GET /ready`: what a supervisor and a load balancer ask, some by HEAD; no key is needed."""
 
 from fastapi import APIRouter, Request
 
@@ -9,6 +9,7 @@ from app.server_state import server_state
 router = APIRouter()
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def check_health(request: Request) -> dict[str, str]:
     """Return 200 while the default model's engine is healthy, else 503 with the reason."""
@@ -17,6 +18,7 @@ async def check_health(request: Request) -> dict[str, str]:
     return {"status": "ok"}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def check_readiness(request: Request) -> dict[str, str]:
     """Return 200 while the model is loaded, the queue not full and no shutdown begun, else 503."""

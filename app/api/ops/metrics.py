@@ -11,6 +11,7 @@ from batching import EngineThread
 router = APIRouter()
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", response_class=Response, responses=TEXT_RESPONSES)
 async def read_metrics(request: Request) -> Response:
     """Return the counts as they stand, as text or as OpenMetrics."""

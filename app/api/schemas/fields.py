@@ -12,9 +12,9 @@ from pydantic_core import PydanticCustomError
 _MAX_LOGIT_BIASES: Final = 1024
 _MAX_TOKEN_ID_DIGITS: Final = 9
 _MAX_SHOWN_KEYS: Final = 64
-# The table that finds one is built for each sequence.
+# The table that finds one is built for each sequence, and each character is compared with all of them.
+MAX_STOP_STRINGS: Final = 32
 _MAX_STOP_LENGTH: Final = 1024
-
 
 MAX_SCHEMA_LENGTH: Final = 128 * 1024
 _MAX_SCHEMA_DEPTH: Final = 100
@@ -139,10 +139,10 @@ def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
 JsonSchema = Annotated[dict[str, Any], AfterValidator(_check_schema)]
 
 StopString = Annotated[Text, Field(min_length=1, max_length=_MAX_STOP_LENGTH)]
-_StopStrings = Annotated[list[StopString], Field(max_length=4)]
+StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 
 StopStringList = Annotated[
-    _StopStrings, BeforeValidator(_as_list, json_schema_input_type=StopString | _StopStrings)
+    StopStrings, BeforeValidator(_as_list, json_schema_input_type=StopString | StopStrings)
 ]
 
 _Bias = Annotated[float, Field(ge=-100, le=100)]

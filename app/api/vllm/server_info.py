@@ -19,12 +19,14 @@ class ServerLoad(BaseModel):
     server_load: int
 
 
+@router.head("/version", include_in_schema=False)
 @router.get("/version")
 async def get_version() -> ServerVersion:
     """Return the version of this server."""
     return ServerVersion(version=__version__)
 
 
+@router.head("/load", include_in_schema=False)
 @router.get("/load")
 async def get_load(request: Request) -> ServerLoad:
     """Return how much the server has to do."""

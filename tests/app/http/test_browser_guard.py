@@ -263,7 +263,7 @@ class TestOrigin:
         origin = "Origin: https://evil.example"
         with site() as server:
             assert status(server, request("GET", "/v1/models", origin)) == 200
-            assert status(server, request("HEAD", "/v1/models", origin)) == 405
+            assert status(server, request("HEAD", "/v1/models", origin)) == 200
             assert status(server, request("DELETE", "/v1/responses/resp_1", origin)) == 403
             assert status(server, request("DELETE", "/v1/responses/resp_1")) == 404
 
@@ -272,6 +272,29 @@ class TestOrigin:
         with site() as server:
             code, fields, _ = split(server.ask(head))
         assert (code, fields["connection"]) == (403, "close")
+
+
+def test_a_page_of_an_allowed_origin_may_ask_a_server_on_its_readers_network() -> None:
+    origin = "Origin: https://chat.example"
+    asks = ("Access-Control-Request-Method: POST", "Access-Control-Request-Private-Network: true")
+    with site(cors_origins="https://chat.example") as server:
+        answer = server.ask(request("OPTIONS", "/v1/models", origin, *asks))
+        code, fields, _ = split(answer)
+        foreign = request("OPTIONS", "/v1/models", "Origin: https://evil.example", *asks)
+        assert status(server, foreign) == 400
+    assert (code, fields["access-control-allow-private-network"]) == (200, "true")
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/metrics", "/version", "/load", "/v1/models", "/v1/models/m/n"]
+)
+def test_the_head_of_what_is_read_comes_without_its_body(path: str) -> None:
+    with site() as server:
+        server.ask(chat())
+        read, head = (split(server.ask(request(method, path))) for method in ("GET", "HEAD"))
+    assert head[0] == read[0]
+    assert head[1]["content-type"] == read[1]["content-type"]
+    assert (len(read[2]) > 0, head[2]) == (True, b"")
 
 
 @pytest.mark.anyio

@@ -49,7 +49,22 @@ def anthropic(error: Exception) -> dict[str, Any]:
     ],
 )
 def test_the_path_decides(path: str, is_anthropic: bool) -> None:
-    assert error_format(path) is (anthropic_error if is_anthropic else openai_error)
+    format_ = anthropic_error if is_anthropic else openai_error
+    assert error_format({"path": path, "headers": []}) is format_
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m"])
+async def test_at_the_path_of_both_apis_the_client_says_which_is_its(path: str) -> None:
+    version = {"anthropic-version": "2023-06-01", "X-Request-Id": "mine"}
+    async with served() as server:
+        ours = await server.client.delete(path, headers=version)
+        openais = await server.client.delete(path)
+        of_others = await server.client.get("/v1/files/f", headers=version)
+    assert ours.json()["type"] == "error"
+    assert ours.json()["request_id"] == ours.headers["request-id"] == "mine"
+    for other in (openais, of_others):
+        assert other.json().keys() == {"error"}
+        assert "request-id" not in other.headers
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from starlette.types import Message, Receive, Scope, Send
 from app.http.rejections import ShuttingDown
 from app.http.request_context import InFlightRequests, RequestContextMiddleware
 from app.observability.logs import summarize_exception
+from app.storage.database import StorageError
+from batching import InvalidRequest
 from tests.support.raw_http import LAST_GET, running, split
 
 pytestmark = pytest.mark.anyio
@@ -207,6 +209,44 @@ class TestFailures:
         assert response.status_code == 503
         assert response.headers["retry-after"] == "7"
 
+    @pytest.mark.parametrize("body", [b"", b"Not found", b"[]", b'{"error": 1}'])
+    async def test_the_line_of_a_rejection_needs_no_known_body(
+        self, body: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body"})
+
+        caplog.set_level(logging.INFO, logger="app")
+        transport = httpx.ASGITransport(RequestContextMiddleware(app, InFlightRequests()))
+        async with httpx.AsyncClient(transport=transport) as client:
+            await client.get("http://test/", headers={"X-Request-Id": "mine"})
+        assert [record.getMessage() for record in caplog.records] == [
+            "request_id=mine method=GET route=- status=404 code=- param=-"
+        ]
+
+    @pytest.mark.parametrize(
+        ("param", "shown"),
+        [
+            ("input.0.id", "input"),
+            ("expires_after[seconds]", "expires_after"),
+            ("X-Request-Timeout", "X-Request-Timeout"),
+            ("my diary", "-"),
+            ("a" * 33, "-"),
+        ],
+    )
+    async def test_the_line_of_a_rejection_has_the_first_name_of_the_field(
+        self, param: str, shown: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def reject(scope: Scope) -> None:
+            raise InvalidRequest(param, SECRET)
+
+        caplog.set_level(logging.INFO, logger="app.http.request_context")
+        await ask(App(reject))
+        *_, last = [record.getMessage() for record in caplog.records]
+        assert last.endswith(f"status=400 code=invalid_request_error param={shown}")
+
     def test_the_response_on_the_wire_is_complete(self, caplog: pytest.LogCaptureFixture) -> None:
         with running(RequestContextMiddleware(App(fail), InFlightRequests())) as site:
             status, fields, body = split(site.ask(LAST_GET))
@@ -273,6 +313,19 @@ class TestSummaries:
             "OSError",
             "ValueError",
         ]
+
+    @pytest.mark.parametrize(
+        ("error", "name"),
+        [
+            (StorageError("disk is full"), "StorageError (disk is full)"),
+            (OSError(28, SECRET, SECRET), "OSError (No space left on device)"),
+            (OSError(SECRET), "OSError"),
+            (KeyError(SECRET), "KeyError"),
+        ],
+    )
+    def test_what_the_system_says_of_a_disk_is_included(self, error: Exception, name: str) -> None:
+        assert summarize_exception(error).partition(" at ")[0] == name
+        assert f"; from {name} at " in summarize_exception(ExceptionGroup(SECRET, [error]))
 
     def test_it_is_short_however_deep_the_failure(self) -> None:
         def sink() -> None:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validato
 
 from app.api.openai.schemas import unsupported
 from app.api.openai.schemas.text_parts import join_parts
-from app.api.openai.schemas.tools import ToolCall
+from app.api.openai.schemas.tools import AnyToolCall
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import MAX_MESSAGES, Text, check_length, field_error
 from app.prompts.conversation import ChatMessage
@@ -48,7 +48,7 @@ class MessageParam(RequestModel):
     content: Content
     name: Text | None = None
     reasoning_content: Text | None = Field(default=None, description="Or `reasoning`.")
-    tool_calls: list[ToolCall] = Field(default_factory=list)
+    tool_calls: list[AnyToolCall] = Field(default_factory=list)
     tool_call_id: Text | None = None
 
     @model_validator(mode="before")

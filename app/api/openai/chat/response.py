@@ -28,6 +28,29 @@ class ResponseToolCall(BaseModel):
     function: FunctionCall
 
 
+class CustomCall(BaseModel):
+    """In a chunk, `input` is the next piece."""
+
+    name: str | None = None
+    input: str | None = None
+
+
+class ResponseCustomCall(BaseModel):
+    """The call of a tool that takes text.
+
+    OpenAI documents no type for its chunks, and sends them like this:
+    https://github.com/openai/openai-openapi/issues/576
+    """
+
+    index: int | None = None
+    id: str | None = None
+    type: Literal["custom"] | None = None
+    custom: CustomCall
+
+
+AnyCall = ResponseToolCall | ResponseCustomCall
+
+
 class ResponseMessage(BaseModel):
     """The reasoning has both names that clients use."""
 
@@ -36,7 +59,7 @@ class ResponseMessage(BaseModel):
     refusal: None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ResponseToolCall] | None = None
+    tool_calls: list[AnyCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -67,7 +90,7 @@ class ChatDelta(BaseModel):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ResponseToolCall] | None = None
+    tool_calls: list[AnyCall] | None = None
 
 
 class ChatChunkChoice(BaseModel):

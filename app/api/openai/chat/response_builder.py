@@ -1,18 +1,18 @@
 """The responses of `/v1/chat/completions`."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from app.api.openai.chat.call_writer import CallWriter
 from app.api.openai.chat.response import (
+    AnyCall,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
-    FunctionCall,
     ResponseMessage,
-    ResponseToolCall,
 )
 from app.api.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprobs
 from app.api.openai.response_builder import progress_field, summary_fields
@@ -24,7 +24,6 @@ from app.parsing.events import (
     ContentPiece,
     MessageEvent,
     ReasoningPiece,
-    ToolCallArguments,
     ToolCallStart,
 )
 from batching import FinishReason
@@ -44,6 +43,7 @@ class ChatResponseBuilder:
     names_tool: bool = False
     include_logprobs: bool
     token_bytes: TokenBytes
+    calls: CallWriter = field(default_factory=CallWriter)
 
     def first_chunks(self, num_choices: int) -> Iterator[ChatChunk]:
         delta = ChatDelta(role="assistant", content="")
@@ -61,7 +61,14 @@ class ChatResponseBuilder:
     def delta_chunks(self, delta: Delta) -> Iterator[ChatChunk]:
         logprobs = self._logprobs(delta.tokens) if delta.tokens else None
         token_ids = list(delta.token_ids) if self.options.return_token_ids else []
-        deltas = [_delta(event) for event in delta.events if self._is_visible(event)]
+        deltas = [
+            piece
+            for event in delta.events
+            if self._is_visible(event)
+            for piece in self._deltas(delta.index, event)
+        ]
+        if delta.finish_reason is not None:
+            deltas += _call_deltas(self.calls.end(delta.index))
         if (logprobs is not None or token_ids) and not deltas:
             deltas = [ChatDelta(content="")]
         for piece in deltas:
@@ -103,16 +110,38 @@ class ChatResponseBuilder:
             )
         return response
 
+    def _deltas(self, choice: int, event: MessageEvent) -> Sequence[ChatDelta]:
+        if isinstance(event, ContentPiece):
+            return [ChatDelta(content=event.text)]
+        if isinstance(event, ReasoningPiece):
+            return [ChatDelta(reasoning_content=event.text, reasoning=event.text)]
+        return _call_deltas(self.calls.write(choice, event))
+
     def _choice(self, result: ChoiceResult) -> ChatChoice:
         choice = ChatChoice(
             index=result.index,
-            message=_message([event for event in result.events if self._is_visible(event)]),
+            message=self._message([event for event in result.events if self._is_visible(event)]),
             logprobs=self._logprobs(result.tokens),
             finish_reason=self._reason(result.finish_reason),
         )
         if self.options.return_token_ids:
             choice.token_ids = list(result.token_ids)
         return choice
+
+    def _message(self, events: Sequence[MessageEvent]) -> ResponseMessage:
+        content = _text(events, ContentPiece)
+        reasoning = _text(events, ReasoningPiece)
+        starts = [event for event in events if isinstance(event, ToolCallStart)]
+        calls = [self.calls.whole(start, events) for start in starts]
+        optional: dict[str, Any] = {}
+        if reasoning:
+            optional |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        if calls:
+            optional["tool_calls"] = calls
+        # Tool calls need no text beside them; OpenAI's API then has null.
+        return ResponseMessage(
+            role="assistant", content=content or (None if calls else ""), refusal=None, **optional
+        )
 
     def _reason(self, reason: ChoiceFinishReason) -> ChoiceFinishReason:
         """A tool that the request names is no decision of the model: OpenAI and vLLM say `stop`."""
@@ -146,45 +175,9 @@ class ChatResponseBuilder:
         )
 
 
-def _delta(event: MessageEvent) -> ChatDelta:
-    if isinstance(event, ContentPiece):
-        return ChatDelta(content=event.text)
-    if isinstance(event, ReasoningPiece):
-        return ChatDelta(reasoning_content=event.text, reasoning=event.text)
-    if isinstance(event, ToolCallStart):
-        function = FunctionCall(name=event.name, arguments="")
-        call = ResponseToolCall(
-            index=event.index, id=event.call_id, type="function", function=function
-        )
-    else:
-        call = ResponseToolCall(index=event.index, function=FunctionCall(arguments=event.text))
-    return ChatDelta(tool_calls=[call])
-
-
-def _message(events: Sequence[MessageEvent]) -> ResponseMessage:
-    content = _text(events, ContentPiece)
-    reasoning = _text(events, ReasoningPiece)
-    calls = [_call(event, events) for event in events if isinstance(event, ToolCallStart)]
-    optional: dict[str, Any] = {}
-    if reasoning:
-        optional |= {"reasoning_content": reasoning, "reasoning": reasoning}
-    if calls:
-        optional["tool_calls"] = calls
-    # Tool calls need no text beside them; OpenAI's API then has null.
-    return ResponseMessage(
-        role="assistant", content=content or (None if calls else ""), refusal=None, **optional
-    )
+def _call_deltas(calls: Iterable[AnyCall]) -> list[ChatDelta]:
+    return [ChatDelta(tool_calls=[call]) for call in calls]
 
 
 def _text(events: Iterable[MessageEvent], kind: type[ContentPiece | ReasoningPiece]) -> str:
     return "".join(event.text for event in events if isinstance(event, kind))
-
-
-def _call(start: ToolCallStart, events: Iterable[MessageEvent]) -> ResponseToolCall:
-    pieces = (
-        event.text
-        for event in events
-        if isinstance(event, ToolCallArguments) and event.index == start.index
-    )
-    function = FunctionCall(name=start.name, arguments="".join(pieces))
-    return ResponseToolCall(id=start.call_id, type="function", function=function)

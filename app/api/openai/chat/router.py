@@ -5,11 +5,13 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from app.api.chat_template import run_with_template
+from app.api.openai.chat.call_writer import CallWriter
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.chat.response import ChatCompletion
 from app.api.openai.chat.response_builder import ChatResponseBuilder
 from app.api.openai.response_builder import common_fields, new_id, respond
 from app.api.openai.schemas.sampling import check_num_choices
+from app.api.openai.schemas.tools import custom_names
 from app.api.schemas.errors import EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, engine_for
 from app.generation.submit import submit
@@ -47,6 +49,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
         names_tool=isinstance(body.effective_tool_choice, NamedTool),
         include_logprobs=body.logprobs,
         token_bytes=engine.grammars.token_bytes,
+        calls=CallWriter(custom_names(body.tools)),
     )
     return await respond(request, generation, builder, stream=body.stream)
 

@@ -12,7 +12,7 @@ from app.api.openai.completions.response_builder import CompletionResponseBuilde
 from app.api.openai.response_builder import common_fields, new_id, respond
 from app.api.openai.schemas.sampling import check_num_choices
 from app.api.schemas.errors import EVENT_RESPONSES
-from app.api.serving import admit, build_job_async, engine_for, json_response
+from app.api.serving import admit, build_job_async, engine_for, json_response, writer
 from app.generation.detokenizer import Detokenizer
 from app.generation.job import GenerationJob
 from app.generation.submit import search_beams, submit
@@ -50,7 +50,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         else:
             search = search_beams(engine, job, admitted)
     if job.beams is not None:
-        return await json_response(request, search, builder.full_response)
+        return await json_response(request, search, writer(builder.full_response))
     return await respond(request, generation, builder, stream=body.stream)
 
 

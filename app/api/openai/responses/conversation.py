@@ -18,9 +18,9 @@ from app.api.openai.responses.input_items import (
 from app.api.openai.responses.request import ResponseRequest
 from app.api.openai.responses.tools import to_tool_choice
 from app.api.unsealer import Unsealer
+from app.http.invalid_requests import InvalidEncryptedContent
 from app.prompts.conversation import ChatMessage, Conversation
 from app.storage.seal import ForgedValue, Sealer
-from batching import InvalidRequest
 
 # What a sealed value is for.
 REASONING: Final = "reasoning"
@@ -48,7 +48,8 @@ def unsealed(items: Sequence[InputItem], sealer: Sealer, num_before: int = 0) ->
     num_before: of the items, those that are not the request's.
 
     Raises:
-        InvalidRequest: it was not sealed here, or is too long in all.
+        InvalidEncryptedContent: it was not sealed here.
+        InvalidRequest: it is too long in all.
     """
     unsealer = Unsealer(sealer, REASONING)
     return [_unsealed(item, unsealer, index) for index, item in enumerate(items, -num_before)]
@@ -61,7 +62,7 @@ def _unsealed(item: InputItem, unsealer: Unsealer, index: int) -> InputItem:
         text = unsealer.unseal(item.encrypted_content)
     except ForgedValue:
         param = "previous_response_id" if index < 0 else f"input.{index}.encrypted_content"
-        raise InvalidRequest(param, "this server has not made this value") from None
+        raise InvalidEncryptedContent(param) from None
     return item.model_copy(update={"content": text})
 
 

@@ -1,6 +1,5 @@
 """The items of a request's input: messages, reasoning, calls and their outputs."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -12,12 +11,13 @@ from app.api.openai.responses.tools import (
     AnyTool,
     CallableTool,
     ToolList,
-    by_type,
     callable_tools,
     qualified_name,
 )
+from app.api.openai.schemas.custom_tools import custom_arguments
 from app.api.openai.schemas.text_parts import join_parts
 from app.api.schemas.base import RequestModel
+from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import MAX_MESSAGES, GivenName, Text, check_length
 from app.prompts.conversation import ToolCall
 
@@ -123,7 +123,7 @@ class CustomToolCallItem(_CallItem):
     input: Text = ""
 
     def to_call(self) -> ToolCall:
-        return self._call(json.dumps({"input": self.input}, ensure_ascii=False))
+        return self._call(custom_arguments(self.input))
 
     def to_stored(self) -> dict[str, Any]:
         return self._stored("ctc", **self._own_fields())

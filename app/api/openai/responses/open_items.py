@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from app.api.openai.custom_input import CustomInput
 from app.api.openai.logprobs import TokenBytes, chat_logprobs
-from app.api.openai.responses.custom_input import CustomInput
 from app.api.openai.responses.input_items import new_item_id
 from app.api.openai.responses.output_items import (
     CustomToolCall,

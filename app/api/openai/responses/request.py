@@ -1,6 +1,6 @@
 """`/v1/responses`: the request."""
 
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -44,6 +44,8 @@ _UNSUPPORTED: Final[Defaults] = {
     "max_completion_tokens": (),
     "messages": (),
     "response_format": (),
+    # A request without output; its response is not documented.
+    "generate": (True,),
 }
 
 _Id = Annotated[Text, Field(min_length=1, max_length=256)]
@@ -105,6 +107,12 @@ class ReasoningConfig(RequestModel):
         return {"effort": self.effort, "summary": summary}
 
 
+class PromptCacheOptions(RequestModel):
+    """What is cached does not depend on them."""
+
+    defaults: ClassVar[Defaults] = {"prewarm": (False,)}
+
+
 class StreamOptions(RequestModel):
     """`include_obfuscation` adds nothing to the text, and is never on."""
 
@@ -160,6 +168,7 @@ class ResponseRequest(RequestModel):
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] = (
         "auto"
     )
+    prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_key: Annotated[Text, Field(max_length=1024)] | None = None
     safety_identifier: Annotated[Text, Field(max_length=1024)] | None = None
     user: Annotated[Text, Field(max_length=1024)] | None = None

@@ -62,7 +62,8 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
             job = await _build_job(request, engine, body, items)
             generation = await submit(engine, job, admitted)
         except InvalidRequest as error:
-            raise _renamed(error) from None
+            _rename(error)
+            raise
     writer = ResponseWriter(_response(body, job), _output_options(request, engine, body, items))
     run = ResponseRun(generation, writer, _save(request, body, items))
     if body.background:
@@ -82,7 +83,8 @@ async def count_input_tokens(body: ResponseRequest, request: Request) -> InputTo
                 lambda: chat_prompt(model, conversation(), message_format(model))
             )
         except InvalidRequest as error:
-            raise _renamed(error) from None
+            _rename(error)
+            raise
         return InputTokens(input_tokens=len(prompt.token_ids))
 
 
@@ -128,9 +130,8 @@ def _conversation(
     return lambda: to_conversation(body, unsealed(items, sealer, num_before))
 
 
-def _renamed(error: InvalidRequest) -> InvalidRequest:
-    param = error.param or ""
-    return InvalidRequest(_PARAMS.get(param, param), str(error))
+def _rename(error: InvalidRequest) -> None:
+    error.param = _PARAMS.get(error.param or "", error.param)
 
 
 def _output_options(

@@ -18,6 +18,7 @@ from app.api.openai.responses.input_items import (
 from app.api.openai.responses.output_items import ResponseObject
 from app.api.schemas.fields import MAX_MESSAGES
 from app.api.serving import client_of
+from app.http.invalid_requests import ItemNotFound, PreviousResponseNotFound
 from app.http.rejections import NotFound
 from app.server_state import server_state
 from app.storage.in_thread import in_thread
@@ -74,7 +75,9 @@ class OwnResponses:
         """Return the input and the output of an earlier response, and the items, none a reference.
 
         Raises:
-            InvalidRequest: something is not there or not complete, or all is more than a request has.
+            PreviousResponseNotFound: the client has none with this id.
+            ItemNotFound: likewise, of an item.
+            InvalidRequest: something is not complete, or all is more than a request has.
         """
 
         def resolve() -> list[InputItem]:
@@ -113,19 +116,19 @@ class _Resolver:
 
     def _history(self, response_id: str) -> list[dict[str, Any]]:
         stored = self._store.get(self._owner, response_id)
-        if stored is None or not stored.is_finished:
-            message = "there is no finished stored response with this id"
-            raise InvalidRequest("previous_response_id", message)
+        if stored is None:
+            raise PreviousResponseNotFound(response_id)
+        if not stored.is_finished:
+            raise InvalidRequest("previous_response_id", "this response is not finished")
         output = json.loads(stored.body)["output"]
         self._count(len(stored.input) + len(json.dumps(output)))
         return [*json.loads(stored.input), *output]
 
     def _item(self, index: int, item_id: str) -> InputItem:
         if item_id not in self._read:
-            param = f"input.{index}.id"
             if (text := self._store.item(self._owner, item_id)) is None:
-                raise InvalidRequest(param, "there is no stored item with this id")
-            self._read[item_id] = _reread(json.loads(text), param), len(text)
+                raise ItemNotFound(item_id)
+            self._read[item_id] = _reread(json.loads(text), f"input.{index}.id"), len(text)
         item, num_characters = self._read[item_id]
         self._count(num_characters)
         return item

@@ -4,22 +4,23 @@ A model knows a tool in a namespace by one name, `namespace__tool`; its calls ar
 Hosted tools run at OpenAI: they are accepted and kept out of the prompt, so no model calls them.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
+from app.api.openai.schemas.custom_tools import ANY_TEXT, Definition, Syntax, custom_spec
 from app.api.openai.schemas.tools import Function, Name
 from app.api.schemas.base import RequestModel
+from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import Text, field_error, json_text
 from app.api.schemas.tools import check_tool_specs, check_tools_size
 from app.parsing import tool_spec
-from app.parsing.tool_spec import FreeformInput, ToolSpec, freeform_parameters
+from app.parsing.tool_spec import FreeformInput, ToolSpec
 
 _MAX_TOOLS: Final = 512
-_MAX_DEFINITION: Final = 64 * 1024
 # Of what a hosted tool has besides its type.
 _MAX_DEPTH: Final = 64
 _MAX_HOSTED: Final = 512 * 1024
@@ -84,8 +85,8 @@ class CustomFormat(RequestModel):
     """What the input of a custom tool has to follow; `text` is any text."""
 
     type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex"] = "lark"
-    definition: Annotated[Text, Field(max_length=_MAX_DEFINITION)] = ""
+    syntax: Syntax = "lark"
+    definition: Definition = ""
 
     @model_validator(mode="after")
     def _check_grammar(self) -> Self:
@@ -94,10 +95,7 @@ class CustomFormat(RequestModel):
         return self
 
     def to_freeform(self) -> FreeformInput:
-        return FreeformInput(self.syntax, self.definition) if self.type == "grammar" else _ANY_TEXT
-
-
-_ANY_TEXT: Final = FreeformInput()
+        return FreeformInput(self.syntax, self.definition) if self.type == "grammar" else ANY_TEXT
 
 
 class CustomTool(RequestModel):
@@ -111,13 +109,9 @@ class CustomTool(RequestModel):
     def callable_tools(
         self, namespace: str | None = None, heading: str = ""
     ) -> Iterator[CallableTool]:
-        freeform = _ANY_TEXT if self.format is None else self.format.to_freeform()
-        text: dict[str, Any] = {"type": "string"}
-        if freeform.syntax is not None:
-            text["description"] = f"Follows this {freeform.syntax} grammar:\n{freeform.definition}"
+        freeform = ANY_TEXT if self.format is None else self.format.to_freeform()
         name, description = qualified_name(self.name, namespace), _below(heading, self.description)
-        spec = ToolSpec(name, freeform_parameters(text), description, freeform=freeform)
-        yield CallableTool(spec, self.name, namespace)
+        yield CallableTool(custom_spec(name, description, freeform), self.name, namespace)
 
 
 class HostedTool(RequestModel):
@@ -134,26 +128,6 @@ class HostedTool(RequestModel):
 
     def callable_tools(self) -> Iterator[CallableTool]:
         return iter(())
-
-
-Parsed = TypeVar("Parsed")
-
-
-def by_type(kinds: Mapping[str, Callable[[Any], Parsed]]) -> Callable[[Any], Parsed]:
-    """Return a parser of objects that chooses the kind by the field `type`.
-
-    A union of pydantic's would write the name of the kind into the field of each error.
-    """
-
-    def parse(data: Any) -> Parsed:
-        if not isinstance(data, dict) or not isinstance(kind := data.get("type"), str):
-            raise field_error("it must be an object with a type")
-        if kind not in kinds:
-            message = f"the type {kind[:40]!r} is not supported"
-            raise field_error(message, "type")
-        return kinds[kind](data)
-
-    return parse
 
 
 _CALLABLE: Final[dict[str, Callable[[Any], FunctionTool | CustomTool]]] = {

@@ -295,11 +295,22 @@ IMAGE: Final = {"type": "image", "source": {"type": "url", "url": "http://x/y.pn
         ),
         ({"mcp_servers": [{"name": "x"}]}, "this is not supported"),
         ({"output_format": {"type": "json_schema"}}, "this is not supported"),
+        ({"fallbacks": [{"model": "m"}]}, "this is not supported"),
+        ({"thread": {"type": "create"}}, "this is not supported"),
     ],
 )
 def test_what_cannot_be_served_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         CountTokensRequest.model_validate({"messages": [USER], **fields})
+
+
+def test_a_conversation_is_counted_but_not_compacted() -> None:
+    body = {"messages": [USER], "compaction": {"type": "summarize"}}
+    CountTokensRequest.model_validate(body)
+    with pytest.raises(ValidationError) as caught:
+        MessagesRequest.model_validate(body)
+    assert caught.value.errors()[0]["ctx"] == {"param": "compaction"}
+    MessagesRequest.model_validate(body | {"compaction": None, "thread": None})
 
 
 def test_parameters_of_a_completion() -> None:
@@ -310,11 +321,12 @@ def test_parameters_of_a_completion() -> None:
             "temperature": 0.5,
             "top_p": 0.9,
             "top_k": 5,
-            "stop_sequences": ["\n\nHuman:"] * 16,
+            "stop_sequences": ["\n\nHuman:"] * 32,
             "metadata": {"user_id": "u"},
             "context_management": {"edits": []},
             "service_tier": "standard_only",
             "mcp_servers": [],
+            "fallbacks": "default",
         }
     )
     params = body.to_generation_params()
@@ -330,5 +342,5 @@ def test_parameters_of_a_completion() -> None:
         0.5,
         0.9,
         5,
-        16,
+        32,
     )

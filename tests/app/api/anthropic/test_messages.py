@@ -9,6 +9,12 @@ from pydantic import SecretStr
 from starlette.types import Message
 
 from app.api import sse
+from app.api.anthropic.response_builder import BlockEvents, MessageBuilder
+from app.generation.generation import ChoiceResult, GenerationSummary
+from app.observability.request_record import TokenUsage
+from app.parsing.events import ContentPiece, MessageEvent, ToolCallArguments, ToolCallStart
+from app.storage.seal import Sealer
+from batching import FinishReason
 from tests.support.byte_tokenizers import Bytes, Thinking
 from tests.support.speaker import (
     MODEL_ID,
@@ -249,7 +255,9 @@ async def test_calls_and_texts_between_them_are_blocks_of_their_own() -> None:
         (b'{"x": [1, {"y": "cut o', {"x": [1, {}]}),
         (b'{"x": 12}}\n</tool_call>', {"x": 12}),
         (b'{"x": "\\ud800"}}\n</tool_call>', {"x": "\ufffd"}),
-        (b'{"x": NaN}}\n</tool_call>', {}),
+        (b'{"x": NaN}}\n</tool_call>', {"INVALID_JSON": '{"x": NaN}'}),
+        (b'{"x": 1e999, "y": "cut o', {"x": None}),
+        (b"[1]}\n</tool_call>", {"INVALID_JSON": "[1]"}),
         (b"", {}),
     ],
 )
@@ -261,6 +269,41 @@ async def test_the_input_is_an_object_also_where_the_text_is_none(
     assert response.status_code == 200
     calls = [block for block in response.json()["content"] if block["type"] == "tool_use"]
     assert all(call["input"] == expected for call in calls)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"x": ' + "[" * 300 + "]" * 300 + "}",
+        '{"x": ' + "1" * 5000 + "}",
+        '{"x": 1e999, "y": 0.10, "y": -0}',
+        '{"x": "\\"input\\":{}", "input":{}}',
+        "{}",
+    ],
+    ids=["deep", "long", "large", "like the field", "empty"],
+)
+def test_the_input_is_what_a_stream_has(arguments: str) -> None:
+    said: list[MessageEvent] = [
+        ContentPiece('Say "input":{}.'),
+        ToolCallStart(0, "call_0", "add"),
+        ToolCallArguments(0, arguments),
+        ToolCallStart(1, "call_1", "add"),
+    ]
+    builder = MessageBuilder(
+        message_id="msg_1",
+        model_id='"input":{}',
+        request_id="req-1",
+        sealer=Sealer(b"a key"),
+        omits_thinking=False,
+    )
+    result = ChoiceResult(0, said, (), (), (), FinishReason.TOOL_CALLS)
+    whole = builder.full_json([result], GenerationSummary(TokenUsage(num_prompt_tokens=1), ()))
+    blocks = BlockEvents(builder)
+    streamed = b"".join(frame for event in said for frame in blocks.add(event)).decode()
+    assert f'"name":"add","input":{arguments}}},' in whole
+    assert f'"partial_json":{json.dumps(arguments)}' in streamed
+    assert '"name":"add","input":{}}],"stop_reason"' in whole
+    assert json.loads(whole, parse_int=str)["content"][0]["text"] == 'Say "input":{}.'
 
 
 async def test_a_call_that_is_forced_ends_the_message() -> None:

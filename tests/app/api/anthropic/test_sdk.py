@@ -176,6 +176,19 @@ async def test_errors_are_those_of_the_client() -> None:
         assert busy.status_code == 503
 
 
+async def test_models_are_those_of_the_client() -> None:
+    async with served(model_ids=(MODEL_ID, "other")) as server, client_of(server) as client:
+        listed = [model async for model in client.models.list(limit=1)]
+        one = await client.models.retrieve("other")
+        with pytest.raises(anthropic.NotFoundError, match="'gone' does not exist here") as caught:
+            await client.models.retrieve("gone")
+    assert [model.id for model in listed] == [MODEL_ID, "other"]
+    assert (one.type, one.display_name, one.lifecycle) == ("model", "other", "active")
+    assert one.created_at == listed[1].created_at
+    assert one.created_at.tzinfo is not None
+    assert caught.value.request_id
+
+
 async def test_an_error_in_a_stream_is_raised() -> None:
     async with served(b"ok", runner=Breaking) as server, client_of(server) as client:
         with pytest.raises(anthropic.APIStatusError, match="the model failed"):

@@ -1,5 +1,7 @@
 """`GET /v1/models`, `GET /v1/models/{id}` and `GET /health`."""
 
+from datetime import datetime
+
 import pytest
 
 from app import __version__
@@ -12,14 +14,26 @@ async def test_the_models_are_listed() -> None:
     async with served() as server:
         response = await server.client.get("/v1/models")
     assert response.status_code == 200
-    (card,) = response.json()["data"]
-    assert card.pop("created") > 0
+    listed = response.json()
+    (card,) = listed.pop("data")
+    assert listed == {
+        "object": "list",
+        "has_more": False,
+        "first_id": MODEL_ID,
+        "last_id": MODEL_ID,
+    }
+    created = card.pop("created")
+    assert created > 0
+    assert datetime.fromisoformat(card.pop("created_at")).timestamp() == created
     assert card == {
         "id": MODEL_ID,
         "object": "model",
         "owned_by": "mlx-batch-server",
         "root": MODEL_ID,
         "max_model_len": None,
+        "type": "model",
+        "display_name": MODEL_ID,
+        "lifecycle": "active",
     }
 
 

@@ -8,15 +8,25 @@ from pydantic_core import PydanticCustomError
 
 from app.api.openai.chat.messages import MessageParam
 from app.api.openai.schemas.tool_choice import ToolChoice, ToolChoiceObject
-from app.api.openai.schemas.tools import Tool, ToolList
+from app.api.openai.schemas.tools import AnyTool, CustomToolCall, Tool, ToolList
 from app.parsing.tool_spec import AllowedTools, NamedTool
 
-tool_lists: TypeAdapter[list[Tool]] = TypeAdapter(ToolList)
+tool_lists: TypeAdapter[list[AnyTool]] = TypeAdapter(ToolList)
 tool_choices: TypeAdapter[ToolChoiceObject] = TypeAdapter(ToolChoice)
 
 
 def tool(**function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f"} | function}
+
+
+def custom(**fields: Any) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": "f"} | fields}
+
+
+def function_of(given: Any) -> Tool:
+    (parsed,) = tool_lists.validate_python([given])
+    assert isinstance(parsed, Tool)
+    return parsed
 
 
 def fault(adapter: TypeAdapter[Any] | type[MessageParam], value: Any) -> tuple[str, str]:
@@ -48,7 +58,7 @@ def nested(depth: int) -> dict[str, Any]:
 def test_a_tool_is_passed_to_the_template_as_openai_writes_it() -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     given = tool(description="Does it.", parameters=parameters, strict=True)
-    (parsed,) = tool_lists.validate_python([given])
+    parsed = function_of(given)
     assert parsed.function.strict
     function = {"name": "f", "description": "Does it.", "parameters": parameters}
     assert parsed.to_spec().template_fields() == {"type": "function", "function": function}
@@ -78,20 +88,17 @@ def parameter(schema: Any) -> dict[str, Any]:
 )
 def test_a_keyword_that_is_null_is_left_out(keyword: str) -> None:
     for outer, inner in [({keyword: None}, {}), (parameter({keyword: None}), parameter({}))]:
-        (parsed,) = tool_lists.validate_python([tool(parameters=outer)])
-        assert parsed.function.parameters == inner
+        assert function_of(tool(parameters=outer)).function.parameters == inner
 
 
 def test_values_that_are_null_stay() -> None:
     schema = parameter({"default": None, "const": None, "enum": [None], "anyOf": [True, {}]})
-    (parsed,) = tool_lists.validate_python([tool(parameters=schema)])
-    assert parsed.function.parameters == schema
+    assert function_of(tool(parameters=schema)).function.parameters == schema
 
 
 def test_a_whole_number_may_be_written_as_another() -> None:
     schema = parameter({"type": "array", "minItems": 0.0, "maxItems": 3.0})
-    (parsed,) = tool_lists.validate_python([tool(parameters=schema)])
-    found = parsed.function.parameters["properties"]["a"]
+    found = function_of(tool(parameters=schema)).function.parameters["properties"]["a"]
     assert [str(found[name]) for name in ("minItems", "maxItems")] == ["0", "3"]
 
 
@@ -123,6 +130,8 @@ def test_a_keyword_of_another_type_is_named(schema: dict[str, Any], message: str
         [tool(name=f"f{index}") for index in range(128)],
         [tool(parameters=nested(65))],
         [tool(unheard_of=1) | {"also": "unheard of"}],
+        [custom(), tool(name="g"), custom(name="h", description="Does it.", format=None)],
+        [custom(format={"type": "text"})],
     ],
 )
 def test_tools_that_are_accepted(tools: Any) -> None:
@@ -133,9 +142,24 @@ def test_tools_that_are_accepted(tools: Any) -> None:
     ("tools", "where", "message"),
     [
         ([tool(name=f"f{i}") for i in range(129)], "", "List should have at most 128 items"),
-        ([{"type": "custom"}], "0.type", "Input should be 'function'"),
+        ([{"type": "web_search"}], "0.type", "the type 'web_search' is not supported"),
+        ([{"type": "custom"}], "0.custom", "Field required"),
+        ([{"type": "custom", "custom": {}}], "0.custom.name", "Field required"),
+        ([custom(), tool()], "", "two tools have the same name"),
+        ([custom(format={"type": "json"})], "0.custom.format.type", "Input should be 'text' or"),
+        ([custom(format={"type": "grammar"})], "0.custom.format.grammar", "it is missing beside"),
+        (
+            [custom(format={"type": "grammar", "grammar": {"syntax": "lark"}})],
+            "0.custom.format.grammar.definition",
+            "Field required",
+        ),
+        (
+            [custom(format={"type": "text", "grammar": {"syntax": "regex", "definition": "a"}})],
+            "0.custom.format.grammar",
+            "this needs the type grammar",
+        ),
         ([{"type": "function"}], "0.function", "Field required"),
-        ([{"function": {"name": "f"}}], "0.type", "Field required"),
+        ([{"function": {"name": "f"}}], "0", "it must be an object with a type"),
         ([tool(name="")], "0.function.name", "String should match"),
         ([tool(name="a" * 65)], "0.function.name", "String should match"),
         ([tool(name="a.b")], "0.function.name", "String should match"),
@@ -173,8 +197,12 @@ def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
 
 def test_tools_are_chosen_by_name() -> None:
     assert tool_choices.validate_python(tool()).to_choice() == NamedTool("f")
+    assert tool_choices.validate_python(custom()).to_choice() == NamedTool("f")
     chosen = tool_choices.validate_python(allowed("f", "g", mode="required")).to_choice()
     assert chosen == AllowedTools(frozenset({"f", "g"}), "required")
+    some = {"mode": "auto", "tools": [custom(name="h"), tool()]}
+    both = tool_choices.validate_python({"type": "allowed_tools", "allowed_tools": some})
+    assert both.to_choice() == AllowedTools(frozenset({"f", "h"}), "auto")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +212,9 @@ def test_tools_are_chosen_by_name() -> None:
         ("", ""),
         (1, ""),
         ({"name": "f"}, "type"),
-        ({"type": "custom"}, "type"),
+        ({"type": "web_search"}, "type"),
+        ({"type": "custom"}, "custom"),
+        (custom() | tool(), "custom"),
         ({"type": "function"}, "function"),
         ({"type": "function", "function": {}}, "function.name"),
         ({"type": "auto", "function": {"name": "f"}}, "function"),
@@ -192,6 +222,13 @@ def test_tools_are_chosen_by_name() -> None:
         (allowed("f", mode="none"), "allowed_tools.mode"),
         (allowed(), "allowed_tools.tools"),
         (allowed("a b"), "allowed_tools.tools.0.function.name"),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [custom(name="")]},
+            },
+            "allowed_tools.tools.0.custom.name",
+        ),
         (tool() | allowed("f"), "function"),
     ],
 )
@@ -273,7 +310,23 @@ def test_turns_that_are_accepted(message: Any, content: str, reasoning: str | No
     turn = MessageParam.model_validate(message)
     assert turn.content == content
     assert turn.reasoning_content == reasoning
-    assert [call.function.name for call in turn.tool_calls] == ["f"] * len(turn.tool_calls)
+    assert [call.to_call().name for call in turn.tool_calls] == ["f"] * len(turn.tool_calls)
+
+
+def test_the_call_of_a_tool_that_takes_text_has_the_text_as_its_argument() -> None:
+    made = {"id": "c", "type": "custom", "custom": {"name": "f", "input": 'é"\n'}}
+    turn = MessageParam.model_validate({"role": "assistant", "tool_calls": [made, CALL]})
+    assert isinstance(turn.tool_calls[0], CustomToolCall)
+    written, plain = turn.to_message().tool_calls
+    assert (written.id, written.name, written.arguments) == ("c", "f", '{"input": "é\\"\\n"}')
+    assert plain.arguments == "{}"
+
+
+@pytest.mark.parametrize("kind", [None, ...])
+def test_a_call_without_a_type_is_a_functions(kind: object) -> None:
+    call = {"id": "c", "function": {"name": "f"}} | ({} if kind is ... else {"type": kind})
+    turn = MessageParam.model_validate({"role": "assistant", "tool_calls": [call]})
+    assert turn.to_message().tool_calls[0].name == "f"
 
 
 @pytest.mark.parametrize(
@@ -296,8 +349,18 @@ def test_turns_that_are_accepted(message: Any, content: str, reasoning: str | No
         ),
         (
             {"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]},
+            "tool_calls.0.custom",
+            "Field required",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [CALL | {"type": "mcp"}]},
             "tool_calls.0.type",
-            "Input should be 'function'",
+            "the type 'mcp' is not supported",
+        ),
+        (
+            {"role": "assistant", "tool_calls": ["f"]},
+            "tool_calls.0",
+            "it must be an object with a type",
         ),
         (
             {"role": "assistant", "tool_calls": [CALL | {"id": ""}]},

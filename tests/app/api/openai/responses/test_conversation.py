@@ -366,10 +366,18 @@ def test_tools_that_cannot_be_are_rejected(fields: dict[str, Any], param: str, t
         ({"text": {"verbosity": "silent"}}, "text.verbosity"),
         ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
         ({"previous_response_id": ""}, "previous_response_id"),
+        ({"generate": False}, "generate"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"stop": ["a"] * 33}, "stop"),
     ],
 )
 def test_what_is_rejected_names_its_field(fields: dict[str, Any], param: str) -> None:
     assert rejection(**fields)[0] == param
+
+
+def test_what_asks_for_an_output_all_the_same_is_accepted() -> None:
+    request(generate=True, prompt_cache_options={"prewarm": False, "mode": "explicit"})
+    assert len(request(stop=[str(number) for number in range(32)]).stop) == 32
 
 
 def test_formats_of_the_text() -> None:

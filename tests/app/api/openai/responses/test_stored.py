@@ -6,6 +6,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from app.storage.database import StorageError
 from app.storage.responses import ResponseStore
 from app.storage.seal import Sealer
 from app.storage.storage import Storage
@@ -109,8 +110,25 @@ async def test_a_response_of_one_key_is_not_seen_by_another() -> None:
         as_client(server, "mine")
         assert (await server.client.get(path)).status_code == 200
     assert [other.status_code for other in others] == [404] * 4
-    assert continued.json()["error"]["param"] == "previous_response_id"
-    assert referred.json()["error"]["param"] == "input.0.id"
+    item_id = mine["output"][0]["id"]
+    assert (continued.status_code, continued.json()["error"]) == (
+        400,
+        {
+            "message": f"Previous response with id '{mine['id']}' not found.",
+            "type": "invalid_request_error",
+            "param": "previous_response_id",
+            "code": "previous_response_not_found",
+        },
+    )
+    assert (referred.status_code, referred.json()["error"]) == (
+        404,
+        {
+            "message": f"Item with id '{item_id}' not found.",
+            "type": "invalid_request_error",
+            "param": "input",
+            "code": None,
+        },
+    )
 
 
 async def test_the_oldest_are_dropped() -> None:
@@ -130,7 +148,7 @@ async def test_a_full_disk_takes_no_response_from_its_client(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
-        raise OSError("responses.sqlite: database or disk is full")
+        raise StorageError("responses.sqlite: database or disk is full")
 
     monkeypatch.setattr(ResponseStore, "put", fail)
     async with served() as server:
@@ -139,7 +157,8 @@ async def test_a_full_disk_takes_no_response_from_its_client(
         refused = await respond(server, background=True)
         assert await server.num_unfinished() == 0
     assert refused.status_code == 503
-    assert "a response is not stored: OSError" in caplog.text
+    reason = "StorageError (responses.sqlite: database or disk is full) at "
+    assert caplog.text.count(f"a response is not stored: {reason}") == 3
 
 
 # Continued
@@ -287,7 +306,9 @@ async def test_sealed_reasoning_comes_back_as_it_was() -> None:
         listed = await input_items(server, back["id"], order="asc")
     assert listed[1]["encrypted_content"] == sealed
     assert forged.status_code == 400
-    assert forged.json()["error"]["param"] == "input.0.encrypted_content"
+    error = forged.json()["error"]
+    assert error["param"] == "input.0.encrypted_content"
+    assert error["code"] == "invalid_encrypted_content"
 
 
 async def test_reasoning_that_is_longer_unsealed_than_any_body_is_refused() -> None:
@@ -310,7 +331,8 @@ async def test_sealed_reasoning_in_the_store_outlives_its_key_if_its_text_is_the
         object.__setattr__(server.service, "storage", storage)
         assert (await respond(server, previous_response_id=first["id"])).status_code == 200
         lost = await respond(server, previous_response_id=second["id"])
-    assert lost.json()["error"]["param"] == "previous_response_id"
+    error = lost.json()["error"]
+    assert (error["param"], error["code"]) == ("previous_response_id", "invalid_encrypted_content")
 
 
 async def test_a_call_that_no_request_may_have_is_not_continued() -> None:

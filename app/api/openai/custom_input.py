@@ -7,6 +7,7 @@ from typing import Final
 # Characters in which the text begins, else each further piece would be looked at with all before.
 _MAX_BEGIN: Final = 256
 _BEGIN: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_BEGIN_WITHOUT_BLANKS: Final = '{"input":"'
 # The end of a string's text that more text may change: half an escape, or half a surrogate pair.
 _UNCERTAIN: Final = re.compile(
     r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)$"
@@ -17,7 +18,8 @@ _CLOSING_QUOTE: Final = re.compile(r'(?<!\\)(?:\\\\)*(")')
 class CustomInput:
     """Unwraps `{"input": "..."}` as it arrives.
 
-    Other JSON gives the input in the end, and what is no such object is the input itself.
+    Other JSON gives the input in the end, and what is no such object is the input itself.  A call
+    that is cut before its text begins has none.
     """
 
     def __init__(self) -> None:
@@ -67,6 +69,6 @@ def _input_of(raw: str) -> str:
     try:
         value = json.loads(raw, strict=False)
     except (ValueError, RecursionError):
-        return raw
+        return "" if _BEGIN_WITHOUT_BLANKS.startswith("".join(raw.split())) else raw
     text = value.get("input") if isinstance(value, dict) else None
     return text if isinstance(text, str) else raw

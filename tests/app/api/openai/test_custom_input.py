@@ -6,7 +6,7 @@ import json
 import pytest
 from hypothesis import example, given, strategies as st
 
-from app.api.openai.responses.custom_input import CustomInput
+from app.api.openai.custom_input import CustomInput
 
 
 def read(pieces: list[str]) -> str:
@@ -44,6 +44,10 @@ def test_text_is_read_as_it_arrives() -> None:
         ('{"patch": "x"}', '{"patch": "x"}'),
         ('{"input": 1}', '{"input": 1}'),
         ("[1]", "[1]"),
+        ('{"in put', ""),
+        ('{"inputs": "x', '{"inputs": "x'),
+        ('{"patch', '{"patch'),
+        ("{}", "{}"),
         ("*** Begin", "*** Begin"),
         ("", ""),
         ('{"input":' + " " * 400 + '"x"}', "x"),
@@ -58,3 +62,11 @@ def test_text_is_read_as_it_arrives() -> None:
 def test_what_is_no_such_object_is_not_lost(arguments: str, text: str) -> None:
     assert read([arguments]) == text
     assert read([*list(arguments)[:2000], arguments[2000:]]) == text
+
+
+@given(st.integers(1), st.text(" \n\t\r", max_size=5), st.lists(st.integers(0, 200), max_size=3))
+def test_a_call_that_is_cut_before_its_text_has_no_input(
+    length: int, blanks: str, cuts: list[int]
+) -> None:
+    begin = f'{blanks}{{{blanks}"input"{blanks}:{blanks}"'
+    assert read(split(begin[: length % (len(begin) + 1)], cuts)) == ""

@@ -1,0 +1,32 @@
+"""What a request refers to and the server does not have: clients know these errors by their codes.
+
+InvalidRequest
+├── PreviousResponseNotFound   no stored response of the client   → 400
+├── InvalidEncryptedContent    not sealed by this server          → 400
+└── ItemNotFound               no stored item of the client       → 404
+
+A client that knows the code sends the conversation without the reference.
+"""
+
+from typing import Final
+
+from batching import InvalidRequest
+
+# The limit in characters of an id that a message repeats.
+_MAX_ID: Final = 256
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    def __init__(self, response_id: str) -> None:
+        message = f"Previous response with id '{response_id[:_MAX_ID]}' not found."
+        super().__init__("previous_response_id", message)
+
+
+class InvalidEncryptedContent(InvalidRequest):
+    def __init__(self, param: str) -> None:
+        super().__init__(param, "this server has not made this value")
+
+
+class ItemNotFound(InvalidRequest):
+    def __init__(self, item_id: str) -> None:
+        super().__init__("input", f"Item with id '{item_id[:_MAX_ID]}' not found.")
