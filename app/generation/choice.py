@@ -107,6 +107,8 @@ class Choice:
         reason = self._finish_reason(output)
         if reason is not None:
             events += self._last_events()
+            # Text that has waited for the rest of a character may end in a stop string.
+            reason = FinishReason.STOP if self._stop_strings.is_matched else reason
         return Delta(
             self.index,
             num_tokens_before == 0,

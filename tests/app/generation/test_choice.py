@@ -61,3 +61,20 @@ def test_a_call_that_is_cut_short_is_a_part_of_it_and_no_content(reason: FinishR
         ToolCallStart(0, "id", "f"),
         ToolCallArguments(0, '{"city": "Pa'),
     ]
+
+
+class PairTokenizer(ByteTokenizer):
+    """Has a token of a letter and the first byte of another character."""
+
+    PAIR = 300
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        data = b"".join(b"r\xc3" if t == self.PAIR else bytes([t]) for t in token_ids)
+        return data.decode(errors="replace")
+
+
+def test_a_stop_string_that_waits_for_the_rest_of_a_character_ends_the_text() -> None:
+    choice = Choice(0, PairTokenizer(), TextOptions(stops=["r"]))
+    delta = choice.feed(TokenOutput((*b"ab", PairTokenizer.PAIR), FinishReason.LENGTH, 0))
+    assert delta.events == [ContentPiece("ab")]
+    assert (delta.finish_reason, delta.stop) == (FinishReason.STOP, "r")
