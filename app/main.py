@@ -188,7 +188,7 @@ def _add_middleware(app: FastAPI, service: ServerState, *, open_paths: Container
             allow_origins=settings.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            # For a page of the internet that asks a server on its reader's own network.
-            allow_private_network=True,
+            # For a named page of the internet that asks a server on its reader's own network.
+            allow_private_network="*" not in settings.allowed_origins,
             expose_headers=["x-request-id", "request-id", "retry-after"],
         )

@@ -101,7 +101,8 @@ class FormReader:
             return
         self._field += data[start:end]
         if len(self._field) > _MAX_FIELD:
-            raise InvalidRequest(self._name or FILE, f"it has more than {_MAX_FIELD} bytes")
+            # The field's name is the client's, and a log line has that of the parameter.
+            raise InvalidRequest(FILE, f"a field beside it has more than {_MAX_FIELD} bytes")
 
     def _end_part(self) -> None:
         if self._name is not None and self._name != FILE:

@@ -96,6 +96,8 @@ class RequestContextMiddleware:
                 await send(message)
             except OSError:
                 is_disconnected = True
+                if rejected_with is not None:
+                    _log_rejection(request_id, scope, rejected_with, b"")
                 raise
 
         try:

@@ -192,7 +192,7 @@ def _load(
     except _IsNotInvariant as error:
         logger.warning(
             "%s is computed as with MLX_SERVER_CPU_PRECISION=exact: its attention is its own code, whose "
-            "last bits depend on who else is in a step",
+            "last bits depend on how a prompt is cut and on who else is in a step",
             config.model_id,
         )
         # There may be no room for the model twice.
@@ -286,6 +286,7 @@ def _backend(
     if packed and known is None:
         packed.keep_verdict(kv_dtype, checked.verdict)
     if packed and config.cpu_precision == "auto" and not checked.is_invariant:
+        packed.drop()
         raise _IsNotInvariant
     if packed:
         # Not before: the check would take what that loses for a fault.

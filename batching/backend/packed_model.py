@@ -92,6 +92,10 @@ class PackedModel:
     def keep_verdict(self, kv_dtype: mx.Dtype | None, verdict: Verdict) -> None:
         self._entry.keep_note(_note(kv_dtype), verdict)
 
+    def drop(self) -> None:
+        """Keep nothing of the packed weights, which are of no use at another start either."""
+        self._entry.drop()
+
     def on_kernels(self) -> tuple[LoadedModel, str]:
         """Return the model on the kernels, and a line about where its weights come from.
 

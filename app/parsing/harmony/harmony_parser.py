@@ -33,14 +33,15 @@ ENDS: Final = (END, CALL, RETURN)
 MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 
 FUNCTIONS: Final = "functions."
-_RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
+_RECIPIENT: Final = re.compile(r"\bto=([^\s<{]+)")
 _REASONING_CHANNEL: Final = "analysis"
-_CHANNEL_NAME: Final = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
-# What a header consists of, perhaps cut off; all else in it is text whose marker is missing.
+_REASONING: Final = re.compile(rf"{re.escape(CHANNEL)}\s*{_REASONING_CHANNEL}")
+# What a header consists of, perhaps cut off; all else in it is text whose marker is missing, also right after a name.
 _HEADER_PART: Final = re.compile(
-    rf"(?:{'|'.join(map(re.escape, (START, CHANNEL, CONSTRAIN)))})\s*[\w.]*"
-    r"(?:\s+to=[^\s<]*(?:\s+[a-z]+\b)?|\s+json\b|\s+(?:to?|js?o?)\Z)?\s*"
-    r"|^\s*to=[^\s<]*\s*(?=<\|)"
+    rf"(?:{'|'.join(map(re.escape, (START, CHANNEL, CONSTRAIN)))})\s*"
+    r"(?:assistant|analysis|commentary|final|json|code|[\w.]*\Z)?"
+    r"(?:\s+to=[^\s<{]*(?:\s+(?:json|code)\b)?|\s+json\b|\s+(?:to?|js?o?)\Z)?\s*"
+    r"|^\s*to=[^\s<{]*\s*(?=<\|)"
 )
 # In characters; what is longer is no header.
 _MAX_HEADER: Final = 256
@@ -146,9 +147,7 @@ class HarmonyParser:
         recipient = _RECIPIENT.search(header)
         if recipient is not None and self._has_tools:
             return self._begin_call(recipient[1].removeprefix(FUNCTIONS))
-        channel = _CHANNEL_NAME.search(header)
-        is_reasoning = channel is not None and channel[1] == _REASONING_CHANNEL
-        self._piece = ReasoningPiece if is_reasoning else ContentPiece
+        self._piece = ReasoningPiece if _REASONING.search(header) else ContentPiece
         self._is_call = False
         return []
 

@@ -43,8 +43,12 @@ def read_string(text: CallText, write: Write) -> Steps[None]:
 
 
 def _read_part(text: CallText, write: Write, write_json: Write) -> Steps[None]:
-    """Read one string, and the blanks after it; a quote in it that nothing can follow is text."""
+    """Read one string, and the blanks after it; a quote in it that nothing can follow is text.
+
+    After such a quote, or at once, no other string follows: quotes of the text may stand in pairs.
+    """
     is_raw = (yield from text.peek()) in _RAW
+    has_quotes = False
     quote = yield from _opening(text)
     while True:
         marker = yield from text.until(quote, "\\", write=write)
@@ -56,8 +60,11 @@ def _read_part(text: CallText, write: Write, write_json: Write) -> Steps[None]:
             blanks = ""
             while (following := (yield from text.peek())) in BLANKS:
                 blanks += yield from text.take()
-            if following in ",:)]}" or following == text.end[0] or (yield from is_string(text)):
+            if following in ",:)]}" or following == text.end[0]:
                 return
+            if blanks and not has_quotes and (yield from is_string(text)):
+                return
+            has_quotes = True
             write(quote + blanks)
 
 

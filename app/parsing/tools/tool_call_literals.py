@@ -207,7 +207,8 @@ class LiteralSyntax:
         while (character := (yield from text.peek())) not in ",}])" and character != text.end[0]:
             scalar += yield from text.take()
         scalar = scalar.strip()
-        value = _WORDS.get(scalar) or _json(scalar) or _number(scalar)
+        # A bare word of other formats may be a telephone number.
+        value = _WORDS.get(scalar) or _json(scalar) or (None if self.quote else _number(scalar))
         if value is None and not (scalar and self.has_bare_words):
             raise NotCallSyntax
         out.write(value or f'"{escaped(scalar)}"')

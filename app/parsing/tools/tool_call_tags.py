@@ -188,10 +188,9 @@ class TagSyntax:
             key, kind = _name(head, self.key_name), _name(head, "type") if self._is_typed else ""
             text.write(f'{before}"{escaped(key)}": ')
             before = ", "
-            marker = yield from self._read_value(text, _types(tool, key, kind))
-            if not marker:
-                # What stands between parameters says nothing.
-                marker = yield from text.until(self.key_tag, *ends, write=_ignore)
+            yield from self._read_value(text, tool, _types(tool, key, kind))
+            # What stands between parameters says nothing.
+            marker = yield from text.until(self.key_tag, *ends, write=_ignore)
         text.write("{}" if before == "{" else "}")
         return marker
 
@@ -209,8 +208,10 @@ class TagSyntax:
             marker = yield from text.until(self.value_tag, *ends, write=_ignore)
         return "".join(parts), marker
 
-    def _read_value(self, text: CallText, types: frozenset[str]) -> Steps[str]:
-        """Write one value; return the marker after it, or "" if that is the value's own end."""
+    def _read_value(
+        self, text: CallText, tool: ToolSpec | None, types: frozenset[str]
+    ) -> Steps[None]:
+        """Write one value; what follows in place of its own end stays the next."""
         parts: list[str] = []
         is_text = types == _STRING
 
@@ -222,15 +223,14 @@ class TagSyntax:
 
         if is_text:
             text.write('"')
-        marker = yield from self._pass_value(text, write)
+        yield from self._pass_value(text, tool, write)
         if is_text:
             text.write('"')
         else:
             value = "".join(parts)
             text.write(json_of(value, types) or f'"{escaped(value)}"')
-        return marker
 
-    def _pass_value(self, text: CallText, write: Write) -> Steps[str]:
+    def _pass_value(self, text: CallText, tool: ToolSpec | None, write: Write) -> Steps[None]:
         padding = self.padding
 
         def write_padded(part: str) -> None:
@@ -239,28 +239,29 @@ class TagSyntax:
                 write(part.removeprefix(padding))
                 padding = ""
 
-        ends = self._value_ends(text)
+        own = {self.value_end, self.padding + self.value_end}
+        ends = {*own, *self._other_ends(text, tool)}
         marker = yield from text.until(
             *ends, *([_CDATA] if self.has_cdata else []), write=write_padded
         )
         if marker == _CDATA:
             yield from text.until(_CDATA_END, write=write)
             marker = yield from text.until(*ends, write=_ignore)
-        return ends[marker]
+        if marker not in own:
+            text.put_back(marker)
 
-    def _value_ends(self, text: CallText) -> Mapping[str, str]:
-        """Return all that ends a value, with the marker that it stands for; "" for the own end.
+    def _other_ends(self, text: CallText, tool: ToolSpec | None) -> Iterator[str]:
+        """Yield what ends a value whose own end is missing.
 
-        A tag of another part is text, unless it stands where it would if the end were missing.
+        A tag of another part alone is text: a value may be about such calls, or a page with tags of these names.
         """
-        section_end = f"{self.call_end}{self.gap}{text.end}" if self.call_end else text.end
-        ends = {self.value_end: "", section_end: text.end}
-        if self.padding:
-            ends |= {self.padding + end: marker for end, marker in ends.items()}
-        if self.gap:
-            tags = filter(None, [self.key_tag, self.call_end])
-            ends |= {self.gap + tag: tag for tag in tags}
-        return ends
+        after_call = self.call_end + self.gap if self.call_end else ""
+        yield from (after_call + text.end, self.padding + after_call + text.end)
+        if self.gap and self.call_end:
+            yield self.gap + after_call + (self.call_tag or text.start)
+        if self.gap and tool and not self._is_typed:
+            keys = tool.parameters.get("properties", {})
+            yield from (self.gap + self.key.replace("{}", key) for key in keys)
 
 
 def _typed(variant: Schema) -> list[Schema]:

@@ -283,6 +283,8 @@ def test_a_page_of_an_allowed_origin_may_ask_a_server_on_its_readers_network() -
         foreign = request("OPTIONS", "/v1/models", "Origin: https://evil.example", *asks)
         assert status(server, foreign) == 400
     assert (code, fields["access-control-allow-private-network"]) == (200, "true")
+    with site(cors_origins="*") as server:
+        assert status(server, request("OPTIONS", "/v1/models", origin, *asks)) == 400
 
 
 @pytest.mark.parametrize(

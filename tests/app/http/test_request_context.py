@@ -226,6 +226,24 @@ class TestFailures:
             "request_id=mine method=GET route=- status=404 code=- param=-"
         ]
 
+    async def test_a_rejection_that_no_client_reads_has_its_line(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def nothing_can_be_sent(message: Message) -> None:
+            raise OSError("the client has gone")
+
+        def reject(scope: Scope) -> None:
+            raise InvalidRequest("input", SECRET)
+
+        caplog.set_level(logging.INFO, logger="app.http.request_context")
+        scope = {"type": "http", "path": "/", "method": "GET", "headers": []}
+        with pytest.raises(OSError, match="the client has gone"):
+            await RequestContextMiddleware(App(reject), InFlightRequests())(
+                scope, nothing_is_received, nothing_can_be_sent
+            )
+        *_, last = [record.getMessage() for record in caplog.records]
+        assert last.endswith("method=GET route=- status=400 code=- param=-")
+
     @pytest.mark.parametrize(
         ("param", "shown"),
         [

@@ -96,12 +96,14 @@ async def test_the_line_of_a_rejected_request_has_no_text_of_its_client(
         await server.client.get(f"/{secret}")
         await server.chat(logit_bias={secret: "x"})
         await server.post("/v1/messages", {"model": secret, "messages": [], "max_tokens": -1})
+        await server.client.post("/v1/files", files={secret: (None, "x" * 5000)})
     lines = [record.getMessage() for record in caplog.records]
     assert [line.partition("route=")[2] for line in lines] == [
         "/v1/responses/{response_id} status=404 code=not_found param=-",
         "- status=404 code=unknown_url param=-",
         "/v1/chat/completions status=400 code=invalid_request_error param=logit_bias",
         "/v1/messages status=400 code=invalid_request_error param=-",
+        "/v1/files status=400 code=invalid_request_error param=file",
     ]
     assert secret not in "".join(lines)
 

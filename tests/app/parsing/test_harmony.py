@@ -85,6 +85,14 @@ def parse(
             [THOUGHT, ContentPiece("It rains.")],
         ),
         (CALL.replace("<|message|>", "") + "<|call|>", WEATHER),
+        # Right after a name.
+        ("<|channel|>finalThe answer.<|return|>", [ContentPiece("The answer.")]),
+        (
+            "<|channel|>analysisNeed the weather.<|end|>" + FINAL,
+            [THOUGHT, ContentPiece("It rains.")],
+        ),
+        (ANALYSIS + "<|start|>assistantIt rains.", [THOUGHT, ContentPiece("It rains.")]),
+        ('<|channel|>commentary to=functions.weather{"city": "Paris"}<|call|>', WEATHER),
         # A name in a text without a header is no recipient.
         ("Use to=functions.f.", [ContentPiece("Use to=functions.f.")]),
         # Cut within a header that has a recipient.

@@ -380,7 +380,9 @@ def test_the_pieces_of_damaged_calls_do_not_matter(
         ("{s}x\n{/f}\n{g}{/f}", [("f", '{"s": "x"}'), ("g", "{}")]),
         ("{n}3\n{/f}\n{g}{/f}", [("f", '{"n": 3}'), ("g", "{}")]),
         ("{s}\n{/f}\n{g}{/f}", [("f", '{"s": ""}'), ("g", "{}")]),
-        # In the middle of a line, a tag is text.
+        # In the middle of a line, and of what is no other part, a tag is text.
+        ("{s}a\n{/f}\nb\n<parameters>{/s}\n{/f}", [("f", '{"s": "a\\n{/f}\\nb\\n<parameters>"}')]),
+        ("{s}a\n{other} b{/s}\n{/f}", [("f", '{"s": "a\\n{other} b"}')]),
         ("{s}a {n} b {/f} c\n {n}{/s}\n{/f}", [("f", '{"s": "a {n} b {/f} c\\n {n}"}')]),
     ],
 )
@@ -389,10 +391,10 @@ def test_a_value_without_an_end_swallows_neither_parameters_nor_calls(
     name: str, inner: str, calls: list[tuple[str, str]]
 ) -> None:
     tags = {"f": "<function=f>", "g": "<function=g>", "/f": "</function>", "/s": "</parameter>"}
-    tags |= {"n": "<parameter=n>", "s": "<parameter=s>"}
+    tags |= {"n": "<parameter=n>", "s": "<parameter=s>", "other": "<parameter=other>"}
     if name == "minimax_m2":
         tags |= {"f": '<invoke name="f">', "g": '<invoke name="g">', "/f": "</invoke>"}
-        tags |= {"n": '<parameter name="n">', "s": '<parameter name="s">'}
+        tags |= {key: f'<parameter name="{key}">' for key in ("n", "s", "other")}
     text = f"{FORMATS[name].start}\n{tags['f']}\n{with_tags(inner, tags)}\n{FORMATS[name].end} ok"
     quoted = {key: tag.replace('"', '\\"') for key, tag in tags.items()}
     events = events_of(name, [text], [SPEC])
