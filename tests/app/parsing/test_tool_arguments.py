@@ -2,6 +2,9 @@
 
 import ast
 import json
+from io import StringIO
+from token import ERRORTOKEN, STRING
+from tokenize import TokenError, generate_tokens
 from typing import Any
 
 import pytest
@@ -272,12 +275,23 @@ bodies = st.lists(
     ),
     max_size=6,
 ).map("".join)
+
+
+def is_one_string(text: str) -> bool:
+    """Strings that follow each other directly are those of models, which leave quotes in a text as they are."""
+    try:
+        tokens = [token.type for token in generate_tokens(StringIO(text).readline)]
+    except (TokenError, SyntaxError):
+        return False
+    return tokens.count(STRING) == 1 and ERRORTOKEN not in tokens
+
+
 one_string = st.builds(
     lambda prefix, quote, body: f"{prefix}{quote}{body}{quote}",
     st.sampled_from(["", "", "r", "R", "u"]),
     st.sampled_from(['"', "'", '"""', "'''"]),
     bodies,
-)
+).filter(is_one_string)
 adjacent = st.builds(
     lambda blanks, parts: blanks.join(parts),
     st.sampled_from([" ", "\n"]),
