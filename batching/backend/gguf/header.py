@@ -32,6 +32,7 @@ _FORMATS: Final = {
     11: "q",
     12: "d",
 }
+_LENGTH: Final = struct.Struct("<Q")
 _UINT32: Final = 4
 _STRING: Final = 8
 _ARRAY: Final = 9
@@ -119,8 +120,22 @@ class _Reader:
             return self.numbers(_format(kind))[0]
         element, length = self.count("I"), self.length(_MAX_ITEMS)
         if element == _STRING:
-            return [self.string() for _ in range(length)]
+            return self.strings(length)
         return list(self.numbers(_format(element), length))
+
+    def strings(self, count: int) -> list[str]:
+        """Return as many strings: a vocabulary has too many for several calls each."""
+        buffer, end, strings = self._buffer, self._end, []
+        for _ in range(count):
+            start = self.position + _LENGTH.size
+            if start > end:
+                raise _Damaged
+            (length,) = _LENGTH.unpack_from(buffer, self.position)
+            if (stop := start + length) > end:
+                raise _Damaged
+            strings.append(buffer[start:stop].decode("utf-8", "replace"))
+            self.position = stop
+        return strings
 
     def _pass(self, num_bytes: int) -> int:
         """Move on; return where what was passed begins."""
