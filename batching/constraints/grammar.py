@@ -19,12 +19,8 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from batching.constraints.compile_limits import (
-    LIMITS,
-    CompileInterrupted,
-    SpecialTokens,
-    compiles_within_limits,
-)
+from batching.constraints.compile_limits import CompileInterrupted, CompileLimits
+from batching.constraints.compile_process import LIMITS, SpecialTokens
 from batching.constraints.matcher import (
     GrammarMatcher,
     GrammarPanic,
@@ -138,10 +134,11 @@ class GrammarCompiler:
         self._eos_token_ids = [i for i in sorted(eos_token_ids) if i < vocab_size]
         self._lock = Lock()
         self._loaded: Vocabulary | None = None
+        self._limits: CompileLimits | None = None
         self._is_within_limits = lru_cache(_MAX_CACHED_CHECKS)(self._compiles_within_limits)
 
     def compile(self, grammar: GrammarText, *, param: str) -> Grammar:
-        """Compile a grammar: a new one takes a tenth of a second, the worst take seconds.
+        """Compile a grammar, which takes milliseconds; the first one a tenth of a second, the worst ones seconds.
 
         Raises:
             InvalidGrammar: it cannot be enforced; `param` names the field that it came from.
@@ -230,7 +227,11 @@ class GrammarCompiler:
         return tokenizer.decode_bytes([token_id])
 
     def _compiles_within_limits(self, grammar: GrammarText) -> bool:
-        return compiles_within_limits(grammar, _special_tokens(self._vocabulary().tokenizer))
+        tokenizer = self._vocabulary().tokenizer
+        with self._lock:
+            if self._limits is None:
+                self._limits = CompileLimits(_special_tokens(tokenizer))
+        return self._limits.allow(grammar)
 
 
 def _as_written(tokenizer: str) -> str:
