@@ -117,7 +117,27 @@ class GrammarMatcher:
         # A tokenizer can know more tokens than its model.
         whole = np.empty(-(-self._vocabulary.tokenizer.vocab_size // 32), np.int32)
         self._matcher.unsafe_compute_mask_ptr(whole.ctypes.data, whole.nbytes)
+        if np.count_nonzero(whole) == 1:
+            self._spell_out(whole.view(np.uint32))
         return whole
+
+    def _spell_out(self, whole: NDArray[np.uint32]) -> None:
+        """Replace a special token whose text has to follow as text by the first token of it.
+
+        Where only one text can follow, llguidance encodes it, special tokens included, and then
+        does not accept them.
+        """
+        index = int(np.flatnonzero(whole)[0])
+        word = int(whole[index])
+        token_id = 32 * index + word.bit_length() - 1
+        tokenizer = self._vocabulary.tokenizer
+        if word.bit_count() > 1 or not tokenizer.is_special_token(token_id):
+            return
+        first = tokenizer.greedy_tokenize(tokenizer.decode_str([token_id]))[0]
+        # Where the grammar asks for the token itself, its text cannot follow.
+        if self._matcher.validate_tokens([first]):
+            whole[index] = 0
+            whole[first // 32] = 1 << first % 32
 
     def _problem(self) -> str | None:
         return reason_of(self._matcher.get_error()) if self._matcher.is_error() else None

@@ -265,6 +265,18 @@ def test_a_lark_grammar_can_name_special_tokens() -> None:
     assert "unknown special token" in rejection(lark_grammar("start: <nothing>"))
 
 
+@pytest.mark.parametrize("text", ["<think>", "a<|im_end|>b", "<|end|><|end|>"])
+def test_the_text_of_a_special_token_is_written_without_that_token(text: str) -> None:
+    assert accepts(choice_grammar([text]), text)
+    assert accepts(json_schema_grammar({"enum": [text, 1]}), json.dumps(text))
+
+
+def test_a_lark_grammar_can_name_end_tokens() -> None:
+    matcher = compiled(lark_grammar('start: "a" <|im_end|>')).matcher()
+    matcher.accept(ord("a"))
+    assert allowed(matcher) == {IM_END}
+
+
 def test_byte_fallback_means_the_same_bytes() -> None:
     compiler = GrammarCompiler(FastTokenizer(byte_fallback()), VOCAB_SIZE, ENDS)
     assert accepts(json_object_grammar(), '{"é": " \\n"}', compiler)
