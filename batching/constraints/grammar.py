@@ -4,8 +4,8 @@ What clients ask for becomes a `GrammarText` without the model; a `GrammarCompil
 `Grammar` of it, and each completion has a `GrammarMatcher` over it.
 
 JSON departs from JSON Schema where llguidance does: properties come in the order of the schema,
-numbers and literals have one spelling, and what `additionalProperties` or `patternProperties`
-let in may come twice under one name.
+numbers and literals have one spelling, what `additionalProperties` or `patternProperties` let in
+may come twice under one name, and negated classes of patterns let no NUL in.
 """
 
 import json
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from batching.constraints.compile_limits import CompileInterrupted, CompileLimits
 from batching.constraints.compile_process import LIMITS, SpecialTokens
+from batching.constraints.json_patterns import with_enforced_patterns
 from batching.constraints.matcher import (
     GrammarMatcher,
     GrammarPanic,
@@ -89,7 +90,7 @@ def _with_options(schema: Mapping[str, Any] | bool, param: str) -> Any:
         return schema
     if _depth(schema) > MAX_SCHEMA_DEPTH:
         raise InvalidGrammar(param, f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels")
-    return {**schema, "x-guidance": _JSON_OPTIONS}
+    return {**with_enforced_patterns(schema), "x-guidance": _JSON_OPTIONS}
 
 
 def _depth(value: Any) -> int:

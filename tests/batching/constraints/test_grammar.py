@@ -173,6 +173,30 @@ def test_a_schema_can_be_a_boolean() -> None:
     assert "false" in rejection(json_schema_grammar(False))
 
 
+@pytest.mark.parametrize(
+    "pattern", [r'^[^"\\]+$', r'^(?:[^"\\]|\n)+$', r'^[^]"\\]+$', r'^[^-"\\]+$', r"^\[[^<\"\\]+$"]
+)
+def test_a_pattern_can_leave_out_what_json_escapes(pattern: str) -> None:
+    grammar = json_schema_grammar({"properties": {"pattern": {"pattern": pattern}}})
+    validator = Draft202012Validator({"pattern": pattern})
+    for text in ("[é\n+a", '[a"', "[a\\", "a]", "a-", "a<"):
+        answer = json.dumps({"pattern": text}, ensure_ascii=False)
+        assert accepts(grammar, answer) is validator.is_valid(text), text
+
+
+def test_the_pattern_of_a_name_can_leave_out_what_json_escapes() -> None:
+    names = {"patternProperties": {'^[^"]+$': {}}, "additionalProperties": False}
+    assert accepts(json_schema_grammar(names), '{"a": 1}')
+    assert not accepts(json_schema_grammar(names), '{"a\\"": 1}')
+
+
+def test_values_are_no_patterns() -> None:
+    value = {"pattern": '[^"]', "enum": ["[^a]"]}
+    for schema in ({"const": value}, {"properties": {"const": {"enum": [value]}}}):
+        answer = value if "const" in schema else {"const": value}
+        assert accepts(json_schema_grammar(schema), json.dumps(answer))
+
+
 def test_json_inside_a_lark_grammar() -> None:
     call = GrammarText(f'start: "<call>" json "</call>"\njson: {json_rule({"type": "integer"})}')
     assert accepts(call, "<call>12</call>")
