@@ -9,6 +9,7 @@ may come twice under one name, and negated classes of patterns let no NUL in.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import lru_cache
@@ -45,6 +46,9 @@ _MAX_CACHED_CHECKS: Final = 64
 # small model can write blanks until its tokens are used up.
 _JSON_OPTIONS: Final = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
 
+# Negated classes as a whole, and escapes outside of them.
+_ESCAPES: Final = re.compile(r"\[\^\]?(?:\\.|[^\]\\])*\\?(?:\]|\Z)|\\.", re.DOTALL)
+
 
 class InvalidGrammar(InvalidRequest):
     """A grammar that is malformed, too large, or beyond what can be enforced."""
@@ -70,8 +74,13 @@ def json_object_grammar() -> GrammarText:
 
 
 def regex_grammar(pattern: str) -> GrammarText:
-    """Return the grammar of texts that a pattern matches from beginning to end."""
-    return GrammarText(LLMatcher.grammar_from_regex(pattern))
+    r"""Return the grammar of texts that a pattern matches from beginning to end.
+
+    As in the patterns of JSON schemas `\d` is an ASCII digit: one of another script begins with a
+    byte that many models prefer to digits.
+    """
+    ascii_digits = _ESCAPES.sub(lambda m: "[0-9]" if m[0] == r"\d" else m[0], pattern)
+    return GrammarText(LLMatcher.grammar_from_regex(ascii_digits))
 
 
 def choice_grammar(choices: Sequence[str]) -> GrammarText:

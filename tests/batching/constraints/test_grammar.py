@@ -209,6 +209,14 @@ def test_a_regex_matches_the_whole_text() -> None:
     assert not accepts(regex_grammar(r"[a-c]{2}/\d"), "ab")
 
 
+def test_a_digit_of_a_regex_is_of_ascii() -> None:
+    grammar = regex_grammar(r"\d[\d-]\\d[^\d]\D")
+    assert accepts(grammar, r"1-\dab")
+    assert accepts(grammar, r"12\d  ")
+    for other in ("\u0661-\\dab", "1\u0661\\dab", "1-\\d\u0661b", "1-\\d1b"):
+        assert not accepts(grammar, other)
+
+
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=5, unique=True), st.data())
 @settings(max_examples=12)
 def test_one_of_the_choices(choices: list[str], data: st.DataObject) -> None:
