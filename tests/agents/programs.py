@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ from scripts.server_process import Server, wait_until
 INSTALLED: Final = Path(__file__).parents[2] / "build" / "agents"
 MODEL: Final = "smollm2-135m-instruct"
 SECRET: Final = "marmalade"
+# An image in PNG.
+PIXEL: Final = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
 # Seconds after which programs give up on a stream that is silent, wherever that can be set.
 IDLE_TIMEOUT: Final = 20
 _TIMEOUT: Final = 150.0  # seconds; most runs take five

@@ -7,6 +7,7 @@ import pytest
 from scripts.server_process import Server
 from tests.agents.claude_code import RUN, prepared, result
 from tests.agents.programs import (
+    PIXEL,
     SECRET,
     found_all_but_the_end,
     num_aborted,
@@ -59,6 +60,16 @@ def test_a_tool_that_joins_leaves_the_prefix_alone(tmp_path: Path, server: Serve
     # The description of the tool that was found.
     assert answer.num_prompt > call.num_prompt + 200
     assert found_all_but_the_end(answer, call)
+
+
+def test_an_image_does_not_end_the_conversation(tmp_path: Path, server: Server) -> None:
+    place = prepared(tmp_path, server)
+    image = place.folder / "pixel.png"
+    image.write_bytes(PIXEL)
+    first = place.run(RUN, f"[[call Read file_path={image}]]")
+    second = place.run([*RUN, "--continue"], "[[say That was all.]]")
+    assert "this model takes text only" in result(first.stdout)["result"]
+    assert result(second.stdout)["result"] == "That was all."
 
 
 def test_no_request_is_refused(tmp_path: Path, server: Server) -> None:

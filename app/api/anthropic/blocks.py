@@ -54,7 +54,8 @@ def _readable(block: Any) -> Any:
     match block:
         case {"type": str(kind)} if kind not in _KINDS:
             message = f"a block of type {kind[:40]!r} cannot be read: this model takes text only"
-            raise field_error(message)
+            # As Anthropic's API names it: by that, clients find the block that they have to leave out.
+            raise field_error(message, kind[:40] if kind.isidentifier() else None)
         case {"type": str()}:
             return block
         case _:

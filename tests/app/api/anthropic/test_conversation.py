@@ -304,6 +304,28 @@ def test_what_cannot_be_served_is_refused(fields: dict[str, Any], message: str) 
         CountTokensRequest.model_validate({"messages": [USER], **fields})
 
 
+@pytest.mark.parametrize(
+    ("block", "path"),
+    [(IMAGE, ("image",)), (result([IMAGE]), ("tool_result", "content", 0, "image"))],
+)
+def test_a_block_that_is_no_text_is_named_with_its_type(
+    block: dict[str, Any], path: tuple[str | int, ...]
+) -> None:
+    """Claude Code leaves it out then and goes on."""
+    body = {"messages": [{"role": "user", "content": [block]}]}
+    with pytest.raises(ValidationError) as caught:
+        CountTokensRequest.model_validate(body)
+    (error,) = caught.value.errors()
+    assert (*error["loc"], error["ctx"]["param"]) == ("messages", 0, "content", 0, *path)
+
+
+def test_a_block_of_a_type_that_is_no_name_is_named_by_its_place() -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "no name"}]}]}
+    with pytest.raises(ValidationError) as caught:
+        CountTokensRequest.model_validate(body)
+    assert "param" not in caught.value.errors()[0]["ctx"]
+
+
 def test_a_conversation_is_counted_but_not_compacted() -> None:
     body = {"messages": [USER], "compaction": {"type": "summarize"}}
     CountTokensRequest.model_validate(body)
