@@ -22,6 +22,8 @@ def prepared(home: Path, server: Server) -> Workplace:
     lines = [
         f'model = "{MODEL}"',
         'model_provider = "local"',
+        "[features]",
+        "view_image = false",
         "[model_providers.local]",
         'name = "local"',
         f'base_url = "{server.url}/v1"',

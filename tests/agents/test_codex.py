@@ -7,6 +7,7 @@ import pytest
 from scripts.server_process import Server
 from tests.agents.codex import EXEC, items, last_message, prepared
 from tests.agents.programs import (
+    PIXEL,
     SECRET,
     found_all_but_the_end,
     num_aborted,
@@ -47,6 +48,16 @@ def test_a_call_in_a_namespace_reaches_its_tool(tmp_path: Path, server: Server) 
     assert run.returncode == 0, run.stderr
     assert "unsupported call" not in run.stdout
     assert last_message(run.stdout).startswith('The tool returned: {"agent_id"')
+
+
+def test_an_image_does_not_end_the_conversation(tmp_path: Path, server: Server) -> None:
+    place = prepared(tmp_path, server)
+    image = place.folder / "pixel.png"
+    image.write_bytes(PIXEL)
+    first = place.run([*EXEC, "-"], f"[[call view_image path={image}]]")
+    second = place.run([*EXEC, "resume", "--last", "-"], "[[say That was all.]]")
+    assert last_message(first.stdout) == "The tool returned: unsupported call: view_image"
+    assert last_message(second.stdout) == "That was all."
 
 
 def test_a_program_that_is_ended_leaves_nothing_running(tmp_path: Path, server: Server) -> None:
