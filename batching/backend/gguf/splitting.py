@@ -93,7 +93,7 @@ _KINDS: Final = {
     Splitting((_LLAMA3,), True): "glm4 glm5",
     Splitting((_QWEN2,), composes=True): "qwen2 deepseek-r1-qwen megrez",
     Splitting((_QWEN2,)): "stablelm2 hunyuan solar-open kormo grok-2",
-    Splitting((_QWEN3_5,)): "qwen35",
+    Splitting((_QWEN3_5,), composes=True): "qwen35",
     Splitting((_TEKKEN,), True, True): "tekken",
     Splitting((_GPT4O,)): "gpt-4o llama4 kanana2 minimax-m2",
     Splitting((_KIMI,)): "kimi-k2",

@@ -34,7 +34,7 @@ def test_a_template_tells_how_the_model_writes_tool_calls(tmp_path: Path) -> Non
 TEXT: Final = "I'LL pay 12345 x=[`y]; cafe\u0301 iPhone's\r\n\n  日本ひら .NET\tक्षि"
 
 
-# llama.cpp's tokens are the same, and those of the original tokenizers.
+# Those of the original tokenizers; llama.cpp's are the same but for what Qwen's compose first.
 WORDS: Final = {
     "default": "I|'|LL| pay| |123|45| x|=[|`|y|];| cafe|\u0301| iPhone|'|s|\r\n\n | 日本ひら| |.|NET|\t|क|\u094d|ष|\u093f",
     "gpt-2": "I|'|LL| pay| 12345| x|=[`|y|];| cafe|\u0301| iPhone|'s|\r\n\n | 日本ひら| .|NET|\t|क|\u094d|ष|\u093f",
@@ -43,7 +43,7 @@ WORDS: Final = {
     "llama3": "I|'LL| pay| |123|45| x|=[`|y|];| cafe|\u0301| iPhone|'s|\r\n\n| | 日本ひら| .|NET|\tक|\u094dष|\u093f",
     "qwen2": "I|'LL| pay| |1|2|3|4|5| x|=[`|y|];| café| iPhone|'s|\r\n\n| | 日本ひら| .|NET|\tक|\u094dष|\u093f",
     "stablelm2": "I|'LL| pay| |1|2|3|4|5| x|=[`|y|];| cafe|\u0301| iPhone|'s|\r\n\n| | 日本ひら| .|NET|\tक|\u094dष|\u093f",
-    "qwen35": "I|'LL| pay| |1|2|3|4|5| x|=[`|y|];| cafe\u0301| iPhone|'s|\r\n\n| | 日本ひら| .|NET|\tक\u094dष\u093f",
+    "qwen35": "I|'LL| pay| |1|2|3|4|5| x|=[`|y|];| café| iPhone|'s|\r\n\n| | 日本ひら| .|NET|\tक\u094dष\u093f",
     "tekken": "I|'LL| pay| |1|2|3|4|5| x|=[`|y|];| cafe\u0301| i|Phone|'s|\r\n\n| | 日本ひら| .|NET|\tक\u094dष\u093f",
     "gpt-4o": "I'LL| pay| |123|45| x|=[`|y|];| cafe\u0301| i|Phone's|\r\n\n| | 日本ひら| .|NET|\tक\u094dष\u093f",
     "kimi-k2": "I'LL| pay| |123|45| x|=[`|y|];| cafe\u0301| i|Phone's|\r\n\n| | |日本|ひら| .|NET|\tक\u094dष\u093f",
