@@ -53,6 +53,7 @@ _END_OF_TURN: Final = frozenset(
 # In gpt-oss a turn goes on after the end of a message.
 _END_OF_MESSAGE: Final = "<|end|>"
 _ENDS_AFTER_MESSAGES: Final = "<|return|>"
+_KEEP_SPACE_OF_PHI3: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 Merges = list[tuple[str, str]]
@@ -216,11 +217,16 @@ def _listed_merges(header: GgufHeader) -> Merges:
 def _add_special_tokens(header: GgufHeader, tokenizer: Tokenizer, tokens: list[str]) -> None:
     special: list[AddedToken] = []
     plain: list[AddedToken] = []
+    # Phi 3's tokens of SentencePiece take in the space behind them, which no key of the file says.
+    strips = header.text("general.architecture") == "phi3" and (
+        header.text("tokenizer.ggml.model") == "llama"
+    )
     for token, kind in zip(tokens, header.numbers("tokenizer.ggml.token_type"), strict=False):
+        rstrip = strips and token not in _KEEP_SPACE_OF_PHI3
         if kind in (_TokenType.CONTROL, _TokenType.UNKNOWN) or token in _END_OF_TURN:
-            special.append(AddedToken(token, special=True, normalized=False))
+            special.append(AddedToken(token, special=True, normalized=False, rstrip=rstrip))
         elif kind == _TokenType.USER_DEFINED:
-            plain.append(AddedToken(token, special=False, normalized=False))
+            plain.append(AddedToken(token, special=False, normalized=False, rstrip=rstrip))
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(plain)
 

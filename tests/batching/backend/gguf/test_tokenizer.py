@@ -197,3 +197,33 @@ def test_sentencepiece_gives_the_same_tokens(tmp_path: Path) -> None:
         text = "".join(letters)
         assert loaded.encode(text) == [spm.bos_id(), *spm.encode(text)]
         assert loaded.decode(loaded.encode(text), skip_special_tokens=True) == text
+
+
+def test_the_special_tokens_of_phi_3_take_in_the_space_behind_them(tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a"]
+    tokens += ["<|endoftext|>", "<|user|>", "<|end|>"]
+    changes: Metadata = {
+        "model": "llama",
+        "tokens": tokens,
+        "token_type": [2, 3, *[6] * 256, 1, 1, 3, 3, 3],
+        "scores": [0.0] * len(tokens),
+        "unknown_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 260,
+        "add_space_prefix": False,
+    }
+
+    def pieces(architecture: str) -> list[str]:
+        entries = {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
+        entries |= {"general.architecture": architecture}
+        path = write_gguf(tmp_path / "t.gguf", entries, {})
+        loaded = build_tokenizer(read_header(path))
+        text = "<|user|>\na <|end|>\n\n<|endoftext|>\n"
+        token_ids = loaded.encode(text, add_special_tokens=False)
+        found: list[str] = loaded.convert_ids_to_tokens(token_ids)
+        return found
+
+    line = "<0x0A>"
+    assert pieces("phi3") == ["<|user|>", "a", "▁", "<|end|>", "<|endoftext|>", line]
+    with_space = ["<|user|>", line, "a", "▁", "<|end|>", line, line, "<|endoftext|>", line]
+    assert pieces("llama") == with_space
