@@ -373,6 +373,11 @@ VARIANTS: Final[dict[str, Tiny]] = {
             "rope_scaling_factor": lambda c: c["rope_scaling"]["factor"],
         },
     ),
+    "gemma3 with another pattern": _variant(
+        "gemma3",
+        sliding_window_pattern=2,
+        settings={"sliding_window_pattern": "sliding_window_pattern"},
+    ),
     "qwen35 of as many heads": _variant("qwen35", linear_num_value_heads=2),
     "tied qwen35": _variant("qwen35", tie_word_embeddings=True),
     "deepseek2 of long contexts": _variant("deepseek2", rope_scaling=_YARN, settings=_OF_YARN),

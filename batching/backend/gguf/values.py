@@ -58,7 +58,11 @@ QWEN3_5: Final[Values] = DELTA_NET | {
 }
 GEMMA3: Final[Values] = {
     "sliding_window": lambda m: m.integer("attention.sliding_window", 0) or _NO_WINDOW,
-    "sliding_window_pattern": lambda m: 6 if m.integer("attention.sliding_window", 0) else 1,
+    "sliding_window_pattern": lambda m: (
+        m.integer("attention.sliding_window_pattern", 6)
+        if m.integer("attention.sliding_window", 0)
+        else 1
+    ),
     "rope_local_base_freq": lambda m: m.number("rope.freq_base_swa", 10000.0),
     "query_pre_attn_scalar": lambda m: (
         m.integer("embedding_length") // m.num_heads
