@@ -378,6 +378,11 @@ VARIANTS: Final[dict[str, Tiny]] = {
         sliding_window_pattern=2,
         settings={"sliding_window_pattern": "sliding_window_pattern"},
     ),
+    "glm-4.6v": _variant(
+        "glm4",
+        rope_traditional=False,
+        settings={"rope_dimension_sections": lambda _: [2, 1, 1, 0]},
+    ),
     "qwen35 of as many heads": _variant("qwen35", linear_num_value_heads=2),
     "tied qwen35": _variant("qwen35", tie_word_embeddings=True),
     "deepseek2 of long contexts": _variant("deepseek2", rope_scaling=_YARN, settings=_OF_YARN),

@@ -117,8 +117,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "glm4": Architecture(
         "glm4",
         names.ATTENTION | names.MLP | names.GLM4,
+        values.GLM4,
         rope_scalings=frozenset(),
-        is_rope_traditional=True,
         rotates_a_part=True,
         half=_TRAINED_IN_BFLOAT16,
     ),

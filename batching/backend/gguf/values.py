@@ -105,6 +105,10 @@ GRANITE: Final[Values] = {
     "residual_multiplier": lambda m: m.number("residual_scale", 1.0),
     "logits_scaling": lambda m: m.number("logit_scale"),
 }
+GLM4: Final[Values] = {
+    # The text models of GLM-4.1V and GLM-4.6V rotate halves: their converter undoes the pairs.
+    "rope_traditional": lambda m: not any(m.numbers("rope.dimension_sections")),
+}
 LATENT: Final[Values] = {
     "kv_lora_rank": lambda m: m.integer("attention.kv_lora_rank"),
     "q_lora_rank": lambda m: m.integer("attention.q_lora_rank", 0) or None,
