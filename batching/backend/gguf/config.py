@@ -80,6 +80,9 @@ def _reject_unsupported(architecture: Architecture, metadata: ModelMetadata) -> 
         "scaled embeddings, residuals or logits": any(map(metadata.has, _SCALES))
         and "logits_scaling" not in architecture.values,
         "attention scaled by position": metadata.has("attention.temperature_scale"),
+        "attention that is not causal": not metadata.number("attention.causal", True),
+        "no rotary embedding": metadata.family == "granite"
+        and not metadata.number("rope.scaling.finetuned", True),
         "recurrent layers that are not at regular distances": not _is_regular(metadata),
     }
     for reason, applies in refused.items():
@@ -99,23 +102,38 @@ def _is_regular(metadata: ModelMetadata) -> bool:
 
 def _rope_scaling(architecture: Architecture, metadata: ModelMetadata) -> Config | None:
     prefix = "rope.scaling."
-    kind = metadata.text(f"{prefix}type", "none")
+    # Files of 2023 name the factor otherwise; without a type it is linear scaling.
+    factor = metadata.number(f"{prefix}factor", metadata.number("rope.scale_linear", 1.0))
+    kind = metadata.text(f"{prefix}type", "linear")
     if "rope_factors_long.weight" in metadata.header.tensors:
         kind = "longrope"
-    if kind == "none":
-        return None
-    is_changed = kind != "longrope" and (
-        metadata.number(f"{prefix}attn_factor", 1.0) != 1.0
-        or metadata.number(f"{prefix}yarn_ext_factor", 1.0) != 1.0
-    )
-    if kind not in architecture.rope_scalings or is_changed:
+    elif kind == "linear" and factor in (0, 1):
+        kind = "none"
+    is_known = kind == "none" or kind in architecture.rope_scalings
+    if not is_known or _has_other_factors(metadata, kind):
         raise metadata.header.refuse(f"rope scaling {kind} with its parameters is not supported")
-    if kind == "longrope":
-        return {"type": kind} | _rope_factors(metadata)
-    scaling: Config = {"type": kind, "factor": metadata.number(f"{prefix}factor")}
-    if kind == "yarn":
-        scaling |= _yarn(metadata)
-    return scaling
+    match kind:
+        case "none":
+            return None
+        case "longrope":
+            return {"type": kind} | _rope_factors(metadata)
+        case "yarn":
+            return {"type": kind, "factor": metadata.number(f"{prefix}factor")} | _yarn(metadata)
+        case _:
+            return {"type": kind, "factor": factor}
+
+
+def _has_other_factors(metadata: ModelMetadata, kind: str) -> bool:
+    """Tell whether attention is scaled by what mlx-lm would not multiply with."""
+    prefix = "rope.scaling."
+    return (
+        (kind != "longrope" and metadata.number(f"{prefix}attn_factor", 1.0) != 1.0)
+        or (kind == "yarn" and metadata.number(f"{prefix}yarn_ext_factor", 1.0) != 1.0)
+        or (
+            "kv_lora_rank" not in ARCHITECTURES[metadata.family].values
+            and metadata.number(f"{prefix}yarn_log_multiplier", 0) != 0
+        )
+    )
 
 
 def _rope_factors(metadata: ModelMetadata) -> Config:

@@ -66,6 +66,9 @@ def test_a_llama_with_biases_on_q_k_and_v_only(tmp_path: Path) -> None:
     ("scaling", "metadata"),
     [
         ({"type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
+        ({"type": "linear", "factor": 4.0}, {"factor": 4.0}),
+        (None, {"type": "linear"}),
+        (None, {"type": "none", "factor": 4.0}),
         (
             {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
             {"type": "yarn", "factor": 4.0, "original_context_length": 32},
@@ -73,7 +76,7 @@ def test_a_llama_with_biases_on_q_k_and_v_only(tmp_path: Path) -> None:
     ],
 )
 def test_rope_scaling_by_parameters(
-    tmp_path: Path, family: str, scaling: dict[str, Any], metadata: Metadata
+    tmp_path: Path, family: str, scaling: dict[str, Any] | None, metadata: Metadata
 ) -> None:
     model, config = random_model(family, rope_scaling=scaling)
     entries = {f"{family}.rope.scaling.{key}": value for key, value in metadata.items()}
@@ -81,6 +84,12 @@ def test_rope_scaling_by_parameters(
     assert_same_logits(
         write_gguf(tmp_path / "m.gguf", metadata_of(config) | entries, tensors), model
     )
+
+
+def test_linear_rope_scaling_of_files_of_2023(tmp_path: Path) -> None:
+    model, config = random_model("llama", rope_scaling={"type": "linear", "factor": 4.0})
+    metadata = metadata_of(config) | {"llama.rope.scale_linear": 4.0}
+    assert_same_logits(write_gguf(tmp_path / "m.gguf", metadata, tensors_of(model, config)), model)
 
 
 def test_llama_3s_rope_scaling_by_factors(tmp_path: Path) -> None:
@@ -174,6 +183,16 @@ def rejection(path: Path) -> str:
         ({"llama.rope.dimension_count": 16}, "rotary"),
         ({"llama.attention.value_length": 16}, "differ in size"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+        ({"llama.rope.scaling.attn_factor": 2.0}, "rope scaling none"),
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.yarn_log_multiplier": 0.1,
+            },
+            "rope scaling yarn",
+        ),
+        ({"llama.attention.causal": False}, "not causal"),
         ({"llama.attention.head_count": [4, 2]}, "not one number"),
         ({"llama.attention.head_count": 0}, "0 attention heads"),
         ({"llama.attention.key_length": 0}, "heads have a size of 0"),
