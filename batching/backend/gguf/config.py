@@ -64,8 +64,6 @@ def _reject_unsupported(architecture: Architecture, metadata: ModelMetadata) -> 
     usual = metadata.integer("embedding_length") // metadata.num_heads
     is_latent = "kv_lora_rank" in architecture.values
     refused = {
-        "a part of a split file; join the parts first": metadata.header.integer("split.count", 1)
-        > 1,
         "mixture of experts": metadata.integer("expert_count", 0) > 0
         and "num_experts_per_tok" not in architecture.values,
         "heads whose keys and values differ in size": not is_latent

@@ -228,6 +228,9 @@ def _read(reader: _Reader, path: Path, size: int) -> GgufHeader:
     tensors = dict(_read_tensor(reader, path) for _ in range(num_tensors))
     data_start = -(-reader.position // alignment) * alignment
     header = GgufHeader(path, metadata, tensors, data_start)
+    # All parts but the first have no other metadata, which would be missed with a less helpful reason.
+    if header.integer("split.count", 1) > 1:
+        raise header.refuse("a part of a split file; join the parts first")
     room = size - data_start
     if any(tensor.start + tensor.num_bytes > room for tensor in tensors.values()):
         raise header.refuse("it is incomplete, tensors lie beyond its end")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from batching.backend.gguf.header import read_header
+from batching.backend.loader import load_model
 from batching.errors import ModelLoadError
 from tests.support.arrays import parameters
 from tests.support.gguf_models import (
@@ -208,6 +209,12 @@ def test_what_would_be_computed_differently_is_rejected(
 ) -> None:
     path, base, tensors = file
     assert reason in rejection(write_gguf(path, base | metadata, tensors))
+
+
+def test_a_later_part_of_a_split_file_is_known_as_one(tmp_path: Path) -> None:
+    part = write_gguf(tmp_path / "m-00002-of-00003.gguf", {"split.no": 1, "split.count": 3}, {})
+    with pytest.raises(ModelLoadError, match="join the parts first"):
+        load_model(str(part), dtype=None)
 
 
 @pytest.mark.parametrize(("kind", "name"), [(F64, "F64"), (99, "number 99")])
