@@ -84,12 +84,29 @@ class _Timer:
         self._callback()
 
 
+class _Connection(h11.Connection):
+    """Rejects a body with two lengths: a proxy may go by the other one, and take its end for a request.
+
+    h11 goes by `Transfer-Encoding` and keeps the connection, which RFC 9112 (section 6.1) forbids.
+    """
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request) and _has_two_lengths(event):
+            raise h11.RemoteProtocolError("Transfer-Encoding beside Content-Length")
+        return event
+
+
+def _has_two_lengths(request: h11.Request) -> bool:
+    return {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}
+
+
 class Protocol(H11Protocol, asyncio.BufferedProtocol):
     """One connection; as a BufferedProtocol it determines how much is read at once.
 
     Beside asyncio's methods it overrides uvicorn's `on_response_complete`, `send_400_response` and
-    `shutdown`, sets `logger` and `ws_protocol_class`, and reads `conn`, `cycle`, `loop`,
-    `transport` and `timeout_keep_alive_task`.
+    `shutdown`, sets `conn`, `logger` and `ws_protocol_class`, and reads `cycle`, `loop`, `transport`
+    and `timeout_keep_alive_task`.
     """
 
     read_timeout: float
@@ -104,6 +121,8 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        max_head = config.h11_max_incomplete_event_size or MAX_HEAD_BYTES
+        self.conn = _Connection(h11.SERVER, max_head)
         self.logger = _uvicorn_logger
         # Requests to upgrade are served as if they did not ask for it, which HTTP allows.
         self.ws_protocol_class = None

@@ -131,6 +131,14 @@ class TestInvalidHTTP:
                 400,
                 "the request is not valid HTTP",
             ),
+            # What a proxy that goes by the length would pass on as a part of the body.
+            (
+                POST.replace(b"close", b"keep-alive")
+                + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n"
+                + LAST_GET,
+                400,
+                "the request is not valid HTTP",
+            ),
             (
                 POST + b"Transfer-Encoding: gzip\r\n\r\n",
                 501,
