@@ -236,7 +236,7 @@ class Settings(BaseSettings):
         default=1024,
         ge=1,
         description="Most open connections; fewer where the limit of open files (`ulimit -n`) has no room for "
-        "twice as many. The one that is idle for longest makes room for a new one; if there is none, the new one "
+        "four times as many. The one that is idle for longest makes room for a new one; if there is none, the new one "
         "gets a 503.",
     )
     max_requests_per_key: Annotated[int, Field(ge=1)] | None = Field(

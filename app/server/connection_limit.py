@@ -18,9 +18,10 @@ _MAX_LINGERING: Final = 64
 _SHARE_OF_LINGERING: Final = 8
 # Seconds between two lines in the log.
 _LOG_INTERVAL: Final = 10.0
-# Connections are accepted in bursts, before any of them is refused; the other half of the descriptors is
-# for these, and for all that is no connection.
-_SHARE: Final = 2
+# Each may have a file open beside itself, which it uploads or downloads.  Connections are accepted in bursts,
+# before any of them is refused; the other half of the descriptors is for these, and for all the rest.
+_SHARE: Final = 4
+_UNLIMITED: Final = 1 << 21
 _MAX_BACKLOG: Final = 2048
 _SHARE_OF_BACKLOG: Final = 4
 
@@ -99,7 +100,7 @@ class ConnectionLimit:
 def max_files() -> int:
     """Return how many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _SHARE * (1 << 20) if soft == resource.RLIM_INFINITY else soft
+    return _UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
 def fitting_connections(wanted: int, num_files: int) -> int:
