@@ -21,8 +21,8 @@ from batching import InvalidRequest
 
 logger = logging.getLogger(__name__)
 
-# What is written at once.
-_CHUNK: Final = 1 << 20
+# What is written at once, and held in memory of an upload that stalls: every connection may have one.
+_CHUNK: Final = 1 << 16
 # What a form may have beside its file.
 _FRAME: Final = 1 << 20
 _MAX_FILENAME: Final = 255

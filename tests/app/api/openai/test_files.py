@@ -300,6 +300,23 @@ async def test_a_client_that_leaves_leaves_nothing(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
+async def test_no_more_than_a_little_of_an_upload_waits_in_memory(tmp_path: Path) -> None:
+    """Every connection may have one that stalls."""
+    stalled_at: list[int] = []
+    pieces = [PURPOSE + part("file", b"")[:-2], *[b"x" * (MIB // 64)] * 20]
+
+    async def receive() -> Message:
+        if pieces:
+            return {"type": "http.request", "body": pieces.pop(0), "more_body": True}
+        (draft,) = (tmp_path / "batches" / "files").iterdir()
+        stalled_at.append(draft.stat().st_size)
+        return {"type": "http.disconnect"}
+
+    async with served_in(tmp_path) as server:
+        await call(server, receive, LENGTH)
+    assert stalled_at[0] > 20 * MIB // 64 - MIB // 8
+
+
 async def test_a_client_that_sends_nothing_more_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
