@@ -75,8 +75,14 @@ def create_app(
             tracer.record(record)
 
     settings = settings or Settings.model_construct()
-    # FastAPI's pages load scripts from another site.
-    app = FastAPI(title="mlx-batch-server", redirect_slashes=False, docs_url=None, redoc_url=None)
+    # FastAPI's pages load scripts from another site, and it makes the document on the event loop.
+    app = FastAPI(
+        title="mlx-batch-server",
+        redirect_slashes=False,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+    )
     metrics = Metrics(manager.model_ids, rejection_reasons=REJECTION_REASONS)
     admission = AdmissionController(settings.limits())
     storage = storage or settings.temporary_storage()

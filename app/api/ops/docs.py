@@ -1,4 +1,7 @@
-"""`GET /docs`: the API's OpenAPI document as a page, without a script and with nothing from elsewhere."""
+"""`GET /openapi.json`, and `GET /docs`: the same as a page, without a script and with nothing from elsewhere.
+
+Both run in a worker thread: to make the document takes seconds, the first time.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -6,7 +9,7 @@ from html import escape
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 
 router = APIRouter()
 
@@ -28,6 +31,12 @@ summary b { display: inline-block; min-width: 4.5rem }
 code, pre { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere }
 pre { overflow-x: auto; padding: .6rem; border: 1px solid #8884 }
 """
+
+
+@router.get("/openapi.json", response_class=JSONResponse, include_in_schema=False)
+def get_document(request: Request) -> JSONResponse:
+    """Return every operation and every schema, for programs."""
+    return JSONResponse(request.app.openapi())
 
 
 @router.get("/docs", response_class=HTMLResponse, include_in_schema=False)

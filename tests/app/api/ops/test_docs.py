@@ -1,7 +1,9 @@
 """The page of the API shows all of it, runs nothing, and loads nothing."""
 
 import re
+import threading
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,24 @@ async def test_it_shows_every_operation_and_schema() -> None:
     assert {"/v1/chat/completions", "/v1/messages", "/metrics"} <= document["paths"].keys()
     for name in (*document["paths"], *document["components"]["schemas"]):
         assert f"<code>{name}</code>" in page
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
+async def test_it_is_made_in_a_worker_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time it takes seconds, in which the event loop would serve nobody."""
+    threads: list[int] = []
+    async with served() as server:
+        make = server.app.openapi
+
+        def openapi() -> dict[str, Any]:
+            threads.append(threading.get_ident())
+            return make()
+
+        monkeypatch.setattr(server.app, "openapi", openapi)
+        assert (await server.client.get(path)).status_code == 200
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.anyio
