@@ -36,28 +36,22 @@ async def upload_file(request: Request) -> Response:
     return Response(FileObject.of(stored).model_dump_json(), media_type="application/json")
 
 
-@router.get(PATH)
+@router.get(PATH, response_model=FileList)
 async def list_files(
     request: Request,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Literal["asc", "desc"] = "desc",
     purpose: str | None = None,
-) -> FileList:
+) -> Response:
     """List the client's files, the newest first."""
     owner, files = client_of(request).key_digest, server_state(request).storage.batch.files
     if after is not None and await in_thread(partial(files.get, owner, after)) is None:
         raise InvalidRequest("after", "there is no file with this id")
-    page = await in_thread(
-        partial(files.page, owner, after=after, limit=limit, order=order, purpose=purpose)
-    )
-    data = [FileObject.of(file) for file in page.items]
-    return FileList(
-        data=data,
-        first_id=data[0].id if data else None,
-        last_id=data[-1].id if data else None,
-        has_more=page.has_more,
-    )
+    page = partial(files.page, owner, after=after, limit=limit, order=order, purpose=purpose)
+    # Also the writing: with the most files it is as much as 17 MB.
+    body = await in_thread(lambda: FileList.of(page()).model_dump_json())
+    return Response(body, media_type="application/json")
 
 
 @router.get(f"{PATH}/{{file_id}}")

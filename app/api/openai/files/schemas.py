@@ -4,7 +4,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
-from app.storage.files import StoredFile
+from app.storage.files import Page, StoredFile
 
 # The form of an upload, as OpenAPI describes it.
 UPLOAD_FORM: Final[dict[str, Any]] = {
@@ -56,6 +56,16 @@ class FileList(BaseModel):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+    @classmethod
+    def of(cls, page: Page[StoredFile]) -> "FileList":
+        data = [FileObject.of(file) for file in page.items]
+        return cls(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=page.has_more,
+        )
 
 
 class DeletedFile(BaseModel):
