@@ -6,16 +6,31 @@ import { copyButton, h } from "../dom.js";
 
 const { DOMPurify } = globalThis;
 
-// Characters, and markers of emphasis among them, which could take quadratic time.  A paragraph
+// Characters, and markers of emphasis and of formulas among them, which could take quadratic time.  A paragraph
 // with more is shown as it is.
 const MAX_INLINE = 20_000;
 const MAX_MARKERS = 1000;
-const MARKERS = /[*_~]/g;
+const MARKERS = /[*_~$\\]/g;
+
+// Formulas are shown as they are written: `*`, `_` and `\` in them are no Markdown.
+const FORMULA = /^(?:\$\$[^$]+\$\$|\$(?!\s)[^$\n]+(?<!\s)\$(?!\d)|\\\((?:(?!\\\))[^])+\\\)|\\\[(?:(?!\\\])[^])+\\\])/;
 
 const escaped = (text) =>
   text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
 
+const formula = {
+  name: "formula",
+  level: "inline",
+  start: (source) => source.match(/\$|\\[([]/)?.index,
+  tokenizer(source) {
+    const [raw] = FORMULA.exec(source) ?? [];
+    return raw && { type: "formula", raw };
+  },
+  renderer: ({ raw }) => escaped(raw).replaceAll("\n", "<br>"),
+};
+
 const { defaults } = new Marked({
+  extensions: [formula],
   gfm: true,
   breaks: true,
   renderer: {
