@@ -91,6 +91,30 @@ def test_code_is_copied(visit: Visit) -> None:
     visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     visit.ask("[[say ```python\nprint('a < b')\n```]]")
     block = visit.text.locator(".code-block")
+def test_an_earlier_response_is_replaced_only_if_confirmed(visit: Visit) -> None:
+    visit.ask("[[say one]]")
+    visit.ask("[[say two]]")
+    again = visit.page.get_by_role("button", name="Regenerate").first
+    visit.page.once("dialog", lambda dialog: dialog.dismiss())
+    again.click()
+    expect(visit.page.locator(".message")).to_have_count(4)
+    visit.page.once("dialog", lambda dialog: dialog.accept())
+    again.click()
+    visit.wait_until_idle()
+    expect(visit.page.locator(".message")).to_have_count(2)
+
+
+def test_what_is_continued_is_the_only_one_that_streams(visit: Visit) -> None:
+    visit.count()
+    visit.page.keyboard.press("Escape")
+    visit.send("again [[count]]")
+    expect(visit.page.locator(".streaming")).to_have_count(1)
+    visit.page.get_by_role("button", name="Continue").first.click()
+    expect(visit.page.locator(".streaming")).to_have_count(1)
+    visit.page.get_by_role("button", name="Stop").click()
+    expect(visit.page.locator(".streaming")).to_have_count(0)
+
+
     expect(block.locator(".code-head")).to_contain_text("python")
     block.get_by_role("button", name="Copy the code").click()
     expect(block.get_by_role("button", name="Copied")).to_be_visible()
@@ -125,6 +149,21 @@ def test_only_what_is_set_is_sent(visit: Visit) -> None:
     save_settings(visit, Temperature="0.5", System_prompt="Be brief.")
     with visit.page.expect_request("**/v1/chat/completions") as sent:
         visit.ask("[[say yes]]")
+def test_a_call_that_was_passed_over_takes_no_result(visit: Visit) -> None:
+    save_settings(visit, Definitions=json.dumps([TOOL]))
+    visit.ask("[[call get_weather city=Paris]]")
+    result = visit.page.get_by_role("textbox", name="Result of get_weather")
+    expect(result).to_have_count(1)
+    visit.ask("[[say never mind]]")
+    expect(result).to_have_count(0)
+
+
+def test_formulas_are_shown_as_they_are_written(visit: Visit) -> None:
+    formulas = (r"\(a*b*c\)", r"$x^{*}_1 y^{*}_2$", r"\[ a \\ \{b\} \]", r"$$\sum *x_i*$$")
+    visit.ask(f"[[say {'; '.join(formulas)}; costs $5 *or* $6]]")
+    expect(visit.text).to_have_text(f"{'; '.join(formulas)}; costs $5 or $6")
+
+
     body = sent.value.post_data_json
     assert body.keys() == {
         *("model", "messages", "stream", "stream_options", "return_timings", "temperature")

@@ -36,8 +36,8 @@ export class ChatView {
   });
   #actions = {
     edit: (message, text) => this.#restart(message, userMessage(text)),
-    regenerate: (message) => this.#restart(message),
-    proceed: (message) => this.#generate(message),
+    regenerate: (message) => this.#regenerate(message),
+    proceed: (message) => this.#proceed(message),
     respond: (message, call, text) => this.#respond(message, call, text),
     unansweredCalls: (message) => this.#unansweredCalls(message),
   };
@@ -137,6 +137,16 @@ export class ChatView {
 
   #unansweredCalls(message) {
     const later = this.#shown.messages.slice(this.#shown.messages.indexOf(message) + 1);
+  #regenerate(message) {
+    const isLast = this.#shown.messages.at(-1) === message;
+    if (isLast || confirm("Replace this response and all that follows?")) this.#restart(message);
+  }
+
+  #proceed(message) {
+    this.stop();
+    return this.#generate(message);
+  }
+
     if (later.some(({ role }) => role !== "tool")) return [];
     const answered = new Set(later.map(({ callId }) => callId));
     return message.calls.filter(({ id }) => !answered.has(id));

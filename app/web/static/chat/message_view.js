@@ -116,21 +116,21 @@ class AssistantView {
       setText(shown.querySelector("pre"), indented(call.arguments));
     });
     if (status === "streaming") return;
-    for (const call of this.actions.unansweredCalls(this.message)) {
-      const shown = this.#calls.children[calls.indexOf(call)];
-      if (!shown.querySelector("form")) shown.append(this.#resultForm(call));
-    }
+    const unanswered = this.actions.unansweredCalls(this.message);
+    calls.forEach((call, i) => {
+      const form = this.#calls.children[i].querySelector("form");
+      if (!unanswered.includes(call)) form?.remove();
+      else if (!form) this.#calls.children[i].append(this.#resultForm(call));
+    });
   }
 
   #resultForm(call) {
     const area = h("textarea", { rows: 2, placeholder: "What it returns", "aria-label": `Result of ${call.name}` });
     const submit = (event) => {
       event.preventDefault();
-      form.remove();
       this.actions.respond(this.message, call, area.value);
     };
-    const form = h("form", { on: { submit } }, area, h("button", { type: "submit", text: "Return" }));
-    return form;
+    return h("form", { on: { submit } }, area, h("button", { type: "submit", text: "Return" }));
   }
 
   #showFault() {
