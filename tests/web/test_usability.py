@@ -70,6 +70,54 @@ def test_the_dialog_keeps_the_focus_and_gives_it_back(visit: Visit) -> None:
     assert focused(visit) == "Settings"
 
 
+def test_a_button_does_by_keyboard_what_it_says(visit: Visit) -> None:
+    visit.ask("[[say one]]")
+    visit.ask("[[say two]]")
+    visit.page.locator(".message.user").first.get_by_role("button", name="Edit").focus()
+    visit.page.keyboard.press("Enter")
+    visit.page.keyboard.press("Tab")
+    assert focused(visit) == "Cancel"
+    visit.page.keyboard.press("Enter")
+    expect(visit.page.locator(".edit")).to_have_count(0)
+    expect(visit.page.locator(".message")).to_have_count(4)
+    assert focused(visit) == "Edit"
+
+
+def test_the_focus_is_not_lost_with_what_had_it(visit: Visit) -> None:
+    visit.ask("[[say one]]")
+    visit.last.get_by_role("button", name="Regenerate").focus()
+    visit.page.keyboard.press("Enter")
+    visit.wait_until_idle()
+    expect(visit.page.locator("#prompt")).to_be_focused()
+    visit.page.get_by_role("button", name="New conversation").click()
+    visit.page.on("dialog", lambda dialog: dialog.accept())
+    visit.page.get_by_role("button", name="Delete [[say one]]").focus()
+    visit.page.keyboard.press("Enter")
+    expect(visit.page.get_by_role("button", name="New conversation")).to_be_focused()
+
+
+def test_copying_leaves_the_focus_where_it_was(visit: Visit) -> None:
+    visit.ask("[[say one]]")
+    visit.page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    visit.last.get_by_role("button", name="Copy").focus()
+    visit.page.keyboard.press("Enter")
+    expect(visit.last.get_by_role("button", name="Copied")).to_be_focused()
+
+
+def test_a_folded_field_says_what_is_wrong_with_it(visit: Visit) -> None:
+    visit.page.get_by_role("button", name="Settings").click()
+    tools, summary = (
+        visit.page.get_by_label("Definitions"),
+        visit.page.get_by_text("Tools", exact=True),
+    )
+    summary.click()
+    tools.fill("nothing")
+    summary.click()
+    expect(tools).to_be_hidden()
+    visit.page.get_by_role("button", name="Save").click()
+    expect(tools).to_be_focused()
+
+
 def test_a_screen_reader_finds_landmarks_and_names(visit: Visit) -> None:
     visit.ask("[[say # Title\n\n| a |\n| --- |\n| b |\n\n```x\ncode\n```]]")
     tree = visit.page.locator("body").aria_snapshot()
@@ -121,6 +169,7 @@ def test_a_phone_shows_all_without_scrolling_sideways(
         visit.open(fragment)
         wide = visit.page.evaluate("document.documentElement.scrollWidth")
         assert wide <= PHONE["width"]
+        expect(visit.page.get_by_role("heading", name="mlx-batch-server", level=1)).to_have_count(1)
         for name in ("Settings", "Theme: as the system"):
             box = visit.page.get_by_role("button", name=name).bounding_box()
             assert box["x"] + box["width"] <= PHONE["width"]

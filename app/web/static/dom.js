@@ -41,20 +41,32 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Copy a text, also on a page that came over plain HTTP, where there is no clipboard API. */
-export async function copyText(text) {
-  if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);
+/** Copy a text; whether that went well. */
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copySelected(text);
+  }
+}
+
+/** Copy a text where the clipboard API is not allowed, or not there, as on a page that came over plain HTTP. */
+function copySelected(text) {
+  const focused = document.activeElement;
   const area = h("textarea", { class: "sr-only", value: text, "aria-hidden": "true" });
   document.body.append(area);
   area.select();
-  document.execCommand("copy");
+  const isCopied = document.execCommand("copy");
   area.remove();
+  focused.focus({ preventScroll: true });
+  return isCopied;
 }
 
 /** A button that copies what `text()` returns, and says so for a moment. */
 export function copyButton(label, text) {
   const button = iconButton("copy", label, async () => {
-    await copyText(text());
+    if (!await copyText(text())) return;
     button.replaceChildren(icon("check"));
     button.setAttribute("aria-label", "Copied");
     setTimeout(() => {

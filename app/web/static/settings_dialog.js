@@ -50,7 +50,11 @@ function form(reason) {
   const system = h("textarea", { rows: 3, value: settings.system });
   const tools = h("textarea", { rows: 4, class: "code", spellcheck: "false", value: settings.tools,
     placeholder: '[{"type": "function", "function": {"name": "…", "parameters": {…}}}]',
-    on: { input: () => tools.setCustomValidity(toolsFault(tools.value)) } });
+    on: {
+      input: () => tools.setCustomValidity(toolsFault(tools.value)),
+      // What is folded cannot say what is wrong with it.
+      invalid: () => { tools.closest("details").open = true; },
+    } });
 
   const save = (event) => {
     event.preventDefault();

@@ -203,7 +203,16 @@ export class ChatView {
     this.#conversations = this.#conversations.filter((other) => other !== conversation);
     remove(conversation.id).catch(() => {});
     if (conversation === this.#shown) this.show(newConversation());
-    else this.#showList();
+    else {
+      this.#showList();
+      $("new-chat").focus();
+    }
+  }
+
+  #renderAnew() {
+    this.#views.clear();
+    $("message-list").replaceChildren();
+    this.#render();
   }
 
   #render() {
@@ -225,22 +234,24 @@ export class ChatView {
     }
     const isRunning = this.#running.has(this.#shown);
     $("welcome").hidden = messages.length > 0;
-    this.#swapButtons(isRunning);
+    this.#swapButtons(isRunning, hadFocus && !list.contains(document.activeElement));
     this.#follow(follows);
     this.#showList();
   }
 
-  #swapButtons(isRunning) {
-    if ($("stop").hidden === !isRunning) return;
-    const hadFocus = [$("stop"), $("send")].includes(document.activeElement);
+  /** `lostFocus`: what had the focus is gone from the messages. */
+  #swapButtons(isRunning, lostFocus) {
+    const isSwapped = $("stop").hidden === isRunning;
+    const takesFocus = lostFocus || (isSwapped && [$("stop"), $("send")].includes(document.activeElement));
     $("stop").hidden = !isRunning;
     $("send").hidden = isRunning;
-    if (hadFocus) $(isRunning ? "stop" : "prompt").focus();
+    if (takesFocus) $(isRunning ? "stop" : "prompt").focus();
   }
 
   #showList() {
     this.#list.update(this.#conversations, this.#shown, (conversation) => this.#running.has(conversation));
     setText($("to-chat"), this.#running.size ? "Chat …" : "Chat");
+    const hadFocus = list.contains(document.activeElement);
   }
 
   #isNearEnd() {

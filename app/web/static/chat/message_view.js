@@ -25,7 +25,7 @@ class UserView {
 
   #show() {
     this.element.replaceChildren(
-      h("h3", { class: "sr-only", text: "You" }),
+      h("h2", { class: "sr-only", text: "You" }),
       h("div", { class: "bubble", text: this.message.content }),
       h("div", { class: "tools" },
         iconButton("edit", "Edit", () => this.#edit()),
@@ -47,7 +47,7 @@ class UserView {
       if (event.key === "Escape") {
         event.stopPropagation();
         close();
-      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) save(event);
+      } else if (event.target === area && event.key === "Enter" && !event.shiftKey && !event.isComposing) save(event);
     };
     this.element.replaceChildren(
       h("form", { class: "edit", on: { submit: save, keydown: onKey } }, area,
@@ -88,7 +88,7 @@ class AssistantView {
       copyButton("Copy", () => message.content),
       iconButton("again", "Regenerate", () => actions.regenerate(message)),
       this.#facts);
-    this.element.append(h("h3", { class: "sr-only", text: "Model" }),
+    this.element.append(h("h2", { class: "sr-only", text: "Model" }),
       this.#reasoning.element, this.#markdown.element, this.#calls, this.#fault, this.#tools);
     this.update();
   }
