@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from playwright.sync_api import expect  # type: ignore[import-not-found]
@@ -47,6 +48,9 @@ def test_a_response_streams_in_and_is_kept(visit: Visit) -> None:
         re.compile(r"^\d+ tokens · .*prompt \d+.* · smollm2-135m-instruct$")
     )
     visit.page.reload()
+    expect(visit.text).to_contain_text("Hello world, from a model.")
+    visit.page.get_by_role("button", name="New conversation").click()
+    visit.page.reload()
     visit.page.locator("#conversations button").first.click()
     expect(visit.text).to_contain_text("Hello world, from a model.")
 
@@ -87,10 +91,6 @@ def test_a_response_is_regenerated(visit: Visit) -> None:
     expect(visit.text).to_have_text("one")
 
 
-def test_code_is_copied(visit: Visit) -> None:
-    visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    visit.ask("[[say ```python\nprint('a < b')\n```]]")
-    block = visit.text.locator(".code-block")
 def test_an_earlier_response_is_replaced_only_if_confirmed(visit: Visit) -> None:
     visit.ask("[[say one]]")
     visit.ask("[[say two]]")
@@ -115,6 +115,10 @@ def test_what_is_continued_is_the_only_one_that_streams(visit: Visit) -> None:
     expect(visit.page.locator(".streaming")).to_have_count(0)
 
 
+def test_code_is_copied(visit: Visit) -> None:
+    visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visit.ask("[[say ```python\nprint('a < b')\n```]]")
+    block = visit.text.locator(".code-block")
     expect(block.locator(".code-head")).to_contain_text("python")
     block.get_by_role("button", name="Copy the code").click()
     expect(block.get_by_role("button", name="Copied")).to_be_visible()
@@ -145,10 +149,6 @@ def test_a_tool_is_called_and_its_result_returned(visit: Visit) -> None:
     expect(visit.text).to_have_text("The tool returned: rain")
 
 
-def test_only_what_is_set_is_sent(visit: Visit) -> None:
-    save_settings(visit, Temperature="0.5", System_prompt="Be brief.")
-    with visit.page.expect_request("**/v1/chat/completions") as sent:
-        visit.ask("[[say yes]]")
 def test_a_call_that_was_passed_over_takes_no_result(visit: Visit) -> None:
     save_settings(visit, Definitions=json.dumps([TOOL]))
     visit.ask("[[call get_weather city=Paris]]")
@@ -164,6 +164,10 @@ def test_formulas_are_shown_as_they_are_written(visit: Visit) -> None:
     expect(visit.text).to_have_text(f"{'; '.join(formulas)}; costs $5 or $6")
 
 
+def test_only_what_is_set_is_sent(visit: Visit) -> None:
+    save_settings(visit, Temperature="0.5", System_prompt="Be brief.")
+    with visit.page.expect_request("**/v1/chat/completions") as sent:
+        visit.ask("[[say yes]]")
     body = sent.value.post_data_json
     assert body.keys() == {
         *("model", "messages", "stream", "stream_options", "return_timings", "temperature")
@@ -242,3 +246,62 @@ def test_an_error_of_the_server_is_shown(visit: Visit) -> None:
     expect(visit.fault).to_contain_text(re.compile("context|tokens"))
     expect(visit.fault.get_by_role("button", name="Try again")).to_be_visible()
     expect(visit.fault.get_by_role("button", name="Continue")).to_have_count(0)
+
+
+def test_another_model_since_the_page_was_opened_is_found(visit: Visit) -> None:
+    visit.expect_problem("404|ERR_FAILED")
+    visit.page.evaluate("localStorage.setItem('settings', '{\"model\": \"of before\"}')")
+    visit.page.route("**/v1/models", lambda route: route.abort(), times=1)
+    visit.page.reload()
+    visit.ask("[[say Hi]]")
+    expect(visit.fault).to_contain_text("The model 'of before' does not exist here.")
+    expect(visit.page.get_by_role("combobox", name="Model")).to_have_value("smollm2-135m-instruct")
+    visit.fault.get_by_role("button", name="Try again").click()
+    expect(visit.text).to_have_text("Hi")
+
+
+def test_tabs_show_the_same(visit: Visit) -> None:
+    visit.ask("[[say one]]")
+    with new_tab(visit) as other:
+        other.page.locator("#conversations button").first.click()
+        visit.ask("[[say two]]")
+        expect(other.text).to_have_text("two")
+        other.ask("[[say three]]")
+        expect(visit.text).to_have_text("three")
+        expect(visit.page.locator(".message")).to_have_count(6)
+        other.page.on("dialog", lambda dialog: dialog.accept())
+        other.page.get_by_role("button", name="Delete [[say one]]").click()
+        expect(visit.page.locator("#conversations li")).to_have_count(0)
+        expect(visit.page.locator(".message")).to_have_count(0)
+
+
+@contextmanager
+def new_tab(visit: Visit) -> Iterator[Visit]:
+    page = visit.page.context.new_page()
+    other = Visit(page, visit.url)
+    other.open()
+    yield other
+    page.close()
+
+
+def test_what_the_browser_does_not_keep_lasts_as_long_as_the_page(visit: Visit) -> None:
+    blocked = """for (const name of ["localStorage", "sessionStorage", "indexedDB"]) {
+      Object.defineProperty(window, name, { get() { throw new DOMException("", "SecurityError"); } });
+    }"""
+    visit.page.add_init_script(blocked)
+    visit.page.reload()
+    expect(visit.page.locator("#kept")).to_contain_text("Not kept")
+    visit.page.get_by_role("button", name="Theme").click()
+    expect(visit.page.get_by_role("button", name="Theme: light")).to_be_visible()
+    save_settings(visit, Temperature="0.5")
+    with visit.page.expect_request("**/v1/chat/completions") as sent:
+        visit.ask("[[say Hi]]")
+    assert sent.value.post_data_json["temperature"] == 0.5
+    expect(visit.text).to_have_text("Hi")
+
+
+def test_a_conversation_for_which_there_is_no_room_is_not_said_to_be_kept(visit: Visit) -> None:
+    devtools = visit.page.context.new_cdp_session(visit.page)
+    devtools.send("Storage.overrideQuotaForOrigin", {"origin": visit.url, "quotaSize": 100})
+    visit.ask("[[say Hi]]")
+    expect(visit.page.locator("#kept")).to_contain_text("Not kept")

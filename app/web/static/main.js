@@ -6,10 +6,11 @@ import { $, h, icon } from "./dom.js";
 import { RoomView } from "./room/room_view.js";
 import { change, key, onChange, settings } from "./settings.js";
 import { openSettings } from "./settings_dialog.js";
+import { local } from "./storage.js";
 
 const THEMES = ["system", "light", "dark"];
 
-const chat = new ChatView({ onNavigate: () => showDrawer(false) });
+const chat = new ChatView({ onNavigate: () => showDrawer(false), onUnknownModel: () => showModels() });
 const room = new RoomView();
 
 function showView() {
@@ -43,7 +44,7 @@ function applyTheme(theme) {
 
 function nextTheme() {
   const theme = THEMES[(THEMES.indexOf(currentTheme()) + 1) % THEMES.length];
-  localStorage.setItem("theme", theme);
+  local.set("theme", theme);
   applyTheme(theme);
 }
 
@@ -79,6 +80,7 @@ $("model").addEventListener("change", () => change({ model: $("model").value }))
 
 let knownKey = key();
 onChange(() => {
+  $("model").value = settings.model;
   if (key() === knownKey) return;
   knownKey = key();
   showModels();

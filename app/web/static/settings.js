@@ -1,5 +1,7 @@
 // What the user has set: kept in this browser, the key only until it is closed unless it shall stay.
 
+import { local, session } from "./storage.js";
+
 const NAME = "settings";
 const KEY = "api-key";
 
@@ -24,7 +26,7 @@ const listeners = [];
 
 function stored() {
   try {
-    return JSON.parse(localStorage.getItem(NAME)) ?? {};
+    return JSON.parse(local.get(NAME)) ?? {};
   } catch {
     return {};
   }
@@ -33,19 +35,26 @@ function stored() {
 /** Set some of them, and keep them. */
 export function change(values) {
   Object.assign(settings, values);
-  localStorage.setItem(NAME, JSON.stringify(settings));
+  local.set(NAME, JSON.stringify(settings));
   for (const listener of listeners) listener();
 }
+
+// Another tab has set some.
+window.addEventListener("storage", ({ key }) => {
+  if (key !== NAME) return;
+  Object.assign(settings, stored());
+  for (const listener of listeners) listener();
+});
 
 /** Call `listener` after each change, of the key as well. */
 export const onChange = (listener) => listeners.push(listener);
 
-export const key = () => sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
-export const isKeyKept = () => localStorage.getItem(KEY) !== null;
+export const key = () => session.get(KEY) ?? local.get(KEY) ?? "";
+export const isKeyKept = () => local.get(KEY) !== null;
 
 export function changeKey(value, isKept) {
-  for (const storage of [localStorage, sessionStorage]) storage.removeItem(KEY);
-  if (value) (isKept ? localStorage : sessionStorage).setItem(KEY, value);
+  for (const storage of [local, session]) storage.remove(KEY);
+  if (value) (isKept ? local : session).set(KEY, value);
   for (const listener of listeners) listener();
 }
 

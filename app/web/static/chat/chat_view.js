@@ -2,10 +2,11 @@
 
 import { $, setText } from "../dom.js";
 import { openSettings } from "../settings_dialog.js";
+import { session } from "../storage.js";
 import { Announcer } from "./announcer.js";
 import { ConversationList } from "./conversation_list.js";
 import {
-  assistantMessage, loadAll, newConversation, remove, save, titleOf, toolMessage, userMessage,
+  assistantMessage, loadAll, newConversation, onChangeElsewhere, remove, save, titleOf, toolMessage, userMessage,
 } from "./conversations.js";
 import { generate } from "./generation.js";
 import { viewOf } from "./message_view.js";
@@ -15,6 +16,8 @@ import { Throttle } from "./throttle.js";
 const SAVE_INTERVAL = 1000;
 // Pixels from the end, within which the view follows what is added.
 const NEAR = 80;
+// Where the tab keeps which conversation it shows.
+const SHOWN = "conversation";
 
 const SUGGESTIONS = [
   "Explain continuous batching in three sentences.",
@@ -42,8 +45,9 @@ export class ChatView {
     unansweredCalls: (message) => this.#unansweredCalls(message),
   };
 
-  constructor({ onNavigate }) {
+  constructor({ onNavigate, onUnknownModel }) {
     this.onNavigate = onNavigate;
+    this.onUnknownModel = onUnknownModel;
     $("new-chat").addEventListener("click", () => this.show(newConversation()));
     $("composer").addEventListener("submit", (event) => this.#submit(event));
     $("stop").addEventListener("click", () => this.stop());
@@ -52,23 +56,27 @@ export class ChatView {
     $("to-latest").addEventListener("click", () => this.#follow(true));
     this.#scroller.addEventListener("scroll", () => this.#showJump(), { passive: true });
     for (const text of SUGGESTIONS) this.#suggest(text);
+    onChangeElsewhere((id, kept) => this.#takeOver(id, kept));
   }
 
-  /** Load the kept conversations; the chat works before, and without any. */
+  /** Load the kept conversations, and show the one before a reload; the chat works before, and without any. */
   async load() {
+    const id = session.get(SHOWN);
     try {
-      this.#conversations = await loadAll();
+      // One that has begun meanwhile stays the first.
+      this.#conversations.push(...await loadAll());
     } catch {
-      this.#announcer.say("This browser keeps no conversations.");
+      this.#showKept(false);
     }
+    const shown = this.#conversations.find((conversation) => conversation.id === id);
+    if (shown && !this.#shown.messages.length) this.show(shown);
     this.#showList();
   }
 
   show(conversation) {
     this.#shown = conversation;
-    this.#views.clear();
-    $("message-list").replaceChildren();
-    this.#render();
+    session.set(SHOWN, conversation.id);
+    this.#renderAnew();
     this.#follow(true);
     this.onNavigate();
     $("prompt").focus();
@@ -115,6 +123,7 @@ export class ChatView {
   #send(text) {
     const conversation = this.#shown;
     if (!this.#conversations.includes(conversation)) this.#conversations.unshift(conversation);
+    session.set(SHOWN, conversation.id);
     conversation.title ||= titleOf(text);
     conversation.messages.push(userMessage(text));
     this.#write();
@@ -128,15 +137,6 @@ export class ChatView {
     this.#write();
   }
 
-  #respond(message, call, text) {
-    const { messages } = this.#shown;
-    messages.push(toolMessage(call.id, text));
-    if (this.#unansweredCalls(message).length) this.#render();
-    else this.#write();
-  }
-
-  #unansweredCalls(message) {
-    const later = this.#shown.messages.slice(this.#shown.messages.indexOf(message) + 1);
   #regenerate(message) {
     const isLast = this.#shown.messages.at(-1) === message;
     if (isLast || confirm("Replace this response and all that follows?")) this.#restart(message);
@@ -147,6 +147,15 @@ export class ChatView {
     return this.#generate(message);
   }
 
+  #respond(message, call, text) {
+    const { messages } = this.#shown;
+    messages.push(toolMessage(call.id, text));
+    if (this.#unansweredCalls(message).length) this.#render();
+    else this.#write();
+  }
+
+  #unansweredCalls(message) {
+    const later = this.#shown.messages.slice(this.#shown.messages.indexOf(message) + 1);
     if (later.some(({ role }) => role !== "tool")) return [];
     const answered = new Set(later.map(({ callId }) => callId));
     return message.calls.filter(({ id }) => !answered.has(id));
@@ -189,13 +198,35 @@ export class ChatView {
     this.#throttle.request();
     const outcome = { done: "The response is complete.", stopped: "Stopped.", failed: message.error };
     this.#announcer.end(message.content, outcome[message.status]);
-    if (message.status === "failed" && message.errorStatus === 401) openSettings(message.error);
+    if (message.status !== "failed") return;
+    if (message.errorStatus === 401) openSettings(message.error);
+    // The server has another one since the page was opened.
+    if (message.errorStatus === 404) this.onUnknownModel();
   }
 
   async #keep(conversation) {
     conversation.updated = Date.now();
     // One that was deleted meanwhile does not come back.
-    if (this.#conversations.includes(conversation)) await save(conversation).catch(() => {});
+    if (!this.#conversations.includes(conversation)) return;
+    await save(conversation).then(() => this.#showKept(true), () => this.#showKept(false));
+  }
+
+  #showKept(isKept) {
+    setText($("kept"), isKept ? "Kept in this browser only." : "Not kept: this browser’s storage is blocked or full.");
+  }
+
+  /** Show a conversation as another tab has left it, unless the model writes it here. */
+  #takeOver(id, kept) {
+    const known = this.#conversations.find((conversation) => conversation.id === id);
+    if (this.#running.has(known)) return;
+    const isShown = known === this.#shown;
+    if (!kept) {
+      this.#conversations = this.#conversations.filter((other) => other !== known);
+      if (isShown) this.#shown = newConversation();
+    } else if (known) Object.assign(known, kept);
+    else this.#conversations.unshift(kept);
+    if (isShown) this.#renderAnew();
+    else this.#showList();
   }
 
   #remove(conversation) {
@@ -219,6 +250,7 @@ export class ChatView {
     const follows = this.#isNearEnd();
     const { messages } = this.#shown;
     const list = $("message-list");
+    const hadFocus = list.contains(document.activeElement);
     for (const [message, view] of this.#views) {
       if (messages.includes(message)) continue;
       view.element.remove();
@@ -251,7 +283,6 @@ export class ChatView {
   #showList() {
     this.#list.update(this.#conversations, this.#shown, (conversation) => this.#running.has(conversation));
     setText($("to-chat"), this.#running.size ? "Chat …" : "Chat");
-    const hadFocus = list.contains(document.activeElement);
   }
 
   #isNearEnd() {

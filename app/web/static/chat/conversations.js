@@ -10,6 +10,7 @@ const NAME = "mlx-batch-server";
 const STORE = "conversations";
 
 let database = null;
+const tabs = new BroadcastChannel(NAME);
 
 function opened() {
   database ??= new Promise((resolve, reject) => {
@@ -22,11 +23,12 @@ function opened() {
 }
 
 async function run(mode, act) {
-  const store = (await opened()).transaction(STORE, mode).objectStore(STORE);
+  const transaction = (await opened()).transaction(STORE, mode);
+  const request = act(transaction.objectStore(STORE));
   return new Promise((resolve, reject) => {
-    const request = act(store);
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
+    // Not the request's own success: whether there is room is known at the end.
+    transaction.oncomplete = () => resolve(request.result);
+    transaction.onabort = () => reject(transaction.error);
   });
 }
 
@@ -41,8 +43,20 @@ export async function loadAll() {
   return all.sort((a, b) => b.updated - a.updated);
 }
 
-export const save = (conversation) => run("readwrite", (store) => store.put(conversation));
-export const remove = (id) => run("readwrite", (store) => store.delete(id));
+export async function save(conversation) {
+  await run("readwrite", (store) => store.put(conversation));
+  tabs.postMessage(conversation.id);
+}
+
+export async function remove(id) {
+  await run("readwrite", (store) => store.delete(id));
+  tabs.postMessage(id);
+}
+
+/** Call `listener` with what another tab has kept: the id, and the conversation unless it is deleted. */
+export function onChangeElsewhere(listener) {
+  tabs.onmessage = async ({ data: id }) => listener(id, await run("readonly", (store) => store.get(id)));
+}
 
 export function newConversation() {
   return { id: newId(), title: "", created: Date.now(), updated: Date.now(), messages: [] };
