@@ -131,6 +131,19 @@ def test_an_aborted_request_gets_nothing_more() -> None:
     assert engine.stats().num_free_blocks == CONFIG.num_blocks
 
 
+def test_only_what_is_read_of_prompts_counts_as_prompt_tokens() -> None:
+    """A step of 8 tokens has a decode and what it can read of another prompt."""
+    _, engine = make_engine(CONFIG)
+    engine.add(request(0, max_tokens=4))
+    engine.step()
+    engine.add(request(1, num_tokens=9, max_tokens=1))
+    counts = []
+    while engine.has_work:
+        engine.step()
+        counts.append((engine.last_step.num_tokens, engine.last_step.num_prompt_tokens))
+    assert counts == [(8, 7), (3, 2), (1, 0)]
+
+
 def test_the_stall_of_running_streams_is_bounded_by_time() -> None:
     """They may stall for 200 ms."""
     assert chunks_beside_a_stream(0.2, request(1, num_tokens=200, max_tokens=1)) == [20] * 5

@@ -42,16 +42,19 @@ class Watched(Pipelined):
 class FailingRunner(TokenRunner):
     """Loses the pool in steps with a request that decodes at some position."""
 
-    def __init__(self, config: SchedulerConfig, position: int) -> None:
+    def __init__(
+        self, config: SchedulerConfig, position: int, error: Exception | None = None
+    ) -> None:
         super().__init__(config)
         self._position = position
+        self._error = error or RuntimeError("injected")
         self.num_resets = -1
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
         outputs = super().run(plan)
         if any(s.request.request_id == 0 and s.start == self._position for s in plan.slices):
             self._pool = [255] * len(self._pool)
-            raise RuntimeError("injected")
+            raise self._error
         return outputs
 
 
@@ -250,6 +253,15 @@ def test_a_step_that_fails_with_another_behind_it_fails_its_own_requests() -> No
     assert server.failed == {0, 1}
     # It came in with the step behind, and starts over.
     assert right(requests[2]) and requests[2].num_preemptions == 1
+
+
+def test_who_expects_a_token_of_a_step_that_fails_for_another_one_starts_over() -> None:
+    server = Server(runner=FailingRunner(LIMITS, 6, SlicesFailed([0])))
+    other = request(1, 3, 9)
+    lines = server.serve(request(0, 5, 6), other)
+    assert lines[3:5] == ["+ 0[7:8] 1[5:6]", "1[0:5]"]
+    assert server.failed == {0}
+    assert right(other) and other.num_preemptions == 1
 
 
 def test_a_step_that_cannot_be_queued_fails_after_the_one_before_it(

@@ -9,6 +9,17 @@ def test_what_followed_the_last_three_tokens_before_is_the_draft() -> None:
     assert PromptLookup().draft([*PROMPT, 1, 2, 3], 2) == (4, 5)
 
 
+def test_what_was_said_between_does_not_matter() -> None:
+    assert PromptLookup().draft([*PROMPT, 20, 21, 22, 23, 5, 6, 7], 1) == (8,)
+
+
+def test_a_draft_may_follow_where_two_tokens_began_three_before() -> None:
+    assert PromptLookup().may_draft([*PROMPT, 20, 1, 2])
+    assert not PromptLookup().may_draft([*PROMPT, 20, 1, 3])
+    # With a fourth one, these three are said twice.
+    assert PromptLookup().may_draft([*PROMPT, 20, 20, 20])
+
+
 def test_of_several_places_the_last_one_counts() -> None:
     assert PromptLookup().draft([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], 1) == (5,)
 

@@ -95,6 +95,25 @@ def test_beside_running_streams_a_prompt_gets_what_it_is_allowed() -> None:
     ]
 
 
+def test_what_a_prompt_is_allowed_beside_streams_does_not_enlarge_a_step() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config())
+    assert trace(scheduler, [request(0, 2, 3), request(1, 20, 1)], max_prefill_tokens=99) == [
+        "0[0:2] 1[0:6]",
+        "0[2:3] 1[6:13]",
+        "0[3:4] 1[13:20]",
+    ]
+
+
+def test_prompts_that_have_no_slot_yet_do_not_count_against_streams() -> None:
+    scheduler = ContinuousBatchingScheduler(small_config(max_num_seqs=3))
+    trace(scheduler, [request(0, 2, 9)], num_steps=1)
+    for i in range(1, 6):
+        scheduler.add(request(i, 9, 1))
+    assert scheduler.num_prompts_and_streams() == (2, 1)
+    trace(scheduler, num_steps=1)
+    assert scheduler.num_prompts_and_streams() == (2, 1)
+
+
 def test_the_more_urgent_request_is_admitted_first() -> None:
     scheduler = ContinuousBatchingScheduler(small_config(max_num_seqs=1))
     low = request(0, 2, 1, priority=Priority.LOW)
@@ -172,8 +191,9 @@ def test_the_blocks_for_a_request_that_waits_for_a_prefix_are_reserved() -> None
     scheduler = ContinuousBatchingScheduler(small_config(num_blocks=8, max_num_seqs=3))
     prompt = list(range(12))
     first, second = (BatchRequest(i, [*prompt, *[i] * 4], max_tokens=1) for i in range(2))
-    lines = trace(scheduler, [first, second, request(2, 16, 1)])
-    assert lines == ["0[0:8]", "0[8:16]", "1[12:16] 2[0:4]", "2[4:12]", "2[12:16]"]
+    # As many blocks, and fewer tokens, so that it would have a part of the first step.
+    lines = trace(scheduler, [first, second, request(2, 13, 1)])
+    assert lines == ["0[0:8]", "0[8:16]", "1[12:16] 2[0:4]", "2[4:12]", "2[12:13]"]
 
 
 def test_no_request_waits_for_a_prefix_that_a_less_urgent_one_computes() -> None:
@@ -291,6 +311,20 @@ def test_forks_begin_where_the_prompt_ends_and_copy_the_block_they_write_into() 
     ]
 
 
+def test_each_fork_begins_with_the_token_that_was_sampled_for_it() -> None:
+    class OwnTokens(TokenRunner):
+        def _choose(self, request: BatchRequest, prefix: list[int]) -> int:
+            return request.request_id
+
+    scheduler = ContinuousBatchingScheduler(small_config())
+    made = forked(6, 1, 3)
+    requests = [made, *made.forks]
+    scheduler.add(made)
+    plan = scheduler.schedule()
+    scheduler.update(plan, OwnTokens(scheduler.config).run(plan))
+    assert [r.output_token_ids for r in requests] == [[0], [1], [2], [3]]
+
+
 def test_a_fork_without_a_sequence_slot_waits_with_its_first_token() -> None:
     scheduler = ContinuousBatchingScheduler(small_config(max_num_seqs=2))
     made = forked(6, 2, 2)
@@ -374,6 +408,8 @@ def test_right_drafts_save_steps() -> None:
     made = drafting()
     assert trace(scheduler, [made]) == ["0[0:3]", "0[3:4]", "0[4:5]+3", "0[8:9]+1"]
     assert made.output_token_ids == OUTPUT
+    stats = scheduler.stats()
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (2, 4, 4)
 
 
 def test_after_a_wrong_draft_the_right_token_is_output() -> None:
@@ -383,6 +419,8 @@ def test_after_a_wrong_draft_the_right_token_is_output() -> None:
     lines = trace(scheduler, [made])
     assert lines == ["0[0:3]", "0[3:4]", "0[4:5]+3", "0[6:7]+1", "0[8:9]+1"]
     assert made.output_token_ids == OUTPUT
+    stats = scheduler.stats()
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (3, 5, 3)
 
 
 def test_a_stop_token_among_the_drafts_ends_the_request() -> None:

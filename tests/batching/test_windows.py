@@ -222,8 +222,20 @@ def test_a_failed_step_leaves_no_window_behind() -> None:
     failing = BatchRequest(1, tokens(1, 30), max_tokens=9)
     server.serve(failing, num_steps=3)
     server.scheduler.discard(server.scheduler.schedule())
+    server.runner.reset()
     assert not server.scheduler.has_work
     assert server.num_hit(2, prompt) == 0
+    # What the one before has computed, and nothing older.
+    assert server.num_hit(3, prompt) == 28
+
+
+@pytest.mark.parametrize("num_window_blocks", range(NUM_VISIBLE + 1, 16))
+def test_whatever_of_a_window_is_evicted_no_output_changes(num_window_blocks: int) -> None:
+    server = Server(num_window_blocks=num_window_blocks)
+    prompt = tokens(0, 30)
+    server.serve(BatchRequest(0, prompt, max_tokens=1))
+    server.serve(BatchRequest(1, tokens(1, 30), max_tokens=1))
+    server.serve(BatchRequest(2, prompt, max_tokens=9))
 
 
 def test_fewer_blocks_than_one_request_sees_are_rejected() -> None:

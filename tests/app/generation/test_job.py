@@ -36,20 +36,21 @@ def test_what_a_request_sets_is_not_overridden(top_k: int) -> None:
     ("asked", "num_choices", "limit", "expected"),
     [
         (10, 1, 10_000, 10),
-        # 64 blocks of 32 tokens, and a prompt of 48.
+        # 64 blocks of 32 tokens, and prompts of 48 and fewer.
         (32_000, 1, 10_000, 2000),
-        (32_000, 3, 300, 100),
+        (32_000, 3, 600, 100),
         (None, 1, 10_000, None),
     ],
 )
 def test_max_tokens_are_clamped_to_context_and_server(
     asked: int | None, num_choices: int, limit: int, expected: int | None
 ) -> None:
+    """The context is that of the longest prompt."""
     manager = speaking_manager()
     try:
         job = build_job(
             manager.get(MODEL_ID),
-            [[1] * 48],
+            [[1] * 8, [1] * 48],
             GenerationParams(max_tokens=asked, clamp_max_tokens=True, num_choices=num_choices),
             completion_id="c",
             max_output_tokens=limit,

@@ -342,6 +342,7 @@ async def test_what_is_held_back_comes_with_the_last_output_and_not_before_an_er
 async def test_a_stalled_step_is_detected_and_no_request_waits_for_it() -> None:
     async with running(gate_is_open=False, step_timeout=0.02) as (thread, runner):
         assert not thread.is_stalled
+        thread.observer = watcher = Watcher()
         stream = await thread.submit([[1]])
         await asyncio.to_thread(runner.is_running.wait)
         with pytest.raises(EngineStalled):
@@ -355,6 +356,8 @@ async def test_a_stalled_step_is_detected_and_no_request_waits_for_it() -> None:
         thread.fail_streams(EngineStalled())
         with pytest.raises(EngineStalled):
             await collect(stream)
+        assert watcher.ended[-1] is stream.sequences[0]
+        assert watcher.ended[-1].finish_reason is FinishReason.ERROR
         runner.gate.set()
         assert await is_idle(thread)
         assert thread.unhealthy_reason is None

@@ -222,6 +222,34 @@ def test_nobody_else_waits_for_a_prefix_that_they_compute() -> None:
     assert server.plans([0.1]) == ["2[0:8]"]
 
 
+def test_a_slot_stays_reserved_for_one_that_waits_for_a_prefix_when_they_make_way() -> None:
+    """Else the last one would take the slot, and that one be overtaken."""
+    server, prefix = Server(max_num_seqs=3), list(range(17))
+    server.add(line(0, 2, 9), BatchRequest(1, prefix, max_tokens=1))
+    assert server.plans([1.0]) == ["1[0:8]"]
+    waits = BatchRequest(2, prefix, max_tokens=1)
+    server.add(waits, request(3, 5, 9), request(4, 5, 1))
+    assert server.plans([1.1, 1.2, 1.3]) == [
+        "1[8:12] 3[0:4]",
+        "1[12:17] 3[4:5]",
+        "3[5:6] 2[16:17] 4[0:5]",
+    ]
+    server.finish()
+    assert right(waits)
+
+
+def test_one_that_waits_for_a_prefix_makes_way_with_the_one_that_computes_it() -> None:
+    server, prefix = Server(max_num_seqs=2), list(range(20))
+    lines = [BatchRequest(i, prefix, max_tokens=1, is_best_effort=True) for i in range(2)]
+    server.add(*lines)
+    assert server.plans([1.0]) == ["0[0:8]"]
+    assert server.scheduler.stats().num_awaiting_prefix == 1
+    server.add(request(2, 2, 2), request(3, 2, 2))
+    assert server.plans([2.0, 2.1]) == ["2[0:2] 3[0:2]", "2[2:3] 3[2:3]"]
+    server.finish()
+    assert right(*lines)
+
+
 @pytest.mark.parametrize("is_best_effort", [False, True])
 def test_what_may_have_to_make_way_is_read_before_the_next_plan(is_best_effort: bool) -> None:
     server = Server(max_num_seqs=1)
