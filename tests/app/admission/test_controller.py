@@ -154,6 +154,14 @@ def test_a_client_may_come_so_often_in_a_minute() -> None:
     assert caught.value.retry_after == 1
     clock.now = 10.0
     controller.admit(ours, Priority.LOW)
+    with pytest.raises(QuotaExceeded):
+        controller.admit(ours, Priority.LOW)
+    # Nobody saves up for more than a minute.
+    clock.now = 3600.0
+    for _ in range(6):
+        controller.admit(ours, Priority.LOW).release()
+    with pytest.raises(QuotaExceeded):
+        controller.admit(ours, Priority.LOW)
 
 
 def test_a_draining_controller_rejects_every_request() -> None:
