@@ -5,7 +5,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 from sse_starlette import ServerSentEvent
@@ -32,6 +32,7 @@ from app.parsing.events import (
     ToolCallArguments,
     ToolCallStart,
 )
+from app.parsing.json_text import refuse_constant
 from app.storage.seal import Sealer
 from batching import FinishReason
 
@@ -242,14 +243,10 @@ def _input(text: str) -> str:
 def _is_object(text: str) -> bool:
     """Return whether a text is the JSON of an object, with numbers of any size."""
     try:
-        value = json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
+        value = json.loads(text, parse_int=str, parse_float=str, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return False
     return isinstance(value, dict)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _without_halves(text: str) -> str:

@@ -112,7 +112,7 @@ def _children(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
     return container.values() if isinstance(container, dict) else container
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -142,7 +142,7 @@ StopString = Annotated[Text, Field(min_length=1, max_length=_MAX_STOP_LENGTH)]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
 
 StopStringList = Annotated[
-    StopStrings, BeforeValidator(_as_list, json_schema_input_type=StopString | StopStrings)
+    StopStrings, BeforeValidator(as_list, json_schema_input_type=StopString | StopStrings)
 ]
 
 _Bias = Annotated[float, Field(ge=-100, le=100)]

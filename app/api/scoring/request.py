@@ -1,22 +1,18 @@
 """`/v1/score` and `/v1/rerank`: the requests, with vLLM's fields."""
 
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from app.api.openai.schemas.pooled import PooledRequest
 from app.api.schemas.base import Defaults, RequestModel
-from app.api.schemas.fields import INT32_MAX, Text, field_error
+from app.api.schemas.fields import INT32_MAX, Text, as_list, field_error
 
 _MAX_TEXTS: Final = 2048
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 _TextList = Annotated[list[Text], Field(min_length=1, max_length=_MAX_TEXTS)]
-Texts = Annotated[_TextList, BeforeValidator(_as_list, json_schema_input_type=Text | _TextList)]
+Texts = Annotated[_TextList, BeforeValidator(as_list, json_schema_input_type=Text | _TextList)]
 
 _UNSUPPORTED: Final[Defaults] = {
     "mm_processor_kwargs": (),

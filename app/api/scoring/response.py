@@ -6,19 +6,14 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from app.api.openai.embeddings.response import EmbeddingUsage
 from app.observability.request_record import TokenUsage
 
 
-class ScoringUsage(BaseModel):
-    """Of all prompts that were read; `completion_tokens` is 0, since no text is written."""
+class ScoringUsage(EmbeddingUsage):
+    """The usage of all prompts together, with vLLM's `completion_tokens`: nothing is generated."""
 
-    prompt_tokens: int
-    total_tokens: int
     completion_tokens: int = 0
-
-    @classmethod
-    def of(cls, usage: TokenUsage) -> "ScoringUsage":
-        return cls(prompt_tokens=usage.num_prompt_tokens, total_tokens=usage.num_prompt_tokens)
 
 
 class Score(BaseModel):

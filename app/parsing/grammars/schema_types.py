@@ -20,6 +20,8 @@ _NAMES: Final[Mapping[type, str]] = {
 _MAX_DEPTH: Final = 16
 _MAX_STEPS: Final = 500
 _DEFINITIONS: Final = ("$defs", "definitions")
+# How Python writes JSON's literals, by their type: some models and templates write calls so.
+PYTHON_WORDS: Final = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 def variants(schema: Any, root: Schema) -> list[Schema]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from app.parsing.grammars.schema_types import Schema, is_any_text, nested, variants
+from app.parsing.grammars.schema_types import PYTHON_WORDS, Schema, is_any_text, nested, variants
 from app.parsing.grammars.tool_grammar import (
     TEXT_KEYWORDS,
     Rules,
@@ -24,7 +24,6 @@ _PLAIN: Final = TEXT_KEYWORDS | _STRUCTURE
 
 # Text between single quotes as Python has it.
 _PYTHON_STRING: Final = r"/'([^'\\\x00-\x1f]|\\['\\nrt])*'/"
-_PYTHON_WORDS: Final = {"boolean": ("True", "False"), "null": ("None",)}
 
 # Schemas that are nested deeper are not followed.
 _MAX_DEPTH: Final = 8
@@ -91,8 +90,8 @@ class LiteralRules:
         kind = variant.get("type")
         if "enum" in variant and kind == "string":
             yield from (literal(repr(text)) for text in variant["enum"] if repr(text)[0] == "'")
-        elif kind in _PYTHON_WORDS and "enum" not in variant:
-            yield from map(literal, _PYTHON_WORDS[kind])
+        elif kind in PYTHON_WORDS and "enum" not in variant:
+            yield from map(literal, PYTHON_WORDS[kind])
         elif kind is None or (is_any_text(variant) and set(variant) <= TEXT_KEYWORDS):
             yield _PYTHON_STRING
 

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from html import unescape
 from typing import Any, Final
 
-from app.parsing.grammars.schema_types import TYPES, Schema, is_any_text, types_of, variants
+from app.parsing.grammars.schema_types import (
+    PYTHON_WORDS,
+    TYPES,
+    Schema,
+    is_any_text,
+    types_of,
+    variants,
+)
 from app.parsing.grammars.tool_grammar import (
     Rules,
     check_key,
@@ -26,9 +33,6 @@ _CDATA: Final = "<![CDATA["
 _CDATA_END: Final = "]]>"
 # What needs no such section.
 _PLAIN: Final = r"[^<&\n]*"
-
-# As Python writes them, which some templates do.
-_PYTHON_WORDS: Final = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +124,7 @@ class TagSyntax:
         if kind != "string":
             yield f"{begin} {rules.json(f'{name}_json', variant)} {rules.spell(end)}"
             if self.has_python_words and "enum" not in variant:
-                words = _PYTHON_WORDS.get(kind, ())
+                words = PYTHON_WORDS.get(kind, ())
                 yield from (f"{begin} {literal(word)} {rules.spell(end)}" for word in words)
         elif "enum" in variant:
             texts = " | ".join(rules.spell(text) for text in variant["enum"])

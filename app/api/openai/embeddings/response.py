@@ -3,7 +3,7 @@
 import base64
 import struct
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel
 
@@ -16,7 +16,7 @@ class EmbeddingUsage(BaseModel):
     total_tokens: int
 
     @classmethod
-    def of(cls, usage: TokenUsage) -> "EmbeddingUsage":
+    def of(cls, usage: TokenUsage) -> Self:
         return cls(prompt_tokens=usage.num_prompt_tokens, total_tokens=usage.num_prompt_tokens)
 
 

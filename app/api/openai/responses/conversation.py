@@ -19,12 +19,11 @@ from app.api.openai.responses.request import ResponseRequest
 from app.api.openai.responses.tools import to_tool_choice
 from app.api.unsealer import Unsealer
 from app.http.invalid_requests import InvalidEncryptedContent
-from app.prompts.conversation import ChatMessage, Conversation
+from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, Conversation
 from app.storage.seal import ForgedValue, Sealer
 
 # What a sealed value is for.
 REASONING: Final = "reasoning"
-_SYSTEM: Final = ("system", "developer")
 
 
 def to_conversation(body: ResponseRequest, items: Sequence[InputItem]) -> Conversation:
@@ -86,7 +85,7 @@ def _messages(items: Sequence[Turn], instructions: str | None) -> Iterator[ChatM
 
 
 def _is_system(item: Turn) -> bool:
-    return isinstance(item, MessageItem) and item.role in _SYSTEM
+    return isinstance(item, MessageItem) and item.role in SYSTEM_ROLES
 
 
 def _is_assistant(item: Turn) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from app.api.openai.schemas.custom_tools import ANY_TEXT, Definition, Syntax, custom_spec
+from app.api.openai.schemas.tool_choice import TOOL_CHOICE_MODES, ToolChoiceMode
 from app.api.openai.schemas.tools import Function, Name
 from app.api.schemas.base import RequestModel
 from app.api.schemas.by_type import by_type
@@ -230,17 +231,14 @@ _CHOICES: Final[dict[str, Callable[[Any], NamedChoice | AllowedChoice]]] = {
     "custom": NamedChoice.model_validate,
     "allowed_tools": AllowedChoice.model_validate,
 }
-_MODES: Final = ("none", "auto", "required")
 _parse_choice: Final = by_type(_CHOICES)
 
 
 def _choice(data: Any) -> Any:
-    return data if data in _MODES else _parse_choice(data)
+    return data if data in TOOL_CHOICE_MODES else _parse_choice(data)
 
 
-ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedChoice | AllowedChoice, BeforeValidator(_choice)
-]
+ToolChoice = Annotated[ToolChoiceMode | NamedChoice | AllowedChoice, BeforeValidator(_choice)]
 
 
 def check_tool_choice(names: Collection[str], choice: ToolChoice) -> None:

@@ -1,7 +1,7 @@
 """Which tools a model may call, or has to."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -11,8 +11,8 @@ from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import field_error
 from app.parsing import tool_spec
 
-_Word = Literal["none", "auto", "required"]
-_WORDS: Final = ("none", "auto", "required")
+ToolChoiceMode = Literal["none", "auto", "required"]
+TOOL_CHOICE_MODES: Final = get_args(ToolChoiceMode)
 
 
 class ToolName(RequestModel):
@@ -107,7 +107,7 @@ class ToolChoiceObject(RequestModel):
 def _as_object(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    if value not in _WORDS:
+    if value not in TOOL_CHOICE_MODES:
         raise field_error("it must be 'none', 'auto', 'required' or an object")
     return {"type": value}
 
@@ -115,6 +115,7 @@ def _as_object(value: Any) -> Any:
 ToolChoice = Annotated[
     ToolChoiceObject,
     BeforeValidator(
-        _as_object, json_schema_input_type=_Word | NamedFunction | NamedCustom | AllowedToolsChoice
+        _as_object,
+        json_schema_input_type=ToolChoiceMode | NamedFunction | NamedCustom | AllowedToolsChoice,
     ),
 ]
