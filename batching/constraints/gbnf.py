@@ -42,16 +42,16 @@ class _Token(NamedTuple):
     match: re.Match[str]
 
 
-def gbnf_grammar(text: str, *, param: str = "grammar") -> GrammarText:
+def gbnf_grammar(text: str) -> GrammarText:
     """Return the grammar of what a GBNF grammar derives from its rule `root`.
 
     Raises:
-        InvalidGrammar: it is malformed; `param` names the field that it came from.
+        InvalidGrammar: the text is malformed; its `param` is the field `grammar`.
     """
     try:
         return lark_grammar(_Translation(list(_tokens(text))).lark)
     except ValueError as error:
-        raise InvalidGrammar(param, str(error)) from None
+        raise InvalidGrammar("grammar", str(error)) from None
 
 
 def _tokens(text: str) -> Iterator[_Token]:

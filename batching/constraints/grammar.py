@@ -54,18 +54,18 @@ class InvalidGrammar(InvalidRequest):
     """A grammar that is malformed, too large, or beyond what can be enforced."""
 
 
-def json_rule(schema: Mapping[str, Any] | bool, *, param: str = "schema") -> str:
+def json_rule(schema: Mapping[str, Any] | bool) -> str:
     """Return the rule for JSON of a schema inside a lark grammar."""
-    return "%json " + json.dumps(_with_options(schema, param))
+    return "%json " + json.dumps(_with_options(schema))
 
 
-def json_schema_grammar(schema: Mapping[str, Any] | bool, *, param: str = "schema") -> GrammarText:
+def json_schema_grammar(schema: Mapping[str, Any] | bool) -> GrammarText:
     """Return the grammar of JSON that follows a schema.
 
     Raises:
         InvalidGrammar: the schema is nested too deep to be written down.
     """
-    grammar = {"json_schema": _with_options(schema, param)}
+    grammar = {"json_schema": _with_options(schema)}
     return GrammarText(json.dumps({"grammars": [grammar]}))
 
 
@@ -93,12 +93,14 @@ def lark_grammar(text: str) -> GrammarText:
     return GrammarText(json.dumps({"grammars": [{"lark_grammar": text}]}))
 
 
-def _with_options(schema: Mapping[str, Any] | bool, param: str) -> Any:
+def _with_options(schema: Mapping[str, Any] | bool) -> Any:
     """Return a schema with our options; the client's could switch off what cannot be enforced."""
     if isinstance(schema, bool):
         return schema
     if _depth(schema) > MAX_SCHEMA_DEPTH:
-        raise InvalidGrammar(param, f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+        raise InvalidGrammar(
+            "schema", f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels"
+        )
     return {**with_enforced_patterns(schema), "x-guidance": _JSON_OPTIONS}
 
 

@@ -170,7 +170,7 @@ class GenerationRequest(ResponseOptions, QueueOptions):
         if self.structured_outputs is not None:
             return GrammarSpec(self.structured_outputs.grammar(), "structured_outputs")
         if self.grammar:
-            return GrammarSpec(gbnf_grammar(self.grammar, param="grammar"), "grammar")
+            return GrammarSpec(gbnf_grammar(self.grammar), "grammar")
         if self.json_schema is not None:
             return GrammarSpec(json_schema_grammar(self.json_schema), "json_schema")
         return None
