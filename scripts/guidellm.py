@@ -17,9 +17,8 @@ from typing import Any, Final
 from batching.backend.gguf.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import resolve
-from scripts.server_process import MODEL, Server
+from scripts.server_process import MODEL, Server, environment_settings
 
-_PREFIX: Final = "MLX_SERVER_"
 # Numbers of requests in flight, half a minute each.
 _LOAD: Final = (
     *("--profile", "kind=concurrent,streams=1"),
@@ -36,10 +35,7 @@ def main(words: Sequence[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     guidellm, folder, *options = words
-    # `Any` because the server has parameters of other types beside its settings.
-    settings: dict[str, Any] = {"generation_config": "openai"} | {
-        k.removeprefix(_PREFIX).lower(): v for k, v in os.environ.items() if k.startswith(_PREFIX)
-    }
+    settings = {"generation_config": "openai"} | environment_settings()
     with TemporaryDirectory() as tokenizer, Server(**settings) as server:
         save_tokenizer(settings.get("model", MODEL), Path(tokenizer))
         command = [guidellm, *arguments(server.url, tokenizer, folder), *(options or _LOAD)]

@@ -10,10 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from time import monotonic, sleep
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 ROOT: Final = Path(__file__).parent.parent
 MODEL: Final = "smollm2-135m-instruct"
+_PREFIX: Final = "MLX_SERVER_"
 
 # Seconds: for a start on a busy machine, and for an end that waits for requests in flight.
 _START_TIMEOUT: Final = 120.0
@@ -173,10 +174,20 @@ class Server(ServerProcess):
         return f"http://{host}:{port}"
 
 
+def environment_settings() -> dict[str, Any]:
+    """Return the MLX_SERVER_* variables of the environment as keyword arguments of `Server`."""
+    # `Any` because `Server` has parameters of other types beside its settings.
+    return {
+        name.removeprefix(_PREFIX).lower(): value
+        for name, value in os.environ.items()
+        if name.startswith(_PREFIX)
+    }
+
+
 def _environment(settings: Mapping[str, str]) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
-    named = {f"MLX_SERVER_{name.upper()}": value for name, value in settings.items()}
-    return inherited | {"MLX_SERVER_PORT": "0", "MLX_SERVER_DEVICE": "cpu"} | named
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIX)}
+    named = {f"{_PREFIX}{name.upper()}": value for name, value in settings.items()}
+    return inherited | {f"{_PREFIX}PORT": "0", f"{_PREFIX}DEVICE": "cpu"} | named
 
 
 def num_open_files(pid: int) -> int:

@@ -10,7 +10,6 @@ one.
 import argparse
 import asyncio
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -31,10 +30,9 @@ from scripts.bench.load.scenarios import SCENARIOS, Scenario
 from scripts.bench.load.signals import ended_by_signals, run_until_signal
 from scripts.bench.load.workload import Writer
 from scripts.machine import describe, in_words
-from scripts.server_process import ROOT, Server
+from scripts.server_process import ROOT, Server, environment_settings
 
 _ENDPOINT: Final = "/v1/chat/completions"
-_PREFIX: Final = "MLX_SERVER_"
 # Seconds: asking for a batch takes the server as long as a tenth of a line.
 _POLL_INTERVAL: Final = 0.5
 _ENGINE: Final = f"{shlex.quote(sys.executable)} -m scripts.bench.engine {{input}}"
@@ -64,7 +62,8 @@ class Options:
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     print(in_words(describe()), flush=True)
-    with ended_by_signals(), TemporaryDirectory() as folder, Server(**_settings()) as server:
+    settings = {"generation_config": "openai"} | environment_settings()
+    with ended_by_signals(), TemporaryDirectory() as folder, Server(**settings) as server:
         measurement = Measurement(options, server.url, Path(folder))
         try:
             report = run_until_signal(measurement.run())
@@ -230,16 +229,6 @@ def _lines(bodies: Sequence[dict[str, Any]]) -> bytes:
         for number, body in enumerate(bodies, 1)
     ]
     return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
-
-
-def _settings() -> dict[str, Any]:
-    """Return the settings of the environment, as `Server` takes them."""
-    named = {
-        name.removeprefix(_PREFIX).lower(): value
-        for name, value in os.environ.items()
-        if name.startswith(_PREFIX)
-    }
-    return {"generation_config": "openai"} | named
 
 
 def _parse(argv: Sequence[str] | None) -> Options:
