@@ -1,4 +1,4 @@
-"""Where the recurrent states of requests are, and which of them become checkpoints."""
+"""Slots for the recurrent states of requests, and which states become checkpoints."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -15,20 +15,21 @@ _MAX_CHECKPOINTS: Final = 8
 
 
 class StateSlots:
-    """Gives admitted requests a slot for their recurrent state, and keeps some states for others.
+    """Gives admitted requests a slot for their recurrent states, and keeps some states as checkpoints.
 
-    A state is valid at one position and cannot be rewound, but it can be copied for nothing.  A
-    slot holds one or more, at known positions.  Only this class writes a request's `state_slot`.
+    A state belongs to one position and cannot be rewound, but copying it costs nothing (the arrays are
+    shared).  A slot holds one or more states, at known positions.  Only this class writes a request's
+    `state_slot`.
 
-    Checkpoints are states at block boundaries that a later request may begin with: at the last
-    boundary of a prompt and some before it, at boundaries that a request has wanted, and at the
-    last boundary of a request that leaves; so a running one keeps that in its slot.
+    Checkpoints are states at block boundaries from which a later request may start: at the last boundary
+    of a prompt and some before it, at boundaries that a request has asked for, and at the last boundary
+    of a request that ends.  For the latter, a running request keeps the state at its last boundary.
 
-    A slice whose drafts were rejected is not committed: its start and the boundary before it are
-    in the slot as they were.
+    A slice whose drafts were rejected is not committed; the states at its start and at the boundary
+    before it are still in the slot.
 
-    Copies are made before the next step, in the order in which they were asked for.  So a slot
-    can be reused at once: what was read from it before is copied first.
+    Copies are made before the next step, in the order in which they were planned, so a slot can be reused
+    immediately: what was read from it is copied first.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class StateSlots:
         self.num_missed_tokens = 0
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
-        """Return the statistics of the scheduler, those of the checkpoints included."""
+        """Return the statistics with those of the checkpoints filled in."""
         return stats._replace(
             num_checkpoints=len(self.checkpoints),
             num_checkpoints_stored=self.checkpoints.num_stored,
@@ -86,10 +87,10 @@ class StateSlots:
         *,
         may_end: bool = False,
     ) -> tuple[int, ...]:
-        """Return the positions whose states are to stay after a slice that ends at `stop`.
+        """Return the positions whose states must stay after a slice that ends at `stop`.
 
-        may_end: the request may leave before the slice is committed, at which the state at the last
-            boundary before it is still needed.
+        may_end: the request may end before the slice is committed; then the state at the last boundary
+            before the slice is still needed.
         """
         assert request.state_slot is not None, "the request is admitted"
         start, known = request.num_computed_tokens, stop - num_drafts
@@ -104,10 +105,9 @@ class StateSlots:
 
     def commit(self, s: Slice, hashes: Sequence[BlockHash]) -> None:
         """Record the states of a slice, and store those that are checkpoints."""
-        assert s.request.state_slot is not None, "the request is admitted"
-        self._positions[s.request.state_slot] = (*s.keep, s.stop)
+        self._positions[s.state_slot] = (*s.keep, s.stop)
         for position in self._checkpoint_positions(s.request, hashes, s.start, s.stop):
-            self._store(s.request.state_slot, hashes, position)
+            self._store(s.state_slot, hashes, position)
 
     def release(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
         """Take back a request's slot, if it has one, and store its state at the last boundary."""

@@ -1,4 +1,4 @@
-"""What one step of the engine will do, as a value."""
+"""The plan of one step, and the outputs of running it, as plain values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ from batching.request import BatchRequest, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Tokens `[start, stop)` of one request, to be processed in one step.
+    """The tokens `[start, stop)` of one request that a step processes.
 
-    drafts: the last of them, proposed to follow the tokens of the request.
-    forks: other choices of the same prompt, whose first tokens are sampled from the last row too.
-    keep: the positions before `stop`, ascending, whose recurrent states stay in the request's slot
-        beside the one at `stop`.  Those after `start` are taken during the step; the others were
-        there.  What is not named is dropped.  A slice that begins at 0 begins without a state, any
-        other with the one at `start`.
+    drafts: the last tokens of the slice, proposed to follow the tokens of the request.
+    forks: other choices of the same prompt, whose first tokens are also sampled from the last row.
+    keep: positions before `stop`, ascending, whose recurrent states stay in the request's slot beside
+        the state at `stop`.  States at positions after `start` are made in this step; the others are
+        there already.  States at all other positions are dropped.  A slice that starts at 0 starts
+        without a state, any other slice with the state at `start`.
     """
 
     request: BatchRequest
@@ -38,38 +38,45 @@ class Slice:
         return self.stop - self.start
 
     @property
+    def state_slot(self) -> int:
+        """The slot of the recurrent state of the request, which is admitted."""
+        assert self.request.state_slot is not None, "an admitted request has a slot"
+        return self.request.state_slot
+
+    @property
     def samples(self) -> bool:
-        """True if the slice leaves nothing pending, so that the next token is sampled."""
+        """True if the slice ends with the request's last token, so that the next token is sampled."""
         return self.request.pooling is None and self._is_last
 
     @property
     def embeds(self) -> bool:
-        """True if the slice leaves nothing pending of a request that gets a vector."""
+        """True if the slice completes a request with pooling, so that its vector is returned."""
         return self.request.pooling is not None and self._is_last
 
     @property
     def num_samples(self) -> int:
-        """How many of the last rows a token is sampled from: one for each draft, and one."""
+        """How many tokens are sampled for the request: one after each draft and one more, or none."""
         return 1 + len(self.drafts) if self.samples else 0
 
     @property
     def prompt_logprob_positions(self) -> range:
-        """The prompt positions whose log probabilities come from the rows of this slice."""
+        """The prompt positions whose log probabilities this slice computes."""
         if not self.request.wants_prompt_logprobs:
             return range(0)
         return range(self.start + 1, min(self.stop + 1, self.request.num_prompt_tokens))
 
     @property
     def num_known(self) -> int:
-        """The position behind its tokens, drafts not included."""
+        """The position after the request's own tokens in this slice, without drafts."""
         return self.stop - len(self.drafts)
 
     def table(self, *, is_windowed: bool = False) -> BlockTable:
-        """Return the blocks of all layers, or of those that have windows and blocks of their own."""
+        """Return the request's blocks, in the main pool or in that of sliding-window layers."""
         return self.request.window_table if is_windowed else self.request.block_table
 
     @property
     def token_ids(self) -> list[int]:
+        """The tokens of the slice, drafts included."""
         return [*self.request.token_ids[self.start : self.stop], *self.drafts]
 
     def __str__(self) -> str:
@@ -81,9 +88,10 @@ class Slice:
 
 
 class StateCopy(NamedTuple):
-    """Slot `target` is to hold the state that slot `source` has at `position`, and no other.
+    """An order to give slot `target` the recurrent state that slot `source` has at `position`.
 
-    The slots below `max_num_seqs` are those of admitted requests; the others, of checkpoints.
+    The target then holds no other state.  Slots below `max_num_seqs` belong to admitted requests, those
+    above it to checkpoints.
     """
 
     source: int
@@ -95,13 +103,12 @@ class StateCopy(NamedTuple):
 
 
 class SliceOutput(NamedTuple):
-    """The result of processing a slice.
+    """The result of processing one slice.
 
-    token_ids: `num_samples` for the request, then one for each fork.
-    logprobs: one for each of them, if the request asks for them.
-    prompt_logprobs: one for each position of `prompt_logprob_positions`.
-    pooled: what its rows that are pooled have added to what the request had before; if the slice embeds, the
-        vector itself.
+    token_ids: `num_samples` tokens for the request, then one for each fork.
+    logprobs: one entry for each of these, if the request asks for them.
+    prompt_logprobs: one entry for each of `prompt_logprob_positions`.
+    pooled: the request's pooled values so far; if the slice `embeds`, the finished vector.
     """
 
     token_ids: Sequence[int] = ()
@@ -112,9 +119,11 @@ class SliceOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The slices of one forward pass, and what happened to make room for them.
+    """The slices of one forward pass, and what happens to the pool before it.
 
-    state_copies: made before the step, in this order.
+    slices: in the order of service, at most one per request.
+    copies, state_copies: made before the step, in this order.
+    preempted: requests that lost their blocks to make room.
     """
 
     slices: tuple[Slice, ...]
@@ -128,11 +137,16 @@ class StepPlan:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """How many of the tokens are prompts'; those of a prompt are computed again after preemption."""
+        """How many tokens of the step are prompt tokens, those computed again after preemption included."""
         return sum(max(0, min(s.stop, s.request.num_prompt_tokens) - s.start) for s in self.slices)
 
     def __str__(self) -> str:
-        """One line a step, for logs and for tests: `0[0:8]&4@4 1[4:5]+2 3>9 -2 1@8>5`."""
+        """Return one line for logs and tests, as `0[0:8]&4@4 1[4:5]+2 3>9 -2 1@8>5`.
+
+        In this order: slices, as `request[start:stop]`, with `+` the number of drafts, `&` forks and `@` kept
+        states; copies of blocks, `source>target`; preempted requests, `-request`; copies of states,
+        `source@position>target`.
+        """
         return " ".join(
             [
                 *map(str, self.slices),

@@ -80,8 +80,8 @@ class StateCache(ABC):
             states = self._end(view, len(piece.slices))
             for s, state in zip(piece.slices, states, strict=True):
                 stop = piece.start + len(piece) if piece.is_chunk else s.stop
-                kept.setdefault(_slot(s), self._earlier(s))[stop] = state
-                requests[_slot(s)] = s.request
+                kept.setdefault(s.state_slot, self._earlier(s))[stop] = state
+                requests[s.state_slot] = s.request
         self._leave_batch(self._requests.keys() - kept.keys())
         self._slots.update(kept)
         self._requests = requests
@@ -125,13 +125,13 @@ class StateCache(ABC):
     def _arrays(self, state: Any) -> Sequence[mx.array]: ...
 
     def _state(self, s: Slice) -> Any:
-        return None if s.start == 0 else self._slots[_slot(s)][s.start]
+        return None if s.start == 0 else self._slots[s.state_slot][s.start]
 
     def _earlier(self, s: Slice) -> dict[int, Any]:
         """Return the states up to the slice's start that stay in its slot."""
         if s.start == 0:
             return {}
-        states = self._slots[_slot(s)]
+        states = self._slots[s.state_slot]
         # What is kept for longer than a step must not keep the others of its batch alive.
         return {
             at: states[at] if at == s.start else self._kept(states[at])
@@ -144,11 +144,6 @@ class StateCache(ABC):
         if own is not state:
             self._copied += self._arrays(own)
         return own
-
-
-def _slot(s: Slice) -> int:
-    assert s.request.state_slot is not None, "an admitted request has a slot"
-    return s.request.state_slot
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class StateCells:
 
     def flush(self) -> None:
         """Keep the states after the step, and those before it that the plan asks for."""
-        requests = {_slot(s): s.request for s in self._slices}
+        requests = {s.state_slot: s.request for s in self._slices}
         for slot in self._requests.keys() - requests.keys():
             if self._requests[slot].state_slot != slot:
                 self._put(slot, {})
@@ -67,7 +67,7 @@ class StateCells:
         rows: list[tuple[int, int, int, int]] = []
         row = 0
         for s in self._slices:
-            before = self._slots[_slot(s)] if s.start else {}
+            before = self._slots[s.state_slot] if s.start else {}
             states = {at: before[at] for at in s.keep if at <= s.start}
             source = before[s.start] if s.start else -1
             for start, stop in pairwise((s.start, *(p for p in s.keep if p > s.start), s.stop)):
@@ -76,7 +76,7 @@ class StateCells:
                 rows.append((row, stop - start, source, target))
                 states[stop] = source = target
                 row += stop - start
-            self._planned[_slot(s)] = states
+            self._planned[s.state_slot] = states
         return rows
 
     def _take(self) -> int:
@@ -95,11 +95,6 @@ class StateCells:
                 self._free.append(cell)
         if states:
             self._slots[slot] = states
-
-
-def _slot(s: Slice) -> int:
-    assert s.request.state_slot is not None, "an admitted request has a slot"
-    return s.request.state_slot
 
 
 class NativeStates(RecurrentStates):
