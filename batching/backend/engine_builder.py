@@ -1,4 +1,4 @@
-"""Builds an engine, in the thread that will own it: device, model, check, pool."""
+"""Builds an engine in the thread that will own it: selects the device, loads and checks the model, makes the pool."""
 
 import gc
 import logging
@@ -7,7 +7,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from batching.backend import BLAS
+from batching.backend import BLAS, precision
 from batching.backend.devices import Gpu, select_device
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.gpu.pool_kernels import NoKernels, PoolKernels
@@ -42,12 +42,6 @@ from batching.steps.step_plan import Slice, StepPlan
 
 logger = logging.getLogger(__name__)
 
-_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-_KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.int8}
-# Of what is multiplied with quantized weights, and the modes that multiply in bfloat16 where a matrix unit does so, and for
-# which 8 bits are enough where inputs can be scaled by channel.
-_INPUT_BITS: Final = {"exact": 32, "auto": 16, "fast": 16, "fastest": 8}
-_ROUNDS_FURTHER: Final = ("auto", "fastest")
 # In place of MIN_CHUNK: a matrix unit multiplies 32 rows at a time, and 32 tokens and the streams' own rows would
 # take it as long as 64 rows.
 _MIN_CHUNK_OF_UNIT: Final = 48
@@ -64,9 +58,12 @@ _SLOWER: Final = {
 
 @dataclass(frozen=True)
 class _Backend:
-    """A runner, and the scheduler limits within which it is right.
+    """A runner with the limits and the choices that belong to it.
 
-    config: the settings that hold for the model.
+    config: the configuration with the changes that this model needed.
+    limits: the scheduler's limits within which the runner is correct.
+    pool_line, packed_line: lines of the start-up banner.
+    kernels: the kernels of a GPU's pool, or why there are none.
     """
 
     config: EngineConfig
@@ -80,18 +77,21 @@ class _Backend:
 
 
 class _CannotRun(ModelLoadError):
-    """A model was loaded, and fails the first time that it runs."""
+    """The model was loaded but its first forward pass failed."""
 
 
 class _IsNotInvariant(Exception):
-    """The last bits of a model's answers depend on others, and rounding would make more of that."""
+    """The last bits of the logits depend on the rest of the batch, and rounding would amplify that."""
 
 
 def build_engine(config: EngineConfig) -> LoadedEngine:
-    """Load a model and make everything that serves it.
+    """Load a model and build the engine that serves it; call it in the engine's thread.
+
+    If the model cannot run on the native kernels, it is loaded again without them, unless they are
+    required.
 
     Raises:
-        ModelLoadError: it cannot be found, read or run, or it does not fit.
+        ModelLoadError: the model cannot be found, read or run, or does not fit in memory.
     """
     gpu = select_device(config.device)
     memory = GpuMemory(gpu, config.mlx_cache_mib, config.wired_limit_mib) if gpu else None
@@ -119,7 +119,7 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         scheduler,
         runner,
         max_stall=config.max_stall_ms / 1000,
-        min_chunk=_MIN_CHUNK_OF_UNIT if _uses_bfloat16(config, native) else MIN_CHUNK,
+        min_chunk=_MIN_CHUNK_OF_UNIT if precision.uses_bfloat16(config, native) else MIN_CHUNK,
         pipeline=runner if config.async_scheduling and runner.takes_queued_steps else None,
     )
     model = ModelInfo(
@@ -137,48 +137,6 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
     )
     lines = _startup_lines(config, loaded, backend, native, memory, memory.wire() if memory else 0)
     return LoadedEngine(engine, model, lines)
-
-
-def _weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | None:
-    """Return what the weights become; None leaves them as they are stored.
-
-    MLX's CPU kernels for quantized and half-precision products are 40 to 100 times slower
-    than float32 through BLAS, so without our own kernels float32 is the default of a CPU.
-    """
-    if config.dtype == "auto":
-        is_slow = mx.default_device() == mx.cpu and isinstance(native, NoNative)
-        return mx.float32 if is_slow else None
-    return _DTYPES[config.dtype]
-
-
-def _input_bits(config: EngineConfig, native: Native | NoNative) -> int:
-    if not isinstance(native, Native):
-        return 32
-    # What is multiplied in bfloat16 is packed in the same order.
-    bits = 16 if _uses_bfloat16(config, native) else _INPUT_BITS[config.cpu_precision]
-    return max(bits, native.min_input_bits)
-
-
-def _uses_bfloat16(config: EngineConfig, native: Native | NoNative) -> bool:
-    can = isinstance(native, Native) and native.supports_bfloat16
-    return can and config.cpu_precision in _ROUNDS_FURTHER
-
-
-def _scales_inputs(config: EngineConfig, native: Native | NoNative) -> bool:
-    can = isinstance(native, Native) and native.supports_scaled_inputs
-    is_asked = config.cpu_precision in _ROUNDS_FURTHER
-    return can and is_asked and not _uses_bfloat16(config, native)
-
-
-def _kv_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | None:
-    """Return what keys and values are rounded to; None rounds nothing.
-
-    bfloat16 keys and rounded inputs lose less together than a model does in bfloat16, which is how models
-    are published: that is the default.
-    """
-    if config.kv_cache_dtype == "auto" and config.cpu_precision == "auto":
-        return mx.bfloat16 if isinstance(native, Native) else None
-    return _KV_DTYPES.get(config.kv_cache_dtype)
 
 
 def _load(
@@ -215,7 +173,7 @@ def _load_as(
         raise UnsupportedKVDType(
             "int8", *(("GPU", str(kernels)) if gpu else ("native", str(native)))
         )
-    dtype = _weights_dtype(config, native)
+    dtype = precision.weights_dtype(config, native)
     loaded = load_model(
         config.model,
         dtype=dtype,
@@ -235,15 +193,13 @@ def _load_as(
     packed_line = ""
     try:
         if isinstance(native, Native):
-            bits = _input_bits(config, native)
-            scales_inputs = _scales_inputs(config, native)
             packed = PackedModel(
                 config,
                 native,
                 loaded,
-                input_bits=bits,
-                scales_inputs=scales_inputs,
-                uses_bfloat16=_uses_bfloat16(config, native),
+                input_bits=precision.input_bits(config, native),
+                scales_inputs=precision.scales_inputs(config, native),
+                uses_bfloat16=precision.uses_bfloat16(config, native),
                 dtype=dtype,
             )
             loaded, packed_line = packed.on_kernels()
@@ -271,7 +227,7 @@ def _backend(
     packed: PackedModel | None,
     hidden_size: int | None,
 ) -> _Backend:
-    kv_dtype = _kv_dtype(config, native)
+    kv_dtype = precision.kv_dtype(config, native)
     known = packed.verdict(kv_dtype) if packed else None
     checked = check_model(
         loaded.model,
@@ -411,12 +367,14 @@ def _pool_line(config: EngineConfig, layout: CacheLayout, size: PoolSize, block:
     )
 
 
-def _precision(config: EngineConfig, native: Native | NoNative, *, has_scaled_inputs: bool) -> str:
+def _precision_note(
+    config: EngineConfig, native: Native | NoNative, *, has_scaled_inputs: bool
+) -> str:
     if config.cpu_precision == "exact" or isinstance(native, NoNative):
         return ""
-    bits = _input_bits(config, native)
+    bits = precision.input_bits(config, native)
     name = config.cpu_precision
-    if _uses_bfloat16(config, native):
+    if precision.uses_bfloat16(config, native):
         return f"; {name}: weights and activations are multiplied in bfloat16"
     if bits == 32:
         name = "fast" if name == "auto" else name
@@ -429,8 +387,8 @@ def _kernels_line(
     config: EngineConfig, native: Native | NoNative, memory: GpuMemory | None, backend: _Backend
 ) -> str:
     if memory is None:
-        precision = _precision(config, native, has_scaled_inputs=backend.has_scaled_inputs)
-        return f"kernels   {native}{precision}"
+        note = _precision_note(config, native, has_scaled_inputs=backend.has_scaled_inputs)
+        return f"kernels   {native}{note}"
     return f"kernels   of the KV cache: {backend.kernels}"
 
 
@@ -462,7 +420,7 @@ def _startup_lines(
     wired: int,
 ) -> tuple[str, ...]:
     limits = backend.limits
-    dtype = _weights_dtype(config, native)
+    dtype = precision.weights_dtype(config, native)
     weights = "as stored" if dtype is None else dtype_name(dtype)
     return (
         f"model     {config.model_id} ({loaded.model_type}, {loaded.source})",
