@@ -1,4 +1,8 @@
-"""Continuous batching on MLX: tokens in, tokens out.  This is all that `app` may use."""
+"""The inference engine: continuous batching over a paged KV cache, with token ids in and token ids out.
+
+`app` imports only what this module exports.  Text, HTTP and JSON are the concern of `app`; tensors and
+MLX are the concern of `batching.backend`, which is imported only when the first model is loaded.
+"""
 
 from batching.config import EngineConfig
 from batching.constraints.gbnf import gbnf_grammar

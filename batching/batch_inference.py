@@ -1,4 +1,4 @@
-"""The engine: plan a step, run it, record it."""
+"""The engine: plans a step, runs it on the model, and records its outputs."""
 
 import logging
 from collections.abc import Callable, Container, Sequence
@@ -27,9 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class _Step(NamedTuple):
-    """A step that is planned, and perhaps queued.
+    """A planned step, with the computation that yields its outputs.
 
-    planned: when, on the engine's clock.  num_decodes: how many of its tokens are not prompts'.
+    planned: when it was planned, in seconds on the engine's clock.
+    num_decodes: how many of its tokens belong to requests that decode.
     """
 
     plan: StepPlan
@@ -39,7 +40,7 @@ class _Step(NamedTuple):
 
 
 class _RunWhenCollected(NamedTuple):
-    """A step of a runner that queues none."""
+    """A step of a runner without a queue: it is computed when its outputs are collected."""
 
     runner: ModelRunner
     plan: StepPlan
@@ -49,7 +50,7 @@ class _RunWhenCollected(NamedTuple):
 
 
 class _NotQueued:
-    """A step that could not be queued."""
+    """A step that raised when it was queued; the error is raised when its outputs are collected."""
 
     def __init__(self, error: Exception) -> None:
         self._errors = [error]
@@ -60,13 +61,15 @@ class _NotQueued:
 
 
 class BatchInferenceEngine:
-    """Serves requests in steps; its owner calls it from one thread.
+    """Serves requests in steps.  It is not thread-safe: its owner calls it from one thread.
 
-    With a pipelined runner the next step is queued before the outputs of this one are read, wherever
-    the scheduler can plan it, so that the device does not wait for Python.  Between two calls of
-    `step` one may be in flight.  A request that ends costs a row of that, which is dropped.
+    `add` requests, then call `step` while `has_work`; each call returns the new outputs.
 
-    clock: in seconds; the arrival times of requests are on the same one.
+    With a pipelined runner, the next step is queued before the outputs of the current one are read,
+    wherever the scheduler can plan it, so that the device does not wait for Python.  Between two calls of
+    `step` one step may then be in flight.  If a request ends meanwhile, its rows in that step are
+    computed in vain and dropped.
+
     last_step: what the latest step did.
     """
 
@@ -82,9 +85,12 @@ class BatchInferenceEngine:
         clock: Callable[[], float] = monotonic,
         pipeline: PipelinedRunner[Any] | None = None,
     ) -> None:
-        """`pipeline` is the runner again, if steps are to be queued.
+        """Make an engine without requests.
 
-        max_stall, min_chunk: see StallBudget.
+        max_stall: the most seconds that prefill may add to a step of running requests.
+        min_chunk: prompt tokens that a step may always process; see `StallBudget`.
+        clock: in seconds; the arrival times of requests are on the same clock.
+        pipeline: the same object as `runner` if steps are to be queued; None runs one step at a time.
         """
         self._scheduler = scheduler
         self._runner = runner
@@ -103,12 +109,12 @@ class BatchInferenceEngine:
         return self._scheduler.stats()
 
     def snapshot(self) -> EngineSnapshot:
-        """Return what there is to do, and how long it took to find out."""
+        """Return a picture of the queue, the requests and the pool, and how long taking it took."""
         began = self._clock()
         return self._scheduler.snapshot(began).took(self._clock() - began)
 
     def add(self, *requests: BatchRequest) -> None:
-        """Queue checked requests, some of which may be forks of others among them."""
+        """Queue requests that `check_request` has accepted; forks come together with their request."""
         for request in requests:
             self._requests[request.request_id] = request
             if request.fork_of is None:
@@ -120,12 +126,13 @@ class BatchInferenceEngine:
             self._scheduler.abort(request)
 
     def step(self) -> list[RequestOutput | RequestFailure]:
-        """Run one step; return the outputs of the requests that it advanced.
+        """Run one step; return an output or a failure for each request that it advanced.
 
-        A step that raises fails its own requests and loses the pool; the others start over.
+        If the step raises, its requests fail and the contents of the pool are lost; all other admitted
+        requests start over from their tokens.
 
         Raises:
-            Exception: the pool could not be made usable again.
+            Exception: the pool cannot be made usable again; the engine is then of no further use.
         """
         step = self._in_flight or self._plan()
         self._in_flight = self._follow(step)
@@ -156,9 +163,9 @@ class BatchInferenceEngine:
         return outputs
 
     def drain(self) -> None:
-        """Wait for the step in flight, if there is one, and drop what it computes.
+        """Wait for the step in flight, if there is one, and drop its outputs.
 
-        Its requests have to end, or to start over.
+        Its requests must be ended or restarted afterwards.
         """
         if self._in_flight is not None:
             with suppress(Exception):
@@ -183,7 +190,7 @@ class BatchInferenceEngine:
         return queued
 
     def _follow(self, step: _Step) -> _Step | None:
-        """Plan and queue the step after one in flight; None if that must be known first."""
+        """Plan and queue the step after `step`; None if that has to wait for the outputs of `step`."""
         if self._pipeline is None or isinstance(step.queued, _NotQueued):
             return None
         sampling = [s.request for s in step.plan.slices if s.samples and not s.request.has_ended]
@@ -208,6 +215,7 @@ class BatchInferenceEngine:
     def _recover(
         self, plan: StepPlan, failed_ids: Container[int] | None = None
     ) -> list[RequestOutput | RequestFailure]:
+        """Restore the engine after a step that raised; return a failure for each request at fault."""
         # What follows it has used what it computed.
         self.drain()
         self._scheduler.discard(plan, failed_ids)

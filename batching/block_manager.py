@@ -1,4 +1,4 @@
-"""Blocks of KV slots: which are referenced, which are free, and where the next one goes."""
+"""The paged block manager: which KV blocks are referenced, cached or empty, and allocation."""
 
 from array import array
 from collections import OrderedDict
@@ -14,23 +14,23 @@ BlockHash = NewType("BlockHash", bytes)
 
 
 class BlockContents(NamedTuple):
-    """The tokens of a block, int64, and the hash of all before it."""
+    """What a block contains: its tokens (int64), and the hash of the prefix before them."""
 
     parent: BlockHash
     tokens: "array[int]"
 
 
 class Run(NamedTuple):
-    """`num_blocks` blocks with consecutive ids: in the pool, one contiguous stretch."""
+    """`num_blocks` blocks with consecutive ids, which are contiguous in the pool."""
 
     first_block: int
     num_blocks: int
 
 
 class BlockCopy(NamedTuple):
-    """The contents of `source` are to be copied to `target` before the step writes.
+    """An order to copy block `source` to block `target` before the step writes.
 
-    is_windowed: they are blocks of the layers that see a window.
+    is_windowed: both are blocks of the pool of sliding-window layers.
     """
 
     source: int
@@ -43,12 +43,15 @@ class BlockCopy(NamedTuple):
 
 @dataclass(slots=True)
 class KVBlock:
-    """`block_size` KV slots.  A block with a hash can be found by it, and is full but for some with contents.
+    """One block of the pool: `block_size` KV slots, one per token.
 
-    contents: of a block that can be found by how it begins, too.
-    published: when its contents became findable.
-    last_used: when the last reference to it was dropped; of a cached block.
-    num_hits: how many requests have begun with it, among other blocks; counted for windows only.
+    ref_count: how many block tables contain the block.
+    block_hash: identifies the contents and the prefix before them; None if the block cannot be found.
+        A block with a hash is full, unless it also has `contents`.
+    contents: the tokens, for a block that can also be found by its first tokens.
+    published: when the contents became findable, in seconds on the engine's clock.
+    last_used: when a cached block lost its last reference.
+    num_hits: how many requests were started at this block; counted for sliding-window layers only.
     """
 
     block_id: int
@@ -61,13 +64,14 @@ class KVBlock:
 
 
 class BlockTable:
-    """The block ids of one request in the order of its tokens, and the runs they form.
+    """The block ids of one request in token order, and the contiguous runs that they form.
 
-    Token position p lives in slot `block_ids[p // block_size] * block_size + p % block_size`.
+    The token at position p is in slot `block_ids[p // block_size] * block_size + p % block_size`.
 
-    The first `num_dropped` blocks are the request's no more, and no token of theirs is visible to
-    it.  The first block that it still has stands for each of them, so that what is read and then
-    hidden is its own; `runs` begin behind them.
+    In the table of sliding-window layers, the first `num_dropped` blocks have left the window and no
+    longer belong to the request.  Their entries repeat the first block that it still holds, so that
+    positions keep their index and a read that is masked out later touches only the request's own
+    blocks.  `runs` covers the blocks that are held.
     """
 
     def __init__(self, block_ids: Iterable[int] = ()) -> None:
@@ -96,22 +100,23 @@ class BlockTable:
 
     @property
     def held(self) -> list[int]:
-        """The blocks that are not dropped."""
+        """The blocks that still belong to the request."""
         return self.block_ids[self.num_dropped :]
 
     def replace(self, index: int, block_id: int) -> None:
+        """Put another block at an index, as after copy-on-write."""
         self.block_ids[index] = block_id
         self.hold(self.num_dropped, self.held)
 
     def hold(self, num_dropped: int, block_ids: Sequence[int]) -> None:
-        """Start over with some blocks that are dropped, and those that follow."""
+        """Reset the table to `num_dropped` dropped entries followed by these blocks."""
         self.clear()
         self.extend(block_ids)
         self.block_ids[:0] = [*block_ids[:1]] * num_dropped
         self.num_dropped = num_dropped
 
     def drop(self, stop: int) -> list[int]:
-        """Drop the blocks before index `stop`; return those that were not dropped before."""
+        """Drop the blocks before index `stop`; return the ids that were held until now."""
         dropped = self.block_ids[self.num_dropped : stop]
         self.hold(stop, self.block_ids[stop:])
         return dropped
@@ -123,26 +128,28 @@ class BlockTable:
 
 
 class PagedBlockManager:
-    """Reference-counted blocks; unreferenced ones keep their contents until they are evicted.
+    """Reference-counted blocks; blocks without a reference keep their contents until they are evicted.
 
-    A block is in exactly one of three states, checked after every step of the state machine
-    in tests/batching/test_block_manager.py:
+    A block is in exactly one of three states (checked after every step of the state machine in
+    tests/batching/test_block_manager.py):
 
-    - in use: ref_count > 0, in that many block tables
-    - cached: ref_count 0 and a hash, least recently released first in `_cached`
-    - empty: ref_count 0 and no hash, in `_empty`, which knows the contiguous runs
+    - in use: `ref_count` > 0, and the block is in that many block tables
+    - cached: `ref_count` 0 and a hash; `_cached` has these, least recently released first
+    - empty: `ref_count` 0 and no hash; `_empty` has these, as contiguous runs
 
-    A hash leads to at most one block, and that block carries the hash.  A block with contents is
-    one of those that follow its parent.
+    A hash leads to at most one block, which carries that hash.  Blocks with contents are also indexed by
+    their parent's hash, to find one that shares only its first tokens with a prompt.
 
-    Growing a table takes the block right after its last one when that is empty; a new table
-    starts in the middle of the largest empty run, so that the table before it can grow, too.
-    Cached blocks are evicted several at a time (`_EVICTION_SHARE` of the pool): blocks of one
-    request are released together, so evicting them together gives runs and not single holes.
-    Every operation is O(1) for each block concerned, whatever the size of the pool; with contents, O(log n)
-    comparisons among those that follow the same parent.
+    Allocation prefers contiguous blocks, which attention reads faster: a table grows into the block right
+    after its last one if that is empty, and a new table starts in the middle of the largest empty run, so
+    that the table before it can grow as well.  Cached blocks are evicted several at a time
+    (`_EVICTION_SHARE` of the pool): blocks of one request are released together, so evicting them
+    together leaves runs instead of single holes.
 
-    `now` is in seconds and set by the scheduler; only the ages of `take_ages` depend on it.
+    Each operation takes O(1) per block, whatever the size of the pool; with contents, O(log n)
+    comparisons among the blocks with the same parent.
+
+    now: seconds on the engine's clock, set by the scheduler; only the ages of `take_ages` depend on it.
     """
 
     _EVICTION_SHARE = 1 / 64
@@ -165,7 +172,7 @@ class PagedBlockManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks without a reference; the cached ones among them can be evicted."""
+        """Blocks without a reference: empty ones, and cached ones, which can be evicted."""
         return len(self._empty) + len(self._cached)
 
     @property
@@ -178,13 +185,15 @@ class PagedBlockManager:
         return self._empty.some_runs(limit)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks `num_tokens` tokens take."""
+        """Return how many blocks `num_tokens` tokens need."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, num_blocks: int, after: int | None = None) -> list[int] | None:
-        """Take `num_blocks` blocks, each with one reference; None, and no change, if too few.
+        """Take `num_blocks` blocks, each with one reference; evicts cached ones if need be.
 
-        The first one is the block that follows `after` whenever that one is empty.
+        Returns None and changes nothing if there are not enough free blocks.
+
+        after: the last block of the table that grows; the block next to it is preferred.
         """
         if num_blocks > self.num_free_blocks:
             return None
@@ -199,7 +208,7 @@ class PagedBlockManager:
         return block_ids
 
     def increment_ref(self, block_id: int) -> None:
-        """Add a reference to a block with contents: one in use, or a cached one."""
+        """Add a reference to a block that is in use or cached."""
         block = self.blocks[block_id]
         assert block.ref_count or block.block_hash, f"block {block_id} is empty"
         if block.ref_count == 0:
@@ -208,12 +217,11 @@ class PagedBlockManager:
         block.ref_count += 1
 
     def release(self, block_ids: Sequence[int], *, evict_first: bool = False) -> None:
-        """Drop one reference each.
+        """Drop one reference to each block, the last block first.
 
-        The last block goes first: the tail of a prefix is worth nothing without its head,
-        so the tail is the first to be evicted.
+        The tail of a prefix is useless without its head, so the tail must be evicted first.
 
-        evict_first: these go before all that are cached, as if they had been used longest ago.
+        evict_first: evict these blocks before all blocks that are cached now.
         """
         for block_id in reversed(block_ids):
             block = self.blocks[block_id]
@@ -225,18 +233,18 @@ class PagedBlockManager:
                     self._cached.move_to_end(block_id, last=False)
 
     def touch(self, block_id: int) -> None:
-        """Let a block with contents be evicted after all that are cached now."""
+        """Mark a cached block as most recently used."""
         self.increment_ref(block_id)
         self.release([block_id])
 
     def find(self, block_hash: BlockHash) -> int | None:
-        """Return the block with these contents, in use or cached."""
+        """Return the block with this hash, in use or cached; None if there is none."""
         return self._by_hash.get(block_hash)
 
     def find_beginning(self, contents: BlockContents) -> tuple[int, int]:
-        """Return how many tokens these contents and a block's have in common, and that block.
+        """Return the longest common beginning with any block of the same parent: its length and the block.
 
-        It is a block with the most; `(0, -1)` if none follows the same parent.
+        The length is in tokens; `(0, -1)` if no block has this parent.
         """
         following = self._by_parent.get(contents.parent)
         return (0, -1) if following is None else following.longest(contents.tokens)
@@ -244,10 +252,10 @@ class PagedBlockManager:
     def publish(
         self, block_id: int, block_hash: BlockHash, contents: BlockContents | None = None
     ) -> None:
-        """Make a block in use findable by its hash, and with `contents` by how it begins.
+        """Make a block in use findable by its hash and, with `contents`, by its first tokens.
 
-        If another block has the same contents already, that one stays findable and this one
-        stays private: it is emptied when it is released.
+        If another block with the same hash is findable already, that one stays, and this block remains
+        private: it becomes empty when it is released.
         """
         block = self.blocks[block_id]
         assert block.ref_count > 0, f"block {block_id} is not in use"
@@ -262,18 +270,18 @@ class PagedBlockManager:
                 following.add(contents.tokens, block_id)
 
     def fork(self, table: BlockTable) -> BlockTable:
-        """Return a second table over the same blocks."""
+        """Return a second table over the same blocks, with a reference of its own to each."""
         for block_id in table.block_ids:
             self.increment_ref(block_id)
         return BlockTable(table.block_ids)
 
     def make_writable(self, table: BlockTable, index: int) -> BlockCopy | None:
-        """Copy on write: give `table` its own block at `index` if it shares that one.
+        """Copy-on-write: replace the block at `index` by one of the table's own if it is shared.
 
-        Returns the copy the model runner must make, None if the block is not shared.
+        Returns the copy that the model runner has to make; None if the block was not shared.
 
         Raises:
-            NoFreeBlocks: the block is shared and none is left to copy it to.
+            NoFreeBlocks: the block is shared and there is none to copy it to.
         """
         source = table.block_ids[index]
         if self.blocks[source].ref_count == 1:
@@ -285,7 +293,7 @@ class PagedBlockManager:
         return BlockCopy(source, taken[0])
 
     def forget_cached(self) -> None:
-        """Drop all findable contents, as after a failed step."""
+        """Make all blocks unfindable, since their contents are lost after a failed step."""
         self._evict(len(self._cached))
         for block in self.blocks:
             block.block_hash = block.contents = None
@@ -293,7 +301,7 @@ class PagedBlockManager:
         self._by_parent.clear()
 
     def take_ages(self) -> BlockAges:
-        """Return the ages of what was evicted and reused since the last time."""
+        """Return the ages of blocks that were evicted or reused since the last call."""
         return self._ages.take()
 
     def _free(self, block: KVBlock) -> None:
@@ -327,4 +335,4 @@ class PagedBlockManager:
 
 
 class NoFreeBlocks(Exception):
-    """No block is left, free or cached."""
+    """No block is empty or cached."""

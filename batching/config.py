@@ -1,4 +1,4 @@
-"""What an engine is configured with: checked once, never completed later."""
+"""The configuration of an engine: frozen dataclasses that are validated when they are made."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,9 +22,15 @@ Pooling = Literal["auto", "last", "mean", "cls", "off"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """The limits of a step that hold for any model and any device; counts are of tokens.
+    """The limits of a step that hold for any model and device.
 
-    `max_draft_tokens` bounds what is guessed for one request in a step (0 is nothing).
+    block_size: tokens in a KV block.
+    max_num_seqs: the most requests that run at once.
+    max_batched_tokens: the most tokens in one step.
+    prefill_chunk: the most prompt tokens of one request in one step.
+    enable_prefix_cache: whether requests with a common prefix share blocks.
+    aging_rate: priority classes that a waiting request climbs per second.
+    max_draft_tokens: the most tokens drafted for one request in a step; 0 turns drafts off.
 
     Raises:
         ValueError: a limit is out of range, or two of them contradict each other.
@@ -51,18 +57,21 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(BatchLimits):
-    """The limits within which the scheduler plans a step, those of the loaded model included.
+    """The scheduler's limits, including those that depend on the loaded model and on its pool.
 
-    `max_model_len` bounds prompt and output of one request together; a request never holds more
-    than the whole pool.  `max_drafting_rows` bounds the tokens that decodes and their drafts make
-    together: beyond it more rows cost more than right guesses save.  `num_checkpoints` is how many
-    recurrent states the prefix cache keeps; None is a model without such states.
+    num_blocks: KV blocks in the pool.
+    max_model_len: the most tokens of one request, prompt and output together.
+    max_drafting_rows: the most tokens that all decodes and their drafts may have together in a step;
+        beyond it, more rows cost more time than correct drafts save.
+    num_checkpoints: recurrent states that the prefix cache keeps; None if the model has no such state.
+    window: how many of the last tokens sliding-window layers attend to, if those layers have a pool of
+        their own with `num_window_blocks` blocks; None if there are no such layers or they share the
+        blocks of the others.
+    min_copied_tokens: a request may start in the middle of a block, on a copy of a cached block that
+        has at least this many tokens in common with it; None starts at block boundaries only.
 
-    Layers that see no more than the last `window` tokens have `num_window_blocks` blocks of their own;
-    None is no such layers, or that they share the blocks of the others.
-
-    A request begins within a block, on a copy of one that has at least `min_copied_tokens` of its
-    tokens in common with it; None is that requests begin behind full blocks only.
+    Raises:
+        ValueError: a limit is out of range, or two of them contradict each other.
     """
 
     num_blocks: int = DEFAULT_NUM_BLOCKS
@@ -88,7 +97,7 @@ class SchedulerConfig(BatchLimits):
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens, prompt and output together, that one request can hold."""
+        """The most tokens, prompt and output together, that one request can have in this pool."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
     @property
@@ -99,22 +108,39 @@ class SchedulerConfig(BatchLimits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(BatchLimits):
-    """One served model: which, where, and within which limits.
+    """What one engine serves, on which device, and within which limits; see also `BatchLimits`.
 
-    The KV pool has `num_blocks` blocks or the model is not loaded.  Without that number it has up
-    to `max_blocks`, as far as they fit into what is free; without both it takes
-    `memory_fraction` of the device's memory, weights included.  `max_model_len=None` takes the
-    model's own context, which a number does not exceed, and `chat_template=None` its own template.
-    `state_cache_mib` bounds what the prefix cache keeps of recurrent states; None is an eighth of what is
-    free.
-    With `async_scheduling` a step is queued while the one before it runs, wherever the pool allows it.
-    `pooling` says how embeddings are made, `auto` as the model says.  `rerank_template` and
-    `rerank_tokens`, of an irrelevant and of a relevant document with a comma between them, make a
-    reranker of a model that does not say that it is one.
-    `weights_cache_gib` bounds the packed weights in `weights_cache_dir`, by default a folder beside
-    the hub's cache; 0 keeps none.  `gpu_kernels` says whether a GPU's pool is written and read by kernels
-    of our own.  On a GPU MLX keeps `mlx_cache_mib` of freed buffers, and on a Mac
-    `wired_limit_mib` are wired; None is the weights and the KV pool.  A step that takes longer than `step_timeout` seconds has stalled.
+    model: the bundled model's name, a `.gguf` file, a model directory, or a hub id.
+    model_id: the name that clients use.
+    num_blocks: KV blocks of the pool; the model is not loaded if they do not fit.  None takes up to
+        `max_blocks`, as many as fit in free memory; if that is None as well, as many as fit in
+        `memory_fraction` of the device's memory, weights included.
+    max_stall_ms: the most milliseconds that prefill may add to a step of running requests.
+    step_timeout: seconds after which a step counts as stalled.
+    chat_template: replaces the model's own; None keeps that.
+    max_model_len: the most tokens of a request; it can only lower the context that a model declares,
+        and sets it where a model declares none.  None is the declared context.
+    state_cache_mib: the most MiB of recurrent states in the prefix cache; None is an eighth of the free
+        memory.
+    dtype: the type of the weights; `auto` keeps them as stored, except on a CPU without native kernels.
+    kv_cache_dtype: the type of keys and values.
+    generation_config: whether the model's recommended sampling parameters are the defaults.
+    pooling: how embeddings are made; `auto` follows the model's files, `off` makes none.
+    rerank_template: the prompt template of a reranker that does not declare itself as one.
+    rerank_tokens: its tokens for an irrelevant and a relevant document, separated by a comma.
+    native: whether the native CPU kernels are used; `require` fails without them.
+    cpu_precision: how these round the activations that they multiply with quantized weights.
+    cpu_threads: the number of their threads; None follows the number of cores.
+    gpu_kernels: whether the kernels of this project read and write the pool of a GPU.
+    async_scheduling: queue a step while the previous one runs, where the pool allows it.
+    weights_cache_dir: the folder of packed weights; None is a folder beside the hub's cache.
+    weights_cache_gib: the most GiB of packed weights in that folder; 0 keeps none.
+    share_weights: whether packed weights are mapped, so that processes share their memory.
+    mlx_cache_mib: MiB of freed buffers that MLX keeps on a GPU.
+    wired_limit_mib: MiB that are wired on a Mac; None is the weights and the KV pool.
+
+    Raises:
+        ValueError: a value is out of range, or two of them contradict each other.
     """
 
     model: str
@@ -156,26 +182,26 @@ class EngineConfig(BatchLimits):
             raise ValueError(f"memory_fraction must be within (0, 1), not {self.memory_fraction}")
 
     def model_context(self, declared: int | None) -> int:
-        """Return a model's context: what it declares, or any number that is set where it declares none."""
+        """Return the context length in tokens: the declared one, else `max_model_len`, else a default."""
         return declared or self.max_model_len or UNKNOWN_CONTEXT
 
     def scheduler_config(self, num_blocks: int, model_context: int) -> SchedulerConfig:
-        """Add what only the loaded model and the device determine."""
+        """Return the scheduler's limits for a pool and the context length of the model, in tokens."""
         limits = {field.name: getattr(self, field.name) for field in fields(BatchLimits)}
         max_model_len = min(self.max_model_len or model_context, model_context)
         return SchedulerConfig(**limits, num_blocks=num_blocks, max_model_len=max_model_len)
 
 
 def blocks_in_window(window: int, block_size: int) -> int:
-    """Return how many full blocks before its own a token may see.
+    """Return how many full blocks before its own block a token may attend to.
 
-    That is enough for one token more than the window, which the masks of some models show.
+    That covers one token more than the window, which the masks of some models show.
     """
     return -(-window // block_size)
 
 
 def blocks_held(window: int, block_size: int) -> int:
-    """Return how many blocks a request longer than the window has between two steps."""
+    """Return how many blocks a request longer than the window holds between two steps."""
     return blocks_in_window(window, block_size) + 1
 
 

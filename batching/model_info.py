@@ -1,4 +1,4 @@
-"""What a loaded model tells the layer above, without a tensor."""
+"""The description of a loaded model that the layers above the engine use; no tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,9 +50,9 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """What a model's authors recommend where a request does not say; None is no recommendation.
+    """The sampling parameters that a model's authors recommend; None where they recommend nothing.
 
-    Ranges are those of a request.
+    They apply where a request does not set the parameter, and have the ranges of a request.
     """
 
     temperature: float | None = None
@@ -64,11 +64,12 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """`max_model_len` is in tokens, prompt and output together.
+    """A loaded model.
 
-    has_jinja_template: the chat template is what the tokenizer's `get_chat_template` returns, rendered as
-        transformers does; otherwise a function of mlx-lm or of the tokenizer's own renders.
-    reranker: None if it is none.
+    max_model_len: the most tokens of a request, prompt and output together.
+    has_jinja_template: True if `get_chat_template` of the tokenizer returns a Jinja template; otherwise
+        a function of mlx-lm or of the tokenizer renders conversations.
+    reranker: how the model scores documents; None if it is not a reranker.
     """
 
     model_id: str

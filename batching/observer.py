@@ -1,4 +1,4 @@
-"""What an engine reports to its observers: each step, and each sequence."""
+"""What an engine reports to its observers, for metrics and logs: each step and each sequence."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,13 +14,15 @@ logger = logging.getLogger(__name__)
 
 
 class StepRecord(NamedTuple):
-    """What one step did; times are in seconds, `ended` on the engine's clock.
+    """What one step did.
 
-    num_tokens: processed by the model, of prompts and of outputs, drafts included.
-    num_prompt_tokens: those of prompts among them.
-    stats: as they are after the step.
-    has_failed: the step raised, and its requests failed with it.
-    block_ages: how old the cached contents were that were evicted or reused.
+    ended: when it ended, in seconds on the engine's clock.
+    duration: in seconds.
+    num_tokens: tokens that the model processed, drafts included.
+    num_prompt_tokens: how many of them are prompt tokens.
+    stats: the statistics after the step.
+    has_failed: the step raised and its requests failed.
+    block_ages: how old cached blocks were that were evicted or reused.
     """
 
     ended: float
@@ -36,10 +38,10 @@ class StepRecord(NamedTuple):
 class SequenceStats:
     """The progress of one choice; times are in seconds on the engine's clock.
 
-    scheduled_time: of the first step that prefilled its prompt; None before.  Choices that share
-        a prefill have the same.
-    first_token_time, last_token_time: when the steps ended that sampled them, or made the vector of a
-        pooled request.
+    scheduled_time: when the first step of its prefill began, None before; choices that share a
+        prefill have the same time.
+    first_token_time, last_token_time: when the steps ended that sampled these tokens, or that made the
+        vector of a request with pooling.
     finish_reason: None until it has ended.
     """
 
@@ -58,7 +60,10 @@ class SequenceStats:
     finish_reason: FinishReason | None = None
 
     def record(self, output: TokenOutput, now: float) -> float | None:
-        """Record the output of a step at `now`; return the seconds since the tokens before."""
+        """Record the output of a step that ended at `now`; return the seconds since the previous tokens.
+
+        None if there were none, or if the output only reports progress.
+        """
         self.scheduled_time = output.scheduled_time
         self.num_cached_tokens = output.num_cached_tokens
         self.num_preemptions = output.num_preemptions
@@ -73,9 +78,9 @@ class SequenceStats:
 
 
 class NewTokens(NamedTuple):
-    """What a step brought one sequence: tokens, or the vector of a pooled request.
+    """The tokens that one step brought to one sequence, or the vector of a request with pooling.
 
-    gap: seconds since the tokens before; None for the first ones, or for a vector.
+    gap: seconds since the previous tokens; None for the first ones and for a vector.
     """
 
     sequence: SequenceStats
@@ -84,7 +89,7 @@ class NewTokens(NamedTuple):
 
 
 class EngineObserver(Protocol):
-    """Counts what an engine does; called in the event loop, so it must never block."""
+    """Observes an engine; its methods are called in the event loop and must not block."""
 
     def observe_step(self, step: StepRecord) -> None: ...
 
@@ -93,14 +98,14 @@ class EngineObserver(Protocol):
         ...
 
     def observe_tokens(self, tokens: Sequence[NewTokens]) -> None:
-        """Called once a step that brought some, before the end of any sequence that ends with it."""
+        """Called once for each step that brought tokens, before `observe_end` of the sequences that end."""
         ...
 
     def observe_end(self, sequence: SequenceStats) -> None: ...
 
 
 class Observers:
-    """Notifies any number of observers; one that raises stops neither the others nor the tokens."""
+    """Notifies several observers; an exception in one is logged and affects nothing else."""
 
     def __init__(self, *observers: EngineObserver) -> None:
         self._observers = observers

@@ -1,4 +1,4 @@
-"""What a request can get instead of tokens: one vector, pooled from the hidden states of its tokens."""
+"""Pooling: requests that get one vector, made from the hidden states of their tokens."""
 
 from array import array
 from collections.abc import Mapping
@@ -25,8 +25,9 @@ class PoolingType(StrEnum):
 class PoolingParams:
     """How the vector of one request is made.
 
-    dimensions: how many numbers are kept, the first ones; None is all.
-    normalize: whether the vector, of these numbers, gets length 1.
+    type: which hidden states are pooled.
+    dimensions: keep only the first of the vector's numbers; None keeps all.
+    normalize: scale the vector, after that, to length 1.
     """
 
     type: PoolingType = PoolingType.LAST
@@ -34,7 +35,10 @@ class PoolingParams:
     normalize: bool = True
 
     def rows(self, start: int, stop: int, num_tokens: int) -> range:
-        """Return the positions in `[start, stop)` of a request whose hidden states are needed."""
+        """Return the positions in `[start, stop)` whose hidden states are pooled.
+
+        num_tokens: of the whole request.
+        """
         if self.type is PoolingType.MEAN:
             return range(start, stop)
         position = 0 if self.type is PoolingType.CLS else num_tokens - 1
@@ -43,13 +47,13 @@ class PoolingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embeddings:
-    """A model that embeds, and how its authors describe that.
+    """How a model makes embeddings, according to its files.
 
-    size: the numbers of a whole vector.
-    is_normalized: whether vectors have length 1, unless a request says otherwise.
-    max_tokens: of one input; None is the model's context.
-    prompts: texts that are put in front of an input, by name.
-    default_prompt: the name of the one that is used unless a request names another.
+    size: the number of dimensions of a whole vector.
+    is_normalized: vectors have length 1 unless a request says otherwise.
+    max_tokens: the most tokens of one input; None is the model's context.
+    prompts: texts to put before an input, by name.
+    default_prompt: the name of the prompt that is used if a request names none.
     """
 
     pooling: PoolingType
@@ -63,9 +67,10 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class NoEmbeddings:
-    """`reason` follows the model's name, for clients to read.
+    """A model that makes no embeddings.
 
-    is_described: False if nothing says how, so that the operator may.
+    reason: why not, for the client; it follows the model's name in a sentence.
+    is_described: False if nothing in the model's files says how; the operator may then set it.
     """
 
     reason: str
@@ -77,9 +82,9 @@ NO_EMBEDDINGS: Final = NoEmbeddings("is not described as an embedding model", is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reranker:
-    """A model that says whether a document is relevant, by one token or another.
+    """A model that scores a document by the probability of one token against another.
 
-    template: its prompt as a chat template of the roles `query` and `document`, and `system` for an
+    template: its prompt as a chat template with the roles `query` and `document`, and `system` for an
         instruction; None is the model's own.
     """
 

@@ -1,4 +1,4 @@
-"""Finds the blocks that already contain the beginning of a prompt."""
+"""The prefix cache: finds KV blocks that already contain the beginning of a prompt."""
 
 from array import array
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from batching.priority_queue import QueueKey
 
 
 class HashChain:
-    """The chained hashes of a token sequence's full blocks, extended as it grows.
+    """The chained hashes of a token sequence's full blocks, extended as the sequence grows.
 
-    Hash i is sha256 over hash i-1 and the tokens of block i, so it stands for the whole
-    prefix up to there.  The first link is `extra_key`: what else makes the cached tensors
-    differ (a cache salt, an adapter).  Never Python's `hash()`, whose collisions can be provoked.
+    Hash i is the SHA-256 of hash i-1 and the tokens of block i, so it identifies the whole prefix up to
+    and including that block.  The chain starts from `extra_key`: whatever else makes cached tensors
+    differ, such as a cache salt.  Python's `hash()` would not do, since its collisions can be provoked.
     """
 
     def __init__(self, extra_key: bytes = b"") -> None:
@@ -23,9 +23,9 @@ class HashChain:
     def extended(
         self, token_ids: Sequence[int], block_size: int, num_tokens: int | None = None
     ) -> list[BlockHash]:
-        """Return the hashes of all full blocks of the first `num_tokens` of `token_ids`, or of all.
+        """Return the hashes of the full blocks of `token_ids[:num_tokens]`; None is all tokens.
 
-        Only the new ones are hashed.
+        Only blocks that are new since the last call are hashed.
         """
         num_tokens = len(token_ids) if num_tokens is None else num_tokens
         for index in range(len(self._hashes), num_tokens // block_size):
@@ -34,23 +34,28 @@ class HashChain:
         return self._hashes
 
     def contents(self, index: int, token_ids: Sequence[int]) -> BlockContents:
-        """Return what block `index` has that begins with these tokens; those before it are hashed."""
+        """Return the identity of a block with these tokens at position `index` of the sequence.
+
+        The blocks before it must have been hashed.
+        """
         parent = self._hashes[index - 1] if index else self._parent
         return BlockContents(parent, array("q", token_ids))
 
 
 def hash_of(contents: BlockContents) -> BlockHash:
+    """Return the SHA-256 that identifies a block: of its parent's hash and its tokens."""
     return BlockHash(sha256(contents.parent + contents.tokens.tobytes()).digest())
 
 
 class PrefixCache:
     """Shares full blocks between requests that begin with the same tokens.
 
-    The blocks are the block manager's, which also evicts them; this class maps tokens to
-    blocks.  It also knows which blocks are in flight (being computed right now), so that a
-    second request with the same prefix can wait for them and not compute them again.
+    The blocks belong to the block manager, which also evicts them; this class looks blocks up by hash.
+    It also knows which blocks are in flight (being computed by an admitted request), so that a second
+    request with the same prefix can wait for them instead of computing them again.
 
-    `num_queried_tokens` and `num_hit_tokens` count prompt tokens of admitted requests.
+    num_queried_tokens, num_hit_tokens: prompt tokens of admitted requests, and how many of them were
+        found.
     """
 
     def __init__(self, block_manager: PagedBlockManager) -> None:
@@ -60,7 +65,7 @@ class PrefixCache:
         self.num_hit_tokens = 0
 
     def lookup(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """Return the longest run of blocks from the beginning that is in the pool."""
+        """Return the ids of the leading blocks that are in the pool, up to the first that is not."""
         block_ids: list[int] = []
         for block_hash in hashes:
             if (block_id := self._block_manager.find(block_hash)) is None:
@@ -76,9 +81,9 @@ class PrefixCache:
         stop: int,
         contents: Sequence[BlockContents] = (),
     ) -> None:
-        """Make blocks `[start, stop)` of a table findable: their tensors are written.
+        """Make blocks `[start, stop)` of a table findable; their keys and values have been written.
 
-        contents: of these blocks, if they are to be found by how they begin, too.
+        contents: one entry per block, to find the blocks by their first tokens as well; empty does not.
         """
         for index in range(start, stop):
             of_block = contents[index - start] if contents else None
@@ -88,29 +93,30 @@ class PrefixCache:
     def mark_in_flight(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
         """Record that the request with this key computes these blocks from now on.
 
-        Of several requests, the one that is due first counts: it computes them first.
+        If several requests compute a block, the one that is due first counts: it is served first.
         """
         for block_hash in hashes:
             self._in_flight[block_hash] = min(key, self._in_flight.get(block_hash, key))
 
     def is_in_flight(self, block_hash: BlockHash, key: QueueKey) -> bool:
-        """True while a request that is due before `key` computes this very block.
+        """Return whether a request that is due before `key` is computing this block.
 
-        Waiting for one that is due later would let it overtake.
+        A request must not wait for one that is due later, which would overtake it that way.
         """
         return self._in_flight.get(block_hash, key) < key
 
     def num_in_flight(self, hashes: Sequence[BlockHash]) -> int:
-        """Return how many blocks from the first one on are being computed by any request."""
+        """Return how many leading blocks are being computed, by any request."""
         missing = (i for i, block_hash in enumerate(hashes) if block_hash not in self._in_flight)
         return next(missing, len(hashes))
 
     def clear_in_flight(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
-        """Drop the blocks that a request has not computed when it stops."""
+        """Forget the blocks that a request was going to compute; it is leaving."""
         for block_hash in hashes:
             if self._in_flight.get(block_hash) == key:
                 del self._in_flight[block_hash]
 
     def record(self, num_tokens: int, num_hit_tokens: int) -> None:
+        """Count the prompt tokens of an admitted request, and those that were found."""
         self.num_queried_tokens += num_tokens
         self.num_hit_tokens += num_hit_tokens

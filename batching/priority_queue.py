@@ -15,7 +15,7 @@ class Priority(IntEnum):
 
 
 class Waiting(Protocol):
-    """What the queue reads of an item; none of it may change while the item waits."""
+    """The attributes that the queue reads of an item; they must not change while the item waits."""
 
     @property
     def request_id(self) -> int: ...
@@ -36,18 +36,20 @@ T = TypeVar("T", bound=Waiting)
 
 
 class PriorityQueueWithAging(Generic[T]):
-    """Serves by effective priority = base - age * rate, smallest first.
+    """Serves by effective priority = class - age * rate, smallest first, so that no item starves.
 
-    All waiting items age alike, so the order of two of them never changes: at any time `t`
+    All waiting items age at the same rate, so the order of two of them never changes: at any time `t`
 
-        priority - (t - arrival) * rate   orders as   arrival + priority / rate
+        class - (t - arrival) * rate   orders as   arrival + class / rate
 
-    and that *due time* is a constant, so a heap is enough and nothing is re-sorted.  It gives
-    the bound tests/batching/test_priority_queue.py checks: a request of priority p is never
-    overtaken by one that arrives more than p / rate seconds after it.
+    The right side, the *due time*, is a constant, so a heap suffices and nothing is ever re-sorted.  It
+    follows that an item of class p is never overtaken by one that arrives more than p / rate seconds
+    later (checked by tests/batching/test_priority_queue.py).
 
-    A preempted item keeps its arrival time, hence its position.  Removal is lazy: the heap may
-    contain keys of items that have left; `_items` has the ones that wait.
+    A preempted item keeps its arrival time and hence its position.  Removal is lazy: the heap may contain
+    the keys of items that have left; `_items` has those that wait.
+
+    aging_rate: classes per second; above 0.
     """
 
     def __init__(self, aging_rate: float) -> None:
@@ -70,10 +72,11 @@ class PriorityQueueWithAging(Generic[T]):
         return heapq.nsmallest(limit, self._items.values(), key=self.key)
 
     def key(self, item: T) -> QueueKey:
+        """Return the constant sort key of an item."""
         return QueueKey(item.arrival_time + item.priority / self.aging_rate, item.request_id)
 
     def effective_priority(self, item: T, now: float) -> float:
-        """Return base - age * rate; what the order means, for readers and for tests."""
+        """Return class - age * rate at the time `now`; only snapshots and tests need it."""
         return item.priority - (now - item.arrival_time) * self.aging_rate
 
     def has_more_urgent(self, priority: Priority) -> bool:
@@ -88,7 +91,11 @@ class PriorityQueueWithAging(Generic[T]):
         heapq.heappush(self._heap, self.key(item))
 
     def pop(self) -> T:
-        """Remove and return the most urgent item; IndexError if the queue is empty."""
+        """Remove and return the most urgent item.
+
+        Raises:
+            IndexError: the queue is empty.
+        """
         item = self.peek()
         heapq.heappop(self._heap)
         del self._items[item.request_id]
@@ -96,7 +103,11 @@ class PriorityQueueWithAging(Generic[T]):
         return item
 
     def peek(self) -> T:
-        """Return the most urgent item; IndexError if the queue is empty."""
+        """Return the most urgent item.
+
+        Raises:
+            IndexError: the queue is empty.
+        """
         while self._heap[0].request_id not in self._items:
             heapq.heappop(self._heap)
         return self._items[self._heap[0].request_id]

@@ -1,4 +1,4 @@
-"""Proposes the next tokens of a request from its earlier ones."""
+"""Speculative decoding by prompt lookup: drafts the next tokens of a request from its earlier ones."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,16 +8,16 @@ _MAX_PAUSE: Final = 64
 
 
 class PromptLookup:
-    """Drafts of one request (prompt lookup decoding, Saxena 2023).
+    """Drafts for one request (prompt lookup decoding, Saxena 2023).
 
-    If the last three tokens occurred before in the prompt or the output, the draft is what
-    followed them there.  The model processes a draft in the step it would have made anyway and
-    each token of it is compared with the one sampled there, so the output is the same with
-    and without drafts, greedy or not.
+    If the last three tokens occurred before in the prompt or the output, the draft is what followed them
+    there.  The model processes the draft in the same step as the pending token, and each draft token is
+    compared with the token sampled at its position, so the output is the same with and without drafts,
+    greedy or not.
 
-    The length of a draft follows how many tokens of the last ones were accepted: twice as long
-    after one accepted whole, one more than was accepted otherwise; after drafts without an
-    accepted token there are none for a while, twice as long each time.
+    The length adapts to the acceptance of previous drafts: it doubles after a draft that was accepted
+    whole, and is one more than the number accepted otherwise.  After drafts without any accepted token
+    there is a pause, which doubles each time.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class PromptLookup:
         self._resume_at = 0
 
     def draft(self, token_ids: Sequence[int], max_length: int) -> tuple[int, ...]:
-        """Return up to `max_length` tokens that may follow, or none."""
+        """Return up to `max_length` tokens that may follow `token_ids`; empty if there is no guess."""
         max_length = min(max_length, self._max_length)
         if max_length < 1 or len(token_ids) < max(_NGRAM, self._resume_at):
             return ()

@@ -1,4 +1,4 @@
-"""A request inside the engine: its tokens, its state, and how that may change."""
+"""A request inside the engine: its parameters, its tokens, its KV blocks and its state machine."""
 
 import secrets
 from collections.abc import Iterable, Sequence
@@ -16,6 +16,14 @@ from batching.prompt_lookup import PromptLookup
 
 
 class RequestStatus(StrEnum):
+    """Where a request is in its life; `TRANSITIONS` has the legal changes.
+
+    WAITING: in the admission queue, without KV blocks.
+    PREFILLING: admitted; prompt tokens are still to be computed.
+    RUNNING: decoding, one or more output tokens per step.
+    COMPLETED, CANCELLED: final, with and without a complete output.
+    """
+
     WAITING = "waiting"
     PREFILLING = "prefilling"
     RUNNING = "running"
@@ -38,13 +46,13 @@ TRANSITIONS: Final[dict[RequestStatus, frozenset[RequestStatus]]] = {
 
 
 class InvalidTransition(Exception):
-    """A request was moved to a state that its own does not lead to: our bug."""
+    """An illegal change of a request's state, which is always a bug in the engine."""
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended, in OpenAI's and vLLM's words.
+    """Why a completion ended, in the terms of OpenAI and vLLM.
 
-    The scheduler sets STOP and LENGTH; the layers above it, the others.
+    The scheduler sets STOP and LENGTH; the layers above the engine set the others.
     """
 
     STOP = "stop"
@@ -60,22 +68,25 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one request's next token is sampled from its logits.
+    """How the next token of a request is sampled from the logits.
 
-    temperature: 0 takes the most probable token.
-    top_p, min_p: probabilities in [0, 1]; top_k: 0 is off.
-    top_n_sigma: logits within so many standard deviations of the highest remain (Tang et al. 2024);
-        0 is off.
-    presence_penalty, frequency_penalty: logits, over the generated tokens (OpenAI).
-    repetition_penalty: factor, over prompt and generated tokens (CTRL, Keskar et al. 2019).
-    logit_bias: pairs of token id and logits to add.
-    min_tokens: how many tokens come before a stop token may.
-    bad_words: token sequences that are never completed.
-    logprobs, prompt_logprobs: how many of the most probable tokens are returned at each position
-        of the output and of the prompt, beside the token there; None is no log probabilities.
-    logprob_token_ids: returned instead of the most probable tokens, at each position of the output,
-        beside the token there.
-    seed: the same request with the same seed samples the same tokens.
+    temperature: divides the logits; 0 is greedy decoding.
+    top_p, min_p: probabilities in [0, 1]; 1 and 0 turn them off.
+    top_k: how many of the most probable tokens are kept; 0 turns it off.
+    top_n_sigma: keep logits within this many standard deviations of the highest one (Tang et al. 2024);
+        0 turns it off.
+    presence_penalty, frequency_penalty: subtracted from the logits of tokens that were generated before,
+        once or once per occurrence (OpenAI).
+    repetition_penalty: a factor for tokens of the prompt and the output (CTRL, Keskar et al. 2019).
+    logit_bias: pairs of token id and the value that is added to its logit.
+    min_tokens: how many output tokens are generated before a stop token is allowed.
+    bad_words: token sequences that the output must not contain.
+    logprobs, prompt_logprobs: how many of the most probable tokens are returned with their log
+        probabilities at each position of the output or the prompt, beside the token itself; None
+        returns no log probabilities.
+    logprob_token_ids: tokens whose log probabilities are returned at each output position, instead of
+        those of the most probable ones.
+    seed: the same request with the same seed samples the same tokens; None draws a random seed.
     """
 
     temperature: float = 1.0
@@ -96,12 +107,15 @@ class SamplingParams:
 
     @property
     def output_logprobs(self) -> int | tuple[int, ...] | None:
-        """How many of the most probable tokens come with each token of the output, or which ones."""
+        """The alternatives to report for each output token: how many of the most probable, or which ids.
+
+        None reports no log probabilities.
+        """
         return None if self.logprobs is None else self.logprob_token_ids or self.logprobs
 
     @property
     def has_penalties(self) -> bool:
-        """True if a token's logit depends on how often it occurs before."""
+        """True if the logits depend on the tokens that came before."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
@@ -112,11 +126,11 @@ UNKNOWN_TOKEN: Final = -1
 
 
 class TokenLogprobs(NamedTuple):
-    """The log probability of a token, from the unmodified logits.
+    """The log probability of one token and of its alternatives, from the unmodified logits.
 
-    logprob: natural logarithm.
-    top: pairs of token id and log probability of the most probable tokens, descending; or of those
-        that the request names, in its order.
+    logprob: natural logarithm of the probability of the token at this position.
+    top: pairs of token id and log probability: the most probable tokens in descending order, or the
+        tokens of `logprob_token_ids` in the order of the request.
     """
 
     logprob: float
@@ -124,15 +138,19 @@ class TokenLogprobs(NamedTuple):
 
 
 class TokenOutput(NamedTuple):
-    """The output of one step for one request.
+    """What one step produced for one request.
 
-    token_ids: ends with the stop token when that ended the request.
-    logprobs: one for each token, if the request asks for them.
-    prompt_logprobs: one for each prompt token but the first, with the first output, likewise.
-    num_read_tokens: prefilled so far, in an output without tokens that reports progress.
-    scheduled_time: of the first step that prefilled the prompt, on the engine's clock.
-    num_preemptions: how often the request was preempted so far.
-    embedding: of a pooled request, which has no tokens.
+    token_ids: the new tokens; several if drafts were accepted, none in an output that only reports
+        progress or carries an embedding.  A stop token that ended the request is included.
+    finish_reason: None unless the request ends with this output.
+    num_cached_tokens: prompt tokens that were taken from the prefix cache.
+    logprobs: one entry per token, if the request asks for them.
+    prompt_logprobs: one entry per prompt token except the first; only in the first output, if the
+        request asks for them.
+    num_read_tokens: prompt tokens prefilled so far, in an output that only reports progress.
+    scheduled_time: when the first step of the prefill began, in seconds on the engine's clock.
+    num_preemptions: how often the request has been preempted so far.
+    embedding: the vector of a request with `pooling`, which generates no tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -147,27 +165,30 @@ class TokenOutput(NamedTuple):
 
     @property
     def is_progress(self) -> bool:
-        """True if it reports how far the prefill is, and nothing else."""
+        """True if the output only reports the progress of the prefill."""
         return not self.token_ids and self.embedding is None
 
 
 class BatchRequest:
-    """Computed tokens catch up with all tokens.
+    """One sequence in the engine; it advances as its computed tokens catch up with its tokens.
 
-    `token_ids` is the prompt followed by the output; the model has computed the first
-    `num_computed_tokens` of them, and their keys and values are in the blocks of `block_table`, those of
-    layers that see a window perhaps in those of `window_table`.  There is no prefill phase and no
-    decode phase: a request with one pending token decodes, one with more of them prefills, and after a
-    preemption all of them are pending again.  `state_slot` is where the model keeps the recurrent state
-    of an admitted request, if it has any.
+    `token_ids` is the prompt followed by the output.  The model has processed the first
+    `num_computed_tokens` of them; the rest are pending.  A step makes no difference between prefill and
+    decode: a request with one pending token decodes, a request with more of them prefills, and after a
+    preemption all tokens are pending again.
 
-    A request with `pooling` ends with its prefill, and gets a vector instead of tokens; `pooled` is what
-    was pooled so far.
+    Keys and values of the computed tokens are in the blocks of `block_table`.  `window_table` has the
+    blocks of sliding-window layers, if those have a pool of their own, and `state_slot` is the slot of
+    the recurrent state, if the model has one; it is None while the request is not admitted.
 
-    A best-effort request runs in steps that no other has work for, and now and then beside others.
+    A request with `pooling` ends when its prompt is computed and returns a vector instead of tokens;
+    `pooled` holds what its chunks have contributed so far.
 
-    While `expects_token` is true, the last token is UNKNOWN_TOKEN: a step in flight samples it, and the
-    next one is planned meanwhile.
+    A best-effort request (a line of a batch) runs when no other request has work, and now and then
+    beside others.
+
+    While `expects_token` is true, the last token is the placeholder UNKNOWN_TOKEN: a step in flight will
+    sample it, and the next step is planned before it is known.
     """
 
     def __init__(
@@ -227,14 +248,17 @@ class BatchRequest:
 
     @property
     def num_tokens(self) -> int:
+        """Prompt and output tokens together, a placeholder included."""
         return len(self.token_ids)
 
     @property
     def num_known_tokens(self) -> int:
+        """Prompt and output tokens without the placeholder of a token that is being sampled."""
         return len(self.token_ids) - self.expects_token
 
     @property
     def num_pending_tokens(self) -> int:
+        """Tokens that the model still has to process."""
         return self.num_tokens - self.num_computed_tokens
 
     @property
@@ -257,20 +281,23 @@ class BatchRequest:
 
     @property
     def needs_every_row(self) -> bool:
-        """True if what the model makes of cached tokens is needed, too, and not only their keys."""
+        """True if the model's output at every prompt position is needed, so that cached tokens are recomputed.
+
+        That is the case for prompt log probabilities and for pooling over more than the last token.
+        """
         if self.pooling is not None:
             return self.pooling.type is not PoolingType.LAST
         return self.wants_prompt_logprobs
 
     def forget_rows(self) -> None:
-        """Drop what the rows of a prompt have given that is computed again from its beginning."""
+        """Discard the prompt log probabilities and pooled values, since the prompt is computed again."""
         self.prompt_logprobs.clear()
         self.pooled = None
 
     def fork(self, request_id: int) -> "BatchRequest":
-        """Add another choice of the same prompt, with a seed of its own.
+        """Add another choice (`n`) of the same prompt, with a seed derived from this request's.
 
-        It waits until this request has prefilled the prompt, and shares its blocks.
+        The fork waits until this request has prefilled the prompt, and then shares its blocks.
         """
         seed = f"{self.seed} {len(self.forks)}".encode()
         request = BatchRequest(
@@ -291,29 +318,33 @@ class BatchRequest:
         return request
 
     def move_to(self, status: RequestStatus) -> None:
-        """Change the state; an illegal change raises InvalidTransition and changes nothing."""
+        """Change the state.
+
+        Raises:
+            InvalidTransition: the change is illegal; the state stays as it was.
+        """
         if status not in TRANSITIONS[self.status]:
             raise InvalidTransition(f"request {self.request_id}: {self.status} -> {status}")
         self.status = status
 
     @property
     def expects_last_token(self) -> bool:
-        """True if the token that is expected is the last one, whichever it is."""
+        """True if the token that a step in flight samples reaches `max_tokens`."""
         return self.expects_token and self.num_output_tokens >= self.max_tokens
 
     def expect_token(self) -> None:
-        """Make room for the token that a step in flight samples."""
+        """Append a placeholder for the token that a step in flight samples."""
         self.token_ids.append(UNKNOWN_TOKEN)
         self.expects_token = True
 
     def forget_expected(self) -> None:
-        """Drop the token that is expected, if there is one: it is known now, or never will be."""
+        """Remove the placeholder, if there is one: the step in flight has ended or was dropped."""
         if self.expects_token:
             self.token_ids.pop()
             self.expects_token = False
 
     def append(self, token_id: int) -> None:
-        """Append a sampled token; `finish_reason` is set if it is the last one."""
+        """Append a sampled token, and set `finish_reason` if the request ends with it."""
         assert self.finish_reason is None, "nothing follows the last token"
         self.token_ids.append(token_id)
         if self.constraint is not None:

@@ -1,4 +1,4 @@
-"""Plans, before each step, which tokens of which requests the model processes next."""
+"""The scheduler: decides before each step which tokens of which requests the model processes."""
 
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterator, Sequence
@@ -27,10 +27,11 @@ from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class _Planning:
-    """A step that is being planned.
+    """The state of one call of `schedule`.
 
-    now: when it begins, in seconds.  max_prefill_tokens: see `schedule`.
-    preempted: requests that lose their blocks to others.
+    now: when the step begins, in seconds on the engine's clock.
+    max_prefill_tokens: see `ContinuousBatchingScheduler.schedule`.
+    preempted: requests that lost their blocks to others in this step.
     """
 
     now: float
@@ -38,7 +39,10 @@ class _Planning:
     preempted: list[BatchRequest] = field(default_factory=list)
 
     def bounded(self, budget: int, num_prefilled: int = 0) -> int:
-        """Return how many tokens of prompts fit into a budget, if the bound applies."""
+        """Return a budget of prompt tokens, reduced to what `max_prefill_tokens` leaves.
+
+        num_prefilled: prompt tokens that the step already has.
+        """
         if self.max_prefill_tokens is None:
             return budget
         return min(budget, max(0, self.max_prefill_tokens - num_prefilled))
@@ -47,29 +51,30 @@ class _Planning:
 class ContinuousBatchingScheduler:
     """Iteration-level scheduling (Orca, Yu et al. 2022) over a paged KV cache.
 
-    Pure: no thread, no clock, no tensors.  A step is `schedule()`, running the plan, and
-    `update()` with the sampled tokens; between two steps requests are added and aborted.
+    It is pure: no threads, no clock, no tensors.  The engine calls `schedule()` to get the plan of a
+    step, runs the plan on the model, and passes the sampled tokens to `update()`.  Requests are added and
+    aborted between two steps.
 
-    While a step runs, the next one can be planned: `expect()` records the step as if it had run, with a
-    token that is not known yet for each request that samples one; then `schedule()` comes before
-    `update()`.  So a step is recorded in the first of the two.  Requests may end meanwhile; what the next
-    step computes of them is dropped, and their blocks are free at once, since steps run in order.
+    Order within a plan: first the requests that decode, one token each plus their drafts; then chunks of
+    prompts within the token budget.  Waiting requests are admitted in the order of the aging queue, as
+    long as there is a sequence slot and room for the whole prompt; none overtakes a request that has to
+    wait for room.  When blocks run out, the admitted request that is due last is preempted, a best-effort
+    request first.  Best-effort requests run when no other request has work; otherwise they take part in
+    a step twice a second, and their own steps stay short for a while after other requests.
 
-    A plan has first one token of each request that decodes, then chunks of prompts within the
-    token budget.  Best-effort requests have no part in it while others have, but twice a second,
-    and their own steps are short for a while after others.
-    Requests are admitted in the aged order of the queue, as long as there is a
-    sequence slot and room for the whole prompt, and none overtakes one that must wait.  When
-    blocks run out, the running request that is due last is preempted: a best-effort one, if one runs.
+    Asynchronous scheduling: while a step runs, the next one can be planned.  `expect()` records the step
+    in flight as if it had been run, with a placeholder for each token that it samples; `schedule()` may
+    then be called before `update()`.  If a request ends meanwhile, what the next step computes for it is
+    dropped; its blocks are free immediately, because the device runs steps in order.
 
     Invariants, checked by tests/batching/test_scheduler.py:
 
-    - the output of a request depends on nothing but the request
-    - a request that is neither running nor prefilling holds no block
-    - the tokens of a plan never exceed `max_batched_tokens`
+    - the output of a request depends only on the request
+    - a request that is neither prefilling nor running holds no block
+    - a plan never has more than `max_batched_tokens` tokens
 
-    Who owns what: the KV cache manager, the blocks; the admission queue, the waiting requests;
-    this class, the running ones.
+    Ownership: `KVCacheManager` owns the blocks, `AdmissionQueue` the waiting requests, and this class the
+    admitted ones.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -113,9 +118,9 @@ class ContinuousBatchingScheduler:
         return self._kv.add_to(stats)
 
     def num_prompts_and_streams(self) -> tuple[int, int]:
-        """Return how many prompts are read now or could be, and how many streams decode.
+        """Return how many prompts are being prefilled or could be admitted, and how many requests decode.
 
-        Best-effort requests count only where there are no others: beside these they pause.
+        Best-effort requests count only if there are no others, since they pause beside others.
         """
         running, num_waiting = self._running, len(self._waiting)
         others, num_others = (
@@ -129,12 +134,12 @@ class ContinuousBatchingScheduler:
         return len(running) - num_streams + num_admissible, num_streams
 
     def expects_others(self, now: float) -> bool:
-        """Return whether only best-effort requests are here, and another one soon might be."""
+        """Return whether only best-effort requests are here and an interactive one may arrive soon."""
         has_others = self._admission.is_awaited or any(not r.is_best_effort for r in self._running)
         return not has_others and self._turns.expects_others(now)
 
     def snapshot(self, now: float) -> EngineSnapshot:
-        """Return what there is to do; `now` is on the engine's clock."""
+        """Return a picture of the queue, the requests and the pool; `now` is on the engine's clock."""
         return take_snapshot(
             self.stats(),
             self.config.max_num_seqs,
@@ -145,13 +150,16 @@ class ContinuousBatchingScheduler:
         )
 
     def add(self, request: BatchRequest) -> None:
-        """Queue a request, and with it its forks; `check_requests` has accepted it."""
+        """Queue a request together with its forks; `check_request` has accepted it."""
         num_tokens = request.num_prompt_tokens + request.max_tokens
         assert num_tokens <= self.config.max_request_tokens, "the request could not run alone"
         self._admission.push(request)
 
     def abort(self, request: BatchRequest) -> None:
-        """End a request in whatever state it is; does nothing if it has ended."""
+        """End a request in any state and free its blocks; does nothing if it has ended.
+
+        If other choices wait for this request's prefill, the first of them takes it over.
+        """
         if request.status is RequestStatus.WAITING:
             if request.fork_of is None:
                 self._admission.remove(request)
@@ -164,10 +172,12 @@ class ContinuousBatchingScheduler:
             self._promote_fork(request)
 
     def schedule(self, max_prefill_tokens: int | None = None, *, now: float = 0.0) -> StepPlan:
-        """Plan the next step, which begins at `now` (seconds on the engine's clock).
+        """Plan the next step; admit and preempt requests as needed.
 
-        `max_prefill_tokens` bounds the prompt tokens beside running streams, so that these
-        do not stall; without any running stream it does not apply, unless others are expected.
+        max_prefill_tokens: the most prompt tokens that the step may process beside running requests, so
+            that their inter-token latency stays low; None is no limit.  It does not apply if no request
+            decodes, unless an interactive request is expected.
+        now: when the step begins, in seconds on the engine's clock.
         """
         self.block_manager.now = now
         step = _Planning(now, max_prefill_tokens)
@@ -200,9 +210,9 @@ class ContinuousBatchingScheduler:
     def update(
         self, plan: StepPlan, outputs: Sequence[SliceOutput]
     ) -> list[RequestOutput | RequestFailure]:
-        """Record what a step computed; return the outputs of the requests that it advanced.
+        """Record what a step computed; return an output for each request that advanced.
 
-        outputs: one for each slice, in the plan's order.
+        outputs: one for each slice, in the order of the plan.
         """
         items: list[RequestOutput | RequestFailure] = []
         self._forget_expected()
@@ -225,9 +235,10 @@ class ContinuousBatchingScheduler:
         return items
 
     def can_expect(self, plan: StepPlan) -> bool:
-        """Return whether the next step can be planned before the outputs of this one are known.
+        """Return whether the next step can be planned before the outputs of `plan` are known.
 
-        Not if it might begin with drafts, or preempt a request, or have nothing to do.
+        That is not possible if the next step might contain drafts, preempt a request, stop a best-effort
+        one for another request, or be empty.
         """
         current = [s for s in plan.slices if not s.request.has_ended]
         # Best-effort requests do not hinder drafts that begin a step without them.
@@ -243,7 +254,10 @@ class ContinuousBatchingScheduler:
         )
 
     def expect(self, plan: StepPlan) -> None:
-        """Record a step in flight, for which `can_expect` is true, as far as it is known."""
+        """Record a step in flight as far as it is known, with placeholders for the tokens that it samples.
+
+        The caller has checked `can_expect`.
+        """
         self._expected = plan
         for s in plan.slices:
             if s.request.has_ended:
@@ -254,11 +268,12 @@ class ContinuousBatchingScheduler:
                 s.request.expect_token()
 
     def discard(self, plan: StepPlan, failed_ids: Container[int] | None = None) -> None:
-        """Drop a step that raised, and cancel the requests that fail with it.
+        """Drop a step that raised: cancel the requests at fault and restart all other admitted requests.
 
-        failed_ids: their ids; None is every request of the step.  The contents of the pool are
-        lost, so every other admitted request starts over from its tokens, and the prefix
-        cache is empty.
+        The contents of the pool are lost, so the others are preempted and start over from their tokens, and
+        the prefix cache is empty.
+
+        failed_ids: the ids of the requests to cancel; None cancels every request of the step.
         """
         self._forget_expected()
         self._expected = None
@@ -276,14 +291,15 @@ class ContinuousBatchingScheduler:
 
     @property
     def _runs_best_effort(self) -> bool:
+        """True if a best-effort request is admitted; these come last in `_running`."""
         return bool(self._running) and self._running[-1].is_best_effort
 
     def _best_effort(
         self, requests: Sequence[BatchRequest], others: Sequence[Slice], step: _Planning
     ) -> list[Slice]:
-        """Return what a step has of best-effort requests beside the others.
+        """Return the slices of best-effort requests in a step that already has the slices `others`.
 
-        requests: those that were admitted before.
+        requests: the best-effort requests that were admitted before this step.
         """
         budget = self.config.max_batched_tokens - sum(map(len, others))
         slices = list(self._decodes(requests, budget, step))
@@ -301,7 +317,7 @@ class ContinuousBatchingScheduler:
             insort(self._running, request, key=self._admission.running_key)
 
     def _make_way(self) -> BatchRequest | None:
-        """Stop the best-effort request that is due last; the caller queues it."""
+        """Stop the best-effort request that is due last and return it; the caller queues it again."""
         if not self._runs_best_effort:
             return None
         victim = self._running[-1]
@@ -311,6 +327,7 @@ class ContinuousBatchingScheduler:
     def _decodes(
         self, requests: Sequence[BatchRequest], budget: int, step: _Planning
     ) -> Iterator[Slice]:
+        """Yield the slices of the requests that decode; `budget` is in tokens, drafts included."""
         num_decoding = sum(r.status is RequestStatus.RUNNING for r in requests)
         max_rows = self._max_rows(num_decoding)
         # Beyond one token each.
@@ -322,7 +339,7 @@ class ContinuousBatchingScheduler:
                 yield s
 
     def _growing(self, requests: Sequence[BatchRequest], step: _Planning) -> Iterator[BatchRequest]:
-        """Get slots for the next token of each request; yield those that have them."""
+        """Allocate room for the next token of each request; yield the requests that got it."""
         for request in requests:
             # A request that was preempted for another one is not admitted any more.
             if request.status is RequestStatus.WAITING or request.expects_last_token:
@@ -331,18 +348,18 @@ class ContinuousBatchingScheduler:
                 yield request
 
     def _max_rows(self, num_decoding: int) -> int:
-        """Return how many rows a decode and its drafts may take.
+        """Return how many tokens one decode and its drafts may have.
 
-        It is the same share for each, so that the request that is due first does not take it all.
+        Each request gets the same share, so that the one that is due first does not take it all.
         """
         max_rows = min(self.config.max_drafting_rows, self.config.max_batched_tokens)
         return max_rows // max(1, num_decoding)
 
     def _decode(self, request: BatchRequest, max_rows: int, budget: int) -> Slice:
-        """Make the slice of a running request.
+        """Make the slice of a request that decodes: its pending tokens and up to `max_rows` with drafts.
 
-        It has more pending tokens than one if its state could not follow drafts that were rejected;
-        drafts beside these stay within `max_rows` in all.
+        There is more than one pending token if rejected drafts made the recurrent state unusable, so that
+        the tokens since the last kept state are processed again.
         """
         budget = self._kv.num_computable(request, budget)
         max_drafts = min(
@@ -353,7 +370,7 @@ class ContinuousBatchingScheduler:
         return self._make_slice(request, stop + len(drafts), drafts)
 
     def _drafts(self, request: BatchRequest, max_drafts: int) -> tuple[int, ...]:
-        """Propose tokens for which there is room in the request's last block."""
+        """Propose draft tokens, as many as the request's last block has room for."""
         if max_drafts < 1 or request.constraint is not None or request.expects_token:
             return ()
         room = len(request.block_table) * self.config.block_size - request.num_tokens
@@ -361,10 +378,10 @@ class ContinuousBatchingScheduler:
         return request.drafter.draft(request.token_ids, min(max_drafts, room, remaining))
 
     def _make_room(self, request: BatchRequest, step: _Planning) -> bool:
-        """Get slots for the next token, if need be from the request that is due last.
+        """Allocate room for the next token, preempting the request that is due last until it fits.
 
-        False if that was the request itself.  A request that is due later has no slice yet,
-        since slices are made in the order of `_running`.
+        Returns False if the request itself was preempted.  The preempted request has no slice in this plan
+        yet, since slices are made in the order of `_running`.
         """
         while not self._kv.grow(request):
             victim = self._running[-1]
@@ -390,6 +407,7 @@ class ContinuousBatchingScheduler:
         return slices
 
     def _chunk(self, request: BatchRequest, num_tokens: int) -> Slice:
+        """Make the slice of a prefill; its last chunk also samples the first tokens of the forks."""
         stop = request.num_computed_tokens + num_tokens
         forks = tuple(request.forks) if stop == request.num_tokens else ()
         return self._make_slice(request, stop, forks=forks)
@@ -408,6 +426,7 @@ class ContinuousBatchingScheduler:
     def _sampled(
         self, s: Slice, output: SliceOutput, *, is_recorded: bool
     ) -> list[RequestOutput | RequestFailure]:
+        """Record the sampled tokens of a slice, for its request and for its forks."""
         # The forks first: they share the blocks that the request releases when it ends.
         forks = [
             self._start_fork(s, i, output) for i, fork in enumerate(s.forks) if not fork.has_ended
@@ -417,7 +436,7 @@ class ContinuousBatchingScheduler:
     def _apply_output(
         self, s: Slice, output: SliceOutput, *, is_recorded: bool
     ) -> RequestOutput | RequestFailure:
-        """Append to a request what was sampled, as far as its drafts were right."""
+        """Append the sampled tokens to a request, up to the first draft that was wrong."""
         request = s.request
         token_ids = append_sampled(request, output.token_ids[: s.num_samples], s.drafts)
         if s.drafts:
@@ -442,7 +461,7 @@ class ContinuousBatchingScheduler:
     def _start_fork(
         self, s: Slice, index: int, output: SliceOutput
     ) -> RequestOutput | RequestFailure:
-        """Start another completion on the blocks of the prompt, which it shares."""
+        """Start another choice on the shared blocks of the prompt, with its first token."""
         fork, position = s.forks[index], s.num_samples + index
         fork.fork_of = None
         s.request.forks.remove(fork)
@@ -464,7 +483,7 @@ class ContinuousBatchingScheduler:
     def _make_output(
         self, request: BatchRequest, token_ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs]
     ) -> RequestOutput | RequestFailure:
-        """Return the output of a request's new tokens; if these are its last, it leaves."""
+        """Return the output for new tokens; a request that ends with them leaves the batch."""
         if request.constraint is not None and (error := request.constraint.error) is not None:
             self._leave(request, RequestStatus.CANCELLED)
             return RequestFailure(request.request_id, RequestFailed(error))
@@ -473,14 +492,14 @@ class ContinuousBatchingScheduler:
         return RequestOutput(request.request_id, token_output(request, token_ids, logprobs))
 
     def _end_pooled(self, request: BatchRequest) -> RequestOutput:
-        """Return the vector of a request, which ends here."""
+        """End a request with pooling and return its vector."""
         request.finish_reason = FinishReason.STOP
         request.move_to(RequestStatus.RUNNING)
         self._leave(request, RequestStatus.COMPLETED)
         return embedding_output(request)
 
     def _promote_fork(self, request: BatchRequest) -> None:
-        """Let the first fork of a request that has gone prefill the prompt itself."""
+        """Let the first fork of a request that was aborted prefill the prompt in its place."""
         first, *others = request.forks
         request.forks = []
         first.fork_of = None
@@ -503,7 +522,7 @@ class ContinuousBatchingScheduler:
         self._admission.push(request)
 
     def _suspend(self, request: BatchRequest) -> None:
-        """Take a request's blocks; its tokens stay, and so does its position in the queue."""
+        """Free a request's blocks; it keeps its tokens and its position in the queue."""
         self._leave(request, RequestStatus.WAITING)
         if not request.num_output_tokens:
             request.forget_rows()

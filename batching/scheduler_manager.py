@@ -1,4 +1,4 @@
-"""The engines by model id: created on first use, closed together."""
+"""The engines of a server by model id: loaded on first use, closed together."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -12,13 +12,20 @@ from batching.observer import EngineObserver, Observers
 
 
 class SchedulerManager:
-    """One engine thread, hence one scheduler and one KV pool, for each served model."""
+    """One engine thread, and hence one scheduler and one KV pool, for each served model.
+
+    `get` may be called from any thread and blocks while the model is loaded.
+    """
 
     def __init__(
         self,
         configs: Iterable[EngineConfig],
         build: Callable[[EngineConfig], LoadedEngine] | None = None,
     ) -> None:
+        """Serve the models of these configurations; the first one is the default.
+
+        build: makes the engine of a configuration, in the engine's thread; None is the MLX backend.
+        """
         self._configs = {config.model_id: config for config in configs}
         self._build = build or _backend()
         self._threads: dict[str, EngineThread] = {}
@@ -28,15 +35,15 @@ class SchedulerManager:
 
     @property
     def model_ids(self) -> tuple[str, ...]:
-        """The served ids; the first one is the default."""
+        """The ids of the served models; the first one is the default."""
         return tuple(self._configs)
 
     def get(self, model_id: str) -> EngineThread:
-        """Return the engine of a model, loading it (and waiting for that) on first use.
+        """Return the engine of a model; the first call loads the model and waits for that.
 
         Raises:
             ModelNotFound: no such model is served here.
-            ModelLoadError: it cannot be found or read.
+            ModelLoadError: the model cannot be found or read.
         """
         if (config := self._configs.get(model_id)) is None:
             raise ModelNotFound(model_id)
@@ -60,13 +67,13 @@ class SchedulerManager:
         return tuple(self._threads.values())
 
     def observe(self, observer_of: Callable[[str], EngineObserver]) -> None:
-        """Give every engine, loaded or not, the observer for its model id."""
+        """Attach an observer to every engine, loaded or not, made from its model id."""
         self._observer_of = observer_of
         for model_id, thread in self._threads.items():
             thread.observer = observer_of(model_id)
 
     def close(self, timeout: float | None = None) -> None:
-        """End all engines within `timeout` seconds; open streams get EngineStopped."""
+        """End all engines, waiting up to `timeout` seconds; open streams get EngineClosed."""
         deadline = None if timeout is None else monotonic() + timeout
         for thread in self.engines:
             left = None if deadline is None else max(0.0, deadline - monotonic())

@@ -1,4 +1,4 @@
-"""Which kind of pool serves a model."""
+"""Chooses the kind of KV pool that serves a model fastest."""
 
 import platform
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _SCALAR_MACHINES: Final = ("x86_64", "AMD64")
 
 
 def is_on_host(layout: CacheLayout, gpu: Gpu | None = None) -> bool:
-    """True if numpy computes what MLX would compute slowly."""
+    """Return whether the pool is kept in numpy arrays: MLX's own CPU kernels would be slow on it."""
     is_float32 = all(shape.dtype == mx.float32 for shape in layout.shapes)
     on_cpu = gpu is None and mx.default_device() == mx.cpu
     return is_float32 and on_cpu and platform.machine() in _SCALAR_MACHINES
@@ -40,11 +40,15 @@ def kv_cache(
     one_by_one: bool = False,
     rounds_inputs: bool = False,
 ) -> PagedKVCache:
-    """Return an empty pool of the kind that is read fastest.
+    """Return an empty pool of the kind that is fastest here.
 
-    gpu: what computes; None is the CPU.  kernels: those of its pool, which can keep the layout.
-    num_window_blocks: of layers with a window; 0 is no blocks of their own.
-    rounds_inputs: the kernels' attention may round to 16 bits.
+    num_blocks, block_size: of the pool, and tokens per block.
+    native: the native CPU kernels; None if they are not used.
+    gpu: the GPU that computes; None is the CPU.
+    kernels: the kernels that write and read a GPU's pool; they support the layout.
+    num_window_blocks: blocks of the pool of sliding-window layers; 0 lets them share the main pool.
+    one_by_one: modules with a state, or with attention of their own, get one request at a time.
+    rounds_inputs: the native attention may round its inputs to 16 bits.
     """
     kind: Callable[..., PagedKVCache] = partial(device_cache, views_decodes=gpu is not Gpu.CUDA)
     if is_on_host(layout, gpu):

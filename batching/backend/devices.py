@@ -1,4 +1,4 @@
-"""The device that MLX computes on: chosen once, and passed on as a value."""
+"""Selects the device that MLX computes on."""
 
 from enum import StrEnum
 
@@ -16,10 +16,10 @@ class Gpu(StrEnum):
 
 
 def select_device(name: DeviceName) -> Gpu | None:
-    """Make a device MLX's default one; return which kind of GPU it is, None for the CPU.
+    """Make a device MLX's default device; return its kind of GPU, None for the CPU.
 
     Raises:
-        ModelLoadError: a GPU is demanded, and MLX has none.
+        ModelLoadError: a GPU is required and MLX has none.
     """
     if name == "gpu" and not mx.is_available(mx.gpu):
         raise ModelLoadError(

@@ -1,4 +1,4 @@
-"""Arrays of MLX as arrays of numpy."""
+"""Converts MLX arrays to numpy arrays."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ import numpy.typing as npt
 
 
 def host_array(array: mx.array) -> npt.NDArray[Any]:
-    """Return a copy of an array; bfloat16, which numpy has not, is to be cast before.
+    """Return a copy of an array; cast bfloat16 before, since numpy does not have it.
 
-    It is evaluated first: an error on the way that numpy asks for the memory is lost, and the copy has what
-    was in memory before.
+    The array is evaluated first: if numpy evaluated it, an error would be lost and the copy would contain
+    whatever was in memory.
 
     Raises:
-        Exception: what computing or reading it raised.
+        Exception: what computing or reading the array raised.
     """
     mx.eval(array)
     return np.array(array)

@@ -1,7 +1,7 @@
-"""From a reference to a model that is ready to run, with its tokenizer.
+"""Loads models: from a reference to a model that is ready to run, with its tokenizer.
 
-A reference is the name of the bundled model, a `.gguf` file, a directory with a `config.json`,
-or the id of a repository on the Hugging Face hub.
+A reference is the name of the bundled model, a `.gguf` file, a directory with a `config.json`, or the
+id of a repository on the Hugging Face hub.
 """
 
 import importlib.util
@@ -84,13 +84,15 @@ def _is_read(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in evaluation mode; unless it is loaded late, for the kernels, all its arrays computed in this thread.
+    """A model in evaluation mode, with its tokenizer.
+
+    All its arrays are computed, unless it was loaded for the native kernels, which read them later.
 
     description: what its files say about embeddings and reranking.
-    max_model_len: the context that it declares; None is that it declares none.
-    storage: what is not kept as it is stored, for the start-up line.
-    read: of a model that is loaded late, reads the arrays of the part at a path, or with no path those
-        that are left, unless computing them reads them.
+    max_model_len: the declared context in tokens; None if the model declares none.
+    storage: how weights are kept that are not kept as stored, for the start-up banner.
+    read: for a model that was loaded for the kernels: reads the arrays of the module at a path, or with
+        an empty path all arrays that are left.
     """
 
     model: nn.Module
@@ -121,14 +123,17 @@ def load_model(
     chat_template: str | None = None,
     has_kernels: bool = False,
 ) -> LoadedModel:
-    """Load a model; raise ModelLoadError, one line, whatever is wrong with it.
+    """Load the model of a reference.
 
-    With a `dtype` all weights are dequantized and cast to it; without, they stay as stored.
-    Code that comes with a model is run only with `trust_remote_code`; a model that needs its
-    own is refused without.  A `chat_template` replaces the model's own.
+    dtype: all weights are dequantized and cast to it; None keeps them as stored.
+    trust_remote_code: whether code that comes with the model may run; a model that needs its own code is
+        rejected otherwise.
+    chat_template: replaces the model's own.
+    has_kernels: the native kernels will compute the model.  They keep as float32 what is not quantized,
+        and no weights are read yet, so that they never have to be in memory all at once.
 
-    has_kernels: the native kernels will compute it, which keep floats and what is not quantized as
-        float32; no weights are read yet, so that they need not all be there at a time.
+    Raises:
+        ModelLoadError: whatever is wrong with the model, in one line.
     """
     try:
         path = resolve(reference, trust_remote_code=trust_remote_code)
@@ -151,7 +156,7 @@ def load_model(
 
 
 def resolve(reference: str, *, trust_remote_code: bool = False) -> Path:
-    """Return the file or directory that a reference means, downloaded if need be.
+    """Return the file or directory of a reference; downloads a hub repository if necessary.
 
     Code is downloaded only with `trust_remote_code`.
     """

@@ -1,4 +1,4 @@
-"""Runs the scheduler's plans on a model."""
+"""The model runner: runs the scheduler's plans on an MLX model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,11 @@ from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 
 
 class MLXRunner:
-    """One ragged forward pass a step: T tokens of any requests as T rows of length 1."""
+    """Runs each step as one ragged forward pass: T tokens of any requests as T rows of length 1.
+
+    A `PipelinedRunner`.  The model is unmodified code of mlx-lm; the cache objects that it gets write and
+    read the paged pool.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,16 @@ class MLXRunner:
         graphs: StepGraphs | None = None,
         lending: CoreLending = NO_LENDING,
     ) -> None:
+        """Make the runner of a model that `check_model` has found to work on the pool.
+
+        vocab_size: the width of the logits.
+        selection: the hook that computes logits only for the rows that need them.
+        cache: the KV pool; its `caches` are passed to the model.
+        sampler: None samples on the device of the logits, or with numpy on a CPU.
+        head: turns hidden states into embeddings.
+        graphs: keeps the compute graphs of decode steps; None builds the graph of each step.
+        lending: lends a core of the native kernels to this thread while it returns tokens and plans.
+        """
         self._model = model
         self._selection = selection
         self._cache = cache
@@ -49,7 +63,7 @@ class MLXRunner:
 
     @property
     def takes_queued_steps(self) -> bool:
-        """True if `submit` may be called before the step before it is collected."""
+        """True if a step may be submitted before the previous one is collected."""
         # Else what is returned for a step would be late by all of the next one.
         return self._cache.takes_queued_steps and not self._sampler.waits_for_logits
 
@@ -64,7 +78,7 @@ class MLXRunner:
             raise
 
     def logits(self, step: StepInputs) -> mx.array:
-        """Return the logits of the selected rows, `[L, vocab_size]`."""
+        """Return the logits of the rows that need them, `[L, vocab_size]`."""
         if self._graphs is None or self._selection.pooled_rows is not None:
             return self._built_logits(step)
         return self._graphs.logits(step, self._built_logits)
@@ -137,9 +151,10 @@ class MLXRunner:
 class MLXStep:
     """A step whose arrays are being evaluated; it is collected once.
 
-    logits: `[L, vocab_size]`.  written: what is evaluated beside the tokens.
-    are_finite: bool `[T]`, for each row; None if the model does not tell.
-    hidden: `[P, hidden_size]` of the pooled rows.
+    logits: `[L, vocab_size]`, for the L rows of `inputs.logit_rows`.
+    written: arrays of the pool and others that are evaluated together with the tokens.
+    are_finite: bool `[T]`, whether each row is finite; None if the model does not say.
+    hidden: `[P, hidden_size]`, the hidden states of the P rows that are pooled; None without any.
     """
 
     sampler: SliceSampler
@@ -180,14 +195,14 @@ class MLXStep:
 
     @property
     def slices(self) -> Sequence[Slice]:
-        """In the order of the rows."""
+        """The slices in the order of the rows."""
         return self.inputs.attention.slices
 
     def _check_rows(self) -> None:
-        """Raise SlicesFailed for requests with rows that are not finite, sampled or not.
+        """Raise SlicesFailed for requests with a row that is not finite, sampled or not.
 
-        Such keys and values must not stay: an attention weight of 0 does not hide them from
-        the request that gets the block next.
+        Such keys and values must not stay in the pool: an attention weight of 0 does not hide NaN from the
+        request that gets the block next.
         """
         if self.are_finite is None:
             return

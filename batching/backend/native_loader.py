@@ -1,4 +1,4 @@
-"""Finds the extension, or the reason why it is not used."""
+"""Loads the extension with the native CPU kernels, or finds the reason why it is not used."""
 
 import importlib
 import importlib.metadata
@@ -14,15 +14,17 @@ from batching.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """The kernels of this processor's instruction set, and their threads.
+    """The native kernels for the instruction set of this processor, and their threads.
 
-    cores: those that the process may use, for the start-up line.
-    nodes: the NUMA nodes that the threads are divided among, if there are several.
-    min_input_bits: inputs can be rounded to integers of as many bits, for the fast modes; 32 is to none.
-    supports_scaled_inputs: those of 8 bits can be scaled by channel.
+    cores: the cores that the process may use, for the start-up banner.
+    nodes: the NUMA nodes among which the threads are divided, if there are several.
+    min_input_bits: the fewest bits to which activations can be rounded in the fast modes; 32 is not at
+        all.
+    supports_scaled_inputs: activations of 8 bits can be scaled by channel.
     supports_bfloat16: a matrix unit multiplies in bfloat16.
-    missing_isa: a faster one that the processor has and the extension was built without, or "".
-    lends_core: the threads take all hardware threads, or all of the quota, that the engine's has, too.
+    missing_isa: a faster instruction set of the processor for which the extension was not built, or "".
+    lends_core: the threads use all hardware threads or all of the quota, so the engine's thread has to
+        borrow a core.
     """
 
     module: Any  # _native, which need not be there
@@ -52,12 +54,14 @@ class NoNative:
 def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
     """Return the kernels if `mode` ("auto", "off", "require") and the machine allow.
 
-    All engines of a process share their threads; one that is loaded while no other has weights sets how many, since
-    others may compute at this moment.  None is what the cores that this process may use suggest; there are never
-    more than run at once.
+    All engines of a process share the threads of the kernels.  An engine that is loaded while no other
+    has weights sets their number, since others might compute at this moment.
+
+    num_threads: at most one for each hardware thread that the process may use; None follows from the
+        number of cores.
 
     Raises:
-        ModelLoadError: they are required and not there.
+        ModelLoadError: the kernels are required but not available.
     """
     if mode == "off":
         return NoNative("switched off")
@@ -106,12 +110,12 @@ def _load() -> Native | NoNative:
 
 
 def weight_bytes() -> int:
-    """Return what packed weights take, which MLX does not count."""
+    """Return the bytes of packed weights, which MLX does not count."""
     found = _load() if _load.cache_info().currsize else None
     return int(found.module.weight_bytes()) if isinstance(found, Native) else 0
 
 
 def mapped_bytes() -> int:
-    """Return what of them is in pages of files."""
+    """Return the bytes of packed weights that are mapped from files."""
     found = _load() if _load.cache_info().currsize else None
     return int(found.module.mapped_bytes()) if isinstance(found, Native) else 0

@@ -1,4 +1,4 @@
-"""A loaded model on the native kernels: packed now, or before, in a file of the weights cache."""
+"""Puts a loaded model on the native kernels: packs its weights, or takes them from the weights cache."""
 
 import logging
 import time
@@ -32,7 +32,7 @@ _SHIFTS: Final = "inputs, scaled by channel"
 
 
 class CannotUseFile(Exception):
-    """The file of a model's weights was deleted: it is to be loaded again."""
+    """The cached file of the packed weights was damaged and deleted; the model has to be loaded again."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Stored:
 
 
 class PackedModel:
-    """Packs a model that was loaded late, or takes what was packed before."""
+    """Packs the weights of a model, or uses those that an earlier start has stored."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class PackedModel:
         )
 
     def verdict(self, kv_dtype: mx.Dtype | None) -> Verdict | None:
-        """Return what the check has found at an earlier start; None if that is not known."""
+        """Return the result of the self-check at an earlier start; None if it is not known."""
         match self._entry.note(_note(kv_dtype)):
             case [str(way), bool(gathers_all), str(reason)] if way in list(Way):
                 return Verdict(Way(way), gathers_all, reason)
@@ -93,15 +93,15 @@ class PackedModel:
         self._entry.keep_note(_note(kv_dtype), verdict)
 
     def drop(self) -> None:
-        """Keep nothing of the packed weights, which are of no use at another start either."""
+        """Discard the packed weights, also from the cache: they cannot be used at another start either."""
         self._entry.drop()
 
     def on_kernels(self) -> tuple[LoadedModel, str]:
-        """Return the model on the kernels, and a line about where its weights come from.
+        """Return the model on the kernels, and a line for the banner about where its weights come from.
 
         Raises:
-            ModelLoadError: it does not fit.
-            CannotUseFile: its file was damaged, and is deleted.
+            ModelLoadError: the model does not fit in memory.
+            CannotUseFile: the cached file was damaged.
         """
         try:
             with self._entry.opened() as file:
@@ -164,7 +164,10 @@ class PackedModel:
         return bool(self._packing.shifts)
 
     def round_further(self) -> None:
-        """Multiply in bfloat16, or round inputs to 8 bits where they can be scaled by channel; not while the model runs."""
+        """Multiply in bfloat16, or round activations to 8 bits where they can be scaled by channel.
+
+        It must not be called while the model runs.
+        """
         for weights in self._packing.of_one_input:
             self._native.module.use_bfloat16(weights)
         shifts = self._packing.shifts

@@ -1,4 +1,4 @@
-"""How long the contents of blocks live and stay unused: whether the pool is large enough."""
+"""Measures how long cached blocks live and stay unused, which tells whether the pool is large enough."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -21,10 +21,7 @@ NO_AGES: Final = BlockAges((), (), ())
 
 
 class BlockAgeRecorder:
-    """Collects ages until they are taken, the first `_CAPACITY` of each kind.
-
-    If they never are, it stays full and costs a comparison a block.
-    """
+    """Collects ages until they are taken, at most `_CAPACITY` of each kind."""
 
     _CAPACITY = 4096
 

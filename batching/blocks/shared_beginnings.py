@@ -1,14 +1,14 @@
-"""Which of many token sequences begins most like another one."""
+"""Finds, among token sequences, one with the longest common beginning with another sequence."""
 
 from array import array
 from bisect import bisect_left, insort
 
 
 class SharedBeginnings:
-    """Blocks by their tokens; finds one with the longest beginning in common with a prompt.
+    """Blocks sorted by their tokens, to find the one with the longest beginning in common with a prompt.
 
-    In lexicographic order that one is beside the place of the prompt, so that looking up takes
-    O(log n) comparisons.
+    In lexicographic order that block is next to the position of the prompt, so a lookup takes O(log n)
+    comparisons.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class SharedBeginnings:
         assert entry == (tokens, block_id), "it was added"
 
     def longest(self, tokens: "array[int]") -> tuple[int, int]:
-        """Return the number of tokens in common, and the block; there is at least one block."""
+        """Return the number of common tokens and the block id; there must be at least one block."""
         at = bisect_left(self._entries, (tokens, -1))
         beside = self._entries[max(0, at - 1) : at + 1]
         return max((_num_common(tokens, other), block_id) for other, block_id in beside)

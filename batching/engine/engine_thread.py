@@ -1,4 +1,4 @@
-"""The only bridge between the event loop and the engine's thread."""
+"""The bridge between the event loop and the thread that runs the engine."""
 
 import asyncio
 import itertools
@@ -32,12 +32,17 @@ T = TypeVar("T")
 
 
 class EngineThread:
-    """Runs an engine in its own thread and hands its tokens to the event loop.
+    """Runs an engine in a thread of its own and streams its tokens to the event loop.
 
-    The worker owns the thread, and the thread the engine; the event loop owns the router and
-    calls everything here but `start()`, `stop()`, `check()` and the properties of health, which
-    any thread may use.  When the engine stops, every open stream and call gets EngineStopped, and
-    EngineClosed where that was asked for.
+    This is the interface of an engine for the server.  `EngineWorker` owns the thread, and the thread
+    owns the engine and every `mlx.array`; the event loop owns the `StreamRouter` and all streams.
+
+    All methods belong to the event loop, except `start()`, `stop()`, `check()` and the health properties
+    (`is_alive`, `is_stalled`, `seconds_since_step`, `unhealthy_reason`), which any thread may use.  When
+    the engine stops, every open stream and pending call raises EngineStopped, or its subclass
+    EngineClosed after `stop()`.
+
+    model, grammars, startup_lines: available once `start()` has returned.
     """
 
     model: ModelInfo
@@ -51,7 +56,12 @@ class EngineThread:
         step_timeout: float = 120.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`build` runs in the engine's thread; a step of over `step_timeout` seconds has stalled."""
+        """Prepare the thread; `start()` starts it.
+
+        build: loads the model and makes the engine; it runs in the engine's thread.
+        step_timeout: seconds after which a step counts as stalled.
+        clock: in seconds; arrival times and statistics are on it.
+        """
         self._clock = clock
         self._step_timeout = step_timeout
         self._request_ids = itertools.count()
@@ -59,7 +69,7 @@ class EngineThread:
         self._worker = EngineWorker(build, self._router, clock)
 
     def start(self) -> None:
-        """Start the thread and wait until the engine is built.
+        """Start the thread and wait until the model is loaded.
 
         Raises:
             ModelLoadError: the model cannot be found or read.
@@ -71,12 +81,12 @@ class EngineThread:
         )
 
     def stop(self, timeout: float | None = None) -> None:
-        """End the thread after its current step; open streams get EngineClosed."""
+        """End the thread after the current step, waiting up to `timeout` seconds; open streams get EngineClosed."""
         self._worker.stop(timeout)
 
     @property
     def observer(self) -> EngineObserver:
-        """What is notified, in the event loop, of every step and every sequence."""
+        """The observer that is called, in the event loop, for every step and every sequence."""
         return self._router.observer
 
     @observer.setter
@@ -100,12 +110,12 @@ class EngineThread:
 
     @property
     def seconds_since_step(self) -> float:
-        """How long ago a step ended; an idle engine makes none."""
+        """Seconds since the end of the last step; it also grows while the engine is idle."""
         return self._clock() - self._router.last_step_ended
 
     @property
     def unhealthy_reason(self) -> str | None:
-        """Why the engine is unhealthy, for the operator to read; None while it is healthy."""
+        """Why the engine is unhealthy, as a message for the operator; None while it is healthy."""
         if not self.is_alive:
             return "the engine has stopped"
         if self.is_stalled:
@@ -117,7 +127,11 @@ class EngineThread:
     def check(
         self, prompts: Sequence[Sequence[int]], max_tokens: int | None, sampling: SamplingParams
     ) -> None:
-        """Raise RequestError if prompts can never be served; `submit` relies on it."""
+        """Check that the model can serve these prompts; `submit` relies on it.
+
+        Raises:
+            RequestError: a prompt or a parameter can never be served; see `check_request`.
+        """
         check_request(self.model, prompts, max_tokens, sampling)
 
     async def submit(
@@ -136,17 +150,25 @@ class EngineThread:
         pooling: PoolingParams | None = None,
         time_limit: float | None = None,
     ) -> TokenStream:
-        """Queue `num_choices` completions of each prompt; one prompt's have consecutive indices.
+        """Queue `num_choices` completions of each prompt and return the stream of their tokens.
 
-        `check` comes first: a request that can never be served fails here by an assertion.
-        Without `max_tokens` a completion may fill the context.  What was cached with one
-        `cache_salt` serves only requests with the same one.  After `time_limit` seconds
-        the stream ends with DeadlineExceeded.  With `pooling` each prompt gets a vector instead of
-        tokens, and `max_tokens` is 0.
+        The choices of a prompt have consecutive indices in the stream.  It returns when the engine has
+        accepted the requests, so that an engine that has stopped fails here and not in the stream.
+
+        Call `check` first: a request that can never be served fails an assertion here.
+
+        prompts: token ids.
+        max_tokens: of each completion; None is as many as fit in the context.  It must be 0 with `pooling`.
+        constraint: a grammar or a set of tokens that the output must follow; each choice gets a copy.
+        is_best_effort: run only when no other request has work, as the lines of batches do.
+        cache_salt: the prefix cache is shared only by requests with the same salt.
+        reports_progress: the stream also reports how much of the prompt is prefilled.
+        pooling: return one vector for each prompt instead of tokens.
+        time_limit: seconds from now after which the stream raises DeadlineExceeded; None is no limit.
 
         Raises:
-            DeadlineExceeded: the time was over before it could be queued.
-            EngineStopped, EngineStalled: the engine cannot serve it.
+            DeadlineExceeded: the time limit was over before the engine accepted the requests.
+            EngineStopped, EngineStalled: the engine cannot serve requests.
         """
         if self.is_stalled:
             raise EngineStalled
@@ -172,14 +194,18 @@ class EngineThread:
         return await self._add(requests, num_choices, time_limit)
 
     async def call(self, func: Callable[[BatchInferenceEngine], T]) -> T:
-        """Run `func` on the engine, in its thread, between two steps."""
+        """Run `func` on the engine, in its thread, between two steps; return its result.
+
+        Raises:
+            EngineStopped: the engine has stopped.
+        """
         return await asyncio.wrap_future(self._worker.post(func).future)
 
     async def stats(self) -> SchedulerStats:
         return await self.call(lambda engine: engine.stats())
 
     async def snapshot(self) -> EngineSnapshot:
-        """Return what the engine has to do, as it is between two steps."""
+        """Return a picture of the queue, the requests and the pool between two steps."""
         return await self.call(lambda engine: engine.snapshot())
 
     def fail_streams(self, error: EngineError) -> None:
@@ -208,7 +234,7 @@ class EngineThread:
         return stream
 
     async def _await_with_timeout(self, time_limit: float | None, job: Awaitable[None]) -> None:
-        """Wait for the engine to take requests, which it does between two steps."""
+        """Wait until the engine has accepted the requests, which it does between two steps."""
         has_deadline = time_limit is not None and time_limit < self._step_timeout
         try:
             # Not `wait_for`: Python 3.11's loses a cancellation that comes together with the result.

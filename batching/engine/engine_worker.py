@@ -1,4 +1,4 @@
-"""The engine's own thread, and the inbox through which the others reach it."""
+"""The engine's thread, and the inbox through which other threads call the engine."""
 
 import gc
 import logging
@@ -40,11 +40,11 @@ class Job(Generic[T]):
 
 
 class EngineWorker:
-    """Builds an engine and steps it, in a thread of its own.
+    """Builds an engine and runs its steps, in a thread of its own.
 
-    Only this thread touches the engine, and with it every array.  Jobs come in through
-    `_inbox` and run between two steps; the outputs of a step go to the router in one call of
-    the event loop, however many requests have one.
+    Only this thread touches the engine and its arrays.  Jobs arrive through `_inbox` and run between two
+    steps.  The outputs of a step reach the router in a single call of the event loop, however many
+    requests have some.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class EngineWorker:
         return self._loaded.result()
 
     def post(self, func: Callable[[BatchInferenceEngine], T]) -> Job[T]:
-        """Have `func` called on the engine.
+        """Queue a call of `func` on the engine.
 
         Raises:
-            EngineStopped: the thread takes no more jobs.
+            EngineStopped: the thread accepts no more jobs.
         """
         job = Job(func)
         with self._lock:

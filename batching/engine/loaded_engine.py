@@ -1,4 +1,4 @@
-"""An engine with what the layers above need of it."""
+"""An engine together with the description of its model."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a request is checked for: once, before it is queued."""
+"""The checks of a request against the model, made once before it is queued."""
 
 from collections.abc import Sequence
 
@@ -32,11 +32,11 @@ def check_request(
 
 
 def check_input(model: ModelInfo, param: str, token_ids: Sequence[int], limit: int) -> None:
-    """Check that the model can read an input, of `limit` tokens at most.
+    """Check that the model can read one input of at most `limit` tokens; `param` names it in errors.
 
     Raises:
-        InvalidRequest: it has no tokens, or one that is not in the vocabulary.
-        InputTooLong: it has more.
+        InvalidRequest: the input is empty or has a token id that is not in the vocabulary.
+        InputTooLong: the input has more than `limit` tokens.
     """
     if not token_ids:
         raise InvalidRequest(param, "it has no tokens; at least one is needed")
@@ -46,7 +46,11 @@ def check_input(model: ModelInfo, param: str, token_ids: Sequence[int], limit: i
 
 
 def check_token_ids(model: ModelInfo, param: str, token_ids: Sequence[int]) -> None:
-    """Raise InvalidRequest, with the name of the parameter, if a token is not in the vocabulary."""
+    """Check that token ids are in the vocabulary; `param` names them in the error.
+
+    Raises:
+        InvalidRequest: one of them is not.
+    """
     for token_id in token_ids:
         if not 0 <= token_id < model.vocab_size:
             raise InvalidRequest(param, f"token id {token_id} is not in [0, {model.vocab_size})")

@@ -1,4 +1,4 @@
-"""The event loop's side of an engine: which stream gets which output."""
+"""Routes the outputs of the engine to the streams of their callers, on the event loop."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -33,14 +33,14 @@ class StreamHandle:
 
 
 class StreamRouter:
-    """Delivers the outputs of a step to the streams they belong to, and to the observer.
+    """Delivers the outputs of a step to their streams, and reports them to the observer.
 
-    Only the event loop touches it, but for `call_in_loop`, which any thread may call.
+    Only the event loop touches it, except for `call_in_loop`, which any thread may call.
 
-    observer: notified of every step and of every sequence.
-    latest_stats: as they were after the last step, or when the engine last became idle.
+    observer: called for every step and for every sequence.
+    latest_stats: the statistics after the last step, or when the engine last became idle.
     last_step_ended: in seconds on the engine's clock.
-    num_failed_steps: since a sequence was last complete.
+    num_failed_steps: failed steps since a sequence was last completed.
     """
 
     latest_stats: SchedulerStats
@@ -53,6 +53,7 @@ class StreamRouter:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Set the event loop that receives outputs; it may change only while no stream is open."""
         assert not self._handles or self._loop is loop, "one event loop at a time"
         self._loop = loop
 
@@ -63,11 +64,11 @@ class StreamRouter:
                 self._loop.call_soon_threadsafe(func, *args)
 
     def open(self, stream: TokenStream, request_ids: Sequence[int]) -> None:
-        """Route the outputs of these requests to a stream, in the order of its sequences."""
+        """Route the outputs of these requests to a stream; request i is sequence i of the stream."""
         self._handles |= {i: StreamHandle(stream, index) for index, i in enumerate(request_ids)}
 
     def end(self, request_id: int, reason: FinishReason, now: float) -> bool:
-        """Stop routing to a request, whose sequence ends here; False if it has ended before."""
+        """End the sequence of a request and stop routing to it; return False if it had ended before."""
         if (handle := self._handles.pop(request_id, None)) is None:
             return False
         if reason in _COMPLETE:
@@ -85,6 +86,7 @@ class StreamRouter:
         return request_ids
 
     def deliver(self, items: Sequence[RequestOutput | RequestFailure], step: StepRecord) -> None:
+        """Put the outputs of one step into their streams and report them to the observer."""
         self.num_failed_steps += step.has_failed
         self.last_step_ended, self.latest_stats = step.ended, step.stats
         self.observer.observe_step(step)

@@ -1,4 +1,4 @@
-"""The tokens of one call, on their way to the caller."""
+"""The stream of tokens that `EngineThread.submit` returns."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ from batching.request import FinishReason, TokenOutput
 
 
 class TokenStream:
-    """The tokens of one or more sequences, as they come; yields (index, TokenOutput).
+    """The tokens of one or more sequences as they are generated.
 
-    The async iteration ends after the last sequence's output that carries a finish reason, or
-    raises the error that ended one of them before its caller did.  `close()` never waits and may be called at any
-    time, any number of times: unfinished sequences are aborted.
+    An async iterator of (index, TokenOutput).  It ends after the output with a finish reason of the last
+    sequence.  If a sequence fails, it aborts the others and raises the error.
 
-    sequences: the statistics of each one so far.
-    deadline: on the event loop's clock; at that time DeadlineExceeded ends all that is unfinished.
+    `close()` aborts unfinished sequences.  It never waits, and may be called at any time and repeatedly.
+
+    sequences: the statistics of each sequence so far.
     """
 
     def __init__(
@@ -27,7 +27,12 @@ class TokenStream:
         release: Callable[[int, FinishReason], None],
         deadline: float | None = None,
     ) -> None:
-        """`release` stops a sequence, given its index and why it ends."""
+        """Make the stream of these sequences; the router fills it with `put`.
+
+        release: ends a sequence in the engine, given its index and the reason.
+        deadline: when the stream raises DeadlineExceeded, in seconds on the event loop's clock; None is
+            never.
+        """
         self.sequences = sequences
         self._release = release
         self._deadline = deadline
@@ -63,24 +68,27 @@ class TokenStream:
         raise StopAsyncIteration
 
     def finish(self, index: int, reason: FinishReason = FinishReason.ABORT) -> None:
-        """Take no more of one sequence, and abort it if it has not ended."""
+        """Stop reading one sequence, and abort it if it has not ended."""
         self._unfinished.discard(index)
         self._release(index, reason)
 
     def close(self, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Abort all unfinished sequences."""
         if self._timer is not None:
             self._timer.cancel()
         for index in range(len(self.sequences)):
             self.finish(index, reason)
 
     def hold_back(self) -> None:
-        """Give what comes after the first output of a sequence with its last one, as one output.
+        """Deliver all outputs of a sequence after its first one together with its last one.
 
-        Each one wakes the task that waits for it, which costs as much as what is done with a token.
+        For callers that do not stream: each delivered output wakes the waiting task, which costs as much
+        as processing a token.
         """
         self._held = {}
 
     def put(self, index: int, item: TokenOutput | EngineError) -> None:
+        """Add an output of a sequence, or the error that ends it."""
         if self._held is None or isinstance(item, EngineError):
             self._queue.put_nowait((index, item))
             return
@@ -97,7 +105,7 @@ class TokenStream:
 
 
 def joined(outputs: Sequence[TokenOutput]) -> TokenOutput:
-    """Return successive outputs of a sequence as one."""
+    """Merge successive outputs of a sequence into one."""
     return outputs[-1]._replace(
         token_ids=tuple(chain.from_iterable(output.token_ids for output in outputs)),
         logprobs=tuple(chain.from_iterable(output.logprobs for output in outputs)),

@@ -1,4 +1,4 @@
-"""Which KV blocks and recurrent states a request uses, shares and publishes."""
+"""Manages the KV blocks and recurrent states of requests: allocation, sharing and reuse."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from batching.steps.step_plan import Slice
 
 
 class NumBlocks(NamedTuple):
-    """How many blocks: of layers in general, and of those that have windows and blocks of their own."""
+    """Numbers of blocks in the main pool (`general`) and in that of sliding-window layers (`windowed`)."""
 
     general: int
     windowed: int = 0
@@ -30,16 +30,17 @@ class NumBlocks(NamedTuple):
 
 
 class KVCacheManager:
-    """Gives requests their blocks, from the pool and from the prefix cache.
+    """Gives requests their blocks, from the free blocks and from the prefix cache.
 
     Only this class writes a request's `block_table` and `num_computed_tokens`.
 
-    Blocks are copied before the next step, in the order in which that was planned: so a block that was
-    copied can be evicted and written at once.
+    Copies of blocks are made before the next step, in the order in which they were planned; a block that
+    is to be copied can therefore be evicted and overwritten immediately.
 
-    states: None if the model has no recurrent state.
-    windows: None if no layers have blocks of their own.
-    partials: None if requests begin only behind full blocks.
+    states: recurrent states; None if the model has none.
+    windows: the pool of sliding-window layers; None if they share the main pool.
+    partials: finds blocks that share only their first tokens with a prompt; None if requests start at
+        block boundaries only.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -63,20 +64,20 @@ class KVCacheManager:
         )
 
     def add_to(self, stats: SchedulerStats) -> SchedulerStats:
-        """Return the statistics of the scheduler, those of states and windows included."""
+        """Return the statistics with those of states and sliding-window layers filled in."""
         if self.states is not None:
             stats = self.states.add_to(stats)
         return stats if self.windows is None else self.windows.add_to(stats)
 
     def available(self) -> NumBlocks:
-        """Return how many blocks waiting requests can be started on."""
+        """Return how many blocks are available to start waiting requests."""
         num_windowed = 0 if self.windows is None else self.windows.num_available()
         return NumBlocks(self.block_manager.num_free_blocks, num_windowed)
 
     def num_blocks_to_start(self, request: BatchRequest, hit: PrefixHit) -> NumBlocks:
-        """Return how many available blocks it takes to start a request on these cached ones.
+        """Return how many available blocks it takes to start a request that shares the blocks of `hit`.
 
-        A cached block without a reference leaves the free blocks when it is shared.
+        Sharing a cached block without a reference takes it from the free blocks as well.
         """
         num_cached = len(hit.block_ids)
         num_idle = sum(not self.block_manager.blocks[b].ref_count for b in hit.block_ids)
@@ -87,7 +88,10 @@ class KVCacheManager:
         return NumBlocks(num_general, self.windows.num_to_start(request, cached))
 
     def start(self, request: BatchRequest, hit: PrefixHit, key: QueueKey) -> None:
-        """Give an admitted request room for all its tokens; the caller has checked the room."""
+        """Give an admitted request blocks for all its tokens, those of `hit` included.
+
+        The caller has checked that there are enough.
+        """
         hashes, cached = self.prefixes.hashes(request), hit.block_ids
         for block_id in cached:
             self.block_manager.increment_ref(block_id)
@@ -112,7 +116,7 @@ class KVCacheManager:
             self.windows.start(request, hashes[: len(cached)], hit.num_found)
 
     def fork(self, request: BatchRequest, fork: BatchRequest, num_tokens: int) -> None:
-        """Share all blocks of a request, of which `num_tokens` tokens are computed."""
+        """Let a fork share all blocks of a request, which has `num_tokens` computed tokens."""
         fork.block_table = self.block_manager.fork(request.block_table)
         fork.num_computed_tokens = num_tokens
         fork.num_cached_tokens = request.num_cached_tokens
@@ -120,10 +124,10 @@ class KVCacheManager:
             self.windows.fork(request, fork, num_tokens)
 
     def grow(self, request: BatchRequest) -> bool:
-        """Make room for all tokens of a request, in windowed layers for the next one.
+        """Make room for all tokens of a request; return False and change nothing if there is none.
 
-        False, and no change, if there is none.  If the request writes into a shared block next, that is
-        copied before.
+        In sliding-window layers, room for the next token suffices.  If the block that is written next is
+        shared, it is copied first.
         """
         if self.windows is not None and not self.windows.has_room(request):
             return False
@@ -134,13 +138,13 @@ class KVCacheManager:
         return True
 
     def has_room_to_grow(self, num_requests: int) -> bool:
-        """Return whether each of so many requests can surely get room for one more token."""
+        """Return whether each of `num_requests` requests is certain to get room for one more token."""
         if self.windows is not None and self.windows.block_manager.num_free_blocks < num_requests:
             return False
         return self.block_manager.num_free_blocks >= num_requests
 
     def num_computable(self, request: BatchRequest, num_tokens: int) -> int:
-        """Return how many of its next `num_tokens` tokens a request can be computed in this step."""
+        """Return how many of a request's next `num_tokens` tokens fit in this step."""
         if self.windows is None:
             return num_tokens
         return min(num_tokens, self.windows.max_stop(request) - request.num_computed_tokens)
@@ -154,9 +158,9 @@ class KVCacheManager:
         *,
         may_end: bool = False,
     ) -> Slice:
-        """Return the pending tokens of a request up to `stop`, of which the last are drafts.
+        """Return the slice of a request's pending tokens up to `stop`, drafts included.
 
-        may_end: the request may be released before the slice is committed.
+        may_end: the request may end before the slice is committed.
         """
         keep: tuple[int, ...] = ()
         if self.states is not None:
@@ -167,10 +171,10 @@ class KVCacheManager:
         return Slice(request, request.num_computed_tokens, stop, drafts, forks, keep)
 
     def commit(self, s: Slice, stop: int) -> None:
-        """Record that a slice is computed up to `stop`; full blocks can be shared now.
+        """Record that a slice is computed up to `stop`, and make its full blocks findable.
 
-        A state at its end that is past `stop` is of no use.  The one at its start is still there,
-        and so the slice is computed again.
+        If drafts were rejected (`stop` is before the slice's end), the recurrent state at the end is of no
+        use; the state at the start is kept, and the tokens are processed again.
         """
         if self.states is not None and stop < s.stop:
             return
@@ -188,14 +192,14 @@ class KVCacheManager:
             self.windows.commit(request, hashes, first, last)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
-        """Return the copies to be made before the next step, each once, in this order."""
+        """Return the block copies to make before the next step, in order; each is returned once."""
         copies, self._copies = self._copies, []
         if self.windows is not None:
             copies += self.windows.take_copies()
         return tuple(copies)
 
     def release(self, request: BatchRequest, key: QueueKey) -> None:
-        """Take back all blocks of a request, and its state."""
+        """Take back all blocks and the state of a request; full blocks stay cached."""
         hashes = self.prefixes.hashes(request)
         self.prefix_cache.clear_in_flight(hashes, key)
         if self.states is not None:
@@ -209,13 +213,13 @@ class KVCacheManager:
         request.num_computed_tokens = 0
 
     def forget_cached(self) -> None:
-        """Drop all findable contents, as after a failed step."""
+        """Make all blocks unfindable, since their contents are lost after a failed step."""
         self.block_manager.forget_cached()
         if self.windows is not None:
             self.windows.block_manager.forget_cached()
 
     def _is_there(self, hit: PartialHit) -> bool:
-        """False if a block was evicted to make room for the request that would be given a copy."""
+        """Return False if the block to copy was evicted to make room for the very request."""
         return self.block_manager.find(hit.block_hash) == hit.block_id
 
     def _copy(self, copy: BlockCopy) -> None:
@@ -242,7 +246,7 @@ class KVCacheManager:
         return True
 
     def _make_writable(self, request: BatchRequest) -> bool:
-        """Make the block that is written next the request's own."""
+        """Copy the block that is written next if it is shared; return False if there is no block to copy to."""
         index = request.num_computed_tokens // self.block_manager.block_size
         try:
             copy = self.block_manager.make_writable(request.block_table, index)

@@ -1,4 +1,4 @@
-"""Requests that begin within a block, on a copy of one that begins as they do."""
+"""Reuse within a block: a request starts on a copy of a block that shares its first tokens."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from batching.request import BatchRequest
 
 
 class PartialHit(NamedTuple):
-    """A block whose first `num_tokens` tokens are those that a request goes on with."""
+    """A cached block whose first `num_tokens` tokens are the next ones of a request."""
 
     block_id: int
     block_hash: BlockHash
@@ -17,17 +17,18 @@ class PartialHit(NamedTuple):
 
 
 class PartialBlocks:
-    """Finds blocks to copy for requests that share only their first tokens, and keeps what others leave.
+    """Finds blocks to copy for requests that share only their first tokens.
 
-    Full blocks are shared.  A prompt that differs within its next block gets a copy of the block
-    that has most in common with it, and so does one that ends there, since its last token is always
-    computed.  What a request leaves of its last block is kept as well, so that the next turn of a
-    chat goes on where the one before ended.
+    Full blocks are shared.  A prompt that differs within its next block gets a copy of the block that has
+    the longest beginning in common with it.  So does a prompt that ends with a full block, since its last
+    token is always computed.  When a request ends, its last, partly filled block is kept findable as
+    well, so that the next turn of a chat continues where the previous one ended.
 
-    Nothing is reserved for a copy: where its source is evicted to make room for the request, that begins
-    at the block's start.
+    Nothing is reserved for a copy: if its source is evicted to make room for the request, the request
+    starts at the beginning of the block.
 
-    min_tokens: how many tokens must be in common for a copy, and how many of a last block are kept.
+    min_tokens: the least number of common tokens for which a block is copied, and the least number of
+        tokens for which a request's last block is kept.
     """
 
     def __init__(self, block_manager: PagedBlockManager, min_tokens: int) -> None:
@@ -35,15 +36,15 @@ class PartialBlocks:
         self._min_tokens = min_tokens
 
     def contents(self, request: BatchRequest, indices: Iterable[int]) -> list[BlockContents]:
-        """Return what full blocks of a request have; its hashes are there."""
+        """Return the contents of full blocks of a request, whose hashes are computed."""
         size = self._block_manager.block_size
         tokens, chain = request.token_ids, request.hashes
         return [chain.contents(i, tokens[i * size : (i + 1) * size]) for i in indices]
 
     def find(self, request: BatchRequest, index: int) -> PartialHit | None:
-        """Return the block to copy for block `index` of a waiting request; its hashes are there.
+        """Return the block to copy for block `index` of a waiting request, whose hashes are computed.
 
-        The last token of a request is always computed: its logits are needed.
+        The last token of a request is always computed, because its logits are needed.
         """
         size = self._block_manager.block_size
         tokens = request.token_ids[index * size : min((index + 1) * size, request.num_tokens - 1)]
@@ -58,7 +59,7 @@ class PartialBlocks:
         return PartialHit(block_id, block_hash, num_tokens)
 
     def release(self, request: BatchRequest) -> None:
-        """Keep what a request leaves of its last block, before it is released; its hashes are there."""
+        """Keep the request's last block findable; call this before its blocks are released."""
         index, num_tokens = divmod(request.num_computed_tokens, self._block_manager.block_size)
         if num_tokens < self._min_tokens:
             return

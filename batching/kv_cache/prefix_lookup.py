@@ -1,4 +1,4 @@
-"""What of a waiting request the prefix cache has, and what another request computes right now."""
+"""Looks up which part of a waiting request is in the prefix cache or being computed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,13 +14,14 @@ from batching.request import BatchRequest
 
 
 class PrefixHit(NamedTuple):
-    """What the prefix cache has of the beginning of a request.
+    """What the prefix cache has for the beginning of a request.
 
     block_ids: the blocks that the request may share.
-    num_found: how many blocks there are; behind those that it may not share is no state, or the blocks
-        of windowed layers before it are gone.
-    awaited: the block, if any, that it could share once another request has computed it.
-    partial: behind those that it may share, a block that begins as the request goes on.
+    num_found: how many leading blocks are in the pool.  Those beyond `block_ids` cannot be used: there
+        is no recurrent state at their end, or the blocks of sliding-window layers are gone.
+    awaited: the hash of the block that it could share next if another request has computed it; empty
+        if there is none.
+    partial: a block to copy, which shares the tokens after `block_ids`; None if there is none.
     """
 
     block_ids: list[int]
@@ -30,10 +31,9 @@ class PrefixHit(NamedTuple):
 
 
 class PrefixLookup:
-    """Finds what a request may share.
+    """Finds what a waiting request may share.
 
-    `checkpoints` is None for a model without recurrent state, `windows` for one without blocks of
-    windowed layers, `partials` if requests begin only behind full blocks.
+    checkpoints, windows, partials: None where `KVCacheManager` has none.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class PrefixLookup:
         self._partials = partials
 
     def find(self, request: BatchRequest) -> PrefixHit:
-        """Return the blocks that already contain the beginning of a waiting request.
+        """Return the cached blocks that a waiting request may share.
 
-        A request can begin only where there is a state, too, and where windowed layers still have what
-        they see.
+        A request can start only where a recurrent state was kept, if the model has one, and where the blocks
+        of sliding-window layers are still there.
         """
         hashes = self._shareable(request)
         block_ids = self._prefix_cache.lookup(hashes)
@@ -76,7 +76,7 @@ class PrefixLookup:
         return PrefixHit(block_ids[:num_usable], num_found, junction)
 
     def is_worth_waiting(self, hit: PrefixHit, key: QueueKey) -> bool:
-        """True if what the request could share next is being computed right now."""
+        """Return whether a request that is due earlier computes the block that could be shared next."""
         return any(self._prefix_cache.is_in_flight(block_hash, key) for block_hash in hit.awaited)
 
     def hashes(self, request: BatchRequest) -> list[BlockHash]:
@@ -93,7 +93,7 @@ class PrefixLookup:
         return self._partials.find(request, num_shared)
 
     def _num_usable(self, hashes: Sequence[BlockHash]) -> int:
-        """Return the length of the longest prefix behind which a request can begin."""
+        """Return how many of these leading blocks the request can start behind."""
         num_usable = len(hashes)
         if self._checkpoints is not None:
             num_usable = self._checkpoints.num_usable(hashes)
@@ -107,8 +107,8 @@ class PrefixLookup:
     def _shareable(self, request: BatchRequest) -> list[BlockHash]:
         """Return the hashes of the blocks that a request may take from the prefix cache.
 
-        The last token is always computed: the first output token is sampled from its logits, or it is
-        pooled.
+        The last token is always computed: the first output token is sampled from its logits, or its hidden
+        state is pooled.
         """
         if request.needs_every_row:
             return []

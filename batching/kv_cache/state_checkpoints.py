@@ -1,4 +1,4 @@
-"""Which prefixes have a recurrent state in the prefix cache, and in which slot."""
+"""The recurrent states in the prefix cache, by the prefix that they follow."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from batching.block_manager import BlockHash
 
 
 class StateCheckpoints:
-    """Recurrent states by the hash of the block that they follow; the least recently used goes.
+    """Maps the hash of a block to the slot of the recurrent state after it; evicts the least recently used.
 
-    A later request wants a state where its blocks were found and no state was; such a hash is
-    wanted until a request that computes this block stores it.
+    If a request finds blocks but no state at their end, it marks the hash as wanted; the next request that
+    computes that block stores the state.
 
     Invariants, checked by tests/batching/kv_cache/test_state_checkpoints.py:
 
-    - each slot of `slots` is free or has one hash
+    - each slot of `slots` is free or belongs to one hash
     - a hash has one slot, or is wanted, or neither
     - no more hashes are wanted than there are slots
     """

@@ -1,4 +1,4 @@
-"""The blocks of layers that see a window: a request gives up those that have left it."""
+"""The KV blocks of sliding-window layers, which a request gives up when they leave the window."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,15 +13,15 @@ _MIN_HITS: Final = 2
 
 
 class WindowBlocks:
-    """Gives admitted requests the blocks that their windowed layers still see.
+    """Gives admitted requests the blocks that their sliding-window layers can still attend to.
 
-    A request has the blocks of its next tokens and those that a token of its last full block's end
-    sees, so that one which continues it there can begin.  What it gives up before stays findable
-    until it is evicted, which is earlier than what it releases at its end.
+    A request holds the blocks of its next tokens and those within the window of the end of its last full
+    block, so that another request can continue from there.  Blocks that it gave up stay findable until
+    they are evicted, which happens earlier than for blocks that it holds until its end.
 
-    There are enough blocks for one request (SchedulerConfig checks).  Others are admitted where there is
-    room for the window of each, and a chunk.  A request that has room for its next token can be computed;
-    a chunk ends where the blocks do.
+    There are enough blocks for one request (SchedulerConfig checks that).  More requests are admitted if
+    there is room for the window of each and for a chunk of prompt.  A request with room for its next
+    token can always be computed; a chunk ends where its blocks end.
 
     Only this class writes a request's `window_table`.
     """
@@ -53,7 +53,7 @@ class WindowBlocks:
         return copies
 
     def num_usable(self, hashes: Sequence[BlockHash]) -> int:
-        """Return the length of the longest prefix of these hashes whose last blocks are there."""
+        """Return how many of these leading blocks can be reused: those in the window before their end exist."""
         stop = index = len(hashes)
         while index > max(0, stop - self._num_visible):
             index -= 1
@@ -67,9 +67,10 @@ class WindowBlocks:
         return self.block_manager.num_free_blocks - missing
 
     def num_to_start(self, request: BatchRequest, cached: Sequence[BlockHash]) -> int:
-        """Return how many available blocks it takes to start a request behind these.
+        """Return how many available blocks it takes to start a request behind these cached blocks.
 
-        They are those of its window and, so that prompts do not advance block by block, of a chunk.
+        They are the blocks of its window and those of one chunk, so that a prompt does not advance block by
+        block.
         """
         first, block_ids = self._visible(cached)
         num_needed = min(
@@ -81,9 +82,9 @@ class WindowBlocks:
         return num_needed - len(block_ids) + num_idle
 
     def start(self, request: BatchRequest, cached: Sequence[BlockHash], num_found: int) -> None:
-        """Share the blocks that a request sees which begins behind these.
+        """Share the cached blocks in the window of a request that starts behind the blocks `cached`.
 
-        num_found: how many blocks it could have shared, were their windows there.
+        num_found: how many blocks it could have shared if their windows were there.
         """
         if num_found > len(cached):
             self._wanted[request.request_id] = range(self._first_visible(num_found), num_found)

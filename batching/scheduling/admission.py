@@ -1,4 +1,4 @@
-"""Which waiting requests start, and when."""
+"""Admission into the batch: which waiting requests start, and when."""
 
 from collections.abc import Callable, Iterable
 from functools import reduce
@@ -12,12 +12,13 @@ from batching.request import BatchRequest, RequestStatus
 
 
 class AdmissionQueue:
-    """Waiting requests, admitted in the aged order; none overtakes one that must wait for room.
+    """The waiting requests, admitted in the order of the aging queue.
 
-    Best-effort requests make way for others: if one of these is first and finds no room, running ones
-    return to the queue, and none starts until it has started.
+    No request overtakes one that has to wait for room.  Best-effort requests make way for others: if an
+    interactive request is first and there is no room for it, best-effort requests are stopped and queued
+    again, and no best-effort request starts until it has started.
 
-    num_aged_admissions: requests admitted before a waiting one of a more urgent class.
+    num_aged_admissions: requests that were admitted before a waiting one of a more urgent class.
     num_prefix_waits: requests that waited for another one to compute their prefix.
     """
 
@@ -36,17 +37,17 @@ class AdmissionQueue:
 
     @property
     def num_awaiting_prefix(self) -> int:
-        """How many of the waiting requests were waiting for a prefix at the last plan."""
+        """How many waiting requests waited for a prefix when the last step was planned."""
         return min(len(self._awaiting_prefix), len(self.waiting))
 
     @property
     def is_awaited(self) -> bool:
-        """True if a request waits for which a best-effort one would make way."""
+        """True if a request is waiting that best-effort requests make way for."""
         return self.num_others > 0
 
     @property
     def num_others(self) -> int:
-        """How many of the waiting requests are not best-effort ones."""
+        """How many waiting requests are not best-effort requests."""
         return len(self.waiting) - self._num_best_effort
 
     def push(self, request: BatchRequest) -> None:
@@ -60,7 +61,7 @@ class AdmissionQueue:
             self._starts_next = None
 
     def running_key(self, request: BatchRequest) -> QueueKey:
-        """Return the order in which admitted requests are served: best-effort ones come last."""
+        """Return the sort key of an admitted request: by due time, best-effort requests last."""
         key = self.waiting.key(request)
         return key._replace(due_time=inf) if request.is_best_effort else key
 
@@ -72,13 +73,15 @@ class AdmissionQueue:
         *,
         is_best_effort_due: bool,
     ) -> list[BatchRequest]:
-        """Start requests in the queue's order, until no sequence slot or too few blocks are left.
+        """Start waiting requests in order, until there is no sequence slot or not enough blocks.
 
-        A request whose prefix is being computed right now waits for it: it keeps its position,
-        and a sequence slot and the blocks it will need are reserved for it.  `make_way` stops a
-        best-effort request and returns it, if one runs; it is queued again when the others have started.
-        While others wait, best-effort requests start only if they are due to take part in this step: the
-        next one may stop them.
+        A request whose prefix another request is computing right now waits for that: it keeps its position,
+        and a sequence slot and the blocks that it will need stay reserved for it.
+
+        make_way: stops a best-effort request and returns it, None if none is running; it is queued again
+            after the others have started.
+        is_best_effort_due: best-effort requests take part in this step; otherwise they start only if no
+            other request waits, since the next step might stop them.
         """
         started: list[BatchRequest] = []
         deferred: dict[BatchRequest, NumBlocks] = {}
@@ -114,7 +117,7 @@ class AdmissionQueue:
         return started
 
     def _fitting(self, request: BatchRequest, reserved: Iterable[NumBlocks]) -> PrefixHit | None:
-        """Return what a request finds in the prefix cache; None if there is no room for the rest."""
+        """Return what a request finds in the prefix cache; None if there is no room for the rest of it."""
         hit = self._kv.prefixes.find(request)
         needed = reduce(NumBlocks.plus, reserved, self._kv.num_blocks_to_start(request, hit))
         return hit if needed.fits(self._kv.available()) else None

@@ -1,4 +1,4 @@
-"""When best-effort requests, the lines of batches, have a part in steps beside others."""
+"""When best-effort requests, the lines of batches, take part in steps beside other requests."""
 
 from typing import Final
 
@@ -11,24 +11,27 @@ QUIET_PERIOD: Final = 5.0
 
 
 class BestEffortTurns:
-    """Knows when best-effort requests and others had part in steps; times are in seconds on one clock."""
+    """Remembers when best-effort requests and other requests were last served.
+
+    All times are in seconds on the same clock.
+    """
 
     def __init__(self) -> None:
         self._served = 0.0
         self._others_served = -QUIET_PERIOD
 
     def is_due(self, now: float) -> bool:
-        """Return whether they take part in the next step, whatever others have to do."""
+        """Return whether best-effort requests take part in the next step even if others have work."""
         return now - self._served >= _INTERVAL
 
     def expects_others(self, now: float) -> bool:
-        """Return whether another request may soon come, though none is here."""
+        """Return whether another request may arrive soon, because one was served recently."""
         return now - self._others_served < QUIET_PERIOD
 
     def serve(self, now: float) -> None:
-        """Record that they have part in a step."""
+        """Record that best-effort requests take part in a step."""
         self._served = now
 
     def serve_others(self, now: float) -> None:
-        """Record that others are here."""
+        """Record that other requests are present."""
         self._others_served = now

@@ -1,12 +1,12 @@
-"""Which steps can be followed by others that are planned before their outputs are known."""
+"""Which steps the next one can be planned behind, before their outputs are known."""
 
 from batching.steps.step_plan import Slice
 
 
 def is_predictable(s: Slice, *, may_draft: bool) -> bool:
-    """Return whether what follows a slice is known but for one token.
+    """Return whether the next slice of a request is known except for the value of one token.
 
-    may_draft: the next step may begin with drafts, if the request's tokens suggest some.
+    may_draft: the next step may have drafts for it.
     """
     request = s.request
     if s.drafts or s.forks or request.pooling is not None or request.wants_prompt_logprobs:
@@ -19,5 +19,5 @@ def is_predictable(s: Slice, *, may_draft: bool) -> bool:
 
 
 def goes_on(s: Slice) -> bool:
-    """Return whether the request of a slice has more to compute, unless a stop token ends it."""
+    """Return whether the request has more to compute after this slice, unless it samples a stop token."""
     return not s.samples or s.request.num_output_tokens + 1 < s.request.max_tokens

@@ -1,14 +1,16 @@
-"""How prompts share the tokens of a step that decodes leave over."""
+"""Divides the prompt tokens of a step among the requests that prefill."""
 
 from collections.abc import Sequence
 
 
 def share_prefill_budget(num_pending: Sequence[int], budget: int, max_chunk: int) -> list[int]:
-    """Return how many of its pending tokens each prompt may prefill, within `budget` in all.
+    """Return how many tokens each prompt may prefill in this step, `budget` in all.
 
-    `num_pending` is in the order of due times.  Half goes to the prompt that is due first, so
-    that it always advances; the rest goes to the shortest ones, so that they do not wait for
-    a long one's whole prefill.
+    Half of the budget goes to the prompt that is due first, so that it always advances; the rest goes to
+    the shortest ones, so that they do not wait for the whole prefill of a long one.
+
+    num_pending: the pending tokens of each prompt, in the order of due times.
+    max_chunk: the most tokens of one prompt.
     """
     if not num_pending:
         return []

@@ -7,14 +7,14 @@ MIN_CHUNK: Final = 32
 
 
 class StallBudget:
-    """Measures the cost of steps, and turns time into prompt tokens.
+    """Measures how long steps take, and converts time into a number of prompt tokens.
 
-    A step of n decodes takes a time of its own, and each prompt token beside them adds to it.
-    Prompts may add to a step what its decodes take alone, so that the inter-token latency of
-    a stream doubles during a prefill.  Where more prompts wait than streams run, they may add
-    that time once for each prompt per stream: else one early stream would keep all the others
-    waiting.  They may always add `min_chunk` tokens, because short chunks attend to a long
-    context over and over.  `max_stall` bounds it in any case.
+    A step takes some time for its decodes, and each prompt token beside them adds to it.  Prompts may add
+    as much time to a step as its decodes take alone, so that the inter-token latency of running requests
+    at most doubles during a prefill.  If more prompts wait than requests decode, they may add that time
+    once for each prompt per decoding request; otherwise one early request would keep all the others
+    waiting.  A step may always process `min_chunk` prompt tokens, because short chunks of a long prompt
+    attend to its context again and again.  `max_stall` bounds the added time in any case.
     """
 
     # The weight of earlier steps against the newest one.
@@ -23,7 +23,7 @@ class StallBudget:
     _MIN_TOKENS = 16
 
     def __init__(self, max_stall: float, min_chunk: int) -> None:
-        """`max_stall` is in seconds."""
+        """`max_stall` is in seconds, `min_chunk` in tokens."""
         self._max_stall = max_stall
         self._min_chunk = min_chunk
         # Of the recent steps without prompts; 0 is unknown, as in the sums below.
@@ -33,21 +33,21 @@ class StallBudget:
         self._num_tokens = 0.0
 
     def max_prefill_tokens(self, num_prompts: int, num_streams: int) -> int | None:
-        """Return how many prompt tokens a step may prefill beside the streams.
+        """Return how many prompt tokens a step may process beside decodes.
 
-        None until a prefill was measured; every stream begins with one.
+        None (no limit) until a prefill was measured; every request begins with one.
         """
         return self._max_tokens(max(1, num_prompts / max(1, num_streams)), self._min_chunk)
 
     def max_interruptible_tokens(self) -> int | None:
-        """Return how many prompt tokens a step may prefill for whose end a stream might soon wait.
+        """Return how many prompt tokens a step may process that an interactive request may have to wait for.
 
-        So few also where longer chunks are worth more.  None as above.
+        It is small even where longer chunks would be more efficient.  None until a prefill was measured.
         """
         return self._max_tokens(1, self._MIN_TOKENS)
 
     def _max_tokens(self, num_decodes: float, min_chunk: int) -> int | None:
-        """Return how many prompt tokens take as long as so many steps of decodes."""
+        """Return how many prompt tokens take as long as `num_decodes` steps of decodes."""
         if self._prefill_duration == 0:
             return None
         tokens_per_second = self._num_tokens / self._prefill_duration

@@ -1,4 +1,4 @@
-"""The border between the pure scheduler and the tensors."""
+"""The interface between the scheduler, which knows no tensors, and the code that runs the model."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
@@ -8,7 +8,7 @@ from batching.steps.step_plan import SliceOutput, StepPlan
 
 
 class SlicesFailed(Exception):
-    """Only these requests of a plan are at fault; the others can start over on a new pool."""
+    """Some requests of a step cannot be sampled; the other requests of the step are not at fault."""
 
     def __init__(self, request_ids: Iterable[int]) -> None:
         self.request_ids = frozenset(request_ids)
@@ -16,27 +16,28 @@ class SlicesFailed(Exception):
 
 
 class ModelRunner(Protocol):
-    """Processes a plan's tokens, writes their KV into the pool, and samples.
+    """Runs a plan: processes its tokens, writes their keys and values into the pool, and samples.
 
-    Recurrent states, which it keeps in the slots that a plan names, cannot change once made.
+    The runner also keeps recurrent states, in the slots that the plan names; a state is never modified
+    once it is made.
 
-    The tests' fake is in tests/support/fakes.py; its pool contains token ids.
+    The tests use a fake whose pool contains token ids (tests/support/fakes.py).
     """
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
-        """Return an output for each slice, in the plan's order.
+        """Return one output for each slice, in the order of the plan.
 
-        Of a slice that samples, the first token follows the tokens of the request, the next
-        one the first draft, and so on; each fork's one follows the tokens of the request.
+        For a slice that samples, the first token follows the tokens of the request, the second one follows
+        the first draft, and so on; the tokens of its forks follow the tokens of the request.
 
         Raises:
-            SlicesFailed: these requests fail, whatever is batched with them.
-            Exception: the step failed, and no request of it can be singled out.
+            SlicesFailed: only these requests are at fault.
+            Exception: the step failed, and no request can be singled out.
         """
         ...
 
     def reset(self) -> None:
-        """Make the pool usable again after `run` raised; its contents and all states are lost."""
+        """Make the pool usable after `run` has raised; all its contents and states are lost."""
         ...
 
 
@@ -44,27 +45,27 @@ StepT = TypeVar("StepT", bound="QueuedStep")
 
 
 class QueuedStep(Protocol):
-    """A step that is being computed."""
+    """A step that the device is computing."""
 
     def collect(self) -> Sequence[SliceOutput]:
-        """Wait for its end, and return what `ModelRunner.run` does; raise what that raises."""
+        """Wait for the outputs and return them; returns and raises what `ModelRunner.run` does."""
         ...
 
 
 class PipelinedRunner(ModelRunner, Protocol[StepT]):
-    """A model runner that computes steps in the order in which they are queued, while others are planned."""
+    """A model runner that queues steps on the device, so that Python can plan the next one meanwhile."""
 
     def can_follow(self, request: BatchRequest) -> bool:
-        """Return whether the token after the one that a step in flight samples can be sampled."""
+        """Return whether a step can sample for this request before its previous token is known."""
         ...
 
     def submit(self, plan: StepPlan, after: StepT | None = None) -> StepT:
-        """Queue a step.
+        """Queue a step; steps run in the order in which they are queued.
 
-        after: the step in flight that samples the tokens which the requests of this one expect, if any
-            does.
+        after: the step in flight, whose sampled tokens replace the placeholders of this step; None if
+            no step is in flight.
 
         Raises:
-            Exception: as `run`.
+            Exception: as `run` does.
         """
         ...

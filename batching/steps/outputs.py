@@ -1,4 +1,4 @@
-"""From sampled tokens to what each request gets of a step."""
+"""Turns the sampled tokens of a step into the output of each request."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -20,9 +20,9 @@ class RequestFailure(NamedTuple):
 def append_sampled(
     request: BatchRequest, sampled: Sequence[int], drafts: Sequence[int]
 ) -> tuple[int, ...]:
-    """Append sampled tokens up to the first that differs from its draft; return those appended.
+    """Append sampled tokens up to and including the first that differs from its draft; return them.
 
-    sampled: one token for each draft, and one that follows them all.
+    sampled: one token for each draft, and one more that follows the last draft.
     """
     pairs = zip(sampled, (*drafts, None), strict=True)
     num_accepted = next(i for i, (token_id, draft) in enumerate(pairs) if token_id != draft)
@@ -58,7 +58,7 @@ def embedding_output(request: BatchRequest) -> RequestOutput:
 
 
 def progress_outputs(request: BatchRequest) -> Iterator[RequestOutput]:
-    """Yield how far the prefill is, if the request asks for that."""
+    """Yield a progress report if the request asks for reports and is still prefilling."""
     if request.reports_progress and request.status is RequestStatus.PREFILLING:
         output = TokenOutput(
             (), None, request.num_cached_tokens, num_read_tokens=request.num_computed_tokens

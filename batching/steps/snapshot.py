@@ -1,4 +1,4 @@
-"""What an engine has to do at one moment, for the operator to look at: numbers, and no tokens."""
+"""Snapshots of the engine's state for the operator: numbers only, no tokens."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -16,11 +16,12 @@ MAX_RUNS: Final = 4096
 
 
 class RequestSnapshot(NamedTuple):
-    """A request; `age` is in seconds since it arrived.
+    """One request; times are in seconds.
 
-    effective_priority: the base minus the age times the rate; the smallest runs first.
-    num_choices: itself, and those that wait until it has prefilled their prompt.
-    runs: its blocks, of layers in general; others may share them.
+    age: time since its arrival.
+    effective_priority: see `PriorityQueueWithAging`; the smallest is served first.
+    num_choices: the request itself and the choices that wait for its prefill.
+    runs: the runs of its KV blocks, which other requests may share.
     """
 
     request_id: int
@@ -39,13 +40,15 @@ class RequestSnapshot(NamedTuple):
 
 
 class EngineSnapshot(NamedTuple):
-    """Made in runs of blocks, so that it takes no longer for a large pool than for a small one.
+    """The queue, the admitted requests and the map of the pool.
 
-    duration: seconds that it took.
-    running: the one that is due first in front; `waiting` likewise.
-    empty_runs: `[start, stop)` of blocks without contents.  Those in no run, of a request or here,
+    It describes the pool in runs of blocks, so that taking it costs no more for a large pool.
+
+    duration: seconds that taking it took.
+    running, waiting: in the order in which they are served.
+    empty_runs: runs `[start, stop)` of empty blocks.  Blocks in none of these and in no request's runs
         are cached.
-    is_map_whole: false if there are too many runs, and some are left out.
+    is_map_whole: False if there are too many requests or runs, and some were left out.
     """
 
     duration: float
@@ -68,7 +71,7 @@ def take_snapshot(
     blocks: PagedBlockManager,
     now: float,
 ) -> EngineSnapshot:
-    """Copy what is shown; nothing of it changes afterwards."""
+    """Return a copy of what is shown, which does not change when the engine goes on."""
 
     def described(requests: Iterable[BatchRequest]) -> tuple[RequestSnapshot, ...]:
         return tuple(_described(r, now, waiting.effective_priority(r, now)) for r in requests)

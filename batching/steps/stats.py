@@ -1,22 +1,29 @@
-"""What the scheduler counts."""
+"""The statistics of the scheduler."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class SchedulerStats(NamedTuple):
-    """Counts at this moment (`num_waiting` to `num_cached_blocks`) and since the start.
+    """Gauges (`num_waiting` to `num_cached_blocks`) and counters since the start.
 
-    block_size: in tokens.
-    num_awaiting_prefix: waiting requests whose prefix was being computed at the last plan.
-    num_aged_admissions: requests admitted before a waiting one of a more urgent class.
+    num_awaiting_prefix: waiting requests whose prefix was being computed by another at the last plan.
+    block_size: tokens in a block.
+    num_evictions: cached blocks that were evicted.
+    num_queried_tokens, num_hit_tokens: prompt tokens of admitted requests, and those found in the cache.
+    num_aged_admissions: requests that were admitted before a waiting one of a more urgent class.
     num_prefix_waits: requests that waited for another one to compute their prefix.
-    num_window_blocks: blocks of the layers that see a window; None if these have none of their own.
-        All other counts of blocks are of the others.
-    num_window_missed_tokens: found in the others and computed again, since windows were gone (or states).
-    num_checkpoints: recurrent states in the prefix cache; None if the model has no such states.
-    num_checkpoints_skipped: states not stored: there are no slots, or their blocks are not findable.
-    num_state_missed_tokens: found in the pool and computed again, since no state was kept there.
+    num_drafts, num_draft_tokens, num_accepted_tokens: verified drafts, their tokens, and how many of
+        these were correct.
+    num_checkpoints: recurrent states in the prefix cache; None if the model has no such state.
+    num_checkpoints_skipped: states that were not stored, since there are no slots or their blocks
+        cannot be found.
+    num_state_missed_tokens: prompt tokens found in the pool but computed again, since there was no
+        state at their end.
+    num_window_blocks: blocks in the pool of sliding-window layers; None if they have no pool of their
+        own.  All other counts of blocks are those of the main pool.
+    num_window_missed_tokens: prompt tokens found in the main pool but computed again, since the blocks
+        of sliding-window layers (or the states) were gone.
     """
 
     num_waiting: int
@@ -49,7 +56,7 @@ class SchedulerStats(NamedTuple):
 
 @dataclass(slots=True)
 class SpecDecodeStats:
-    """How many drafts were verified, of how many tokens, and how many of these were accepted."""
+    """Counts verified drafts, their tokens, and how many of these were correct."""
 
     num_drafts: int = 0
     num_tokens: int = 0

@@ -1,8 +1,8 @@
-"""Attention of one step's rows over a pool that is numpy's.
+"""Attention of the rows of one step over a pool in numpy arrays.
 
-Nothing is gathered: every contiguous run of blocks is a view, and one matrix product reads
-it, for all the rows that share it.  The scores of all runs of a row lie side by side, so a
-row has one softmax, however its blocks are scattered.
+Nothing is gathered: every contiguous run of blocks is a view, and one matrix product reads it for all
+rows that share it.  The scores of all runs of a row are side by side, so each row has a single softmax,
+however its blocks are scattered.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 class HostAttention:
-    """How the rows of one step attend; made once a step and used by every layer."""
+    """How the rows of one step attend; it is made once per step and used by every layer."""
 
     def __init__(
         self, slices: Sequence[Slice], block_size: int, *, is_windowed: bool = False

@@ -60,9 +60,9 @@ def _pages(caches: Sequence[ModelCache], num_blocks: int, is_windowed: bool = Fa
 
 
 class HostLayerCache(LayerCache):
-    """Evaluates the queries, keys and values of a layer and goes on from there in numpy.
+    """Evaluates the queries, keys and values of a layer, and computes the rest in numpy.
 
-    A write is deferred until the first read, so that both need one evaluation.
+    A write is deferred until the first read, so that both need only one evaluation.
     """
 
     _written: tuple[mx.array, mx.array] | None

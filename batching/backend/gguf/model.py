@@ -40,14 +40,14 @@ _MAX_STREAMS: Final = 8
 
 
 class GgufOutline:
-    """The model of a file whose header was read, its arrays zeros that take no memory until they are read.
+    """The model of a GGUF file, whose arrays are zeros without memory until they are read.
 
-    With a `dtype` every weight is dequantized to it.  Without, quantized weights stay, and the
-    float ones become float16 like their scales: a float32 norm would turn all activations into
-    float32.  Where activations exceed float16, both become bfloat16.  A file of float32 only stays
-    float32, and one without float16 becomes bfloat16.
-    With `has_kernels`, whose activations are float32 in any case, each array keeps its own type, and
-    scales that are products are float32: nothing is rounded.  Groups may then have 16 weights.
+    dtype: all weights are dequantized to it.  With None, quantized weights stay quantized, and float
+        weights become float16 like the scales of the quantized ones, since a float32 norm would turn all
+        activations into float32; both become bfloat16 if activations exceed the range of float16.  A file
+        of float32 only stays float32, and one without any float16 becomes bfloat16.
+    has_kernels: for the native kernels, whose activations are always float32: each array keeps its type,
+        scales that are products are float32, and groups may have 16 weights, so that nothing is rounded.
     """
 
     def __init__(

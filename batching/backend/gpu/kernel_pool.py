@@ -1,8 +1,8 @@
-"""A KV pool whose writes and decodes are kernels of our own.
+"""A KV pool that kernels of this project write to and read in decodes.
 
-They write to the pool's arrays in place, and MLX does not know: nothing is donated and nothing copied, even if
-the next step is queued while one runs.  A token orders them (`PoolKernels`): each layer has one, which
-passes through each write and each read, within a step and from step to step.
+They write to the pool's arrays in place without MLX knowing: no array is donated or copied, even if the
+next step is queued while one runs.  A token orders the kernels (see `PoolKernels`): each layer has one,
+which passes through each write and each read, within a step and from step to step.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def why_not(kernels: PoolKernels, layout: CacheLayout) -> str:
 
 
 class KernelLayerCache(LayerCache):
-    """Puts its write off until attention: one kernel may then rotate queries and keys, and write."""
+    """Defers its write until attention, so that one kernel can rotate queries and keys and write them."""
 
     takes_queued_steps = True
 
@@ -75,6 +75,7 @@ class KernelLayerCache(LayerCache):
 
     @property
     def state(self) -> tuple[mx.array, ...]:
+        """Continue with other arrays of the same shapes; a deferred write is dropped."""
         return *self.pool, self._token
 
     @state.setter
@@ -137,7 +138,7 @@ class KernelLayerCache(LayerCache):
         self._token = self._kernels.write(rows, slots, self._arrays, self._token)
 
     def reset(self) -> None:
-        """Start over with other arrays: what is in flight may still write to those before."""
+        """Start over with new arrays, since steps in flight may still write to the old ones."""
         shape = self.shape
         self._written = None
         num_rows = shape.num_heads * self.num_slots

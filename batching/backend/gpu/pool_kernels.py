@@ -1,4 +1,4 @@
-"""What the pool asks of its kernels, wherever they run."""
+"""The interface between the pool and its kernels, wherever these run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,10 +45,10 @@ class KernelPool(NamedTuple):
 
 
 class DecodeRows(NamedTuple):
-    """What each of R rows sees.
+    """What each of R rows attends to.
 
-    tables: uint32 `[R, W]`, the blocks from that of the first key on; W is a power of two, 8 at least.
-    ranges: int32 `[max(R, 4), 2]`, the position of the first key in its block, and the number of keys.
+    tables: uint32 `[R, W]`, the blocks from that of the first key on; W is a power of two, at least 8.
+    ranges: int32 `[max(R, 4), 2]`, the position of the first key within its block, and the number of keys.
     """
 
     tables: mx.array
@@ -57,11 +57,11 @@ class DecodeRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """Rotary embedding of the first `num_dims` numbers of a head (Su et al. 2021).
+    """A rotary embedding of the first `num_dims` numbers of a head (Su et al. 2021).
 
-    radians: float32 `[max(num_dims / 2, 8)]`, by which a pair turns from a position to the next.
-    factor: what is rotated is multiplied by it.
-    is_traditional: pairs lie side by side, and not half of the numbers apart.
+    radians: float32 `[max(num_dims / 2, 8)]`, by which each pair turns from one position to the next.
+    factor: what rotated numbers are multiplied by.
+    is_traditional: the numbers of a pair are neighbours; otherwise they are half the numbers apart.
     """
 
     radians: mx.array
@@ -79,19 +79,21 @@ class HeadNorms(NamedTuple):
 
 
 class PoolKernels(Protocol):
-    """Kernels that write to the pool in place, which MLX does not know.
+    """Kernels that write to the pool in place, of which MLX does not know.
 
-    What orders them is the token, uint32 `[8]`, all 0: each of them is given that of the one before, and
-    returns another.  It is an input and an output of the kernels themselves: on a GPU barriers follow
-    what kernels read and write, and not the graph.
+    They are ordered by a token, uint32 `[8]`, all 0: each kernel gets the token of the previous one and
+    returns another.  It is an input and an output of the kernels themselves, because the barriers of a GPU
+    follow what kernels read and write, not the graph.
 
-    queries: `[T, num_query_heads, key_dim]`.  keys, values: `[T, num_heads, dim]`.
-    slots: uint32 `[max(T, 8)]`.  positions: int32 `[max(T, 8)]`.
+    queries: `[T, num_query_heads, key_dim]`.
+    keys, values: `[T, num_heads, dim]`.
+    slots: uint32 `[max(T, 8)]`.
+    positions: int32 `[max(T, 8)]`.
     sinks: float32 `[max(num_query_heads, 8)]`.
     """
 
     def why_not(self, shape: LayerShape) -> str:
-        """Return why the kernels cannot keep such a layer; empty if they can."""
+        """Return why the kernels do not support this layer; empty if they do."""
         ...
 
     def write(

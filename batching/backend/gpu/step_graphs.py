@@ -1,7 +1,7 @@
-"""Graphs of decode steps that are kept.
+"""Keeps the compute graphs of decode steps and uses them again.
 
-Python and MLX take longer to build the graph of a small model's step than a fast GPU takes to compute it.  What
-`mx.compile` has traced once MLX copies without Python, and with it the texts of the kernels.
+For a small model, Python and MLX take longer to build the graph of a step than a fast GPU takes to
+compute it.  A graph that `mx.compile` has traced is replayed without Python.
 """
 
 import logging
@@ -43,10 +43,11 @@ class _Seen:
 
 
 class StepGraphs:
-    """The graphs of decode steps, by the shapes of the inputs.
+    """The graphs of decode steps, by the shapes of their inputs.
 
-    What differs between two steps is an input: tokens and positions, what each row sees, the pool's arrays and
-    what orders the kernels.  The weights are in the graph.  Steps with chunks are built each time.
+    Everything that differs between two steps is an input of the graph: tokens and positions, the tables of
+    each row, the pool's arrays, and the tokens that order the kernels.  The weights are part of the graph.
+    The graphs of steps with prompt chunks are built each time.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class StepGraphs:
         self._is_on = self._layers == list(cache_leaves(cache.caches))
 
     def logits(self, step: StepInputs, build: Build) -> mx.array:
-        """Return what `build` does, of a graph that is kept if there have been enough such steps."""
+        """Return what `build` returns, by a kept graph if there were enough steps of the same shapes."""
         if not self._is_on or any(map(_has_chunks, self._steps.values())):
             return build(step)
         if self._windows is None:

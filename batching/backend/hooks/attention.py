@@ -1,4 +1,4 @@
-"""The attention function that mlx-lm's models call."""
+"""The hook for attention: replaces the function that mlx-lm's models call."""
 
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ def attention(
     mask: Any,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """Attend over the pool if the keys or the cache are ours, else as mlx-lm does."""
+    """Attend over the paged pool if keys or cache belong to it, otherwise as mlx-lm does."""
     if isinstance(mask, PendingScores) and isinstance(keys, Latents):
         return keys.layer.attend_latents(queries, mask, scale)
     layer = keys.layer if isinstance(keys, SharedKeys) else cache
@@ -34,10 +34,10 @@ def attention(
 
 
 def hook_attention(model: nn.Module) -> None:
-    """Rebind the attention function in every module that the model's classes come from.
+    """Replace the attention function in every Python module that the model's classes come from.
 
-    The models import it by name, so it is their names that are rebound.  Models that run
-    on mlx-lm's own caches are not affected.
+    Models import the function by name, so each of these names is rebound.  Models that run on mlx-lm's
+    own caches are not affected.
     """
     for module in python_modules(model):
         if module is not base and vars(module).get(FUNCTION) is base.scaled_dot_product_attention:

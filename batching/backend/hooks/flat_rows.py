@@ -1,7 +1,8 @@
-"""Products with quantized weights, of all rows of a step at once on CUDA.
+"""Quantized products of all rows of a step at once, for CUDA.
 
-MLX takes the rows of a step, `[T, 1, num_inputs]`, for T products of one row there, and reads the weights for
-each.  In two dimensions they are one product; unquantized ones MLX joins itself, as Metal does all of them.
+There MLX treats the rows of a step, `[T, 1, num_inputs]`, as T products of one row each and reads the
+weights for every one of them.  With two dimensions it is a single product.  MLX joins unquantized
+products by itself, and on Metal quantized ones as well.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a model keeps of a request, and which of its modules read that: seen in one plain pass."""
+"""Observes one plain forward pass: what each layer of a model keeps, and which modules read it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ from batching.backend.paged.state_cache import arrays_of
 
 
 class Observation:
-    """A plain pass over a model on a prompt of several tokens, and one more token, watched."""
+    """The observation of a plain forward pass on a prompt of several tokens, and of one more token."""
 
     def __init__(self, model: nn.Module, tokens: Sequence[int]) -> None:
         self._caches = make_prompt_cache(model)
@@ -41,9 +41,10 @@ class Observation:
             self._own = own_layout(model, tokens).layers
 
     def to_regroup(self, *, gathers_all: bool = False) -> list[nn.Module]:
-        """Return the modules that cannot take a step's rows as they are.
+        """Return the modules that cannot process the ragged rows of a step.
 
-        gathers_all: no attention is trusted to read nothing but what it seems to read.
+        gathers_all: include all modules with attention, in case they read more of the cache than was
+            observed.
         """
         untrusted = [leaf for cache in self._caches for leaf in self._untrusted(cache)]
         of = self._leaves if gathers_all else untrusted
@@ -57,8 +58,8 @@ class Observation:
     def _untrusted(self, cache: Any) -> list[Any]:
         """Return the parts of a layer's cache that the model's own code reads.
 
-        If that is so of keys and values in one part, it is taken to be so in the others: an indexer
-        chooses among the latents beside it, but not among those of a short prompt.
+        If that is true of the keys and values of one part, it is assumed of the other parts: an indexer
+        chooses among the latents of the other part, but does not do so in a short prompt.
         """
         leaves = list(_leaves([cache]))
         uses = [self._uses[id(leaf)] for leaf in leaves]

@@ -1,4 +1,4 @@
-"""Ranges of positions that a model's own code makes, from one position to another (Llama 4)."""
+"""The hook for position ranges that a model's own code makes (Llama 4)."""
 
 from types import ModuleType
 from typing import Any, Final
@@ -12,10 +12,10 @@ from batching.backend.hooks.undo import python_modules
 
 
 def arange(*args: Any, **kwargs: Any) -> mx.array:
-    """Return what MLX does; from positions `[T]` of rows to others, where MLX raises, `[T, 1, 1]`.
+    """Return what `mx.arange` does, also from the positions `[T]` of rows to others: `[T, 1, 1]`.
 
-    A row is one token, so its range is its position.  A model gives a range `[L]` one more axis, and
-    multiplies queries `[B, num_heads, L, dim]` by it.
+    MLX raises for arrays.  A row is one token, so its range is its position.  A model adds an axis to a
+    range `[L]` and multiplies queries `[B, num_heads, L, dim]` by it.
     """
     if len(args) == 2 and all(isinstance(each, mx.array) and each.ndim == 1 for each in args):
         positions: mx.array = args[0]

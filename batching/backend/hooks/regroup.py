@@ -1,8 +1,8 @@
-"""Modules that cannot take a step's rows as they are: they are called for each piece of it.
+"""Runs modules that cannot process the ragged rows of a step on one piece of it at a time.
 
-A recurrence is sequential, and attention of a model's own wants a request's keys: their modules get the
-rows of a piece as mlx-lm's models know them, `[1, L, ...]` or `[B, 1, ...]`, and caches of that piece.
-The rest of the model stays ragged.
+A recurrence is sequential, and a model's own attention needs the keys of one request.  Such modules
+get the rows of a piece in the shapes that mlx-lm's models expect, `[1, L, ...]` for a chunk or
+`[B, 1, ...]` for decodes, and caches for that piece.  The rest of the model stays ragged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ PieceCache = StateCache | GatheredLayerCache
 
 
 def regroup(module: nn.Module, changes: Changes) -> None:
-    """Let a module process the pieces of a step one after the other."""
+    """Make a module process the pieces of a step one after the other."""
     plain = type(module)
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ def _caches(value: Any) -> Iterator[PieceCache]:
 
 
 def _pieces(step: StepInputs, caches: Sequence[PieceCache]) -> Iterator[Piece]:
-    """Yield the step's pieces; of decodes only those together that can share a call."""
+    """Yield the pieces of the step; decodes are together only if they can share a call."""
     states = [cache for cache in caches if isinstance(cache, StateCache)]
     for piece in step.pieces:
         if piece.is_chunk or not states:
@@ -65,7 +65,7 @@ def _pieces(step: StepInputs, caches: Sequence[PieceCache]) -> Iterator[Piece]:
 
 
 class _Entering:
-    """Turns the arguments of a ragged call into those of a piece."""
+    """Converts the arguments of a ragged call into those for one piece."""
 
     def __init__(self, step: StepInputs, piece: Piece) -> None:
         self._step = step
@@ -99,7 +99,7 @@ def _left(output: Any, piece: Piece) -> Any:
 
 
 def _joined(outputs: Sequence[Any]) -> Any:
-    """Return what the whole module would have returned, from what it has returned for each piece."""
+    """Join the outputs of the pieces into what the ragged call returns."""
     first = outputs[0]
     match first:
         case mx.array():

@@ -1,4 +1,4 @@
-"""The rows whose logits are computed."""
+"""The hook that computes logits only for the rows that need them."""
 
 from typing import Any
 
@@ -10,12 +10,13 @@ from batching.backend.hooks.undo import Changes
 
 
 class RowSelection:
-    """The rows whose logits are computed; None is all of them.
+    """Which rows of a forward pass get logits, and what the pass tells about its hidden states.
 
-    are_finite: for each row of the latest forward pass, whether its hidden state is finite.
-    pooled_rows: those whose hidden states are pooled, and `hidden` these, `[P, hidden_size]`; None is no
-        rows.
-    is_hooked: False if the model computes all logits, and shows no hidden states.
+    rows: the rows that get logits; None is all of them.
+    are_finite: bool `[T]`, whether the hidden state of each row of the latest pass is finite.
+    pooled_rows: the rows whose hidden states are pooled; None is no rows.
+    hidden: the hidden states of these, `[P, hidden_size]`.
+    is_hooked: False if the model could not be hooked: it computes all logits and shows no hidden states.
     """
 
     def __init__(self) -> None:
@@ -36,12 +37,11 @@ class RowSelection:
 
 
 def select_rows(model: nn.Module, selection: RowSelection, changes: Changes) -> None:
-    """Let the model's head see the selected rows only.
+    """Make the model's head see only the selected rows.
 
-    Heads differ (tied, soft-capped, scaled), so the model's own head runs, on fewer rows:
-    the module that owns the layers becomes a subclass of itself that returns a part of its
-    hidden states `[T, 1, hidden_size]`.  A model whose trunk is not a module of its own
-    keeps computing all logits.
+    Heads differ (tied, soft-capped, scaled), so the model's own head runs, on fewer rows: the module that
+    owns the layers becomes a subclass of itself that returns only part of its hidden states
+    `[T, 1, hidden_size]`.  A model whose trunk is not a module of its own still computes all logits.
     """
     trunk = _trunk(model)
     if trunk is None:
@@ -56,9 +56,9 @@ def select_rows(model: nn.Module, selection: RowSelection, changes: Changes) -> 
 
 
 def hidden_size_of(model: nn.Module) -> int | None:
-    """Return the size of what the head of a model gets; None if that cannot be seen.
+    """Return the size of the hidden states that the head gets; None if they cannot be observed.
 
-    Only the shape is worked out, nothing is computed.
+    Only shapes are evaluated, nothing is computed.
     """
     if (trunk := _trunk(model)) is None:
         return None

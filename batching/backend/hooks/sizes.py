@@ -1,4 +1,4 @@
-"""Windows, chunks and indexes of a model, made so small that a short prompt is longer."""
+"""Reduces windows, chunks and indexes of a model, so that a short prompt exceeds them in the self-check."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _LARGE: Final = 24
 
 
 def shrink_sizes(model: nn.Module, changes: Changes) -> bool:
-    """Make a model's windows and the like small; return whether there were any that were not."""
+    """Reduce a model's windows and similar sizes; return whether any of them changed."""
     found = [
         (owner, name)
         for owner in _owners(model)

@@ -1,4 +1,4 @@
-"""Caches and an attention function that report how a model uses them."""
+"""Caches and an attention function that record how a model uses them."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +20,13 @@ KEYS_AND_VALUES: Final = (KVCache, RotatingKVCache, ChunkedKVCache)
 
 @dataclass
 class LeafUse:
-    """How the model used one cache.
+    """How a model used one cache.
 
     users: the modules whose code read or wrote it.
-    is_attended: all that is known to read keys and values is the attention function.
-    is_shared: it was called with them for another layer.
-    is_latent: it was called for one token with keys that are the values, and scores of others.
+    is_attended: as far as observed, only the attention function reads its keys and values.
+    is_shared: the attention of another layer was called with them.
+    is_latent: attention was called for one token with keys that are also the values, and with scores
+        from other keys.
     """
 
     users: list[nn.Module] = field(default_factory=list)
@@ -35,12 +36,12 @@ class LeafUse:
 
     @property
     def is_pooled(self) -> bool:
-        """True if the pool can do what reads it."""
+        """True if the paged pool can provide what reads it."""
         return self.is_attended or self.is_latent or self.soft_cap > 0
 
     @property
     def soft_cap(self) -> float:
-        """The cap on scores of the only module that reads them, with its own code; 0 is none."""
+        """The soft cap of the only module that reads it with code of its own; 0 is no cap."""
         is_own = len(self.users) == 1 and not self.is_attended
         return soft_cap(self.users[0]) if is_own else 0.0
 
@@ -50,12 +51,12 @@ class LeafUse:
 
 
 def is_known(cache: Any) -> bool:
-    """True if what a cache keeps can be kept in a pool or in slots of states."""
+    """Return whether what a cache keeps can be kept in the pool or in state slots."""
     return type(cache) in (*KEYS_AND_VALUES, ArraysCache) and not getattr(cache, "keep", 0)
 
 
 class Watch:
-    """Caches that report who uses them, and an attention function that reports what it gets."""
+    """Caches that record who uses them, and an attention function that records its arguments."""
 
     def __init__(self, leaves: Sequence[Any]) -> None:
         self.uses = [LeafUse() for _ in leaves]

@@ -1,4 +1,4 @@
-"""How much memory there is for the weights and the KV pool."""
+"""How much memory the device has for the weights and the KV pool."""
 
 import os
 from contextlib import suppress
@@ -16,7 +16,7 @@ _DEVICE_KEYS: Final = ("max_recommended_working_set_size", "total_memory", "memo
 
 
 def device_memory() -> int:
-    """Return the bytes that the default device has for arrays, those in use included."""
+    """Return the bytes that the default device has for arrays, those that are in use included."""
     if mx.default_device() != mx.cpu:
         info = mx.device_info()
         for key in _DEVICE_KEYS:
@@ -27,12 +27,12 @@ def device_memory() -> int:
 
 
 def memory_in_use() -> int:
-    """Return the bytes of MLX's arrays and of the native kernels' weights."""
+    """Return the bytes of MLX's arrays and of the native kernels' packed weights."""
     return mx.get_active_memory() + weight_bytes()
 
 
 def free_memory() -> int:
-    """Return the bytes that arrays can still take on the default device."""
+    """Return the bytes that more arrays can use on the default device."""
     free_buffers()
     left = max(0, device_memory() - memory_in_use())
     if mx.default_device() == mx.cpu:
@@ -43,10 +43,10 @@ def free_memory() -> int:
 
 
 def free_buffers() -> None:
-    """Free what no array uses any more, when the device has ended what it was given.
+    """Free the buffers that no array uses any more, after the device has finished its work.
 
-    A GPU keeps the inputs of that until then, also those of a step that has raised.  What has failed there
-    is reported by the next call that waits, and belongs to that step.
+    A GPU keeps the inputs of its work until then, also those of a step that has raised.  The error of
+    such work is raised by the next call that waits; it belongs to that step and is ignored here.
     """
     for _ in range(2):
         with suppress(Exception):
@@ -55,14 +55,17 @@ def free_buffers() -> None:
 
 
 def bytes_within(fraction: float) -> int:
-    """Return how much a share of the device's memory holds beside what is in use."""
+    """Return how many bytes this share of the device's memory still has for new arrays."""
     return max(0, int(fraction * device_memory()) - memory_in_use())
 
 
 def check_room(num_bytes: int, name: str, advice: str, *, used: int | None = None) -> None:
-    """Raise ModelLoadError for what can never fit; whether less does, only the system knows.
+    """Check that `num_bytes` can fit on the device; whether they do, only the system knows.
 
-    `used` are the bytes of all else; None is what is in use now.
+    used: the bytes of everything else; None is what is in use now.
+
+    Raises:
+        ModelLoadError: they can never fit; the message names what `name` is, and `advice`.
     """
     total = device_memory()
     left = total - (memory_in_use() if used is None else used)

@@ -22,7 +22,7 @@ _NAMES: Final = {
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Return the bytes that the control groups of this process allow it; None if all there are."""
+    """Return the memory limit of this process's control groups in bytes; None if there is none."""
     limits = (
         _number(group / _NAMES[version].limit) for group, version in control_groups(root, "memory")
     )
@@ -30,10 +30,10 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
 
 def available_memory(root: Path = Path("/"), *, mapped: int = 0) -> int | None:
-    """Return the bytes that this process can still take; None where the system does not say.
+    """Return the bytes that this process can still use; None where the system does not say.
 
-    What the kernel keeps of files counts as free: a model that has just been read is there.  But not
-    what this process has mapped of them.
+    The page cache counts as free, since it holds the model that has just been read, except for the
+    `mapped` bytes that this process uses of it.
     """
     left = [
         _left_of_the_machine(root, mapped),

@@ -1,4 +1,4 @@
-"""Limits of the memory that MLX keeps on a GPU."""
+"""The memory limits that MLX has on a GPU."""
 
 import logging
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ class MemoryControls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """The memory of a GPU, and what the operator has set for it.
+    """The memory settings of a GPU.
 
-    cache_mib: what MLX may keep of freed buffers, to use them again.
-    wired_mib: what macOS must keep in place for the GPU; None is the weights and the KV cache, 0 is
-        nothing.  It has no meaning for CUDA, whose memory is never moved.
+    cache_mib: MiB of freed buffers that MLX may keep for reuse.
+    wired_mib: MiB that macOS must keep in place for the GPU; None is the weights and the KV pool, 0 is
+        nothing.  It has no effect on CUDA, whose memory is never moved.
     """
 
     gpu: Gpu
@@ -42,10 +42,10 @@ class GpuMemory:
     controls: MemoryControls = mx
 
     def prepare(self) -> None:
-        """Set the limits of memory, and check what is to be wired, before a model is loaded.
+        """Set the memory limits, and check the wired limit, before a model is loaded.
 
         Raises:
-            ModelLoadError: more is to be wired than the system allows.
+            ModelLoadError: the wired limit exceeds what the system allows.
         """
         most = self._most_wired()
         if most is not None and (self.wired_mib or 0) * MIB > most:
@@ -59,9 +59,9 @@ class GpuMemory:
             self.controls.set_memory_limit(most)
 
     def wire(self) -> int:
-        """Set the wired limit, to what the weights and the pool take unless another is set; return it, in bytes.
+        """Set the wired limit, by default to the size of the weights and the pool; return it in bytes.
 
-        What does not fit is not wired, and a warning says what to change.
+        If that does not fit, it is not wired, and a warning says what to change.
         """
         most = self._most_wired()
         if most is None or self.wired_mib == 0:

@@ -1,4 +1,4 @@
-"""How many blocks the KV pool has."""
+"""Calculates the number of blocks of the KV pool."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ _MIN_TOKENS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class BlockBytes:
-    """What a block takes in all layers, and how many blocks those with a window need.
+    """The bytes of one block in all layers.
 
-    windowed: the part of layers with a window.
-    least_windowed: how many blocks these have at least.
+    windowed: the share of sliding-window layers.
+    least_windowed: the fewest blocks that a pool of these layers has; 0 if there are no such layers.
     """
 
     total: int
@@ -37,9 +37,9 @@ class BlockBytes:
     least_windowed: int = 0
 
     def num_window_blocks(self, num_blocks: int) -> int:
-        """Return how many blocks layers with a window have of their own beside so many of the others.
+        """Return the number of blocks in the pool of sliding-window layers, beside `num_blocks` in the main one.
 
-        0 is none: they share those of the others, since these are not more than they would have.
+        0 means that they share the main pool, because it is not larger than their own would be.
         """
         if not self.windowed:
             return 0
@@ -47,20 +47,20 @@ class BlockBytes:
         return num if num < num_blocks else 0
 
     def roomy_window_blocks(self, num_blocks: int) -> int:
-        """Return how many they have where there is room: those of all requests, and some to be found."""
+        """Return the number of blocks in that pool if there is memory: for all requests and the prefix cache."""
         least = ceil(self.least_windowed / _FULL_WINDOWS_SHARE)
         num = max(least, int(num_blocks * _ROOMY_WINDOW_SHARE))
         return num if self.windowed and num < num_blocks else self.num_window_blocks(num_blocks)
 
     def of(self, num_blocks: int, num_window_blocks: int | None = None) -> int:
-        """Return the bytes of a pool, by default of the smallest with so many blocks."""
+        """Return the bytes of a pool with so many blocks; None is the smallest pool of sliding-window layers."""
         if num_window_blocks is None:
             num_window_blocks = self.num_window_blocks(num_blocks)
         in_windows = (num_window_blocks or num_blocks) * self.windowed
         return num_blocks * (self.total - self.windowed) + in_windows
 
     def num_within(self, num_bytes: int) -> int:
-        """Return how many blocks a pool of so many bytes has."""
+        """Return how many blocks fit in `num_bytes`."""
         return bisect_right(range(_ALL_BLOCKS), num_bytes, key=self.of) - 1
 
 
@@ -75,9 +75,10 @@ def least_window_blocks(limits: SchedulerConfig, window: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """note: why these are fewer blocks than the ceiling; else empty.
+    """The number of blocks of a pool.
 
-    num_window_blocks: those of layers with a window; 0 is none of their own.
+    num_window_blocks: blocks in the pool of sliding-window layers; 0 if they share the main pool.
+    note: why there are fewer blocks than the limit, for the start-up banner; else empty.
     """
 
     num_blocks: int
@@ -88,11 +89,13 @@ class PoolSize:
 def pool_size(
     config: EngineConfig, block: BlockBytes, model_context: int, *, reserved: int = 0
 ) -> PoolSize:
-    """Return how many blocks the pool of a loaded model has, beside `reserved` bytes for all else.
+    """Return the number of blocks of the pool of a model that is loaded.
+
+    reserved: bytes to leave for everything else.
 
     Raises:
-        PoolTooLarge: so many blocks as the operator has set do not fit.
-        ModelLoadError: there is no room for one request.
+        PoolTooLarge: the number of blocks that the operator has set does not fit.
+        ModelLoadError: there is not enough memory for one request.
     """
     if not block.total:
         # All layers are recurrent: blocks only count tokens.

@@ -1,4 +1,4 @@
-"""How many recurrent states there is room for: those of running requests, and of the prefix cache."""
+"""Calculates how many recurrent states fit: those of running requests and those of the prefix cache."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +18,11 @@ _MAX_CHECKPOINTS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """num_bytes: of all of them together; note: for the operator, empty if there is no state."""
+    """The number of recurrent states.
+
+    num_bytes: of all of them together.
+    note: for the start-up banner; empty if the model has no such state.
+    """
 
     num_running: int
     num_checkpoints: int | None
@@ -27,10 +31,12 @@ class StateSize:
 
 
 def state_size(config: EngineConfig, bytes_per_state: int, *, has_state: bool) -> StateSize:
-    """Return how many requests can run at once, and how many states the prefix cache keeps.
+    """Return how many requests can run at once and how many states the prefix cache keeps.
+
+    bytes_per_state: of one request.
 
     Raises:
-        ModelLoadError: there is no room for one request, or not for as much as the operator has set.
+        ModelLoadError: there is not enough memory for one request, or for what the operator has set.
     """
     if not has_state:
         return StateSize(config.max_num_seqs, None)

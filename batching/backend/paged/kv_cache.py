@@ -1,9 +1,9 @@
-"""The KV pool, and the cache object of each layer that a model of mlx-lm gets.
+"""The paged KV pool, and the cache objects that the layers of an mlx-lm model get.
 
-There are three kinds: `batching.backend.paged.mlx_pool`, of MLX arrays; on an x86 CPU
-`batching.backend.cpu.host_cache`, of numpy arrays; and `batching.backend.native.pools.cache`, of the
-native kernels.  Layers whose keys and values the model's own code reads are gathered
-(`batching.backend.paged.gathered_cache`), whatever the others are.
+There are three kinds of pool: of MLX arrays (`batching.backend.paged.mlx_pool`), of numpy arrays on an
+x86 CPU (`batching.backend.cpu.host_cache`), and that of the native kernels
+(`batching.backend.native.pools.cache`).  Layers whose keys and values the model's own code reads are
+gathered into contiguous arrays (`batching.backend.paged.gathered_cache`) in each of them.
 """
 
 from abc import ABC, abstractmethod
@@ -29,26 +29,28 @@ Slots = npt.NDArray[np.int64]
 
 
 class RowAttention(Protocol):
-    """How the rows of one step attend; `slices` is the order of the rows."""
+    """The attention inputs of one step, as a kind of pool needs them; `slices` is the order of the rows."""
 
     @property
     def slices(self) -> Sequence[Slice]: ...
 
     def windowed(self) -> "RowAttention":
-        """Return how they attend in layers with blocks of their own, in the same order."""
+        """Return the inputs for sliding-window layers with a pool of their own, in the same order."""
         ...
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """One step as arrays: its T tokens are a batch of P rows of length 1.
+    """One step as arrays: its T tokens are a batch of P >= T rows of length 1.
 
-    The P - T last rows are padding; their results are dropped.
+    The last P - T rows are padding, whose results are dropped.
 
-    tokens: int32 `[P, 1]`.  positions: int32 `[P]`.  slots: int64 `[T]`, on the host; `slot_rows` has
-        them on the device.
-    logit_rows: the rows whose logits are used.
-    one_by_one: modules that take pieces get a request at a time.
+    tokens: int32 `[P, 1]`.
+    positions: int32 `[P]`, the position of each row in its request.
+    slots: int64 `[T]`, the slot in the pool of each token, in host memory; see also `slot_rows`.
+    logit_rows: the rows whose logits are needed.
+    attention: the order of the rows, and how they attend.
+    one_by_one: modules that do not take ragged rows get one request at a time.
     """
 
     tokens: mx.array
@@ -59,9 +61,10 @@ class StepInputs:
     one_by_one: bool = False
 
     def slot_rows(self, num_heads: int, num_slots: int) -> mx.array:
-        """Return the rows of `[num_heads * num_slots, dim]` that are the slots of the step's tokens.
+        """Return the rows of a `[num_heads * num_slots, dim]` array that hold the step's tokens.
 
-        uint32 `[T * num_heads]`, all heads of a token side by side; made once, for all layers of a shape.
+        uint32 `[T * num_heads]`, all heads of a token next to each other.  It is made once and shared by all
+        layers of this shape.
         """
         key = (num_heads, num_slots)
         if key not in self._slot_rows:
@@ -85,7 +88,7 @@ class StepInputs:
         *,
         one_by_one: bool = False,
     ) -> "StepInputs":
-        """`padded` returns how many rows a step of T tokens takes."""
+        """Return the inputs of a step; `padded` maps a number of tokens T to the number of rows P."""
         tokens: list[int] = []
         positions: list[int] = []
         for s in attention.slices:
@@ -102,15 +105,15 @@ class StepInputs:
         )
 
     def windowed(self, block_size: int) -> "StepInputs":
-        """Return the same rows for layers with windows and blocks of their own."""
+        """Return the same rows for sliding-window layers with a pool of their own."""
         slots = _slots(self.attention.slices, block_size, is_windowed=True)
         return replace(self, slots=slots, attention=self.attention.windowed())
 
 
 def slot_rows(slots: Slots, num_heads: int, num_slots: int) -> mx.array:
-    """Return where slots are in an array of heads of slots, uint32 `[len(slots) * num_heads]`.
+    """Return where slots are in an array of shape `[num_heads * num_slots, dim]`.
 
-    All heads of a slot are side by side.
+    uint32 `[len(slots) * num_heads]`, all heads of a slot next to each other.
     """
     rows = slots[:, None] + np.arange(num_heads) * num_slots
     return mx.array(rows.ravel().astype(np.uint32))
@@ -129,9 +132,9 @@ def _slots(slices: Sequence[Slice], block_size: int, *, is_windowed: bool = Fals
 
 
 class SharedKeys(mx.array):
-    """A step's keys or values that know the layer whose pool has all those before them, too.
+    """The keys or values of a step, together with the layer whose pool has all those before them.
 
-    What is returned to a model whose layers read those of others (Gemma 3n and 4, AFM).
+    It is returned to models whose layers read the keys of other layers (Gemma 3n and 4, AFM).
     """
 
     layer: "LayerCache"
@@ -144,17 +147,16 @@ class SharedKeys(mx.array):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """With the number of keys that each row sees: less one it is the row's position."""
+        """The shape with the number of keys that each row attends to, of which the row's position is derived."""
         batch, heads, _, dim = super().shape
         return batch, heads, self.layer.offset + 1, dim
 
 
 class LayerCache(KeepsAll, ABC):
-    """One layer's part of the pool, in the shape of an mlx-lm cache.
+    """One layer's part of the pool, with the interface of an mlx-lm cache.
 
-    `update_and_fetch` writes the new keys and values into their slots, and `attend` reads
-    them through the block tables.  A model passes what `make_mask` returns on to attention
-    without looking into it.
+    `update_and_fetch` writes the new keys and values into their slots; `attend` reads them through the
+    block tables.  What `make_mask` returns is opaque to the model, which passes it on to attention.
     """
 
     # Some modules of the model take pieces, and need masks for these.
@@ -185,7 +187,7 @@ class LayerCache(KeepsAll, ABC):
 
     @property
     def offset(self) -> mx.array:
-        """The position of each row."""
+        """The position of each row, int32 `[P]`."""
         return self.step.positions
 
     @property
@@ -207,7 +209,7 @@ class LayerCache(KeepsAll, ABC):
         return window
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write `[T, num_heads, 1, dim]`; attention reads the pool and not the return value."""
+        """Write keys and values, `[T, num_heads, 1, dim]`; attention reads the pool, not the return value."""
         self.write(keys, values)
         if self.shape.is_shared:
             self._shared = SharedKeys.of(keys, self), SharedKeys.of(values, self)
@@ -215,22 +217,30 @@ class LayerCache(KeepsAll, ABC):
         return keys, values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return what `update_and_fetch` has returned in this step, to another layer."""
+        """Return to another layer what `update_and_fetch` returned in this step."""
         assert self._shared is not None, "a layer writes before others read"
         return self._shared
 
     @abstractmethod
     def write(self, keys: mx.array, values: mx.array) -> None:
-        """Write the step's rows, `[T, num_heads, 1, dim]`, now or before they are read."""
+        """Write the step's rows, `[T, num_heads, 1, dim]`, at the latest before they are read."""
 
     def attend(
         self, queries: mx.array, *, scale: float, mask: object, sinks: mx.array | None
     ) -> mx.array:
-        """Attend all rows, `[T, num_query_heads, 1, head_dim]` in and out."""
+        """Return the attention output of all rows; queries and output are `[T, num_query_heads, 1, head_dim]`.
+
+        mask: what `make_mask` returned, or None.
+        sinks: the layer's attention sinks; None if it has none.
+        """
         return self.attend_within(queries, scale, self.window(mask), sinks)
 
     def window(self, mask: object) -> SlidingWindow | None:
-        """Return the window in which attention with a model's mask is."""
+        """Return the window that a model's mask stands for; None attends to all positions.
+
+        Raises:
+            TypeError: the mask was not made by `make_mask`.
+        """
         if self.shape.is_chunked:
             # What the model has made is of the rows alone; see `start_position`.
             mask = self._window
@@ -241,10 +251,10 @@ class LayerCache(KeepsAll, ABC):
         return self.visible(mask)
 
     def visible(self, window: SlidingWindow | None) -> SlidingWindow | None:
-        """Return the window of a row: no wider than what is sure to be there.
+        """Return the window of a row, limited to the positions whose blocks are certain to exist.
 
-        That is one position more than a cache of mlx-lm keeps, since a mask may show it (PLaMo 3).  It
-        is no wider without blocks of its own either, since the check at load has these.
+        That is one position more than a cache of mlx-lm keeps, since a mask may show it (PLaMo 3).  It is
+        limited also if the layers share the main pool, since the self-check runs with a pool of their own.
         """
         if self._window is None:
             return window
@@ -263,28 +273,28 @@ class LayerCache(KeepsAll, ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Finish the writes of a step that are still pending."""
+        """Finish the writes of a step that are pending."""
 
     @abstractmethod
     def copy(self, sources: Slots, targets: Slots) -> None: ...
 
     @abstractmethod
     def reset(self) -> None:
-        """Start over with empty arrays."""
+        """Replace the arrays by empty ones."""
 
 
 class CacheTuple(tuple["ModelCache", ...]):
-    """What a layer gets that keeps several of them, in place of mlx-lm's CacheList."""
+    """The caches of a layer that needs several, in place of mlx-lm's CacheList."""
 
 
 ModelCache = LayerCache | StateCache | CacheTuple | None
 
 
 class PagedKVCache:
-    """All layers; the only place where keys, values and recurrent states live.
+    """The pool of all layers: the only place where keys, values and recurrent states are stored.
 
-    caches: what the model gets, one for each of its layers.
-    layers: those of them that hold keys and values.
+    caches: the cache object for each layer of the model.
+    layers: the caches among them that hold keys and values.
     """
 
     def __init__(
@@ -297,9 +307,13 @@ class PagedKVCache:
         *,
         one_by_one: bool = False,
     ) -> None:
-        """`on_use` are called with the highest block that a step writes to.
+        """Make a pool of these layers.
 
-        The first one, with that of layers in general, the second, of layers with windows.
+        attention: makes the attention inputs of a step from its slices and the block size.
+        padded: returns how many rows a step of T tokens takes.
+        on_use: called before a step with the highest block that it writes to: the first function for the
+            main pool, the second one for the pool of sliding-window layers.
+        one_by_one: modules that do not take ragged rows get one request at a time.
         """
         self.caches = list(caches)
         leaves = list(cache_leaves(caches))
@@ -314,17 +328,17 @@ class PagedKVCache:
 
     @property
     def takes_queued_steps(self) -> bool:
-        """True if a step may begin before the arrays of the one before it are evaluated."""
+        """True if a step may begin before the arrays of the previous one are evaluated."""
         return not self._one_by_one and all(layer.takes_queued_steps for layer in self.layers)
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What a step writes lazily, to be evaluated with it."""
+        """The arrays that a step writes lazily, which must be evaluated with it."""
         written = [array for layer in self.layers for array in layer.state]
         return written + [array for state in self._states for array in state.written]
 
     def begin(self, slices: Sequence[Slice]) -> StepInputs:
-        """Set the rows of the next forward pass."""
+        """Set up the next forward pass and return its inputs."""
         attention = self._attention(slices, self._block_size)
         step = StepInputs.of(attention, self._block_size, self._padded, one_by_one=self._one_by_one)
         inputs = [step, step.windowed(self._block_size)] if self._has_windows else [step]
@@ -337,14 +351,14 @@ class PagedKVCache:
         return step
 
     def flush(self) -> None:
-        """Finish a step: all that was written is in the pool."""
+        """Finish a step, so that all it wrote is in the pool."""
         for layer in self.layers:
             layer.flush()
         for state in self._states:
             state.flush()
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy whole blocks, as copy-on-write asks."""
+        """Copy whole blocks in all layers of their pool."""
         for is_windowed in {c.is_windowed for c in copies}:
             within = np.arange(self._block_size)
             group = [c for c in copies if c.is_windowed == is_windowed]
@@ -360,7 +374,7 @@ class PagedKVCache:
                 state.copy(copy)
 
     def reset(self) -> None:
-        """Start over with empty arrays, as after a step that raised."""
+        """Replace all arrays by empty ones, as after a step that raised."""
         for layer in self.layers:
             layer.reset()
         for state in self._states:

@@ -1,4 +1,4 @@
-"""What a model keeps of a request, layer by layer, as one plain pass over it has shown."""
+"""What each layer of a model keeps of a request, as found out by one forward pass at load."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,16 +11,18 @@ _SCALE_BYTES: Final = 4
 
 
 class LayerShape(NamedTuple):
-    """Keys and values: what one layer keeps for a token.
+    """The keys and values that one layer keeps for each token.
 
-    dtype: int8 is integers with scales, which the native kernels keep, and those of a GPU.
-    window: the layer attends to that many last positions; None is all of them.
-    is_chunked: it attends to those of them that lie in the row's own chunk of `window` positions.
-    is_gathered: the model's own code reads them, and not the attention function that is hooked.
-    is_shared: other layers read them, too.
-    latent_dim: they are one latent of that size and one rotated key a token, kept side by side as a
-        key; 0 is none.
-    soft_cap: a score becomes `soft_cap * tanh(score / soft_cap)`; 0 is none.
+    num_heads, key_dim, value_dim: key-value heads, and the sizes of one head's key and value.
+    dtype: int8 is 8-bit integers with scales, which only the native kernels and those of a GPU support.
+    window: the layer attends to this many last positions; None is all of them.
+    is_chunked: of these, only to the positions in the row's own chunk of `window` positions.
+    is_gathered: the model's own code reads keys and values, instead of the attention function that is
+        hooked.
+    is_shared: other layers read them as well.
+    latent_dim: the layer keeps one latent of this size and one rotated key per token, side by side as a
+        key (latent attention); 0 for other layers.
+    soft_cap: a score becomes `soft_cap * tanh(score / soft_cap)`; 0 is no cap.
     """
 
     num_heads: int
@@ -40,7 +42,7 @@ class LayerShape(NamedTuple):
 
     @property
     def is_windowed(self) -> bool:
-        """True if the pool attends within a window, so that what has left it need not stay."""
+        """True if blocks that have left the window can be given up."""
         return self.window is not None and not self.is_gathered
 
     @property
@@ -49,13 +51,13 @@ class LayerShape(NamedTuple):
         return self.num_heads * ((self.key_dim + self.value_dim) * self.dtype.size + scales)
 
     def with_dtype(self, dtype: mx.Dtype) -> "LayerShape":
-        """Return the same in another type, but what is gathered: not in integers."""
+        """Return the shape with another type; layers that cannot be int8 stay as they are."""
         is_plain = not (self.is_gathered or self.is_latent)
         return self._replace(dtype=dtype) if is_plain or dtype != mx.int8 else self
 
 
 class StateShape(NamedTuple):
-    """A recurrent state: arrays of constant size, whatever the number of tokens.
+    """A recurrent state: arrays whose size does not depend on the number of tokens.
 
     num_bytes: of one request.
     """
@@ -66,10 +68,11 @@ class StateShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class OwnShape:
-    """A cache object of the model's own, of a kind that is not known; each request has one.
+    """A cache object of a kind that is not known; each request gets one of its own.
 
-    empty: what a request begins with.
-    num_bytes: of a request with no tokens, and `bytes_per_token` for each of them.
+    empty: the object with which a request starts.
+    num_bytes: of a request without tokens.
+    bytes_per_token: for each token, in addition.
     """
 
     empty: Any
@@ -79,7 +82,7 @@ class OwnShape:
 
 @dataclass(frozen=True)
 class Several:
-    """A layer that keeps more than one of them; mlx-lm's CacheList."""
+    """A layer that keeps several of these, as with mlx-lm's CacheList."""
 
     parts: tuple["LayerLayout", ...]
 
@@ -90,7 +93,7 @@ LayerLayout = LayerShape | StateShape | OwnShape | Several | None
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """All layers of a model."""
+    """What all layers of a model keep."""
 
     layers: tuple[LayerLayout, ...]
 
@@ -104,12 +107,12 @@ class CacheLayout:
 
     @property
     def window(self) -> int | None:
-        """The largest window of layers that can have blocks of their own; None if there are none."""
+        """The largest window of layers that can have a pool of their own; None if there are none."""
         return max((shape.window or 0 for shape in self.shapes if shape.is_windowed), default=None)
 
     @property
     def window_bytes_per_token(self) -> int:
-        """The part of these layers."""
+        """The bytes per token of the layers that can have a pool of their own."""
         return sum(shape.bytes_per_token for shape in self.shapes if shape.is_windowed)
 
     @property
@@ -121,13 +124,13 @@ class CacheLayout:
         return any(isinstance(leaf, OwnShape) for leaf in leaves(self.layers))
 
     def state_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of one request's state in all layers, after so many tokens."""
+        """Return the bytes of one request's states in all layers after `num_tokens` tokens."""
         states = [leaf for leaf in leaves(self.layers) if not isinstance(leaf, LayerShape)]
         growing = sum(leaf.bytes_per_token for leaf in states if isinstance(leaf, OwnShape))
         return sum(leaf.num_bytes for leaf in states) + num_tokens * growing
 
     def with_dtype(self, dtype: mx.Dtype) -> "CacheLayout":
-        """Return a layout that keeps keys and values in another type; states stay as they are."""
+        """Return the layout with keys and values in another type; states stay as they are."""
 
         def changed(layer: LayerLayout) -> LayerLayout:
             if isinstance(layer, Several):

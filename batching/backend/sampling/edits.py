@@ -1,4 +1,4 @@
-"""Changes of the logits of tokens: penalties of those before them, biases, and tokens that must not follow."""
+"""Edits of single logits: penalties of tokens that occurred before, biases, and banned tokens."""
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy

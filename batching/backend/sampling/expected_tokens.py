@@ -1,4 +1,4 @@
-"""The tokens that a step in flight samples, for the step after it."""
+"""The tokens that a step in flight samples, for use by the step after it."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -10,10 +10,11 @@ from batching.steps.step_plan import Slice
 
 
 class SampledTokens(NamedTuple):
-    """What a step samples, not evaluated yet.
+    """The tokens that a step samples, as arrays that may not be evaluated yet.
 
-    tokens: uint32 `[S]`.  logits: float32 `[S]`, theirs.
-    indices: of each request that samples one token.
+    tokens: uint32 `[S]`.
+    logits: float32 `[S]`, of these tokens.
+    indices: the index in `tokens` for each request that samples one token.
     """
 
     tokens: mx.array

@@ -39,15 +39,15 @@ def _splitmix(state: int) -> int:
 
 
 class Masks(Protocol):
-    """What constraints leave of logits; see `batching.backend.sampling.token_masks`."""
+    """Masks out the tokens that constraints forbid; see `batching.backend.sampling.token_masks`."""
 
     def apply(self, logits: mx.array) -> mx.array: ...
 
 
 class Sample(NamedTuple):
-    """A token to be sampled for a request, at this position of its tokens.
+    """One token to sample: for a request, at this position of its tokens.
 
-    drafts: the tokens between those of the request and this one, if they are right.
+    drafts: the draft tokens between the request's own tokens and this position.
     """
 
     request: BatchRequest
@@ -56,15 +56,15 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """One vectorised sampler; a row costs only what its parameters need.
+    """Samples all rows of a step at once; a row costs only what its parameters need.
 
-    Order: penalties and bias, masks, top-n-sigma, temperature, top-k, top-p, min-p, then sampling.  Greedy
-    rows take the arg-max of their penalised logits.
+    Order of operations: penalties and bias, masks, top-n-sigma, temperature, top-k, top-p, min-p,
+    sampling.  Greedy rows take the arg-max of the logits after penalties, bias and masks.
 
-    Every token has a random number of its own, and the largest product of that with its
-    probability wins (the Gumbel-max trick, Yellott 1977).  Rounding differs with the batch, and
-    decides only where two products are nearly equal.  In inverse-CDF sampling it would shift all
-    later tokens, which changes the improbable ones.
+    Every token of the vocabulary gets a random number, and the token with the largest product of that
+    number and its probability is sampled (the Gumbel-max trick, Yellott 1977).  Rounding, which differs
+    between batches, then matters only if two products are nearly equal; with inverse-CDF sampling it
+    would shift the outcome for all later tokens.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Sampler:
         draw: "Draw | None" = None,
         arg_max: "ArgMax | None" = None,
     ) -> None:
-        """Without `draw`, tokens are sampled on the device of the logits."""
+        """Make a sampler; without arguments it samples on the device of the logits, on a CPU with numpy."""
         self._draw = draw or (draw_on_host if mx.default_device() == mx.cpu else draw_on_device)
         self.waits_for_logits: Final = self._draw is draw_on_host
         self._arg_max = arg_max or plain_arg_max
@@ -85,11 +85,12 @@ class Sampler:
         masks: "Masks | None" = None,
         expected: SampledTokens | None = None,
     ) -> tuple[mx.array, mx.array]:
-        """Return token ids, uint32 `[S]`, for logits `[S, vocab_size]`, and the logits of these.
+        """Return the sampled token ids, uint32 `[S]`, and their logits.
 
-        expected: the tokens of the step in flight, if requests expect some.
+        If the logits of a row are not finite, a token is returned nevertheless; the runner checks its logit.
 
-        Logits that are not finite give a token all the same: the runner checks its logit.
+        logits: `[S, vocab_size]`, one row for each sample.
+        expected: the tokens that the step in flight samples, if requests wait for some.
         """
         requests = [sample.request for sample in samples]
         edits = [self._edits(sample, expected) for sample in samples]

@@ -1,4 +1,4 @@
-"""Checks at load how a model can be served from the paged pool."""
+"""The self-check at load: finds the fastest way in which a model is served correctly from the pool."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,18 +61,20 @@ def check_model(
     kernels: PoolKernels | NoKernels = ON_CPU,
     max_model_len: int = MAX_TOKENS,
 ) -> CheckedModel:
-    """Return the fastest way in which a model gives the right logits.
+    """Return the fastest way of serving a model that gives the right logits, hooked into the model.
 
-    Ragged steps over the pool are compared with mlx-lm's own single requests: unlike prompts are
-    prefilled in chunks, mixed with decodes, over scattered blocks, with a prefix that is found and drafts
-    that are wrong; the logits of every token must be those of a plain forward pass.  Windows and the like
-    are shrunk meanwhile, so that these prompts exceed them, and what has left a window is NaN.
+    Steps over the paged pool are compared with plain forward passes of mlx-lm: prompts of different
+    lengths are prefilled in chunks, mixed with decodes, over scattered blocks, with a cached prefix and
+    wrong drafts, and the logits of every token must be equal up to rounding.  Meanwhile windows and
+    similar sizes of the model are reduced, so that these short prompts exceed them, and positions that
+    have left a window are NaN.  On a GPU, steps over a long context follow, with all sizes as they are.
 
-    Keys and values are kept in `kv_dtype`, int8 only by kernels, native or a GPU's; None is the type in which the model
-    makes them, as they are kept if a GPU has no right kernels.
-    With `known`, what an earlier check of the same model has found, nothing is compared.
-    On a `gpu` steps over a long context follow, no longer than `max_model_len`, with all sizes as they are.
-    `kernels` of its pool are used if with them the same steps give the right logits, too.
+    native: the native CPU kernels; None if they are not used.
+    kv_dtype: the type of keys and values; int8 needs kernels.  None is the type in which the model makes
+        them, which also applies if the kernels of a GPU turn out to be wrong.
+    known: the result of an earlier check of the same model; nothing is compared then.
+    kernels: the kernels of a GPU's pool; they are used if the same steps are right with them.
+    max_model_len: bounds the long context, in tokens.
     """
     if gpu is Gpu.CUDA:
         flatten_rows(model)

@@ -1,4 +1,4 @@
-"""How a model is served, and what the runner needs to know of that."""
+"""How a model is served: the result of the self-check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,11 +17,14 @@ from batching.backend.sampling.sampler import Sampler, draw_on_device
 
 
 class Way(StrEnum):
-    """How much of a model runs for all rows of a step at once, from most to least.
+    """How much of a model runs for all rows of a step at once; the fastest way first.
 
-    RAGGED: all of it.  PIECES: but for modules with a state or with attention of their own, which
-    get chunks one by one and decodes together.  ONE_BY_ONE: these get a request at a time.
-    WHOLE: the model runs for a request at a time, on the pool.  OWN: likewise, on its own caches.
+    RAGGED: the whole model.
+    PIECES: all but modules with a recurrent state or with attention of their own; these get prompt chunks
+        one by one, and all decodes together.
+    ONE_BY_ONE: likewise, but these modules get one request at a time.
+    WHOLE: the model runs for one request at a time, on the pool.
+    OWN: the model runs for one request at a time, on caches of its own.
     """
 
     RAGGED = "ragged"
@@ -32,10 +35,11 @@ class Way(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """A way, and how it is made.
+    """A way of serving a model, in the form in which it is stored.
 
-    gathers_all: no attention is trusted to read nothing but what it seems to read.
-    reason: why faster ways are wrong, for the operator to read; empty if there is none.
+    gathers_all: the keys and values of all layers are gathered, in case attention reads more of the
+        cache than was observed.
+    reason: why faster ways are wrong, for the operator; empty if there is no faster one.
     """
 
     way: Way
@@ -45,13 +49,14 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """What the runner needs to know; `selection` is hooked into the model already.
+    """What the runner needs to know of a model that was checked.
 
-    native: the kernels that the model's modules and its pool use.
-    rounds_inputs: the model's products round theirs, so attention does, too.
-    gpu: what computes; None is the CPU.
-    kernels: those of the pool on a GPU, or why it has none.
-    keeps_graphs: with them, decode steps whose graphs are kept are right, too.
+    selection: the hook that selects the rows for logits; it is in the model already.
+    native: the native kernels that the model's modules and its pool use; None without.
+    rounds_inputs: the model's products round their inputs, so attention does as well.
+    gpu: the GPU that computes; None is the CPU.
+    kernels: the kernels of a GPU's pool, or why there are none.
+    keeps_graphs: decode steps are also right with graphs that are kept and used again.
     """
 
     layout: CacheLayout
