@@ -1,6 +1,6 @@
-"""`mlx-batch-server` and `python -m app`: the process, before and after what it is for.
+"""The entry point of `mlx-batch-server` and `python -m app`: what happens before and after serving.
 
-Little is imported here: the rest takes seconds, in which a signal may come already.
+Little is imported at the top: the other imports take seconds, during which a signal may arrive.
 """
 
 import os
@@ -18,7 +18,7 @@ _MAX_FILES: Final = (65_536, 49_152, 24_576, 10_240)
 
 
 def start() -> NoReturn:
-    """Be the server."""
+    """Run the command and end the process with its status."""
     open_standard_files()
     # In a container this is process 1, for which the default of SIGTERM would be to do nothing.
     for number in stop_signals():
@@ -30,14 +30,14 @@ def start() -> NoReturn:
 
 
 def stop_at_once(number: int, _: object = None) -> NoReturn:
-    """End before there is anything to finish; the server has a better answer to a signal."""
+    """End the process; the handler of signals that arrive before the server has its own."""
     with suppress(OSError):
         os.write(2, b"stopped before it was ready\n")
     os._exit(_KILLED_BY + number)
 
 
 def open_standard_files() -> None:
-    """Fill closed standard files, so that no socket gets their number and their output."""
+    """Open closed standard streams on the null device, so that no socket gets their descriptor."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -46,7 +46,7 @@ def open_standard_files() -> None:
 
 
 def allow_connections() -> None:
-    """Open as many files as this process may: each connection is one."""
+    """Raise the limit of open files as far as allowed: each connection needs one."""
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     for files in _MAX_FILES:
         most = files if limit == resource.RLIM_INFINITY else min(files, limit)
@@ -56,10 +56,10 @@ def allow_connections() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process now.
+    """End the process immediately.
 
-    Not by returning: a step that never ends would be waited for, and a standard error that
-    cannot be written to would turn the status into 120.
+    Returning from the main thread would wait for a step that never ends, and would turn the status into
+    120 if standard error cannot be written to.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):

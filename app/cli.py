@@ -1,4 +1,4 @@
-"""What the command does: settings, model, then the server."""
+"""The command: loads the settings and the model, and runs the server or a batch."""
 
 import json
 import logging
@@ -39,11 +39,11 @@ _REACHED_AS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class _CannotStart(Exception):
-    """The system lacks something for the server; the message is one line for the operator."""
+    """The system lacks something that the server needs; the message is one line for the operator."""
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Serve until a signal, or the lines of a file; return the exit status."""
+    """Serve until a signal arrives, or run a batch (`run-batch`); return the exit status."""
     flags: dict[str, str] = {}
     try:
         if arguments[:1] == [RUN_BATCH]:
@@ -74,14 +74,14 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def run(settings: Settings, manager: SchedulerManager) -> int:
-    """Serve the models of a manager; return the exit status.
+    """Serve the models of a manager until a signal arrives; return the exit status.
 
     Raises:
-        SettingsError: a key or the folder for data cannot be used.
-        TracingUnavailable: a collector is named, and what talks to it is not installed.
-        BindError: the address cannot be listened on.
+        SettingsError: an API key is invalid, or the data folder cannot be used.
+        TracingUnavailable: a trace collector is configured, but its packages are not installed.
+        BindError: the server cannot listen on the address.
         ModelLoadError: the default model cannot be found or read.
-        _CannotStart: the system starts no processes.
+        _CannotStart: the system allows no child processes.
     """
     keys = settings.client_keys()
     with (
@@ -99,10 +99,10 @@ def run_batch(settings: Settings, manager: SchedulerManager, paths: BatchPaths) 
     """Serve the lines of a file with the models of a manager; return the exit status.
 
     Raises:
-        TracingUnavailable: a collector is named, and what talks to it is not installed.
+        TracingUnavailable: a trace collector is configured, but its packages are not installed.
         ModelLoadError: the default model cannot be found or read.
         BatchFailed: a file cannot be read or written, or the model fails.
-        _CannotStart: the system starts no processes.
+        _CannotStart: the system allows no child processes.
     """
     if "log_level" not in settings.model_fields_set:
         logs.configure("warning", settings.log_format)
@@ -119,7 +119,7 @@ def run_batch(settings: Settings, manager: SchedulerManager, paths: BatchPaths) 
 def _application(
     settings: Settings, manager: SchedulerManager, storage: Storage
 ) -> Iterator[FastAPI]:
-    """Make the app; close the manager and what traces go to in the end."""
+    """Make the app; on leaving the context, close the manager and the tracer."""
     tracer = make_tracer(os.environ)
     try:
         yield create_app(manager, settings, tracer, storage)
@@ -150,7 +150,7 @@ def _load_settings(flags: dict[str, str]) -> Settings:
 
 
 def _security_warnings(settings: Settings) -> Iterator[str]:
-    """Yield a line for each setting that lets others in."""
+    """Yield a warning for each setting that opens the server to others."""
     if not settings.client_keys() and not is_loopback(settings.host):
         yield f"every client that reaches {settings.host} can use this server: there are no API keys"
     if settings.trust_remote_code:
@@ -160,7 +160,7 @@ def _security_warnings(settings: Settings) -> Iterator[str]:
 def _startup_banner(
     sock: socket.socket, model_id: str, keys: Sequence[str], *, has_page: bool
 ) -> list[str]:
-    """Return the lines that say where the server is and how to ask it something."""
+    """Return the lines that say where the server listens and how to send it a request."""
     url = base_url(*sock.getsockname()[:2])
     message = {"role": "user", "content": "Can you tell me the capital of France?"}
     body = json.dumps({"model": model_id, "messages": [message]})
@@ -173,6 +173,6 @@ def _startup_banner(
 
 
 def base_url(host: str, port: int) -> str:
-    """Return the URL by which this machine reaches the server."""
+    """Return the URL at which the server can be reached from this machine."""
     host = _REACHED_AS.get(host, host)
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"

@@ -1,4 +1,4 @@
-"""The application: connects its parts."""
+"""The FastAPI application: creates the parts of the server and connects them."""
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
@@ -63,10 +63,11 @@ def create_app(
     tracer: Tracer | None = None,
     storage: Storage | None = None,
 ) -> FastAPI:
-    """Return the app for the engines of a manager; the caller closes manager, tracer and storage.
+    """Return the app that serves the engines of a manager; the caller closes manager, tracer and storage.
 
-    Without `settings` all settings have their defaults; the environment is not read.  Without
-    `storage` everything is kept in memory, whatever the settings say.
+    settings: None is the default of each setting; the environment is not read.
+    tracer: receives the record of each finished request; None traces nothing.
+    storage: None keeps everything in memory, whatever the settings say.
     """
 
     def finish(record: RequestRecord) -> None:
@@ -138,7 +139,7 @@ def _batch_runner(
     storage: Storage,
     lines: FastAPI,
 ) -> BatchRunner:
-    """Return what runs batches, whose lines are requests to an app."""
+    """Return the runner of batches, which sends each line as a request to the app `lines`."""
 
     def client_of(owner: str) -> Client:
         share = settings.share_prefix_cache

@@ -1,4 +1,4 @@
-"""`mlx-batch-server run-batch`: serves the lines of a file into another one, without a network."""
+"""`mlx-batch-server run-batch`: serves the lines of a file and writes the results, without a network."""
 
 import asyncio
 import fcntl
@@ -41,7 +41,7 @@ class BatchFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchPaths:
-    """What is read, and what is written; beside it lie the results until it is complete."""
+    """The input and output files; results are kept beside the output until it is complete."""
 
     source: Path
     target: Path
@@ -56,7 +56,7 @@ class BatchPaths:
 
 
 class Progress:
-    """Says on standard error how far it is: a bar on a terminal, else a line now and then."""
+    """Reports the progress on standard error: a progress bar on a terminal, otherwise a line now and then."""
 
     def __init__(self, num_done: int, num_total: int, num_failed: int) -> None:
         self._num_done = num_done

@@ -27,13 +27,19 @@ _MAX_CONCURRENT_RENDERINGS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """`grammar_limiter` bounds the cores that compiling grammars takes from other requests, and
-    `template_limiter` those that rendering requests' own templates takes.
+    """The parts of a server; routers get it with `server_state(request)`.
 
+    manager: the engines.
+    on_finish: called with the record of each request that reached an engine.
     batches: runs the batches.
-    batch_endpoints: what their lines may be sent to.
-    storage: by default in memory.
-    detached: the work for responses whose clients do not wait for them, by the response's id.
+    batch_endpoints: the paths that lines of a batch may be sent to.
+    in_flight: the requests for which a shutdown waits.
+    storage: stored responses, files and batches; in memory by default.
+    detached: the tasks of background responses, by response id.
+    started: when the server was started, in seconds since the epoch.
+    grammar_limiter: bounds how many grammars are compiled at once, since that takes cores from running
+        requests.
+    template_limiter: the same for chat templates that requests bring.
     """
 
     manager: SchedulerManager
@@ -61,7 +67,11 @@ class ServerState:
         return self.storage.sealer
 
     def tick(self, now: float, lag: float) -> None:
-        """Run the periodic tasks; `lag` is the delay of the event loop in seconds."""
+        """Run the periodic tasks; the watchdog calls it once a second.
+
+        now: seconds on the event loop's clock.
+        lag: the delay of the event loop in seconds.
+        """
         self.metrics.observe_loop_lag(max(0.0, lag))
         self.throughput_log.log_if_due(now)
         self.batches.tick()
@@ -74,7 +84,7 @@ class ServerState:
 
     @property
     def not_ready_reason(self) -> str | None:
-        """Why a new request should go to another server; None if this one accepts it."""
+        """Why a load balancer should send new requests elsewhere; None if this server accepts them."""
         if self.admission.is_draining:
             return "the server is shutting down"
         if (reason := self.unhealthy_reason) is not None:

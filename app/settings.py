@@ -1,4 +1,4 @@
-"""What the operator can set, by flag, by `MLX_SERVER_*` variable or in a `.env` file."""
+"""The settings: command-line flags, `MLX_SERVER_*` environment variables and lines of a `.env` file."""
 
 import logging
 import os
@@ -30,11 +30,15 @@ _TEMPLATE_MARKS: Final = ("{{", "{%")
 
 
 class SettingsError(Exception):
-    """The settings cannot be used; the text has a line for each variable at fault."""
+    """The settings are invalid; the message has one line for each variable at fault."""
 
 
 class Settings(BaseSettings):
-    """The server's settings; the environment outranks `.env`, and an empty value is no value."""
+    """All settings of the server, validated.
+
+    The environment overrides `.env`; flags override both (see `load_settings`).  An empty value counts as
+    not set, and an unknown name in `.env` is an error.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -402,15 +406,15 @@ class Settings(BaseSettings):
 
     @property
     def max_num_seqs(self) -> int:
-        """The most requests that run at once."""
+        """The most requests that run at once; 1 without batching."""
         return self.batch_max_batch_size if self.enable_batching else 1
 
     @property
     def served_model_id(self) -> str:
         """The name that clients use for the model.
 
-        A hub id and the bundled model keep their name; a file or directory gives its last part,
-        so that no path of this machine is shown to clients.
+        It is `model_id` if that is set.  Otherwise a hub id or the bundled model keeps its name, and of a file
+        or directory only the last part is used, so that clients see no path of this machine.
         """
         if self.model_id is not None:
             return self.model_id
@@ -429,10 +433,10 @@ class Settings(BaseSettings):
         return _split(self.allowed_hosts)
 
     def client_keys(self) -> list[str]:
-        """Return the keys of all sources; none asks for none.
+        """Return the API keys from all sources, admin keys included; without any the server asks for none.
 
         Raises:
-            SettingsError: the file cannot be read, or one of them can be no key.
+            SettingsError: the file cannot be read, or a key is invalid.
         """
         keys = self.admin_key_list() + _listed_keys("api_keys", self.api_keys)
         if self.api_keys_file is None:
@@ -441,26 +445,26 @@ class Settings(BaseSettings):
         return keys + _keys("api_keys_file", read_keys, text)
 
     def admin_key_list(self) -> list[str]:
-        """Return the keys that may watch the server.
+        """Return the API keys that may also watch the server.
 
         Raises:
-            SettingsError: one of them can be no key.
+            SettingsError: a key is invalid.
         """
         return _listed_keys("admin_keys", self.admin_keys)
 
     def chat_template_text(self) -> str | None:
-        """Return the template that replaces the model's.
+        """Return the chat template that replaces the model's; None keeps that.
 
         Raises:
-            SettingsError: it cannot be read or compiled.
+            SettingsError: the template cannot be read or compiled.
         """
         return _template("chat_template", self.chat_template)
 
     def rerank_template_text(self) -> str | None:
-        """Return the template of a reranker's prompts, which may have a name or be in a file.
+        """Return the template of a reranker's prompts: a built-in one by name, or from a file; None without.
 
         Raises:
-            SettingsError: it cannot be read or compiled.
+            SettingsError: the template cannot be read or compiled.
         """
         named = RERANK_TEMPLATES.get(self.rerank_template or "")
         return named or _template("rerank_template", self.rerank_template)
@@ -471,7 +475,10 @@ class Settings(BaseSettings):
         )
 
     def open_storage(self) -> Storage:
-        """Open what outlives the server; if the platform's folder cannot be written, what does not.
+        """Open the storage of responses, files and batches.
+
+        If no folder is set and the platform's default cannot be written, it returns storage that ends with
+        the process, and logs a warning.
 
         Raises:
             SettingsError: the folder that is set cannot be read or written.
@@ -499,12 +506,16 @@ class Settings(BaseSettings):
         return FileLimits(self.max_file_mib << 20, self.max_files_mib << 20)
 
     def limits(self) -> AdmissionLimits:
-        """Return admission control's share of the settings."""
+        """Return the limits of admission control."""
         shared = self._shared_with(AdmissionLimits)
         return AdmissionLimits(max_running=self.max_num_seqs, **shared)
 
     def engine_config(self) -> EngineConfig:
-        """Return the engine's share of the settings."""
+        """Return the configuration of the engine.
+
+        Raises:
+            SettingsError: a template cannot be read or compiled.
+        """
         size = None if self.batch_block_pool_size == "auto" else self.batch_block_pool_size
         is_set = "batch_block_pool_size" in self.model_fields_set
         derived = {
@@ -519,7 +530,7 @@ class Settings(BaseSettings):
         return EngineConfig(**self._shared_with(EngineConfig) | derived)
 
     def _shared_with(self, config: type[AdmissionLimits | EngineConfig]) -> dict[str, Any]:
-        """Return the settings that a dataclass has by the same name."""
+        """Return the settings that have the name of a field of this dataclass."""
         return self.model_dump(include={field.name for field in fields(config)})
 
 
@@ -528,10 +539,10 @@ def _split(text: str) -> list[str]:
 
 
 def _template(field: str, template: str | None) -> str | None:
-    """Return the text of a template, which may be in a file.
+    """Return a template's text, read from a file unless it is given itself; None if it is not set.
 
     Raises:
-        SettingsError: it cannot be read or compiled.
+        SettingsError: the template cannot be read or compiled.
     """
     if template is None:
         return None
@@ -554,13 +565,13 @@ def _text_of(field: str, path: Path) -> str:
 
 
 def _listed_keys(field: str, value: SecretStr) -> list[str]:
-    """Return the keys of a field that separates them by commas; if it is empty, none."""
+    """Return the comma-separated keys of a setting; an empty setting has none."""
     text = value.get_secret_value()
     return _keys(field, split_keys, text) if text else []
 
 
 def _keys(field: str, read: Callable[[str], list[str]], text: str) -> list[str]:
-    """Return the keys of a source; one without any must not open the server to every client."""
+    """Return the keys of a source; it must have some, or the server would be open to every client."""
     try:
         keys = read(text)
     except ValueError as error:
@@ -571,15 +582,15 @@ def _keys(field: str, read: Callable[[str], list[str]], text: str) -> list[str]:
 
 
 def env_name(field: str) -> str:
-    """Return the variable that sets a field."""
+    """Return the environment variable that sets a field."""
     return f"{ENV_PREFIX}{field}".upper()
 
 
 def load_settings(flags: Mapping[str, str] | None = None) -> Settings:
-    """Return what flags, the environment and `.env` set, the first of them before the others.
+    """Return the settings from `flags` (values by field name), the environment and `.env`, in this order.
 
     Raises:
-        SettingsError: with a line for each value that is wrong, by the variable's name.
+        SettingsError: with one line for each invalid value, by the variable's name.
     """
     given: dict[str, Any] = dict(flags or {})
     try:
@@ -591,9 +602,9 @@ def load_settings(flags: Mapping[str, str] | None = None) -> Settings:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a line for each `MLX_SERVER_*` variable that sets nothing.
+    """Return a warning for each `MLX_SERVER_*` variable of the environment that is not a setting.
 
-    pydantic-settings refuses such a line in `.env` but never looks for one in the environment.
+    pydantic-settings rejects such a line in `.env` but does not look for one in the environment.
     """
     known = {env_name(field) for field in Settings.model_fields}
     ours = (name for name in sorted(environ) if name.upper().startswith(ENV_PREFIX))

@@ -1,4 +1,4 @@
-"""What the server knows of an admitted request besides its body."""
+"""An admitted request, from its admission to its log record."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from batching import DeadlineExceeded, SequenceStats
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """Seconds since the request arrived, and how many of `timeout` are left.
+    """The time limit of a request.
 
-    arrival: on the engine's clock, `monotonic`.
+    arrival: when the request arrived, in seconds on the engine's clock, `monotonic`.
     timeout: in seconds; None is no limit.
     """
 
@@ -41,8 +41,8 @@ class Deadline:
 class AdmittedRequest:
     """A request from its admission to its end.
 
-    trace_headers: W3C Trace Context of the caller.
-    on_finish: gets the record of every request that reached the engine.
+    trace_headers: the W3C Trace Context headers of the caller.
+    on_finish: called with the record of every request that reached the engine.
     """
 
     ticket: AdmissionTicket

@@ -1,4 +1,4 @@
-"""Admission control: which requests are admitted, and when the rejected ones may retry."""
+"""Admission control: which requests are accepted, and when rejected ones may be sent again."""
 
 import math
 from collections import Counter
@@ -21,13 +21,13 @@ _MINUTE: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """The limits of one server.
+    """The limits of admission control.
 
-    max_running: requests that run at once; further ones wait.
-    max_queued_requests, max_queued_tokens: waiting requests, and the tokens of their prompts.
-    max_requests_per_key: unfinished requests of one client; None is no limit of its own.
-    requests_per_minute: new requests of one client; None is no limit.
-    shutdown_timeout: seconds that a shutdown may take; a `Retry-After` then says so.
+    max_running: the most requests that run at once; further ones wait.
+    max_queued_requests, max_queued_tokens: the most waiting requests, and tokens of their prompts.
+    max_requests_per_key: the most unfinished requests of one API key; None is no limit.
+    requests_per_minute: the most new requests of one API key in a minute; None is no limit.
+    shutdown_timeout: the most seconds that a shutdown takes, for its `Retry-After`.
     """
 
     max_running: int = 8
@@ -38,15 +38,15 @@ class AdmissionLimits:
     shutdown_timeout: float = 30.0
 
     def max_requests(self, priority: Priority) -> int:
-        """Return the number of unfinished requests at which one of this class is rejected."""
+        """Return the number of unfinished requests at which a request of this priority is rejected."""
         return self.max_running + int(self.max_queued_requests * QUEUE_SHARE[priority])
 
 
 class AdmissionController:
-    """Admits requests while there is room for their priority class.
+    """Accepts requests while there is room for their priority class, and rejects the others.
 
-    Lives on the event loop, so it needs no lock.  A request counts from `admit` until its ticket
-    is released, its prompt tokens from `reserve_tokens` until they are prefilled.
+    It lives on the event loop, so it needs no lock.  A request counts from `admit` until its ticket is
+    released; its prompt tokens count from `reserve_tokens` until they are prefilled.
     """
 
     def __init__(self, limits: AdmissionLimits, clock: Callable[[], float] = monotonic) -> None:
@@ -70,19 +70,20 @@ class AdmissionController:
         )
 
     def seconds_since_live(self) -> float:
-        """Return for how long no request has been in flight but lines of batches."""
+        """Return the seconds since a request other than a line of a batch was last in flight."""
         if self.num_requests > self._num_batch_requests:
             return 0.0
         return self.clock() - self._last_live
 
     def admit(self, client: Client, priority: Priority) -> "AdmissionTicket":
-        """Admit a request, which counts until its ticket is released.
+        """Admit a request; it counts until its ticket is released.
 
-        Lines of batches have low priority whatever they ask for, and no limits of their key.
+        Lines of batches always have low priority, and are not counted against the limits of their key.
 
         Raises:
-            ShuttingDown, QueueFull: the server admits no more requests, or none of this class.
-            QuotaExceeded: this client is at its limit of requests in flight or a minute.
+            ShuttingDown: the server accepts no more requests.
+            QueueFull: too many requests of this priority or a higher one are in flight.
+            QuotaExceeded: the client has reached its limit of requests in flight or per minute.
         """
         now = self.clock()
         if self.is_draining:
@@ -108,7 +109,7 @@ class AdmissionController:
         """Count the tokens of a request's prompts until they are prefilled.
 
         Raises:
-            QueueFull: too many prompt tokens wait.  While none wait, one request always fits.
+            QueueFull: too many prompt tokens are waiting; if none are, a request of any size is accepted.
         """
         most = self.limits.max_queued_tokens * QUEUE_SHARE[priority]
         if self.num_waiting_tokens and self.num_waiting_tokens + num_tokens > most:
@@ -153,14 +154,17 @@ class AdmissionController:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A token bucket of `limit` requests, refilled at `limit` a minute."""
+    """A token bucket that holds `limit` requests and is refilled at `limit` requests a minute.
+
+    left: how many requests it held at the time `since`.
+    """
 
     limit: int
     left: float
     since: float
 
     def take(self, now: float) -> int:
-        """Take one request; return 0, or the seconds until there is one."""
+        """Take one request; return 0, or the seconds until the next one is available."""
         self.left = min(self.limit, self.left + (now - self.since) * self.limit / _MINUTE)
         self.since = now
         if self.left >= 1:
@@ -170,11 +174,12 @@ class TokenBucket:
 
 
 class AdmissionTicket:
-    """One admitted request; releasing it never waits and may be repeated.
+    """One admitted request; `release` never waits and may be repeated.
 
-    priority: its class in the queue.
-    is_best_effort: the engine computes it while there is nothing else: a line of a batch.
-    reached_engine: whether its prompts were reserved, so that its end tells the service rate.
+    num_waiting_tokens: prompt tokens that are not prefilled yet.
+    priority: the priority class in the engine's queue.
+    is_best_effort: the request is a line of a batch, which runs when the engine has nothing else to do.
+    reached_engine: its prompt tokens were reserved, so that its end counts for the service rate.
     """
 
     def __init__(self, controller: AdmissionController, client: Client, priority: Priority) -> None:
@@ -193,7 +198,7 @@ class AdmissionTicket:
         self.reached_engine = True
 
     def release_tokens(self, num_tokens: int) -> None:
-        """Count prompt tokens as prefilled, and so no longer waiting."""
+        """Count prompt tokens as prefilled, so that they no longer wait."""
         self._controller.num_waiting_tokens -= num_tokens
         self.num_waiting_tokens -= num_tokens
 

@@ -1,4 +1,4 @@
-"""How fast requests are done with, measured while there are any."""
+"""Measures how many requests the server finishes per second, for `Retry-After`."""
 
 import math
 from collections import deque
@@ -24,7 +24,7 @@ class ServiceRate:
         self._last_dropped = -math.inf
 
     def begin(self, now: float) -> None:
-        """Take that there is something to do from now on."""
+        """Record that the server has work from now on."""
         self._ends.clear()
         self._busy_since = now
 
@@ -32,7 +32,7 @@ class ServiceRate:
         self._ends.append(now)
 
     def seconds_for(self, num_requests: float, now: float) -> int:
-        """Return how long so many requests take, in whole seconds from 1 to 120."""
+        """Return how long `num_requests` requests take, in whole seconds from 1 to 120."""
         while self._ends and self._ends[0] < now - _WINDOW:
             self._last_dropped = self._ends.popleft()
         seconds = num_requests * self._seconds_per_request(now)

@@ -1,4 +1,4 @@
-"""What the endpoints share that read prompts and write no text."""
+"""What the endpoints of embeddings, scores and rankings share."""
 
 from fastapi import Request
 
@@ -10,10 +10,10 @@ from batching import Embeddings, InvalidRequest, ModelInfo, NoEmbeddings
 
 
 def embeddings_of(model: ModelInfo) -> Embeddings:
-    """Return how a model embeds.
+    """Return how a model makes embeddings.
 
     Raises:
-        InvalidRequest: it does not.
+        InvalidRequest: it makes none.
     """
     found = model.embeddings
     if isinstance(found, NoEmbeddings):
@@ -44,7 +44,7 @@ def input_reader(
 
 
 def prompted(embeddings: Embeddings, name: str | None, text: str) -> str:
-    """Return a text behind one of the model's prompts, by default its default one.
+    """Return a text after one of the model's prompts; None is the default prompt, if there is one.
 
     Raises:
         InvalidRequest: the model has no prompt of that name.
@@ -59,5 +59,5 @@ def prompted(embeddings: Embeddings, name: str | None, text: str) -> str:
 
 
 def group_size(request: Request) -> int:
-    """Return how many prompts of one request are handed to the engine at a time."""
+    """Return how many prompts of one request are submitted to the engine at a time."""
     return server_state(request).settings.max_num_seqs

@@ -1,4 +1,4 @@
-"""What the generating endpoints of all APIs share, between the HTTP request and the engine."""
+"""What the generating endpoints of all APIs share: admission, building a job, the JSON response."""
 
 import asyncio
 import math
@@ -31,11 +31,11 @@ _TIMEOUT_HEADER: Final = "X-Request-Timeout"
 
 
 async def engine_for(request: Request, model_id: str | None) -> EngineThread:
-    """Return the engine of a model, the default one for None; loading it may take a while.
+    """Return the engine of a model, that of the default model for None; the first call loads the model.
 
     Raises:
         ModelNotFound: no such model is served here.
-        ModelLoadError: it cannot be found or read.
+        ModelLoadError: the model cannot be found or read.
     """
     manager = server_state(request).manager
     name = manager.model_ids[0] if model_id is None else model_id
@@ -45,6 +45,7 @@ async def engine_for(request: Request, model_id: str | None) -> EngineThread:
 
 
 def client_of(request: Request) -> Client:
+    """Return the client that `Authentication` has identified."""
     client: Client = request.scope.get("state", {}).get("client", ANONYMOUS)
     return client
 
@@ -55,10 +56,10 @@ def _admit(request: Request, priority: Priority) -> AdmissionTicket:
 
 @contextmanager
 def admit_without_body(request: Request) -> Iterator[None]:
-    """Count a request that needs no engine.
+    """Admit a request that does not use the engine, for as long as the block runs.
 
     Raises:
-        Rejection: see AdmissionController.admit.
+        Rejection: see `AdmissionController.admit`.
     """
     ticket = _admit(request, Priority.NORMAL)
     try:
@@ -71,13 +72,15 @@ def admit_without_body(request: Request) -> Iterator[None]:
 async def admit(
     request: Request, *, priority: Priority, time_limit: float | None
 ) -> AsyncIterator[AdmittedRequest]:
-    """Admit a request while it is prepared; its ticket is released if that fails.
+    """Admit a request while the block prepares it; if the block raises, the ticket is released.
 
-    time_limit: in seconds; the header X-Request-Timeout may set less.
+    Otherwise the generation of the response finishes the AdmittedRequest.
+
+    time_limit: in seconds; the header X-Request-Timeout may set a lower one.
 
     Raises:
-        Rejection: see AdmissionController.admit.
-        DeadlineExceeded: the time is over before the request is prepared.
+        Rejection: see `AdmissionController.admit`.
+        DeadlineExceeded: the time limit passes before the request is prepared.
     """
     state = server_state(request)
     ticket = _admit(request, priority)
@@ -102,7 +105,7 @@ async def admit(
 
 
 def _time_limit(request: Request, time_limit: float | None) -> float | None:
-    """Return the lesser of a request's own limit and the one of its header, in seconds."""
+    """Return the lower of the request's own limit and that of its header, in seconds; None is no limit."""
     if (text := request.headers.get(_TIMEOUT_HEADER)) is None:
         return time_limit
     try:
@@ -117,6 +120,7 @@ def _time_limit(request: Request, time_limit: float | None) -> float | None:
 def _is_quick_to_build(
     prompts: Sequence[Sequence[int]], params: GenerationParams, output: OutputFormat
 ) -> bool:
+    """Return whether building the job is so fast that it may run on the event loop."""
     asked = (output.grammar, params.logprobs, params.prompt_logprobs, params.allowed_token_ids)
     if any(each is not None for each in asked) or params.bad_words:
         return False
@@ -132,10 +136,10 @@ async def build_job_async(
     completion_id: str,
     output: OutputFormat,
 ) -> GenerationJob:
-    """Build a job; in a worker thread if that may take long, and only a few grammars at a time.
+    """Build a job, in a worker thread if that may take long; only a few grammars are compiled at a time.
 
     Raises:
-        InvalidRequest: see `build_job`.
+        RequestError: see `build_job`.
     """
     state = server_state(request)
     if state.settings.clamp_max_tokens:
@@ -159,7 +163,7 @@ async def build_job_async(
 
 
 def _with_advice(error: ContextLengthExceeded) -> ContextLengthExceeded:
-    """Return the error with the setting that would have served a prompt which fits."""
+    """Name the setting that would have served the request, if its prompt alone fits in the context."""
     if error.max_tokens is not None and error.num_prompt_tokens < error.limit:
         setting = f"{env_name('clamp_max_tokens')}=true"
         error.args = (
@@ -177,7 +181,7 @@ async def json_response(
     task: GenerationTask,
     write: Writer,
 ) -> Response:
-    """Return all choices in one response; the work on them ends when the client disconnects."""
+    """Return all choices in one JSON response; if the client disconnects, they are aborted."""
 
     async def collected() -> str:
         results = await task.collect()
@@ -196,7 +200,7 @@ class Closable(Protocol):
 async def respond_if_connected(
     request: Request, task: Closable, body: Callable[[], Awaitable[str]]
 ) -> Response:
-    """Return a response of this JSON; the work on it ends when the client disconnects."""
+    """Return a response with the JSON that `body` makes; if the client disconnects, `task` is closed."""
     try:
         async with _while_connected(request):
             return Response(await body(), media_type="application/json")
@@ -212,13 +216,13 @@ def _is_short(results: Sequence[ChoiceResult]) -> bool:
 
 
 def writer(build: Callable[[Sequence[ChoiceResult], GenerationSummary], BaseModel]) -> Writer:
-    """Return what writes a response; only its fields that are set."""
+    """Return a writer of the response model that `build` makes; it writes only fields that are set."""
     return lambda results, summary: build(results, summary).model_dump_json(exclude_unset=True)
 
 
 @asynccontextmanager
 async def _while_connected(request: Request) -> AsyncIterator[None]:
-    """Cancel the body when the client disconnects; the framework would run all of it."""
+    """Cancel the block when the client disconnects, which FastAPI does not do by itself."""
     with anyio.CancelScope() as scope:
         listener = asyncio.create_task(_cancel_at_disconnect(request, scope))
         try:

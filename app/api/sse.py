@@ -1,4 +1,4 @@
-"""Server-sent events: where they come from is closed whatever becomes of the response."""
+"""Server-sent events: a response that closes the source of its events however it ends."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol
@@ -16,17 +16,17 @@ AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 
 class Source(Protocol):
-    """Where events come from: a generation, or a watched engine."""
+    """The source of a stream's events: a generation, or a subscription to the machine room."""
 
     def close(self) -> None: ...
 
 
 class EventStream(EventSourceResponse):
-    """Streams the events of one source, and closes it whatever becomes of the response.
+    """Streams events and closes their source however the response ends.
 
-    Not by a `finally` among the events nor by a background task: a client that disconnects
-    before the first event leaves a generator that never started and so runs no `finally`, and a
-    response that is cancelled runs no background task.
+    Neither a `finally` in the generator of events nor a background task would do: if the client
+    disconnects before the first event, the generator never starts and runs no `finally`; if the response
+    is cancelled, no background task runs.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from batching import InvalidRequest
 
 
 class Unsealer:
-    """Unseals values of one purpose, up to a limit of characters in all."""
+    """Unseals the values of one request for one purpose, up to a total number of characters."""
 
     def __init__(self, sealer: Sealer, purpose: str) -> None:
         self._sealer = sealer
@@ -13,11 +13,11 @@ class Unsealer:
         self._num_left = MAX_CHARACTERS
 
     def unseal(self, sealed: str) -> str:
-        """Return the text.
+        """Return the text of a sealed value.
 
         Raises:
-            ForgedValue: the value was not sealed here for this purpose.
-            InvalidRequest: with the texts before it, it is too long.
+            ForgedValue: the value was not sealed by this server for this purpose.
+            InvalidRequest: the texts of the request are too long together.
         """
         try:
             text = self._sealer.unseal(self._purpose, sealed, self._num_left)

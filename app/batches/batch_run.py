@@ -1,4 +1,4 @@
-"""One batch, from where it is to its end."""
+"""The execution of one batch, from its current status to its end."""
 
 import asyncio
 import logging
@@ -32,7 +32,9 @@ _EXPIRED: Final = "the completion window was over before this line was served"
 class BatchServices:
     """What all batches of a server share.
 
-    count_line: called with `completed` or `failed` when a line has its result.
+    dispatch: sends a line to its endpoint.
+    client_of: returns the client of an owner.
+    count_line: called with `completed` or `failed` for each finished line.
     """
 
     storage: BatchStorage
@@ -48,10 +50,10 @@ class BatchServices:
 
 
 class BatchRun:
-    """Runs a batch that this server has claimed; what has been done before is not done again.
+    """Runs a batch that this server has claimed; lines that have a result are not served again.
 
-    A status is stored before what it stands for begins, so that a server that takes the batch over
-    knows where it is.
+    Each status is stored before the work that it stands for begins, so that a server that takes over the
+    batch after a crash knows where to continue.
     """
 
     def __init__(self, batch: StoredBatch, services: BatchServices) -> None:
@@ -63,10 +65,10 @@ class BatchRun:
         self._processing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Return when the batch has ended.
+        """Run the batch to its end.
 
         Raises:
-            OSError: something cannot be read or written; the batch goes on from there next time.
+            OSError: a file or the database cannot be read or written; the batch continues next time.
         """
         storage = self._services.storage
         work = await in_thread(lambda: WorkFile(storage.work_path(self.batch.id)))
@@ -82,7 +84,7 @@ class BatchRun:
         await in_thread(lambda: storage.remove_work(self.batch.id))
 
     async def check(self) -> None:
-        """Store the counts, and stop if the batch is cancelled or its time over.
+        """Store the counts, and stop if the batch was cancelled or its completion window is over.
 
         Raises:
             OSError: the database cannot be read or written.
@@ -161,7 +163,7 @@ class BatchRun:
         self._log()
 
     def _expire_rest(self, work: WorkFile) -> None:
-        """Give the lines without a result one that says why."""
+        """Record an error for each line that has no result."""
         records: list[Record] = []
         for line in read_lines(self._path, self._rules.max_line_bytes):
             if not work.has(line.number):

@@ -1,4 +1,4 @@
-"""The lines of a batch: `{"custom_id", "method", "url", "body"}` each, and what is wrong with one."""
+"""The lines of a batch's input file, `{"custom_id", "method", "url", "body"}`, and their validation."""
 
 import json
 from collections.abc import Container, Iterator
@@ -17,7 +17,7 @@ _IMPOSSIBLE: Final = ("stream", "background")
 
 
 class Line(NamedTuple):
-    """A line that is not blank; `text` is None if it is longer than allowed."""
+    """A line of the file that is not blank; `text` is None if the line is longer than allowed."""
 
     number: int
     text: bytes | None
@@ -25,10 +25,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LineRules:
-    """What lines may be.
+    """What the lines of a batch must satisfy.
 
-    urls: the endpoints that they may name.
-    max_line_bytes, max_lines: of one file.
+    urls: the endpoints that a line may name.
+    max_line_bytes, max_lines: limits of one line and of one file.
     """
 
     urls: Container[str]
@@ -38,7 +38,7 @@ class LineRules:
 
 @dataclass(frozen=True, slots=True)
 class LineRequest:
-    """body: JSON."""
+    """The request of a line; `body` is JSON text."""
 
     number: int
     custom_id: str
@@ -47,9 +47,9 @@ class LineRequest:
 
 
 class BadLine(Exception):
-    """A line that is no request; the other lines are served.
+    """A line that is not a valid request; the other lines of the file are served.
 
-    custom_id: None if it has none.
+    custom_id: of the line; None if it has none.
     """
 
     def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
@@ -59,7 +59,7 @@ class BadLine(Exception):
 
 
 class NotJsonLines(Exception):
-    """A file that is not one JSON object a line; or has none, or too many.
+    """The file as a whole is invalid: not one JSON object per line, no lines, or too many.
 
     number: of the line at fault; None if it is the file.
     """
@@ -71,7 +71,7 @@ class NotJsonLines(Exception):
 
 
 def read_lines(path: Path, max_bytes: int) -> Iterator[Line]:
-    """Yield the lines of a file that are not blank; no more than one is in memory."""
+    """Yield the lines that are not blank; only one line is in memory at a time."""
     with path.open("rb") as file:
         number = 0
         while text := file.readline(max_bytes + 1):
@@ -88,8 +88,8 @@ def parse_line(line: Line, rules: LineRules) -> LineRequest:
     """Return the request of a line.
 
     Raises:
-        BadLine: it is no request of these endpoints.
-        NotJsonLines: it is no JSON object.
+        BadLine: the line is not a request to one of these endpoints.
+        NotJsonLines: the line is not a JSON object.
     """
     if line.text is None:
         message = f"the line is longer than {rules.max_line_bytes} bytes"

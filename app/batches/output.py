@@ -13,7 +13,7 @@ _PURPOSE: Final = "batch_output"
 
 @dataclass(frozen=True, slots=True)
 class BatchFiles:
-    """The files of a batch; it has none where no line has such a result."""
+    """The output and error files of a batch; None if no line has such a result."""
 
     output: StoredFile | None
     errors: StoredFile | None
@@ -24,12 +24,12 @@ class BatchFiles:
 
 
 def write_files(batch: StoredBatch, work: WorkFile, files: FileStore, now: int) -> BatchFiles:
-    """Write both files to the disk; the caller adds them.
+    """Write the output and error files to disk; the caller adds them to the store.
 
-    Their ids follow from the batch's, so that writing them again leaves no others behind.
+    Their ids are derived from that of the batch, so that writing them again replaces them.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: a file cannot be written.
     """
     return BatchFiles(
         _write(batch, work, files, now, is_error=False),

@@ -1,4 +1,4 @@
-"""How many lines of batches are in flight: enough to keep the model busy, and live requests first."""
+"""Limits how many lines of batches are in flight: enough to keep the model busy, few beside live requests."""
 
 import asyncio
 from collections import deque
@@ -14,12 +14,12 @@ _MIN_WAITING: Final = 2
 
 
 class Pacer:
-    """Hands out slots for lines in the order in which they are asked for, over all batches.
+    """Hands out slots for lines, in the order of the calls of `acquire`, over all batches.
 
-    While live requests come, lines have few slots: the engine lets those that run wait for others, but
-    not the step that a live request finds.  They have all again when none came for `QUIET_PERIOD`
-    seconds.  There is one at least, so that a batch ends whatever else is served.  Lives on the event
-    loop.
+    While live requests arrive, there are few slots: the engine lets lines wait for live requests, but a live
+    request still has to wait for the step that is running.  All slots are available again when no live
+    request came for `QUIET_PERIOD` seconds.  There is always at least one, so that every batch ends.  It
+    lives on the event loop.
     """
 
     def __init__(self, admission: AdmissionController, num_beside_live: int = 1) -> None:
@@ -51,13 +51,13 @@ class Pacer:
         return Slot(self)
 
     async def back_off(self) -> None:
-        """Wait until something has changed: a line has ended, or a second is over."""
+        """Wait until the situation may have changed: a line has ended, or a second has passed."""
         turn = asyncio.get_running_loop().create_future()
         self._backing_off.append(turn)
         await turn
 
     def wake(self) -> None:
-        """Look again at what may go on; called at each end of a line, and once a second."""
+        """Let waiting lines check again; called at the end of each line and once a second."""
         waiting, self._backing_off = self._backing_off, []
         for turn in waiting:
             if not turn.done():
@@ -81,7 +81,7 @@ class Pacer:
 
 
 class Slot:
-    """The right of one line to be in flight; releasing it may be repeated."""
+    """The permission of one line to be in flight; `release` may be repeated."""
 
     def __init__(self, pacer: Pacer) -> None:
         self._pacer: Final = pacer

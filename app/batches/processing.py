@@ -1,4 +1,4 @@
-"""Serves the lines of one file that have no result yet."""
+"""Serves the lines of a batch that have no result yet."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
@@ -29,7 +29,7 @@ Dispatch = Callable[[str, bytes, Client, str], Awaitable[InnerResponse]]
 
 
 class Journal:
-    """Puts results on the disk: those that come within a moment are one transaction."""
+    """Writes results to disk; results that arrive at nearly the same time share a transaction."""
 
     def __init__(self, work: WorkFile) -> None:
         self._work: Final = work
@@ -37,10 +37,10 @@ class Journal:
         self._group: list[Record] = []
 
     async def put(self, record: Record) -> None:
-        """Return when the result is on the disk.
+        """Write a result; returns when it is on disk.
 
         Raises:
-            OSError: it cannot be written; its group may be lost.
+            OSError: it cannot be written; the results of its transaction may be lost.
         """
         group = self._group
         group.append(record)
@@ -55,9 +55,9 @@ class Journal:
 
 
 class LineProcessor:
-    """Sends each line to its endpoint, and records the response.
+    """Sends each line to its endpoint and records the response.
 
-    A line whose response says that the server cannot serve it now is sent again.
+    If the response says that the server is overloaded or not available, the line is sent again later.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class LineProcessor:
         self._requests: Final = unfinished(path, batch_id, rules, work)
 
     async def run(self) -> None:
-        """Serve all lines; those that are cancelled have no result.
+        """Serve all lines; lines that are cancelled get no result.
 
         Raises:
-            OSError: the input cannot be read, or a result not be written.
+            OSError: the input cannot be read, or a result cannot be written.
         """
         unwritten, failure = asyncio.Semaphore(_MAX_UNWRITTEN), None
         try:
@@ -110,7 +110,7 @@ class LineProcessor:
             raise failure
 
     def _next_requests(self) -> list[LineRequest | Record]:
-        """Return the next lines, of which no more than one is long; none at the end."""
+        """Return the next lines, at most one of them long; empty at the end of the file."""
         requests: list[LineRequest | Record] = []
         num_bytes = 0
         while len(requests) < _MAX_READ and num_bytes < _MAX_READ_BYTES:
@@ -144,7 +144,8 @@ def unfinished(
 ) -> Generator[LineRequest | Record]:
     """Yield the lines that have no result.
 
-    Bad ones have one, but for those that are bad since a server with other settings goes on.
+    Validation has recorded a result for invalid lines, except for lines that became invalid because a server
+    with other settings continues the batch.
     """
     for line in read_lines(path, rules.max_line_bytes):
         if not work.has(line.number):

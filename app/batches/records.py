@@ -11,7 +11,7 @@ _MAX_SHOWN: Final = 500
 
 
 class Record:
-    """What becomes of a line: a line of the output file, or with `is_error` of the error file."""
+    """The result of a line: a line of the output file, or with `is_error` of the error file."""
 
     __slots__ = ("is_error", "number", "text")
 
@@ -22,12 +22,12 @@ class Record:
 
 
 def record_id(batch_id: str, number: int) -> str:
-    """Return the id of a line, which is also that of its request in the log."""
+    """Return the id of a line's result, which is also the request id in the log."""
     return f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
 
 
 def response_record(batch_id: str, request: LineRequest, response: InnerResponse) -> Record:
-    """Record the response to a line, its body as it is."""
+    """Return the result for a response, with the body unchanged."""
     request_id = record_id(batch_id, request.number)
     head = {"id": request_id, "custom_id": request.custom_id}
     start = {"status_code": response.status, "request_id": request_id}
@@ -43,7 +43,7 @@ def response_record(batch_id: str, request: LineRequest, response: InnerResponse
 def error_record(
     batch_id: str, number: int, code: str, message: str, custom_id: str | None = None
 ) -> Record:
-    """Record why a line has no response."""
+    """Return the result of a line that has no response."""
     error: dict[str, Any] = {"code": code, "message": message[:_MAX_SHOWN], "line": number}
     record = {
         "id": record_id(batch_id, number),

@@ -22,7 +22,10 @@ _SCAN_INTERVAL: Final = 5
 
 
 class BatchRunner:
-    """Claims batches and runs them; lives on the event loop, and begins with its first `wake`."""
+    """Claims batches for this server and runs them; it lives on the event loop.
+
+    It starts with the first call of `wake`.
+    """
 
     def __init__(self, services: BatchServices) -> None:
         self.services: Final = services
@@ -39,12 +42,12 @@ class BatchRunner:
         return len(self._runs)
 
     def counts(self, batch_id: str) -> Counts | None:
-        """Return how far a batch is that runs here; the store knows that a second later."""
+        """Return the counts of a batch that runs here, None for others; the store has them a second later."""
         found = self._runs.get(batch_id)
         return None if found is None else found[0].counts
 
     def wake(self) -> None:
-        """Look for batches to run, and for those that are to stop."""
+        """Look for batches to start and to stop."""
         if self._is_closed:
             return
         if self._scan is not None:
@@ -71,7 +74,7 @@ class BatchRunner:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """End; what has no result yet has none, and another server or the next start goes on."""
+        """Stop all batches; another server or the next start continues them."""
         self._is_closed = True
         for task in self._tasks():
             task.cancel()

@@ -1,4 +1,4 @@
-"""Reads a batch's input before any of it is served."""
+"""Validates the input of a batch before its first line is served."""
 
 from pathlib import Path
 from typing import Final
@@ -12,12 +12,12 @@ _CHUNK: Final = 512
 
 
 def validate(path: Path, batch_id: str, rules: LineRules, work: WorkFile) -> int:
-    """Return the number of requests; bad lines get their result in `work`, which is cleared before.
+    """Return the number of lines, and record a result in `work` for each invalid one; clears `work` first.
 
-    Blocks, for seconds with large files.
+    It blocks, for large files for seconds.
 
     Raises:
-        NotJsonLines: the file is not one JSON object a line; or has none, or too many.
+        NotJsonLines: the file as a whole is invalid.
         OSError: a file cannot be read or written.
     """
     work.clear()

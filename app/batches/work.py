@@ -1,4 +1,4 @@
-"""The results of a batch while it runs: a database of its own, which its files replace in the end."""
+"""The results of a batch while it runs, in a database that its output files replace in the end."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -27,9 +27,9 @@ class Counts(NamedTuple):
 
 
 class WorkFile:
-    """Keeps one result of each line, and what is to be known of the input.
+    """Stores one result for each line, and the custom ids of the input.
 
-    A result that is put stays, whatever becomes of the process or of the machine.
+    A result that was put survives a crash of the process or of the machine.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class WorkFile:
         self._database: Final = Database(path, _SCHEMA, synchronous="FULL")
 
     def put(self, records: Sequence[Record]) -> None:
-        """Add results in one transaction; a line that has one keeps it."""
+        """Add results in one transaction; a line that has a result keeps it."""
         with self._database.transaction() as database:
             database.executemany(
                 "INSERT OR IGNORE INTO results VALUES (?, ?, ?)",
@@ -62,9 +62,9 @@ class WorkFile:
         return Counts(num_all - num_failed, num_failed)
 
     def records(self, *, is_error: bool | None = None) -> Iterator[bytes]:
-        """Yield the results in the order of the lines; one is in memory at a time.
+        """Yield the results in the order of the lines; only one is in memory at a time.
 
-        is_error: only these; None is all.
+        is_error: yield only errors or only responses; None is all.
         """
         with self._database.transaction() as database:
             for (record,) in database.execute(
@@ -74,7 +74,7 @@ class WorkFile:
                 yield record
 
     def repeated(self, custom_ids: Sequence[tuple[str, int]]) -> dict[int, int]:
-        """Add the ids of lines; return the lines that repeat an id, each with its first line."""
+        """Add the custom ids of lines; return the lines whose id was used before, with the first line that used it."""
         repeated: dict[int, int] = {}
         with self._database.transaction() as database:
             for custom_id, number in custom_ids:

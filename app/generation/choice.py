@@ -1,4 +1,4 @@
-"""One choice of a completion, from its tokens to the events of its message."""
+"""One choice of a completion: turns its tokens into text and the events of its message."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +27,12 @@ class TokenWithLogprob(NamedTuple):
 class TextOptions:
     """How tokens become text.
 
-    hidden_token_ids: tokens that end the output and are no part of its text.
-    min_tokens: stop strings count only after as many tokens.
-    is_empty: no token belongs to the output.
-    has_all_logprobs: tokens have log probabilities also where they have no text.
+    hidden_token_ids: tokens that are not part of the text, such as those that end the output.
+    stops: stop strings.
+    include_stop: whether the stop string is part of the text.
+    min_tokens: stop strings apply only after this many tokens.
+    is_empty: the output has no tokens (`max_tokens` is 0).
+    has_all_logprobs: tokens without text have log probabilities, too.
     """
 
     hidden_token_ids: frozenset[int] = frozenset()
@@ -44,11 +46,13 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new in one choice; the last one has the finish reason.
+    """What an output of the engine adds to one choice; the last one has the finish reason.
 
+    events: pieces of content, reasoning and tool calls.
+    token_ids: the new tokens, those that end the output included.
+    tokens: the tokens with log probabilities, if those are requested.
+    prompt_logprobs: of the prompt's tokens, if requested; in the first Delta only.
     stop: the stop string that ended the choice.
-    token_ids: also those that end the output.
-    tokens: if log probabilities are requested; `prompt_logprobs` are those of the prompt.
     """
 
     index: int

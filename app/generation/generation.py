@@ -1,4 +1,4 @@
-"""The choices of one request, from the engine's tokens to the events of each, and the usage."""
+"""A running request: turns the engine's tokens into events for each choice, and counts usage."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from batching import (
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How much of a prompt is prefilled, in tokens; `elapsed` is in seconds."""
+    """How many tokens of a prompt are prefilled; `elapsed` is in seconds since the request arrived."""
 
     index: int
     num_prompt_tokens: int
@@ -31,13 +31,13 @@ class PromptProgress:
 
 
 class PrefillProgress:
-    """The progress of one prompt, from what is cached to all of it; it never goes back."""
+    """The progress of one prompt's prefill, which never goes back (a preempted request starts over)."""
 
     def __init__(self) -> None:
         self._num_reported: int | None = None
 
     def reports(self, num_cached: int, num_prefilled: int) -> Iterator[int]:
-        """Yield the numbers of tokens to report next."""
+        """Yield the token counts to report for an output of the engine, each at most once."""
         for number in (num_cached, num_prefilled):
             if self._num_reported is None or number > self._num_reported:
                 self._num_reported = number
@@ -48,9 +48,11 @@ class PrefillProgress:
 class ChoiceResult:
     """One complete choice.
 
-    stop: the stop string that ended it.
-    mean_logprob: over all its tokens, the one that ended it included, if log probabilities were
-        requested; `best_of` ranks by it.
+    events: its content, reasoning and tool calls.
+    tokens: with log probabilities, if those were requested.
+    mean_logprob: over all tokens, the final one included, if log probabilities were requested; `best_of`
+        ranks choices by it.
+    stop: the stop string that ended it; None if none did.
     """
 
     index: int
@@ -64,10 +66,9 @@ class ChoiceResult:
 
 
 class GenerationTask(Protocol):
-    """Work on a job whose choices are returned when they are complete.
+    """A job in progress whose choices are returned when they are complete.
 
-    `close` never waits, may be called at any time and any number of times, and aborts what is
-    unfinished.
+    `close` aborts what is unfinished.  It never waits, and may be called at any time and repeatedly.
     """
 
     @property
@@ -80,18 +81,18 @@ class GenerationTask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationSummary:
-    """What is known of a request as a whole; final once its last choice has ended."""
+    """What is known of the request as a whole; final once its last choice has ended."""
 
     usage: TokenUsage
     sequences: Sequence[SequenceStats]
 
 
 class Generation:
-    """The events of all choices, as they come; an async iterator of Delta and PromptProgress.
+    """The events of all choices of a request: an async iterator of Delta and PromptProgress.
 
-    Each prompt has as many choices, with consecutive indices.  The iterator ends after the last
-    choice's delta with a finish reason.  `close()` never waits and may be called at any time,
-    any number of times: unfinished choices are aborted, and the request is logged.
+    The choices of a prompt have consecutive indices.  Iteration ends after the last choice's Delta with a
+    finish reason, and raises the error if the engine fails or the deadline passes.  `close()` aborts
+    unfinished choices and logs the request; it never waits, and may be called at any time and repeatedly.
     """
 
     def __init__(
@@ -101,7 +102,10 @@ class Generation:
         choices: Sequence[Choice],
         request: AdmittedRequest,
     ) -> None:
-        """`request` holds the reserved tokens of the prompts, and finishes with `close`."""
+        """Turn the tokens of a stream into events; `choices[i]` is sequence i of the stream.
+
+        request: its reserved prompt tokens are released as prompts are prefilled; `close` finishes it.
+        """
         self._job = job
         self._tokens = tokens
         self._choices = choices
@@ -117,12 +121,12 @@ class Generation:
 
     @property
     def num_choices(self) -> int:
-        """Of all prompts together."""
+        """The number of choices of all prompts together."""
         return len(self._choices)
 
     @property
     def usage(self) -> TokenUsage:
-        """The tokens so far; final once the last delta is out."""
+        """The token counts so far; final after the last Delta."""
         if self._is_held_back:
             # Those that are held back count, whatever ends the request.
             num_output_tokens = sum(stats.num_output_tokens for stats in self._tokens.sequences)
@@ -154,7 +158,7 @@ class Generation:
             raise
 
     async def collect(self) -> list[ChoiceResult]:
-        """Wait for the end and return the complete choices."""
+        """Wait until all choices are complete and return them."""
         if not any(choice.looks_at_each_token for choice in self._choices):
             self._is_held_back = True
             self._tokens.hold_back()
@@ -165,6 +169,7 @@ class Generation:
         return [self._result(index, parts) for index, parts in enumerate(deltas)]
 
     def close(self) -> None:
+        """Abort unfinished choices, release the request's ticket, and report its record, once."""
         self._tokens.close()
         if self._is_closed:
             return
@@ -178,7 +183,7 @@ class Generation:
         )
 
     async def _next(self) -> Sequence[Delta | PromptProgress]:
-        """Return what the next output brings, which may be nothing."""
+        """Return the events of the engine's next output; there may be none."""
         index, output = await anext(self._tokens)
         prompt_index, choice_index = divmod(index, self._job.num_choices)
         if choice_index == 0:

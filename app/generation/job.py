@@ -1,8 +1,8 @@
-"""What a request asks of the engine, independent of the API.
+"""A request for the engine, independent of the API that received it.
 
-An API maps its request to `GenerationParams` and prompts to tokens; `build_job` makes of these the
-job that one engine can run: defaults of the model, compiled grammars, limits of the server.  All that
-is checked about a request besides its schema is checked here.
+Each API maps its request to `GenerationParams` and renders its prompts to token ids.  `build_job` turns
+these into a `GenerationJob` for one engine: it applies the model's defaults, compiles grammars, and
+checks everything about the request that its schema does not.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,11 @@ MAX_PROMPT_LOGPROBS: Final = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """Beam search instead of sampling; as many beams as the job has choices."""
+    """Beam search instead of sampling, with as many beams as the job has choices.
+
+    num_returned: how many of the best beams are returned.
+    length_penalty: exponent of the length by which a beam's log probability is divided.
+    """
 
     num_returned: int
     length_penalty: float = 1.0
@@ -40,17 +44,22 @@ class BeamParams:
 class GenerationParams:
     """What a request asks of its completions; names and ranges are those of vLLM's SamplingParams.
 
-    temperature, top_p, top_k, min_p, repetition_penalty: None is the default of the model
-        (`ModelInfo.sampling_defaults`), or else of vLLM.
-    max_tokens: of each choice, with 0 only the prompt is read; None is `default_max_tokens`, or
-        fewer where the context has no room for them, or with None there as many as fit the context.
-    clamp_max_tokens: reduce `max_tokens` to what the context and the server allow, instead of
-        refusing more.
-    num_choices: for each prompt.
-    logprobs: log probabilities of so many tokens beside each sampled one; None is without.
-    prompt_logprobs: the same for the tokens of the prompts.
-    has_all_logprobs: also tokens without text, as the one that ends the output.
-    logprob_token_ids: of these tokens beside each sampled one, instead of the most probable ones.
+    temperature, top_p, top_k, min_p, repetition_penalty: None is the model's default
+        (`ModelInfo.sampling_defaults`), or else vLLM's.
+    max_tokens: of each choice; 0 only processes the prompt.  None is `default_max_tokens`, or fewer if
+        the context has no room for that many; if that is None as well, as many as fit in the context.
+    clamp_max_tokens: reduce `max_tokens` to what the context and the server allow instead of rejecting
+        the request.
+    num_choices: completions of each prompt.
+    stop: stop strings.
+    logprobs: how many of the most probable tokens are returned at each output position, beside the
+        sampled one; None returns no log probabilities.
+    has_all_logprobs: also return those of tokens without text, such as the end-of-sequence token.
+    prompt_logprobs: as `logprobs`, for the tokens of the prompt.
+    logprob_token_ids: return the log probabilities of these tokens instead of the most probable ones.
+    cache_salt: the prefix cache is shared only by requests with the same salt.
+    report_progress: also report how much of the prompt is prefilled.
+    beams: beam search; None samples.
     """
 
     temperature: float | None = None
@@ -89,9 +98,10 @@ class GenerationJob:
     """Work for one engine: `num_choices` completions of each prompt.
 
     prompts: token ids.
-    temperature, top_p, top_k, min_p, repetition_penalty: None is the default of the model
-        (`ModelInfo.sampling_defaults`), or else of vLLM.
-    max_tokens: of each choice; None is as many as fit the context.
+    max_tokens: of each choice; None is as many as fit in the context.
+    constraint: what the output must follow; each choice uses a copy.
+    text: how tokens become text.
+    new_parser: makes the parser that splits a choice's text into reasoning, content and tool calls.
     """
 
     completion_id: str
@@ -122,9 +132,11 @@ def build_job(
     max_output_tokens: int,
     output: OutputFormat | None = None,
 ) -> GenerationJob:
-    """Compile what a request asks for; blocking, so not for the event loop.
+    """Check a request and compile it for an engine.  It blocks, so do not call it on the event loop.
 
-    max_output_tokens: of all choices together that one request may ask for.
+    prompts: token ids.
+    max_output_tokens: the most tokens that all choices of one request may have together.
+    output: the format of the output; None is plain text.
 
     Raises:
         RequestError: this model or this server can never serve the request as it is.
@@ -203,7 +215,7 @@ def _first(requested: Number | None, recommended: Number | None, default: Number
 
 
 def _bad_words(model: ModelInfo, words: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """Yield the tokens of each word, as it stands at the beginning and after a space."""
+    """Yield the tokens of each word, at the beginning of a text and after a space."""
     encode = model.tokenizer.encode
     texts = (text for word in words for text in (word, f" {word.lstrip()}"))
     tokens = (tuple(encode(text, add_special_tokens=False)) for text in texts)
@@ -214,7 +226,13 @@ def _bad_words(model: ModelInfo, words: Sequence[str]) -> Iterator[tuple[int, ..
 def _max_tokens(
     model: ModelInfo, lengths: Sequence[int], params: GenerationParams, limit: int
 ) -> int | None:
-    """Return the most tokens of a choice, so that all choices together keep to the limit."""
+    """Return the most tokens of one choice; `limit` bounds those of all choices together.
+
+    None is as many as fit in the context.
+
+    Raises:
+        InvalidRequest: the request asks for more than `limit`.
+    """
     num_sequences = len(lengths) * params.num_choices
     max_tokens = params.max_tokens
     room = max(1, model.max_model_len - max(lengths))

@@ -5,14 +5,14 @@ from functools import lru_cache
 
 
 class StopStrings:
-    """Passes text on up to the first stop string.
+    """Passes text on until the first stop string.
 
-    The first is the one that is complete first, and of several that end together the longest.
-    That depends on the text alone, not on how it is split into pieces.  A tail that may be the
-    beginning of a stop string is held back.  With `include_stop` the text ends with the stop
-    string, else before it.
+    The first one is that which is complete first, and of several that end together the longest.  It
+    depends on the text only, not on how it is split into pieces.  A tail that might be the beginning of a
+    stop string is held back.
 
-    matched: the stop string that ended the text.
+    include_stop: whether the text ends with the stop string or before it.
+    matched: the stop string that was found; None so far.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:

@@ -54,14 +54,14 @@ def _checked(keys: Iterable[str], unit: str) -> list[str]:
 
 
 def client_for_key(key: str, *, share_prefix_cache: bool, is_admin: bool = False) -> Client:
-    """Return the client of a key; neither its name nor its salt reveals the key or the other."""
+    """Return the client of a key; neither its name nor its cache salt reveals the key or each other."""
     key_digest = sha256(key.encode()).hexdigest()
     client = client_for_digest(key_digest, share_prefix_cache=share_prefix_cache)
     return replace(client, is_admin=is_admin)
 
 
 def client_for_digest(key_digest: str, *, share_prefix_cache: bool) -> Client:
-    """Return the client whose key has a digest; an empty one is that of a server without keys."""
+    """Return the client whose key has this digest; the empty digest is that of a server without keys."""
     if not key_digest:
         return ANONYMOUS
     salted = b"prefix cache\n" + bytes.fromhex(key_digest)
@@ -70,7 +70,7 @@ def client_for_digest(key_digest: str, *, share_prefix_cache: bool) -> Client:
 
 
 class Authentication:
-    """Passes requests with a valid key, and puts their client into the scope's state."""
+    """Rejects requests without a valid API key, and puts the client into the state of the scope."""
 
     def __init__(
         self,
@@ -82,7 +82,11 @@ class Authentication:
         admin_keys: Container[str] = (),
         open_paths: Container[str] = (),
     ) -> None:
-        """Some of the keys may be those of admins; `open_paths` need no key, as those of probes."""
+        """Check the keys of all requests; without any `keys` every request passes.
+
+        admin_keys: those of the keys that may also see what the server does for others.
+        open_paths: paths that need no key, such as health probes.
+        """
         self._app = app
         self._open_paths = open_paths
         self._count_rejection = count_rejection

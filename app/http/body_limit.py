@@ -89,10 +89,10 @@ async def _drop_rest(body: RequestBody) -> None:
 
 
 class BodyLimit:
-    """Reads each body before it calls the app, and rejects requests beyond the limits.
+    """Reads each request body before it calls the app, and rejects bodies beyond the limits.
 
-    The app receives the body as one message; the next one that it receives is the disconnect.  On a
-    few paths it receives the body as it comes, and has limits of its own.
+    The app receives the body as one message, and after that the disconnect.  On a few paths
+    (`streamed`) the app receives the body as it arrives and applies limits of its own.
 
     buffered_bytes: bytes of all bodies that are being read or whose requests are in flight.
     """
@@ -105,7 +105,12 @@ class BodyLimit:
         count_rejection: CountRejection = ignore_rejection,
         streamed: Container[str] = (),
     ) -> None:
-        """`streamed` has the paths whose bodies are not read here."""
+        """Limit the bodies of all requests.
+
+        max_bytes: of one body; several of that size may be buffered at a time.
+        timeout: seconds within which a body must arrive.
+        streamed: paths whose bodies are not read here.
+        """
         self._app = app
         self._streamed = streamed
         self._max_bytes = max_bytes

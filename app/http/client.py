@@ -6,13 +6,13 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The holder of a key; without keys all requests come from the same client.
+    """The client that sent a request, identified by its API key; without keys there is only one.
 
     name: for logs and metrics; the key cannot be derived from it.
-    cache_salt: separates cached prefixes of clients; an empty salt is shared.
-    is_admin: whether it may see what the server does for others.
-    key_digest: what the key alone gives: whose stored responses the client may see.
-    is_batch: its requests are lines of a batch: of low priority, and without limits of the key.
+    cache_salt: separates the cached prefixes of clients; an empty salt is shared.
+    is_admin: whether it may see what the server does for other clients.
+    key_digest: identifies the owner of stored responses, files and batches.
+    is_batch: the request is a line of a batch: low priority, and no limits of the key.
     """
 
     name: str

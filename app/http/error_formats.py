@@ -28,9 +28,10 @@ _OVERLOADED: Final = ("queue_full", "shutting_down")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReport:
-    """What a client gets to know of an error; `type` and `code` are OpenAI's.
+    """What a client is told about an error; `type` and `code` are OpenAI's.
 
-    context: the tokens of a prompt that is too long, and those of the context.
+    param: the field at fault.
+    context: for a prompt that is too long: its tokens, and those of the context.
     """
 
     status: int

@@ -1,4 +1,4 @@
-"""The responses to errors, in the format of the API that a path belongs to."""
+"""Maps exceptions to responses, in the error format of the API that a path belongs to."""
 
 import logging
 from collections.abc import Callable
@@ -118,7 +118,7 @@ def error_spec(error: Exception) -> ErrorSpec:
 
 
 def error_report(error: Exception) -> ErrorReport:
-    """Return what a client gets to know of an exception."""
+    """Return what a client is told about an exception."""
     spec = error_spec(error)
     return ErrorReport(
         status=spec.status,

@@ -1,4 +1,4 @@
-"""Middleware for every request: a request id, the number in flight, a response to exceptions."""
+"""Middleware for every request: its id, the number of requests in flight, responses to exceptions."""
 
 import json
 import logging
@@ -55,7 +55,7 @@ class InFlightRequests:
 
 
 class RequestContextMiddleware:
-    """The outermost middleware apart from CORS."""
+    """The outermost middleware except for CORS: assigns request ids and responds to exceptions."""
 
     def __init__(
         self,

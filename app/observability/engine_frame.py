@@ -1,4 +1,4 @@
-"""A snapshot of an engine as a server-sent event."""
+"""Encodes a snapshot of an engine as a server-sent event."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from batching import EngineSnapshot, RequestSnapshot
 
 
 class EngineCounts(NamedTuple):
-    """Since watching began; `first_tokens` are the last times to the first token, in seconds."""
+    """What was counted since watching began; `first_tokens` are the latest times to first token in seconds."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -19,7 +19,7 @@ class EngineCounts(NamedTuple):
 
 
 def encode_frame(snapshot: EngineSnapshot, counts: EngineCounts, reason: str | None) -> bytes:
-    """Return the event; `reason` is why the engine is unhealthy, None if it is not."""
+    """Return the event; `reason` says why the engine is unhealthy, None if it is healthy."""
     frame = {
         "unhealthy_reason": reason,
         "max_num_seqs": snapshot.max_num_seqs,

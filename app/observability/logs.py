@@ -37,9 +37,9 @@ def configure(level: str, log_format: str) -> None:
 
 
 def print_stderr(text: str, level: int = logging.INFO) -> None:
-    """Write lines for the operator to standard error, as JSON if the log is.
+    """Write lines for the operator to standard error, as JSON if the log format is JSON.
 
-    A line that cannot be written is dropped.
+    Errors of writing are ignored.
     """
     if any(isinstance(h.formatter, JsonLines) for h in logging.getLogger().handlers):
         for line in text.splitlines():
@@ -60,10 +60,10 @@ def logfmt(fields: Mapping[str, object]) -> str:
 
 
 def summarize_exception(error: BaseException, depth: int = _MAX_DEPTH) -> str:
-    """Return the type and the traceback of an exception in one line, innermost frame first.
+    """Return the type and traceback of an exception in one line, innermost frame first.
 
-    The message is left out, as it may contain input of a client, but for what the system or the
-    database says of a disk.
+    The message is left out, since it may contain text of a client, except for what the system or the
+    database says about a disk.
     """
     frames = StackSummary.extract(
         walk_tb(error.__traceback__), limit=-_MAX_FRAMES, lookup_lines=False

@@ -1,4 +1,4 @@
-"""The machine room: snapshots of an engine while it is watched, shared by all watchers."""
+"""The machine room: live snapshots of an engine, taken only while clients watch, shared by all of them."""
 
 import asyncio
 from collections import deque
@@ -26,9 +26,9 @@ _NUM_FIRST_TOKENS: Final = 100
 
 
 class LiveCounts:
-    """Counts since watching began; an EngineObserver.
+    """Counts tokens and steps while the engine is watched; an EngineObserver.
 
-    Tokens of prompts count when they are prefilled, and those found in the cache do not.
+    Prompt tokens count when they are prefilled; those found in the prefix cache do not count.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class LiveCounts:
 
 
 class Watcher:
-    """A client that watches an engine; frames that it is too slow to read are skipped."""
+    """A client that watches an engine; if it reads too slowly, it misses frames."""
 
     def __init__(self, watch: "EngineWatch") -> None:
         self._watch = watch
@@ -82,9 +82,9 @@ class Watcher:
 
 
 class EngineWatch:
-    """Takes snapshots of an engine as long as it has watchers, and otherwise does nothing.
+    """Takes snapshots of an engine while it has watchers.
 
-    The observer of the engine is wrapped meanwhile, so that counting costs nothing either.
+    The observer of the engine is wrapped only during that time, so that counting costs nothing otherwise.
     """
 
     def __init__(self, engine: EngineThread) -> None:
@@ -107,7 +107,7 @@ class EngineWatch:
         return watcher
 
     def leave(self, watcher: Watcher) -> None:
-        """Remove a watcher; with the last one the work ends."""
+        """Remove a watcher; the last one stops the snapshots."""
         if watcher not in self._watchers:
             return
         self._watchers.remove(watcher)
@@ -148,7 +148,7 @@ class EngineWatch:
 
 
 class MachineRoom:
-    """The watched engines, by the names of their models."""
+    """The engines that are watched, by model id."""
 
     def __init__(self) -> None:
         self._watches: dict[str, EngineWatch] = {}

@@ -8,11 +8,11 @@ from batching import SequenceStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenUsage:
-    """The tokens of a request, all prompts and choices together.
+    """The token counts of a request, over all its prompts and choices.
 
-    num_cached_tokens: of the prompts, those found in the prefix cache.
-    num_output_tokens: every generated token, also the one that ended the text.
-    num_reasoning_tokens: of the output.
+    num_cached_tokens: prompt tokens that were found in the prefix cache.
+    num_output_tokens: all generated tokens, including those that ended the text.
+    num_reasoning_tokens: output tokens that are reasoning.
     """
 
     num_prompt_tokens: int
@@ -23,10 +23,10 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """A finished request.  Times are in seconds, `arrival` on the engine's clock.
+    """The record of a finished request.  Times are in seconds, `arrival` on the engine's clock.
 
-    outcome: finish reasons, or `aborted`, `timeout`, `failed`.
-    trace_headers: W3C Trace Context of the client.
+    outcome: finish reasons, or `aborted`, `timeout` or `failed`.
+    trace_headers: the client's W3C Trace Context headers.
     """
 
     completion_id: str

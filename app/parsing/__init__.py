@@ -1,5 +1,5 @@
-"""How models write messages: parsers of what they write, and grammars that enforce it.
+"""The formats in which models write messages: parsers of generated text, and grammars that enforce them.
 
-A parser takes text and returns events, without tokens, the engine or HTTP; formats and grammars name a
-model's tokens.
+A parser takes text and returns events; it knows no tokens, engine or HTTP.  Formats and grammars refer
+to a model's tokens.
 """

@@ -16,7 +16,7 @@ class ReasoningPiece:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins; `index` counts the calls of the message from 0."""
+    """The beginning of a tool call; `index` counts the calls of the message from 0."""
 
     index: int
     call_id: str
@@ -25,7 +25,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """The next part of the arguments of a call; joined, they are the text of a JSON object."""
+    """A piece of a call's arguments; all pieces together are the text of a JSON object."""
 
     index: int
     text: str

@@ -4,10 +4,10 @@ from typing import Final
 
 
 class MarkerSearch:
-    """Separates text from markers; holds back what may be the beginning of one.
+    """Separates text from markers; holds back text that may be the beginning of a marker.
 
-    It processes a character at a time, so the result does not depend on how the text is split
-    into pieces.  The work for a character is bounded by the length of a marker.
+    It processes one character at a time, so the result does not depend on how the text is split.  The work
+    per character is bounded by the length of a marker.
     """
 
     def __init__(self, *markers: str) -> None:

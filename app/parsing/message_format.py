@@ -1,4 +1,4 @@
-"""How a model writes a message: its reasoning, its content and its calls."""
+"""The format in which a model writes a message: reasoning, content and tool calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from app.parsing.tool_spec import ToolChoice, ToolSpec, must_call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSpec:
-    """What a message may consist of.
+    """What a message may contain.
 
-    tools: those that may be called.
-    content: the grammar of its content.
-    begun: the text of the message that the prompt ends with.
+    tools: the tools that may be called.
+    content: the grammar of the content; None allows any text.
+    begun: the beginning of the message, if the prompt ends with it.
     """
 
     tools: Sequence[ToolSpec] = ()
@@ -25,7 +25,7 @@ class MessageSpec:
 
     @property
     def is_call(self) -> bool:
-        """True if the message has to call a tool."""
+        """True if the message must call a tool."""
         return bool(self.tools) and must_call(self.tool_choice)
 
 

@@ -9,7 +9,7 @@ from batching import GrammarText
 
 
 class Parser(Protocol):
-    """Splits a model's text into events."""
+    """Splits the text of a model into events; see `app.parsing.events`."""
 
     @property
     def is_plain(self) -> bool:
@@ -18,12 +18,12 @@ class Parser(Protocol):
 
     @property
     def has_calls(self) -> bool:
-        """True if there are tool calls, none of them cut short."""
+        """True if there are tool calls and all of them are complete."""
         ...
 
     @property
     def is_finished(self) -> bool:
-        """True once all text that follows is ignored, so the generation may as well end."""
+        """True once all further text would be ignored, so that the generation can end."""
         ...
 
     def add(self, text: str) -> Sequence[MessageEvent]: ...
@@ -46,9 +46,9 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A grammar, and the request field that asks for it.
+    """A grammar, and the request field that it came from, for errors.
 
-    begun: the tokens at the end of the prompt that the grammar begins with.
+    begun: the tokens at the end of the prompt with which the grammar begins.
     """
 
     grammar: GrammarText
@@ -58,9 +58,9 @@ class GrammarSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFormat:
-    """What the text of a completion follows, and how it is parsed.
+    """How the text of a completion is constrained and parsed.
 
-    visible_special_ids: special tokens that stay in the text, because the parser looks for them.
+    visible_special_ids: special tokens that stay in the text because the parser looks for them.
     """
 
     grammar: GrammarSpec | None = None

@@ -1,4 +1,4 @@
-"""Reads tool calls a character at a time, by generators, and reports what it finds as events."""
+"""Reads tool calls one character at a time, with a generator per format, and reports events."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import Final, NamedTuple, TypeVar
@@ -18,7 +18,7 @@ _MAX_HEAD: Final = 512
 
 
 class CallBegins(NamedTuple):
-    """`call_id` is the id that the model has generated; most models generate none."""
+    """A call begins; `call_id` is the id that the model generated, which most models do not."""
 
     name: str
     call_id: str | None = None
@@ -33,9 +33,9 @@ class CallEnds(NamedTuple):
 
 
 class NotACall(NamedTuple):
-    """What the reader was given and is no call: a start marker or "", and text after it.
+    """Text that was read but is not a call: a start marker or "", and the text after it.
 
-    A call may begin in that text.
+    A call may begin within that text.
     """
 
     marker: str
@@ -50,9 +50,9 @@ class NotCallSyntax(Exception):
 
 
 class CallText:
-    """The text after a start marker, and the events found in it.
+    """The text after a start marker, and the events found in it so far.
 
-    name: of a call that is known, but has not begun.
+    name: of a call whose name is known but that has not begun.
     """
 
     def __init__(self, start: str, end: str) -> None:
@@ -68,7 +68,7 @@ class CallText:
         self._events: list[CallEvent] = []
 
     def peek(self) -> Steps[str]:
-        """Return the next character, which stays the next."""
+        """Return the next character without taking it."""
         if not self._next:
             self._next = yield
             if not self._is_open:
@@ -81,11 +81,11 @@ class CallText:
         return character
 
     def put_back(self, text: str) -> None:
-        """Make a text that was taken the next again."""
+        """Put back text that was taken, so that it is read again."""
         self._next = text + self._next
 
     def after(self, skipped: str) -> Steps[str]:
-        """Take all of these characters; return the one after them, which stays the next."""
+        """Skip all of these characters; return the one after them without taking it."""
         while (character := (yield from self.peek())) in skipped:
             yield from self.take()
         return character
@@ -151,16 +151,16 @@ class CallText:
         self.settle()
 
     def settle(self) -> None:
-        """Regard all that was taken as a part of a call, which is never content."""
+        """Regard all text taken so far as part of a call, so that it never becomes content."""
         self._marker = ""
         self._unread = [self._next]
 
     def give_up(self) -> None:
-        """Return what was taken and is no call, and what was put back, for the next reader."""
+        """Return the text that was taken but is not a call, and what was put back, for the next reader."""
         self._events.append(NotACall(self._marker, "".join(self._unread)))
 
     def cut(self) -> None:
-        """End with the text: a call whose name is complete is cut short, anything less dropped."""
+        """End with the text: a call whose name is complete is cut short; anything less is dropped."""
         if self.name is not None:
             self.begin(self.name)
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class FreeformInput:
-    """The input of a tool that takes text instead of JSON; OpenAI's custom tools.
+    """The input of a tool that takes text instead of JSON (OpenAI's custom tools).
 
-    syntax: of the definition that the text has to follow; None allows any text.
+    syntax: of the definition that the text must follow; None allows any text.
     """
 
     syntax: Literal["lark", "regex"] | None = None
@@ -28,12 +28,12 @@ def freeform_parameters(text: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A function.
+    """A function that the model may call.
 
     parameters: the JSON Schema of its arguments, of type `object`.
-    strict: the arguments have to follow the schema.
-    freeform: the only parameter is the string `input`, with these rules.
-    deferred: the template does not describe it; the conversation does, where it refers to it.
+    strict: whether the arguments are enforced to follow the schema.
+    freeform: the rules of a tool that takes text, whose only parameter is the string `input`; else None.
+    deferred: the template does not describe the tool; the conversation does where it refers to it.
     """
 
     name: str
@@ -54,14 +54,14 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """The one tool that has to be called."""
+    """The one tool that must be called."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTools:
-    """The prompt describes all tools, but only these may be called; `required`: one has to be."""
+    """Only these tools may be called, although the prompt describes all; `required`: one must be called."""
 
     names: frozenset[str]
     mode: Literal["auto", "required"]
@@ -71,7 +71,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
 def must_call(choice: ToolChoice) -> bool:
-    """True if a choice asks for a call."""
+    """Return whether a tool choice requires a call."""
     match choice:
         case NamedTool():
             return True
@@ -82,7 +82,7 @@ def must_call(choice: ToolChoice) -> bool:
 
 
 def callable_tools(tools: Sequence[ToolSpec], choice: ToolChoice) -> Sequence[ToolSpec]:
-    """Return the tools that a choice lets be called."""
+    """Return the tools that may be called under a tool choice."""
     match choice:
         case NamedTool(name):
             return [tool for tool in tools if tool.name == name]

@@ -24,13 +24,13 @@ def prepare_chat(
     grammar: GrammarSpec | None = None,
     truncation: Truncation | None = None,
 ) -> PreparedChat:
-    """Render a conversation and find its output format; blocking, so not for the event loop.
+    """Render a conversation and choose the format of its output.  It blocks, so not on the event loop.
 
-    grammar: of the content; a completion that may call tools is calls, or such a content.
+    grammar: constrains the content; with tools, the output is either calls or such content.
 
     Raises:
         InvalidRequest: the model cannot serve the conversation as it is.
-        PromptTooLong: it cannot fit the context.
+        PromptTooLong: the prompt cannot fit in the context.
     """
     format_ = message_format(model)
     prompt = chat_prompt(model, conversation, format_, truncation)

@@ -23,11 +23,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One turn.
+    """One message of a conversation.
 
     name: of the participant.
-    tool_calls: those that an assistant made.
-    tool_call_id: the call whose result a turn of the role `tool` is.
+    tool_calls: the calls that the assistant made.
+    tool_call_id: of a message with the role `tool`: the call whose result it is.
     """
 
     role: Role
@@ -47,15 +47,15 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a chat template renders.
+    """The input of a chat template.
 
     reasoning_effort: OpenAI's, `none` to `max`; None leaves it to the template.
     thinking: whether the model reasons; None leaves it to the template and the effort.
     template_kwargs: further variables of the template, from the request.
-    add_generation_prompt: the prompt ends where the assistant's turn begins.
-    continue_final_message: the completion continues the last turn.
-    adapt_turns: turns in an order that the template rejects or changes are rendered in another
-        role, where they are; otherwise the template decides.
+    add_generation_prompt: end the prompt where the assistant's message begins.
+    continue_final_message: the completion continues the last message.
+    adapt_turns: render messages in an order that the template rejects in another role, where they are;
+        otherwise the template decides.
     """
 
     messages: Sequence[ChatMessage]

@@ -1,4 +1,4 @@
-"""Prompts to tokens: the chat template, and the tokenizer.  Blocking, so not for the event loop."""
+"""Renders prompts to token ids: chat templates and tokenization.  It blocks, so not on the event loop."""
 
 import logging
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ NUM_CONTEXT_TOKENS: Final = 64
 
 
 class PromptTooLong(ContextLengthExceeded):
-    """A prompt that is too long for the context by its length alone."""
+    """A prompt whose length in characters already shows that it does not fit in the context."""
 
     def __init__(self, num_tokens: int, limit: int) -> None:
         super().__init__(num_tokens, None, limit)
@@ -48,8 +48,8 @@ DEFAULT_RESERVED: Final = 256
 class Truncation:
     """How much of a prompt is kept.
 
-    num_tokens: None keeps as many as fit the context beside `num_reserved` tokens of output.
-    side: the one that is cut.
+    num_tokens: None keeps as many as fit in the context beside `num_reserved` tokens of output.
+    side: the side from which tokens are removed.
     """
 
     num_tokens: int | None
@@ -72,7 +72,7 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as the model reads it; `token_ids` may be a part of `text` only."""
+    """A rendered conversation; with truncation, `token_ids` are only a part of `text`."""
 
     text: str
     token_ids: list[int]
@@ -84,11 +84,11 @@ def chat_prompt(
     format_: MessageFormat,
     truncation: Truncation | None = None,
 ) -> ChatPrompt:
-    """Render the conversation with the model's template, up to where the completion begins.
+    """Render a conversation with the chat template, up to where the completion begins.
 
     Raises:
-        InvalidRequest: the model has no template, or its template rejects the conversation.
-        PromptTooLong: it cannot fit the context.
+        InvalidRequest: the model has no template, or the template rejects the conversation.
+        PromptTooLong: the prompt cannot fit in the context.
     """
     if not model.tokenizer.has_chat_template:
         raise InvalidRequest(
@@ -162,10 +162,10 @@ def completion_prompt(
     add_special_tokens: bool,
     truncation: Truncation | None = None,
 ) -> list[int]:
-    """Return the tokens of a prompt, which is a text or its tokens.
+    """Return the token ids of a prompt, which is a text or token ids.
 
     Raises:
-        PromptTooLong: it cannot fit the context.
+        PromptTooLong: the prompt cannot fit in the context.
     """
     if isinstance(prompt, str):
         return _encoded(model, prompt, add_special_tokens=add_special_tokens, truncation=truncation)

@@ -1,4 +1,4 @@
-"""Serving with uvicorn, and a shutdown that lets requests in flight finish."""
+"""Runs the app with uvicorn; a shutdown lets requests in flight finish."""
 
 import asyncio
 import logging
@@ -43,10 +43,10 @@ class BindError(Exception):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind the address without listening: connections are refused until `serve`.
+    """Bind the address without listening: connections are refused until `serve` is called.
 
     Raises:
-        BindError: it is in use, belongs to another machine, or is not an address.
+        BindError: the address is in use, belongs to another machine, or is invalid.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -72,10 +72,10 @@ def _bind_error(host: str, port: int, error: OSError | UnicodeError) -> BindErro
 def serve(
     app: FastAPI, sock: socket.socket, on_listening: Callable[[], None] = lambda: None
 ) -> int:
-    """Serve until a signal, let the requests in flight finish, and return the exit status.
+    """Serve until a signal arrives, let the requests in flight finish, and return the exit status.
 
     Raises:
-        BindError: another process has begun to listen on the address.
+        BindError: another process has started to listen on the address.
     """
     server = Server(app, app.state.service)
     # uvicorn installs the same handlers later, but for SIGHUP; a signal may arrive before.
@@ -92,11 +92,11 @@ def serve(
 
 
 class Server(uvicorn.Server):
-    """Shuts down gracefully.
+    """A uvicorn server that shuts down gracefully.
 
-    After the first signal it goes on listening, but `/ready` and new requests get a 503.  Requests in
-    flight finish; after the shutdown timeout or a second signal they end with an error.  Then the
-    process exits.
+    After the first signal it still listens, but `/ready` and new requests get a 503.  Requests in flight
+    finish; those that have not after the shutdown timeout or at a second signal end with an error.  Then
+    the process exits.
     """
 
     def __init__(self, app: FastAPI, service: ServerState) -> None:

@@ -43,7 +43,7 @@ class Watchdog:
             self.check()
 
     def check(self) -> None:
-        """Act on a change since the last check."""
+        """Log and act on a change of the engines' health since the last check."""
         before, self._reason = self._reason, self._service.unhealthy_reason
         if self._reason is None:
             if before is not None:

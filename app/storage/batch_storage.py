@@ -1,4 +1,4 @@
-"""Files and batches, and the folder that they are in."""
+"""The storage of files and batches: two stores over one database and one folder."""
 
 import shutil
 import tempfile
@@ -23,10 +23,12 @@ DEFAULT_LIMITS: Final = FileLimits()
 
 
 class BatchStorage:
-    """Several servers may share a folder; what one of them leaves behind, the next one clears.
+    """The files and batches of a folder, which several servers may share.
+
+    What a server leaves behind in a crash is removed by the next server that starts.
 
     files: what clients upload and what batches write.
-    batches: what is known of each batch.
+    batches: the batches and their statuses.
     """
 
     def __init__(
@@ -35,10 +37,10 @@ class BatchStorage:
         folder: Path | None = None,
         clock: Callable[[], float] = time,
     ) -> None:
-        """Open a folder, which is made if need be; None is one that goes with this object.
+        """Open a folder, which is created if necessary; None is a temporary folder.
 
         Raises:
-            OSError: the folder or what is in it cannot be read or written.
+            OSError: the folder or a file in it cannot be read or written.
         """
         self.limits: Final = limits
         self.clock: Final = clock

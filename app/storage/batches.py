@@ -1,4 +1,4 @@
-"""Batches of requests: what is known of each, and which server runs it."""
+"""The store of batches: their status, and which server runs them."""
 
 import json
 import sqlite3
@@ -40,9 +40,9 @@ FROM batches WHERE NOT is_finished ORDER BY number
 class StoredBatch:
     """A batch, in OpenAI's terms; times are in seconds since the epoch.
 
-    times: when it entered a status, by the status.
-    output_ttl: seconds for which its files are kept; None is until they are deleted.
-    outcome: the status that it gets once its files are written.
+    times: when the batch entered each status.
+    output_ttl: seconds for which its output files are kept; None keeps them until they are deleted.
+    outcome: the status that it gets when its files are written.
     """
 
     id: str
@@ -69,7 +69,7 @@ class StoredBatch:
         return self.status in FINAL
 
     def is_over(self, now: float) -> bool:
-        """Return whether no more of its lines are to be served."""
+        """Return whether no more lines are served: the batch is cancelled or its window is over."""
         return self.status == "cancelling" or self.expires <= now
 
 
@@ -78,10 +78,10 @@ Change = Callable[[StoredBatch], StoredBatch | None]
 
 
 class BatchStore:
-    """Keeps batches of each owner, who sees no others; each is run by one server.
+    """Stores the batches of each owner, who sees only their own; each batch is run by one server.
 
-    An unfinished batch belongs to the server that added it, as long as that one runs, and then to
-    the first one that claims it.
+    An unfinished batch belongs to the server that added it while that server runs, and afterwards to the
+    first server that claims it.
     """
 
     def __init__(self, database: Database, presence: Presence) -> None:
@@ -119,7 +119,7 @@ class BatchStore:
         return None if row is None else _from_json(row[0])
 
     def page(self, owner: str, *, after: str | None, limit: int) -> Page[StoredBatch]:
-        """Return batches, the newest first, from the one that follows `after`."""
+        """Return an owner's batches, newest first, starting after the batch `after`."""
         with self._database.transaction() as database:
             rows = database.execute(
                 "SELECT body FROM batches WHERE owner = ?1 "
@@ -142,7 +142,7 @@ class BatchStore:
     def change(
         self, batch_id: str, change: Change, files: Sequence[StoredFile] = ()
     ) -> StoredBatch:
-        """Change a batch, and with the same transaction add files; return it as it is then.
+        """Change a batch and add files in the same transaction; return the batch after the change.
 
         Raises:
             OSError: the database cannot be written.
@@ -164,13 +164,13 @@ class BatchStore:
     def claim(
         self, running: Container[str], limit: int, *, limit_over: int, now: float
     ) -> list[StoredBatch]:
-        """Return unfinished batches for this server to run, the oldest first; others get it no more.
+        """Return unfinished batches for this server to run, oldest first; no other server gets them.
 
-        Owners take turns: one that runs few goes first.
+        Owners take turns, so that an owner with few running batches is served first.
 
-        running: those that it runs already.
-        limit: of those that are to be served.
-        limit_over: of those that only have to end, which need not wait for others.
+        running: the ids of batches that this server runs already.
+        limit: the most batches whose lines are to be served.
+        limit_over: the most batches that only have to be finished, which need not wait for others.
 
         Raises:
             OSError: the database cannot be written.

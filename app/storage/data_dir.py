@@ -1,4 +1,4 @@
-"""Where the server keeps what outlives it."""
+"""The default folder for data that outlives the server."""
 
 import os
 import sys
@@ -9,10 +9,7 @@ _NAME: Final = "mlx-batch-server"
 
 
 def default_data_dir() -> Path:
-    """Return the folder that the platform has for the data of a user's programs.
-
-    On Linux it is that of the XDG Base Directory Specification.
-    """
+    """Return the platform's folder for a program's user data, on Linux by the XDG specification."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / _NAME
     configured = os.environ.get("XDG_DATA_HOME", "")

@@ -1,4 +1,4 @@
-"""Databases of SQLite in the folder for data, or in memory."""
+"""SQLite databases in the data folder or in memory."""
 
 import os
 import sqlite3
@@ -15,16 +15,16 @@ _PRIMARY_CODE: Final = 0xFF
 
 
 class StorageError(OSError):
-    """What is stored cannot be read or written.
+    """The database cannot be read or written.
 
-    The text is SQLite's and has nothing of a client, so it may be logged.
+    The message is SQLite's and contains no text of a client, so it may be logged.
     """
 
 
 class Database:
-    """A connection that threads share; each transaction is whole or nothing.
+    """A connection that threads share; each transaction is atomic.
 
-    Every call blocks for a moment: a worker thread is the right one for it.
+    Every call blocks for a moment, so call it in a worker thread.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class Database:
         index: str = "",
         synchronous: Literal["NORMAL", "FULL"] = "NORMAL",
     ) -> None:
-        """Open the file, whose folder exists; None is memory.
+        """Open a database file in an existing folder; None is a database in memory.
 
-        schema: statements that end with `PRAGMA user_version = ...`; they are run unless the database
+        schema: statements that end with `PRAGMA user_version = ...`; they are executed unless the database
             has this version.
-        index: a statement for what databases of this version may lack: a new version would drop what
-            they keep.
-        synchronous: `FULL` keeps what is committed if the machine loses power.
+        index: a statement that adds what databases of this version may lack; a new version would discard
+            their contents.
+        synchronous: `FULL` keeps committed data if the machine loses power.
 
         Raises:
-            OSError: it cannot be read or written.
+            OSError: the file cannot be read or written.
         """
         self._name: Final = "the database in memory" if path is None else str(path)
         self._lock: Final = Lock()
@@ -65,7 +65,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit what the block does, or nothing of it.
+        """Commit all changes of the block, or none if it raises.
 
         Raises:
             StorageError: the database cannot be read or written.
@@ -97,7 +97,7 @@ class Database:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk know the names in a folder: those of renamed files, too."""
+    """Sync the entries of a folder to disk, so that renamed files keep their names after a power loss."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

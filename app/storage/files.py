@@ -1,7 +1,7 @@
-"""Files of clients on disk: what they upload, and what batches write for them.
+"""The store of clients' files: what they upload, and what batches write for them.
 
-A file is written under a temporary name, synced, renamed, and only then in the database, so that a
-part of one is never taken for the whole.  Its name is a label: on disk it has its id.
+A file is written under a temporary name, synced and renamed, and only then added to the database, so
+that an incomplete file is never visible.  On disk a file is named by its id.
 """
 
 import os
@@ -43,18 +43,18 @@ _COLUMNS: Final = "id, owner, purpose, filename, num_bytes, created, expires"
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """In bytes; the total is that of all owners."""
+    """Limits in bytes, of one file and of the files of all owners together."""
 
     max_file_bytes: int = 512 << 20
     max_total_bytes: int = 10 << 30
 
 
 class FileTooLarge(Exception):
-    """A file is larger than one may be."""
+    """The file exceeds the limit of one file."""
 
 
 class NoRoomForFile(Exception):
-    """All files together would be larger than they may be."""
+    """All files together would exceed their limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,13 @@ class Page(Generic[T]):
 
 
 class Draft:
-    """A file that is being written, under a name that no reader knows."""
+    """A file that is being written under a temporary name."""
 
     def __init__(self, path: Path, check: Callable[[int], None]) -> None:
-        """`check` raises if a file may not have so many bytes."""
+        """Create the file.
+
+        check: called with the size in bytes before each write; raises if that is not allowed.
+        """
         self.num_bytes = 0
         self._path: Final = path
         self._check: Final = check
@@ -104,10 +107,10 @@ class Draft:
         self._file.write(data)
 
     def rename(self, path: Path) -> None:
-        """Give the file its name, when all of it is on the disk.
+        """Sync the file and give it its final name.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -116,14 +119,14 @@ class Draft:
         sync_folder(path.parent)
 
     def close(self) -> None:
-        """Delete what was written, unless it has got its name."""
+        """Delete the file unless it was renamed."""
         with suppress(OSError):
             self._file.close()
         self._path.unlink(missing_ok=True)
 
 
 class FileStore:
-    """Keeps files of each owner, who sees no others."""
+    """Stores the files of each owner, who sees only their own."""
 
     def __init__(
         self,
@@ -147,13 +150,13 @@ class FileStore:
         return self._folder() / file_id
 
     def begin(self, *, is_limited: bool = True) -> Draft:
-        """Begin to write a file, for `end` or `discard`.
+        """Create a file to write to, for `end` or `discard`.
 
-        is_limited: False is for what the server writes.
+        is_limited: False for files that the server itself writes.
 
         Raises:
-            NoRoomForFile: all files together are as large as they may be.
-            OSError: it cannot be created.
+            NoRoomForFile: all files together have reached their limit.
+            OSError: the file cannot be created.
         """
         before = self._total() - self._ended_bytes
 
@@ -176,10 +179,10 @@ class FileStore:
         return self._total() < self._limits.max_total_bytes
 
     def end(self, draft: Draft, file_id: str) -> None:
-        """Have a file on the disk, which no client sees before it is added.
+        """Put a file on disk; it is not visible to clients before it is added.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         draft.rename(self.path(file_id))
         self._ended_bytes += draft.num_bytes
@@ -211,7 +214,7 @@ class FileStore:
     def page(
         self, owner: str, *, after: str | None, limit: int, order: Order, purpose: str | None
     ) -> Page[StoredFile]:
-        """Return files in the order of their creation, from the one that follows `after`."""
+        """Return an owner's files in order of creation, starting after the file `after`."""
         comparison, direction = ("<", "DESC") if order == "desc" else (">", "ASC")
         with self._database.transaction() as database:
             rows = database.execute(

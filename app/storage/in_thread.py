@@ -1,4 +1,4 @@
-"""Runs what blocks in a worker thread, to its end."""
+"""Runs blocking functions in a worker thread, to their end."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Call a function in a worker thread; a caller that is cancelled waits for its end.
+    """Call a function in a worker thread; if the caller is cancelled, it still waits for the function.
 
-    A thread cannot be interrupted: without waiting for it, a cancelled task would seem to have ended,
-    and what the thread writes would come later.
+    A thread cannot be interrupted: without waiting, a cancelled task would seem to have ended while the
+    thread still writes.
     """
     work = asyncio.ensure_future(anyio.to_thread.run_sync(function))
     try:

@@ -1,4 +1,4 @@
-"""Which servers that share a folder run: each holds a lock on a file, which ends with its process."""
+"""Which of the servers that share a folder are running: each holds a lock on a file while it runs."""
 
 import fcntl
 import os
@@ -10,18 +10,18 @@ _SUFFIX: Final = ".running"
 
 
 class Presence:
-    """Shows the other servers of a folder that this one runs.
+    """Shows the other servers of a folder that this one is running.
 
-    server_id: its name among them.
+    server_id: the name of this server among them.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """Take the lock, and remove the files of servers that were killed.
+        """Take the lock, and remove the files of servers that have ended.
 
-        folder: None is a server without others.
+        folder: None is a server that shares no folder.
 
         Raises:
-            OSError: the folder cannot be written to, or has no locks.
+            OSError: the folder cannot be written to, or its file system has no locks.
         """
         self.server_id: Final = secrets.token_hex(8)
         self._folder: Final = folder
@@ -32,7 +32,7 @@ class Presence:
             self._file = _create_locked(self._path(folder, self.server_id))
 
     def is_running(self, server_id: str) -> bool:
-        """Return False if another server has ended, in whatever way; it will not run again."""
+        """Return whether a server is running; one that has ended never runs again under its id."""
         assert self._folder is not None, "there are no others"
         path = self._path(self._folder, server_id)
         try:

@@ -1,6 +1,6 @@
-"""Responses that clients asked to be kept, in a database of SQLite.
+"""The store of responses that clients asked to keep (`store`), in SQLite.
 
-Every call blocks for a moment: a worker thread is the place for it.
+Every call blocks for a moment, so call it in a worker thread.
 """
 
 import sqlite3
@@ -58,7 +58,7 @@ DELETE FROM responses WHERE rowid IN (
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How much is kept of each owner, and for how many seconds."""
+    """How many responses and bytes are kept for each owner, and for how many seconds."""
 
     max_responses: int = 1000
     max_age: float = 30 * 86_400.0
@@ -67,11 +67,11 @@ class StoreLimits:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as JSON; an unfinished one is being generated, or has never ended.
+    """A response as JSON; an unfinished one is being generated, or its server has crashed.
 
-    input: the list of the items that it responds to.
-    output: its own items by their ids, which `body` has as well.
-    is_elsewhere: another server that runs generates it.
+    input: the list of items that it responds to.
+    output: its output items by id, which `body` contains as well.
+    is_elsewhere: another running server generates it.
     """
 
     body: str
@@ -89,9 +89,9 @@ _DEFAULT_LIMITS: Final = StoreLimits()
 
 
 class ResponseStore:
-    """Keeps the responses of each owner: the latest ones, for some time.
+    """Stores the latest responses of each owner for some time.
 
-    An owner sees its own responses only.  Several servers may share a folder.
+    An owner sees only their own responses.  Several servers may share a folder.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class ResponseStore:
         folder: Path | None = None,
         clock: Callable[[], float] = time,
     ) -> None:
-        """Open the database of a folder, which exists; without one it is in memory.
+        """Open the database in an existing folder; None is a database in memory.
 
         Raises:
-            OSError: it cannot be read or written.
+            OSError: the database cannot be read or written.
         """
         self._presence: Final = Presence(folder)
         self._limits: Final = limits

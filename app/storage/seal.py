@@ -1,7 +1,7 @@
-"""Values that clients keep for the server, and send back unchanged: reasoning, for one.
+"""Sealed values: texts that clients keep for the server and send back unchanged, such as reasoning.
 
-A sealed value holds its text and a signature (HMAC-SHA256, RFC 2104), so the server keeps nothing and a
-forged value is noticed.  The text is not secret: the client has received it before.
+A sealed value contains its text and a signature (HMAC-SHA256, RFC 2104), so the server stores nothing
+and detects forged values.  The text is not secret: the client has received it before.
 """
 
 import base64
@@ -35,9 +35,9 @@ class SealedTooLong(ValueError):
 
 
 class Sealer:
-    """Seals texts with one key.
+    """Signs texts with one key.
 
-    purpose: what the value is for; a value sealed for another one is forged.
+    purpose: what the value is used for; a value that was sealed for another purpose counts as forged.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -74,13 +74,13 @@ class Sealer:
 
 
 def load_key(folder: Path | None) -> bytes:
-    """Return the key that is kept in a folder, so that sealed values outlive the server.
+    """Return the key of a folder, so that sealed values outlive the server.
 
-    The first server of a folder makes it; without a folder the key lasts as long as the process.
+    The first server creates the key; without a folder the key lasts as long as the process.
 
     Raises:
-        OSError: the folder cannot be written to, or the key in it not be read.
-        StorageError: the file is no key: values that are signed with a short one can be forged.
+        OSError: the folder cannot be written to, or the key cannot be read.
+        StorageError: the file is too short for a key, so that values could be forged.
     """
     if folder is None:
         return secrets.token_bytes(_NUM_KEY_BYTES)

@@ -1,4 +1,4 @@
-"""All that outlives a request: responses, files and batches, and the key of sealed values."""
+"""Everything that outlives a request: responses, files, batches, and the key of sealed values."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ _BATCHES: Final = "batches"
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """By default in memory, so that sealed values are forged after a restart."""
+    """The stores of a server; by default in memory, so that all is lost at a restart."""
 
     responses: ResponseStore = field(default_factory=ResponseStore)
     sealer: Sealer = field(default_factory=lambda: Sealer(load_key(None)))
@@ -32,12 +32,12 @@ def open_storage(
     keeps_responses: bool,
     files: FileLimits = DEFAULT_LIMITS,
 ) -> Storage:
-    """Open what a folder holds, which is made if need be.
+    """Open the stores of a folder, which is created if necessary.
 
-    keeps_responses: in the folder; otherwise they are in memory.
+    keeps_responses: keep responses in the folder; otherwise they are kept in memory.
 
     Raises:
-        OSError: the folder or what is in it cannot be read or written.
+        OSError: the folder or a file in it cannot be read or written.
     """
     sealer = Sealer(load_key(folder))
     responses = ResponseStore(limits, folder if keeps_responses else None)

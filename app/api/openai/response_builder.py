@@ -1,4 +1,4 @@
-"""What the responses of chat and completions have in common, streamed or not."""
+"""What chat and completions responses have in common, streamed or not."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ _PACKAGES: Final = ("mlx", "mlx-lm")
 
 
 class ResponseBuilder(Protocol):
-    """Writes one generation in the format of one endpoint, streamed or whole."""
+    """Builds the response or the chunks of one generation in the format of one endpoint."""
 
     @property
     def options(self) -> ResponseOptions: ...
@@ -56,7 +56,7 @@ class ResponseBuilder(Protocol):
 async def respond(
     request: Request, generation: Generation, builder: ResponseBuilder, *, stream: bool
 ) -> Response:
-    """Return the response, which closes the generation."""
+    """Return the response to a request, streamed or not; it closes the generation in the end."""
     if stream:
         return EventStream(generation, chunk_events(generation, builder))
     return await json_response(request, generation, writer(builder.full_response))
@@ -89,10 +89,10 @@ async def chunk_events(generation: Generation, builder: ResponseBuilder) -> Asyn
 
 
 class TextEvents:
-    """Writes deltas that add a piece of text and nothing else, which most do, byte for byte as `_event`.
+    """Encodes deltas that only add a piece of text, which most do, with the same bytes as `_event`.
 
-    All chunks of such deltas are the same but for the text.  So one is written per choice and kind
-    of piece, with a mark that occurs nowhere else, and the mark is replaced by each text.
+    All chunks of such deltas differ only in the text.  So one chunk is encoded per choice and kind of piece,
+    with a placeholder that occurs nowhere else, and each text is inserted there.
     """
 
     def __init__(self, builder: ResponseBuilder) -> None:

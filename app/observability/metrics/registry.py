@@ -48,13 +48,13 @@ class EngineMetrics:
 
 
 class Metrics:
-    """All metrics of a server, in a registry of its own, so that apps in one process are separate.
+    """All metrics of a server, in a registry of its own, so that apps in one process are independent.
 
-    What concerns no engine, such as rejections, has the name of the model if there is only one,
-    and an empty label, which for Prometheus is none, if there are several.
+    Metrics that concern no engine, such as rejections, are labelled with the model's name if there is only
+    one model; with several the label is empty, which Prometheus treats as absent.
 
     engines: the metrics of each model's engine.
-    num_batches: the gauge of batches that run.
+    num_batches: the gauge of running batches.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class LabelledCounter:
-    """A counter with a series per word; the words known beforehand start at 0."""
+    """A counter with one series for each value of a label; values known beforehand start at 0."""
 
     def __init__(self, counter: Counter, model_name: str, words: Iterable[str]) -> None:
         self._counter = counter
@@ -24,7 +24,7 @@ class LabelledCounter:
 
 
 class Families:
-    """The metrics of a registry by name; each is registered once, whatever the number of models."""
+    """The metrics of a registry by name; each is registered once, however many models there are."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

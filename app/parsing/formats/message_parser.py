@@ -8,10 +8,10 @@ from app.parsing.tools.tool_parser import ToolCallParser
 
 
 class MessageParser:
-    """Finds reasoning, and tool calls outside of it.
+    """Splits text into reasoning, content and tool calls.
 
-    No call begins in reasoning and no reasoning in a call, since their text may contain the
-    markers.
+    A call cannot begin within reasoning, nor reasoning within a call, since either may contain the markers
+    of the other as text.
     """
 
     def __init__(self, reasoning: ReasoningParser | None, tools: ToolCallParser | None) -> None:

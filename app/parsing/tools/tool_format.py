@@ -1,8 +1,7 @@
-"""How a model writes tool calls: the markers, the parser, and the grammar that enforces them.
+"""The format in which a model writes tool calls: markers, parser, and the grammar that enforces them.
 
-mlx-lm knows the format of the models whose templates take tools.  All other models, and those of
-a format that is unknown here, write the general form, which is described to them in the system
-message.
+mlx-lm knows the format of models whose templates take tools.  All other models, and models with a format
+that is unknown here, use the general format, which the system message describes to them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,11 +27,11 @@ _MISTRAL_LIST: Final = JsonSyntax("", "", "[", "]", ", ", NUM_MISTRAL_ID_CHARACT
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A format of calls between two markers.
+    """A format of tool calls between two markers.
 
-    is_native: the chat template takes tools, and writes calls and results itself.
-    tokens: the markers that are single tokens of the model, by their texts.
-    num_id_characters: how long a call's id is in the template, if that is fixed.
+    is_native: the chat template takes tools and renders calls and results itself.
+    tokens: the markers that are single tokens of the model, by text.
+    num_id_characters: the length of call ids in the template, if that is fixed.
     """
 
     syntax: CallSyntax
@@ -44,19 +43,19 @@ class ToolFormat:
 
     @property
     def markers(self) -> Sequence[str]:
-        """All that the parser has to see, also where it is a special token."""
+        """The markers that the parser must see, even if they are special tokens."""
         return (*filter(None, (self.start, self.end)), *self.tokens)
 
     def grammar(
         self, tools: Sequence[ToolSpec], choice: ToolChoice, *, is_parallel: bool
     ) -> GrammarText | None:
-        """Return the grammar of a completion; None if it is free.
+        """Return the grammar of a completion; None if the completion is free.
 
-        A choice of tools is enforced, and under `auto` the arguments of strict tools and the text
-        of freeform ones.
+        A tool choice that requires a call is enforced.  Under `auto`, the arguments of strict tools and the text
+        of freeform tools are enforced.
 
         Raises:
-            InvalidRequest: that cannot be enforced in this format.
+            InvalidRequest: this cannot be enforced in this format.
         """
         tools = callable_tools(tools, choice)
         is_forced = must_call(choice)

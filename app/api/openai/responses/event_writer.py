@@ -1,4 +1,4 @@
-"""The items of one response as events, and in the end as a whole."""
+"""Turns the deltas of a generation into the output items of a response and their events."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ from batching import FinishReason
 class OutputOptions:
     """How the output is written.
 
-    tools: those that may be called, by the name that the model knows.
-    is_summarized: the reasoning is a summary instead of content.
-    seal: of reasoning; None leaves out the sealed value.
-    token_bytes: None leaves out log probabilities.
+    tools: the tools that may be called, by the name that the model knows.
+    is_summarized: the reasoning is written as a summary instead of content.
+    seal: seals reasoning; None leaves out the sealed value.
+    token_bytes: returns the bytes of a token; None leaves out log probabilities.
     """
 
     tools: Mapping[str, CallableTool] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class OutputOptions:
 
 
 class OutputWriter:
-    """Turns what is generated into items; at most the last one is open."""
+    """Turns generated text into items, of which at most the last one is open."""
 
     def __init__(self, options: OutputOptions) -> None:
         self._options = options

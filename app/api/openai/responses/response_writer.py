@@ -1,4 +1,4 @@
-"""One response from its beginning to its end: the object, and the events of a stream."""
+"""One response from its beginning to its end: the response object, and the events of a stream."""
 
 from collections.abc import Sequence
 from time import time
@@ -23,7 +23,7 @@ from batching import FinishReason
 
 
 class ResponseWriter:
-    """Makes the events of a response; they get their numbers as they are encoded for a stream."""
+    """Makes the events of a response; they are numbered when they are encoded for a stream."""
 
     def __init__(self, response: ResponseObject, options: OutputOptions) -> None:
         self.response = response

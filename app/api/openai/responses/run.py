@@ -1,4 +1,4 @@
-"""Runs the generation of one response: as a stream, as a whole, or apart from its connection."""
+"""Runs the generation of one response: streamed, as a whole, or in the background."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ Save = Callable[[ResponseObject], Awaitable[None]]
 class ResponseRun:
     """A response and the generation that makes it, which is closed in the end.
 
-    save: keeps the response in the store; called before a client can see that it is complete.
+    save: stores the response; called before the client can see that it is complete.
     """
 
     def __init__(self, generation: Generation, writer: ResponseWriter, save: Save) -> None:
@@ -57,10 +57,10 @@ class ResponseRun:
         return await respond_if_connected(request, self._generation, complete)
 
     async def detached(self, request: Request) -> Response:
-        """Return the queued response, and generate it without its client.
+        """Return the queued response, and generate it in the background.
 
         Raises:
-            Unavailable: it cannot be stored.
+            Unavailable: the response cannot be stored.
         """
         try:
             await self._save(self._writer.response)
