@@ -19,7 +19,14 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.model_runner import SlicesFailed
 from batching.steps.outputs import RequestFailure
 from batching.steps.step_plan import SliceOutput, StepPlan
-from tests.support.fakes import FakeClock, TokenRunner, expected_output, small_config
+from tests.support.fakes import (
+    FakeClock,
+    TokenRunner,
+    expected_output,
+    request,
+    right,
+    small_config,
+)
 from tests.support.pipelined import Pipelined, QueuedPlan
 
 LIMITS = small_config(max_num_seqs=4, max_batched_tokens=16, num_blocks=32)
@@ -82,15 +89,6 @@ class Server:
         if not self.engine.has_work:
             assert self.scheduler.stats().num_free_blocks == self.scheduler.config.num_blocks
         return self.pipeline.plans[first:]
-
-
-def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:
-    prompt = [request_id, *range(num_tokens - 1)]
-    return BatchRequest(request_id, prompt, max_tokens=max_tokens, **kwargs)
-
-
-def right(r: BatchRequest) -> bool:
-    return r.output_token_ids == expected_output(r.token_ids[: r.num_prompt_tokens], r.max_tokens)
 
 
 def test_each_step_is_queued_behind_the_one_before() -> None:

@@ -23,14 +23,9 @@ from tests.support.fakes import (
     expected_logprobs,
     expected_output,
     make_engine,
+    request,
     small_config,
 )
-
-
-def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:
-    """A request whose prompt no other request begins with."""
-    prompt = [request_id, *range(num_tokens - 1)]
-    return BatchRequest(request_id, prompt, max_tokens=max_tokens, **kwargs)
 
 
 def trace(

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.server_process import Server
-from tests.support.live import AGING_RATE, MAX_QUEUED, warm_up
+from scripts.server_process import Server, num_open_files
+from tests.support.live import AGING_RATE, MAX_QUEUED, check_all_is_well, warm_up
 
 
 @pytest.fixture(scope="package")
@@ -24,3 +24,11 @@ def server() -> Iterator[Server]:
         yield warm_up(started)
         assert started.stop() == 0
         assert "Traceback" not in started.log
+
+
+@pytest.fixture(scope="module")
+def all_is_well_in_the_end(server: Server) -> Iterator[None]:
+    """Fail a module after which requests, connections or wrong answers are left."""
+    num_files = num_open_files(server.pid)
+    yield
+    check_all_is_well(server, num_files)

@@ -2,11 +2,11 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from scripts.server_process import Server, num_open_files
+from scripts.server_process import Server
 from tests.support.hostile import (
     CHAT,
     CHAT_NUMBERS,
@@ -42,17 +42,9 @@ from tests.support.hostile import (
     post,
     requests_to_fetch,
 )
-from tests.support.live import check_all_is_well
 from tests.support.rejections import MAX_ANSWER, check_rejected
 
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def all_is_well_in_the_end(server: Server) -> Iterator[None]:
-    num_files = num_open_files(server.pid)
-    yield
-    check_all_is_well(server, num_files)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("all_is_well_in_the_end")]
 
 
 def check_alive(server: Server) -> None:

@@ -1,11 +1,10 @@
 """Whatever a hostile client sends to `/v1/responses`: a short error, and a living server."""
 
-from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
-from scripts.server_process import Server, num_open_files
+from scripts.server_process import Server
 from tests.support import hostile
 from tests.support.hostile import SECRET, exchange, head, post
 from tests.support.hostile_responses import (
@@ -16,19 +15,11 @@ from tests.support.hostile_responses import (
     WRONG,
     ask,
 )
-from tests.support.live import check_all_is_well
 from tests.support.rejections import check_rejected
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("all_is_well_in_the_end")]
 
 UNKNOWN: Final = f"{RESPONSES}/resp_1"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def all_is_well_in_the_end(server: Server) -> Iterator[None]:
-    num_files = num_open_files(server.pid)
-    yield
-    check_all_is_well(server, num_files)
 
 
 def check_post(server: Server, body: bytes) -> None:

@@ -226,6 +226,20 @@ class FakeClock:
         return self.now
 
 
+def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:
+    """Return a request whose prompt no other request begins with."""
+    prompt = [request_id, *range(num_tokens - 1)]
+    return BatchRequest(request_id, prompt, max_tokens=max_tokens, **kwargs)
+
+
+def right(*requests: BatchRequest) -> bool:
+    """Return whether each of the requests has the output that it would have alone."""
+    return all(
+        r.output_token_ids == expected_output(r.token_ids[: r.num_prompt_tokens], r.max_tokens)
+        for r in requests
+    )
+
+
 def small_config(**changes: Any) -> SchedulerConfig:
     """Return limits that a few requests of a few tokens reach."""
     limits = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_batched_tokens": 8}

@@ -8,7 +8,7 @@ import pytest
 from batching.priority_queue import Priority
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from tests.support.fakes import TokenRunner, expected_output, small_config
+from tests.support.fakes import TokenRunner, request, right, small_config
 
 
 class Server:
@@ -39,21 +39,9 @@ class Server:
         return lines
 
 
-def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:
-    prompt = [request_id, *range(num_tokens - 1)]
-    return BatchRequest(request_id, prompt, max_tokens=max_tokens, **kwargs)
-
-
 def line(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:
     kwargs = {"priority": Priority.LOW, "is_best_effort": True} | kwargs
     return request(request_id, num_tokens, max_tokens, **kwargs)
-
-
-def right(*requests: BatchRequest) -> bool:
-    return all(
-        r.output_token_ids == expected_output(r.token_ids[: r.num_prompt_tokens], r.max_tokens)
-        for r in requests
-    )
 
 
 def test_alone_they_take_all_of_a_step() -> None:
