@@ -74,7 +74,7 @@ class WorkFile:
                 yield record
 
     def repeated(self, custom_ids: Sequence[tuple[str, int]]) -> dict[int, int]:
-        """Add the custom ids of lines; return the lines whose id was used before, with the first line that used it."""
+        """Add the custom ids of lines; return the lines that repeat one, each with the first line that has it."""
         repeated: dict[int, int] = {}
         with self._database.transaction() as database:
             for custom_id, number in custom_ids:

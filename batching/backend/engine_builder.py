@@ -1,4 +1,4 @@
-"""Builds an engine in the thread that will own it: selects the device, loads and checks the model, makes the pool."""
+"""Builds an engine in the thread that will own it: device, model, self-check, KV pool."""
 
 import gc
 import logging

@@ -81,7 +81,10 @@ class EngineThread:
         )
 
     def stop(self, timeout: float | None = None) -> None:
-        """End the thread after the current step, waiting up to `timeout` seconds; open streams get EngineClosed."""
+        """End the thread after the current step, and wait up to `timeout` seconds for that.
+
+        Open streams get EngineClosed.
+        """
         self._worker.stop(timeout)
 
     @property

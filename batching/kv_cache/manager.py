@@ -246,7 +246,7 @@ class KVCacheManager:
         return True
 
     def _make_writable(self, request: BatchRequest) -> bool:
-        """Copy the block that is written next if it is shared; return False if there is no block to copy to."""
+        """Copy the block that is written next if it is shared; return False if there is no free block."""
         index = request.num_computed_tokens // self.block_manager.block_size
         try:
             copy = self.block_manager.make_writable(request.block_table, index)

@@ -53,7 +53,7 @@ class WindowBlocks:
         return copies
 
     def num_usable(self, hashes: Sequence[BlockHash]) -> int:
-        """Return how many of these leading blocks can be reused: those in the window before their end exist."""
+        """Return how many of these leading blocks can be reused: the window before their end is there."""
         stop = index = len(hashes)
         while index > max(0, stop - self._num_visible):
             index -= 1

@@ -51,8 +51,8 @@ class ToolFormat:
     ) -> GrammarText | None:
         """Return the grammar of a completion; None if the completion is free.
 
-        A tool choice that requires a call is enforced.  Under `auto`, the arguments of strict tools and the text
-        of freeform tools are enforced.
+        A tool choice that requires a call is enforced.  Under `auto`, the arguments of strict tools and the
+        text of freeform tools are enforced.
 
         Raises:
             InvalidRequest: this cannot be enforced in this format.

@@ -37,7 +37,7 @@ class BlockBytes:
     least_windowed: int = 0
 
     def num_window_blocks(self, num_blocks: int) -> int:
-        """Return the number of blocks in the pool of sliding-window layers, beside `num_blocks` in the main one.
+        """Return the number of blocks for sliding-window layers, beside `num_blocks` in the main pool.
 
         0 means that they share the main pool, because it is not larger than their own would be.
         """
@@ -47,13 +47,13 @@ class BlockBytes:
         return num if num < num_blocks else 0
 
     def roomy_window_blocks(self, num_blocks: int) -> int:
-        """Return the number of blocks in that pool if there is memory: for all requests and the prefix cache."""
+        """Return that number if memory allows for the windows of all requests and for the prefix cache."""
         least = ceil(self.least_windowed / _FULL_WINDOWS_SHARE)
         num = max(least, int(num_blocks * _ROOMY_WINDOW_SHARE))
         return num if self.windowed and num < num_blocks else self.num_window_blocks(num_blocks)
 
     def of(self, num_blocks: int, num_window_blocks: int | None = None) -> int:
-        """Return the bytes of a pool with so many blocks; None is the smallest pool of sliding-window layers."""
+        """Return the bytes of a pool; None is the smallest number of blocks for sliding-window layers."""
         if num_window_blocks is None:
             num_window_blocks = self.num_window_blocks(num_blocks)
         in_windows = (num_window_blocks or num_blocks) * self.windowed

@@ -147,7 +147,7 @@ class SharedKeys(mx.array):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The shape with the number of keys that each row attends to, of which the row's position is derived."""
+        """The shape with the number of keys that each row attends to; models derive positions from it."""
         batch, heads, _, dim = super().shape
         return batch, heads, self.layer.offset + 1, dim
 

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field
 
+from app.api.openai.responses.output_items import ItemStatus
 from app.api.openai.responses.tools import (
     AnyTool,
     CallableTool,
@@ -30,8 +31,6 @@ _TEXT_FIELDS: Final = {
     "refusal": "refusal",
 }
 
-_Status = Literal["in_progress", "completed", "incomplete"]
-
 
 class TextPart(BaseModel):
     type: Literal["input_text", "output_text", "refusal"]
@@ -53,7 +52,7 @@ def new_item_id(prefix: str) -> str:
 
 class _Item(RequestModel):
     id: Annotated[Text, Field(max_length=256)] | None = None
-    status: _Status | None = None
+    status: ItemStatus | None = None
 
     def _stored(self, prefix: str, **fields: Any) -> dict[str, Any]:
         """Return the item as the list of a response's input shows it."""
