@@ -7,7 +7,7 @@ import subprocess
 import sys
 import weakref
 from contextlib import suppress
-from queue import Empty, LifoQueue
+from queue import Empty, Full, Queue
 from typing import Final
 
 from batching.constraints import compile_process
@@ -26,14 +26,14 @@ class CompileInterrupted(Exception):
 class CompileLimits:
     """Tries the grammars of one vocabulary, in any thread.
 
-    There are as many processes as there were threads at once; the first one is started by the
+    There are as many processes as threads that try one; the one that is kept is started by the
     first grammar.
     """
 
     def __init__(self, tokens: SpecialTokens, wall_seconds: float = _WALL_SECONDS) -> None:
         self._tokens = tokens
         self._wall_seconds = wall_seconds
-        self._free: LifoQueue[_Process] = LifoQueue()
+        self._free: Queue[_Process] = Queue(maxsize=1)
 
     def allow(self, grammar: str) -> bool:
         """Return True if a grammar compiles, or is found to be invalid, within the limits; blocking.
@@ -46,7 +46,8 @@ class CompileLimits:
             status = process.exit_status(grammar, self._wall_seconds)
         except OSError:
             raise CompileInterrupted from None
-        self._free.put(process)
+        with suppress(Full):
+            self._free.put_nowait(process)
         if -status in _FROM_OUTSIDE:
             raise CompileInterrupted
         return status == 0
@@ -54,9 +55,8 @@ class CompileLimits:
     def _running(self) -> "_Process":
         """Return a process that no other thread uses."""
         with suppress(Empty):
-            while (process := self._free.get_nowait()).has_ended:
-                pass
-            return process
+            if not (process := self._free.get_nowait()).has_ended:
+                return process
         return _Process(self._tokens)
 
 

@@ -55,7 +55,12 @@ async def status_of(address: Address, path: str) -> int | None:
 
 def warm_up(server: Server) -> Server:
     """Wait until a server has answered, so that it has opened what it keeps open."""
-    assert asyncio.run(ask_golden(server.address())) == []
+    address = server.address()
+    assert asyncio.run(ask_golden(address)) == []
+    # For its first grammar it starts a process.
+    json_object = golden_request(BRIEF[0], response_format={"type": "json_object"})
+    (outcome,) = asyncio.run(ask_all(address, CHAT, [json_object]))
+    assert outcome.is_complete
     return server
 
 

@@ -158,7 +158,7 @@ def test_connections_that_do_not_fit_the_open_files_are_fewer(
         assert Server(app, app.state.service).config.backlog == 25
     finally:
         manager.close()
-    assert "at most 50 connections: MLX_SERVER_MAX_CONNECTIONS has room" in caplog.text
+    assert "at most 25 connections: MLX_SERVER_MAX_CONNECTIONS has room" in caplog.text
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

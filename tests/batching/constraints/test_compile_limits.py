@@ -73,11 +73,13 @@ def test_an_invalid_grammar_costs_little(limits: CompileLimits) -> None:
 def test_grammars_of_several_threads_do_not_wait_for_one_that_takes_long(
     limits: CompileLimits,
 ) -> None:
+    before = processes()
     ends: list[bool] = []
     with ThreadPoolExecutor() as threads:
         threads.submit(lambda: ends.append(limits.allow(TAKES_MINUTES)))
         threads.submit(lambda: ends.append(limits.allow(GRAMMAR)))
     assert ends == [True, False]
+    assert len(processes() - before) == 1
 
 
 def test_a_process_that_does_not_answer_is_ended() -> None:

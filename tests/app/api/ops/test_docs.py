@@ -40,7 +40,7 @@ async def test_it_shows_every_operation_and_schema() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
 async def test_it_is_made_in_a_worker_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first time it takes seconds, in which the event loop would serve nobody."""
+    """The first time it takes seconds, in which the event loop would serve no other request."""
     threads: list[int] = []
     async with served() as server:
         make = server.app.openapi
