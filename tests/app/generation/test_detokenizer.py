@@ -93,6 +93,7 @@ def byte_ids(data: bytes) -> list[int]:
 @given(st.lists(st.one_of(token_ids, broken), max_size=30))
 @example(byte_ids(b"\xff" * 20))
 @example(byte_ids(b"\xe4" * 7))
+@example(byte_ids(b"\xe4\x98\xf0\xbd\xbd"))
 @example([*byte_ids(b"\xff\xff\xff\xff\xff\xe4"), BYTE_LEVEL.vocab_size - 1])
 @example([*byte_ids(b"\xe4\xbd"), *[BYTE_LEVEL.vocab_size - 1] * 3, *byte_ids(b"\xa0")])
 def test_the_pieces_join_to_the_whole(ids: list[int]) -> None:

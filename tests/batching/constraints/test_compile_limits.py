@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, cast
 
@@ -19,6 +20,7 @@ from batching.constraints.compile_process import (
     limit,
 )
 from batching.constraints.grammar import json_object_grammar, json_schema_grammar, lark_grammar
+from scripts.server_process import wait_until
 
 TOKENS: Final = SpecialTokens(300, {298: "<|end|>", 299: "<|im_end|>"})
 GRAMMAR: Final = json_object_grammar()
@@ -27,16 +29,22 @@ TAKES_MINUTES: Final = json_schema_grammar(
 )
 
 
+if not Path("/proc/self/task").exists():
+    pytest.skip("processes are counted in /proc", allow_module_level=True)
+
+
 @pytest.fixture
 def limits() -> CompileLimits:
     return CompileLimits(TOKENS)
 
 
-def processes() -> set[int]:
-    """Return the processes that this one has started."""
-    task = Path(f"/proc/{os.getpid()}/task")
-    children = "".join((thread / "children").read_text() for thread in task.iterdir())
-    return set(map(int, children.split()))
+def processes(parent: int | None = None) -> set[int]:
+    """Return the processes that one has started, by default this one."""
+    children: list[str] = []
+    for thread in Path(f"/proc/{parent or os.getpid()}/task").iterdir():
+        with suppress(OSError):
+            children += (thread / "children").read_text().split()
+    return set(map(int, children))
 
 
 def test_all_grammars_are_tried_in_one_process(limits: CompileLimits) -> None:
@@ -113,6 +121,22 @@ def test_a_process_that_is_ended_from_outside_is_started_again(
     (process,) = processes() - before
     os.kill(process, number)
     os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    assert limits.allow(GRAMMAR)
+
+
+@pytest.mark.parametrize("is_child", [False, True])
+def test_what_is_killed_while_it_compiles_says_nothing_of_the_grammar(
+    limits: CompileLimits, is_child: bool
+) -> None:
+    before = processes()
+    assert limits.allow(GRAMMAR)
+    (process,) = processes() - before
+    with ThreadPoolExecutor() as threads:
+        trial = threads.submit(limits.allow, TAKES_MINUTES)
+        wait_until(lambda: bool(processes(process)), "nothing is compiled")
+        os.kill(processes(process).pop() if is_child else process, signal.SIGKILL)
+        with pytest.raises(CompileInterrupted):
+            trial.result()
     assert limits.allow(GRAMMAR)
 
 
