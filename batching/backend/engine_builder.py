@@ -63,6 +63,7 @@ class _Backend:
     config: the configuration with the changes that this model needed.
     limits: the scheduler's limits within which the runner is correct.
     pool_line, packed_line: lines of the start-up banner.
+    eight_bits: as of PackedModel.
     kernels: the kernels of a GPU's pool, or why there are none.
     """
 
@@ -73,7 +74,7 @@ class _Backend:
     embeddings: Embeddings | NoEmbeddings
     kernels: PoolKernels | NoKernels
     packed_line: str = ""
-    has_scaled_inputs: bool = False
+    eight_bits: str = ""
 
 
 class _CannotRun(ModelLoadError):
@@ -198,8 +199,7 @@ def _load_as(
                 native,
                 loaded,
                 input_bits=precision.input_bits(config, native),
-                scales_inputs=precision.scales_inputs(config, native),
-                uses_bfloat16=precision.uses_bfloat16(config, native),
+                further_rounding=precision.further_rounding(config, native),
                 dtype=dtype,
             )
             loaded, packed_line = packed.on_kernels()
@@ -207,7 +207,7 @@ def _load_as(
         return loaded, replace(
             backend,
             packed_line=packed_line,
-            has_scaled_inputs=packed is not None and packed.has_scaled_inputs,
+            eight_bits=packed.eight_bits if packed else "",
         )
     except CannotUseFile:
         # It is gone now, if it can be deleted.
@@ -367,9 +367,7 @@ def _pool_line(config: EngineConfig, layout: CacheLayout, size: PoolSize, block:
     )
 
 
-def _precision_note(
-    config: EngineConfig, native: Native | NoNative, *, has_scaled_inputs: bool
-) -> str:
+def _precision_note(config: EngineConfig, native: Native | NoNative, eight_bits: str) -> str:
     if config.cpu_precision == "exact" or isinstance(native, NoNative):
         return ""
     bits = precision.input_bits(config, native)
@@ -380,14 +378,14 @@ def _precision_note(
         name = "fast" if name == "auto" else name
         return f"; this processor has no {name} mode, inputs of products are not rounded"
     line = f"; {name}: quantized weights are multiplied with activations of {bits} bits"
-    return f"{line}, 4-bit ones with 8 bits, scaled by channel" if has_scaled_inputs else line
+    return f"{line}, {eight_bits}" if eight_bits else line
 
 
 def _kernels_line(
     config: EngineConfig, native: Native | NoNative, memory: GpuMemory | None, backend: _Backend
 ) -> str:
     if memory is None:
-        note = _precision_note(config, native, has_scaled_inputs=backend.has_scaled_inputs)
+        note = _precision_note(config, native, backend.eight_bits)
         return f"kernels   {native}{note}"
     return f"kernels   of the KV cache: {backend.kernels}"
 

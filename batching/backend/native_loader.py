@@ -21,6 +21,7 @@ class Native:
     min_input_bits: the fewest bits to which activations can be rounded in the fast modes; 32 is not at
         all.
     supports_scaled_inputs: activations of 8 bits can be scaled by channel.
+    supports_two_levels: activations of 8 bits can have two levels of scales.
     supports_bfloat16: a matrix unit multiplies in bfloat16.
     missing_isa: a faster instruction set of the processor for which the extension was not built, or "".
     lends_core: the threads use all hardware threads or all of the quota, so the engine's thread has to
@@ -32,6 +33,7 @@ class Native:
     num_threads: int
     min_input_bits: int
     supports_scaled_inputs: bool = False
+    supports_two_levels: bool = False
     supports_bfloat16: bool = False
     missing_isa: str = ""
     cores: str = ""
@@ -104,6 +106,7 @@ def _load() -> Native | NoNative:
         module.num_threads(),
         module.min_input_bits(),
         module.supports_scaled_inputs(),
+        module.supports_two_levels(),
         module.supports_bfloat16(),
         module.missing_isa(),
     )

@@ -17,6 +17,7 @@ from batching.backend.native.layers.packing import Packing
 from batching.backend.native.layers.scaling import Shifts, scale_inputs
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native
+from batching.backend.precision import FurtherRounding
 from batching.backend.self_check.verdict import Verdict, Way
 from batching.backend.weights.storage import dtype_name
 from batching.backend.weights_cache.cache import CacheEntry, NotKept, WeightsCache, default_folder
@@ -61,13 +62,13 @@ class PackedModel:
         loaded: LoadedModel,
         *,
         input_bits: int,
-        scales_inputs: bool,
-        uses_bfloat16: bool,
+        further_rounding: FurtherRounding | None,
         dtype: mx.Dtype | None,
     ) -> None:
         self._sharing = config.share_weights
         self._native, self._loaded, self._input_bits = native, loaded, input_bits
-        self._scales_inputs, self._uses_bfloat16 = scales_inputs, uses_bfloat16
+        self._further_rounding = further_rounding
+        self._has_two_levels = False
         self._packing = Packing(native.module)
         folder = config.weights_cache_dir or default_folder()
         max_bytes = config.weights_cache_gib << 30
@@ -160,16 +161,24 @@ class PackedModel:
         return maps_large_pages(self._native.module, layouts[name], *where)
 
     @property
-    def has_scaled_inputs(self) -> bool:
-        return bool(self._packing.shifts)
+    def eight_bits(self) -> str:
+        """With which weights activations are rounded to 8 bits, and how these are scaled; "" if with none."""
+        if self._packing.shifts:
+            return "4-bit ones with 8 bits, scaled by channel"
+        if self._has_two_levels:
+            return "those of up to 6 bits with 8 bits, in two levels of scales"
+        return ""
 
     def round_further(self) -> None:
-        """Multiply in bfloat16, or round activations to 8 bits where they can be scaled by channel.
+        """Multiply in bfloat16, or round activations to 8 bits where that loses little.
 
         It must not be called while the model runs.
         """
         for weights in self._packing.of_one_input:
-            self._native.module.use_bfloat16(weights)
+            if self._further_rounding is FurtherRounding.BFLOAT16:
+                self._native.module.use_bfloat16(weights)
+            else:
+                self._has_two_levels |= self._native.module.use_two_levels(weights)
         shifts = self._packing.shifts
         scale_inputs(self._native.module, self._packing.packed, shifts)
         if self._packing.finds_shifts:
@@ -184,10 +193,11 @@ class PackedModel:
 
     def _use_kernels(self, packing: Packing) -> LoadedModel:
         self._packing = packing
-        packing.finds_inputs = self._uses_bfloat16
-        if self._scales_inputs:
+        if self._further_rounding is FurtherRounding.SCALED:
             known = self._known_shifts()
             packing.finds_shifts, packing.shifts = known is None, known or {}
+        else:
+            packing.finds_inputs = self._further_rounding is not None
         model = use_kernels(self._loaded.model, self._native, packing=packing)
         evaluate(model)
         return replace(self._loaded, model=model)

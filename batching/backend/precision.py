@@ -1,5 +1,6 @@
 """The number formats that an engine computes in, as its settings and the native kernels determine."""
 
+from enum import Enum, auto
 from typing import Final
 
 import mlx.core as mx
@@ -11,9 +12,21 @@ _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.
 _KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.int8}
 # To how many bits each `cpu_precision` rounds the activations that are multiplied with quantized weights.
 _INPUT_BITS: Final = {"exact": 32, "auto": 16, "fast": 16, "fastest": 8}
-# The modes that multiply in bfloat16 if the processor has a matrix unit, and otherwise round to 8 bits if
-# activations can be scaled by channel.
+# The modes that round further than to these bits, where the processor can without losing much.
 _ROUNDS_FURTHER: Final = ("auto", "fastest")
+
+
+class FurtherRounding(Enum):
+    """What activations are rounded to once the self-check has passed.
+
+    BFLOAT16: and so are weights; a matrix unit of the processor multiplies both.
+    SCALED: to 8 bits, scaled by channel, for weights of 4 bits.
+    TWO_LEVELS: to 8 bits with two levels of scales, for weights of up to 6 bits.
+    """
+
+    BFLOAT16 = auto()
+    SCALED = auto()
+    TWO_LEVELS = auto()
 
 
 def weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | None:
@@ -37,17 +50,20 @@ def input_bits(config: EngineConfig, native: Native | NoNative) -> int:
     return max(bits, native.min_input_bits)
 
 
+def further_rounding(config: EngineConfig, native: Native | NoNative) -> FurtherRounding | None:
+    """Return how the kernels round further than to `input_bits`, or None."""
+    if isinstance(native, NoNative) or config.cpu_precision not in _ROUNDS_FURTHER:
+        return None
+    if native.supports_bfloat16:
+        return FurtherRounding.BFLOAT16
+    if native.supports_scaled_inputs:
+        return FurtherRounding.SCALED
+    return FurtherRounding.TWO_LEVELS if native.supports_two_levels else None
+
+
 def uses_bfloat16(config: EngineConfig, native: Native | NoNative) -> bool:
     """Return whether a matrix unit of the processor multiplies in bfloat16."""
-    can = isinstance(native, Native) and native.supports_bfloat16
-    return can and config.cpu_precision in _ROUNDS_FURTHER
-
-
-def scales_inputs(config: EngineConfig, native: Native | NoNative) -> bool:
-    """Return whether activations are scaled by channel, so that 8 bits suffice."""
-    can = isinstance(native, Native) and native.supports_scaled_inputs
-    is_asked = config.cpu_precision in _ROUNDS_FURTHER
-    return can and is_asked and not uses_bfloat16(config, native)
+    return further_rounding(config, native) is FurtherRounding.BFLOAT16
 
 
 def kv_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | None:

@@ -156,6 +156,8 @@ struct Kind {
   InputType input_type = InputType::kFloat32;
   bool is_scaled = false;  // by channel
   bool in_bfloat16 = false;
+  bool has_two_levels = false;
+  int bits = 0;  // of a weight; 0 is any
 
   bool is_quantized() const { return native::is_quantized(format); }
 };
@@ -174,9 +176,11 @@ Shifts random_shifts(Random& random, int num_inputs) {
   return std::make_shared<const std::vector<uint8_t>>(std::move(shifts));
 }
 
-int random_bits(Random& random, Format format) {
-  if (format == Format::kBits8) return random.one_of({5, 6, 8, 8});
-  return format == Format::kBits4 ? random.one_of({2, 3, 4, 4}) : 4;
+int random_bits(Random& random, const Kind& kind) {
+  if (kind.bits) return kind.bits;
+  if (kind.format == Format::kBits8)
+    return kind.has_two_levels ? random.between(5, 6) : random.one_of({5, 6, 8, 8});
+  return kind.format == Format::kBits4 ? random.one_of({2, 3, 4, 4}) : 4;
 }
 
 LayerPointer make_layer(Random& random, const Kind& kind, int num_inputs = 0, int group = 0,
@@ -193,7 +197,7 @@ LayerPointer make_layer(Random& random, const Kind& kind, int num_inputs = 0, in
                    .num_outputs = num_outputs,
                    .num_inputs = num_inputs,
                    .group = group,
-                   .bits = kind.is_quantized() ? random_bits(random, kind.format) : 0,
+                   .bits = kind.is_quantized() ? random_bits(random, kind) : 0,
                    .input_type = kind.input_type});
   kind.is_quantized() ? fill_quantized(*layer, random) : fill_floats(*layer, random);
   return layer;
@@ -227,36 +231,73 @@ struct Product {
   }
 
   std::string name() const {
-    const bool in_bfloat16 = packed.panels().input_type == InputType::kBfloat16;
+    const InputType type = packed.panels().input_type;
     return describe(layer->plain) + (packed.panels().shifts ? ", scaled" : "") +
-           (in_bfloat16 ? ", in bfloat16" : "") + ", " +
+           (type == InputType::kBfloat16 ? ", in bfloat16" : "") +
+           (type == InputType::kInt8TwoLevel ? ", two levels" : "") + ", " +
            std::to_string(num_rows) + " rows" +
            (bias.empty() ? "" : ", bias") + (residual.empty() ? "" : ", residual");
   }
 };
 
-/// The effect of rounding inputs to integers, scaled or not, and of adding up the two parts of a
-/// weight, q * scale and bias, separately.
-double integer_tolerance(const Product& product, int row, int output) {
+double largest_of(const float* x, int first, int next) {
+  double largest = 0;
+  for (int i = first; i < next; i++) largest = std::max(largest, std::abs(double{x[i]}));
+  return largest;
+}
+
+/// By how much the integers of each input of a row differ, if they have two levels of scales.
+std::vector<double> two_level_steps(const float* x, const Panels& panels) {
+  constexpr double TOP = 127, MAX_FACTOR = 2048;
+  const int group = panels.input_group();
+  std::vector<double> steps;
+  for (int i = 0; i < panels.num_inputs; i++) {
+    const int first = i / group * group;
+    double largest = 0;
+    for (int at = i / 8 * 8; at < i / 8 * 8 + 8; at++)
+      if (at / 2 % 2 == i / 2 % 2) largest = std::max(largest, std::abs(double{x[at]}));
+    // A factor is a whole number, rounded up.
+    steps.push_back((largest + largest_of(x, first, first + group) / MAX_FACTOR) / TOP);
+  }
+  return steps;
+}
+
+/// The same of those that have one scale, scaled by channel or not.
+std::vector<double> one_level_steps(const float* x, const Panels& panels) {
+  const bool is_int8 = panels.input_type == InputType::kInt8;
+  const int top = is_int8 ? 127 : 32767, group = is_int8 ? INT8_GROUP : panels.input_group();
+  const auto factor = [&](int i) { return panels.shifts ? std::ldexp(1.0, panels.shifts[i]) : 1; };
+  std::vector<double> steps;
+  for (int i = 0; i < panels.num_inputs; i++) {
+    double largest = 0;
+    for (int at = i / group * group; at < (i / group + 1) * group; at++)
+      largest = std::max(largest, std::abs(x[at] / factor(at)));
+    steps.push_back(largest / top * factor(i));
+  }
+  return steps;
+}
+
+std::vector<double> steps_of(const Product& product, int row) {
+  const Panels panels = product.packed.panels();
+  const float* x = product.x.data() + static_cast<size_t>(row) * panels.num_inputs;
+  return panels.input_type == InputType::kInt8TwoLevel ? two_level_steps(x, panels)
+                                                       : one_level_steps(x, panels);
+}
+
+/// The effect of rounding inputs to integers, and of adding up the two parts of a weight, q * scale
+/// and bias, separately.
+double integer_tolerance(const Product& product, int row, int output,
+                         const std::vector<double>& steps) {
   const PlainWeights& plain = product.layer->plain;
   const float* x = product.x.data() + static_cast<size_t>(row) * plain.num_inputs;
   const Expected* weights = product.layer->weights.data() + size_t(output) * plain.num_inputs;
   const Layer& layer = *product.layer;
   const float* biases = layer.biases.data() + size_t(output) * plain.num_inputs / plain.group;
-  const Panels panels = product.packed.panels();
-  const bool is_int8 = panels.input_type == InputType::kInt8;
-  const int top = is_int8 ? 127 : 32767, group = is_int8 ? INT8_GROUP : panels.input_group();
-  const auto factor = [&](int i) { return panels.shifts ? std::ldexp(1.0, panels.shifts[i]) : 1; };
   double tolerance = 0;
-  for (int first = 0; first < plain.num_inputs; first += group) {
-    double largest = 0;
-    for (int i = first; i < first + group; i++)
-      largest = std::max(largest, std::abs(x[i] / factor(i)));
-    for (int i = first; i < first + group; i++) {
-      const double size = std::abs(weights[i].value), bias = std::abs(biases[i / plain.group]);
-      tolerance += 0.51 * largest / top * size * factor(i);
-      tolerance += EPSILON * plain.num_inputs * std::abs(x[i]) * (size + 2 * bias);
-    }
+  for (int i = 0; i < plain.num_inputs; i++) {
+    const double size = std::abs(weights[i].value), bias = std::abs(biases[i / plain.group]);
+    tolerance += 0.51 * steps[i] * size;
+    tolerance += EPSILON * plain.num_inputs * std::abs(x[i]) * (size + 2 * bias);
   }
   return tolerance;
 }
@@ -276,7 +317,9 @@ double largest_weight(const Product& product) {
   return largest;
 }
 
-Expected expected_output(const Product& product, int row, int output, double largest) {
+/// `steps` are those of a row that is rounded to integers, or empty.
+Expected expected_output(const Product& product, int row, int output, double largest,
+                         const std::vector<double>& steps) {
   const int num_inputs = product.layer->plain.num_inputs;
   const size_t num_outputs = product.layer->plain.num_outputs;
   const bool in_bfloat16 = product.packed.panels().input_type == InputType::kBfloat16;
@@ -289,8 +332,7 @@ Expected expected_output(const Product& product, int row, int output, double lar
     tolerance += std::abs(x) * weight.tolerance;
     if (in_bfloat16) tolerance += bfloat16_tolerance(x, weight, largest);
   }
-  if (!in_bfloat16 && product.layer->plain.input_type != InputType::kFloat32)
-    tolerance += integer_tolerance(product, row, output);
+  if (!steps.empty()) tolerance += integer_tolerance(product, row, output, steps);
   if (!product.bias.empty()) add(product.bias[output]);
   if (!product.residual.empty()) add(product.residual[row * num_outputs + output]);
   return {sum, tolerance + EPSILON * (num_inputs + 3) * magnitude};
@@ -299,9 +341,13 @@ Expected expected_output(const Product& product, int row, int output, double lar
 void check_product(const Product& product) {
   std::vector<Expected> expected;
   const double largest = largest_weight(product);
-  for (int m = 0; m < product.num_rows; m++)
+  const InputType type = product.packed.panels().input_type;
+  const bool has_integers = type != InputType::kFloat32 && type != InputType::kBfloat16;
+  for (int m = 0; m < product.num_rows; m++) {
+    const std::vector<double> steps = has_integers ? steps_of(product, m) : std::vector<double>{};
     for (int j = 0; j < product.layer->plain.num_outputs; j++)
-      expected.push_back(expected_output(product, m, j, largest));
+      expected.push_back(expected_output(product, m, j, largest, steps));
+  }
   expect_close(product.y, expected, "product: " + product.name());
 }
 
@@ -400,14 +446,29 @@ std::vector<Kind> bfloat16_kinds() {
   return kinds;
 }
 
+/// The kinds whose inputs can have two levels of scales.
+std::vector<Kind> two_level_kinds() {
+  if (!kernels()->has_two_levels) return {};
+  std::vector<Kind> kinds;
+  for (Format format : {Format::kBits8, Format::kBits4, Format::kMxfp4})
+    kinds.push_back(
+        {.format = format, .input_type = InputType::kInt16, .has_two_levels = true});
+  return kinds;
+}
+
+/// Round inputs as a kind says.
+void round_further(Random& random, const Kind& kind, PackedWeights& packed) {
+  if (kind.in_bfloat16) packed.use_bfloat16(packed.panels().exponent);
+  if (kind.has_two_levels) packed.use_two_levels();
+  if (kind.is_scaled) packed.scale_inputs(random_shifts(random, packed.panels().num_inputs));
+}
+
 void test_kind(Random& random, const Kind& kind) {
   for (int i = 0; i < 16; i++) {
     // Few rows have their own kernels.
     const int num_rows = i < 8 ? i + 1 : random.between(9, 100);
     Product product(random, make_layer(random, kind, num_inputs_of(random, kind)), num_rows);
-    if (kind.in_bfloat16) product.packed.use_bfloat16(product.packed.panels().exponent);
-    if (kind.is_scaled)
-      product.packed.scale_inputs(random_shifts(random, product.layer->plain.num_inputs));
+    round_further(random, kind, product.packed);
     set_num_threads(random.one_of({1, 2, 3, 4, 7}));
     multiply({product.args()});
     if (kind.is_quantized())
@@ -481,6 +542,26 @@ void test_what_cannot_be_multiplied_in_bfloat16(Random& random) {
     Product product(random, make_layer(random, kind, 256), 1);
     expect(is_refused(product.packed, product.packed.panels().exponent + 1),
            "weights beyond float16: " + product.name());
+  }
+}
+
+void test_what_cannot_have_two_levels(Random& random) {
+  std::vector<Kind> kinds{{Format::kFloat32}, {Format::kBits4}};
+  if (kernels()->min_input_bits <= 16)
+    for (const int bits : kernels()->has_two_levels ? std::vector{8} : std::vector{4, 8})
+      kinds.push_back({.format = bits == 4 ? Format::kBits4 : Format::kBits8,
+                       .input_type = InputType::kInt16,
+                       .bits = bits});
+  for (const Kind& kind : kinds) {
+    Product product(random, make_layer(random, kind), 1);
+    const InputType before = product.packed.panels().input_type;
+    bool is_refused = false;
+    try {
+      product.packed.use_two_levels();
+    } catch (const std::invalid_argument&) {
+      is_refused = product.packed.panels().input_type == before;
+    }
+    expect(is_refused, "two levels of scales: " + product.name());
   }
 }
 
@@ -645,7 +726,7 @@ void test_experts(Random& random, const Kind& kind) {
     const int num_matrices = random.between(1, 9);
     const int num_inputs = num_inputs_of(random, kind);
     Product product(random, make_layer(random, kind, num_inputs, 0, num_matrices), num_rows);
-    if (kind.in_bfloat16) product.packed.use_bfloat16(product.packed.panels().exponent);
+    round_further(random, kind, product.packed);
     set_num_threads(random.one_of({1, 2, 4}));
     const int num_slots = num_rows * random.between(1, 3);
     check_experts(random, product, num_matrices, random_experts(random, num_slots, num_matrices));
@@ -666,7 +747,8 @@ void test_unequal_experts(Random& random, const Kind& kind) {
 void test_experts(Random& random) {
   for (InputType input_type : input_types())
     test_unequal_experts(random, {Format::kBits4, input_type});
-  for (const Kind& kind : bfloat16_kinds()) test_experts(random, kind);
+  for (const auto& kinds : {bfloat16_kinds(), two_level_kinds()})
+    for (const Kind& kind : kinds) test_experts(random, kind);
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4,
                         Format::kMxfp4})
     for (InputType input_type : input_types())
@@ -686,9 +768,11 @@ void test_linear() {
     test_kind(random, {Format::kMxfp4, InputType::kInt8, true});
     test_several_of_one_input(random, InputType::kInt16, {Format::kBits4}, true);
   }
-  for (const Kind& kind : bfloat16_kinds()) test_kind(random, kind);
+  for (const auto& kinds : {bfloat16_kinds(), two_level_kinds()})
+    for (const Kind& kind : kinds) test_kind(random, kind);
   test_many_rows_in_bfloat16(random);
   test_what_cannot_be_multiplied_in_bfloat16(random);
+  test_what_cannot_have_two_levels(random);
   test_wrong_shifts(random);
   const std::vector<Format> quantized{Format::kBits8, Format::kBits4};
   test_several_of_one_input(random, InputType::kFloat32, {Format::kFloat32, Format::kBfloat16});

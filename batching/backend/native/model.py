@@ -7,7 +7,7 @@ import mlx.nn as nn
 from batching.backend.exceptions import one_line
 from batching.backend.native.fused.blocks import replace_blocks
 from batching.backend.native.fused.stack import stack_layers
-from batching.backend.native.layers.bfloat16 import of_one_input
+from batching.backend.native.layers.one_input import of_one_input
 from batching.backend.native.layers.packing import Packing
 from batching.backend.native.layers.replace import replace_modules
 from batching.backend.native.layers.scaling import find_shifts

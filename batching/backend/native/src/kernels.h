@@ -43,6 +43,11 @@ constexpr int SUPER = 8;
 constexpr int HALF_GROUP = 16;
 /// Inputs of 8 bits that share a scale.
 constexpr int INT8_GROUP = 16;
+/// Adjacent inputs of a row that are packed with their factors, and the bytes of both: see
+/// InputType::kInt8TwoLevel.
+constexpr int TWO_LEVEL_INPUTS = 16, TWO_LEVEL_BYTES = TWO_LEVEL_INPUTS + 4 * sizeof(int16_t);
+/// Of weights of 6 bits: the products of four of them and inputs of 8 bits have room in 16.
+constexpr int MAX_TWO_LEVEL_CENTER = 32;
 /// Inputs that a matrix unit multiplies at a time.
 constexpr int UNIT_INPUTS = 32;
 /// Bytes behind its packed inputs that may be read, too.
@@ -60,6 +65,9 @@ enum class InputType : int32_t {
   kInt16,     // the largest input of a group becomes 32767
   kInt8,      // the largest input of an INT8_GROUP becomes 127
   kBfloat16,  // and so are the dequantized weights
+  // The largest of four inputs becomes 127; each four of a group have an integer factor of their
+  // own, and the group has a scale (VS-Quant, Dai et al. 2021).
+  kInt8TwoLevel,
 };
 
 /// Weights `[outputs, inputs]` as the kernels read them, one panel of outputs after the other.
@@ -97,6 +105,12 @@ struct Panels {
   /// Inputs that share a scale once they are integers.
   ALWAYS_INLINE int scale_group() const {
     return input_type == InputType::kInt8 ? INT8_GROUP : input_group();
+  }
+
+  /// Bytes that integers of so many inputs of a row take once they are packed.
+  ALWAYS_INLINE size_t integer_bytes(size_t count) const {
+    if (input_type == InputType::kInt8TwoLevel) return count / TWO_LEVEL_INPUTS * TWO_LEVEL_BYTES;
+    return input_type == InputType::kInt8 ? count : 2 * count;
   }
 
   /// Scales and biases of a group.
@@ -165,7 +179,10 @@ struct Tiles {
 /// `[tile][input / 8][row][8]` with, for each group, the scale, the scale times the sum of the
 /// integers, and that sum, `[tile][group][row]` each.  16-bit integers of four inputs are in the
 /// order 0, 2, 1, 3.  Where weights have groups of HALF_GROUP, there are the sums of these, too.  Scales
-/// and sums of integers of 8 bits are those of each INT8_GROUP; only `sums` are of a group.  Of
+/// and sums of integers of 8 bits are those of each INT8_GROUP; only `sums` are of a group.  Those of two
+/// levels are `[tile][input / TWO_LEVEL_INPUTS][row][TWO_LEVEL_BYTES]`: the integers, then factors of 16
+/// bits, of which each eight inputs have two, for 0, 1, 4, 5 and for 2, 3, 6, 7; sums are of integers times
+/// factors.  Of
 /// bfloat16 there are only the numbers, `[tile][input / UNIT_INPUTS][row][UNIT_INPUTS]`, in the order of
 /// 16-bit integers.
 struct PackedInputs {
@@ -181,9 +198,8 @@ struct PackedInputs {
   ALWAYS_INLINE PackedInputs from_row(const Panels& weights, size_t row) const {
     const size_t at = row * weights.num_inputs;
     const size_t scale = scales ? at / weights.scale_group() : 0;
-    const size_t size = weights.input_type == InputType::kInt8 ? 1 : 2;
     return {floats ? floats + at : nullptr,
-            integers ? integers + at * size : nullptr,
+            integers ? integers + weights.integer_bytes(at) : nullptr,
             scales ? scales + scale : nullptr,
             sums ? sums + at / weights.input_group() : nullptr,
             totals ? totals + scale : nullptr,
@@ -415,6 +431,7 @@ struct Kernels {
   int min_input_bits;  // of integers, 8 or 16; 32 is none
   bool shifts_weights;  // see Panels::shifts
   bool multiplies_bfloat16;
+  bool has_two_levels;  // see InputType::kInt8TwoLevel
   /// Rows of a tile, at most.
   int (*max_tile_rows)(const Panels& weights);
   /// Pack one row `[size]` of a tile; see PackedInputs.
@@ -424,6 +441,8 @@ struct Kernels {
                          const PackedInputs& to);
   void (*pack_row_int8)(const float* x, const uint8_t* shifts, int row, int height, int size,
                         int group, const PackedInputs& to);
+  void (*pack_row_two_level)(const float* x, int row, int height, int size, int group,
+                             const PackedInputs& to);
   void (*pack_row_bf16)(const float* x, float factor, int row, int height, int size,
                         const PackedInputs& to);
   /// Compute panels [panel, next); `scratch` has space for `columns` floats per input, and for an

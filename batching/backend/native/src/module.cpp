@@ -119,13 +119,24 @@ void scale_inputs(const std::vector<std::shared_ptr<PackedWeights>>& weights,
   for (const auto& each : weights) each->scale_inputs(shared);
 }
 
+using PackedOfOneInput = std::vector<std::shared_ptr<PackedWeights>>;
+
 /// Use bfloat16 for weights of one input, if that is possible for all of them.
-void use_bfloat16(const std::vector<std::shared_ptr<PackedWeights>>& weights) {
+void use_bfloat16(const PackedOfOneInput& weights) {
   int exponent = BFLOAT16_EXPONENT;
   for (const auto& each : weights) exponent = std::min(exponent, each->panels().exponent);
   if (std::all_of(weights.begin(), weights.end(),
                   [](const auto& each) { return each->can_use_bfloat16(); }))
     for (const auto& each : weights) each->use_bfloat16(exponent);
+}
+
+/// Likewise round the inputs to 8 bits with two levels of scales; tell whether it is done.
+bool use_two_levels(const PackedOfOneInput& weights) {
+  if (!std::all_of(weights.begin(), weights.end(),
+                   [](const auto& each) { return each->can_use_two_levels(); }))
+    return false;
+  for (const auto& each : weights) each->use_two_levels();
+  return true;
 }
 
 void map_weights(const std::shared_ptr<PackedWeights>& weights, int file, size_t offset) {
@@ -412,6 +423,7 @@ NB_MODULE(_native, m) {
       std::to_string(MLX_VERSION_PATCH);
   m.def("min_input_bits", [] { return kernels() ? kernels()->min_input_bits : 32; });
   m.def("supports_bfloat16", [] { return kernels() && kernels()->multiplies_bfloat16; });
+  m.def("supports_two_levels", [] { return kernels() && kernels()->has_two_levels; });
   m.def("supports_scaled_inputs", [] { return kernels() && kernels()->shifts_weights; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("missing_isa", [] { return std::string(missing_isa()); });
@@ -460,6 +472,7 @@ NB_MODULE(_native, m) {
   m.def("stored_weights", &stored_weights, "layout"_a, "size"_a, "file"_a, "offset"_a,
         "is_mapped"_a);
   m.def("use_bfloat16", &use_bfloat16, "weights"_a);
+  m.def("use_two_levels", &use_two_levels, "weights"_a);
   m.def("scale_inputs", &scale_inputs, "weights"_a, "shifts"_a);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   nb::class_<ExpertLayer>(m, "ExpertLayer").def_prop_ro("nbytes", [](const ExpertLayer& layer) {

@@ -402,6 +402,16 @@ void PackedWeights::scale_inputs(Shifts shifts) {
   shifts_ = std::move(shifts);
 }
 
+bool PackedWeights::can_use_two_levels() const {
+  return kernels()->has_two_levels && panels_.input_type == InputType::kInt16 &&
+         panels_.center <= MAX_TWO_LEVEL_CENTER;
+}
+
+void PackedWeights::use_two_levels() {
+  if (!can_use_two_levels()) throw std::invalid_argument("these inputs cannot have two levels");
+  panels_.input_type = InputType::kInt8TwoLevel;
+}
+
 bool PackedWeights::can_use_bfloat16() const {
   if (!kernels()->multiplies_bfloat16 || panels_.num_inputs % UNIT_INPUTS != 0) return false;
   const bool has_integers = panels_.input_type == InputType::kInt16;

@@ -48,6 +48,13 @@ class PackedWeights {
   /// Throws std::invalid_argument.
   void scale_inputs(Shifts shifts);
 
+  /// Whether inputs can be rounded to 8 bits with two levels of scales.
+  bool can_use_two_levels() const;
+  /// Round inputs so; see InputType::kInt8TwoLevel.  Not while anything computes with these weights; for
+  /// all layers of one input or for none.
+  /// Throws std::invalid_argument.
+  void use_two_levels();
+
   /// Whether these weights can be multiplied in bfloat16.
   bool can_use_bfloat16() const;
   /// Round inputs and dequantized weights to bfloat16.  Not while anything computes with these weights;

@@ -163,6 +163,68 @@ def test_products_with_inputs_scaled_by_channel(
     assert mx.array_equal(kernels.embed(tokens, scaled), kernels.embed(tokens, unscaled))
 
 
+def two_level_steps(x: np.ndarray, group: int) -> np.ndarray:
+    """Return by how much the integers of inputs `[rows, groups * group]` differ, at most.
+
+    Inputs 0, 1, 4, 5 of each eight have a scale, and 2, 3, 6, 7 another: whole multiples of the group's.
+    """
+    eights = np.abs(x).reshape(-1, group // 8, 2, 2, 2)
+    fours = eights.max(axis=(-3, -1), keepdims=True)
+    of_group = fours.max(axis=(-4, -2), keepdims=True)
+    return np.broadcast_to((fours + of_group / 2048) / 127, eights.shape).reshape(x.shape)
+
+
+@EXAMPLES
+@given(
+    rows=NUM_ROWS,
+    outputs=st.integers(1, 200),
+    groups=st.integers(1, 6),
+    group=st.sampled_from([32, 64, 128]),
+    bits=st.sampled_from([2, 3, 4, 5, 6, "mxfp4"]),
+    seed=st.integers(0, 1000),
+)
+def test_products_with_two_levels_of_scales(
+    kernels: Any, rows: int, outputs: int, groups: int, group: int, bits: Any, seed: int
+) -> None:
+    """The error is at most that of rounding each four inputs, also where their sizes differ by far."""
+    if not kernels.supports_two_levels():
+        pytest.skip("this processor adds four products at once")
+    rng = np.random.default_rng(seed)
+    mode, bits, group = ("mxfp4", 4, 32) if bits == "mxfp4" else ("affine", bits, group)
+    weight = mx.array(rng.standard_normal((outputs, groups * group)).astype(np.float32))
+    parts = mx.quantize(weight, group_size=group, bits=bits, mode=mode)
+    dequantized = mx.dequantize(*parts, group_size=group, bits=bits, mode=mode).astype(mx.float32)
+    plain = np.array(dequantized).astype(np.float64)
+    biases = None if mode == "mxfp4" else parts[2]
+    packed, in_16_bits = (kernels.pack(*parts[:2], biases, bits, input_bits=16) for _ in range(2))
+    assert kernels.use_two_levels([packed])
+    x = rng.standard_normal((rows, groups * group)).astype(np.float32)
+    x *= 10.0 ** rng.integers(-4, 4, x.shape)
+    (y,) = kernels.linear(mx.array(x), [packed], [None])
+    scale = np.abs(x) @ np.abs(plain).T
+    most = two_level_steps(x, group) / 2 @ np.abs(plain).T
+    assert np.all(np.abs(np.array(y) - x @ plain.T) <= most * 1.01 + 2e-6 * scale)
+    (alone,) = kernels.linear(mx.array(x[-1:]), [packed], [None])
+    assert mx.array_equal(alone, y[-1:])
+    tokens = mx.array(rng.integers(0, outputs, (5, 1)))
+    assert mx.array_equal(kernels.embed(tokens, packed), kernels.embed(tokens, in_16_bits))
+
+
+def test_two_levels_are_of_all_weights_of_an_input_or_of_none(kernels: Any) -> None:
+    def packed(bits: int, input_bits: int) -> Any:
+        parts = mx.quantize(mx.ones((40, 64)), group_size=32, bits=bits)
+        return kernels.pack(*parts, bits, input_bits=input_bits)
+
+    input_bits = max(16, kernels.min_input_bits())
+    four, six, eight = (packed(bits, input_bits) for bits in (4, 6, 8))
+    before = four.layout
+    assert not kernels.use_two_levels([four, packed(4, 32)])
+    assert not kernels.use_two_levels([four, eight])
+    assert four.layout == before
+    assert kernels.use_two_levels([four, six]) == kernels.supports_two_levels()
+    assert (four.layout != before) == kernels.supports_two_levels()
+
+
 @EXAMPLES
 @given(
     rows=NUM_ROWS,
@@ -220,9 +282,11 @@ def test_nan_and_infinite_inputs_give_nan(
     x = mx.zeros((3, 64))
     x[0, 5] = mx.nan
     x[1, 40] = mx.inf
-    (y,) = kernels.linear(x, [packed], [None])
-    assert np.isnan(np.array(y[:2])).all()
-    assert np.array_equal(np.array(y[2]), np.zeros(40))
+    for _ in range(2):
+        (y,) = kernels.linear(x, [packed], [None])
+        assert np.isnan(np.array(y[:2])).all()
+        assert np.array_equal(np.array(y[2]), np.zeros(40))
+        kernels.use_two_levels([packed])
 
 
 @EXAMPLES
@@ -676,6 +740,9 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
     if kernels.supports_scaled_inputs():
         unlike.append(kernels.pack(*parts, 4, input_bits=8))
         kernels.scale_inputs(unlike[-1:], bytes(64))
+    if kernels.supports_two_levels():
+        unlike.append(kernels.pack(*parts, 4, input_bits=16))
+        assert kernels.use_two_levels(unlike[-1:])
     layer = kernels.expert_layer(packed)
     pool = kernels.pool(2, 4, 2, 8, 8)
     step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0)], [0], [0])))

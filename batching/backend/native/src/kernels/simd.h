@@ -29,6 +29,7 @@ using I32 = int32_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias
 using U32 = uint32_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 using U16 = uint16_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 using U16Pairs = uint16_t __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
+using I16Pairs = int16_t __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 using I16 = int16_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 using I8 = int8_t __attribute__((vector_size(LANES), aligned(1), may_alias));
 using U8 = uint8_t __attribute__((vector_size(LANES), aligned(1), may_alias));
@@ -277,16 +278,43 @@ ALWAYS_INLINE I32 add_products(I32 sums, I32 a, I32 b) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define HAS_VNNI
 constexpr int MIN_INPUT_BITS = 8;
+constexpr bool HAS_TWO_LEVELS = false;
 #else
 constexpr int MIN_INPUT_BITS = 16;
+constexpr bool HAS_TWO_LEVELS = true;
+
+/// Sums of the products of each two unsigned bytes, of weights, and signed ones, of the inputs of one
+/// word; they saturate.
+ALWAYS_INLINE I16Pairs byte_products(I32 weights, I32 inputs) {
+#if defined(__AVX512F__)
+  return (I16Pairs)_mm512_maddubs_epi16((__m512i)weights, (__m512i)inputs);
+#else
+  return (I16Pairs)_mm256_maddubs_epi16((__m256i)weights, (__m256i)inputs);
 #endif
+}
+
+/// In lanes 0, 1, 4, 5 of each eight the largest of these, and in 2, 3, 6, 7 likewise.
+ALWAYS_INLINE I32 max_of_pairs(I32 v) {
+#if defined(__AVX512F__)
+  v = max(v, (I32)_mm512_shuffle_epi32((__m512i)v, _MM_PERM_CDAB));
+  return max(v, (I32)_mm512_shuffle_i32x4((__m512i)v, (__m512i)v, _MM_SHUFFLE(2, 3, 0, 1)));
+#else
+  v = max(v, (I32)_mm256_shuffle_epi32((__m256i)v, _MM_SHUFFLE(2, 3, 0, 1)));
+  return max(v, (I32)_mm256_permute2x128_si256((__m256i)v, (__m256i)v, 1));
+#endif
+}
+#endif
+
+ALWAYS_INLINE I32 splat_word(const uint8_t* word) {
+  int32_t value;
+  __builtin_memcpy(&value, word, sizeof(value));
+  return splat_int(value);
+}
 
 /// Add to each lane the dot product of its weights, two 16-bit integers or, with VNNI, four unsigned
 /// bytes, and the signed inputs of one word.
 template <typename Int>
 ALWAYS_INLINE I32 dot(I32 sums, I32 weights, const uint8_t* word) {
-  int32_t inputs;
-  __builtin_memcpy(&inputs, word, sizeof(inputs));
 #if defined(__AVX512VNNI__)
   if constexpr (sizeof(Int) == 1) {
     // The compiler would broadcast a word for several vectors, which takes an instruction.
@@ -297,16 +325,17 @@ ALWAYS_INLINE I32 dot(I32 sums, I32 weights, const uint8_t* word) {
   }
 #elif defined(__AVXVNNI__)
   if constexpr (sizeof(Int) == 1)
-    return (I32)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, _mm256_set1_epi32(inputs));
+    return (I32)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)splat_word(word));
 #else
   static_assert(sizeof(Int) == 2);
 #endif
-  return add_products(sums, weights, splat_int(inputs));
+  return add_products(sums, weights, splat_word(word));
 }
 
 #else
 constexpr bool SHIFTS_WEIGHTS = false;
 constexpr int MIN_INPUT_BITS = 32;
+constexpr bool HAS_TWO_LEVELS = false;
 #endif
 
 }  // namespace

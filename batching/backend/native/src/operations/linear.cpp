@@ -52,7 +52,7 @@ InputPacker::InputPacker(const Panels& weights, int num_rows, bool has_halves)
   if (weights.input_type == InputType::kFloat32) {
     all_.floats = grow(floats, total);
   } else {
-    all_.integers = grow(integers, total * (weights.input_type == InputType::kInt16 ? 2 : 1));
+    all_.integers = grow(integers, weights.integer_bytes(total));
     all_.scales = grow(scales, total / weights.scale_group());
     all_.totals = grow(totals, total / weights.scale_group());
   }
@@ -83,6 +83,7 @@ void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
     case InputType::kFloat32: return k.pack_row(x, m, height, size, group, to);
     case InputType::kInt16: return k.pack_row_int16(x, m, height, size, group, to);
     case InputType::kInt8: return k.pack_row_int8(x, weights_.shifts, m, height, size, group, to);
+    case InputType::kInt8TwoLevel: return k.pack_row_two_level(x, m, height, size, group, to);
     case InputType::kBfloat16: return k.pack_row_bf16(x, input_factor_, m, height, size, to);
   }
 }

@@ -11,14 +11,12 @@
 #include "kernels.h"
 #include "kernels/linear/int_sums.h"
 #include "kernels/linear/integers.h"
+#include "kernels/linear/two_level.h"
 #include "kernels/microkernel.h"
 
 namespace {
 
 #if defined(HAS_DOT) && !defined(HAS_VNNI)
-
-/// Rows of one call: enough that unpacking is little, and that their sums stay in the L1 cache.
-constexpr int MAX_ROWS_INT = 24;
 
 /// The weights of eight inputs in the columns of a panel, as pairs.
 template <native::Format FORMAT>
@@ -106,7 +104,17 @@ void multiply_blocks(const native::Panels& weights, const native::PackedInputs& 
 template <typename Int, bool HAS_HALVES, native::Format FORMAT>
 void multiply_ints(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
                    const int32_t* begins, int height, float* y, size_t ldy, Prefetcher prefetcher) {
-  static_assert(sizeof(Int) == 2);
+  if constexpr (sizeof(Int) == 1) {
+    const auto run = [&]<int ROWS>() {
+      const auto multiply = has_biases(weights)
+                                ? multiply_two_level<FORMAT, HAS_HALVES, true, ROWS>
+                                : multiply_two_level<FORMAT, HAS_HALVES, false, ROWS>;
+      multiply(weights, x, p, begins, height, y, ldy, prefetcher);
+    };
+    if (height == 1) return run.template operator()<1>();
+    if (height == 2) return run.template operator()<2>();
+    return run.template operator()<0>();
+  }
   alignas(64) float results[MAX_ROWS_INT * COLUMNS];
   for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
   if (height == 1)

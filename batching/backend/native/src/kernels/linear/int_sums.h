@@ -23,9 +23,7 @@ struct ShiftedWeights {
   /// The weights of four inputs in each lane, of those loaded, shifted by as much as these inputs.
   template <int ROWS>
   ALWAYS_INLINE I32 at(U16Pairs loaded, int four, const uint8_t* shifts) const {
-    int32_t word;
-    __builtin_memcpy(&word, shifts, sizeof(word));
-    const I32 q = (I32)(four ? loaded >> 2 : loaded << 2) & 0x3c3c3c3c, by = splat_int(word);
+    const I32 q = (I32)(four ? loaded >> 2 : loaded << 2) & 0x3c3c3c3c, by = splat_word(shifts);
     // For "or" the compiler would join both operations: with many rows, the port of what that gives
     // has no time left (Zen 4).
     return look_up(*reinterpret_cast<const I32*>(table), ROWS > 2 ? q + by : q | by);

@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "kernels/linear/blocks.h"
 #include "kernels/linear/integers.h"
+#include "kernels/linear/two_level.h"
 #include "kernels/linear/vnni.h"
 #include "kernels/microkernel.h"
 
@@ -13,7 +14,7 @@ namespace {
 
 /// Inputs that a sum is of.
 int inputs_of_sum(const native::Panels& w) {
-  const bool uses_halves = w.input_type == native::InputType::kInt16 && w.has_halves();
+  const bool uses_halves = w.input_type != native::InputType::kInt8 && w.has_halves();
   return uses_halves ? native::HALF_GROUP : w.scale_group();
 }
 

@@ -70,12 +70,16 @@ int max_tile_rows(const Panels& weights) {
   switch (weights.input_type) {
     case InputType::kFloat32: return MAX_ROWS;
     case InputType::kBfloat16: return max_rows_amx(weights);
-    case InputType::kInt8: return max_rows_int<int8_t>();
+    case InputType::kInt8:
+    case InputType::kInt8TwoLevel: return max_rows_int<int8_t>();
     default: return max_rows_int<int16_t>();
   }
 }
 
 Tiles tiles_of(const LinearArgs& args) { return {args.num_rows, max_tile_rows(args.weights)}; }
+
+/// How inputs of 8 bits are packed for this instruction set.
+constexpr InputType INT8_TYPE = HAS_TWO_LEVELS ? InputType::kInt8TwoLevel : InputType::kInt8;
 
 using LinearTile = decltype(&linear_tile_floats<float>);
 
@@ -86,8 +90,8 @@ LinearTile linear_tile_int_of(const Panels& weights) {
 
 LinearTile linear_tile_of(const Panels& weights) {
   if (weights.input_type == InputType::kInt16) return linear_tile_int_of<int16_t>(weights);
-  if constexpr (MIN_INPUT_BITS == 8)
-    if (weights.input_type == InputType::kInt8) return linear_tile_int_of<int8_t>(weights);
+  if constexpr (MIN_INPUT_BITS == 8 || HAS_TWO_LEVELS)
+    if (weights.input_type == INT8_TYPE) return linear_tile_int_of<int8_t>(weights);
   const bool is_bf16 = weights.input_type == InputType::kBfloat16;
   switch (weights.format) {
     case Format::kFloat32: return linear_tile_floats<float>;
@@ -165,7 +169,8 @@ void linear_tiles(const LinearArgs& args, int panel, int next, int first_tile, i
 void prepare_tiles(const LinearArgs& args, float* scratch) {
   const InputType type = args.weights.input_type;
   // With biases and 8 bits sums begin with 0.
-  if (type == InputType::kInt16 || (type == InputType::kInt8 && !has_biases(args.weights)))
+  if (type == InputType::kInt16 || type == InputType::kInt8TwoLevel ||
+      (type == InputType::kInt8 && !has_biases(args.weights)))
     begin_sums(args, reinterpret_cast<int32_t*>(scratch));
 }
 

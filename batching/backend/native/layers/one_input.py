@@ -1,4 +1,4 @@
-"""Multiplies in bfloat16, where a processor has a matrix unit for that (Intel's AMX)."""
+"""Which weights share an input: it is packed once, so all of them have it rounded further or none."""
 
 from collections.abc import Mapping
 from typing import Any
