@@ -179,12 +179,11 @@ struct Tiles {
 /// `[tile][input / 8][row][8]` with, for each group, the scale, the scale times the sum of the
 /// integers, and that sum, `[tile][group][row]` each.  16-bit integers of four inputs are in the
 /// order 0, 2, 1, 3.  Where weights have groups of HALF_GROUP, there are the sums of these, too.  Scales
-/// and sums of integers of 8 bits are those of each INT8_GROUP; only `sums` are of a group.  Those of two
-/// levels are `[tile][input / TWO_LEVEL_INPUTS][row][TWO_LEVEL_BYTES]`: the integers, then factors of 16
-/// bits, of which each eight inputs have two, for 0, 1, 4, 5 and for 2, 3, 6, 7; sums are of integers times
-/// factors.  Of
-/// bfloat16 there are only the numbers, `[tile][input / UNIT_INPUTS][row][UNIT_INPUTS]`, in the order of
-/// 16-bit integers.
+/// and sums of integers of 8 bits are those of each INT8_GROUP; only `sums` are of a group.  Those with two
+/// levels of scales are `[tile][input / TWO_LEVEL_INPUTS][row][TWO_LEVEL_BYTES]`: the integers, then their
+/// factors of 16 bits, two for each eight inputs, of 0, 1, 4, 5 and of 2, 3, 6, 7; sums are of integers
+/// times factors.  Of bfloat16 there are only the numbers, `[tile][input / UNIT_INPUTS][row][UNIT_INPUTS]`,
+/// in the order of 16-bit integers.
 struct PackedInputs {
   float* floats;
   uint8_t* integers;
