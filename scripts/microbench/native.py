@@ -71,6 +71,9 @@ def _formats(native: Native) -> list[tuple[str, int, dict[str, int]]]:
     ]
     if native.supports_scaled_inputs:
         formats += [("4 bits, inputs of 8, scaled", 4, {"input_bits": 8, "max_shift": 2})]
+    if native.supports_two_levels:
+        name = "4 bits, inputs of 8 in two levels"
+        formats += [(name, 4, {"input_bits": 16, "levels": 2})]
     return formats
 
 
@@ -78,7 +81,15 @@ def _contexts(pace: Pace) -> list[tuple[int, int]]:
     return [(1, 128)] if pace == QUICK else [(1, 128), (16, 128), (16, 1024), (1, 4096)]
 
 
-def _product(kernels: Any, num_rows: int, bits: int, *, max_shift: int = 0, **options: int) -> Case:
+def _product(
+    kernels: Any,
+    num_rows: int,
+    bits: int,
+    *,
+    max_shift: int = 0,
+    levels: int = 1,
+    **options: int,
+) -> Case:
     weight = mx.random.normal((2 * _WIDTH, _SIZE))
     # Scales of 16 bits, as models have them.
     parts = mx.quantize(weight.astype(mx.float16), group_size=32, bits=bits) if bits else (weight,)
@@ -87,6 +98,8 @@ def _product(kernels: Any, num_rows: int, bits: int, *, max_shift: int = 0, **op
     packed = [first, *(pack() for _ in range(_MEMORY // first.nbytes))]
     if max_shift:
         kernels.scale_inputs(packed, bytes(i % (max_shift + 1) for i in range(_SIZE)))
+    if levels == 2:
+        kernels.use_two_levels(packed)
     x = mx.random.normal((num_rows, _SIZE))
     mx.eval(x)
 
