@@ -18,7 +18,7 @@ class Native:
 
     cores: the cores that the process may use, for the start-up banner.
     nodes: the NUMA nodes among which the threads are divided, if there are several.
-    min_input_bits: the fewest bits to which activations can be rounded in the fast modes; 32 is not at
+    min_input_bits: the fewest bits of activations for which weights can be packed; 32 is not rounded at
         all.
     supports_scaled_inputs: activations of 8 bits can be scaled by channel.
     supports_two_levels: activations of 8 bits can have two levels of scales.

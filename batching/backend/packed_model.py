@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 # What is noted beside the weights.
 _SHIFTS: Final = "inputs, scaled by channel"
+# Of packed weights.  By default smaller models have no two levels of scales: they are fast as it is, and a near
+# tie of theirs decides a whole answer (the bundled one's, of the capital of France).
+_MIN_TWO_LEVEL_BYTES: Final = 1 << 28
 
 
 class CannotUseFile(Exception):
@@ -65,7 +68,7 @@ class PackedModel:
         further_rounding: FurtherRounding | None,
         dtype: mx.Dtype | None,
     ) -> None:
-        self._sharing = config.share_weights
+        self._sharing, self._precision = config.share_weights, config.cpu_precision
         self._native, self._loaded, self._input_bits = native, loaded, input_bits
         self._further_rounding = further_rounding
         self._has_two_levels = False
@@ -177,12 +180,17 @@ class PackedModel:
         for weights in self._packing.of_one_input:
             if self._further_rounding is FurtherRounding.BFLOAT16:
                 self._native.module.use_bfloat16(weights)
-            else:
+            elif self._may_use_two_levels():
                 self._has_two_levels |= self._native.module.use_two_levels(weights)
         shifts = self._packing.shifts
         scale_inputs(self._native.module, self._packing.packed, shifts)
         if self._packing.finds_shifts:
             self._entry.keep_note(_SHIFTS, {k: b64encode(v).decode() for k, v in shifts.items()})
+
+    def _may_use_two_levels(self) -> bool:
+        num_bytes = sum(weights.nbytes for weights in self._packing.packed.values())
+        is_asked = self._precision == "fastest" or num_bytes >= _MIN_TWO_LEVEL_BYTES
+        return is_asked and self._further_rounding is FurtherRounding.TWO_LEVELS
 
     def _known_shifts(self) -> Shifts | None:
         """Return those of an earlier start; None if they are not known."""

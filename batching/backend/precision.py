@@ -20,7 +20,7 @@ class FurtherRounding(Enum):
     """What activations are rounded to once the self-check has passed.
 
     BFLOAT16: and so are weights; a matrix unit of the processor multiplies both.
-    SCALED: to 8 bits, scaled by channel, for weights of 4 bits.
+    SCALED: to 8 bits, scaled by channel, for weights of up to 4 bits.
     TWO_LEVELS: to 8 bits with two levels of scales, for weights of up to 6 bits.
     """
 

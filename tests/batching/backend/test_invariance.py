@@ -568,8 +568,8 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
         (BFLOAT16, 6, 0.0153),
         # 0.0134 to 0.0157; the highest of a processor whose default is another, as of the next.
         (SCALED, 4, 0.018),
-        # 0.0113 on a Zen 3.
-        (TWO_LEVELS, 5, 0.0153),
+        # 0.0109 on a Zen 3, and 5 texts.
+        (TWO_LEVELS, 3, 0.0153),
         pytest.param(FASTEST, 4, 0.018, marks=pytest.mark.slow),
         pytest.param(UNSCALED, 6, 0.006, marks=pytest.mark.slow),
         pytest.param(FAST, 10, 0.0006, marks=pytest.mark.slow),

@@ -268,7 +268,7 @@ def test_the_start_says_what_is_rounded(
         what = f"{precision}: quantized weights are multiplied with activations of {num_bits} bits"
         if native.supports_scaled_inputs and precision != "fast":
             what += ", 4-bit ones with 8 bits, scaled by channel"
-        elif native.supports_two_levels and precision != "fast":
+        elif native.supports_two_levels and precision == "fastest":
             what += ", those of up to 6 bits with 8 bits, in two levels of scales"
         assert f"kernels   {native}; {what}" in build_engine(config).startup_lines
         assert used[-1] == num_bits

@@ -19,7 +19,7 @@ from mlx_lm.utils import save_config, save_model
 from safetensors import safe_open
 
 from batching import EngineConfig
-from batching.backend import engine_builder
+from batching.backend import engine_builder, packed_model
 from batching.backend.engine_builder import build_engine
 from batching.backend.hooks.undo import Changes
 from batching.backend.loader import load_model
@@ -233,10 +233,27 @@ def test_inputs_are_rounded_further_by_default(config: EngineConfig, native: Nat
     default, fast = (start(replace(config, cpu_precision=each)) for each in ("auto", "fast"))
     fast_pool = start(replace(config, cpu_precision="fast", kv_cache_dtype="bfloat16"))
     assert default[1] != fast[1]
-    rounds_further = (
-        native.supports_scaled_inputs or native.supports_two_levels or native.supports_bfloat16
-    )
+    rounds_further = native.supports_scaled_inputs or native.supports_bfloat16
     assert (default[1] != fast_pool[1]) == rounds_further
+
+
+def test_two_levels_of_scales_are_of_large_models_by_default(
+    config: EngineConfig, native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native.supports_two_levels:
+        pytest.skip("this processor adds four products at once")
+    fastest = replace(config, cpu_precision="fastest", kv_cache_dtype="bfloat16")
+    small, with_two_levels = start(config)[1], start(fastest)[1]
+    assert small != with_two_levels
+    gc.collect()
+    before = native.module.weight_bytes()
+    loaded = build_engine(config)
+    num_bytes = native.module.weight_bytes() - before
+    del loaded
+    monkeypatch.setattr(packed_model, "_MIN_TWO_LEVEL_BYTES", num_bytes)
+    assert start(config)[1] == with_two_levels
+    monkeypatch.setattr(packed_model, "_MIN_TWO_LEVEL_BYTES", num_bytes + 1)
+    assert start(config)[1] == small
 
 
 def test_mapped_weights_are_counted_and_end_with_the_model(

@@ -294,7 +294,7 @@ ALWAYS_INLINE I16Pairs byte_products(I32 weights, I32 inputs) {
 }
 
 /// In lanes 0, 1, 4, 5 of each eight the largest of these, and in 2, 3, 6, 7 likewise.
-ALWAYS_INLINE I32 max_of_pairs(I32 v) {
+ALWAYS_INLINE I32 max_of_fours(I32 v) {
 #if defined(__AVX512F__)
   v = max(v, (I32)_mm512_shuffle_epi32((__m512i)v, _MM_PERM_CDAB));
   return max(v, (I32)_mm512_shuffle_i32x4((__m512i)v, (__m512i)v, _MM_SHUFFLE(2, 3, 0, 1)));
@@ -305,6 +305,7 @@ ALWAYS_INLINE I32 max_of_pairs(I32 v) {
 }
 #endif
 
+/// Four bytes in each lane.
 ALWAYS_INLINE I32 splat_word(const uint8_t* word) {
   int32_t value;
   __builtin_memcpy(&value, word, sizeof(value));

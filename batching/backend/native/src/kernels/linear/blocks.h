@@ -114,16 +114,17 @@ void multiply_ints(const native::Panels& weights, const native::PackedInputs& x,
     if (height == 1) return run.template operator()<1>();
     if (height == 2) return run.template operator()<2>();
     return run.template operator()<0>();
+  } else {
+    alignas(64) float results[MAX_ROWS_INT * COLUMNS];
+    for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
+    if (height == 1)
+      multiply_int16<FORMAT, 1, HAS_HALVES>(weights, x, p, begins, results, prefetcher);
+    else if (height == 2)
+      multiply_int16<FORMAT, 2, HAS_HALVES>(weights, x, p, begins, results, prefetcher);
+    else
+      multiply_blocks<FORMAT, HAS_HALVES>(weights, x, p, begins, height, results, prefetcher);
+    copy_rows(results, height, y, ldy);
   }
-  alignas(64) float results[MAX_ROWS_INT * COLUMNS];
-  for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
-  if (height == 1)
-    multiply_int16<FORMAT, 1, HAS_HALVES>(weights, x, p, begins, results, prefetcher);
-  else if (height == 2)
-    multiply_int16<FORMAT, 2, HAS_HALVES>(weights, x, p, begins, results, prefetcher);
-  else
-    multiply_blocks<FORMAT, HAS_HALVES>(weights, x, p, begins, height, results, prefetcher);
-  copy_rows(results, height, y, ldy);
 }
 
 #endif

@@ -4,7 +4,6 @@
 #include "kernels.h"
 #include "kernels/linear/blocks.h"
 #include "kernels/linear/integers.h"
-#include "kernels/linear/two_level.h"
 #include "kernels/linear/vnni.h"
 #include "kernels/microkernel.h"
 

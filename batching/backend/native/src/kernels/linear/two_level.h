@@ -17,8 +17,8 @@ namespace {
 /// Rows of one call: enough that unpacking is little, and that their sums stay in the L1 cache.
 constexpr int MAX_ROWS_INT = 24;
 
-/// The largest factor is this or one more.  Sums of 128 inputs times weights of 6 bits times factors
-/// are below 2^31.
+/// That of the group's largest input.  Sums of 128 inputs times weights of 6 bits times factors are
+/// below 2^31.
 constexpr int MAX_FACTOR = 1 << 11;
 
 /// How inputs of a group are rounded.
@@ -30,9 +30,11 @@ struct TwoLevelRounding {
     const Rounding<int8_t> one_level(top);
     scale = one_level.scale * (1.0f / MAX_FACTOR);
     integers_per_unit = one_level.factor * MAX_FACTOR;
-    factors_per_unit = integers_per_unit * (1.0f / Rounding<int8_t>::TOP);
+    // The largest becomes MAX_FACTOR and no more, so that an input alone is exact.
+    factors_per_unit = integers_per_unit * ((1 - 0x1p-20f) / Rounding<int8_t>::TOP);
   }
-  /// Of the largest absolute values; those that are rounded with them become TOP at most.
+  /// Of the largest absolute values; those that are rounded with them become TOP at most.  Of inputs that
+  /// are not finite they may be any.
   ALWAYS_INLINE I32 factors(I32 tops) const {
     return __builtin_convertvector((F32)tops * splat(factors_per_unit), I32) + 1;
   }
@@ -48,7 +50,7 @@ ALWAYS_INLINE int32_t pack_two_level_block(const float* x, const TwoLevelRoundin
   I32 sums{};
   for (int i = 0; i < native::TWO_LEVEL_INPUTS; i += LANES) {
     const F32 values = load(x + i);
-    const I32 factors = rounding.factors(max_of_pairs((I32)absolute(values)));
+    const I32 factors = rounding.factors(max_of_fours((I32)absolute(values)));
     const I32 q = rounding.integers(values, factors);
     const auto bytes = narrow<int8_t>(q);
     __builtin_memcpy(to + i, &bytes, LANES);
