@@ -63,7 +63,7 @@ class _Backend:
     config: the configuration with the changes that this model needed.
     limits: the scheduler's limits within which the runner is correct.
     pool_line, packed_line: lines of the start-up banner.
-    eight_bits: as of PackedModel.
+    rounding_note: as of PackedModel.
     kernels: the kernels of a GPU's pool, or why there are none.
     """
 
@@ -74,7 +74,7 @@ class _Backend:
     embeddings: Embeddings | NoEmbeddings
     kernels: PoolKernels | NoKernels
     packed_line: str = ""
-    eight_bits: str = ""
+    rounding_note: str = ""
 
 
 class _CannotRun(ModelLoadError):
@@ -207,7 +207,7 @@ def _load_as(
         return loaded, replace(
             backend,
             packed_line=packed_line,
-            eight_bits=packed.eight_bits if packed else "",
+            rounding_note=packed.rounding_note if packed else "",
         )
     except CannotUseFile:
         # It is gone now, if it can be deleted.
@@ -367,7 +367,7 @@ def _pool_line(config: EngineConfig, layout: CacheLayout, size: PoolSize, block:
     )
 
 
-def _precision_note(config: EngineConfig, native: Native | NoNative, eight_bits: str) -> str:
+def _precision_note(config: EngineConfig, native: Native | NoNative, rounding_note: str) -> str:
     if config.cpu_precision == "exact" or isinstance(native, NoNative):
         return ""
     bits = precision.input_bits(config, native)
@@ -378,14 +378,14 @@ def _precision_note(config: EngineConfig, native: Native | NoNative, eight_bits:
         name = "fast" if name == "auto" else name
         return f"; this processor has no {name} mode, inputs of products are not rounded"
     line = f"; {name}: quantized weights are multiplied with activations of {bits} bits"
-    return f"{line}, {eight_bits}" if eight_bits else line
+    return f"{line}, {rounding_note}" if rounding_note else line
 
 
 def _kernels_line(
     config: EngineConfig, native: Native | NoNative, memory: GpuMemory | None, backend: _Backend
 ) -> str:
     if memory is None:
-        note = _precision_note(config, native, backend.eight_bits)
+        note = _precision_note(config, native, backend.rounding_note)
         return f"kernels   {native}{note}"
     return f"kernels   of the KV cache: {backend.kernels}"
 

@@ -164,7 +164,7 @@ class PackedModel:
         return maps_large_pages(self._native.module, layouts[name], *where)
 
     @property
-    def eight_bits(self) -> str:
+    def rounding_note(self) -> str:
         """With which weights activations are rounded to 8 bits, and how these are scaled; "" if with none."""
         if self._packing.shifts:
             return "4-bit ones with 8 bits, scaled by channel"
@@ -177,10 +177,11 @@ class PackedModel:
 
         It must not be called while the model runs.
         """
+        may_use_two_levels = self._may_use_two_levels()
         for weights in self._packing.of_one_input:
             if self._further_rounding is FurtherRounding.BFLOAT16:
                 self._native.module.use_bfloat16(weights)
-            elif self._may_use_two_levels():
+            elif may_use_two_levels:
                 self._has_two_levels |= self._native.module.use_two_levels(weights)
         shifts = self._packing.shifts
         scale_inputs(self._native.module, self._packing.packed, shifts)

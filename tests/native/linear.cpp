@@ -131,15 +131,16 @@ void fill_parameters(Layer& layer, Random& random, size_t size) {
   plain.biases = layer.biases.data();
 }
 
-void fill_quantized(Layer& layer, Random& random) {
+/// Set the integers of a layer to what `next` returns, and its weights by these.
+template <typename Next>
+void fill_integers(Layer& layer, Next next) {
   PlainWeights& plain = layer.plain;
-  const size_t rows = static_cast<size_t>(plain.num_matrices) * plain.num_outputs;
-  const size_t size = rows * plain.num_inputs;
-  layer.words.resize(size * plain.bits / 32);
-  fill_parameters(layer, random, size / plain.group);
+  const size_t size = layer.scales.size() * plain.group;
+  layer.words.assign(size * plain.bits / 32, 0);
+  layer.weights.clear();
   auto* bytes = reinterpret_cast<uint8_t*>(layer.words.data());
   for (size_t i = 0; i < size; i++) {
-    const int q = random.between(0, (1 << plain.bits) - 1);
+    const int q = next();
     for (int b = 0; b < plain.bits; b++)
       bytes[(i * plain.bits + b) / 8] |= (q >> b & 1) << (i * plain.bits + b) % 8;
     const size_t group = i / plain.group;
@@ -148,6 +149,13 @@ void fill_quantized(Layer& layer, Random& random) {
     layer.weights.push_back(dequantized(code, layer.scales[group], layer.biases[group], top));
   }
   plain.weights = layer.words.data();
+}
+
+void fill_quantized(Layer& layer, Random& random) {
+  const PlainWeights& plain = layer.plain;
+  const size_t rows = static_cast<size_t>(plain.num_matrices) * plain.num_outputs;
+  fill_parameters(layer, random, rows * plain.num_inputs / plain.group);
+  fill_integers(layer, [&] { return random.between(0, (1 << plain.bits) - 1); });
 }
 
 /// The kind of a layer, without its size.
@@ -482,9 +490,8 @@ void test_kind(Random& random, const Kind& kind) {
   }
 }
 
-void test_several_of_one_input(Random& random, InputType input_type,
-                               const std::vector<Format>& formats, bool is_scaled = false,
-                               bool in_bfloat16 = false) {
+/// Layers like one of a kind, but of these formats.
+void test_several_of_one_input(Random& random, Kind kind, const std::vector<Format>& formats) {
   constexpr int NUM_INPUTS = 256;
   const Shifts shifts = random_shifts(random, NUM_INPUTS);
   std::list<Product> products;
@@ -492,15 +499,16 @@ void test_several_of_one_input(Random& random, InputType input_type,
   int least = BFLOAT16_EXPONENT;
   for (int i = 0; i < 3; i++)
     for (Format format : formats) {
-      const Kind kind{.format = format, .input_type = input_type};
+      kind.format = format;
       const int group = kind.is_quantized() ? random.one_of({16, 32}) : 0;
       products.emplace_back(random, make_layer(random, kind, NUM_INPUTS, group), 30);
-      if (is_scaled) products.back().packed.scale_inputs(shifts);
+      if (kind.is_scaled) products.back().packed.scale_inputs(shifts);
+      if (kind.has_two_levels) products.back().packed.use_two_levels();
       least = std::min(least, products.back().packed.panels().exponent);
       products.back().x = products.front().x;
     }
   for (Product& product : products) {
-    if (in_bfloat16) product.packed.use_bfloat16(least);
+    if (kind.in_bfloat16) product.packed.use_bfloat16(least);
     args.push_back(product.args());
     args.back().x = products.front().x.data();
   }
@@ -542,6 +550,48 @@ void test_what_cannot_be_multiplied_in_bfloat16(Random& random) {
     Product product(random, make_layer(random, kind, 256), 1);
     expect(is_refused(product.packed, product.packed.panels().exponent + 1),
            "weights beyond float16: " + product.name());
+  }
+}
+
+/// The largest weights and inputs, of one sign or of both: no sum of theirs may leave its bits.
+void test_largest_sums_of_two_levels(Random& random) {
+  constexpr int LARGEST_OF_MXFP4 = 7;
+  for (Kind kind : two_level_kinds())
+    for (int i = 0; i < 8; i++) {
+      if (kind.format == Format::kBits8) kind.bits = 6;
+      LayerPointer layer = make_layer(random, kind, 256, 128);
+      const bool is_mxfp4 = kind.format == Format::kMxfp4;
+      const int largest = is_mxfp4 ? LARGEST_OF_MXFP4 : (1 << layer->plain.bits) - 1;
+      fill_integers(*layer, [=] { return largest; });
+      Product product(random, std::move(layer), 3);
+      for (size_t at = 0; at < product.x.size(); at++)
+        product.x[at] = at < 256 || (at < 512 && at % 2) ? 1.0f : -1.0f;
+      product.packed.use_two_levels();
+      multiply({product.args()});
+      check_product(product);
+      check_rows_alone(product);
+    }
+}
+
+/// An input alone is not rounded.
+void test_single_inputs_of_two_levels(Random& random) {
+  for (const Kind& kind : two_level_kinds()) {
+    Product product(random, make_layer(random, kind, 128, 32), 128);
+    product.bias.clear();
+    product.residual.clear();
+    std::fill(product.x.begin(), product.x.end(), 0.0f);
+    for (int i = 0; i < 128; i++) product.x[i * 128 + i] = std::ldexp(1.0f, random.between(-20, 20));
+    product.packed.use_two_levels();
+    multiply({product.args()});
+    std::vector<Expected> expected;
+    const int num_outputs = product.layer->plain.num_outputs;
+    for (int i = 0; i < 128; i++)
+      for (int j = 0; j < num_outputs; j++) {
+        const Expected& weight = product.layer->weights[j * 128 + i];
+        const double x = product.x[i * 128 + i];
+        expected.push_back({x * weight.value, x * (4 * weight.tolerance + 1e-30)});
+      }
+    expect_close(product.y, expected, "single inputs: " + product.name());
   }
 }
 
@@ -738,6 +788,7 @@ void test_experts(Random& random, const Kind& kind) {
 void test_unequal_experts(Random& random, const Kind& kind) {
   const int num_rows = 1200;
   Product product(random, make_layer(random, kind, 64, 16, 2), num_rows);
+  round_further(random, kind, product.packed);
   std::vector<int32_t> indices(num_rows, 1);
   indices[0] = 0;
   set_num_threads(1);
@@ -747,6 +798,7 @@ void test_unequal_experts(Random& random, const Kind& kind) {
 void test_experts(Random& random) {
   for (InputType input_type : input_types())
     test_unequal_experts(random, {Format::kBits4, input_type});
+  for (const Kind& kind : two_level_kinds()) test_unequal_experts(random, kind);
   for (const auto& kinds : {bfloat16_kinds(), two_level_kinds()})
     for (const Kind& kind : kinds) test_experts(random, kind);
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4,
@@ -766,7 +818,7 @@ void test_linear() {
   if (kernels()->shifts_weights) {
     test_kind(random, {Format::kBits4, InputType::kInt16, true});
     test_kind(random, {Format::kMxfp4, InputType::kInt8, true});
-    test_several_of_one_input(random, InputType::kInt16, {Format::kBits4}, true);
+    test_several_of_one_input(random, {Format::kBits4, InputType::kInt16, true}, {Format::kBits4});
   }
   for (const auto& kinds : {bfloat16_kinds(), two_level_kinds()})
     for (const Kind& kind : kinds) test_kind(random, kind);
@@ -775,10 +827,13 @@ void test_linear() {
   test_what_cannot_have_two_levels(random);
   test_wrong_shifts(random);
   const std::vector<Format> quantized{Format::kBits8, Format::kBits4};
-  test_several_of_one_input(random, InputType::kFloat32, {Format::kFloat32, Format::kBfloat16});
-  for (InputType input_type : input_types()) test_several_of_one_input(random, input_type, quantized);
-  if (kernels()->multiplies_bfloat16)
-    test_several_of_one_input(random, InputType::kInt16, quantized, false, true);
+  test_several_of_one_input(random, {Format::kFloat32}, {Format::kFloat32, Format::kBfloat16});
+  for (InputType input_type : input_types())
+    test_several_of_one_input(random, {Format::kBits4, input_type}, quantized);
+  for (const auto& kinds : {bfloat16_kinds(), two_level_kinds()})
+    if (!kinds.empty()) test_several_of_one_input(random, kinds.back(), quantized);
+  test_largest_sums_of_two_levels(random);
+  test_single_inputs_of_two_levels(random);
   test_two_callers(random);
   test_experts(random);
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kMxfp4})

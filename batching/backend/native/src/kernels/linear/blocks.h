@@ -1,5 +1,5 @@
-// Products of quantized weights and inputs of 16 bits without VNNI: a block of weights is unpacked into
-// registers and multiplied with all rows of a tile.
+// Products of quantized weights and integer inputs without VNNI; those of 16 bits, here: a block of weights is
+// unpacked into registers and multiplied with all rows of a tile.
 //
 // AVX2 has 16 registers, and a product of integers takes two instructions, so that a tile of sums in
 // registers would have few rows, and unpacking would be a third of the work.  The sums are in the L1

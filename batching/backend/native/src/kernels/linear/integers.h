@@ -19,6 +19,11 @@ namespace {
 /// Adjacent inputs of a row.
 constexpr int EIGHT = 8;
 
+#if !defined(HAS_VNNI)
+/// Rows of one call: enough that unpacking is little, and that their sums stay in the L1 cache.
+constexpr int MAX_ROWS_INT = 24;
+#endif
+
 /// Store the integers of one vector, eight at a time, `stride` bytes apart.
 template <typename Int>
 ALWAYS_INLINE void store_eights(uint8_t* to, size_t stride, I32 q) {
@@ -62,26 +67,19 @@ struct IntegerStore {
   }
 };
 
-/// Pack a row `[size]`.
-void pack_row_int16(const float* x, int row, int height, int size, int group,
-                    const native::PackedInputs& to) {
-  constexpr int HALF = native::HALF_GROUP, INPUT_BYTES = EIGHT * sizeof(int16_t);
-  IntegerStore<int16_t> integers{to.integers + INPUT_BYTES * row,
-                                 static_cast<size_t>(INPUT_BYTES) * height};
+/// Pack a row `[size]` whose groups have a scale: `pack_half(x, rounding)` packs HALF_GROUP inputs and
+/// returns the sum of what the scale multiplies.
+template <typename GroupRounding, typename PackHalf>
+ALWAYS_INLINE void pack_groups(const float* x, int row, int height, int size, int group,
+                               const native::PackedInputs& to, PackHalf pack_half) {
   int half = row;
-  for (int at = row; at < size / group * height + row; at += height, x += group) {
+  for (int at = row; at < size / group * height + row; at += height) {
     I32 top{};
     for (int i = 0; i < group; i += LANES) top = max(top, (I32)absolute(load(x + i)));
-    const Rounding<int16_t> rounding(top);
+    const GroupRounding rounding(top);
     int32_t total = 0;
-    for (int first = 0; first < group; first += HALF, half += height) {
-      I32 sums{};
-      for (int i = first; i < first + HALF; i += LANES) {
-        const I32 q = rounding.integers(load(x + i));
-        integers.add(q);
-        sums += q;
-      }
-      const int32_t of_half = sum(sums);
+    for (const float* end = x + group; x < end; x += native::HALF_GROUP, half += height) {
+      const int32_t of_half = pack_half(x, rounding);
       total += of_half;
       if (!to.half_sums) continue;
       to.half_sums[half] = rounding.scale * of_half;
@@ -91,6 +89,24 @@ void pack_row_int16(const float* x, int row, int height, int size, int group,
     to.sums[at] = rounding.scale * total;
     to.totals[at] = total;
   }
+}
+
+void pack_row_int16(const float* x, int row, int height, int size, int group,
+                    const native::PackedInputs& to) {
+  constexpr int INPUT_BYTES = EIGHT * sizeof(int16_t);
+  IntegerStore<int16_t> integers{to.integers + INPUT_BYTES * row,
+                                 static_cast<size_t>(INPUT_BYTES) * height};
+  const auto pack_half = [&](const float* inputs, const Rounding<int16_t>& rounding)
+                             __attribute__((always_inline)) {
+    I32 sums{};
+    for (int i = 0; i < native::HALF_GROUP; i += LANES) {
+      const I32 q = rounding.integers(load(inputs + i));
+      integers.add(q);
+      sums += q;
+    }
+    return sum(sums);
+  };
+  pack_groups<Rounding<int16_t>>(x, row, height, size, group, to, pack_half);
 }
 
 void pack_row_int8(const float* x, const uint8_t* shifts, int row, int height, int size, int group,

@@ -78,9 +78,6 @@ int max_tile_rows(const Panels& weights) {
 
 Tiles tiles_of(const LinearArgs& args) { return {args.num_rows, max_tile_rows(args.weights)}; }
 
-/// How inputs of 8 bits are packed for this instruction set.
-constexpr InputType INT8_TYPE = HAS_TWO_LEVELS ? InputType::kInt8TwoLevel : InputType::kInt8;
-
 using LinearTile = decltype(&linear_tile_floats<float>);
 
 template <typename Int>
@@ -90,8 +87,9 @@ LinearTile linear_tile_int_of(const Panels& weights) {
 
 LinearTile linear_tile_of(const Panels& weights) {
   if (weights.input_type == InputType::kInt16) return linear_tile_int_of<int16_t>(weights);
-  if constexpr (MIN_INPUT_BITS == 8 || HAS_TWO_LEVELS)
-    if (weights.input_type == INT8_TYPE) return linear_tile_int_of<int8_t>(weights);
+  const bool is_int8 = weights.input_type == InputType::kInt8 ||
+                       weights.input_type == InputType::kInt8TwoLevel;
+  if (is_int8) return linear_tile_int_of<int8_t>(weights);
   const bool is_bf16 = weights.input_type == InputType::kBfloat16;
   switch (weights.format) {
     case Format::kFloat32: return linear_tile_floats<float>;

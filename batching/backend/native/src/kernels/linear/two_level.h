@@ -14,9 +14,6 @@ namespace {
 
 #if defined(HAS_DOT) && !defined(HAS_VNNI)
 
-/// Rows of one call: enough that unpacking is little, and that their sums stay in the L1 cache.
-constexpr int MAX_ROWS_INT = 24;
-
 /// That of the group's largest input.  Sums of 128 inputs times weights of 6 bits times factors are
 /// below 2^31.
 constexpr int MAX_FACTOR = 1 << 11;
@@ -63,29 +60,17 @@ ALWAYS_INLINE int32_t pack_two_level_block(const float* x, const TwoLevelRoundin
   return sum(sums);
 }
 
-/// Pack a row `[size]`.
 void pack_row_two_level(const float* x, int row, int height, int size, int group,
                         const native::PackedInputs& to) {
-  constexpr int BLOCK = native::TWO_LEVEL_INPUTS, BYTES = native::TWO_LEVEL_BYTES;
-  static_assert(BLOCK == native::HALF_GROUP);
-  uint8_t* block = to.integers + BYTES * row;
-  int half = row;
-  for (int at = row; at < size / group * height + row; at += height) {
-    I32 top{};
-    for (int i = 0; i < group; i += LANES) top = max(top, (I32)absolute(load(x + i)));
-    const TwoLevelRounding rounding(top);
-    int32_t total = 0;
-    for (int i = 0; i < group; i += BLOCK, x += BLOCK, block += BYTES * height, half += height) {
-      const int32_t of_block = pack_two_level_block(x, rounding, block);
-      total += of_block;
-      if (!to.half_sums) continue;
-      to.half_sums[half] = rounding.scale * of_block;
-      to.half_totals[half] = of_block;
-    }
-    to.scales[at] = rounding.scale;
-    to.sums[at] = rounding.scale * total;
-    to.totals[at] = total;
-  }
+  static_assert(native::TWO_LEVEL_INPUTS == native::HALF_GROUP);
+  uint8_t* block = to.integers + native::TWO_LEVEL_BYTES * row;
+  const auto pack_half = [&](const float* inputs, const TwoLevelRounding& rounding)
+                             __attribute__((always_inline)) {
+    const int32_t total = pack_two_level_block(inputs, rounding, block);
+    block += native::TWO_LEVEL_BYTES * height;
+    return total;
+  };
+  pack_groups<TwoLevelRounding>(x, row, height, size, group, to, pack_half);
 }
 
 /// The weights of TWO_LEVEL_INPUTS inputs in the columns of a panel, four in each lane.
