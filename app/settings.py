@@ -176,7 +176,7 @@ class Settings(BaseSettings):
     )
     cpu_precision: Literal["auto", "exact", "fast", "fastest"] = Field(
         default="auto",
-        description="With native kernels, activations that are multiplied with quantized weights: `fast` quantizes them to 16 bits, `fastest` to 8 (without VNNI only for weights of up to 6 bits), `exact` not. `auto` has 8 bits for weights of up to 4 bits if the processor has AVX-512 VBMI, for those of up to 6 bits if it has AVX2 and no VNNI and the model 256 MiB of packed weights or more, else 16, and keys and values in bfloat16: on average it loses no more than a model in bfloat16. Where the processor has AMX, `auto` and `fastest` multiply in bfloat16.",
+        description="With native kernels, activations that are multiplied with quantized weights: `fast` quantizes them to 16 bits, `fastest` to 8 (without VNNI only for weights of up to 6 bits), `exact` not. `auto` has 8 bits for weights of up to 4 bits if the processor has VNNI, for those of up to 6 bits if it has AVX2 and no VNNI and the model 256 MiB of packed weights or more, else 16, and keys and values in bfloat16: on average it loses no more than a model in bfloat16. Where the processor has AMX, `auto` and `fastest` multiply in bfloat16.",
     )
     cpu_threads: int | None = Field(
         default=None,

@@ -19,8 +19,7 @@ class Native:
     cores: the cores that the process may use, for the start-up banner.
     nodes: the NUMA nodes among which the threads are divided, if there are several.
     min_input_bits: the fewest bits of activations for which weights can be packed; 32 is not rounded at
-        all.
-    supports_scaled_inputs: activations of 8 bits can be scaled by channel.
+        all.  Those of 8 bits can be scaled by channel.
     supports_two_levels: activations of 8 bits can have two levels of scales.
     supports_bfloat16: a matrix unit multiplies in bfloat16.
     missing_isa: a faster instruction set of the processor for which the extension was not built, or "".
@@ -32,7 +31,6 @@ class Native:
     isa: str
     num_threads: int
     min_input_bits: int
-    supports_scaled_inputs: bool = False
     supports_two_levels: bool = False
     supports_bfloat16: bool = False
     missing_isa: str = ""
@@ -105,7 +103,6 @@ def _load() -> Native | NoNative:
         module.isa(),
         module.num_threads(),
         module.min_input_bits(),
-        module.supports_scaled_inputs(),
         module.supports_two_levels(),
         module.supports_bfloat16(),
         module.missing_isa(),

@@ -56,7 +56,7 @@ def further_rounding(config: EngineConfig, native: Native | NoNative) -> Further
         return None
     if native.supports_bfloat16:
         return FurtherRounding.BFLOAT16
-    if native.supports_scaled_inputs:
+    if native.min_input_bits == 8:
         return FurtherRounding.SCALED
     return FurtherRounding.TWO_LEVELS if native.supports_two_levels else None
 

@@ -69,7 +69,7 @@ def _formats(native: Native) -> list[tuple[str, int, dict[str, int]]]:
         for bits in (16, 8)
         if bits >= native.min_input_bits
     ]
-    if native.supports_scaled_inputs:
+    if native.min_input_bits == 8:
         formats += [("4 bits, inputs of 8, scaled", 4, {"input_bits": 8, "max_shift": 2})]
     if native.supports_two_levels:
         name = "4 bits, inputs of 8 in two levels"

@@ -815,7 +815,7 @@ void test_linear() {
     for (InputType input_type : input_types())
       if (input_type == InputType::kFloat32 || is_quantized(format))
         test_kind(random, {format, input_type});
-  if (kernels()->shifts_weights) {
+  if (kernels()->min_input_bits == 8) {
     test_kind(random, {Format::kBits4, InputType::kInt16, true});
     test_kind(random, {Format::kMxfp4, InputType::kInt8, true});
     test_several_of_one_input(random, {Format::kBits4, InputType::kInt16, true}, {Format::kBits4});

@@ -47,13 +47,14 @@ inline std::vector<std::string_view> supported_isas() {
   const bool has_vbmi = has_vnni && __builtin_cpu_supports("avx512vbmi");
   const bool has_bf16 = has_vbmi && __builtin_cpu_supports("avx512bf16");
   const bool has_avx2 = __builtin_cpu_supports("x86-64-v3");
+  const bool has_vnni_256 = has_avx2 && has_avx_vnni() && __builtin_cpu_supports("gfni");
   std::vector<std::string_view> isas;
   if (has_bf16 && has_amx()) isas.push_back("avx512_amx");
   if (has_bf16) isas.push_back("avx512_bf16");
   if (has_vbmi) isas.push_back("avx512_vbmi");
   if (has_vnni) isas.push_back("avx512_vnni");
   if (has_avx512) isas.push_back("avx512");
-  if (has_avx2 && has_avx_vnni()) isas.push_back("avx2_vnni");
+  if (has_vnni_256) isas.push_back("avx2_vnni");
   if (has_avx2) isas.push_back("avx2");
   if (has_bf16) isas.push_back("emulated_amx");
   if (has_avx2) isas.push_back("baseline");

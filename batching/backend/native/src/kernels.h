@@ -428,7 +428,6 @@ struct Kernels {
   int columns;  // of a panel
   // What the processor has instructions for.
   int min_input_bits;  // of integers that weights can be packed for, 8 or 16; 32 is none
-  bool shifts_weights;  // see Panels::shifts
   bool multiplies_bfloat16;
   bool has_two_levels;  // see InputType::kInt8TwoLevel
   /// Rows of a tile, at most.

@@ -424,7 +424,6 @@ NB_MODULE(_native, m) {
   m.def("min_input_bits", [] { return kernels() ? kernels()->min_input_bits : 32; });
   m.def("supports_bfloat16", [] { return kernels() && kernels()->multiplies_bfloat16; });
   m.def("supports_two_levels", [] { return kernels() && kernels()->has_two_levels; });
-  m.def("supports_scaled_inputs", [] { return kernels() && kernels()->shifts_weights; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("missing_isa", [] { return std::string(missing_isa()); });
   m.def("weight_bytes", &PackedWeights::all_bytes);

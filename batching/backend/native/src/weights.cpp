@@ -388,7 +388,7 @@ void PackedWeights::map(FilePart part) {
 }
 
 bool PackedWeights::can_scale_inputs() const {
-  return kernels()->shifts_weights && has_nibbles(panels_.format) &&
+  return kernels()->min_input_bits == 8 && has_nibbles(panels_.format) &&
          panels_.input_type != InputType::kFloat32;
 }
 

@@ -68,7 +68,6 @@ def module_for(mlx_version: str, isa: str, missing_isa: str = "", num_threads: i
             f"num_threads = lambda: {num_threads}",
             "weight_bytes = lambda: 0",
             "min_input_bits = lambda: 32",
-            "supports_scaled_inputs = lambda: False",
             "supports_two_levels = lambda: False",
             "supports_bfloat16 = lambda: False",
             f"missing_isa = lambda: {missing_isa!r}",
@@ -266,7 +265,7 @@ def test_the_start_says_what_is_rounded(
     num_bits = max(num_bits, native.min_input_bits)
     if num_bits < 32:
         what = f"{precision}: quantized weights are multiplied with activations of {num_bits} bits"
-        if native.supports_scaled_inputs and precision != "fast":
+        if native.min_input_bits == 8 and precision != "fast":
             what += ", 4-bit ones with 8 bits, scaled by channel"
         elif native.supports_two_levels and precision == "fastest":
             what += ", those of up to 6 bits with 8 bits, in two levels of scales"
@@ -274,9 +273,7 @@ def test_the_start_says_what_is_rounded(
         assert used[-1] == num_bits
     kv_dtype = "bfloat16" if precision == "auto" else "float32"
     assert f", {kv_dtype})" in "".join(build_engine(config).startup_lines)
-    without = replace(
-        in_integers, min_input_bits=32, supports_scaled_inputs=False, supports_two_levels=False
-    )
+    without = replace(in_integers, min_input_bits=32, supports_two_levels=False)
     monkeypatch.setattr(engine_builder, "load_native", lambda *_: without)
     name = "fast" if precision == "auto" else precision
     why = f"this processor has no {name} mode, inputs of products are not rounded"

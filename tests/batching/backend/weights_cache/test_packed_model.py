@@ -233,7 +233,7 @@ def test_inputs_are_rounded_further_by_default(config: EngineConfig, native: Nat
     default, fast = (start(replace(config, cpu_precision=each)) for each in ("auto", "fast"))
     fast_pool = start(replace(config, cpu_precision="fast", kv_cache_dtype="bfloat16"))
     assert default[1] != fast[1]
-    rounds_further = native.supports_scaled_inputs or native.supports_bfloat16
+    rounds_further = native.min_input_bits == 8 or native.supports_bfloat16
     assert (default[1] != fast_pool[1]) == rounds_further
 
 

@@ -249,17 +249,6 @@ ALWAYS_INLINE U16Pairs mxfp4_codes(U16Pairs q) {
 #endif
 }
 
-/// Look up each byte of `indices` in a table of 64; their upper two bits do not matter.
-#if defined(__AVX512VBMI__)
-constexpr bool SHIFTS_WEIGHTS = true;
-ALWAYS_INLINE I32 look_up(I32 table, I32 indices) {
-  return (I32)_mm512_permutexvar_epi8((__m512i)indices, (__m512i)table);
-}
-#else
-constexpr bool SHIFTS_WEIGHTS = false;
-ALWAYS_INLINE I32 look_up(I32 table, I32) { return table; }
-#endif
-
 /// Add the products of two signed 16-bit integers a lane.
 ALWAYS_INLINE I32 add_products(I32 sums, I32 a, I32 b) {
 #if defined(__AVX512VNNI__)
@@ -279,6 +268,26 @@ ALWAYS_INLINE I32 add_products(I32 sums, I32 a, I32 b) {
 #define HAS_VNNI
 constexpr int MIN_INPUT_BITS = 8;
 constexpr bool HAS_TWO_LEVELS = false;
+
+#if defined(__AVX512VBMI__)
+/// Look up each byte of `indices` in a table of 64; their upper two bits do not matter.
+ALWAYS_INLINE I32 look_up(I32 table, I32 indices) {
+  return (I32)_mm512_permutexvar_epi8((__m512i)indices, (__m512i)table);
+}
+#else
+/// Shift each byte to the left by its own count, of up to MAX_SHIFT; no bit may leave it.
+ALWAYS_INLINE I32 shift_bytes(I32 bytes, I32 by) {
+#if defined(__AVX512F__)
+  const auto low = (I32)_mm512_sllv_epi16((__m512i)bytes, (__m512i)(by & 0x00ff00ff));
+  const auto high = (I32)_mm512_sllv_epi16((__m512i)bytes, (__m512i)((U16Pairs)by >> 8));
+  return (low & 0x00ff00ff) | (high & ~0x00ff00ff);
+#else
+  // A product of polynomials over GF(2) with x^n, of no higher degree than 7, is a shift by n.
+  const __m256i powers = _mm256_set1_epi32(0x08040201);
+  return (I32)_mm256_gf2p8mul_epi8((__m256i)bytes, _mm256_shuffle_epi8(powers, (__m256i)by));
+#endif
+}
+#endif
 #else
 constexpr int MIN_INPUT_BITS = 16;
 constexpr bool HAS_TWO_LEVELS = true;
@@ -334,7 +343,6 @@ ALWAYS_INLINE I32 dot(I32 sums, I32 weights, const uint8_t* word) {
 }
 
 #else
-constexpr bool SHIFTS_WEIGHTS = false;
 constexpr int MIN_INPUT_BITS = 32;
 constexpr bool HAS_TWO_LEVELS = false;
 #endif

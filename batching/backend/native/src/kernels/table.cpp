@@ -16,7 +16,6 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .name = STRING(NATIVE_ISA),
     .columns = COLUMNS,
     .min_input_bits = MIN_INPUT_BITS,
-    .shifts_weights = SHIFTS_WEIGHTS,
     .multiplies_bfloat16 = MAX_ROWS_AMX > 0,
     .has_two_levels = HAS_TWO_LEVELS,
     .max_tile_rows = max_tile_rows,

@@ -4,36 +4,16 @@
 
 #include "kernels.h"
 #include "kernels/linear/integers.h"
+#include "kernels/linear/shifted_weights.h"
 #include "kernels/microkernel.h"
 
 namespace {
 
 #if defined(HAS_DOT)
 
-/// Weights of 4 bits, shifted: `[weight][shift]`.
-template <native::Format FORMAT>
-struct ShiftedWeights {
-  uint8_t table[16][native::MAX_SHIFT + 1];
-
-  constexpr ShiftedWeights() : table() {
-    for (int q = 0; q < 16; q++)
-      for (int by = 0; by <= native::MAX_SHIFT; by++)
-        table[q][by] = (FORMAT == native::Format::kMxfp4 ? native::MXFP4_CODES[q] : q) << by;
-  }
-  /// The weights of four inputs in each lane, of those loaded, shifted by as much as these inputs.
-  template <int ROWS>
-  ALWAYS_INLINE I32 at(U16Pairs loaded, int four, const uint8_t* shifts) const {
-    const I32 q = (I32)(four ? loaded >> 2 : loaded << 2) & 0x3c3c3c3c, by = splat_word(shifts);
-    // For "or" the compiler would join both operations: with many rows, the port of what that gives
-    // has no time left (Zen 4).
-    return look_up(*reinterpret_cast<const I32*>(table), ROWS > 2 ? q + by : q | by);
-  }
-};
-
 /// A group's sums of products of integers, in COUNT vectors of columns.
 template <typename Int, native::Format FORMAT, int ROWS, int COUNT = VECTORS>
 struct IntSums {
-  static constexpr ShiftedWeights<FORMAT> SHIFTED_WEIGHTS{};
   static constexpr int FOURS = has_nibbles(FORMAT) ? 2 : 1, WORDS = sizeof(Int);  // loaded at once
   static constexpr int INPUT_BYTES = EIGHT * sizeof(Int), WEIGHT_BYTES = EIGHT * COLUMNS / FOURS;
   // A sum of one or two rows would wait for itself, so it is kept in parts.
@@ -55,7 +35,7 @@ struct IntSums {
       for (int v = 0; v < COUNT; v++) {
         if (at % (FOURS * WORDS) == 0) loaded[v] = load_pairs(p + 4 * (four * COLUMNS + LANES * v));
         if constexpr (IS_SHIFTED)
-          w[v] = SHIFTED_WEIGHTS.template at<ROWS>(loaded[v], four, shifts + 4 * four);
+          w[v] = shifted_weights<FORMAT, ROWS>(loaded[v], four, shifts + 4 * four);
         else
           w[v] = weights_of<Int, FORMAT>(loaded[v], four % FOURS, at % WORDS);
       }

@@ -145,7 +145,7 @@ ALWAYS_INLINE void multiply_rows_int(const native::Panels& weights, const native
                                      Prefetcher prefetcher) {
   if constexpr (sizeof(Int) == 1) {
     const auto multiply = [&]<int GROUP>() __attribute__((always_inline)) {
-      constexpr bool CAN_SHIFT = SHIFTS_WEIGHTS && has_nibbles(FORMAT);
+      constexpr bool CAN_SHIFT = has_nibbles(FORMAT);
       weights.shifts
           ? multiply_int8<FORMAT, CAN_SHIFT, GROUP, ROWS>(weights, x, p, begins, y, ldy, prefetcher)
           : multiply_int8<FORMAT, false, GROUP, ROWS>(weights, x, p, begins, y, ldy, prefetcher);
