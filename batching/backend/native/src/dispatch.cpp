@@ -29,7 +29,19 @@ const Kernels* select() {
   return nullptr;
 }
 
+#if defined(__x86_64__)
+/// Whether this is a Zen 3 or 4.
+bool is_amd_family_19h() {
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amdfam19h");
+}
+#else
+bool is_amd_family_19h() { return false; }
+#endif
+
 }  // namespace
+
+const bool PREFETCHES_ONE_ROW = !is_amd_family_19h();
 
 const Kernels* kernels() {
   static const Kernels* const selected = select();

@@ -507,6 +507,10 @@ struct Kernels {
 /// The kernels of the fastest instruction set that the processor has and that was built; null if there is none.
 const Kernels* kernels();
 
+/// Whether weights that one row of 8 bits is multiplied with are prefetched: a Zen 5 reads them faster so,
+/// a Zen 4's own prefetching is slowed by it.
+extern const bool PREFETCHES_ONE_ROW;
+
 /// The fastest instruction set of this processor that kernels are written for, if it was not built; else "".
 std::string_view missing_isa();
 

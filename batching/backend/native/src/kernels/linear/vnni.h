@@ -115,9 +115,9 @@ template <native::Format FORMAT, bool IS_SHIFTED, int GROUP, int ROWS>
 void multiply_int8(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
                    const int32_t* begins, float* y, size_t ldy, Prefetcher prefetcher) {
   constexpr int COUNT = vectors_at_once(ROWS), INPUTS = 256;
-  // It advances once for each of the vectors' groups.  With one row the hardware's own prefetching
-  // keeps up, and ours beside it made that slower (Zen 4).
-  prefetcher.part = ROWS == 1 ? 0 : prefetcher.part / (VECTORS / COUNT);
+  // It advances once for each of the vectors' groups.
+  const bool prefetches = ROWS > 1 || native::PREFETCHES_ONE_ROW;
+  prefetcher.part = prefetches ? prefetcher.part / (VECTORS / COUNT) : 0;
   const int num_groups = weights.num_inputs / weights.group;
   const int within = INPUTS > weights.group ? INPUTS / weights.group : 1;
   const int at_once = COUNT == VECTORS ? num_groups : within;
