@@ -19,7 +19,7 @@ class Native:
     cores: the cores that the process may use, for the start-up banner.
     nodes: the NUMA nodes among which the threads are divided, if there are several.
     min_input_bits: the fewest bits of activations for which weights can be packed; 32 is not rounded at
-        all.  Those of 8 bits can be scaled by channel.
+        all.  Those of 8 bits can be scaled by channel for weights of 4 bits.
     supports_two_levels: activations of 8 bits can have two levels of scales.
     supports_bfloat16: a matrix unit multiplies in bfloat16.
     missing_isa: a faster instruction set of the processor for which the extension was not built, or "".

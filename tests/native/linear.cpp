@@ -573,26 +573,25 @@ void test_largest_sums_of_two_levels(Random& random) {
     }
 }
 
-/// An input alone is not rounded.
-void test_single_inputs_of_two_levels(Random& random) {
-  for (const Kind& kind : two_level_kinds()) {
-    Product product(random, make_layer(random, kind, 128, 32), 128);
-    product.bias.clear();
-    product.residual.clear();
-    std::fill(product.x.begin(), product.x.end(), 0.0f);
-    for (int i = 0; i < 128; i++) product.x[i * 128 + i] = std::ldexp(1.0f, random.between(-20, 20));
-    product.packed.use_two_levels();
-    multiply({product.args()});
-    std::vector<Expected> expected;
-    const int num_outputs = product.layer->plain.num_outputs;
-    for (int i = 0; i < 128; i++)
-      for (int j = 0; j < num_outputs; j++) {
-        const Expected& weight = product.layer->weights[j * 128 + i];
-        const double x = product.x[i * 128 + i];
-        expected.push_back({x * weight.value, x * (4 * weight.tolerance + 1e-30)});
-      }
-    expect_close(product.y, expected, "single inputs: " + product.name());
-  }
+/// An input alone is not rounded, whatever it is scaled by.
+void test_single_inputs(Random& random, const Kind& kind) {
+  constexpr int SIZE = 128;
+  Product product(random, make_layer(random, kind, SIZE, 32), SIZE);
+  product.bias.clear();
+  product.residual.clear();
+  std::fill(product.x.begin(), product.x.end(), 0.0f);
+  for (int i = 0; i < SIZE; i++) product.x[i * SIZE + i] = std::ldexp(1.0f, random.between(-20, 20));
+  round_further(random, kind, product.packed);
+  multiply({product.args()});
+  std::vector<Expected> expected;
+  const int num_outputs = product.layer->plain.num_outputs;
+  for (int i = 0; i < SIZE; i++)
+    for (int j = 0; j < num_outputs; j++) {
+      const Expected& weight = product.layer->weights[j * SIZE + i];
+      const double x = product.x[i * SIZE + i];
+      expected.push_back({x * weight.value, x * (4 * weight.tolerance + 1e-30)});
+    }
+  expect_close(product.y, expected, "single inputs: " + product.name());
 }
 
 void test_what_cannot_have_two_levels(Random& random) {
@@ -818,6 +817,8 @@ void test_linear() {
   if (kernels()->min_input_bits == 8) {
     test_kind(random, {Format::kBits4, InputType::kInt16, true});
     test_kind(random, {Format::kMxfp4, InputType::kInt8, true});
+    for (const Format format : {Format::kBits4, Format::kMxfp4})
+      test_single_inputs(random, {format, InputType::kInt8, true});
     test_several_of_one_input(random, {Format::kBits4, InputType::kInt16, true}, {Format::kBits4});
   }
   for (const auto& kinds : {bfloat16_kinds(), two_level_kinds()})
@@ -833,7 +834,7 @@ void test_linear() {
   for (const auto& kinds : {bfloat16_kinds(), two_level_kinds()})
     if (!kinds.empty()) test_several_of_one_input(random, kinds.back(), quantized);
   test_largest_sums_of_two_levels(random);
-  test_single_inputs_of_two_levels(random);
+  for (const Kind& kind : two_level_kinds()) test_single_inputs(random, kind);
   test_two_callers(random);
   test_experts(random);
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kMxfp4})

@@ -41,7 +41,7 @@ bool is_amd_family_19h() { return false; }
 
 }  // namespace
 
-const bool PREFETCHES_ONE_ROW = !is_amd_family_19h();
+const bool PREFETCHES_ONE_ROW_INT8 = !is_amd_family_19h();
 
 const Kernels* kernels() {
   static const Kernels* const selected = select();

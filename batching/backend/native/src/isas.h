@@ -47,6 +47,7 @@ inline std::vector<std::string_view> supported_isas() {
   const bool has_vbmi = has_vnni && __builtin_cpu_supports("avx512vbmi");
   const bool has_bf16 = has_vbmi && __builtin_cpu_supports("avx512bf16");
   const bool has_avx2 = __builtin_cpu_supports("x86-64-v3");
+  // All that have AVX-VNNI have GFNI, which shifts bytes.
   const bool has_vnni_256 = has_avx2 && has_avx_vnni() && __builtin_cpu_supports("gfni");
   std::vector<std::string_view> isas;
   if (has_bf16 && has_amx()) isas.push_back("avx512_amx");

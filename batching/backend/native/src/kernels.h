@@ -58,6 +58,7 @@ constexpr int BFLOAT16_EXPONENT = 112;
 /// Twice the floats of MXFP4 plus MXFP4_CENTER: integers that are scaled like affine ones.
 constexpr uint8_t MXFP4_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 constexpr int MXFP4_CENTER = 12;
+static_assert(24 << MAX_SHIFT < 256, "shifted by as much as any, all stay within their bytes");
 
 /// What inputs are rounded to before they are multiplied with quantized weights.
 enum class InputType : int32_t {
@@ -427,7 +428,8 @@ struct Kernels {
   const char* name;
   int columns;  // of a panel
   // What the processor has instructions for.
-  int min_input_bits;  // of integers that weights can be packed for, 8 or 16; 32 is none
+  // Of integers that weights can be packed for, 8 or 16; 32 is none.  For 8, see also Panels::shifts.
+  int min_input_bits;
   bool multiplies_bfloat16;
   bool has_two_levels;  // see InputType::kInt8TwoLevel
   /// Rows of a tile, at most.
@@ -509,7 +511,7 @@ const Kernels* kernels();
 
 /// Whether weights that one row of 8 bits is multiplied with are prefetched: a Zen 5 reads them faster so,
 /// a Zen 4's own prefetching is slowed by it.
-extern const bool PREFETCHES_ONE_ROW;
+extern const bool PREFETCHES_ONE_ROW_INT8;
 
 /// The fastest instruction set of this processor that kernels are written for, if it was not built; else "".
 std::string_view missing_isa();

@@ -139,7 +139,7 @@ def test_products_with_inputs_scaled_by_channel(
 ) -> None:
     """The error is at most that of rounding what inputs are divided by, times as much."""
     if kernels.min_input_bits() > 8:
-        pytest.skip("this processor does not shift bytes each by its own count")
+        pytest.skip("this processor has no VNNI")
     rng = np.random.default_rng(seed)
     size = 32 * groups
     weight = mx.array(rng.standard_normal((outputs, size)).astype(np.float32))

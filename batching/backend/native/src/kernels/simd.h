@@ -275,7 +275,7 @@ ALWAYS_INLINE I32 look_up(I32 table, I32 indices) {
   return (I32)_mm512_permutexvar_epi8((__m512i)indices, (__m512i)table);
 }
 #else
-/// Shift each byte to the left by its own count, of up to MAX_SHIFT; no bit may leave it.
+/// Shift each byte to the left by its own count; all have room for a shift by MAX_SHIFT.
 ALWAYS_INLINE I32 shift_bytes(I32 bytes, I32 by) {
 #if defined(__AVX512F__)
   const auto low = (I32)_mm512_sllv_epi16((__m512i)bytes, (__m512i)(by & 0x00ff00ff));

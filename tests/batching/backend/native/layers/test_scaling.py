@@ -23,7 +23,7 @@ from tests.support.model_zoo import make_tiny
 @pytest.fixture
 def scaling(native: Native) -> Native:
     if native.min_input_bits > 8:
-        pytest.skip("this processor does not shift bytes each by its own count")
+        pytest.skip("this processor has no VNNI")
     return native
 
 

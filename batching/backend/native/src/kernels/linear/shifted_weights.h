@@ -13,7 +13,7 @@ namespace {
 /// `[weight][shift]`.
 template <native::Format FORMAT>
 struct ShiftedWeights {
-  uint8_t table[16][native::MAX_SHIFT + 1];
+  alignas(64) uint8_t table[16][native::MAX_SHIFT + 1];
 
   constexpr ShiftedWeights() : table() {
     for (int q = 0; q < 16; q++)

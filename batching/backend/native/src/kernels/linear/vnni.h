@@ -116,7 +116,7 @@ void multiply_int8(const native::Panels& weights, const native::PackedInputs& x,
                    const int32_t* begins, float* y, size_t ldy, Prefetcher prefetcher) {
   constexpr int COUNT = vectors_at_once(ROWS), INPUTS = 256;
   // It advances once for each of the vectors' groups.
-  const bool prefetches = ROWS > 1 || native::PREFETCHES_ONE_ROW;
+  const bool prefetches = ROWS > 1 || native::PREFETCHES_ONE_ROW_INT8;
   prefetcher.part = prefetches ? prefetcher.part / (VECTORS / COUNT) : 0;
   const int num_groups = weights.num_inputs / weights.group;
   const int within = INPUTS > weights.group ? INPUTS / weights.group : 1;
