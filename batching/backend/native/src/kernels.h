@@ -58,7 +58,7 @@ constexpr int BFLOAT16_EXPONENT = 112;
 /// Twice the floats of MXFP4 plus MXFP4_CENTER: integers that are scaled like affine ones.
 constexpr uint8_t MXFP4_CODES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 constexpr int MXFP4_CENTER = 12;
-static_assert(24 << MAX_SHIFT < 256, "shifted by as much as any, all stay within their bytes");
+static_assert(MXFP4_CODES[7] << MAX_SHIFT < 256, "the largest stays within its byte");
 
 /// What inputs are rounded to before they are multiplied with quantized weights.
 enum class InputType : int32_t {
