@@ -34,6 +34,7 @@ from app.http.client import Client
 from app.http.errors import REJECTION_REASONS
 from app.http.inner_call import post_json
 from app.http.request_context import RequestContextMiddleware
+from app.http.request_lifetime import RequestLifetime
 from app.observability.metrics.registry import Metrics
 from app.observability.request_log import log_request
 from app.observability.request_record import RequestRecord
@@ -106,6 +107,7 @@ def create_app(
     # Before an API's own `HEAD /`.
     app.include_router(page_router(pages))
     errors.register_handlers(lines)
+    lines.add_middleware(RequestLifetime)
     lines.add_middleware(RequestContextMiddleware, in_flight=service.in_flight)
     for endpoint in dict.fromkeys(BATCH_ENDPOINTS.values()):
         lines.include_router(endpoint.router)
@@ -163,6 +165,7 @@ def _batch_runner(
 def _add_middleware(app: FastAPI, service: ServerState, *, open_paths: Container[str]) -> None:
     """Add the middleware, the innermost first; `open_paths` need no key."""
     settings, count_rejection = service.settings, service.metrics.count_rejection
+    app.add_middleware(RequestLifetime, streamed=(files.PATH,))
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,

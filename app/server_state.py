@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Final
 
-import anyio
 from fastapi import Request
 
 from app.admission.controller import AdmissionController
@@ -19,10 +18,27 @@ from app.observability.throughput_log import ThroughputLogger
 from app.settings import Settings
 from app.storage.seal import Sealer
 from app.storage.storage import Storage
+from app.worker_threads import WorkerThreads
 from batching import SchedulerManager
 
-_MAX_CONCURRENT_COMPILATIONS: Final = 2
-_MAX_CONCURRENT_RENDERINGS: Final = 2
+# Of each kind of work.  It takes cores from the model, and what renders and compiles are two processes.
+_NUM_THREADS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RequestThreads:
+    """Threads for the blocking work of requests; one kind of work does not wait for another.
+
+    prompts: render and tokenize.
+    templates: render chat templates that requests bring.
+    grammars: compile grammars.
+    responses: write JSON.
+    """
+
+    prompts: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
+    templates: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
+    grammars: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
+    responses: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +53,7 @@ class ServerState:
     storage: stored responses, files and batches; in memory by default.
     detached: the tasks of background responses, by response id.
     started: when the server was started, in seconds since the epoch.
-    grammar_limiter: bounds how many grammars are compiled at once, since that takes cores from running
-        requests.
-    template_limiter: the same for chat templates that requests bring.
+    threads: for the blocking work of requests.
     """
 
     manager: SchedulerManager
@@ -55,12 +69,7 @@ class ServerState:
     detached: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     machine_room: MachineRoom = field(default_factory=MachineRoom)
     started: int = field(default_factory=lambda: int(time()))
-    grammar_limiter: anyio.CapacityLimiter = field(
-        default_factory=lambda: anyio.CapacityLimiter(_MAX_CONCURRENT_COMPILATIONS)
-    )
-    template_limiter: anyio.CapacityLimiter = field(
-        default_factory=lambda: anyio.CapacityLimiter(_MAX_CONCURRENT_RENDERINGS)
-    )
+    threads: RequestThreads = field(default_factory=RequestThreads)
 
     @property
     def sealer(self) -> Sealer:
@@ -72,7 +81,7 @@ class ServerState:
         now: seconds on the event loop's clock.
         lag: the delay of the event loop in seconds.
         """
-        self.metrics.observe_loop_lag(max(0.0, lag))
+        self.metrics.observe_loop_lag(lag)
         self.throughput_log.log_if_due(now)
         self.batches.tick()
 

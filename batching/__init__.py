@@ -35,6 +35,7 @@ from batching.errors import (
     RequestFailed,
     UnsupportedKVDType,
 )
+from batching.interruption import Interruption, interruptible
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
 from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
 from batching.pooling import (
@@ -71,6 +72,7 @@ __all__ = [
     "FinishReason",
     "GrammarText",
     "InputTooLong",
+    "Interruption",
     "InvalidRequest",
     "ModelInfo",
     "ModelLoadError",
@@ -103,6 +105,7 @@ __all__ = [
     "check_token_ids",
     "choice_grammar",
     "gbnf_grammar",
+    "interruptible",
     "json_object_grammar",
     "json_rule",
     "json_schema_grammar",

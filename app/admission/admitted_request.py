@@ -1,6 +1,7 @@
 """An admitted request, from its admission to its log record."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -41,12 +42,15 @@ class Deadline:
 class AdmittedRequest:
     """A request from its admission to its end.
 
+    held: what is called when the HTTP request ends, however it ends: here belongs all that must not
+        outlive it.
     trace_headers: the W3C Trace Context headers of the caller.
     on_finish: called with the record of every request that reached the engine.
     """
 
     ticket: AdmissionTicket
     deadline: Deadline
+    held: ExitStack = field(default_factory=ExitStack)
     request_id: str = "-"
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     on_finish: Callable[[RequestRecord], None] = lambda _: None
@@ -65,8 +69,9 @@ class AdmittedRequest:
         usage: TokenUsage,
         outcome: str,
     ) -> None:
-        """Release the ticket and report the request's record."""
-        self.ticket.release()
+        """Release the ticket and report the request's record, once."""
+        if not self.ticket.release():
+            return
         self.on_finish(
             RequestRecord(
                 completion_id=completion_id,

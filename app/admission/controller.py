@@ -202,7 +202,10 @@ class AdmissionTicket:
         self._controller.num_waiting_tokens -= num_tokens
         self.num_waiting_tokens -= num_tokens
 
-    def release(self) -> None:
-        if not self._is_released:
-            self._is_released = True
-            self._controller.release(self)
+    def release(self) -> bool:
+        """Give the place to others; return False if that was done before."""
+        if self._is_released:
+            return False
+        self._is_released = True
+        self._controller.release(self)
+        return True

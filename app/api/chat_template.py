@@ -1,9 +1,9 @@
 """Chat templates of requests, if the operator allows them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
-import anyio
 from fastapi import Request
 
 from app.prompts.request_template import PARAM, with_template
@@ -22,11 +22,11 @@ async def run_with_template(
     Raises:
         InvalidRequest: the operator allows no such template.
     """
-    if template is None:
-        return await anyio.to_thread.run_sync(function, model)
     state = server_state(request)
+    if template is None:
+        return await state.threads.prompts.run(partial(function, model))
     if not state.settings.allow_request_chat_template:
         setting = f"{env_name('allow_request_chat_template')}=true"
         raise InvalidRequest(PARAM, f"a request cannot set it here without the setting {setting}")
     templated = with_template(model, template)
-    return await anyio.to_thread.run_sync(function, templated, limiter=state.template_limiter)
+    return await state.threads.templates.run(partial(function, templated))

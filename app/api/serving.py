@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
@@ -17,7 +17,8 @@ from app.admission.controller import AdmissionTicket
 from app.generation.generation import ChoiceResult, GenerationSummary, GenerationTask
 from app.generation.job import GenerationJob, GenerationParams, build_job
 from app.http.client import ANONYMOUS, Client
-from app.http.errors import CLIENT_CLOSED_REQUEST
+from app.http.rejections import QueueFull
+from app.http.request_lifetime import held_by
 from app.parsing.output_format import OutputFormat
 from app.server_state import server_state
 from app.settings import env_name
@@ -28,6 +29,8 @@ _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 # both take a core from the model for a while.
 _SHORT: Final = 2048
 _TIMEOUT_HEADER: Final = "X-Request-Timeout"
+# Turns of the event loop in which it reads that clients have left, and their requests let go of their places.
+_TURNS: Final = 8
 
 
 async def engine_for(request: Request, model_id: str | None) -> EngineThread:
@@ -41,7 +44,8 @@ async def engine_for(request: Request, model_id: str | None) -> EngineThread:
     name = manager.model_ids[0] if model_id is None else model_id
     if (engine := manager.loaded(name)) is not None:
         return engine
-    return await anyio.to_thread.run_sync(manager.get, name)
+    # A load goes on when its client leaves: others wait for it.
+    return await anyio.to_thread.run_sync(manager.get, name, abandon_on_cancel=True)
 
 
 def client_of(request: Request) -> Client:
@@ -50,31 +54,31 @@ def client_of(request: Request) -> Client:
     return client
 
 
-def _admit(request: Request, priority: Priority) -> AdmissionTicket:
-    return server_state(request).admission.admit(client_of(request), priority)
-
-
-@contextmanager
-def admit_without_body(request: Request) -> Iterator[None]:
-    """Admit a request that does not use the engine, for as long as the block runs.
+async def take_ticket(request: Request, priority: Priority = Priority.NORMAL) -> AdmissionTicket:
+    """Admit a request; it holds the ticket to its end, whatever becomes of it.
 
     Raises:
         Rejection: see `AdmissionController.admit`.
     """
-    ticket = _admit(request, Priority.NORMAL)
-    try:
-        yield
-    finally:
-        ticket.release()
+    admission, client = server_state(request).admission, client_of(request)
+    for _ in range(_TURNS):
+        # A late loop reads requests before it reads that those who sent the ones before have left.
+        with suppress(QueueFull):
+            return _held(request, admission.admit(client, priority))
+        await asyncio.sleep(0)
+    return _held(request, admission.admit(client, priority))
+
+
+def _held(request: Request, ticket: AdmissionTicket) -> AdmissionTicket:
+    held_by(request).callback(ticket.release)
+    return ticket
 
 
 @asynccontextmanager
 async def admit(
     request: Request, *, priority: Priority, time_limit: float | None
 ) -> AsyncIterator[AdmittedRequest]:
-    """Admit a request while the block prepares it; if the block raises, the ticket is released.
-
-    Otherwise the generation of the response finishes the AdmittedRequest.
+    """Admit a request, which the block prepares; see `take_ticket`.
 
     time_limit: in seconds; the header X-Request-Timeout may set a lower one.
 
@@ -83,25 +87,23 @@ async def admit(
         DeadlineExceeded: the time limit passes before the request is prepared.
     """
     state = server_state(request)
-    ticket = _admit(request, priority)
+    ticket = await take_ticket(request, priority)
+    arrival = state.admission.clock()
+    deadline = Deadline(arrival, _time_limit(request, time_limit), state.admission.clock)
     try:
-        arrival = state.admission.clock()
-        deadline = Deadline(arrival, _time_limit(request, time_limit), state.admission.clock)
         async with asyncio.timeout(deadline.time_left()):
             yield AdmittedRequest(
                 ticket=ticket,
                 deadline=deadline,
-                request_id=request.scope.get("state", {}).get("request_id", "-"),
+                held=held_by(request),
+                request_id=request.scope["state"].get("request_id", "-"),
                 trace_headers={
                     n: request.headers[n] for n in _TRACE_HEADERS if n in request.headers
                 },
                 on_finish=state.on_finish,
             )
-    except BaseException as error:
-        ticket.release()
-        if isinstance(error, TimeoutError):
-            raise DeadlineExceeded from None
-        raise
+    except TimeoutError:
+        raise DeadlineExceeded from None
 
 
 def _time_limit(request: Request, time_limit: float | None) -> float | None:
@@ -153,11 +155,11 @@ async def build_job_async(
         output=output,
         max_output_tokens=state.settings.max_output_tokens,
     )
-    limiter = None if output.grammar is None else state.grammar_limiter
+    threads = state.threads.prompts if output.grammar is None else state.threads.grammars
     try:
         if _is_quick_to_build(prompts, params, output):
             return build()
-        return await anyio.to_thread.run_sync(build, limiter=limiter)
+        return await threads.run(build)
     except ContextLengthExceeded as error:
         raise _with_advice(error) from None
 
@@ -181,32 +183,29 @@ async def json_response(
     task: GenerationTask,
     write: Writer,
 ) -> Response:
-    """Return all choices in one JSON response; if the client disconnects, they are aborted."""
+    """Return all choices in one JSON response."""
 
     async def collected() -> str:
         results = await task.collect()
         if _is_short(results):
             return write(results, task.summary)
         # It takes a second where many choices have log probabilities.
-        return await anyio.to_thread.run_sync(write, results, task.summary)
+        threads = server_state(request).threads.responses
+        return await threads.run(partial(write, results, task.summary))
 
-    return await respond_if_connected(request, task, collected)
+    return await respond_whole(task, collected)
 
 
 class Closable(Protocol):
     def close(self) -> None: ...
 
 
-async def respond_if_connected(
-    request: Request, task: Closable, body: Callable[[], Awaitable[str]]
-) -> Response:
-    """Return a response with the JSON that `body` makes; if the client disconnects, `task` is closed."""
+async def respond_whole(task: Closable, body: Callable[[], Awaitable[str]]) -> Response:
+    """Return a response with the JSON that `body` makes; `task` is closed before the client reads it."""
     try:
-        async with _while_connected(request):
-            return Response(await body(), media_type="application/json")
+        return Response(await body(), media_type="application/json")
     finally:
         task.close()
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 def _is_short(results: Sequence[ChoiceResult]) -> bool:
@@ -218,20 +217,3 @@ def _is_short(results: Sequence[ChoiceResult]) -> bool:
 def writer(build: Callable[[Sequence[ChoiceResult], GenerationSummary], BaseModel]) -> Writer:
     """Return a writer of the response model that `build` makes; it writes only fields that are set."""
     return lambda results, summary: build(results, summary).model_dump_json(exclude_unset=True)
-
-
-@asynccontextmanager
-async def _while_connected(request: Request) -> AsyncIterator[None]:
-    """Cancel the block when the client disconnects, which FastAPI does not do by itself."""
-    with anyio.CancelScope() as scope:
-        listener = asyncio.create_task(_cancel_at_disconnect(request, scope))
-        try:
-            yield
-        finally:
-            listener.cancel()
-
-
-async def _cancel_at_disconnect(request: Request, scope: anyio.CancelScope) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()

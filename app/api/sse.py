@@ -1,11 +1,11 @@
-"""Server-sent events: a response that closes the source of its events however it ends."""
+"""Server-sent events."""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Final, Protocol
+from typing import Final
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Send
 
 # Seconds.  Proxies and clients give up on a connection that is silent while a request waits.
 PING_INTERVAL: Final = 10
@@ -15,23 +15,16 @@ PING_INTERVAL: Final = 10
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 
-class Source(Protocol):
-    """The source of a stream's events: a generation, or a subscription to the machine room."""
-
-    def close(self) -> None: ...
-
-
 class EventStream(EventSourceResponse):
-    """Streams events and closes their source however the response ends.
+    """Streams events.
 
-    Neither a `finally` in the generator of events nor a background task would do: if the client
-    disconnects before the first event, the generator never starts and runs no `finally`; if the response
-    is cancelled, no background task runs.
+    Their source belongs to what the request holds (`app/http/request_lifetime.py`): if the client
+    disconnects before the first event, the generator of events never starts and runs no `finally`; if the
+    response is cancelled, no background task runs.
     """
 
     def __init__(
         self,
-        source: Source,
         events: AsyncIterator[bytes],
         new_ping: Callable[[], ServerSentEvent] | None = None,
     ) -> None:
@@ -41,13 +34,6 @@ class EventStream(EventSourceResponse):
             clients ignore.
         """
         super().__init__(events, sep="\n", ping=PING_INTERVAL, ping_message_factory=new_ping)
-        self._source = source
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._source.close()
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
         """Send without the cancel scope for a `send_timeout`, of which there is none here."""

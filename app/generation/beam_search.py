@@ -63,6 +63,7 @@ class BeamSearch:
         self._length_penalty = job.beams.length_penalty
         self._usage = TokenUsage(num_prompt_tokens=job.num_prompt_tokens)
         self._outcome = "aborted"
+        request.held.callback(self.close)
 
     @property
     def summary(self) -> GenerationSummary:

@@ -104,7 +104,8 @@ class Generation:
     ) -> None:
         """Turn the tokens of a stream into events; `choices[i]` is sequence i of the stream.
 
-        request: its reserved prompt tokens are released as prompts are prefilled; `close` finishes it.
+        request: its reserved prompt tokens are released as prompts are prefilled; `close` finishes it,
+            and is called at the latest when the request ends.
         """
         self._job = job
         self._tokens = tokens
@@ -114,10 +115,10 @@ class Generation:
         self._prompt_logprobs: list[Sequence[TokenLogprobs]] = [()] * len(job.prompts)
         self._reasons: dict[int, ChoiceFinishReason] = {}
         self._failure: str | None = None
-        self._is_closed = False
         self._is_held_back = False
         self._pending: deque[Delta | PromptProgress] = deque()
         self._progress = [PrefillProgress() for _ in job.prompts]
+        request.held.callback(self.close)
 
     @property
     def num_choices(self) -> int:
@@ -171,9 +172,6 @@ class Generation:
     def close(self) -> None:
         """Abort unfinished choices, release the request's ticket, and report its record, once."""
         self._tokens.close()
-        if self._is_closed:
-            return
-        self._is_closed = True
         self._request.finish(
             completion_id=self._job.completion_id,
             model_id=self._job.model_id,

@@ -60,6 +60,7 @@ class PromptTask:
         self._outputs: dict[int, TokenOutput] = {}
         self._sequences: list[SequenceStats] = []
         self._outcome = "aborted"
+        request.held.callback(self.close)
 
     @property
     def usage(self) -> TokenUsage:

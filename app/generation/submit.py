@@ -31,6 +31,7 @@ async def submit(engine: EngineThread, job: GenerationJob, request: AdmittedRequ
         reports_progress=job.report_progress,
         time_limit=request.deadline.time_left(),
     )
+    request.held.callback(tokens.close)
     choices = [
         Choice(index, engine.model.tokenizer, job.text, job.new_parser())
         for index in range(len(job.prompts) * job.num_choices)

@@ -1,4 +1,4 @@
-"""JSON bodies, with a bound on the time that parsing them blocks the event loop.
+"""JSON bodies, with a bound on the time that parsing and validating them blocks the event loop.
 
 Parsing 4 MiB of text takes a few milliseconds and 4 MiB of numbers 70, but 4 MiB of nested lists take
 1,200 and unique keys 190.  So lists, objects and members are counted before, in at most 20
@@ -7,14 +7,25 @@ milliseconds; a body at the limit takes about 200.
 `pydantic_core.from_json` does not make the count superfluous: it takes 1,600 and 150 milliseconds,
 since most of that is Python's garbage collector.  It also rejects lone surrogates without the name of
 the field.
+
+Validating takes longer: 1 MB of messages with tool calls 400 milliseconds.  So a large body is parsed and
+validated in a thread, one at a time for each key.
 """
 
 import json
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
-from fastapi import HTTPException, Request, Response
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope
+
+from app.http.client import ANONYMOUS, Client
+from app.worker_threads import WorkerThreads
 
 # A conversation of thousands of turns, with their tool calls, has half as many.
 MAX_PARTS: Final = 200_000
@@ -27,26 +38,70 @@ _NO_PARTS: Final = bytes({*range(256)} - {*_PARTS})
 _NO_PARTS_OR_QUOTES: Final = bytes({*_NO_PARTS} - {*b'"'})
 
 
+# In bytes; validating them takes some ten milliseconds at most.
+_LARGE: Final = 32 * 1024
+# One key has one of them at most, so that there is one for the others.
+_THREADS: Final = WorkerThreads(2, per_key=1)
+
+
 class JsonRequest(Request):
+    """A request whose body is validated as it is parsed."""
+
+    def __init__(self, scope: Scope, receive: Receive, model: TypeAdapter[Any]) -> None:
+        super().__init__(scope, receive)
+        self._model = model
+
     async def json(self) -> Any:
+        """Return the body, an object of the model.
+
+        Raises:
+            RequestValidationError: the body is none of the model.
+            json.JSONDecodeError, HTTPException: see `read_json`.
+        """
         encoding = self.headers.get("content-encoding", "")
         # Some clients name a charset there, which JSON needs not.
         if _CODINGS & {part.strip().lower() for part in encoding.split(",")}:
             message = f"bodies are not decoded: send it without Content-Encoding: {encoding[:100]}"
             raise HTTPException(415, message)
-        return read_json(await self.body())
+        body = await self.body()
+        if len(body) <= _LARGE:
+            return _validated(self._model, body)
+        client: Client = self.scope.get("state", {}).get("client", ANONYMOUS)
+        return await _THREADS.run(partial(_validated, self._model, body), client.name)
 
 
 class JsonRoute(APIRoute):
-    """A route whose bodies are parsed by `read_json`: `APIRouter(route_class=JsonRoute)`."""
+    """A route whose bodies are read by `JsonRequest`: `APIRouter(route_class=JsonRoute)`.
+
+    FastAPI validates again what it gets, which takes no time: it is an object of the model already.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        model: TypeAdapter[Any] = TypeAdapter(self.body_field.field_info.annotation)
 
         async def handle_json(request: Request) -> Response:
-            return await handle(JsonRequest(request.scope, request.receive))
+            try:
+                return await handle(JsonRequest(request.scope, request.receive, model))
+            except HTTPException as error:
+                # FastAPI takes whatever `json` raises for a fault of parsing.
+                if isinstance(error.__cause__, RequestValidationError):
+                    raise error.__cause__ from None
+                raise
 
         return handle_json
+
+
+def _validated(model: TypeAdapter[Any], body: bytes) -> Any:
+    value = read_json(body)
+    try:
+        return model.validate_python(value)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        errors = [{**fault, "loc": ("body", *fault["loc"])} for fault in faults]
+        raise RequestValidationError(errors, body=value) from None
 
 
 def read_json(body: bytes) -> Any:

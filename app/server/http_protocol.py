@@ -47,6 +47,7 @@ _MESSAGES: Final = {
     408: "the head of the request was not received in time",
     431: "the head of the request is larger than the limit",
     501: "the server does not support this Transfer-Encoding",
+    413: f"more than {MAX_HEAD_BYTES} bytes arrived before the response to the request before them",
     503: "the server has too many open connections; please try again",
 }
 _CODES: Final = {408: "request_timeout", 503: TOO_MANY}
@@ -164,6 +165,15 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self.limit.set_idle(self, is_idle=False)
         super().data_received(data)
         self._watch_reading()
+
+    def handle_events(self) -> None:
+        """Read on beyond a complete request, up to a limit: uvicorn pauses, and would not see a disconnect."""
+        super().handle_events()
+        if self.conn.their_state is h11.DONE and (ahead := self.conn.trailing_data[0]):
+            if len(ahead) > MAX_HEAD_BYTES:
+                self._reject(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            else:
+                self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -39,8 +39,18 @@ class Watchdog:
         while True:
             due = loop.time() + _INTERVAL
             await asyncio.sleep(_INTERVAL)
-            self._on_tick(loop.time(), loop.time() - due)
-            self.check()
+            try:
+                self._tick(loop.time(), max(0.0, loop.time() - due))
+            except Exception:
+                # The next tick checks again: a watchdog that has ended would tell nobody.
+                logger.exception("a tick of the watchdog failed")
+
+    def _tick(self, now: float, lag: float) -> None:
+        # Time in which this process did not run, as when it was stopped or paused, is not the engine's.
+        for engine in self._service.manager.engines:
+            engine.excuse(lag)
+        self.check()
+        self._on_tick(now, lag)
 
     def check(self) -> None:
         """Log and act on a change of the engines' health since the last check."""

@@ -16,9 +16,11 @@ async def in_thread(function: Callable[[], T]) -> T:
     thread still writes.
     """
     work = asyncio.ensure_future(anyio.to_thread.run_sync(function))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        work.exception()
-        raise
+    # A scope of anyio would cancel again what waits.
+    with anyio.CancelScope(shield=True):
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])
+            work.exception()
+            raise

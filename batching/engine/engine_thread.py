@@ -98,8 +98,8 @@ class EngineThread:
 
     @property
     def latest_stats(self) -> SchedulerStats:
-        """The statistics after the last step, or when the engine last became idle."""
-        return self._router.latest_stats
+        """The statistics after the last step, without requests that have ended since, and with new ones."""
+        return self._router.current_stats()
 
     @property
     def is_alive(self) -> bool:
@@ -110,6 +110,10 @@ class EngineThread:
     def is_stalled(self) -> bool:
         """True while a step takes longer than the step timeout."""
         return self._worker.step_time > self._step_timeout
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count seconds that have just passed for the step timeout."""
+        self._worker.excuse(seconds)
 
     @property
     def seconds_since_step(self) -> float:

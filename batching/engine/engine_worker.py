@@ -63,6 +63,9 @@ class EngineWorker:
         # Why the thread takes no more jobs; written under _lock, so that no job is left behind.
         self._ended_with: EngineStopped | None = None
         self._step_began: float | None = None  # written by the thread only
+        # Seconds that count for no step: all of them, and those before this step.
+        self._excused = 0.0
+        self._excused_before = 0.0
         self._loaded: Future[LoadedEngine] = Future()
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mlx-engine", daemon=True)
@@ -73,9 +76,15 @@ class EngineWorker:
 
     @property
     def step_time(self) -> float:
-        """For how many seconds the current step has run; 0 between two steps."""
+        """For how many seconds the current step has run, those excused left out; 0 between two steps."""
         began = self._step_began
-        return 0.0 if began is None else self._clock() - began
+        if began is None:
+            return 0.0
+        return self._clock() - began - (self._excused - self._excused_before)
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count seconds that have just passed; only one thread may call it."""
+        self._excused += seconds
 
     def start(self) -> LoadedEngine:
         """Start the thread and wait until the engine is built; raise what `build` raises."""
@@ -132,6 +141,7 @@ class EngineWorker:
     def _serve(self, engine: BatchInferenceEngine) -> None:
         try:
             while self._do_jobs(engine):
+                self._excused_before = self._excused
                 self._step_began = self._clock()
                 outputs = engine.step()
                 self._step_began = None

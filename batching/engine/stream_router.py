@@ -102,6 +102,21 @@ class StreamRouter:
                 if item.output.finish_reason is not None:
                     self.end(item.request_id, item.output.finish_reason, step.ended)
 
+    def current_stats(self) -> SchedulerStats:
+        """Return the latest statistics, their counts of requests corrected by what the step did not see.
+
+        The scheduler sees between two steps only which requests have arrived and whose clients have left.
+        """
+        stats, num_open = self.latest_stats, len(self._handles)
+        num_running = min(stats.num_running, num_open)
+        num_waiting = num_open - num_running
+        return stats._replace(
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_prefilling=min(stats.num_prefilling, num_running),
+            num_awaiting_prefix=min(stats.num_awaiting_prefix, num_waiting),
+        )
+
     def deliver_stats(self, stats: SchedulerStats) -> None:
         self.latest_stats = stats
         self.observer.observe_stats(stats)

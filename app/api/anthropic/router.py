@@ -3,7 +3,6 @@
 from functools import partial
 from uuid import uuid4
 
-import anyio
 from fastapi import APIRouter, Request, Response
 
 from app.api.anthropic.conversation import to_conversation
@@ -13,10 +12,10 @@ from app.api.anthropic.response_builder import MessageBuilder, message_events, n
 from app.api.schemas.errors import EVENT_RESPONSES
 from app.api.serving import (
     admit,
-    admit_without_body,
     build_job_async,
     engine_for,
     json_response,
+    take_ticket,
 )
 from app.api.sse import EventStream
 from app.generation.submit import submit
@@ -37,7 +36,8 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     sealer = server_state(request).sealer
     async with admit(request, priority=Priority.NORMAL, time_limit=None) as admitted:
         engine = await engine_for(request, body.model)
-        chat = await anyio.to_thread.run_sync(_prepared, engine.model, body, sealer)
+        prepare = partial(_prepared, engine.model, body, sealer)
+        chat = await server_state(request).threads.prompts.run(prepare)
         job = await build_job_async(
             request,
             engine,
@@ -55,7 +55,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
         omits_thinking=body.omits_thinking,
     )
     if body.stream:
-        return EventStream(generation, message_events(generation, builder), new_ping)
+        return EventStream(message_events(generation, builder), new_ping)
     return await json_response(request, generation, builder.full_json)
 
 
@@ -63,10 +63,10 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
     """Count the tokens of the prompt that a request becomes."""
     sealer = server_state(request).sealer
-    with admit_without_body(request):
-        engine = await engine_for(request, body.model)
-        count = partial(_num_tokens, engine.model, body, sealer)
-        return TokenCount(input_tokens=await anyio.to_thread.run_sync(count))
+    await take_ticket(request)
+    engine = await engine_for(request, body.model)
+    count = partial(_num_tokens, engine.model, body, sealer)
+    return TokenCount(input_tokens=await server_state(request).threads.prompts.run(count))
 
 
 # Claude Code looks whether the server can be reached.

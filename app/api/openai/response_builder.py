@@ -56,9 +56,9 @@ class ResponseBuilder(Protocol):
 async def respond(
     request: Request, generation: Generation, builder: ResponseBuilder, *, stream: bool
 ) -> Response:
-    """Return the response to a request, streamed or not; it closes the generation in the end."""
+    """Return the response to a request, streamed or not."""
     if stream:
-        return EventStream(generation, chunk_events(generation, builder))
+        return EventStream(chunk_events(generation, builder))
     return await json_response(request, generation, writer(builder.full_response))
 
 

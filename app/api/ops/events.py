@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from app.api.serving import client_of, engine_for
 from app.api.sse import EventStream
 from app.http.rejections import Forbidden, Unavailable
+from app.http.request_lifetime import held_by
 from app.server_state import server_state
 from app.settings import env_name
 
@@ -31,4 +32,5 @@ async def watch(request: Request, model: str | None = None) -> EventStream:
     if room.num_watchers >= MAX_WATCHERS:
         raise Unavailable(f"{MAX_WATCHERS} clients watch already")
     watcher = room.watch(engine)
-    return EventStream(watcher, watcher.frames())
+    held_by(request).callback(watcher.close)
+    return EventStream(watcher.frames())

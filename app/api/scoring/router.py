@@ -6,7 +6,7 @@ from app.api.openai.response_builder import new_id
 from app.api.scoring.request import RerankRequest, ScoreRequest
 from app.api.scoring.response import Ranking, ScoreList, ScoringUsage, ranked, score_list
 from app.api.scoring.scorer import Comparison, begin_scoring
-from app.api.serving import admit, engine_for, respond_if_connected
+from app.api.serving import admit, engine_for, respond_whole
 from app.http.json_body import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -29,7 +29,7 @@ async def create_scores(body: ScoreRequest, request: Request) -> Response:
         model_id = engine.model.model_id
         return score_list(completion_id, model_id, scores, task.usage).model_dump_json()
 
-    return await respond_if_connected(request, task, respond)
+    return await respond_whole(task, respond)
 
 
 @router.post("/v1/rerank", response_model=Ranking)
@@ -59,4 +59,4 @@ async def create_ranking(body: RerankRequest, request: Request) -> Response:
         )
         return ranking.model_dump_json(exclude_none=True)
 
-    return await respond_if_connected(request, task, respond)
+    return await respond_whole(task, respond)

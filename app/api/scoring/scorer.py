@@ -7,7 +7,6 @@ from functools import partial
 from operator import mul
 from typing import NamedTuple
 
-import anyio
 from fastapi import Request
 
 from app.admission.admitted_request import AdmittedRequest
@@ -19,6 +18,7 @@ from app.prompts.inputs import InputReader
 from app.prompts.rerank import RerankPrompts
 from app.server_state import server_state
 from app.settings import env_name
+from app.worker_threads import WorkerThreads
 from batching import (
     Embeddings,
     EngineThread,
@@ -56,8 +56,9 @@ class _Plan(NamedTuple):
 class ScoreTask:
     """The scores of a comparison; `close` never waits and may be called at any time."""
 
-    def __init__(self, task: PromptTask, plan: _Plan) -> None:
-        self._task, self._plan = task, plan
+    def __init__(self, task: PromptTask, plan: _Plan, threads: WorkerThreads) -> None:
+        """`threads` compute the scores."""
+        self._task, self._plan, self._threads = task, plan, threads
 
     @property
     def usage(self) -> TokenUsage:
@@ -66,7 +67,7 @@ class ScoreTask:
     async def scores(self) -> list[float]:
         """Return the score of each pair."""
         outputs = await self._task.collect()
-        return await anyio.to_thread.run_sync(self._plan.scores, outputs)
+        return await self._threads.run(partial(self._plan.scores, outputs))
 
     def close(self) -> None:
         self._task.close()
@@ -95,7 +96,8 @@ async def begin_scoring(
         _check_embeds(model, body)
         reader = input_reader(request, model, body.cut())
         prepare = partial(_compared, reader, embeddings_of(model), comparison)
-    plan = await anyio.to_thread.run_sync(prepare)
+    threads = server_state(request).threads
+    plan = await threads.prompts.run(prepare)
     job = PromptJob(
         completion_id=completion_id,
         model_id=model.model_id,
@@ -105,7 +107,7 @@ async def begin_scoring(
         cache_salt=body.cache_salt,
         group_size=group_size(request),
     )
-    return ScoreTask(PromptTask(engine, job, admitted), plan)
+    return ScoreTask(PromptTask(engine, job, admitted), plan, threads.responses)
 
 
 def _check_embeds(model: ModelInfo, body: ScoringRequest) -> None:

@@ -2,13 +2,12 @@
 
 from functools import partial
 
-import anyio
 from fastapi import APIRouter, Request
 
 from app.api.chat_template import run_with_template
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.logprobs import TokenBytes, token_name
-from app.api.serving import admit_without_body, engine_for
+from app.api.serving import engine_for, take_ticket
 from app.api.vllm.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -19,6 +18,7 @@ from app.api.vllm.schemas import (
 from app.http.json_body import JsonRoute
 from app.parsing.formats.model_format import message_format
 from app.prompts.render import chat_prompt, completion_prompt
+from app.server_state import server_state
 from batching import ModelInfo, check_token_ids
 
 router = APIRouter(route_class=JsonRoute)
@@ -27,29 +27,31 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
     """Return the tokens of a text, or of a conversation."""
-    with admit_without_body(request):
-        engine = await engine_for(request, body.model)
-        tokenized = partial(_tokenized, body=body, token_bytes=engine.grammars.token_bytes)
-        return await run_with_template(request, engine.model, body.chat_template, tokenized)
+    await take_ticket(request)
+    engine = await engine_for(request, body.model)
+    tokenized = partial(_tokenized, body=body, token_bytes=engine.grammars.token_bytes)
+    return await run_with_template(request, engine.model, body.chat_template, tokenized)
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
     """Return the text of tokens, special ones included."""
-    with admit_without_body(request):
-        engine = await engine_for(request, body.model)
-        check_token_ids(engine.model, "tokens", body.tokens)
-        text = await anyio.to_thread.run_sync(engine.model.tokenizer.decode, body.tokens)
-        return DetokenizeResponse(prompt=text)
+    await take_ticket(request)
+    engine = await engine_for(request, body.model)
+    check_token_ids(engine.model, "tokens", body.tokens)
+    text = await server_state(request).threads.prompts.run(
+        partial(engine.model.tokenizer.decode, body.tokens)
+    )
+    return DetokenizeResponse(prompt=text)
 
 
 @router.post("/v1/chat/completions/render")
 async def render_chat(body: ChatCompletionRequest, request: Request) -> RenderedPrompt:
     """Return the prompt that a chat request becomes, without answering it."""
-    with admit_without_body(request):
-        engine = await engine_for(request, body.model)
-        rendered = partial(_rendered, body=body)
-        return await run_with_template(request, engine.model, body.chat_template, rendered)
+    await take_ticket(request)
+    engine = await engine_for(request, body.model)
+    rendered = partial(_rendered, body=body)
+    return await run_with_template(request, engine.model, body.chat_template, rendered)
 
 
 def _tokenized(

@@ -278,7 +278,7 @@ async def test_a_silent_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyP
             num_returned=1,
             num_candidates=1,
         )
-        stream = EventStream(generation, chunk_events(generation, builder))
+        stream = EventStream(chunk_events(generation, builder))
         await stream({"type": "http", "method": "POST"}, receive, send)
     assert any(part.startswith(b":") for part in parts)
     assert b"".join(parts).endswith(DONE)

@@ -1,16 +1,22 @@
 """JSON bodies: what is accepted, what is rejected, and the count of parts."""
 
+import asyncio
 import gzip
 import json
-from typing import Any
+import threading
+from typing import Annotated, Any
 
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 from hypothesis import example, given, strategies as st
+from pydantic import AfterValidator, BaseModel
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http import errors
+from app.http.client import Client
 from app.http.json_body import MAX_PARTS, JsonRoute, num_parts, read_json
+from tests.support.speaker import served
 
 pytestmark = pytest.mark.anyio
 
@@ -97,3 +103,62 @@ async def test_a_body_with_an_encoding_is_a_415() -> None:
             assert taken.json() == 1
     assert rejected.status_code == 415
     assert "Content-Encoding: gzip" in rejected.json()["error"]["message"]
+
+
+async def test_a_large_body_is_validated_elsewhere_one_at_a_time_for_each_client() -> None:
+    """The event loop goes on meanwhile, and so do the bodies of other clients."""
+    begun, may_go_on = threading.Event(), threading.Event()
+    readers = list[str]()
+
+    def read(value: str) -> str:
+        readers.append(threading.current_thread().name)
+        begun.set()
+        assert may_go_on.wait(20), "the event loop waits for it"
+        return value
+
+    class Body(BaseModel):
+        a: Annotated[str, AfterValidator(read)]
+
+    router = APIRouter(route_class=JsonRoute)
+
+    @router.post("/length")
+    async def length(body: Body) -> int:
+        return len(body.a)
+
+    made = FastAPI()
+    made.include_router(router)
+    large = json.dumps({"a": "x" * 40_000}).encode()
+
+    async def post(name: str) -> int:
+        transport = httpx.ASGITransport(of_client(made, name))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            headers = {"Content-Type": "application/json"}
+            return (await client.post("/length", content=large, headers=headers)).status_code
+
+    own = [asyncio.create_task(post("a")) for _ in range(3)]
+    await asyncio.to_thread(begun.wait, 20)
+    assert len(readers) == 1
+    begun.clear()
+    other = asyncio.create_task(post("b"))
+    await asyncio.to_thread(begun.wait, 20)
+    may_go_on.set()
+    assert await asyncio.gather(*own, other) == [200] * 4
+    assert threading.current_thread().name not in readers
+
+
+def of_client(app: ASGIApp, name: str) -> ASGIApp:
+    async def send_as_client(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "state": {"client": Client(name)}}, receive, send)
+
+    return send_as_client
+
+
+async def test_the_first_fault_of_a_body_is_found_in_its_place() -> None:
+    """With the location that FastAPI would give it, whatever the size of the body."""
+    for filling in ("", "x" * 40_000):
+        content = json.dumps({"prompt": [filling, {}], "model": "m"}).encode()
+        async with served() as server:
+            headers = {"Content-Type": "application/json"}
+            answer = await server.client.post("/v1/completions", content=content, headers=headers)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "prompt"

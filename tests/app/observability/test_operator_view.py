@@ -18,6 +18,7 @@ from batching.config import SchedulerConfig
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from scripts.sse import chunks_in
+from tests.support.busy_threads import busy
 from tests.support.fakes import TokenRunner
 from tests.support.speaker import Breaking, Served, served, served_endlessly
 
@@ -212,10 +213,7 @@ class TestDeadlines:
     async def test_the_time_also_counts_while_a_request_is_prepared(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async with served() as server:
-            limiter = server.service.grammar_limiter
-            for borrower in range(int(limiter.total_tokens)):
-                await limiter.acquire_on_behalf_of(borrower)
+        async with served() as server, busy(server.service.threads.grammars):
             response = await server.chat(response_format={"type": "json_object"}, timeout=0.02)
             assert response.status_code == 504
             assert server.service.admission.num_requests == 0

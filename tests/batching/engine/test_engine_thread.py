@@ -412,7 +412,7 @@ async def test_an_observer_is_notified_of_every_step_and_every_sequence() -> Non
         # They come after what they count; pytest's time-out ends a wait for what never comes.
         while not watcher.stats or watcher.stats[-1].num_running:
             await is_idle(thread)
-        assert thread.latest_stats is watcher.stats[-1]
+        assert thread.latest_stats == watcher.stats[-1]
 
 
 async def test_an_observer_is_notified_of_aborted_and_failed_sequences() -> None:

@@ -1,9 +1,9 @@
 """`POST /v1/completions`."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
-import anyio
 from fastapi import APIRouter, Request, Response
 
 from app.api.openai.completions.request import CompletionRequest
@@ -32,9 +32,10 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     check_num_choices(body, settings.max_choices)
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
         engine = await engine_for(request, body.model)
-        grammar = await anyio.to_thread.run_sync(body.content_grammar)
-        prompts = await anyio.to_thread.run_sync(
-            _prompts, engine.model, body, settings.max_queued_tokens
+        threads = server_state(request).threads.prompts
+        grammar = await threads.run(body.content_grammar)
+        prompts = await threads.run(
+            partial(_prompts, engine.model, body, settings.max_queued_tokens)
         )
         job = await build_job_async(
             request,
@@ -44,7 +45,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             completion_id=new_id("cmpl"),
             output=OutputFormat(grammar=grammar),
         )
-        builder = await anyio.to_thread.run_sync(_builder, engine, job, body)
+        builder = await threads.run(partial(_builder, engine, job, body))
         if job.beams is None:
             generation = await submit(engine, job, admitted)
         else:

@@ -5,7 +5,6 @@ from functools import partial
 from time import time
 from typing import Final, Literal
 
-import anyio
 from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
@@ -20,7 +19,7 @@ from app.api.openai.responses.run import ResponseRun, Save
 from app.api.openai.responses.stored import OwnResponses, stored_input
 from app.api.openai.responses.tools import check_tool_choice
 from app.api.schemas.errors import EVENT_RESPONSES
-from app.api.serving import admit, admit_without_body, build_job_async, client_of, engine_for
+from app.api.serving import admit, build_job_async, client_of, engine_for, take_ticket
 from app.generation.job import GenerationJob
 from app.generation.submit import submit
 from app.http.json_body import JsonRoute
@@ -74,18 +73,18 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: ResponseRequest, request: Request) -> InputTokens:
     """Count the tokens of the prompt that a request becomes."""
-    with admit_without_body(request):
-        engine = await engine_for(request, body.model)
-        model = engine.model
-        try:
-            conversation = _conversation(request, body, await _all_items(request, body))
-            prompt = await anyio.to_thread.run_sync(
-                lambda: chat_prompt(model, conversation(), message_format(model))
-            )
-        except InvalidRequest as error:
-            _rename(error)
-            raise
-        return InputTokens(input_tokens=len(prompt.token_ids))
+    await take_ticket(request)
+    engine = await engine_for(request, body.model)
+    model = engine.model
+    try:
+        conversation = _conversation(request, body, await _all_items(request, body))
+        prompt = await server_state(request).threads.prompts.run(
+            lambda: chat_prompt(model, conversation(), message_format(model))
+        )
+    except InvalidRequest as error:
+        _rename(error)
+        raise
+    return InputTokens(input_tokens=len(prompt.token_ids))
 
 
 async def _all_items(request: Request, body: ResponseRequest) -> list[InputItem]:
@@ -111,7 +110,7 @@ async def _build_job(
             truncation=body.prompt_truncation(),
         )
 
-    chat = await anyio.to_thread.run_sync(prepare)
+    chat = await server_state(request).threads.prompts.run(prepare)
     return await build_job_async(
         request,
         engine,

@@ -5,21 +5,21 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-import anyio
 from fastapi import Request, Response
 
 from app.api.openai.responses.open_items import Event
 from app.api.openai.responses.output_items import ResponseError, ResponseObject
 from app.api.openai.responses.response_writer import ResponseWriter
-from app.api.serving import respond_if_connected
+from app.api.serving import respond_whole
 from app.api.sse import EventStream
 from app.generation.choice import Delta
 from app.generation.generation import Generation
 from app.http.errors import stream_error_report
 from app.http.rejections import Unavailable
 from app.http.request_context import InFlightRequests
+from app.http.request_lifetime import held_by
 from app.observability.logs import summarize_exception
-from app.server_state import ServerState, server_state
+from app.server_state import server_state
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class ResponseRun:
         self._save = save
 
     def stream(self) -> Response:
-        return EventStream(self._generation, self._frames(), self._writer.ping)
+        return EventStream(self._frames(), self._writer.ping)
 
     async def whole(self, request: Request) -> Response:
         """Return the response when it is complete.
@@ -52,9 +52,9 @@ class ResponseRun:
             async for _ in self._steps():
                 pass
             # Log probabilities take a moment.
-            return await anyio.to_thread.run_sync(self._body)
+            return await server_state(request).threads.responses.run(self._body)
 
-        return await respond_if_connected(request, self._generation, complete)
+        return await respond_whole(self._generation, complete)
 
     async def detached(self, request: Request) -> Response:
         """Return the queued response, and generate it in the background.
@@ -64,17 +64,17 @@ class ResponseRun:
         """
         try:
             await self._save(self._writer.response)
-        except BaseException as error:
-            self._generation.close()
-            if isinstance(error, OSError):
-                _log_unstored(error)
-                raise Unavailable("responses cannot be stored at present") from None
-            raise
+        except OSError as error:
+            _log_unstored(error)
+            raise Unavailable("responses cannot be stored at present") from None
         body = self._body()
         state, response_id = server_state(request), self._writer.response.id
         task = asyncio.create_task(self._run(state.in_flight))
         state.detached[response_id] = task
-        task.add_done_callback(lambda _: self._end_detached(state, response_id))
+        # Now the task holds what the request held; also one that is cancelled before it begins.
+        held = held_by(request).pop_all()
+        held.callback(state.detached.pop, response_id)
+        task.add_done_callback(lambda _: held.close())
         return Response(body, media_type="application/json")
 
     async def _run(self, in_flight: InFlightRequests) -> None:
@@ -85,11 +85,6 @@ class ResponseRun:
             await self._save_if_possible()
             async for _ in steps:
                 pass
-
-    def _end_detached(self, state: ServerState, response_id: str) -> None:
-        """Also of a task that was cancelled before it began."""
-        self._generation.close()
-        del state.detached[response_id]
 
     def _body(self) -> str:
         return self._writer.response.model_dump_json(exclude_unset=True)

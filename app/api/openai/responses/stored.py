@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -69,7 +70,7 @@ class OwnResponses:
         return stored
 
     async def delete(self, response_id: str) -> None:
-        await anyio.to_thread.run_sync(self._store.delete, self._owner, response_id)
+        await in_thread(partial(self._store.delete, self._owner, response_id))
 
     async def resolved(self, previous_id: str | None, items: Sequence[AnyItem]) -> list[InputItem]:
         """Return the input and the output of an earlier response, and the items, none a reference.

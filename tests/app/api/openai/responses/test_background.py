@@ -144,9 +144,11 @@ class EndingTasks(dict[str, asyncio.Task[None]]):
     def __init__(self) -> None:
         self.ended = threading.Event()
 
-    def __delitem__(self, key: str) -> None:
-        super().__delitem__(key)
-        self.ended.set()
+    def pop(self, key: str, *default: Any) -> Any:
+        try:
+            return super().pop(key, *default)
+        finally:
+            self.ended.set()
 
 
 @pytest.mark.parametrize(
