@@ -40,12 +40,13 @@ class Watchdog:
             due = loop.time() + _INTERVAL
             await asyncio.sleep(_INTERVAL)
             try:
-                self._tick(loop.time(), max(0.0, loop.time() - due))
+                self.tick(loop.time(), max(0.0, loop.time() - due))
             except Exception:
                 # The next tick checks again: a watchdog that has ended would tell nobody.
                 logger.exception("a tick of the watchdog failed")
 
-    def _tick(self, now: float, lag: float) -> None:
+    def tick(self, now: float, lag: float) -> None:
+        """Check the engines once; `now` and `lag` as for `on_tick`."""
         # Time in which this process did not run, as when it was stopped or paused, is not the engine's.
         for engine in self._service.manager.engines:
             engine.excuse(lag)

@@ -332,7 +332,44 @@ class TestWatchdog:
             await ticks.get()
             assert await ticks.get() < 5
             looking.cancel()
-            server.service.tick(0.0, -0.001)
+
+    async def test_it_goes_on_after_a_tick_that_failed(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("app.server.watchdog._INTERVAL", 0.001)
+        faults, has_gone_on = [ValueError("a bug")], asyncio.Event()
+
+        def tick(now: float, lag: float) -> None:
+            if faults:
+                raise faults.pop()
+            has_gone_on.set()
+
+        async with served() as server:
+            watchdog = Watchdog(server.service, on_failure=lambda: None, on_tick=tick)
+            looking = asyncio.create_task(watchdog.run())
+            await has_gone_on.wait()
+            looking.cancel()
+        assert "a tick of the watchdog failed" in caplog.text
+
+    async def test_time_in_which_the_process_did_not_run_is_not_the_engines(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The gap shows in its own ticks, as when the process was stopped or its container paused."""
+        ticks: list[float] = []
+        async with served_endlessly() as server:
+            watchdog = Watchdog(
+                server.service, on_failure=lambda: None, on_tick=lambda now, lag: ticks.append(lag)
+            )
+            waiting = asyncio.create_task(server.chat(max_tokens=2))
+            await asyncio.to_thread(server.gate.reached.wait)
+            clock = server.engine._worker._clock
+            monkeypatch.setattr(server.engine._worker, "_clock", lambda: clock() + 1000)
+            assert server.engine.is_stalled
+            watchdog.tick(0.0, 1000)
+            assert not server.engine.is_stalled
+            server.gate.open()
+            assert (await waiting).status_code == 200
+        assert ticks == [1000]
 
 
 def test_the_throughput_is_logged_every_ten_seconds_with_steps(

@@ -195,6 +195,28 @@ class DisconnectListener:
         self.has_heard.set()
 
 
+class TestBytesBeyondARequest:
+    """What comes before the response is read: else the end of the connection would not be."""
+
+    @pytest.mark.parametrize("more", [b"", b"\r\n", b"x", GET, GET + GET + b"G"])
+    def test_one_that_sends_more_and_leaves_is_noticed(self, more: bytes) -> None:
+        app = DisconnectListener(responds_first=True)
+        with running(app) as site:
+            with site.connection() as connection:
+                connection.send(GET)
+                connection.read(b"early")
+                connection.send(more)
+            assert app.has_heard.wait(LONG)
+
+    def test_one_that_sends_too_much_more_is_rejected(self) -> None:
+        app = DisconnectListener()
+        with running(app) as site:
+            status, fields, body = split(site.ask(GET + b"x" * (2 * MAX_HEAD_BYTES)))
+            assert app.has_heard.wait(LONG)
+        assert (status, fields["connection"]) == (413, "close")
+        assert f"more than {MAX_HEAD_BYTES} bytes" in json.loads(body)["error"]["message"]
+
+
 class TestInvalidBodies:
     def test_the_client_gets_an_error_and_the_app_a_disconnect(self) -> None:
         app = DisconnectListener()

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import pytest
 
@@ -77,10 +78,13 @@ def load(gated: Callable[[GatedRunner], None] = lambda _: None) -> LoadedEngine:
 
 @asynccontextmanager
 async def running(
-    *, gate_is_open: bool = True, step_timeout: float = 60.0
+    *,
+    gate_is_open: bool = True,
+    step_timeout: float = 60.0,
+    clock: Callable[[], float] = monotonic,
 ) -> AsyncIterator[tuple[EngineThread, GatedRunner]]:
     runners: list[GatedRunner] = []
-    thread = EngineThread(lambda: load(runners.append), step_timeout=step_timeout)
+    thread = EngineThread(lambda: load(runners.append), step_timeout=step_timeout, clock=clock)
     thread.start()
     if gate_is_open:
         runners[0].gate.set()
@@ -361,6 +365,40 @@ async def test_a_stalled_step_is_detected_and_no_request_waits_for_it() -> None:
         runner.gate.set()
         assert await is_idle(thread)
         assert thread.unhealthy_reason is None
+
+
+async def test_seconds_that_are_excused_count_for_the_step_in_which_they_pass() -> None:
+    clock = FakeClock()
+    async with running(gate_is_open=False, step_timeout=5.0, clock=clock) as (thread, runner):
+        thread.excuse(100.0)
+        stream = await thread.submit([[1]], max_tokens=1)
+        await asyncio.to_thread(runner.is_running.wait)
+        clock.now += 6.0
+        assert thread.is_stalled
+        thread.excuse(3.0)
+        assert not thread.is_stalled
+        clock.now += 3.0
+        assert thread.is_stalled
+        runner.gate.set()
+        await collect(stream)
+
+
+async def test_the_counts_of_requests_are_those_of_now_while_a_step_runs() -> None:
+    async with running(gate_is_open=False) as (thread, runner):
+        first = await thread.submit([[1]])
+        await asyncio.to_thread(runner.is_running.wait)
+        waiting = asyncio.create_task(thread.submit([[2], [3]]))
+        await asyncio.sleep(0)
+        stats = thread.latest_stats
+        assert (stats.num_running, stats.num_waiting) == (0, 3)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        first.close()
+        stats = thread.latest_stats
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+        runner.gate.set()
+        assert await is_idle(thread)
 
 
 class Watcher:
