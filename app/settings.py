@@ -290,7 +290,8 @@ class Settings(BaseSettings):
         default=30.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds within which the head of a request, and then its body, must arrive.",
+        description="Seconds within which the head of a request, and then its body, must arrive; a body has one more "
+        "for every 16 KiB of it.",
     )
     write_timeout: float = Field(
         default=60.0,
