@@ -165,27 +165,29 @@ def _batch_runner(
 def _add_middleware(app: FastAPI, service: ServerState, *, open_paths: Container[str]) -> None:
     """Add the middleware, the innermost first; `open_paths` need no key."""
     settings, count_rejection = service.settings, service.metrics.count_rejection
+    keys = frozenset(settings.client_keys())
     app.add_middleware(RequestLifetime, streamed=(files.PATH,))
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
         timeout=settings.read_timeout,
         streamed=(files.PATH,),
+        # Without keys all are one.
+        num_clients=max(1, len(keys)),
         count_rejection=count_rejection,
     )
     app.add_middleware(
         Authentication,
-        keys=settings.client_keys(),
+        keys=keys,
         share_prefix_cache=settings.share_prefix_cache,
         count_rejection=count_rejection,
         admin_keys=frozenset(settings.admin_key_list()),
         open_paths=open_paths,
     )
-    has_keys = bool(settings.client_keys())
     app.add_middleware(
         BrowserGuard,
-        hosts=checked_names(settings.host, settings.allowed_host_names, has_keys=has_keys),
-        origins=None if has_keys else settings.allowed_origins,
+        hosts=checked_names(settings.host, settings.allowed_host_names, has_keys=bool(keys)),
+        origins=None if keys else settings.allowed_origins,
         count_rejection=count_rejection,
     )
     app.add_middleware(

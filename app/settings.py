@@ -270,15 +270,16 @@ class Settings(BaseSettings):
     cors_origins: str = Field(
         default="",
         description="Web pages that may call the server from a browser: origins like "
-        "`https://chat.example.org`, separated by commas, or `*`. Without keys, what other pages send to "
-        "change something gets a 403.",
+        "`https://chat.example.org`, separated by commas, or `*`. Without keys, what other pages send gets "
+        "a 403, but for links.",
     )
     allowed_hosts: str = Field(
         default="",
         description="Host names by which clients may address the server, besides `localhost` and its addresses: "
-        "names or `*.example.org`, separated by commas; `*` is any. Empty checks the name only if the server "
-        "listens on a loopback address and there are no keys; others get a 403, since the name may be that "
-        "of a web page that was made to point here (DNS rebinding).",
+        "names or `*.example.org`, separated by commas; `*` is any. If the server does not listen on a loopback "
+        "address, also other addresses and names that only a private network has. Others get a 403, since the "
+        "name may be that of a web page that was made to point here (DNS rebinding); if this is empty and "
+        "there are keys, none do.",
     )
     web: bool = Field(
         default=True, description="Serve a page with a chat and a view of the engine at `/`."
@@ -290,7 +291,8 @@ class Settings(BaseSettings):
         default=30.0,
         gt=0,
         allow_inf_nan=False,
-        description="Seconds within which the head of a request, and then its body, must arrive.",
+        description="Seconds within which the head of a request, and then its body, must arrive; a body has one more "
+        "for every 16 KiB of it.",
     )
     write_timeout: float = Field(
         default=60.0,

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from app.api.ops.metrics import router
+from app.http.browser_guard import checked_names
 from app.observability.metrics.registry import Metrics
 from app.settings import Settings
 from batching.backend.native import build
@@ -80,6 +81,19 @@ def test_every_published_port_is_on_this_machine_only() -> None:
     ports = [port for service in services().values() for port in service["ports"]]
     assert len(ports) == 3
     assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_a_page_whose_name_points_to_the_published_port_is_refused() -> None:
+    """Without keys, as it is: the server listens on all addresses of its container."""
+    [host] = re.findall(r"MLX_SERVER_HOST=(\S+)", "\n".join(dockerfile_lines()))
+    environment = services()["server"]["environment"]
+    assert environment["MLX_SERVER_API_KEYS"] == "${MLX_SERVER_API_KEYS:-}"
+    assert environment["MLX_SERVER_ALLOWED_HOSTS"] == "${MLX_SERVER_ALLOWED_HOSTS:-}"
+    names = checked_names(host, [], has_keys=False)
+    assert names is not None
+    assert not names.allow("evil.example:8000")
+    [job] = read_yaml("prometheus.yml")["scrape_configs"]
+    assert all(map(names.allow, ["127.0.0.1:8000", *job["static_configs"][0]["targets"]]))
 
 
 def test_every_image_is_pinned() -> None:

@@ -85,7 +85,7 @@ class Authentication:
         """Check the keys of all requests; without any `keys` every request passes.
 
         admin_keys: those of the keys that may also see what the server does for others.
-        open_paths: paths that need no key, such as health probes.
+        open_paths: further paths that, as health probes, need no key for a request without a body.
         """
         self._app = app
         self._open_paths = open_paths
@@ -103,18 +103,22 @@ class Authentication:
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         elif scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif (client := self._client(scope)) is None:
+        elif (client := self._client(scope, body := RequestBody(scope, receive))) is None:
             response = error_response(Unauthorized(), scope, self._count_rejection)
-            await send_rejection(response, RequestBody(scope, receive), send)
+            await send_rejection(response, body, send)
         else:
             scope.setdefault("state", {})["client"] = client
             await self._app(scope, receive, send)
 
-    def _client(self, scope: Scope) -> Client | None:
-        """Return the client that sends the request, or None if it has no valid key."""
+    def _client(self, scope: Scope, body: RequestBody) -> Client | None:
+        """Return the client that sends the request, or None if it has no valid key.
+
+        Nothing of a visitor is kept: open paths need no key to be read, and any body needs one.
+        """
         if not self._clients:
             return ANONYMOUS
-        if scope["path"] in PROBE_PATHS or scope["path"] in self._open_paths:
+        is_open = scope["path"] in PROBE_PATHS or scope["path"] in self._open_paths
+        if is_open and not body.is_open:
             return VISITOR
         found = None
         presented_keys = _presented_keys(scope["headers"])

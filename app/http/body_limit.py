@@ -1,18 +1,38 @@
-"""Limits of request bodies: size, time, and bytes of all requests together."""
+"""Limits of request bodies: size, rate, and bytes of all requests together."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Container, Iterable
 from contextlib import suppress
+from functools import partial
+from time import monotonic
 from typing import Final
 
 from fastapi import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.http.body_budget import BodyBudget
+from app.http.client import Client
 from app.http.errors import CountRejection, error_response, ignore_rejection
-from app.http.rejections import BodyTooLarge, BodyTooSlow, QueueFull, Rejection
+from app.http.rejections import (
+    BodyTooLarge,
+    BodyTooSlow,
+    QueueFull,
+    QuotaExceeded,
+    Rejection,
+)
 
 # The limit for all bodies together, in bodies of the maximum size.
 _MAX_BODIES: Final = 64
+# Streamed bodies of one client at a time: each takes a connection, and a file, for as long as it comes.
+MAX_STREAMED: Final = 8
+
+# The average bytes a second of a body that may take longer than its timeout: less than connections have
+# over which files are sent, and too much for holding many connections at no cost.
+LEAST_RATE: float = 16 * 1024
+# Seconds after the deadline for what has arrived, and was not read since the event loop was late: in each
+# turn it reads before it looks at timers, so that they are enough however late it is.
+_MOMENT: Final = 0.001
 
 # Closing a connection with unread bytes resets it, and the reset can overtake the response.
 # So the rest of a rejected body is read and dropped, up to these limits.
@@ -34,6 +54,7 @@ class RequestBody:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
+        self._begun = monotonic()
         lengths = _values(scope["headers"], b"content-length")
         self.num_declared = max(map(_number, lengths), default=0)
         self.num_read = 0
@@ -41,14 +62,33 @@ class RequestBody:
         self.is_open = is_chunked or self.num_declared > 0
         self.client_disconnected = False
 
-    async def next_chunk(self) -> bytes:
-        """Wait for the next chunk; it is empty at the end and if the client disconnected."""
-        chunk: bytes = (await self.receive()).get("body", b"")
-        return chunk
-
     async def receive(self) -> Message:
         """Wait for the next message."""
-        message = await self._receive()
+        return self._counted(await self._receive())
+
+    async def receive_in_time(self, grace: float) -> Message:
+        """Wait for the next message of a body that must come at LEAST_RATE after `grace` seconds.
+
+        That is the average over the whole body: with a limit between two chunks, a byte now and then would
+        hold a connection for ever.  How late the event loop is does not count: what has arrived is received.
+
+        Raises:
+            BodyTooSlow: nothing more has arrived in time.
+        """
+        if not self.is_open:
+            return await self.receive()
+        deadline = self._begun + grace + self.num_read / LEAST_RATE
+        receiving = asyncio.ensure_future(self._receive())
+        try:
+            for seconds in (deadline - monotonic(), _MOMENT):
+                done, _ = await asyncio.wait([receiving], timeout=seconds)
+                if done:
+                    return self._counted(receiving.result())
+        finally:
+            receiving.cancel()
+        raise BodyTooSlow(grace, LEAST_RATE)
+
+    def _counted(self, message: Message) -> Message:
         self.is_open = message.get("more_body", False)
         self.client_disconnected = message["type"] == "http.disconnect"
         self.num_read += len(message.get("body", b""))
@@ -85,16 +125,17 @@ async def _drop_rest(body: RequestBody) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_SECONDS):
             while body.is_open and body.num_read < limit:
-                await body.next_chunk()
+                await body.receive()
 
 
 class BodyLimit:
     """Reads each request body before it calls the app, and rejects bodies beyond the limits.
 
     The app receives the body as one message, and after that the disconnect.  On a few paths
-    (`streamed`) the app receives the body as it arrives and applies limits of its own.
+    (`streamed`) the app receives the body as it arrives and limits its size; of these a client may
+    send a few at a time.  `Authentication` comes first: every body has a client.
 
-    buffered_bytes: bytes of all bodies that are being read or whose requests are in flight.
+    budget: the bytes of all bodies that are being read or whose requests are in flight.
     """
 
     def __init__(
@@ -103,65 +144,89 @@ class BodyLimit:
         max_bytes: int,
         timeout: float,
         count_rejection: CountRejection = ignore_rejection,
+        *,
         streamed: Container[str] = (),
+        num_clients: int = 1,
     ) -> None:
         """Limit the bodies of all requests.
 
         max_bytes: of one body; several of that size may be buffered at a time.
-        timeout: seconds within which a body must arrive.
+        timeout: seconds within which a body must arrive, or come at LEAST_RATE.
         streamed: paths whose bodies are not read here.
+        num_clients: how many there can be, each of which has a share of the budget.
         """
         self._app = app
         self._streamed = streamed
         self._max_bytes = max_bytes
         self._timeout = timeout
         self._count_rejection = count_rejection
-        self.buffered_bytes = 0
+        self._num_streamed: Counter[Client] = Counter()
+        self.budget = BodyBudget(_MAX_BODIES * max_bytes, num_clients)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not (body := RequestBody(scope, receive)).is_open:
             await self._app(scope, receive, send)
             return
         if scope["path"] in self._streamed:
-            await self._app(scope, body.receive, _lingering(body, send))
-            return
-        rejection: Rejection | None = BodyTooLarge(self._max_bytes)
-        if body.num_declared <= self._max_bytes:
+            rejection = await self._stream(body, scope, send)
+        elif body.num_declared > self._max_bytes:
+            rejection = BodyTooLarge(self._max_bytes)
+        else:
             rejection = await self._serve(body, scope, receive, send)
         if rejection is not None:
             response = error_response(rejection, scope, self._count_rejection)
             await send_rejection(response, body, send)
 
+    async def _stream(self, body: RequestBody, scope: Scope, send: Send) -> Rejection | None:
+        """Call the app with a body that it reads itself; return why it was not called."""
+        client = _client_of(scope)
+        if self._num_streamed[client] >= MAX_STREAMED:
+            limit = f"this API key has {MAX_STREAMED} uploads in flight, the limit"
+            return QuotaExceeded(limit, retry_after=1)
+        self._num_streamed[client] += 1
+        try:
+            receive = partial(body.receive_in_time, self._timeout)
+            await self._app(scope, receive, _lingering(body, send))
+            return None
+        finally:
+            self._num_streamed[client] -= 1
+
     async def _serve(
         self, body: RequestBody, scope: Scope, receive: Receive, send: Send
     ) -> Rejection | None:
         """Call the app; return why it was not called, after the buffered bytes are released."""
+        client = _client_of(scope)
         try:
-            content = await self._read(body)
+            content = await self._read(body, client)
             if isinstance(content, Rejection):
                 return content
             if content is not None:
                 await self._app(scope, _replayed(content, receive), send)
             return None
         finally:
-            self.buffered_bytes -= body.num_read
+            self.budget.release(client, body.num_read)
 
-    async def _read(self, body: RequestBody) -> bytes | Rejection | None:
+    async def _read(self, body: RequestBody, client: Client) -> bytes | Rejection | None:
         """Return the content, or why it is rejected, or None if the client disconnected."""
         content = bytearray()
-        try:
-            async with asyncio.timeout(self._timeout):
-                while body.is_open:
-                    chunk = await body.next_chunk()
-                    self.buffered_bytes += len(chunk)
-                    if body.num_read > self._max_bytes:
-                        return BodyTooLarge(self._max_bytes)
-                    if self.buffered_bytes > _MAX_BODIES * self._max_bytes:
-                        return QueueFull("too many request bodies are being read", retry_after=1)
-                    content += chunk
-        except TimeoutError:
-            return BodyTooSlow(self._timeout)
+        while body.is_open:
+            try:
+                message = await body.receive_in_time(self._timeout)
+            except BodyTooSlow as rejection:
+                return rejection
+            chunk = message.get("body", b"")
+            self.budget.hold(client, len(chunk))
+            if body.num_read > self._max_bytes:
+                return BodyTooLarge(self._max_bytes)
+            if self.budget.exceeds(client):
+                return QueueFull("too many request bodies are being read", retry_after=1)
+            content += chunk
         return None if body.client_disconnected else bytes(content)
+
+
+def _client_of(scope: Scope) -> Client:
+    client: Client = scope["state"]["client"]
+    return client
 
 
 def _lingering(body: RequestBody, send: Send) -> Send:

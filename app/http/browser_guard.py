@@ -5,14 +5,15 @@ processed, and read the responses:
 
 - If its name is made to point to this machine (DNS rebinding), page and server have the same origin, and
   all that differs is the name in the `Host` header.
-- A form, or a script without CORS, cannot read the response, but the request has been processed by then.
-  Browsers say which page sends it, in `Origin` or `Sec-Fetch-Site`; a page cannot change either.
+- A form, an image, or a script without CORS cannot read the response, but the request has been processed
+  by then.  Browsers say which page sends it, in `Origin` or `Sec-Fetch-Site`; a page cannot change either.
+  What they may still do is lead their reader here, by a link.
 
 Programs that are no browser send neither, and are not concerned.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Final
@@ -27,7 +28,8 @@ _ANY: Final = "*"
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:/@\[\]]+))(?::(\d*))?")
 _ORIGIN: Final = re.compile(r"(https?)://(.*)")
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
-_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+# RFC 6762, RFC 8375, and what ICANN keeps for private use.
+_PRIVATE_ZONES: Final = (".local", ".home.arpa", ".internal")
 # `none` is the user's own doing, such as a bookmark.
 _OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
 
@@ -52,6 +54,11 @@ def _is_address(host: str) -> bool:
     return True
 
 
+def _is_private(name: str) -> bool:
+    """Return whether no name server of the internet has this name."""
+    return "." not in name or name.endswith(_PRIVATE_ZONES)
+
+
 def _split_host(value: str) -> tuple[str, str]:
     """Return the name and the port of a `Host` header, both empty if it is none."""
     match = _HOST.fullmatch(value.strip().lower())
@@ -63,41 +70,43 @@ class HostNames:
     """The names by which clients may address the server, loopback's included.
 
     names: `*.example.org` is every name below it.
-    allows_addresses: addresses are none that a page's name could be made to point to.
+    is_on_network: also addresses, and names that only a private network has: the name of a page of the
+        internet is neither.
     """
 
     names: Collection[str] = ()
-    allows_addresses: bool = False
+    is_on_network: bool = False
 
     def allow(self, value: str) -> bool:
         """Return whether a request with this `Host` may pass; no browser sends an empty one."""
         if not value:
             return True
         host, _ = _split_host(value)
-        if is_loopback(host) or host in self.names:
+        if not host:
+            return False
+        is_known = any(name[:2] == "*." and host.endswith(name[1:]) for name in self.names)
+        if is_known or is_loopback(host) or host in self.names:
             return True
-        if _is_address(host):
-            return self.allows_addresses
-        return any(name[:2] == "*." and host.endswith(name[1:]) for name in self.names)
+        return self.is_on_network and (_is_address(host) or _is_private(host))
 
 
 def checked_names(bound: str, names: Sequence[str], *, has_keys: bool) -> HostNames | None:
     """Return what `Host` may be on a server that listens on `bound`; None for anything.
 
-    Without names it is checked on loopback without keys only: by which names a server is known on a
-    network it cannot know, and a page does not know a key.
+    Without names it is not checked where there are keys: a page does not know one.  By which names a
+    server is known on a network it cannot know; a port of a container may be published on loopback only.
     """
-    if _ANY in names or (not names and (has_keys or not is_loopback(bound))):
+    if _ANY in names or (not names and has_keys):
         return None
     known = frozenset(name.lower().removesuffix(".") for name in (*names, bound))
-    return HostNames(known, allows_addresses=not is_loopback(bound))
+    return HostNames(known, is_on_network=not is_loopback(bound))
 
 
 class BrowserGuard:
     """Rejects what browsers send for pages of other sites.
 
     hosts: what `Host` may be; None for anything.
-    origins: of pages that may change something; `*` is all, and None does not check them.
+    origins: of pages that may send requests; `*` is all, and None does not check them.
     """
 
     def __init__(
@@ -125,7 +134,7 @@ class BrowserGuard:
         host = headers.get(b"host", "")
         if self._hosts is not None and not self._hosts.allow(host):
             return HostNotAllowed(host)
-        if self._origins is None or scope["method"] in _SAFE_METHODS:
+        if self._origins is None or _is_navigation(scope["method"], headers):
             return None
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         is_foreign = site in _OTHER_SITES if origin is None else _is_foreign(origin, host)
@@ -133,6 +142,12 @@ class BrowserGuard:
         if not is_foreign or site == "same-origin" or origin in self._origins:
             return None
         return ForeignOrigin(origin or str(site))
+
+
+def _is_navigation(method: str, headers: Mapping[bytes, str]) -> bool:
+    """Return whether the browser opens what it gets as a page of its own, as for a link."""
+    mode, destination = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
+    return (method, mode, destination) == ("GET", "navigate", "document")
 
 
 def _is_foreign(origin: str, host: str) -> bool:

@@ -72,8 +72,11 @@ class FilesTooLarge(Rejection):
 
 
 class BodyTooSlow(Rejection):
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"the request body was not received within {seconds:g} seconds")
+    def __init__(self, seconds: float, bytes_per_second: float) -> None:
+        super().__init__(
+            f"the request body was not received within {seconds:g} seconds, "
+            f"and one more for each {bytes_per_second:g} bytes of it"
+        )
 
 
 class QuotaExceeded(Rejection):

@@ -48,6 +48,16 @@ class Connection:
             data += piece
         return data
 
+    def read_within(self, seconds: float) -> bytes:
+        """Return what comes within some seconds; empty for nothing."""
+        self._sock.settimeout(seconds)
+        try:
+            return self._sock.recv(1 << 16)
+        except TimeoutError:
+            return b""
+        finally:
+            self._sock.settimeout(LONG)
+
     def read_all(self) -> bytes:
         """Read until the server closes, or resets what it had not read."""
         data = b""

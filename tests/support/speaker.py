@@ -2,8 +2,8 @@
 
 import json
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import httpx
@@ -259,6 +259,16 @@ async def served(
             yield Served(app, client, manager, gate)
     finally:
         gate.open()
+        manager.close()
+
+
+@contextmanager
+def speaking_app(**settings: Any) -> Iterator[FastAPI]:
+    """Make the app, for a server on a real socket."""
+    manager = speaking_manager()
+    try:
+        yield create_app(manager, Settings.model_construct(**settings))
+    finally:
         manager.close()
 
 

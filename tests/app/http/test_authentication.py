@@ -1,6 +1,7 @@
 """A request without a valid key is rejected."""
 
 import logging
+from collections.abc import Container
 from hashlib import sha256
 
 import httpx
@@ -34,9 +35,11 @@ class App:
 class Guarded:
     """An app behind keys, and a client of it."""
 
-    def __init__(self, *keys: str, share_prefix_cache: bool = False) -> None:
+    def __init__(
+        self, *keys: str, share_prefix_cache: bool = False, open_paths: Container[str] = ()
+    ) -> None:
         self.app = App()
-        guarded = Authentication(self.app, keys, share_prefix_cache)
+        guarded = Authentication(self.app, keys, share_prefix_cache, open_paths=open_paths)
         self._transport = httpx.ASGITransport(guarded)
 
     async def get(self, path: str = "/v1/models", **headers: str) -> httpx.Response:
@@ -146,6 +149,18 @@ async def test_only_probes_need_no_key(path: str, status: int) -> None:
     server = Guarded(*KEYS)
     assert (await server.get(path)).status_code == status
     assert set(server.app.clients) <= {VISITOR}
+
+
+@pytest.mark.parametrize("path", ["/health", "/page"])
+async def test_a_body_needs_a_key_wherever_it_is_sent(path: str) -> None:
+    """A visitor of an open path has no share of the memory for bodies."""
+    server = Guarded(*KEYS, open_paths=("/page",))
+    for headers in ({"content_length": "1"}, {"transfer_encoding": "chunked"}):
+        assert (await server.get(path, **headers)).status_code == 401
+        assert (await server.get(path, x_api_key="sk-one", **headers)).status_code == 200
+    assert (await server.get(path, content_length="0")).status_code == 200
+    one = client_for_key("sk-one", share_prefix_cache=False)
+    assert server.app.clients == [one, one, VISITOR]
 
 
 async def test_every_key_is_compared_whichever_matches(monkeypatch: pytest.MonkeyPatch) -> None:

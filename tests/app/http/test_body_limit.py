@@ -11,7 +11,9 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http import body_limit
-from app.http.body_limit import BodyLimit
+from app.http.authentication import Authentication, client_for_key
+from app.http.body_limit import MAX_STREAMED, BodyLimit
+from app.http.client import ANONYMOUS, Client as ApiClient
 from tests.support.raw_http import (
     LONG,
     SHORT,
@@ -67,8 +69,13 @@ class App:
 
 @contextmanager
 def limited(app: App | None = None, *, timeout: float = LONG) -> Iterator[Site]:
-    with running(BodyLimit(app or App(), MAX, timeout)) as site:
+    with running(identified(BodyLimit(app or App(), MAX, timeout))) as site:
         yield site
+
+
+def identified(limit: BodyLimit) -> ASGIApp:
+    """Return the app by which each request has a client, as on a server without keys."""
+    return Authentication(limit, (), share_prefix_cache=False)
 
 
 def rejected(response: bytes) -> tuple[int, str, dict[str, Any]]:
@@ -193,8 +200,14 @@ class TestTooSlow:
 class Client:
     """Sends messages without a network."""
 
-    def __init__(self, *headers: tuple[bytes, bytes]) -> None:
-        self.scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": [*headers]}
+    def __init__(self, *headers: tuple[bytes, bytes], client: ApiClient = ANONYMOUS) -> None:
+        self.scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/",
+            "headers": [*headers],
+            "state": {"client": client},
+        }
         self.messages: list[Message] = []
         self._sent: asyncio.Queue[Message] = asyncio.Queue()
         self._pending = 0
@@ -257,16 +270,16 @@ async def test_all_bodies_in_flight_are_bounded_together() -> None:
             client.send(b"a" * MAX, more=False)
             group.create_task(client.call(limit))
         await app.reached.wait()
-        assert limit.buffered_bytes == 64 * MAX
+        assert limit.budget.num_bytes == 64 * MAX
         late = Client(CHUNKS)
         late.send(b"a", more=False)
         await late.call(limit)
         assert late.status == 503
         assert (b"retry-after", b"1") in late.messages[0]["headers"]
         assert b"too many request bodies are being read" in late.messages[1]["body"]
-        assert limit.buffered_bytes == 64 * MAX
+        assert limit.budget.num_bytes == 64 * MAX
         app.may_end.set()
-    assert limit.buffered_bytes == 0
+    assert limit.budget.num_bytes == 0
     assert {client.status for client in clients} == {200}
     again = Client(CHUNKS)
     again.send(b"a", more=False)
@@ -292,6 +305,41 @@ async def test_rejections_for_the_bodies_of_others_are_counted() -> None:
             client.leave()
 
 
+async def test_a_body_that_comes_at_the_least_rate_may_take_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(body_limit, "LEAST_RATE", 1 / LONG)
+    client = Client(CHUNKS)
+    client.send(b"a")
+    call = asyncio.create_task(client.call(BodyLimit(App(), MAX, timeout=0)))
+    await client.heard()
+    assert not (await asyncio.wait([call], timeout=SHORT))[0]
+    client.send(b"b", more=False)
+    await call
+    assert client.messages[1]["body"] == b"ab"
+
+
+async def test_each_client_has_a_share_of_the_bytes() -> None:
+    one, two = (client_for_key(key, share_prefix_cache=False) for key in ("one", "two"))
+    limit = BodyLimit(Waiting(), max_bytes=MAX, timeout=LONG, num_clients=2)
+    async with asyncio.TaskGroup() as group:
+        clients = [Client(CHUNKS, client=one) for _ in range(48)]
+        clients += [Client(CHUNKS, client=two) for _ in range(16)]
+        for client in clients:
+            client.send(b"a" * MAX)
+            group.create_task(client.call(limit))
+            await client.heard()
+        assert limit.budget.num_bytes == 64 * MAX
+        for owner in (one, two):
+            late = Client(CHUNKS, client=owner)
+            late.send(b"a", more=False)
+            await late.call(limit)
+            assert late.status == 503
+        for client in clients:
+            client.leave()
+    assert limit.budget.num_bytes == 0
+
+
 async def test_the_response_may_take_longer_than_the_body() -> None:
     async def think(scope: Scope, receive: Receive, send: Send) -> None:
         await timers_have_fired()
@@ -310,10 +358,10 @@ async def test_bytes_count_as_soon_as_they_are_received() -> None:
     client.send(b"a" * 30)
     call = asyncio.create_task(client.call(limit))
     await client.heard()
-    assert limit.buffered_bytes == 60
+    assert limit.budget.num_bytes == 60
     client.leave()
     await call
-    assert limit.buffered_bytes == 0
+    assert limit.budget.num_bytes == 0
 
 
 async def test_a_client_that_disconnects_early_leaves_nothing_behind() -> None:
@@ -323,7 +371,7 @@ async def test_a_client_that_disconnects_early_leaves_nothing_behind() -> None:
     client.send(b"a" * 8)
     client.leave()
     await client.call(limit)
-    assert (limit.buffered_bytes, app.bodies, client.messages) == (0, [], [])
+    assert (limit.budget.num_bytes, app.bodies, client.messages) == (0, [], [])
 
 
 async def test_a_rejected_body_is_released_before_the_rest_is_read() -> None:
@@ -332,7 +380,7 @@ async def test_a_rejected_body_is_released_before_the_rest_is_read() -> None:
     client.send(b"a" * (MAX + 1))
     call = asyncio.create_task(client.call(limit))
     await client.heard()
-    assert (client.status, limit.buffered_bytes) == (413, 0)
+    assert (client.status, limit.budget.num_bytes) == (413, 0)
     client.leave()
     await call
 
@@ -346,17 +394,29 @@ async def test_a_request_that_fails_or_is_cancelled_releases_its_bytes() -> None
     client.send(b"abc", more=False)
     with pytest.raises(KeyError):
         await client.call(limit)
-    assert limit.buffered_bytes == 0
+    assert limit.budget.num_bytes == 0
 
     app = Waiting()
     limit = BodyLimit(app, max_bytes=MAX, timeout=LONG)
     client.send(b"abc", more=False)
     call = asyncio.create_task(client.call(limit))
     await app.reached.wait()
-    assert limit.buffered_bytes == 3
+    assert limit.budget.num_bytes == 3
     call.cancel()
     await asyncio.wait([call])
-    assert (call.cancelled(), limit.buffered_bytes) == (True, 0)
+    assert (call.cancelled(), limit.budget.num_bytes) == (True, 0)
+
+
+async def test_one_that_is_cancelled_when_a_chunk_arrives_releases_what_it_held() -> None:
+    limit = BodyLimit(Waiting(), max_bytes=MAX, timeout=LONG)
+    client = Client(CHUNKS)
+    client.send(b"abc")
+    call = asyncio.create_task(client.call(limit))
+    await client.heard()
+    client.send(b"d")
+    call.cancel()
+    await asyncio.wait([call])
+    assert (call.cancelled(), limit.budget.num_bytes) == (True, 0)
 
 
 def lengths(*values: bytes) -> Iterable[tuple[bytes, bytes]]:
@@ -432,7 +492,8 @@ class TestStreamed:
     """Bodies of any size, on paths that have limits of their own."""
 
     def ask(self, app: StreamingApp, data: bytes) -> bytes:
-        with running(BodyLimit(app, MAX, LONG, streamed=("/",))) as site:
+        limit = BodyLimit(app, MAX, LONG, streamed=("/",))
+        with running(identified(limit)) as site:
             return site.ask(data)
 
     def test_a_body_comes_in_pieces(self) -> None:
@@ -442,6 +503,41 @@ class TestStreamed:
         assert split(response)[2] == b"ok"
         assert sum(map(len, app.chunks)) == size
         assert len(app.chunks) > 1
+
+    async def test_a_client_may_send_a_few_at_a_time(self) -> None:
+        one, two = (client_for_key(key, share_prefix_cache=False) for key in ("one", "two"))
+        app = Waiting()
+        limit = BodyLimit(app, MAX, LONG, streamed=("/",), num_clients=2)
+
+        async def status_of(owner: ApiClient) -> int:
+            client = Client(CHUNKS, client=owner)
+            client.send(b"a", more=False)
+            await client.call(limit)
+            return client.status
+
+        async with asyncio.TaskGroup() as group:
+            served = [group.create_task(status_of(one)) for _ in range(MAX_STREAMED)]
+            await app.reached.wait()
+            assert await status_of(one) == 429
+            app.may_end.set()
+            assert await status_of(two) == 200
+        assert {task.result() for task in served} == {200}
+        assert await status_of(one) == 200
+
+    async def test_what_follows_the_end_of_a_body_may_come_late(self) -> None:
+        received: list[Message] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            received.extend([await receive(), await receive()])
+
+        client = Client(CHUNKS)
+        client.send(b"a", more=False)
+        call = asyncio.create_task(client.call(BodyLimit(app, MAX, timeout=0, streamed=("/",))))
+        await client.heard()
+        assert not (await asyncio.wait([call], timeout=SHORT))[0]
+        client.leave()
+        await call
+        assert [message["type"] for message in received] == ["http.request", "http.disconnect"]
 
     def test_a_response_before_the_end_of_the_body_arrives(self) -> None:
         """The rest is read and dropped: a reset would take the response from the client."""

@@ -11,10 +11,9 @@ from pydantic import SecretStr
 from starlette.types import Message, Receive, Scope, Send
 
 from app.http.browser_guard import BrowserGuard, HostNames, checked_names, is_loopback
-from app.main import create_app
 from app.settings import Settings
 from tests.support.raw_http import Site, running, split
-from tests.support.speaker import speaking_manager
+from tests.support.speaker import speaking_app
 
 KEYS: Final = SecretStr("sk-one")
 CHAT: Final = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
@@ -23,12 +22,8 @@ CHAT: Final = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).enco
 @contextmanager
 def site(**settings: Any) -> Iterator[Site]:
     """Serve the whole app on a real socket."""
-    manager = speaking_manager(b"Hello!")
-    try:
-        with running(create_app(manager, Settings.model_construct(**settings))) as made:
-            yield made
-    finally:
-        manager.close()
+    with speaking_app(**settings) as app, running(app) as made:
+        yield made
 
 
 def request(
@@ -153,11 +148,26 @@ class TestHost:
             ({"allowed_hosts": "chat.example, *.Example.org"}, "a.b.example.org", True),
             ({"allowed_hosts": "chat.example, *.Example.org"}, "example.org", False),
             ({"allowed_hosts": "chat.example, *.Example.org"}, "badexample.org", False),
+            ({"allowed_hosts": "*.internal"}, "host.docker.internal", True),
+            ({"allowed_hosts": "chat.example"}, "host.docker.internal", False),
+            ({"allowed_hosts": "chat.example"}, "llm", False),
             ({"allowed_hosts": "chat.example"}, "localhost", True),
             ({"allowed_hosts": "chat.example", "api_keys": KEYS}, "evil.example", False),
             ({"allowed_hosts": "*"}, "evil.example", True),
             ({"api_keys": KEYS}, "evil.example", True),
+            ({"host": "0.0.0.0", "api_keys": KEYS}, "evil.example", True),
             ({"host": "0.0.0.0"}, "llm:8000", True),
+            ({"host": "0.0.0.0"}, "10.1.2.3:8000", True),
+            ({"host": "0.0.0.0"}, "localhost:8000", True),
+            ({"host": "0.0.0.0"}, "", True),
+            ({"host": "0.0.0.0"}, "llm.default.svc.cluster.local", True),
+            ({"host": "::"}, "host.docker.internal:8000", True),
+            ({"host": "::"}, "evil.example", False),
+            ({"host": "::"}, "evil.example.", False),
+            ({"host": "0.0.0.0"}, "evillocal.example", False),
+            ({"host": "0.0.0.0"}, "llm@evil.example", False),
+            ({"host": "", "allowed_hosts": "llm"}, "llm evil.example", False),
+            ({"host": "0.0.0.0", "allowed_hosts": "*"}, "evil.example", True),
             ({"host": "0.0.0.0", "allowed_hosts": "llm"}, "llm:8000", True),
             ({"host": "0.0.0.0", "allowed_hosts": "llm"}, "evil.example", False),
             ({"host": "0.0.0.0", "allowed_hosts": "llm"}, "10.1.2.3:8000", True),
@@ -259,13 +269,43 @@ class TestOrigin:
             assert status(server, chat(origin)) == 401
             assert status(server, chat(origin, "Authorization: Bearer sk-one")) == 200
 
-    def test_reading_changes_nothing_and_deleting_does(self) -> None:
-        origin = "Origin: https://evil.example"
+    @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            ["Origin: https://evil.example"],
+            ["Origin: null"],
+            ["Sec-Fetch-Site: cross-site"],
+            ["Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: image"],
+            # A frame is no page of its own.
+            ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: iframe"],
+            ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: cors", "Sec-Fetch-Dest: document"],
+        ],
+    )
+    def test_nothing_is_read_for_it_either(self, method: str, headers: list[str]) -> None:
         with site() as server:
-            assert status(server, request("GET", "/v1/models", origin)) == 200
-            assert status(server, request("HEAD", "/v1/models", origin)) == 200
-            assert status(server, request("DELETE", "/v1/responses/resp_1", origin)) == 403
-            assert status(server, request("DELETE", "/v1/responses/resp_1")) == 404
+            assert status(server, request(method, "/v1/responses/resp_1", *headers)) == 403
+
+    def test_a_link_from_another_site_leads_here(self) -> None:
+        link = [
+            "Sec-Fetch-Site: cross-site",
+            "Sec-Fetch-Mode: navigate",
+            "Sec-Fetch-Dest: document",
+        ]
+        with site() as server:
+            assert status(server, request("GET", "/v1/models", *link)) == 200
+            assert status(server, chat(*link)) == 403
+
+    def test_programs_and_the_servers_own_page_read(self) -> None:
+        with site(cors_origins="https://chat.example") as server:
+            for headers in (
+                [],
+                ["Sec-Fetch-Site: same-origin", "Sec-Fetch-Mode: cors", "Sec-Fetch-Dest: empty"],
+                ["Sec-Fetch-Site: none", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document"],
+                ["Origin: https://chat.example", "Sec-Fetch-Site: cross-site"],
+                ["Origin: app://obsidian.md", "Sec-Fetch-Site: cross-site"],
+            ):
+                assert status(server, request("GET", "/v1/models", *headers)) == 200
 
     def test_the_body_is_not_waited_for(self) -> None:
         head = chat("Origin: null")[: -len(CHAT)]

@@ -1,6 +1,5 @@
 """Writes an upload to the disk while it comes."""
 
-import asyncio
 import logging
 import os
 import secrets
@@ -12,7 +11,7 @@ from fastapi import Request
 
 from app.api.serving import client_of
 from app.http.form import FILE, FormReader
-from app.http.rejections import BodyTooSlow, FilesTooLarge, Unavailable
+from app.http.rejections import FilesTooLarge, Unavailable
 from app.server_state import ServerState, server_state
 from app.settings import env_name
 from app.storage.files import Draft, FileTooLarge, NoRoomForFile, StoredFile
@@ -35,7 +34,7 @@ async def receive_file(request: Request) -> StoredFile:
     Raises:
         InvalidRequest: the form is malformed, or asks for what there is not.
         FilesTooLarge: it is larger than a file may be, or all files together.
-        BodyTooSlow: the next part of it has not come in time.
+        BodyTooSlow: it comes too slowly.
         Unavailable: the disk is full, or fails.
         ClientDisconnect: the client has gone.
     """
@@ -90,17 +89,8 @@ class _Upload:
 
     async def _read(self, form: FormReader, draft: Draft) -> None:
         """Read the whole body into the form and the draft."""
-        timeout = self.state.settings.read_timeout
-        chunks = self.request.stream()
         pending = bytearray()
-        while True:
-            try:
-                async with asyncio.timeout(timeout):
-                    chunk = await anext(chunks, None)
-            except TimeoutError:
-                raise BodyTooSlow(timeout) from None
-            if chunk is None:
-                break
+        async for chunk in self.request.stream():
             pending += form.feed(chunk)
             if len(pending) >= _CHUNK:
                 data, pending = pending, bytearray()
