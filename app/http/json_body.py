@@ -39,7 +39,7 @@ _NO_PARTS_OR_QUOTES: Final = bytes({*_NO_PARTS} - {*b'"'})
 
 
 # In bytes; validating them takes some ten milliseconds at most.
-_LARGE: Final = 32 * 1024
+LARGE: Final = 32 * 1024
 # One key has one of them at most, so that there is one for the others.
 _THREADS: Final = WorkerThreads(2, per_key=1)
 
@@ -64,7 +64,7 @@ class JsonRequest(Request):
             message = f"bodies are not decoded: send it without Content-Encoding: {encoding[:100]}"
             raise HTTPException(415, message)
         body = await self.body()
-        if len(body) <= _LARGE:
+        if len(body) <= LARGE:
             return _validated(self._model, body)
         client: Client = self.scope.get("state", {}).get("client", ANONYMOUS)
         return await _THREADS.run(partial(_validated, self._model, body), client.name)

@@ -263,9 +263,9 @@ async def served(
 
 
 @contextmanager
-def speaking_app(**settings: Any) -> Iterator[FastAPI]:
+def speaking_app(manager: SchedulerManager | None = None, **settings: Any) -> Iterator[FastAPI]:
     """Make the app, for a server on a real socket."""
-    manager = speaking_manager()
+    manager = manager or speaking_manager()
     try:
         yield create_app(manager, Settings.model_construct(**settings))
     finally:
