@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from app.parsing.grammars.freeform import ANY_TEXT, pattern_of
-from app.parsing.grammars.lark_pattern import NotRegular, quoted
 from app.parsing.grammars.schema_types import Schema, nested
 from app.parsing.tool_call_reader import CallText, Steps
 from app.parsing.tool_spec import FreeformInput, ToolSpec, freeform_parameters
-from batching import GrammarText, InvalidRequest, json_rule
+from batching import GrammarText, InvalidRequest, NotRegular, json_rule, literal_pattern
 
 _ANY_OBJECT: Final = {"type": "object"}
 
@@ -99,7 +98,7 @@ class Rules:
             body = "TEXT" if pattern is None else f"/(?:{pattern})/"
             return self.add(f"{name}[lazy]", f"{body} {literal(end)}").removesuffix("[lazy]")
         # Text cannot hold the token, so it may hold what stands before that.
-        body = "TEXT" if pattern is None else f"/(?:{pattern}){quoted(before)}/"
+        body = "TEXT" if pattern is None else f"/(?:{pattern}){literal_pattern(before)}/"
         return self.add(name, f"{body} <[{token_id}]> {self.spell(rest)}")
 
     def free_text(self, start: str) -> str:
@@ -108,7 +107,7 @@ class Rules:
         if before or not rest:
             return "TEXT?"
         others = (f"<[{other}]>" for other in self._tokens.values() if other != token_id)
-        self.add("OTHER", f"/[^{quoted(rest[0])}](.|\\n)*/")
+        self.add("OTHER", f"/[^{literal_pattern(rest[0])}](.|\\n)*/")
         self.add("SOME_TEXT", "/(.|\\n)+/")
         return self.add("free", f"(SOME_TEXT | <[{token_id}]> OTHER | {' | '.join(others)})*")
 
