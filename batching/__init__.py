@@ -15,6 +15,8 @@ from batching.constraints.grammar import (
     lark_grammar,
     regex_grammar,
 )
+from batching.constraints.lark_pattern import lark_pattern
+from batching.constraints.lark_process import NotRegular, literal_pattern
 from batching.constraints.protocol import AllowedTokens, TokenConstraint
 from batching.engine.engine_thread import EngineThread
 from batching.engine.request_checks import check_input, check_token_ids
@@ -79,6 +81,7 @@ __all__ = [
     "ModelNotFound",
     "NewTokens",
     "NoEmbeddings",
+    "NotRegular",
     "Observers",
     "PoolTooLarge",
     "PoolingParams",
@@ -110,5 +113,7 @@ __all__ = [
     "json_rule",
     "json_schema_grammar",
     "lark_grammar",
+    "lark_pattern",
+    "literal_pattern",
     "regex_grammar",
 ]

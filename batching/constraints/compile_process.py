@@ -4,22 +4,19 @@ llguidance counts fuel for most of what it does, but not for all: a few kilobyte
 `patternProperties` take minutes, and a long chain of rules overflows the stack, which would
 take the server down.
 
-`batching.constraints.compile_limits` runs this file and talks to it over a socket, its standard
-input: the first message is the vocabulary, each other one a grammar, for which a child is forked
-and whose exit status is the answer.  A fork costs milliseconds, where a new interpreter with
-llguidance takes a tenth of a second.  The file must not import anything of the project, which
-would take seconds.
+`batching.constraints.compile_limits` runs this file: the first line is the vocabulary, each other one
+a grammar, for which a child is forked and whose exit status is the answer.  A fork costs
+milliseconds, where a new interpreter with llguidance takes a tenth of a second.  The file must not
+import anything of the project, which would take seconds.
 """
 
 import json
 import os
 import resource
-import socket
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -39,9 +36,6 @@ _MEMORY_BYTES: Final = 1 << 30
 # A thread has eight times as much on Linux, and more on a Mac.
 _STACK_BYTES: Final = 1 << 20
 _NUM_BYTES: Final = 256
-_LENGTH_BYTES: Final = 4
-# An exit status is of one byte, a signal's number less than that.
-STATUS_BYTES: Final = 2
 
 
 class SpecialTokens(NamedTuple):
@@ -110,12 +104,11 @@ def limit(kind: int, amount: int) -> None:
 
 def main() -> None:
     """Try grammars until the server closes its end."""
-    line = socket.socket(fileno=sys.stdin.fileno())
-    with line.makefile("rb") as messages:
-        tokenizer = byte_tokenizer(SpecialTokens.decode(read_message(messages)))
-        while grammar := read_message(messages):
-            status = _exit_status(grammar.decode("utf-8", "surrogatepass"), tokenizer)
-            line.sendall(status.to_bytes(STATUS_BYTES, "big", signed=True))
+    with open(0, "rb") as lines, open(0, "wb", closefd=False) as answers:
+        tokenizer = byte_tokenizer(SpecialTokens.decode(lines.readline()))
+        for line in lines:
+            answers.write(b"%d\n" % _exit_status(json.loads(line), tokenizer))
+            answers.flush()
 
 
 def _exit_status(grammar: str, tokenizer: LLTokenizer) -> int:
@@ -136,16 +129,6 @@ def _limit_this_process() -> None:
     limit(resource.RLIMIT_CPU, _CPU_SECONDS)
     limit(resource.RLIMIT_AS, _MEMORY_BYTES)
     limit(resource.RLIMIT_CORE, 0)
-
-
-def message(content: bytes) -> bytes:
-    """Return what `read_message` reads; the content is not empty."""
-    return len(content).to_bytes(_LENGTH_BYTES, "big") + content
-
-
-def read_message(messages: BinaryIO) -> bytes:
-    """Return the content of the next message; nothing at the end."""
-    return messages.read(int.from_bytes(messages.read(_LENGTH_BYTES), "big"))
 
 
 if __name__ == "__main__":

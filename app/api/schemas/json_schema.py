@@ -48,7 +48,11 @@ _FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 }
 
 
-def well_formed(schema: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+# The names that lead to a schema: joined for an error only, since each may be long.
+_Path = tuple[str, ...]
+
+
+def well_formed(schema: Mapping[str, Any], path: _Path = ()) -> dict[str, Any]:
     """Return a schema without those of its keywords that are null, as some clients write none.
 
     Raises:
@@ -57,22 +61,22 @@ def well_formed(schema: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     kept = {key: value for key, value in schema.items() if value is not None or key in _NULLABLE}
     for key, (is_formed, what) in _FORMS.items():
         if key in kept and not is_formed(kept[key]):
-            message = f"{path}{key} must be {what}"
+            message = f"{'.'.join((*path, key))} must be {what}"
             raise field_error(message)
-    return {key: _read(key, value, f"{path}{key}.") for key, value in kept.items()}
+    return {key: _read(key, value, (*path, key)) for key, value in kept.items()}
 
 
-def _read(key: str, value: Any, path: str) -> Any:
+def _read(key: str, value: Any, path: _Path) -> Any:
     if key in _COUNTS:
         # Serializers that know one kind of number write 1.0.
         return int(value)
     if key in _NAMED:
-        return {name: _inner(schema, f"{path}{name}.") for name, schema in value.items()}
+        return {name: _inner(schema, (*path, name)) for name, schema in value.items()}
     if key in _LISTED:
-        return [_inner(schema, f"{path}{index}.") for index, schema in enumerate(value)]
+        return [_inner(schema, (*path, str(index))) for index, schema in enumerate(value)]
     return _inner(value, path) if key in _SINGLE else value
 
 
-def _inner(value: Any, path: str) -> Any:
+def _inner(value: Any, path: _Path) -> Any:
     """Return a schema in a schema; what is none may be `true`, or is of an older draft."""
     return well_formed(value, path) if isinstance(value, dict) else value

@@ -7,17 +7,17 @@ grammar whose rules do not refer to themselves is written as one.
 import re
 from typing import Final
 
-from app.parsing.grammars.lark_pattern import lark_pattern
 from app.parsing.tool_spec import FreeformInput
+from batching import lark_pattern
 
 ANY_TEXT: Final = r"(?s:.*)"
 
 
 def pattern_of(freeform: FreeformInput) -> str:
-    """Return the regular expression of the texts that follow a definition.
+    """Return the regular expression of the texts that follow a definition; blocking.
 
     Raises:
-        NotRegular: there is none.
+        NotRegular, RequestFailed: see `lark_pattern`.
     """
     if freeform.syntax is None:
         return ANY_TEXT

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from app.parsing.grammars.freeform import pattern_of
-from app.parsing.grammars.lark_pattern import NotRegular
 from app.parsing.tool_spec import FreeformInput, ToolSpec
-from batching import GrammarText, InvalidRequest, regex_grammar
+from batching import InvalidRequest
 from tests.support.tool_formats import FORMATS
 from tests.support.tool_templates import written
 from tests.support.tool_walks import calls_in, follows, walked
@@ -113,83 +111,11 @@ def test_whatever_the_model_prefers_follows_the_definition(name: str, seed: int)
     assert re.fullmatch(r'[a\n"\\]{0,9}[<&x]?\.', arguments["input"])
 
 
-def matches(grammar: GrammarText, text: str) -> bool:
-    return follows(text, grammar)
-
-
-@pytest.mark.parametrize(
-    ("definition", "good", "bad"),
-    [
-        ('start: "a"i B? C*\nB: "b".."d"\nC: /x/i', ["a", "A", "Ad", "acxX"], ["B", "ae", ""]),
-        ("start: /a.b/s /c/", ["a\nbc"], ["abc"]),
-        ("start: A~2 B~1..3\nA: /a/\nB: /b/\n", ["aab", "aabbb"], ["ab", "aabbbb"]),
-        ("start: [A] (B | C)\nA: /a/\nB: /b/\nC: /c/", ["b", "ac"], ["a", "bc"]),
-        ("?start: a\n!a.2: /x/\n  | /y/ -> why\n  # that is it", ["x", "y"], ["xy"]),
-        ("%import common.INT -> N\n%import common.CNAME\nstart: N+ CNAME?", ["12", "1a_2"], ["a"]),
-        ("%import common.WS\n%ignore WS\n%ignore /#[^\\n]*/\nstart: A B\nA: /a/ /a/\nB: /b/",
-         ["aab", " aa # b\n b\n"], ["a ab"]),
-        ('start: "\\x41\\u00e9" "/" /\\//', ["Aé//"], ["A/"]),
-        ('start: a_rule\na_rule: "+" | "\\t"', ["+", "\t"], ["++"]),
-        ('start: (\n"a"\n|\n"b"\n)', ["a", "b"], ["ab"]),
-    ],
-)  # fmt: skip
-def test_what_a_lark_grammar_may_have(definition: str, good: list[str], bad: list[str]) -> None:
-    grammar = regex_grammar(pattern_of(FreeformInput("lark", definition)))
-    assert [text for text in good if not matches(grammar, text)] == []
-    assert [text for text in bad if matches(grammar, text)] == []
-
-
-@pytest.mark.parametrize(
-    ("definition", "reason"),
-    [
-        ("start: a\na: b\nb: a", "its rule 'a' refers to itself"),
-        ("start: a", "it has no rule 'a'"),
-        ("", "it has no rule 'start'"),
-        ("first: /a/", "it has no rule 'start'"),
-        ("start: %json {}", "it has '%json' in a rule"),
-        ('start: <[1]> "a"', "it has '<' in a rule"),
-        ("start: /a/ & /b/", "it has '&' in a rule"),
-        ('start: ("a"', "')' is missing in a rule"),
-        ("start: /a/~n", "'n' is no number of repetitions"),
-        ('start: "ab".."c"', "a range is between two characters"),
-        ('start: "a"../b/', "/b/ is no string"),
-        ('start: "\\Uffffffff"', "is no string"),
-        ('start: "a', '" is not closed'),
-        ("start: /a", "/ is not closed"),
-        ('start: "\\x4"', "is no string"),
-        ("%import common.SOMETHING\nstart: /a/", "it imports 'SOMETHING'"),
-        ("%import python.NAME\nstart: /a/", "it has '%import python . NAME'"),
-        ("%declare A\nstart: A", "it has '%declare A'"),
-        ("start", "it has 'start'"),
-    ],
-)  # fmt: skip
-def test_what_is_not_regular_says_why(definition: str, reason: str) -> None:
-    with pytest.raises(NotRegular) as caught:
-        pattern_of(FreeformInput("lark", definition))
-    assert reason in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("definition", "reason"),
-    [
-        (
-            "\n".join(f"a{i}: a{i + 1} a{i + 1}" for i in range(20)) + "\na20: /x/\nstart: a0",
-            "too long",
-        ),
-        ("start: " + "A " * 100_000 + "\nA: /a/", "too long"),
-        ("start: " + "A | " * 100_000 + "A\nA: /a/", "too long"),
-        ("start: " + "(" * 100_000, "groups are nested too deep"),
-        (
-            "\n".join(f"a{i}: a{i + 1}" for i in range(100)) + "\nstart: a0",
-            "rules are nested too deep",
-        ),
-        ('start: "' + '\\"' * 200_000, "is not closed"),
-    ],
-    ids=["doubled", "sequence", "choice", "groups", "rules", "string"],
-)
-def test_a_grammar_that_would_be_written_for_ever_is_not(definition: str, reason: str) -> None:
-    with pytest.raises(NotRegular, match=reason):
-        pattern_of(FreeformInput("lark", definition))
+def test_a_grammar_that_would_be_written_for_ever_is_not() -> None:
+    rules = "".join(f"a{index}: a{index + 1} a{index + 1}\n" for index in range(20))
+    doubled = tools(FreeformInput("lark", f"{rules}a20: /x/\nstart: a0"))
+    with pytest.raises(InvalidRequest, match=r"'patch' cannot be enforced .*: it is too long"):
+        FORMATS["json_tools"].grammar(doubled, "required", is_parallel=True)
 
 
 @pytest.mark.parametrize(

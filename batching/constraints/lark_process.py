@@ -1,14 +1,28 @@
-"""A Lark grammar as one regular expression, where its rules do not refer to themselves."""
+"""Writes Lark grammars as regular expressions, where rules do not refer to themselves, in a process of its own.
+
+Clients write them, so the work is linear in what is read and written, and bounded; should that ever be
+wrong, the process is where it ends.  `batching.constraints.lark_pattern` runs this file, which must not import
+anything of the project: that would take seconds.
+"""
 
 import ast
+import json
 import re
+import resource
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
-from typing import Final, NamedTuple
+from types import FrameType
+from typing import Final, NamedTuple, NoReturn
+
+_CPU_SECONDS: Final = 2
+_MEMORY_BYTES: Final = 512 << 20
 
 # In characters; a rule that is used twice is written twice.
 _MAX_PATTERN: Final = 64 * 1024
 _MAX_NESTING: Final = 24
+_MAX_REASON: Final = 200
 
 _COMMON: Final = {
     "CR": r"\r",
@@ -32,6 +46,7 @@ _COMMON: Final = {
     "ESCAPED_STRING": r'"(?:[^"\\\n]|\\.)*"',
 }
 
+# No alternative looks far ahead and then takes little: at each character, that would take quadratic time.
 _TOKEN: Final = re.compile(
     r"""
     (?P<blank> [ \t\r\f]+ | //[^\n]* | \#[^\n]* )
@@ -39,7 +54,7 @@ _TOKEN: Final = re.compile(
     | (?P<string> "(?:[^"\\\n]|\\.)*"i? )
     | (?P<regex> /(?:[^/\\\n]|\\.)+/[imslux]* )
     | (?P<directive> %[a-z]+ )
-    | (?P<name> [!?]*_*[A-Za-z][A-Za-z0-9_-]* )
+    | (?P<name> [!?]{0,2}[A-Za-z_][A-Za-z0-9_-]* )
     | (?P<number> -?[0-9]+ )
     | (?P<sign> -> | \.\. | . )
     """,
@@ -54,6 +69,10 @@ class NotRegular(Exception):
     """A grammar that cannot be written as a regular expression; the text says why."""
 
 
+class _TooLong(Exception):
+    """The time for one grammar is over."""
+
+
 class _Token(NamedTuple):
     kind: str
     text: str
@@ -62,7 +81,7 @@ class _Token(NamedTuple):
 _END: Final = _Token("newline", "\n")
 
 
-def lark_pattern(definition: str) -> str:
+def written_pattern(definition: str) -> str:
     """Return the regular expression of the texts that follow a grammar.
 
     Raises:
@@ -71,7 +90,20 @@ def lark_pattern(definition: str) -> str:
     return _Grammar(definition).pattern()
 
 
-def quoted(text: str) -> str:
+def answer(line: bytes) -> bytes:
+    """Return the expression of a grammar, or why there is none, as JSON."""
+    try:
+        return json.dumps({"pattern": written_pattern(json.loads(line))}).encode()
+    except NotRegular as error:
+        reason = str(error)[:_MAX_REASON]
+    except RecursionError:
+        reason = "it is nested too deep"
+    except (_TooLong, MemoryError):
+        reason = "it takes too much time or memory"
+    return json.dumps({"reason": reason}).encode()
+
+
+def literal_pattern(text: str) -> str:
     """Return the expression of a fixed text."""
     return "".join(_quoted_character(character) for character in text)
 
@@ -177,6 +209,24 @@ def _tokens(text: str) -> Iterator[_Token]:
         yield _Token(str(found.lastgroup), found[0])
 
 
+class _Written:
+    """The parts of an expression, which together have a bounded length."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._length = 0
+
+    def add(self, part: str) -> None:
+        self._length += len(part)
+        if self._length > _MAX_PATTERN:
+            raise NotRegular("it is too long")
+        self._parts.append(part)
+
+    @property
+    def pattern(self) -> str:
+        return "".join(self._parts)
+
+
 class _Expression:
     """Writes the right side of one statement as a regular expression."""
 
@@ -212,18 +262,19 @@ class _Expression:
             raise NotRegular(f"{text!r} is missing in a rule")
 
     def _alternatives(self) -> str:
-        pattern = self._sequence()
+        written = _Written()
+        written.add(self._sequence())
         while self._takes("|"):
-            pattern = _bounded(f"{pattern}|{self._sequence()}")
-        return pattern
+            written.add(f"|{self._sequence()}")
+        return written.pattern
 
     def _sequence(self) -> str:
-        pattern = ""
+        written = _Written()
         while self._next.kind in ("string", "regex", "name") or self._next.text in ("(", "["):
-            pattern = _bounded(pattern + self._repeated(self._atom()))
+            written.add(self._repeated(self._atom()))
         if self._takes("->"):
             self._take()
-        return pattern
+        return written.pattern
 
     def _repeated(self, atom: str) -> str:
         for sign in "*+?":
@@ -268,19 +319,13 @@ class _Expression:
             last = _text_of(self._take().text)
             if len(text) != 1 or len(last) != 1:
                 raise NotRegular("a range is between two characters")
-            return f"[{quoted(text)}-{quoted(last)}]"
+            return f"[{literal_pattern(text)}-{literal_pattern(last)}]"
         flags = "i" if token.endswith("i") else ""
-        return f"(?{flags}:{quoted(text)})"
+        return f"(?{flags}:{literal_pattern(text)})"
 
     def _spaced(self, pattern: str) -> str:
         # What it is repeated by comes after it.
         return pattern if self._is_terminal else f"(?:{self._grammar.spaced(pattern)})"
-
-
-def _bounded(pattern: str) -> str:
-    if len(pattern) > _MAX_PATTERN:
-        raise NotRegular("it is too long")
-    return pattern
 
 
 def _text_of(token: str) -> str:
@@ -297,3 +342,19 @@ def _regex(token: str) -> str:
     pattern, _, flags = token[1:].rpartition("/")
     kept = "".join(sorted(set(flags) & set("imsx")))
     return f"(?{kept}:{pattern})"
+
+
+if __name__ == "__main__":
+
+    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise _TooLong
+
+    signal.signal(signal.SIGPROF, stop)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    with open(0, "rb") as lines, open(0, "wb", closefd=False) as answers:
+        for each in lines:
+            signal.setitimer(signal.ITIMER_PROF, _CPU_SECONDS)
+            answers.write(answer(each) + b"\n")
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            answers.flush()
