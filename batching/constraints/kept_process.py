@@ -13,6 +13,8 @@ from contextlib import suppress
 from queue import Empty, Full, Queue
 from typing import BinaryIO, Final
 
+from batching.interruption import Interrupted, interruptible
+
 # On a machine so loaded that a process gets a tenth of a core.
 WALL_SECONDS: Final = 20.0
 
@@ -41,6 +43,7 @@ class KeptProcesses:
 
         Raises:
             OSError: there is no process, or it has ended, as it does if it takes too long.
+            Interrupted: the caller has given up, so the process was ended.
         """
         process = self._running()
         answer = process.ask(line, self._wall_seconds)
@@ -87,11 +90,12 @@ class _Process:
     def ask(self, line: bytes, timeout: float) -> bytes:
         unsent, self._unsent = self._unsent, b""
         try:
-            self._line.settimeout(timeout)
-            self._line.sendall(unsent + line + b"\n")
-            if not (answer := self._answers.readline()):
-                raise ConnectionError
-        except OSError:
+            with interruptible(self._popen.kill):
+                self._line.settimeout(timeout)
+                self._line.sendall(unsent + line + b"\n")
+                if not (answer := self._answers.readline()):
+                    raise ConnectionError
+        except (OSError, Interrupted):
             self._end()
             raise
         return answer.rstrip(b"\n")
