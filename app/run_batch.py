@@ -25,6 +25,7 @@ from app.server.stop_signals import stop_signals
 from app.server.watchdog import Watchdog
 from app.server_state import ServerState
 from app.storage.files import Draft
+from app.storage.in_thread import in_pieces
 
 _PART: Final = ".part"
 _DRAFT: Final = ".draft"
@@ -152,7 +153,7 @@ def _prepare(paths: BatchPaths, work: WorkFile, service: ServerState) -> tuple[s
     known = work.fact("input")
     if known is None:
         rules = replace(service.batches.services.rules, max_lines=sys.maxsize)
-        num_total = validate(paths.source, batch_id, rules, work)
+        num_total = asyncio.run(in_pieces(validate(paths.source, batch_id, rules, work)))
         work.set_fact("lines", str(num_total))
         work.set_fact("input", digest)
     elif known != digest:
@@ -218,7 +219,7 @@ class _Serving:
 def _write(paths: BatchPaths, work: WorkFile) -> None:
     """Write all results in the order of the lines; the target is there when it is complete."""
     paths.draft.unlink(missing_ok=True)
-    draft = Draft(paths.draft, lambda _: None)
+    draft = Draft(paths.draft)
     try:
         for record in work.records():
             draft.write(record + b"\n")

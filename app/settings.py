@@ -348,11 +348,14 @@ class Settings(BaseSettings):
     max_files_mib: int = Field(
         default=10_240,
         ge=1,
-        description="Most MiB of files, of all API keys together; with more, uploads and new batches are "
-        "refused until files are deleted.",
+        description="Most MiB of files, with results of batches, of all API keys together. Each key has an "
+        "equal share; with that, its uploads and new batches are refused, and those that run fail, until files "
+        "are deleted.",
     )
     max_file_lines: int = Field(
-        default=50_000, ge=1, description="Most lines of the input file of a batch."
+        default=50_000,
+        ge=1,
+        description="Most lines of the input file of a batch, blank ones too.",
     )
     batch_lines_beside_requests: int = Field(
         default=1,
@@ -505,7 +508,13 @@ class Settings(BaseSettings):
         return Storage(ResponseStore(self.store_limits()), batch=BatchStorage(self.file_limits()))
 
     def file_limits(self) -> FileLimits:
-        return FileLimits(self.max_file_mib << 20, self.max_files_mib << 20)
+        """Return the limits of the files of each key.
+
+        Raises:
+            SettingsError: the keys cannot be read.
+        """
+        num_keys = len(set(self.client_keys()))
+        return FileLimits(self.max_file_mib << 20, (self.max_files_mib << 20) // max(1, num_keys))
 
     def limits(self) -> AdmissionLimits:
         """Return the limits of admission control."""

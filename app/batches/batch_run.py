@@ -7,24 +7,27 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from app.batches.lines import LineRules, NotJsonLines, read_lines
+from app.batches.lines import LineRules, NotJsonLines, read_pieces
 from app.batches.output import write_files
 from app.batches.pacing import Pacer
 from app.batches.processing import Dispatch, LineProcessor
 from app.batches.records import Record, error_record
+from app.batches.turns import Turns
 from app.batches.validation import validate
 from app.batches.work import Counts, WorkFile
 from app.http.client import Client
 from app.observability.logs import logfmt
 from app.storage.batch_storage import BatchStorage
-from app.storage.batches import Change, StoredBatch
+from app.storage.batches import StoredBatch
 from app.storage.files import StoredFile
-from app.storage.in_thread import in_thread
+from app.storage.in_thread import Pieces, in_pieces, in_thread
+from app.storage.quota import NoRoomForFile
 
 logger = logging.getLogger(__name__)
 
-# Results that are put at once where lines have none.
-_CHUNK: Final = 512
+# One of the `errors` of a batch.
+Fault = Mapping[str, str | int | None]
+
 _EXPIRED: Final = "the completion window was over before this line was served"
 
 
@@ -35,6 +38,8 @@ class BatchServices:
     dispatch: sends a line to its endpoint.
     client_of: returns the client of an owner.
     count_line: called with `completed` or `failed` for each finished line.
+    validating: the turn to validate a piece of an input. One at a time: it is Python, which takes time from
+        running requests.
     """
 
     storage: BatchStorage
@@ -43,7 +48,7 @@ class BatchServices:
     client_of: Callable[[str], Client]
     rules: LineRules
     count_line: Callable[[str], None]
-    validating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    validating: Turns = field(default_factory=lambda: Turns(lambda num_taken: not num_taken))
 
     def now(self) -> int:
         return int(self.storage.clock())
@@ -62,21 +67,26 @@ class BatchRun:
         self._services: Final = services
         self._path: Final = services.storage.files.path(batch.input_file_id)
         self._rules: Final = replace(services.rules, urls=(batch.endpoint,))
+        self._charge: Final = services.storage.files.account(batch.owner).open(batch.num_bytes)
         self._processing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Run the batch to its end.
 
+        If its owner has no room for more results, it fails with those that there are, and no more of its lines
+        are served.
+
         Raises:
             OSError: a file or the database cannot be read or written; the batch continues next time.
         """
         storage = self._services.storage
-        work = await in_thread(lambda: WorkFile(storage.work_path(self.batch.id)))
+        work = await in_thread(lambda: WorkFile(storage.work_path(self.batch.id), self._charge))
         try:
-            if self.batch.status == "validating":
-                await self._validate(work)
-            if self.batch.status == "in_progress":
-                await self._process(work)
+            await in_thread(lambda: self._charge.set(work.num_bytes()))
+            try:
+                await self._obtain_results(work)
+            except NoRoomForFile as error:
+                await self._enter("finalizing", outcome="failed", errors=[_no_room(error)])
             if not self.batch.is_finished:
                 await self._finish(work)
         finally:
@@ -91,33 +101,50 @@ class BatchRun:
         """
         if self.batch.status != "in_progress":
             return
-        # Without a change this reads only.
-        await self._change(lambda b: None if (new := self._counted(b)) == b else new)
+        await self._change(self._counted)
         if self.batch.is_over(self._services.now()) and self._processing is not None:
             self._processing.cancel()
 
+    async def _obtain_results(self, work: WorkFile) -> None:
+        """Put all the results that the batch will have.
+
+        Raises:
+            NoRoomForFile: there is no room for them.
+        """
+        if self.batch.status == "validating":
+            await self._validate(work)
+        if self.batch.status == "in_progress":
+            await self._process(work)
+        if self.batch.is_finished:
+            return
+        if self.batch.status != "cancelling" and self.batch.outcome is None:
+            is_whole = sum(await in_thread(work.counts)) == self.batch.num_total
+            await self._enter("finalizing", outcome="completed" if is_whole else "expired")
+        if self.batch.outcome == "expired":
+            await in_pieces(self._expire_rest(work))
+
     async def _validate(self, work: WorkFile) -> None:
         batch_id = self.batch.id
+        await self._change(lambda batch: batch)
+        if self.batch.status == "cancelling":
+            return
         try:
-            # One at a time: it is Python, which takes time from running requests.
-            async with self._services.validating:
-                await self._change(lambda _: None)
-                if self.batch.status == "cancelling":
-                    return
-                num_total = await in_thread(
-                    lambda: validate(self._path, batch_id, self._rules, work)
-                )
+            num_total = await in_pieces(
+                validate(self._path, batch_id, self._rules, work),
+                partial(self._services.validating.turn, self.batch.owner),
+            )
         except NotJsonLines as error:
-            fault = {"code": error.code, "line": error.number, "message": str(error), "param": None}
-            await self._enter("failed", errors=[fault])
-            return
+            fault = _fault(error.code, str(error), line=error.number)
+        except NoRoomForFile as error:
+            fault = _no_room(error)
         except FileNotFoundError:
-            fault = {"code": "file_not_found", "line": None, "message": "there is no input file"}
-            await self._enter("failed", errors=[fault | {"param": "input_file_id"}])
+            fault = _fault("file_not_found", "there is no input file", param="input_file_id")
+        else:
+            await self._enter("in_progress", num_total=num_total)
+            for _ in range((await in_thread(work.counts)).num_failed):
+                self._services.count_line("failed")
             return
-        await self._enter("in_progress", num_total=num_total)
-        for _ in range((await in_thread(work.counts)).num_failed):
-            self._services.count_line("failed")
+        await self._enter("failed", errors=[fault])
 
     async def _process(self, work: WorkFile) -> None:
         """Serve the lines until the end, or until `check` stops it."""
@@ -146,13 +173,7 @@ class BatchRun:
         """Write the files of the batch, and store how it has ended with them."""
         storage, services = self._services.storage, self._services
         self.counts = await in_thread(work.counts)
-        if self.batch.status != "cancelling" and self.batch.outcome is None:
-            is_whole = sum(self.counts) == self.batch.num_total
-            await self._enter("finalizing", outcome="completed" if is_whole else "expired")
-        if self.batch.outcome == "expired":
-            await in_thread(lambda: self._expire_rest(work))
-            self.counts = await in_thread(work.counts)
-        made = await in_thread(lambda: write_files(self.batch, work, storage.files, services.now()))
+        made = await in_pieces(write_files(self.batch, work, storage.files, services.now()))
         ids = {
             "output_file_id": None if made.output is None else made.output.id,
             "error_file_id": None if made.errors is None else made.errors.id,
@@ -162,16 +183,17 @@ class BatchRun:
         await self._change(lambda batch: self._counted(enter(batch)), made.all)
         self._log()
 
-    def _expire_rest(self, work: WorkFile) -> None:
-        """Record an error for each line that has no result."""
-        records: list[Record] = []
-        for line in read_lines(self._path, self._rules.max_line_bytes):
-            if not work.has(line.number):
-                records.append(error_record(self.batch.id, line.number, "batch_expired", _EXPIRED))
-            if len(records) == _CHUNK:
-                work.put(records)
-                records.clear()
-        work.put(records)
+    def _expire_rest(self, work: WorkFile) -> Pieces[None]:
+        """Put an error for each line that has no result."""
+        for piece in read_pieces(self._path, self._rules.max_line_bytes):
+            work.put(
+                [
+                    error_record(self.batch.id, line.number, "batch_expired", _EXPIRED)
+                    for line in piece.lines
+                    if not work.has(line.number)
+                ]
+            )
+            yield
 
     def _count(self, record: Record) -> None:
         completed, failed = self.counts
@@ -194,9 +216,20 @@ class BatchRun:
         await self._change(change)
         self._log()
 
-    async def _change(self, change: Change, files: Sequence[StoredFile] = ()) -> None:
+    async def _change(
+        self, change: Callable[[StoredBatch], StoredBatch], files: Sequence[StoredFile] = ()
+    ) -> None:
         batches, batch_id = self._services.storage.batches, self.batch.id
-        self.batch = await in_thread(lambda: batches.change(batch_id, change, files))
+
+        def store(num_bytes: int) -> StoredBatch:
+            def counted(batch: StoredBatch) -> StoredBatch | None:
+                changed = replace(change(batch), num_bytes=num_bytes)
+                # Without a change this reads only.
+                return None if changed == batch else changed
+
+            return batches.change(batch_id, counted, files)
+
+        self.batch = await in_thread(lambda: self._charge.store(store))
 
     def _log(self) -> None:
         batch = self.batch
@@ -212,3 +245,11 @@ class BatchRun:
 
 def _entered(batch: StoredBatch, status: str, now: int, fields: Mapping[str, Any]) -> StoredBatch:
     return replace(batch, status=status, times={**batch.times, status: now}, **fields)
+
+
+def _no_room(error: NoRoomForFile) -> Fault:
+    return _fault("no_room_for_results", str(error))
+
+
+def _fault(code: str, message: str, *, line: int | None = None, param: str | None = None) -> Fault:
+    return {"code": code, "line": line, "message": message, "param": param}

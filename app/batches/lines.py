@@ -4,7 +4,7 @@ import json
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from fastapi import HTTPException
 
@@ -12,15 +12,27 @@ from app.http.json_body import read_json
 
 _MAX_CUSTOM_ID: Final = 512
 _SKIPPED_AT_ONCE: Final = 1 << 16
+# Of a piece, at least: a short line takes as long as so many bytes.
+_LINE_COST: Final = 1024
 # Fields of a body that ask for a response which is no object, or not now.
 _IMPOSSIBLE: Final = ("stream", "background")
 
 
 class Line(NamedTuple):
-    """A line of the file that is not blank; `text` is None if the line is longer than allowed."""
+    """A line of the file; `text` is None if the line is longer than allowed."""
 
     number: int
     text: bytes | None
+
+
+class Piece(NamedTuple):
+    """Some lines of the file one after another, but for those that are blank.
+
+    num_read: the lines so far, blank ones too.
+    """
+
+    num_read: int
+    lines: list[Line]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +40,7 @@ class LineRules:
     """What the lines of a batch must satisfy.
 
     urls: the endpoints that a line may name.
-    max_line_bytes, max_lines: limits of one line and of one file.
+    max_line_bytes, max_lines: limits of one line, and of those of one file, blank ones too.
     """
 
     urls: Container[str]
@@ -70,18 +82,37 @@ class NotJsonLines(Exception):
         self.number = number
 
 
-def read_lines(path: Path, max_bytes: int) -> Iterator[Line]:
-    """Yield the lines that are not blank; only one line is in memory at a time."""
+def read_pieces(path: Path, max_bytes: int, piece_bytes: int = 1 << 20) -> Iterator[Piece]:
+    """Yield the lines of a file in pieces, each of which is as much work as `piece_bytes`, and one line.
+
+    A piece may have no line: blank ones are work, too, and so is the rest of one that is too long.
+    """
+    num_read, lines, cost = 0, [], 0
     with path.open("rb") as file:
-        number = 0
-        while text := file.readline(max_bytes + 1):
-            number += 1
-            if len(text) > max_bytes and not text.endswith(b"\n"):
-                while (rest := file.readline(_SKIPPED_AT_ONCE)) and not rest.endswith(b"\n"):
-                    pass
-                yield Line(number, None)
-            elif not text.isspace():
-                yield Line(number, text)
+        for num_bytes, line in _read_lines(file, max_bytes):
+            cost += max(num_bytes, _LINE_COST)
+            if line is not None:
+                num_read = line.number
+                if line.text is None or not line.text.isspace():
+                    lines.append(line)
+            if cost >= piece_bytes:
+                yield Piece(num_read, lines)
+                lines, cost = [], 0
+        yield Piece(num_read, lines)
+
+
+def _read_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, Line | None]]:
+    """Yield how many bytes have been read, and the line if that was its end."""
+    number = 0
+    while text := file.readline(max_bytes + 1):
+        number += 1
+        is_long = len(text) > max_bytes and not text.endswith(b"\n")
+        if not is_long:
+            yield len(text), Line(number, text)
+            continue
+        while (rest := file.readline(_SKIPPED_AT_ONCE)) and not rest.endswith(b"\n"):
+            yield len(rest), None
+        yield len(text) + len(rest), Line(number, None)
 
 
 def parse_line(line: Line, rules: LineRules) -> LineRequest:

@@ -1,5 +1,6 @@
 """Makes the files of a batch from its results."""
 
+from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
@@ -7,8 +8,11 @@ from typing import Final
 from app.batches.work import WorkFile
 from app.storage.batches import StoredBatch
 from app.storage.files import FileStore, StoredFile
+from app.storage.in_thread import Pieces
 
 _PURPOSE: Final = "batch_output"
+# Bytes that are written at once.
+_PIECE: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,9 @@ class BatchFiles:
         return [file for file in (self.output, self.errors) if file is not None]
 
 
-def write_files(batch: StoredBatch, work: WorkFile, files: FileStore, now: int) -> BatchFiles:
+def write_files(
+    batch: StoredBatch, work: WorkFile, files: FileStore, now: int
+) -> Pieces[BatchFiles]:
     """Write the output and error files to disk; the caller adds them to the store.
 
     Their ids are derived from that of the batch, so that writing them again replaces them.
@@ -31,21 +37,25 @@ def write_files(batch: StoredBatch, work: WorkFile, files: FileStore, now: int) 
     Raises:
         OSError: a file cannot be written.
     """
-    return BatchFiles(
-        _write(batch, work, files, now, is_error=False),
-        _write(batch, work, files, now, is_error=True),
-    )
+    output = yield from _write(batch, work, files, now, is_error=False)
+    errors = yield from _write(batch, work, files, now, is_error=True)
+    return BatchFiles(output, errors)
 
 
 def _write(
     batch: StoredBatch, work: WorkFile, files: FileStore, now: int, *, is_error: bool
-) -> StoredFile | None:
+) -> Pieces[StoredFile | None]:
     kind = "error" if is_error else "output"
     file_id = f"file-{sha256(f'{batch.id} {kind}'.encode()).hexdigest()[:24]}"
-    draft = files.begin(is_limited=False)
+    draft = files.begin_output()
     try:
-        for record in work.records(is_error=is_error):
-            draft.write(record + b"\n")
+        with closing(work.records(is_error=is_error)) as records:
+            num_written = 0
+            for record in records:
+                draft.write(record + b"\n")
+                if draft.num_bytes - num_written >= _PIECE:
+                    num_written = draft.num_bytes
+                    yield
         if not draft.num_bytes:
             return None
         files.end(draft, file_id)

@@ -1,10 +1,10 @@
 """Limits how many lines of batches are in flight: enough to keep the model busy, few beside live requests."""
 
 import asyncio
-from collections import deque
 from typing import Final
 
 from app.admission.controller import AdmissionController
+from app.batches.turns import Turns
 from batching import QUIET_PERIOD, Priority
 
 # Lines that wait for a slot, so that a step is full while the next line is prepared: one for each
@@ -14,7 +14,7 @@ _MIN_WAITING: Final = 2
 
 
 class Pacer:
-    """Hands out slots for lines, in the order of the calls of `acquire`, over all batches.
+    """Hands out slots for lines, over all batches; keys take turns, and those of one key in order.
 
     While live requests arrive, there are few slots: the engine lets lines wait for live requests, but a live
     request still has to wait for the step that is running.  All slots are available again when no live
@@ -31,24 +31,21 @@ class Pacer:
         )
         self._num_beside_live: Final = num_beside_live
         self._admission: Final = admission
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._turns: Final = Turns(self._has_slot)
         self._backing_off: list[asyncio.Future[None]] = []
-        self.num_taken = 0
 
-    async def acquire(self) -> "Slot":
-        """Wait for a slot."""
-        if not self._waiting and self._has_slot():
-            self.num_taken += 1
-            return Slot(self)
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                Slot(self).release()
-            raise
-        return Slot(self)
+    @property
+    def num_taken(self) -> int:
+        return self._turns.num_taken
+
+    async def acquire(self, key: str) -> "Slot":
+        """Wait for a slot for a line of an API key."""
+        await self._turns.acquire(key)
+        return Slot(self, key)
+
+    def release(self, key: str) -> None:
+        self._turns.release(key)
+        self.wake()
 
     async def back_off(self) -> None:
         """Wait until the situation may have changed: a line has ended, or a second has passed."""
@@ -62,33 +59,28 @@ class Pacer:
         for turn in waiting:
             if not turn.done():
                 turn.set_result(None)
-        while self._waiting and self._has_slot():
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                self.num_taken += 1
+        self._turns.wake()
 
-    def _has_slot(self) -> bool:
+    def _has_slot(self, num_taken: int) -> bool:
         admission = self._admission
         if admission.is_draining:
             return False
         is_live = admission.seconds_since_live() < QUIET_PERIOD
         num_slots = min(self._num_slots, self._num_beside_live) if is_live else self._num_slots
-        return (
-            self.num_taken < num_slots
-            and admission.num_requests < admission.limits.max_requests(Priority.LOW)
+        return num_taken < num_slots and admission.num_requests < admission.limits.max_requests(
+            Priority.LOW
         )
 
 
 class Slot:
     """The permission of one line to be in flight; `release` may be repeated."""
 
-    def __init__(self, pacer: Pacer) -> None:
+    def __init__(self, pacer: Pacer, key: str) -> None:
         self._pacer: Final = pacer
+        self._key: Final = key
         self._is_released = False
 
     def release(self) -> None:
         if not self._is_released:
             self._is_released = True
-            self._pacer.num_taken -= 1
-            self._pacer.wake()
+            self._pacer.release(self._key)

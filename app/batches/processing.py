@@ -7,22 +7,22 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from app.batches.lines import BadLine, LineRequest, LineRules, parse_line, read_lines
+from app.batches.lines import BadLine, Line, LineRequest, LineRules, parse_line, read_pieces
 from app.batches.pacing import Pacer, Slot
 from app.batches.records import Record, bad_line_record, record_id, response_record
 from app.batches.work import WorkFile
 from app.http.client import Client
 from app.http.inner_call import InnerResponse
 from app.storage.in_thread import in_thread
+from app.storage.quota import NoRoomForFile
 
 # Lines whose results are on their way to the disk; with more, no further ones are sent.
 _MAX_UNWRITTEN: Final = 256
 # Seconds in which results gather before they are written: a transaction is a thread's turn and a
 # `fsync`, and a core that does either is one that computes less.
 _GATHERING: Final = 0.1
-# Lines, and bytes of them, that are read at a time.
-_MAX_READ: Final = 32
-_MAX_READ_BYTES: Final = 65_536
+# Bytes of lines that are read at a time.
+_PIECE: Final = 1 << 16
 
 # Takes the endpoint, the body, the client and the id of the request.
 Dispatch = Callable[[str, bytes, Client, str], Awaitable[InnerResponse]]
@@ -40,6 +40,7 @@ class Journal:
         """Write a result; returns when it is on disk.
 
         Raises:
+            NoRoomForFile: there is no room for it, or for another of its transaction.
             OSError: it cannot be written; the results of its transaction may be lost.
         """
         group = self._group
@@ -85,23 +86,24 @@ class LineProcessor:
         """Serve all lines; lines that are cancelled get no result.
 
         Raises:
+            NoRoomForFile: there is no room for results; further lines are not served.
             OSError: the input cannot be read, or a result cannot be written.
         """
         unwritten, failure = asyncio.Semaphore(_MAX_UNWRITTEN), None
         try:
             async with asyncio.TaskGroup() as tasks:
-                while requests := await in_thread(self._next_requests):
+                while (requests := await in_thread(self._next_requests)) is not None:
                     for request in requests:
                         await unwritten.acquire()
                         if isinstance(request, Record):
                             task = tasks.create_task(self._put(request))
                         else:
-                            slot = await self._pacer.acquire()
+                            slot = await self._pacer.acquire(self._client.key_digest)
                             task = tasks.create_task(self._serve(request, slot))
                             # Also of a task that is cancelled before it begins.
                             task.add_done_callback(partial(_release, slot))
                         task.add_done_callback(lambda _: unwritten.release())
-        except* OSError as group:
+        except* (NoRoomForFile, OSError) as group:
             # Early versions of Python 3.11 wrap what is raised here in a group again.
             failure = group.exceptions[0]
         finally:
@@ -109,16 +111,8 @@ class LineProcessor:
         if failure is not None:
             raise failure
 
-    def _next_requests(self) -> list[LineRequest | Record]:
-        """Return the next lines, at most one of them long; empty at the end of the file."""
-        requests: list[LineRequest | Record] = []
-        num_bytes = 0
-        while len(requests) < _MAX_READ and num_bytes < _MAX_READ_BYTES:
-            if (request := next(self._requests, None)) is None:
-                break
-            requests.append(request)
-            num_bytes += len(request.body) if isinstance(request, LineRequest) else 0
-        return requests
+    def _next_requests(self) -> list[LineRequest | Record] | None:
+        return next(self._requests, None)
 
     async def _serve(self, request: LineRequest, slot: Slot) -> None:
         request_id = record_id(self._batch_id, request.number)
@@ -141,15 +135,24 @@ def _release(slot: Slot, _: "asyncio.Task[None]") -> None:
 
 def unfinished(
     path: Path, batch_id: str, rules: LineRules, work: WorkFile
-) -> Generator[LineRequest | Record]:
-    """Yield the lines that have no result.
+) -> Generator[list[LineRequest | Record]]:
+    """Yield the lines that have no result, in pieces, of which some have none.
 
     Validation has recorded a result for invalid lines, except for lines that became invalid because a server
     with other settings continues the batch.
+
+    Raises:
+        NoRoomForFile: there is no room for the results of lines that have none.
     """
-    for line in read_lines(path, rules.max_line_bytes):
-        if not work.has(line.number):
-            try:
-                yield parse_line(line, rules)
-            except BadLine as error:
-                yield bad_line_record(batch_id, line.number, error)
+
+    def parsed(line: Line) -> LineRequest | Record:
+        try:
+            return parse_line(line, rules)
+        except BadLine as error:
+            return bad_line_record(batch_id, line.number, error)
+
+    for piece in read_pieces(path, rules.max_line_bytes, _PIECE):
+        left = [line for line in piece.lines if not work.has(line.number)]
+        if left:
+            work.check_room()
+        yield [parsed(line) for line in left]

@@ -12,7 +12,7 @@ from app.storage.in_thread import in_thread
 
 logger = logging.getLogger(__name__)
 
-# Batches whose lines take turns; later ones wait, so that they hold no memory.
+# Batches whose lines take turns; later ones wait, so that they hold no memory.  A key has one in any case.
 _MAX_RUNNING: Final = 8
 # Batches beside them that are cancelled or whose time is over: they only have to end.
 _MAX_ENDING: Final = 8
@@ -102,10 +102,11 @@ class BatchRunner:
         num_ending = sum(run.batch.is_over(now) for run, _ in list(self._runs.values()))
         num_live = len(self._runs) - num_ending
         return self.services.storage.batches.claim(
-            {*self._runs, *self._failed},
+            set(self._runs),
             _MAX_RUNNING - num_live,
             limit_over=_MAX_ENDING - num_ending,
             now=now,
+            skipped=self._failed,
         )
 
     def _looked(self, _: object) -> None:

@@ -1,11 +1,10 @@
 """The store of batches: their status, and which server runs them."""
 
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from app.storage.database import Database
 from app.storage.files import Page, StoredFile, insert_file
@@ -27,13 +26,24 @@ CREATE INDEX batches_of_owner ON batches (owner, number);
 CREATE INDEX unfinished_batches ON batches (number) WHERE NOT is_finished;
 """
 
-# The second is the owner, and the last whether no more of its lines are to be served, as `is_over` says.
-_Row = tuple[str, str, str, int]
 _UNFINISHED: Final = """
 SELECT id, owner, server,
     json_extract(body, '$.status') = 'cancelling' OR json_extract(body, '$.expires') <= ?
 FROM batches WHERE NOT is_finished ORDER BY number
 """
+_TAKE: Final = "UPDATE batches SET server = ? WHERE id = ? RETURNING body"
+
+
+class _Row(NamedTuple):
+    """An unfinished batch.
+
+    is_over: whether no more of its lines are to be served, as `StoredBatch.is_over` says.
+    """
+
+    id: str
+    owner: str
+    server: str
+    is_over: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,7 @@ class StoredBatch:
     times: when the batch entered each status.
     output_ttl: seconds for which its output files are kept; None keeps them until they are deleted.
     outcome: the status that it gets when its files are written.
+    num_bytes: of the results so far, on the account of the owner until they are in files.
     """
 
     id: str
@@ -58,6 +69,7 @@ class StoredBatch:
     num_total: int = 0
     num_completed: int = 0
     num_failed: int = 0
+    num_bytes: int = 0
     errors: Sequence[Mapping[str, Any]] = ()
     output_ttl: int | None = None
     outcome: str | None = None
@@ -162,15 +174,23 @@ class BatchStore:
             return after
 
     def claim(
-        self, running: Container[str], limit: int, *, limit_over: int, now: float
+        self,
+        running: Container[str],
+        limit: int,
+        *,
+        limit_over: int,
+        now: float,
+        skipped: Container[str] = (),
     ) -> list[StoredBatch]:
         """Return unfinished batches for this server to run, oldest first; no other server gets them.
 
-        Owners take turns, so that an owner with few running batches is served first.
+        Owners take turns, so that an owner with few running batches is served first; and one of which none
+        runs waits for no other owner: its first batch is returned whatever the limits.
 
         running: the ids of batches that this server runs already.
         limit: the most batches whose lines are to be served.
         limit_over: the most batches that only have to be finished, which need not wait for others.
+        skipped: the ids of batches that are not to run now.
 
         Raises:
             OSError: the database cannot be written.
@@ -179,12 +199,15 @@ class BatchStore:
         room = {False: limit, True: limit_over}
         with self._database.transaction() as database:
             database.execute("BEGIN IMMEDIATE")
-            rows = database.execute(_UNFINISHED, (now,)).fetchall()
-            for batch_id, _, server, is_over in _in_turns(rows, running):
-                if room[bool(is_over)] > 0 and self._take(database, batch_id, server):
-                    room[bool(is_over)] -= 1
-                    query = "SELECT body FROM batches WHERE id = ?"
-                    claimed.append(_from_json(database.execute(query, (batch_id,)).fetchone()[0]))
+            rows = [_Row(*row) for row in database.execute(_UNFINISHED, (now,))]
+            free = self._free_servers({row.server for row in rows})
+            ready = [row for row in rows if row.server in free and row.id not in skipped]
+            for num_before, row in _in_turns(ready, running):
+                if num_before and room[bool(row.is_over)] <= 0:
+                    continue
+                room[bool(row.is_over)] -= 1
+                body = database.execute(_TAKE, (self._presence.server_id, row.id)).fetchone()[0]
+                claimed.append(_from_json(body))
         return claimed
 
     def num_unfinished(self, owner: str) -> int:
@@ -198,25 +221,25 @@ class BatchStore:
             query = "SELECT 1 FROM batches WHERE id = ? AND NOT is_finished"
             return database.execute(query, (batch_id,)).fetchone() is not None
 
-    def _take(self, database: sqlite3.Connection, batch_id: str, server: str) -> bool:
+    def _free_servers(self, servers: Iterable[str]) -> set[str]:
+        """Return the servers whose batches this one may run: itself, and those that have ended."""
         own = self._presence.server_id
-        if server == own:
-            return True
-        if self._presence.is_running(server):
-            return False
-        database.execute("UPDATE batches SET server = ? WHERE id = ?", (own, batch_id))
-        return True
+        return {s for s in servers if s == own or not self._presence.is_running(s)}
 
 
-def _in_turns(rows: Iterable[_Row], running: Container[str]) -> list[_Row]:
-    """Return those that wait: the first of each owner, then the second, behind those that run."""
-    before: Counter[str] = Counter()
+def _in_turns(rows: Iterable[_Row], running: Container[str]) -> list[tuple[int, _Row]]:
+    """Return those that wait: the first of each owner, then the second, behind those that run.
+
+    Each is returned with how many of its owner are before it.  Batches that are over, and only have to end,
+    and those that are not have turns of their own.
+    """
+    before: Counter[tuple[str, int]] = Counter()
     waiting: list[tuple[int, _Row]] = []
-    for row in sorted(rows, key=lambda row: row[0] not in running):
-        if row[0] not in running:
-            waiting.append((before[row[1]], row))
-        before[row[1]] += 1
-    return [row for _, row in sorted(waiting, key=lambda pair: pair[0])]
+    for row in sorted(rows, key=lambda row: row.id not in running):
+        if row.id not in running:
+            waiting.append((before[row.owner, row.is_over], row))
+        before[row.owner, row.is_over] += 1
+    return sorted(waiting, key=lambda pair: pair[0])
 
 
 def _to_json(batch: StoredBatch) -> str:

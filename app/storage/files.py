@@ -1,7 +1,8 @@
 """The store of clients' files: what they upload, and what batches write for them.
 
 A file is written under a temporary name, synced and renamed, and only then added to the database, so
-that an incomplete file is never visible.  On disk a file is named by its id.
+that an incomplete file is never visible.  On disk a file is named by its id.  Those of each owner have a
+limit of their own, so that no owner fills the disk for the others.
 """
 
 import os
@@ -10,11 +11,13 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import BinaryIO, Final, Generic, Literal, TypeVar
 
 from app.storage.database import Database, sync_folder
+from app.storage.quota import Account, Charge
 
 T = TypeVar("T")
 Order = Literal["asc", "desc"]
@@ -39,22 +42,25 @@ CREATE TABLE files (
 CREATE INDEX files_of_owner ON files (owner, number);
 """
 _COLUMNS: Final = "id, owner, purpose, filename, num_bytes, created, expires"
+_NUM_BYTES: Final = """
+SELECT COALESCE(SUM(num_bytes), 0) FROM (
+    SELECT MAX(num_bytes, ?2) AS num_bytes FROM files WHERE owner = ?1
+    UNION ALL
+    SELECT json_extract(body, '$.num_bytes') FROM batches WHERE owner = ?1 AND NOT is_finished
+)
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits in bytes, of one file and of the files of all owners together."""
+    """Limits in bytes, of one file and of all that an owner has: files, and results of unfinished batches."""
 
     max_file_bytes: int = 512 << 20
-    max_total_bytes: int = 10 << 30
+    max_owner_bytes: int = 10 << 30
 
 
 class FileTooLarge(Exception):
     """The file exceeds the limit of one file."""
-
-
-class NoRoomForFile(Exception):
-    """All files together would exceed their limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +90,14 @@ class Page(Generic[T]):
 class Draft:
     """A file that is being written under a temporary name."""
 
-    def __init__(self, path: Path, check: Callable[[int], None]) -> None:
+    def __init__(self, path: Path, count: Callable[[int], None] = lambda _: None) -> None:
         """Create the file.
 
-        check: called with the size in bytes before each write; raises if that is not allowed.
+        count: called with the number of bytes before each write; raises if they are not allowed.
         """
         self.num_bytes = 0
         self._path: Final = path
-        self._check: Final = check
+        self._count: Final = count
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._file: Final[BinaryIO] = os.fdopen(descriptor, "wb")
 
@@ -102,8 +108,8 @@ class Draft:
             FileTooLarge, NoRoomForFile: with the data it is larger than allowed.
             OSError: it cannot be written.
         """
+        self._count(len(data))
         self.num_bytes += len(data)
-        self._check(self.num_bytes)
         self._file.write(data)
 
     def rename(self, path: Path) -> None:
@@ -142,65 +148,66 @@ class FileStore:
         self._server_id: Final = server_id
         self._limits: Final = limits
         self._clock: Final = clock
-        self._drafts: set[Draft] = set()
-        # Of all files so far: what has ended since a draft began counts for it.
-        self._ended_bytes = 0
+        self._accounts: Final[dict[str, Account]] = {}
+        self._charges: Final[dict[Draft, Charge]] = {}
 
     def path(self, file_id: str) -> Path:
         return self._folder() / file_id
 
-    def begin(self, *, is_limited: bool = True) -> Draft:
-        """Create a file to write to, for `end` or `discard`.
+    def account(self, owner: str) -> Account:
+        """Return what counts the bytes of an owner."""
+        count = partial(self._num_stored, owner)
+        return self._accounts.setdefault(owner, Account(self._limits.max_owner_bytes, count))
 
-        is_limited: False for files that the server itself writes.
+    def begin(self, owner: str) -> Draft:
+        """Create a file that an owner uploads, for `add` or `discard`.
 
         Raises:
-            NoRoomForFile: all files together have reached their limit.
+            NoRoomForFile: the owner has as much on the disk as it may.
             OSError: the file cannot be created.
         """
-        before = self._total() - self._ended_bytes
+        charge = self.account(owner).open()
+        charge.check()
 
-        def check(num_bytes: int) -> None:
-            if num_bytes > self._limits.max_file_bytes:
+        def count(num_bytes: int) -> None:
+            if charge.num_bytes + num_bytes > self._limits.max_file_bytes:
                 raise FileTooLarge
-            written = self._ended_bytes + sum(d.num_bytes for d in tuple(self._drafts))
-            if before + written > self._limits.max_total_bytes:
-                raise NoRoomForFile
+            charge.add(num_bytes)
 
-        if is_limited:
-            check(0)
-        path = self._folder() / f"{self._server_id}.{secrets.token_hex(8)}{_DRAFT}"
-        draft = Draft(path, check if is_limited else lambda _: None)
-        self._drafts.add(draft)
+        draft = Draft(self._draft_path(), count)
+        self._charges[draft] = charge
         return draft
 
-    def has_room(self) -> bool:
-        """Return False if all files together are as large as they may be."""
-        return self._total() < self._limits.max_total_bytes
+    def begin_output(self) -> Draft:
+        """Create a file for results, which are on their owner's account already, for `end` or `discard`.
+
+        Raises:
+            OSError: the file cannot be created.
+        """
+        return Draft(self._draft_path())
 
     def end(self, draft: Draft, file_id: str) -> None:
-        """Put a file on disk; it is not visible to clients before it is added.
+        """Put a file on disk; it is not visible to clients before it is added to the database.
 
         Raises:
             OSError: the file cannot be written.
         """
         draft.rename(self.path(file_id))
-        self._ended_bytes += draft.num_bytes
-        self._drafts.discard(draft)
+
+    def add(self, file: StoredFile, draft: Draft) -> None:
+        """Put an upload on disk and add it to the database.
+
+        Raises:
+            OSError: the file or the database cannot be written.
+        """
+        self.end(draft, file.id)
+        self._charges[draft].store(lambda _: self._insert(file))
 
     def discard(self, draft: Draft) -> None:
         """Delete a draft; one that has ended stays."""
         draft.close()
-        self._drafts.discard(draft)
-
-    def add(self, file: StoredFile) -> None:
-        """Add a file that is on the disk.
-
-        Raises:
-            OSError: the database cannot be written.
-        """
-        with self._database.transaction() as database:
-            insert_file(database, file)
+        if (charge := self._charges.pop(draft, None)) is not None:
+            charge.close()
 
     def get(self, owner: str, file_id: str) -> StoredFile | None:
         with self._database.transaction() as database:
@@ -263,12 +270,18 @@ class FileStore:
             if is_left:
                 path.unlink(missing_ok=True)
 
-    def _total(self) -> int:
+    def _draft_path(self) -> Path:
+        return self._folder() / f"{self._server_id}.{secrets.token_hex(8)}{_DRAFT}"
+
+    def _insert(self, file: StoredFile) -> None:
         with self._database.transaction() as database:
-            total: int = database.execute(
-                "SELECT COALESCE(SUM(MAX(num_bytes, ?)), 0) FROM files", (_LEAST_BYTES,)
-            ).fetchone()[0]
-        return total
+            insert_file(database, file)
+
+    def _num_stored(self, owner: str) -> int:
+        """Return the bytes of an owner's files, and of results that are in no file yet."""
+        with self._database.transaction() as database:
+            num_bytes: int = database.execute(_NUM_BYTES, (owner, _LEAST_BYTES)).fetchone()[0]
+        return num_bytes
 
 
 def insert_file(database: sqlite3.Connection, file: StoredFile) -> None:

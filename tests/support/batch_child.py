@@ -90,11 +90,10 @@ async def _serve(storage: Storage, settings: Settings, manager: Any) -> None:
 
 def _add(storage: Storage) -> None:
     files = storage.batch.files
-    draft = files.begin()
+    draft = files.begin("")
     for line in lines():
         draft.write(json.dumps(line).encode() + b"\n")
-    files.end(draft, "file-in")
-    files.add(StoredFile("file-in", "", "batch", "in.jsonl", draft.num_bytes, 0))
+    files.add(StoredFile("file-in", "", "batch", "in.jsonl", draft.num_bytes, 0), draft)
     files.discard(draft)
     storage.batch.batches.add(
         StoredBatch(

@@ -23,7 +23,7 @@ def controller(clock: FakeClock, **limits: int) -> AdmissionController:
 
 async def ask(pacer: Pacer, num_lines: int) -> tuple[list[Slot], list[Turn]]:
     """Ask for slots; return those that there are, and the tasks that wait for theirs."""
-    turns = [asyncio.create_task(pacer.acquire()) for _ in range(num_lines)]
+    turns = [asyncio.create_task(pacer.acquire("one")) for _ in range(num_lines)]
     await asyncio.sleep(0)
     return [t.result() for t in turns if t.done()], [t for t in turns if not t.done()]
 
@@ -94,6 +94,19 @@ async def test_a_full_queue_and_a_shutdown_hold_lines_back() -> None:
     admission.is_draining = False
     pacer.wake()
     await turn
+
+
+async def test_a_slot_that_is_free_is_for_the_key_that_has_the_fewest() -> None:
+    pacer = Pacer(controller(FakeClock()))
+    slots, waiting = await ask(pacer, 9)
+    other = asyncio.create_task(pacer.acquire("two"))
+    await asyncio.sleep(0)
+    slots[0].release()
+    (await other).release()
+    await waiting[0]
+    assert pacer.num_taken == len(slots)
+    for turn in waiting:
+        turn.cancel()
 
 
 async def test_lines_that_are_cancelled_leave_their_slots_to_others() -> None:

@@ -1,8 +1,8 @@
 """Lines of a file through a dispatch that a test holds in its hand."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from app.batches.validation import validate
 from app.batches.work import WorkFile
 from app.http.client import Client
 from app.http.inner_call import InnerResponse
-from app.storage.in_thread import in_thread
+from app.storage.in_thread import Pieces, in_pieces, in_thread
 from tests.support.batches import CHAT, chat_lines, full_disk, json_lines
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +75,7 @@ async def test_a_line_that_the_server_cannot_serve_now_is_sent_again(
 ) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(json_lines(chat_lines(3)))
-    assert validate(path, "batch_1", RULES, work) == 3
+    assert await in_pieces(validate(path, "batch_1", RULES, work)) == 3
     dispatch = Dispatcher(503, 200, 500, 200)
     await processor(path, work, dispatch).run()
     assert sorted(dispatch.ids) == [
@@ -103,7 +103,7 @@ async def test_lines_that_other_settings_have_made_bad_have_that_as_their_result
 ) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(json_lines(chat_lines(3)))
-    validate(path, "batch_1", replace(RULES, urls=("/v2",)), work)
+    await in_pieces(validate(path, "batch_1", replace(RULES, urls=("/v2",)), work))
     assert work.counts() == (0, 3)
     work.clear()
     made = LineProcessor(
@@ -153,6 +153,43 @@ async def test_results_that_come_before_a_batch_is_cancelled_are_written() -> No
     ended = await asyncio.gather(*puts, return_exceptions=True)
     assert all(isinstance(error, asyncio.CancelledError) for error in ended)
     assert work.groups == [3]
+
+
+def numbers(ended: list[str]) -> Pieces[int]:
+    try:
+        for _ in range(3):
+            yield
+    finally:
+        ended.append("closed")
+    return 3
+
+
+async def test_each_piece_has_its_turn_and_the_last_one_the_result() -> None:
+    turns = 0
+
+    @asynccontextmanager
+    async def turn() -> AsyncIterator[None]:
+        nonlocal turns
+        turns += 1
+        yield
+
+    ended: list[str] = []
+    assert await in_pieces(numbers(ended), turn) == 3
+    assert (turns, ended) == (4, ["closed"])
+
+
+async def test_a_caller_that_is_cancelled_between_pieces_ends_them() -> None:
+    lock = asyncio.Lock()
+    await lock.acquire()
+    ended: list[str] = []
+    pieces = numbers(ended)
+    next(pieces)
+    task = asyncio.create_task(in_pieces(pieces, lambda: lock))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert ended == ["closed"]
 
 
 async def test_a_caller_that_is_cancelled_waits_for_its_thread() -> None:

@@ -1,10 +1,12 @@
 """The runner's beginning and end."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
+from app.storage.files import Draft
 from tests.support.batches import chat_lines, create, ended, served_in, upload
 
 pytestmark = pytest.mark.anyio
@@ -32,3 +34,35 @@ async def test_a_run_that_is_closed_as_it_begins_is_left_to_the_next_start(tmp_p
     async with served_in(tmp_path) as server:
         server.service.batches.wake()
         assert (await ended(server, batch["id"]))["request_counts"]["completed"] == 1
+
+
+async def test_a_stop_waits_for_no_more_than_a_piece_of_an_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.batches.output._PIECE", 1)
+    begun, go_on = threading.Event(), threading.Event()
+    num_written = 0
+    write = Draft.write
+
+    def hold(draft: Draft, data: bytes) -> None:
+        nonlocal num_written
+        num_written += 1
+        begun.set()
+        assert go_on.wait(20)
+        write(draft, data)
+
+    async with served_in(tmp_path) as server:
+        file = await upload(server, chat_lines(30))
+        with monkeypatch.context() as patch:
+            patch.setattr(Draft, "write", hold)
+            batch = await create(server, file["id"])
+            await asyncio.to_thread(begun.wait, 20)
+            closing = asyncio.create_task(server.service.batches.close())
+            await asyncio.sleep(0)
+            go_on.set()
+            await closing
+        assert num_written == 1
+        assert [path.name for path in (tmp_path / "batches" / "files").iterdir()] == [file["id"]]
+    async with served_in(tmp_path) as server:
+        server.service.batches.wake()
+        assert (await ended(server, batch["id"]))["request_counts"]["completed"] == 30

@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
+from app.settings import Settings
 from app.storage.batch_storage import BatchStorage
 from app.storage.batches import StoredBatch
 from app.storage.database import Database
-from app.storage.files import Draft, FileLimits, NoRoomForFile, StoredFile
+from app.storage.files import Draft, FileLimits, StoredFile
+from app.storage.quota import NoRoomForFile
 from app.storage.responses import StoreLimits
 from app.storage.storage import open_storage
 
@@ -21,7 +24,7 @@ def left_in(folder: Path) -> set[str]:
 
 def test_drafts_of_servers_that_ended_are_cleared_and_others_stay(tmp_path: Path) -> None:
     with closing(BatchStorage(folder=tmp_path)) as running:
-        draft = running.files.begin()
+        draft = running.files.begin("me")
         draft.write(b"half")
         (tmp_path / "files" / "0000.abc.part").touch()
         with closing(BatchStorage(folder=tmp_path)):
@@ -64,7 +67,7 @@ def test_results_of_batches_that_have_ended_are_cleared(tmp_path: Path) -> None:
 
 def test_without_a_folder_files_are_elsewhere_and_go_with_the_storage() -> None:
     storage = BatchStorage()
-    draft = storage.files.begin()
+    draft = storage.files.begin("me")
     storage.files.end(draft, "file-1")
     path = storage.files.path("file-1")
     assert path.exists()
@@ -75,13 +78,12 @@ def test_without_a_folder_files_are_elsewhere_and_go_with_the_storage() -> None:
 
 def write(storage: BatchStorage, draft: Draft, size: int, file_id: str) -> None:
     draft.write(b"x" * size)
-    storage.files.end(draft, file_id)
-    storage.files.add(StoredFile(file_id, "me", "batch", "a", size, 0))
+    storage.files.add(StoredFile(file_id, "me", "batch", "a", size, 0), draft)
 
 
 def test_files_that_are_begun_together_have_one_limit(tmp_path: Path) -> None:
     with closing(BatchStorage(FileLimits(100_000, 100_000), tmp_path)) as storage:
-        drafts = [storage.files.begin() for _ in range(3)]
+        drafts = [storage.files.begin("me") for _ in range(3)]
         write(storage, drafts[0], 60_000, "file-1")
         storage.files.discard(drafts[0])
         with pytest.raises(NoRoomForFile):
@@ -95,17 +97,18 @@ def test_files_that_are_begun_together_have_one_limit(tmp_path: Path) -> None:
 def test_an_empty_file_counts_as_what_it_takes_of_the_disk(tmp_path: Path) -> None:
     with closing(BatchStorage(FileLimits(100_000, 3 * 4096), tmp_path)) as storage:
         for number in range(3):
-            assert storage.files.has_room()
-            draft = storage.files.begin()
+            draft = storage.files.begin("me")
             write(storage, draft, 0, f"file-{number}")
             storage.files.discard(draft)
-        assert not storage.files.has_room()
+        with pytest.raises(NoRoomForFile):
+            storage.files.begin("me")
 
 
 def test_owners_of_batches_take_turns(tmp_path: Path) -> None:
     with closing(BatchStorage(folder=tmp_path)) as storage:
         for owner in ("one", "two"):
-            storage.files.add(StoredFile(f"file-{owner}", owner, "batch", "a", 0, 0))
+            file = StoredFile(f"file-{owner}", owner, "batch", "a", 0, 0)
+            storage.files.add(file, storage.files.begin(owner))
         for number, owner in enumerate(("one", "one", "one", "two", "one", "two")):
             batch = StoredBatch(
                 id=f"{owner}-{number}",
@@ -125,17 +128,18 @@ def test_owners_of_batches_take_turns(tmp_path: Path) -> None:
         assert claimed(set(), 3) == ["one-0", "two-3", "one-1"]
         assert claimed({"one-0", "one-1"}, 3) == ["two-3", "two-5", "one-2"]
         assert storage.batches.num_unfinished("two") == 2
+        # One of which none runs waits for no other.
+        assert claimed({"one-0", "one-1"}, 0) == ["two-3"]
         # Those that only have to end take no room of the others.
         storage.batches.change("one-0", lambda batch: replace(batch, status="cancelling"))
-        found = storage.batches.claim(set(), 1, limit_over=1, now=1)
+        found = storage.batches.claim({"one-1"}, 1, limit_over=1, now=1)
         assert {batch.id for batch in found} == {"one-0", "two-3"}
 
 
 def test_the_files_of_another_owner_are_not_deleted(tmp_path: Path) -> None:
     with closing(BatchStorage(folder=tmp_path)) as storage:
-        draft = storage.files.begin()
-        storage.files.end(draft, "file-1")
-        storage.files.add(StoredFile("file-1", "me", "batch", "a", 0, 0))
+        draft = storage.files.begin("me")
+        storage.files.add(StoredFile("file-1", "me", "batch", "a", 0, 0), draft)
         storage.files.delete("you", "file-1")
         assert left_in(tmp_path) == {"file-1"}
 
@@ -156,6 +160,24 @@ def test_a_database_in_a_folder_that_is_none_is_reported(tmp_path: Path) -> None
 
 def test_the_default_limits_are_those_of_the_settings() -> None:
     assert FileLimits() == FileLimits(512 << 20, 10_240 << 20)
+    assert Settings.model_construct().file_limits() == FileLimits()
+
+
+def test_each_key_has_an_equal_share() -> None:
+    settings = Settings.model_construct(
+        api_keys=SecretStr("one,two,three"), admin_keys=SecretStr("one,four"), max_files_mib=8
+    )
+    assert settings.file_limits().max_owner_bytes == 2 << 20
+
+
+def test_an_owner_takes_no_room_of_another(tmp_path: Path) -> None:
+    with closing(BatchStorage(FileLimits(100_000, 10_000), tmp_path)) as storage:
+        draft = storage.files.begin("me")
+        write(storage, draft, 10_000, "file-1")
+        storage.files.discard(draft)
+        with pytest.raises(NoRoomForFile):
+            storage.files.begin("me")
+        storage.files.discard(storage.files.begin("you"))
 
 
 def test_storage_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:

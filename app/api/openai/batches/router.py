@@ -9,13 +9,13 @@ from fastapi import APIRouter, Query, Request
 
 from app.api.openai.batches.schemas import BatchList, BatchObject, BatchRequest
 from app.api.openai.files.router import own_file
-from app.api.openai.files.upload import no_room
 from app.api.serving import client_of
 from app.http.json_body import JsonRoute
-from app.http.rejections import NotFound, QuotaExceeded
+from app.http.rejections import FilesTooLarge, NotFound, QuotaExceeded
 from app.server_state import server_state
 from app.storage.batches import StoredBatch
 from app.storage.in_thread import in_thread
+from app.storage.quota import NoRoomForFile
 from batching import InvalidRequest
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1/batches")
@@ -39,8 +39,10 @@ async def create_batch(body: BatchRequest, request: Request) -> BatchObject:
     if await in_thread(lambda: batches.num_unfinished(file.owner)) >= _MAX_UNFINISHED:
         what = f"this API key has {_MAX_UNFINISHED} unfinished batches, its limit"
         raise QuotaExceeded(what, _RETRY_AFTER)
-    if not await in_thread(state.storage.batch.files.has_room):
-        raise no_room(state)
+    try:
+        await in_thread(state.storage.batch.files.account(file.owner).check)
+    except NoRoomForFile as error:
+        raise FilesTooLarge(str(error)) from None
     created = int(state.storage.batch.clock())
     batch = StoredBatch(
         id=f"batch_{secrets.token_hex(16)}",

@@ -14,8 +14,9 @@ from app.http.form import FILE, FormReader
 from app.http.rejections import FilesTooLarge, Unavailable
 from app.server_state import ServerState, server_state
 from app.settings import env_name
-from app.storage.files import Draft, FileTooLarge, NoRoomForFile, StoredFile
+from app.storage.files import Draft, FileTooLarge, StoredFile
 from app.storage.in_thread import in_thread
+from app.storage.quota import NoRoomForFile
 from batching import InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ async def receive_file(request: Request) -> StoredFile:
 
     Raises:
         InvalidRequest: the form is malformed, or asks for what there is not.
-        FilesTooLarge: it is larger than a file may be, or all files together.
+        FilesTooLarge: it is larger than a file may be, or than what the key has left.
         BodyTooSlow: it comes too slowly.
         Unavailable: the disk is full, or fails.
         ClientDisconnect: the client has gone.
@@ -43,18 +44,13 @@ async def receive_file(request: Request) -> StoredFile:
         return await _Upload(request, state).receive()
     except FileTooLarge:
         raise _file_too_large(state) from None
-    except NoRoomForFile:
-        raise no_room(state) from None
+    except NoRoomForFile as error:
+        raise FilesTooLarge(str(error)) from None
     except OSError as error:
         # Nothing of the client is in it, but paths of this machine may be.
         logger.error("an upload is not stored: %s", error)
         reason = os.strerror(error.errno) if error.errno else "the disk fails"
         raise Unavailable(f"files cannot be stored at present: {reason}") from None
-
-
-def no_room(state: ServerState) -> FilesTooLarge:
-    limit = f"{state.settings.max_files_mib} MiB ({env_name('max_files_mib')})"
-    return FilesTooLarge(f"all files together reach the limit of {limit}: delete some")
 
 
 def _file_too_large(state: ServerState) -> FilesTooLarge:
@@ -73,12 +69,11 @@ class _Upload:
             raise FileTooLarge
         files = self.state.storage.batch.files
         await in_thread(files.delete_expired)
-        draft = await in_thread(files.begin)
+        draft = await in_thread(partial(files.begin, client_of(self.request).key_digest))
         try:
             await self._read(form, draft)
             stored = self._stored(form, draft)
-            await in_thread(lambda: files.end(draft, stored.id))
-            await in_thread(lambda: files.add(stored))
+            await in_thread(lambda: files.add(stored, draft))
         finally:
             await in_thread(lambda: files.discard(draft))
         return stored

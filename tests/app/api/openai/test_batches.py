@@ -12,6 +12,8 @@ from pydantic import SecretStr
 from app.batches.batch_run import BatchRun
 from app.batches.validation import validate
 from app.storage.batches import FINAL, StoredBatch
+from app.storage.files import FileLimits
+from app.storage.in_thread import Pieces
 from batching.batch_inference import BatchInferenceEngine
 from batching.pooling import NO_EMBEDDINGS, Embeddings, PoolingType
 from batching.request import BatchRequest
@@ -503,7 +505,7 @@ async def test_a_batch_that_is_cancelled_before_or_while_it_is_validated(
         def cancel() -> None:
             batches.change(batch["id"], lambda found: replace(found, status="cancelling"))
 
-        def validate_meanwhile(*args: Any) -> int:
+        def validate_meanwhile(*args: Any) -> Pieces[int]:
             cancel()
             return validate(*args)
 
@@ -564,6 +566,72 @@ async def test_a_batch_that_waits_for_others_can_be_cancelled_and_expires(
         server.gate.open()
         done = [await ended(server, batch["id"]) for batch in running]
     assert {batch["status"] for batch in done} == {"completed"}
+
+
+def limited(max_owner_bytes: int) -> FileLimits:
+    return FileLimits(1 << 20, max_owner_bytes)
+
+
+async def test_results_that_there_is_no_room_for_end_a_batch(tmp_path: Path) -> None:
+    async with served_in(tmp_path, limits=limited(50_000)) as server:
+        done = await run(server, chat_lines(200))
+        assert done["status"] == "failed"
+        assert done["failed_at"] is not None
+        (fault,) = done["errors"]["data"]
+        assert fault["code"] == "no_room_for_results"
+        assert "(MLX_SERVER_MAX_FILES_MIB)" in fault["message"]
+        found = await records(server, done["output_file_id"])
+        assert 0 < len(found) == done["request_counts"]["completed"] < 200
+        files = (await server.client.get(FILES)).json()["data"]
+        assert sum(file["bytes"] for file in files) <= 50_000
+        await server.client.delete(f"{FILES}/{done['output_file_id']}")
+        again = await run(server, chat_lines(1))
+    assert again["status"] == "completed"
+
+
+async def test_errors_that_there_is_no_room_for_end_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of bad lines, and of those that were not served in time."""
+    bad = [{"custom_id": f"id-{i}"} for i in range(500)]
+    async with served_in(tmp_path, limits=limited(50_000), is_gated=True) as server:
+        invalid = await run(server, bad)
+        batch = await create(server, (await upload(server, chat_lines(200)))["id"])
+        await asyncio.to_thread(server.gate.reached.wait)
+        monkeypatch.setattr(server.service.storage.batch, "clock", lambda: batch["expires_at"])
+        server.service.tick(0.0, 0.0)
+        late = await ended(server, batch["id"])
+    for done in (invalid, late):
+        assert done["status"] == "failed"
+        assert done["errors"]["data"][0]["code"] == "no_room_for_results"
+    assert (invalid["output_file_id"], invalid["error_file_id"]) == (None, None)
+
+
+async def test_no_line_is_served_without_room_for_a_result(tmp_path: Path) -> None:
+    async with served_in(tmp_path, limits=limited(9000), is_gated=True) as server:
+        file = await upload(server, chat_lines(9))
+        wake = server.service.batches.wake
+        server.service.batches.wake = lambda: None  # type: ignore[method-assign]
+        batch = await create(server, file["id"])
+        await upload(server, [b"x" * 4903])
+        server.service.batches.wake = wake  # type: ignore[method-assign]
+        wake()
+        done = await ended(server, batch["id"])
+    assert (done["status"], done["output_file_id"]) == ("failed", None)
+    assert not server.gate.reached.is_set()
+
+
+async def test_results_of_before_a_restart_count_before_their_batch_runs(tmp_path: Path) -> None:
+    async with served_in(tmp_path, is_gated=True) as server:
+        file = await upload(server, [*[{"custom_id": "bad"}] * 20, chat_line("good")])
+        await create(server, file["id"])
+        await asyncio.to_thread(server.gate.reached.wait)
+        server.service.tick(0.0, 0.0)
+    async with served_in(tmp_path, limits=limited(5000)) as server:
+        fields = {"input_file_id": file["id"], "endpoint": CHAT}
+        answer = await server.post(BATCHES, fields)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["message"].startswith("the files of this API key and the results")
 
 
 async def test_a_key_has_so_many_unfinished_batches(

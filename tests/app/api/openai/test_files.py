@@ -178,7 +178,7 @@ async def test_a_file_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_a_file_that_is_too_large_is_refused_by_the_limits_setting(tmp_path: Path) -> None:
-    limits = FileLimits(max_file_bytes=MIB, max_total_bytes=10 * MIB)
+    limits = FileLimits(max_file_bytes=MIB, max_owner_bytes=10 * MIB)
     async with served_in(tmp_path, limits=limits, max_file_mib=1) as server:
 
         async def streamed() -> AsyncIterator[bytes]:
@@ -199,7 +199,7 @@ async def test_a_file_that_is_too_large_is_refused_by_the_limits_setting(tmp_pat
 
 
 async def test_all_files_together_have_a_limit(tmp_path: Path) -> None:
-    limits = FileLimits(max_file_bytes=MIB, max_total_bytes=2 * MIB)
+    limits = FileLimits(max_file_bytes=MIB, max_owner_bytes=2 * MIB)
     form = PURPOSE + part("file", b"x" * MIB) + END
     async with served_in(tmp_path, limits=limits, max_files_mib=2) as server:
         first, second, third = [await post(server, form) for _ in range(3)]

@@ -1,0 +1,65 @@
+"""Who is next among keys that wait for the same."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+
+class Turns:
+    """Hands out slots to keys: the next one to the key that has the fewest; equal ones alternate.
+
+    However many wait for one key, another key waits no longer for that.  It lives on the event loop.
+    """
+
+    def __init__(self, has_slot: Callable[[int], bool]) -> None:
+        """`has_slot` returns whether there is one more beside so many that are taken."""
+        self._has_slot: Final = has_slot
+        # The key that was last is at the end.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._num_of_key: Counter[str] = Counter()
+
+    @property
+    def num_taken(self) -> int:
+        return self._num_of_key.total()
+
+    async def acquire(self, key: str) -> None:
+        """Wait for a slot."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(turn)
+        self.wake()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.release(key)
+            raise
+
+    def release(self, key: str) -> None:
+        self._num_of_key[key] -= 1
+        if not self._num_of_key[key]:
+            del self._num_of_key[key]
+        self.wake()
+
+    @asynccontextmanager
+    async def turn(self, key: str) -> AsyncIterator[None]:
+        """Hold a slot for the block."""
+        await self.acquire(key)
+        try:
+            yield
+        finally:
+            self.release(key)
+
+    def wake(self) -> None:
+        """Hand out the slots that there are; called when there may be more."""
+        while self._waiting and self._has_slot(self.num_taken):
+            # Of equal ones the first.
+            key = min(self._waiting, key=self._num_of_key.__getitem__)
+            turns = self._waiting.pop(key)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[key] = turns
+            if not turn.done():
+                turn.set_result(None)
+                self._num_of_key[key] += 1
