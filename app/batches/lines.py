@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from fastapi import HTTPException
+from starlette.exceptions import HTTPException
 
 from app.http.json_body import read_json
 
