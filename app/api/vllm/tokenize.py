@@ -3,12 +3,13 @@
 from functools import partial
 
 import anyio
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from app.api.chat_template import run_with_template
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.logprobs import TokenBytes, token_name
-from app.api.serving import admit_without_body, engine_for
+from app.api.serving import NUMBER_BYTES, admit_without_body, engine_for, written
 from app.api.vllm.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -24,32 +25,40 @@ from batching import ModelInfo, check_token_ids
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+@router.post("/tokenize", response_model=TokenizeResponse)
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Return the tokens of a text, or of a conversation."""
     with admit_without_body(request):
         engine = await engine_for(request, body.model)
         tokenized = partial(_tokenized, body=body, token_bytes=engine.grammars.token_bytes)
-        return await run_with_template(request, engine.model, body.chat_template, tokenized)
+        answer = await run_with_template(request, engine.model, body.chat_template, tokenized)
+        return await _response(request, answer, NUMBER_BYTES * len(answer.tokens))
 
 
-@router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
+@router.post("/detokenize", response_model=DetokenizeResponse)
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Return the text of tokens, special ones included."""
     with admit_without_body(request):
         engine = await engine_for(request, body.model)
         check_token_ids(engine.model, "tokens", body.tokens)
         text = await anyio.to_thread.run_sync(engine.model.tokenizer.decode, body.tokens)
-        return DetokenizeResponse(prompt=text)
+        return await _response(request, DetokenizeResponse(prompt=text), len(text))
 
 
-@router.post("/v1/chat/completions/render")
-async def render_chat(body: ChatCompletionRequest, request: Request) -> RenderedPrompt:
+@router.post("/v1/chat/completions/render", response_model=RenderedPrompt)
+async def render_chat(body: ChatCompletionRequest, request: Request) -> Response:
     """Return the prompt that a chat request becomes, without answering it."""
     with admit_without_body(request):
         engine = await engine_for(request, body.model)
         rendered = partial(_rendered, body=body)
-        return await run_with_template(request, engine.model, body.chat_template, rendered)
+        answer = await run_with_template(request, engine.model, body.chat_template, rendered)
+        num_bytes = len(answer.prompt) + NUMBER_BYTES * len(answer.tokens)
+        return await _response(request, answer, num_bytes)
+
+
+async def _response(request: Request, answer: BaseModel, num_bytes: int) -> Response:
+    body = await written(request, answer.model_dump_json, num_bytes)
+    return Response(body, media_type="application/json")
 
 
 def _tokenized(

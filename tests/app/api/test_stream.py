@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import anyio
 import pytest
+from fastapi import Request
 from sse_starlette.sse import AppStatus
 from starlette.types import Message
 
@@ -278,7 +279,8 @@ async def test_a_silent_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyP
             num_returned=1,
             num_candidates=1,
         )
-        stream = EventStream(generation, chunk_events(generation, builder))
+        request = Request({"type": "http", "app": server.app})
+        stream = EventStream(generation, chunk_events(request, generation, builder))
         await stream({"type": "http", "method": "POST"}, receive, send)
     assert any(part.startswith(b":") for part in parts)
     assert b"".join(parts).endswith(DONE)

@@ -68,7 +68,7 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
     run = ResponseRun(generation, writer, _save(request, body, items))
     if body.background:
         return await run.detached(request)
-    return run.stream() if body.stream else await run.whole(request)
+    return run.stream(request) if body.stream else await run.whole(request)
 
 
 @router.post("/v1/responses/input_tokens")
