@@ -33,6 +33,7 @@ from batching.errors import (
     PoolTooLarge,
     RequestError,
     RequestFailed,
+    SlowReader,
     UnsupportedKVDType,
 )
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
@@ -91,6 +92,7 @@ __all__ = [
     "SchedulerManager",
     "SchedulerStats",
     "SequenceStats",
+    "SlowReader",
     "StepRecord",
     "TokenConstraint",
     "TokenLogprobs",

@@ -30,7 +30,7 @@ def chat_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class ChatLogprobs:
-    """Log probabilities in the format of chat, made anew in each iteration."""
+    """Log probabilities in the format of chat, made again in each iteration."""
 
     token_bytes: TokenBytes
     tokens: Sequence[TokenWithLogprob]
