@@ -11,6 +11,7 @@ from fastapi import Request
 from app.admission.controller import AdmissionController
 from app.batches.runner import BatchRunner
 from app.http.request_context import InFlightRequests
+from app.http.unsent_bytes import UnsentBytes
 from app.observability.machine_room import MachineRoom
 from app.observability.metrics.registry import Metrics
 from app.observability.request_record import RequestRecord
@@ -32,13 +33,11 @@ class RequestThreads:
     prompts: render and tokenize.
     templates: render chat templates that requests bring.
     grammars: compile grammars.
-    responses: write JSON.
     """
 
     prompts: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
     templates: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
     grammars: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
-    responses: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,7 @@ class ServerState:
     batches: runs the batches.
     batch_endpoints: the paths that lines of a batch may be sent to.
     in_flight: the requests for which a shutdown waits.
+    unsent: the large bodies that clients have not read yet.
     storage: stored responses, files and batches; in memory by default.
     detached: the tasks of background responses, by response id.
     started: when the server was started, in seconds since the epoch.
@@ -64,6 +64,7 @@ class ServerState:
     batches: BatchRunner
     batch_endpoints: Sequence[str]
     in_flight: InFlightRequests = field(default_factory=InFlightRequests)
+    unsent: UnsentBytes = field(default_factory=UnsentBytes)
     throughput_log: ThroughputLogger = field(default_factory=ThroughputLogger)
     storage: Storage = field(default_factory=Storage)
     detached: dict[str, asyncio.Task[None]] = field(default_factory=dict)

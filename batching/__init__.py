@@ -35,6 +35,7 @@ from batching.errors import (
     PoolTooLarge,
     RequestError,
     RequestFailed,
+    SlowReader,
     UnsupportedKVDType,
 )
 from batching.interruption import Interruption, interruptible
@@ -96,6 +97,7 @@ __all__ = [
     "SchedulerManager",
     "SchedulerStats",
     "SequenceStats",
+    "SlowReader",
     "StepRecord",
     "TokenConstraint",
     "TokenLogprobs",

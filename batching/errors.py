@@ -8,6 +8,7 @@ EngineError
 │   └── InvalidRequest      a parameter that this model cannot serve
 ├── RequestFailed           the step that served the request raised
 ├── DeadlineExceeded        the deadline of the request has passed
+├── SlowReader              too much is unread, most of it by this request's caller
 ├── EngineStalled           a step takes longer than the step timeout
 ├── EngineStopped           it serves no more requests
 │   └── EngineClosed        since the server shuts down
@@ -94,6 +95,11 @@ class RequestFailed(EngineError):
 class DeadlineExceeded(EngineError):
     def __init__(self) -> None:
         super().__init__("the request's deadline passed before its completion was finished")
+
+
+class SlowReader(EngineError):
+    def __init__(self) -> None:
+        super().__init__("the stream was read too slowly: too many of its tokens were waiting")
 
 
 class EngineStalled(EngineError):

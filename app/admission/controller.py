@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Final
+from typing import Final, Self
 
 from app.admission.service_rate import ServiceRate
 from app.http.client import Client
@@ -174,7 +174,7 @@ class TokenBucket:
 
 
 class AdmissionTicket:
-    """One admitted request; `release` never waits and may be repeated.
+    """One admitted request; `release`, also the end of a `with` block, never waits and may be repeated.
 
     num_waiting_tokens: prompt tokens that are not prefilled yet.
     priority: the priority class in the engine's queue.
@@ -201,6 +201,12 @@ class AdmissionTicket:
         """Count prompt tokens as prefilled, so that they no longer wait."""
         self._controller.num_waiting_tokens -= num_tokens
         self.num_waiting_tokens -= num_tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> bool:
         """Give the place to others; return False if that was done before."""

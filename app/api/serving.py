@@ -27,7 +27,10 @@ from batching import ContextLengthExceeded, DeadlineExceeded, EngineThread, Inva
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 # Tokens for which the way to a worker thread and back costs more than the event loop loses by doing it itself:
 # both take a core from the model for a while.
-_SHORT: Final = 2048
+SHORT: Final = 2048
+# About what one takes as JSON.
+LOGPROB_BYTES: Final = 64
+NUMBER_BYTES: Final = 16
 _TIMEOUT_HEADER: Final = "X-Request-Timeout"
 # Turns of the event loop in which it reads that clients have left, and their requests let go of their places.
 _TURNS: Final = 8
@@ -126,7 +129,7 @@ def _is_quick_to_build(
     asked = (output.grammar, params.logprobs, params.prompt_logprobs, params.allowed_token_ids)
     if any(each is not None for each in asked) or params.bad_words:
         return False
-    return sum(map(len, prompts)) <= _SHORT
+    return sum(map(len, prompts)) <= SHORT
 
 
 async def build_job_async(
@@ -179,19 +182,21 @@ Writer = Callable[[Sequence[ChoiceResult], GenerationSummary], str]
 
 
 async def json_response(
-    request: Request,
-    task: GenerationTask,
-    write: Writer,
+    request: Request, task: GenerationTask, write: Writer, *, num_echoed: int = 0
 ) -> Response:
-    """Return all choices in one JSON response."""
+    """Return all choices in one JSON response.
 
-    async def collected() -> str:
+    num_echoed: characters and tokens of prompts that it repeats.
+    """
+
+    async def collected() -> str | bytes:
         results = await task.collect()
-        if _is_short(results):
+        num_logprobs = sum(map(_num_logprobs, results))
+        num_tokens = num_echoed + sum(len(each.token_ids) for each in results)
+        if num_tokens <= SHORT and not num_logprobs:
             return write(results, task.summary)
-        # It takes a second where many choices have log probabilities.
-        threads = server_state(request).threads.responses
-        return await threads.run(partial(write, results, task.summary))
+        num_bytes = NUMBER_BYTES * num_tokens + LOGPROB_BYTES * num_logprobs
+        return await written(request, partial(write, results, task.summary), num_bytes)
 
     return await respond_whole(task, collected)
 
@@ -200,7 +205,7 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-async def respond_whole(task: Closable, body: Callable[[], Awaitable[str]]) -> Response:
+async def respond_whole(task: Closable, body: Callable[[], Awaitable[str | bytes]]) -> Response:
     """Return a response with the JSON that `body` makes; `task` is closed before the client reads it."""
     try:
         return Response(await body(), media_type="application/json")
@@ -208,10 +213,17 @@ async def respond_whole(task: Closable, body: Callable[[], Awaitable[str]]) -> R
         task.close()
 
 
-def _is_short(results: Sequence[ChoiceResult]) -> bool:
-    if any(result.tokens or result.prompt_logprobs for result in results):
-        return False
-    return sum(len(result.token_ids) for result in results) <= _SHORT
+def _num_logprobs(result: ChoiceResult) -> int:
+    num_alternatives = sum(len(each.logprobs.top) for each in result.tokens)
+    num_alternatives += sum(len(each.top) for each in result.prompt_logprobs)
+    return num_alternatives + len(result.tokens) + len(result.prompt_logprobs)
+
+
+async def written(
+    request: Request, write: Callable[[], str], num_bytes: int | None = None
+) -> bytes:
+    """Write JSON in a worker thread; see `UnsentBytes.write`."""
+    return await server_state(request).unsent.write(lambda: write().encode(), num_bytes)
 
 
 def writer(build: Callable[[Sequence[ChoiceResult], GenerationSummary], BaseModel]) -> Writer:

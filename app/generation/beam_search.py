@@ -39,12 +39,12 @@ class Beam:
         """Return its log probability over a power of its length (Wu et al. 2016, simplified)."""
         return self.logprob / float(max(1, len(self.token_ids)) ** length_penalty)
 
-    def followed_by(
-        self, token_id: int, logprob: float, logprobs: TokenLogprobs, is_end: bool
-    ) -> "Beam":
-        own = TokenLogprobs(logprob, logprobs.top)
+    def followed_by(self, token_id: int, logprobs: TokenLogprobs, is_end: bool) -> "Beam":
         return Beam(
-            (*self.token_ids, token_id), (*self.logprobs, own), self.logprob + logprob, is_end
+            (*self.token_ids, token_id),
+            (*self.logprobs, logprobs),
+            self.logprob + logprobs.logprob,
+            is_end,
         )
 
 
@@ -128,8 +128,13 @@ class BeamSearch:
         )
         ends = self._job.stop_token_ids
         best = nlargest(2 * self._width, steps, key=lambda step: step[0])
+        # A search looks at more alternatives than the request asks for; only those are kept.
+        num_kept = self._job.sampling.logprobs or 0
+        kept = [each.top[:num_kept] for each in logprobs]
         return [
-            beams[index].followed_by(token_id, logprob, logprobs[index], token_id in ends)
+            beams[index].followed_by(
+                token_id, TokenLogprobs(logprob, kept[index]), token_id in ends
+            )
             for _, index, token_id, logprob in best
         ]
 
@@ -168,10 +173,8 @@ class BeamSearch:
     def _result(self, index: int, beam: Beam) -> ChoiceResult:
         """Return a beam as text; what follows a stop string is no part of it."""
         choice = Choice(index, self._engine.model.tokenizer, self._job.text)
-        num_logprobs = self._job.sampling.logprobs or 0
-        logprobs = [TokenLogprobs(each.logprob, each.top[:num_logprobs]) for each in beam.logprobs]
         reason = FinishReason.STOP if beam.is_finished else FinishReason.LENGTH
-        delta = choice.feed(TokenOutput(beam.token_ids, reason, 0, tuple(logprobs)))
+        delta = choice.feed(TokenOutput(beam.token_ids, reason, 0, beam.logprobs))
         assert delta.finish_reason is not None
         events = join_pieces(delta.events)
         return ChoiceResult(index, events, delta.token_ids, delta.tokens, (), delta.finish_reason)

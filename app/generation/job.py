@@ -24,8 +24,9 @@ from batching import (
 
 Number = TypeVar("Number", int, float)
 
-# With their alternatives, of all choices: each takes half a kilobyte until the response is sent.
-MAX_PROMPT_LOGPROBS: Final = 1 << 19
+# Of the prompts of a request, and of its outputs; with their alternatives, in all choices.  Each takes about
+# a hundred bytes until the response is written, and as many in it.
+MAX_LOGPROBS: Final = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +173,10 @@ def _check_prompt_logprobs(prompts: Sequence[Sequence[int]], params: GenerationP
     if params.prompt_logprobs is None:
         return
     number = sum(map(len, prompts)) * params.num_choices * (1 + params.prompt_logprobs)
-    if number > MAX_PROMPT_LOGPROBS:
+    if number > MAX_LOGPROBS:
         message = (
             f"{number} log probabilities of prompt tokens and of their alternatives in all choices are asked "
-            f"for; {MAX_PROMPT_LOGPROBS} are the most"
+            f"for; {MAX_LOGPROBS} are the most"
         )
         raise InvalidRequest("prompt_logprobs", message)
 
@@ -228,12 +229,16 @@ def _max_tokens(
 ) -> int | None:
     """Return the most tokens of one choice; `limit` bounds those of all choices together.
 
-    None is as many as fit in the context.
+    Tokens with log probabilities are bounded by `MAX_LOGPROBS`, too.  None is as many as fit in the context.
 
     Raises:
-        InvalidRequest: the request asks for more than `limit`.
+        InvalidRequest: the request asks for more.
     """
     num_sequences = len(lengths) * params.num_choices
+    num_logprobs, each = _num_logprobs(params), ""
+    if num_logprobs * limit > MAX_LOGPROBS:
+        limit = MAX_LOGPROBS // num_logprobs
+        each = f", each with {num_logprobs} log probabilities,"
     max_tokens = params.max_tokens
     room = max(1, model.max_model_len - max(lengths))
     if max_tokens is None and params.default_max_tokens is not None:
@@ -244,9 +249,16 @@ def _max_tokens(
         longest = max(1, model.max_model_len - min(lengths))
         return None if num_sequences * longest <= limit else max(1, limit // num_sequences)
     if num_sequences * max_tokens > limit:
-        message = f"{num_sequences} choices of {max_tokens} tokens are more than the {limit} "
+        message = f"{num_sequences} choices of {max_tokens} tokens{each} are more than the {limit} "
         raise InvalidRequest("max_tokens", f"{message}that one request may ask for")
     return max_tokens
+
+
+def _num_logprobs(params: GenerationParams) -> int:
+    """Return how many log probabilities come with each token of the output."""
+    if params.logprobs is None:
+        return 0
+    return 1 + (len(set(params.logprob_token_ids)) or params.logprobs)
 
 
 def _constraint(

@@ -42,6 +42,7 @@ from batching import (
     ModelNotFound,
     RequestError,
     RequestFailed,
+    SlowReader,
 )
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ ERROR_SPECS: Final[dict[type[BaseException], ErrorSpec]] = {
     ItemNotFound: ErrorSpec(404),
     ModelNotFound: ErrorSpec(404, code="model_not_found"),
     RequestFailed: ErrorSpec(500, "server_error"),
+    SlowReader: ErrorSpec(503, "server_error", "slow_reader"),
     EngineStopped: ErrorSpec(503, "server_error"),
     EngineClosed: ErrorSpec(503, "server_error", "shutting_down"),
     EngineStalled: ErrorSpec(503, "server_error", "engine_stalled"),

@@ -80,7 +80,8 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle
-        model: TypeAdapter[Any] = TypeAdapter(self.body_field.field_info.annotation)
+        body: Any = self.body_field.field_info.annotation
+        model = TypeAdapter[Any](body)
 
         async def handle_json(request: Request) -> Response:
             try:

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from app.http.error_formats import ErrorReport, openai_error
+from app.http.unsent_bytes import UnsentBytes
 from app.server.connection_limit import TOO_MANY, ConnectionLimit
 
 logger = logging.getLogger(__name__)
@@ -106,13 +107,14 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
     """One connection; as a BufferedProtocol it determines how much is read at once.
 
     Beside asyncio's methods it overrides uvicorn's `on_response_complete`, `send_400_response` and
-    `shutdown`, sets `conn`, `logger` and `ws_protocol_class`, and reads `cycle`, `loop`, `transport`
+    `shutdown`, sets `app`, `conn`, `logger` and `ws_protocol_class`, and reads `cycle`, `loop`, `transport`
     and `timeout_keep_alive_task`.
     """
 
     read_timeout: float
     write_timeout: float
     limit: ConnectionLimit
+    unsent: UnsentBytes
 
     def __init__(
         self,
@@ -142,6 +144,7 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         _notice_dead_peers(transport.get_extra_info("socket"), self.write_timeout)
         # Writing is paused while anything is buffered here, so that the timer covers all of it.
         transport.set_write_buffer_limits(high=0)
+        self.app = self.unsent.in_pieces(self.app, transport.abort)
         self._watch_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -281,15 +284,20 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
 
 
 def protocol_class(
-    *, read_timeout: float, write_timeout: float, limit: ConnectionLimit
+    *, read_timeout: float, write_timeout: float, limit: ConnectionLimit, unsent: UnsentBytes
 ) -> type[Protocol]:
     """Return the class for `uvicorn.Config(http=...)`.
 
     read_timeout: seconds from the connection, or the first byte of a later request, to the whole head.
     write_timeout: seconds within which a client must read some of the buffered data.
-    limit: of all connections of one server.
+    limit, unsent: of all connections of one server.
     """
-    members = {"read_timeout": read_timeout, "write_timeout": write_timeout, "limit": limit}
+    members = {
+        "read_timeout": read_timeout,
+        "write_timeout": write_timeout,
+        "limit": limit,
+        "unsent": unsent,
+    }
     return type("Protocol", (Protocol,), members)
 
 

@@ -117,6 +117,7 @@ class Server(uvicorn.Server):
                         service.metrics.count_rejection,
                         max_lingering=fitting_lingering(num_files),
                     ),
+                    unsent=service.unsent,
                 ),
                 backlog=fitting_backlog(num_files),
                 loop="asyncio",

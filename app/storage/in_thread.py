@@ -21,14 +21,14 @@ async def in_thread(function: Callable[[], T]) -> T:
     thread still writes.
     """
     work = asyncio.ensure_future(anyio.to_thread.run_sync(function))
-    # A scope of anyio would cancel again what waits.
-    with anyio.CancelScope(shield=True):
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        # A scope of anyio that is cancelled would cancel this wait, too.
+        with anyio.CancelScope(shield=True):
             await asyncio.wait([work])
-            work.exception()
-            raise
+        work.exception()
+        raise
 
 
 async def in_pieces(

@@ -14,7 +14,7 @@ from batching.engine.engine_worker import EngineWorker
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.request_checks import check_request
 from batching.engine.stream_router import StreamRouter
-from batching.engine.token_stream import TokenStream
+from batching.engine.token_stream import Backlog, TokenStream
 from batching.errors import DeadlineExceeded, EngineError, EngineStalled, EngineStopped
 from batching.model_info import ModelInfo
 from batching.observer import EngineObserver, SequenceStats
@@ -66,6 +66,7 @@ class EngineThread:
         self._step_timeout = step_timeout
         self._request_ids = itertools.count()
         self._router = StreamRouter(clock())
+        self._backlog = Backlog()
         self._worker = EngineWorker(build, self._router, clock)
 
     def start(self) -> None:
@@ -230,6 +231,7 @@ class EngineThread:
             [_sequence_stats(request, num_choices) for request in requests],
             lambda index, reason: self._release(ids[index], reason),
             None if time_limit is None else loop.time() + time_limit,
+            self._backlog,
         )
         self._router.open(stream, ids)
         try:

@@ -3,11 +3,43 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Self
+from typing import Final, Self
 
-from batching.errors import DeadlineExceeded, EngineError
+from batching.errors import DeadlineExceeded, EngineError, SlowReader
 from batching.observer import SequenceStats
 from batching.request import FinishReason, TokenOutput
+
+# Tokens and log probabilities, of which each takes a hundred bytes and more.
+_MAX_UNREAD: Final = 1 << 22
+
+
+class Backlog:
+    """What the streams of an engine hold that their callers have not read, with one limit for all of it.
+
+    Beyond the limit the stream that holds most ends with SlowReader.  One whose caller reads holds the
+    outputs of a step or two.
+    """
+
+    def __init__(self, max_unread: int = _MAX_UNREAD) -> None:
+        self._max_unread = max_unread
+        self._num_unread: dict[TokenStream, int] = {}
+        self._total = 0
+
+    def add(self, stream: "TokenStream", number: int) -> None:
+        self._num_unread[stream] = self._num_unread.get(stream, 0) + number
+        self._total += number
+        if self._total > self._max_unread:
+            max(self._num_unread, key=self._num_unread.__getitem__).fail(SlowReader())
+
+    def remove(self, stream: "TokenStream", number: int) -> None:
+        # One that was closed since is forgotten.
+        if stream in self._num_unread:
+            self._num_unread[stream] -= number
+            self._total -= number
+
+    def forget(self, stream: "TokenStream") -> None:
+        """Remove all that a stream holds; it is closed, or has dropped that."""
+        self._total -= self._num_unread.pop(stream, 0)
 
 
 class TokenStream:
@@ -26,14 +58,17 @@ class TokenStream:
         sequences: Sequence[SequenceStats],
         release: Callable[[int, FinishReason], None],
         deadline: float | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         """Make the stream of these sequences; the router fills it with `put`.
 
         release: ends a sequence in the engine, given its index and the reason.
         deadline: when the stream raises DeadlineExceeded, in seconds on the event loop's clock; None is
             never.
+        backlog: counts what is unread, but for what is held back; None is one of its own.
         """
         self.sequences = sequences
+        self._backlog = backlog or Backlog()
         self._release = release
         self._deadline = deadline
         self._unfinished = set(range(len(sequences)))
@@ -52,6 +87,8 @@ class TokenStream:
     async def __anext__(self) -> tuple[int, TokenOutput]:
         while self._unfinished:
             index, item = await self._queue.get()
+            if self._held is None and not isinstance(item, EngineError):
+                self._backlog.remove(self, _num_parts(item))
             if self._is_late():
                 # Also where tokens are always there, so that the timer never runs.
                 item = DeadlineExceeded()
@@ -76,8 +113,18 @@ class TokenStream:
         """Abort all unfinished sequences."""
         if self._timer is not None:
             self._timer.cancel()
+        self._backlog.forget(self)
         for index in range(len(self.sequences)):
             self.finish(index, reason)
+
+    def fail(self, error: EngineError) -> None:
+        """Drop what is unread, abort all sequences, and raise the error in place of their next output."""
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._backlog.forget(self)
+        for index in range(len(self.sequences)):
+            self._release(index, FinishReason.ABORT)
+        self.put(next(iter(self._unfinished), 0), error)
 
     def hold_back(self) -> None:
         """Deliver all outputs of a sequence after its first one together with its last one.
@@ -91,6 +138,8 @@ class TokenStream:
         """Add an output of a sequence, or the error that ends it."""
         if self._held is None or isinstance(item, EngineError):
             self._queue.put_nowait((index, item))
+            if not isinstance(item, EngineError):
+                self._backlog.add(self, _num_parts(item))
             return
         held = self._held.setdefault(index, [])
         # The first one tells that the prompt is read.
@@ -102,6 +151,11 @@ class TokenStream:
 
     def _is_late(self) -> bool:
         return self._deadline is not None and asyncio.get_running_loop().time() >= self._deadline
+
+
+def _num_parts(output: TokenOutput) -> int:
+    """Return how many tokens and log probabilities an output has; one without any counts, too."""
+    return 1 + len(output.token_ids) + sum(1 + len(each.top) for each in output.logprobs)
 
 
 def joined(outputs: Sequence[TokenOutput]) -> TokenOutput:

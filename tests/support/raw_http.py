@@ -10,6 +10,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from app.http.unsent_bytes import UnsentBytes
 from app.server.connection_limit import ConnectionLimit
 from app.server.http_protocol import MAX_HEAD_BYTES, protocol_class
 from app.server.uvicorn_server import bind
@@ -113,6 +114,7 @@ def running(
     write_timeout: float = LONG,
     keep_alive: int = int(LONG),
     limit: ConnectionLimit | None = None,
+    unsent: UnsentBytes | None = None,
 ) -> Iterator[Site]:
     """Serve in another thread, on real sockets."""
     config = uvicorn.Config(
@@ -121,6 +123,7 @@ def running(
             read_timeout=read_timeout,
             write_timeout=write_timeout,
             limit=limit or ConnectionLimit(1000),
+            unsent=unsent or UnsentBytes(),
         ),
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         timeout_keep_alive=keep_alive,

@@ -63,10 +63,10 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount:
     """Count the tokens of the prompt that a request becomes."""
     sealer = server_state(request).sealer
-    await take_ticket(request)
-    engine = await engine_for(request, body.model)
-    count = partial(_num_tokens, engine.model, body, sealer)
-    return TokenCount(input_tokens=await server_state(request).threads.prompts.run(count))
+    with await take_ticket(request):
+        engine = await engine_for(request, body.model)
+        count = partial(_num_tokens, engine.model, body, sealer)
+        return TokenCount(input_tokens=await server_state(request).threads.prompts.run(count))
 
 
 # Claude Code looks whether the server can be reached.

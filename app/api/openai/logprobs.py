@@ -1,6 +1,6 @@
 """Log probabilities, in the formats of chat, completions and vLLM."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -8,7 +8,7 @@ from app.api.openai.schemas.logprobs import (
     ChoiceLogprobs,
     CompletionLogprobs,
     PromptLogprob,
-    PromptLogprobs,
+    PromptPosition,
     TokenLogprob,
     TopLogprob,
 )
@@ -22,25 +22,31 @@ _FLOOR: Final = -9999.0
 
 
 def chat_logprobs(
-    token_bytes: TokenBytes, tokens: Iterable[TokenWithLogprob], *, as_ids: bool = False
+    token_bytes: TokenBytes, tokens: Sequence[TokenWithLogprob], *, as_ids: bool = False
 ) -> ChoiceLogprobs:
     """`as_ids` names tokens by their ids."""
+    return ChoiceLogprobs(content=ChatLogprobs(token_bytes, tokens, as_ids), refusal=None)
 
-    def named(token_id: int, logprob: float) -> dict[str, Any]:
-        token = token_bytes(token_id)
-        name = _id_name(token_id) if as_ids else token_name(token)
-        return {"token": name, "bytes": list(token), "logprob": _finite(logprob)}
 
-    return ChoiceLogprobs(
-        content=[
-            TokenLogprob(
-                **named(token.token_id, token.logprobs.logprob),
-                top_logprobs=[TopLogprob(**named(*top)) for top in token.logprobs.top],
+@dataclass(frozen=True, slots=True)
+class ChatLogprobs:
+    """Log probabilities in the format of chat, made again in each iteration."""
+
+    token_bytes: TokenBytes
+    tokens: Sequence[TokenWithLogprob]
+    as_ids: bool = False
+
+    def __iter__(self) -> Iterator[TokenLogprob]:
+        for token in self.tokens:
+            yield TokenLogprob(
+                **self._named(token.token_id, token.logprobs.logprob),
+                top_logprobs=[TopLogprob(**self._named(*top)) for top in token.logprobs.top],
             )
-            for token in tokens
-        ],
-        refusal=None,
-    )
+
+    def _named(self, token_id: int, logprob: float) -> dict[str, Any]:
+        token = self.token_bytes(token_id)
+        name = _id_name(token_id) if self.as_ids else token_name(token)
+        return {"token": name, "bytes": list(token), "logprob": _finite(logprob)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +101,8 @@ def prompt_logprobs(
     token_ids: Sequence[int],
     logprobs: Sequence[TokenLogprobs],
     num_top: int,
-) -> PromptLogprobs:
-    """Return vLLM's form: for each token of a prompt but the first, by id.
+) -> Iterator[PromptPosition]:
+    """Yield vLLM's form: for each token of a prompt but the first, by id.
 
     The token itself comes with the `num_top` most probable ones; its rank is known only among them.
     """
@@ -105,11 +111,10 @@ def prompt_logprobs(
         text = token_name(token_bytes(token_id))
         return str(token_id), PromptLogprob(logprob=_finite(logprob), rank=rank, decoded_token=text)
 
-    entries: PromptLogprobs = [None]
+    yield None
     for token_id, each in zip(token_ids[1:], logprobs, strict=True):
         ranked = [named(*pair, rank) for rank, pair in enumerate(each.top[:num_top], 1)]
-        entries.append(dict([named(token_id, each.logprob, None), *ranked]))
-    return entries
+        yield dict([named(token_id, each.logprob, None), *ranked])
 
 
 def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.metadata import version
 from time import time
@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from app.api.openai.schemas.response_options import ResponseOptions
 from app.api.openai.schemas.usage import PromptProgressChunk, Timings, Usage
-from app.api.serving import json_response, writer
+from app.api.serving import SHORT, json_response, writer, written
 from app.api.sse import EventStream
 from app.generation.choice import Delta
 from app.generation.generation import (
@@ -40,6 +40,10 @@ class ResponseBuilder(Protocol):
     @property
     def options(self) -> ResponseOptions: ...
 
+    @property
+    def num_echoed(self) -> int:
+        """Characters and tokens of prompts that the response repeats, in all choices."""
+
     def first_chunks(self, num_choices: int) -> Iterable[BaseModel]: ...
 
     def progress_chunk(self, progress: PromptProgress) -> BaseModel: ...
@@ -58,18 +62,23 @@ async def respond(
 ) -> Response:
     """Return the response to a request, streamed or not."""
     if stream:
-        return EventStream(chunk_events(generation, builder))
-    return await json_response(request, generation, writer(builder.full_response))
+        return EventStream(chunk_events(request, generation, builder))
+    write = writer(builder.full_response)
+    return await json_response(request, generation, write, num_echoed=builder.num_echoed)
 
 
-async def chunk_events(generation: Generation, builder: ResponseBuilder) -> AsyncIterator[bytes]:
+async def chunk_events(
+    request: Request, generation: Generation, builder: ResponseBuilder
+) -> AsyncIterator[bytes]:
     """Yield the chunks as events, or the error that ended them, and then `[DONE]`."""
     options = builder.options
     text_events = TextEvents(builder)
     try:
         fields = running_fields(generation, options)
-        for chunk in builder.first_chunks(generation.num_choices):
-            yield _event(chunk, fields)
+        first = builder.first_chunks(generation.num_choices)
+        is_long = builder.num_echoed > SHORT
+        for event in await _events(request, first, fields, is_long=is_long):
+            yield event
         async for item in generation:
             if isinstance(item, PromptProgress):
                 yield _event(builder.progress_chunk(item))
@@ -79,8 +88,9 @@ async def chunk_events(generation: Generation, builder: ResponseBuilder) -> Asyn
                 for event in text_events.write(item):
                     yield event
                 continue
-            for chunk in builder.delta_chunks(item):
-                yield _event(chunk, fields)
+            chunks, is_long = builder.delta_chunks(item), _is_long(item, builder)
+            for event in await _events(request, chunks, fields, is_long=is_long):
+                yield event
         for chunk in builder.final_chunks(generation.summary):
             yield _event(chunk)
     except Exception as error:
@@ -124,10 +134,38 @@ class TextEvents:
         return [_event(chunk).split(to_json(self._mark)) for chunk in chunks]
 
 
+def _is_long(delta: Delta, builder: ResponseBuilder) -> bool:
+    """Return whether the chunks of a delta repeat a long prompt, or have many log probabilities."""
+    num_logprobs = sum(1 + len(each.logprobs.top) for each in delta.tokens)
+    num_logprobs += sum(1 + len(each.top) for each in delta.prompt_logprobs)
+    return num_logprobs > SHORT or (delta.is_first and builder.num_echoed > SHORT)
+
+
+async def _events(
+    request: Request,
+    chunks: Iterable[BaseModel],
+    fields: Mapping[str, BaseModel],
+    *,
+    is_long: bool,
+) -> Iterable[bytes]:
+    """Return chunks, which are made as they are iterated, as events; another thread writes long ones."""
+    if is_long:
+        return [await written(request, partial(_frames, chunks, fields))]
+    return (_event(chunk, fields) for chunk in chunks)
+
+
 def _event(chunk: BaseModel, fields: Mapping[str, BaseModel] | None = None) -> bytes:
+    return _frame(chunk, fields).encode()
+
+
+def _frames(chunks: Iterable[BaseModel], fields: Mapping[str, BaseModel]) -> str:
+    return "".join(_frame(chunk, fields) for chunk in chunks)
+
+
+def _frame(chunk: BaseModel, fields: Mapping[str, BaseModel] | None) -> str:
     if fields:
         chunk = chunk.model_copy(update=fields)
-    return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()
+    return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
 
 
 def new_id(prefix: str) -> str:

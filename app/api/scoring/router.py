@@ -1,12 +1,14 @@
 """`POST /v1/score` and `/v1/rerank`, also where vLLM, Jina and Cohere have them."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from app.api.openai.response_builder import new_id
 from app.api.scoring.request import RerankRequest, ScoreRequest
 from app.api.scoring.response import Ranking, ScoreList, ScoringUsage, ranked, score_list
 from app.api.scoring.scorer import Comparison, begin_scoring
-from app.api.serving import admit, engine_for, respond_whole
+from app.api.serving import admit, engine_for, respond_whole, written
 from app.http.json_body import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -49,14 +51,16 @@ async def create_ranking(body: RerankRequest, request: Request) -> Response:
             request, engine, body, comparison, admitted, completion_id=completion_id
         )
 
-    async def respond() -> str:
-        results = ranked(await task.scores(), texts if body.return_documents else None)
+    async def respond() -> bytes:
+        shown = texts if body.return_documents else None
+        results = ranked(await task.scores(), shown)
         ranking = Ranking(
             id=completion_id,
             model=engine.model.model_id,
             usage=ScoringUsage.of(task.usage),
             results=results[: body.top_n or None],
         )
-        return ranking.model_dump_json(exclude_none=True)
+        write = partial(ranking.model_dump_json, exclude_none=True)
+        return await written(request, write, sum(map(len, shown or ())))
 
     return await respond_whole(task, respond)

@@ -96,8 +96,8 @@ async def begin_scoring(
         _check_embeds(model, body)
         reader = input_reader(request, model, body.cut())
         prepare = partial(_compared, reader, embeddings_of(model), comparison)
-    threads = server_state(request).threads
-    plan = await threads.prompts.run(prepare)
+    threads = server_state(request).threads.prompts
+    plan = await threads.run(prepare)
     job = PromptJob(
         completion_id=completion_id,
         model_id=model.model_id,
@@ -107,7 +107,7 @@ async def begin_scoring(
         cache_salt=body.cache_salt,
         group_size=group_size(request),
     )
-    return ScoreTask(PromptTask(engine, job, admitted), plan, threads.responses)
+    return ScoreTask(PromptTask(engine, job, admitted), plan, threads)
 
 
 def _check_embeds(model: ModelInfo, body: ScoringRequest) -> None:

@@ -2,12 +2,13 @@
 
 from functools import partial
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from app.api.chat_template import run_with_template
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.logprobs import TokenBytes, token_name
-from app.api.serving import engine_for, take_ticket
+from app.api.serving import NUMBER_BYTES, engine_for, take_ticket, written
 from app.api.vllm.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -24,34 +25,41 @@ from batching import ModelInfo, check_token_ids
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+@router.post("/tokenize", response_model=TokenizeResponse)
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Return the tokens of a text, or of a conversation."""
-    await take_ticket(request)
-    engine = await engine_for(request, body.model)
-    tokenized = partial(_tokenized, body=body, token_bytes=engine.grammars.token_bytes)
-    return await run_with_template(request, engine.model, body.chat_template, tokenized)
+    with await take_ticket(request):
+        engine = await engine_for(request, body.model)
+        tokenized = partial(_tokenized, body=body, token_bytes=engine.grammars.token_bytes)
+        answer = await run_with_template(request, engine.model, body.chat_template, tokenized)
+        return await _response(request, answer, NUMBER_BYTES * len(answer.tokens))
 
 
-@router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
+@router.post("/detokenize", response_model=DetokenizeResponse)
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Return the text of tokens, special ones included."""
-    await take_ticket(request)
-    engine = await engine_for(request, body.model)
-    check_token_ids(engine.model, "tokens", body.tokens)
-    text = await server_state(request).threads.prompts.run(
-        partial(engine.model.tokenizer.decode, body.tokens)
-    )
-    return DetokenizeResponse(prompt=text)
+    with await take_ticket(request):
+        engine = await engine_for(request, body.model)
+        check_token_ids(engine.model, "tokens", body.tokens)
+        decode = partial(engine.model.tokenizer.decode, body.tokens)
+        text = await server_state(request).threads.prompts.run(decode)
+        return await _response(request, DetokenizeResponse(prompt=text), len(text))
 
 
-@router.post("/v1/chat/completions/render")
-async def render_chat(body: ChatCompletionRequest, request: Request) -> RenderedPrompt:
+@router.post("/v1/chat/completions/render", response_model=RenderedPrompt)
+async def render_chat(body: ChatCompletionRequest, request: Request) -> Response:
     """Return the prompt that a chat request becomes, without answering it."""
-    await take_ticket(request)
-    engine = await engine_for(request, body.model)
-    rendered = partial(_rendered, body=body)
-    return await run_with_template(request, engine.model, body.chat_template, rendered)
+    with await take_ticket(request):
+        engine = await engine_for(request, body.model)
+        rendered = partial(_rendered, body=body)
+        answer = await run_with_template(request, engine.model, body.chat_template, rendered)
+        num_bytes = len(answer.prompt) + NUMBER_BYTES * len(answer.tokens)
+        return await _response(request, answer, num_bytes)
+
+
+async def _response(request: Request, answer: BaseModel, num_bytes: int) -> Response:
+    body = await written(request, answer.model_dump_json, num_bytes)
+    return Response(body, media_type="application/json")
 
 
 def _tokenized(

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import anyio
 import pytest
+from fastapi import Request
 from sse_starlette.sse import AppStatus
 from starlette.types import Message
 
@@ -18,7 +19,9 @@ from app.api.openai.schemas.response_options import ResponseOptions
 from app.api.sse import EventStream
 from app.generation.job import GenerationParams, build_job
 from app.generation.submit import submit
+from batching.engine.token_stream import Backlog
 from tests.support.speaker import (
+    ENDLESS_BLOCKS,
     MODEL_ID,
     Breaking,
     ByteTokenizer,
@@ -247,6 +250,36 @@ async def test_a_response_that_is_cancelled_ends_its_request(stream: bool) -> No
         assert await server.num_unfinished() == 0
 
 
+class ReadsLate(Client):
+    """Takes no event but the first until it is told to."""
+
+    def __init__(self, path: str, **fields: Any) -> None:
+        super().__init__(path, **fields)
+        self.may_read = asyncio.Event()
+
+    async def send(self, message: Message) -> None:
+        await super().send(message)
+        if message.get("body"):
+            await self.may_read.wait()
+
+
+async def test_a_stream_that_is_not_read_holds_only_so_many_tokens() -> None:
+    async with served(None, num_blocks=ENDLESS_BLOCKS) as server:
+        server.engine._backlog = Backlog(max_unread=40)
+        client = ReadsLate("/v1/completions", stream=True, max_tokens=1000)
+        response = asyncio.create_task(server.app(client.scope, client.receive, client.send))
+        await client.got_event.wait()
+        while await server.num_unfinished():
+            pass
+        client.may_read.set()
+        await response
+    *_, error, done, _ = b"".join(message.get("body", b"") for message in client.sent).split(
+        b"\n\n"
+    )
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "slow_reader"
+    assert done + b"\n\n" == DONE
+
+
 async def test_streams_go_on_when_the_server_is_asked_to_stop() -> None:
     assert not AppStatus.enable_automatic_graceful_drain
 
@@ -278,7 +311,8 @@ async def test_a_silent_stream_says_that_it_is_alive(monkeypatch: pytest.MonkeyP
             num_returned=1,
             num_candidates=1,
         )
-        stream = EventStream(chunk_events(generation, builder))
+        request = Request({"type": "http", "app": server.app})
+        stream = EventStream(chunk_events(request, generation, builder))
         await stream({"type": "http", "method": "POST"}, receive, send)
     assert any(part.startswith(b":") for part in parts)
     assert b"".join(parts).endswith(DONE)

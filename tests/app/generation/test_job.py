@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.generation.job import GenerationParams, build_job, sampling_params
-from batching import ModelInfo, SamplingDefaults, SamplingParams
+from app.generation import job as job_module
+from app.generation.job import GenerationJob, GenerationParams, build_job, sampling_params
+from batching import InvalidRequest, ModelInfo, SamplingDefaults, SamplingParams
 from tests.support.speaker import END, MODEL_ID, ByteTokenizer, speaking_manager
 
 SILENT = ModelInfo("m", ByteTokenizer(), frozenset({END}), END + 1, 128)
@@ -58,3 +59,45 @@ def test_max_tokens_are_clamped_to_context_and_server(
     finally:
         manager.close()
     assert job.max_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        (GenerationParams(), None),
+        (GenerationParams(logprobs=0), None),
+        # Less than the context: 2,048 tokens and a token of prompt.
+        (GenerationParams(logprobs=3), 1024),
+        (GenerationParams(logprobs=3, num_choices=4), 256),
+        (GenerationParams(logprobs=1, logprob_token_ids=[1, 2, 2, 3]), 1024),
+        (GenerationParams(logprobs=3, max_tokens=1024), 1024),
+        (GenerationParams(logprobs=3, max_tokens=2000, clamp_max_tokens=True), 1024),
+    ],
+)
+def test_log_probabilities_of_outputs_bound_their_tokens(
+    monkeypatch: pytest.MonkeyPatch, params: GenerationParams, expected: int | None
+) -> None:
+    """Where the request does not say how many tokens it wants, it gets fewer."""
+    monkeypatch.setattr(job_module, "MAX_LOGPROBS", 4096)
+    assert built(params).max_tokens == expected
+
+
+def test_more_log_probabilities_than_that_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "MAX_LOGPROBS", 4096)
+    with pytest.raises(InvalidRequest) as caught:
+        built(GenerationParams(logprobs=3, max_tokens=1025))
+    assert caught.value.param == "max_tokens"
+    assert str(caught.value) == (
+        "1 choices of 1025 tokens, each with 4 log probabilities, are more than the 1024 "
+        "that one request may ask for"
+    )
+
+
+def built(params: GenerationParams) -> GenerationJob:
+    manager = speaking_manager()
+    try:
+        return build_job(
+            manager.get(MODEL_ID), [[1]], params, completion_id="c", max_output_tokens=4096
+        )
+    finally:
+        manager.close()

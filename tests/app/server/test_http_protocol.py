@@ -15,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from app.http.unsent_bytes import UnsentBytes
 from app.server.connection_limit import ConnectionLimit
 from app.server.http_protocol import MAX_HEAD_BYTES, Protocol, protocol_class
 from tests.support.raw_http import GET, LAST_GET, LONG, SHORT, running, split, timers_have_fired
@@ -342,7 +343,12 @@ def connected(
     with ours, theirs:
         transport = FakeTransport(ours, list(sizes))
         config = uvicorn.Config(app, log_config=None)
-        made = protocol_class(read_timeout=read_timeout, write_timeout=0, limit=ConnectionLimit(1))
+        made = protocol_class(
+            read_timeout=read_timeout,
+            write_timeout=0,
+            limit=ConnectionLimit(1),
+            unsent=UnsentBytes(),
+        )
         protocol = made(config, ServerState(), {})
         protocol.connection_made(transport)
         yield transport, protocol

@@ -12,7 +12,7 @@ from batching.config import SchedulerConfig
 from batching.engine.engine_thread import EngineThread
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.stream_router import StreamRouter
-from batching.engine.token_stream import TokenStream
+from batching.engine.token_stream import Backlog, TokenStream
 from batching.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -23,6 +23,7 @@ from batching.errors import (
     InvalidRequest,
     ModelLoadError,
     RequestFailed,
+    SlowReader,
 )
 from batching.observer import NewTokens, Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
@@ -305,6 +306,48 @@ async def test_a_stream_with_tokens_always_ready_ends_at_its_deadline_too() -> N
     with pytest.raises(DeadlineExceeded):
         await anext(stream)
     assert released == [(0, FinishReason.TIMEOUT)]
+
+
+async def test_the_stream_that_holds_most_ends_when_too_much_is_unread() -> None:
+    backlog, released = Backlog(max_unread=12), list[tuple[int, FinishReason]]()
+    read = TokenStream([new_sequence()], lambda *_: None, backlog=backlog)
+    slow = TokenStream(
+        [new_sequence(), new_sequence()], lambda *ended: released.append(ended), backlog=backlog
+    )
+    one = TokenOutput((1,), None, 0)
+    with_logprobs = one._replace(logprobs=(TokenLogprobs(-1.0, ((2, -2.0), (3, -3.0))),))
+    for _ in range(20):
+        read.put(0, one)
+        assert await anext(read) == (0, one)
+    for _ in range(2):
+        slow.put(0, with_logprobs)
+    read.put(0, one)
+    assert released == []
+    read.put(0, one)
+    assert released == [(0, FinishReason.ABORT), (1, FinishReason.ABORT)]
+    with pytest.raises(SlowReader):
+        await anext(slow)
+    for _ in range(2):
+        assert await anext(read) == (0, one)
+
+
+async def test_a_stream_that_is_closed_holds_nothing() -> None:
+    backlog = Backlog(max_unread=4)
+    first, second = (
+        TokenStream([new_sequence()], lambda *_: None, backlog=backlog) for _ in range(2)
+    )
+    one = TokenOutput((1,), None, 0)
+    # Its caller is woken up for an output when it is closed.
+    waiting = asyncio.ensure_future(anext(first))
+    await asyncio.sleep(0)
+    first.put(0, one)
+    first.close()
+    with pytest.raises(StopAsyncIteration):
+        await waiting
+    for _ in range(2):
+        second.put(0, one)
+    for _ in range(2):
+        assert await anext(second) == (0, one)
 
 
 async def test_what_is_held_back_comes_with_the_last_output_and_not_before_an_error() -> None:

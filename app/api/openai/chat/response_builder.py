@@ -45,6 +45,10 @@ class ChatResponseBuilder:
     token_bytes: TokenBytes
     calls: CallWriter = field(default_factory=CallWriter)
 
+    @property
+    def num_echoed(self) -> int:
+        return len(self.prompt) if self.options.return_token_ids else 0
+
     def first_chunks(self, num_choices: int) -> Iterator[ChatChunk]:
         delta = ChatDelta(role="assistant", content="")
         for index in range(num_choices):
@@ -155,7 +159,7 @@ class ChatResponseBuilder:
     def _logprobs(self, tokens: Iterable[TokenWithLogprob]) -> ChoiceLogprobs | None:
         if not self.include_logprobs:
             return None
-        visible = (t for t in tokens if self.include_reasoning or not t.is_reasoning)
+        visible = [t for t in tokens if self.include_reasoning or not t.is_reasoning]
         as_ids = self.options.return_tokens_as_token_ids
         return chat_logprobs(self.token_bytes, visible, as_ids=as_ids)
 

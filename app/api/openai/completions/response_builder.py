@@ -47,6 +47,12 @@ class CompletionResponseBuilder:
     token_bytes: TokenBytes
     num_logprobs: int | None = None
 
+    @property
+    def num_echoed(self) -> int:
+        num_characters = sum(len(each.text) for each in self.echoed)
+        num_tokens = sum(map(len, self.prompts)) if self.options.return_token_ids else 0
+        return self.num_returned * (num_characters + num_tokens)
+
     def first_chunks(self, num_choices: int) -> Iterator[Completion]:
         return iter(())
 
@@ -59,7 +65,7 @@ class CompletionResponseBuilder:
         choices = list(self._delta_choices(delta))
         if delta.is_first and self.options.return_token_ids:
             choices[0].prompt_token_ids = self._prompt(delta.index)
-        return map(self._chunk, choices)
+        yield from map(self._chunk, choices)
 
     def _delta_choices(self, delta: Delta) -> Iterator[CompletionChoice]:
         echo = self._echo(delta.index)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
@@ -23,6 +24,9 @@ from app.server_state import server_state
 from batching import EngineThread, InvalidRequest, ModelInfo
 
 router = APIRouter(route_class=JsonRoute)
+
+# Characters and tokens of all prompts, in all choices; in JSON a character has up to six bytes.
+MAX_ECHOED: Final = 1 << 22
 
 
 @router.post("/v1/completions", response_model=Completion, responses=EVENT_RESPONSES)
@@ -58,7 +62,12 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 def _builder(
     engine: EngineThread, job: GenerationJob, body: CompletionRequest
 ) -> CompletionResponseBuilder:
-    return CompletionResponseBuilder(
+    """Return what writes the response.
+
+    Raises:
+        InvalidRequest: the choices repeat more of the prompts than `MAX_ECHOED`.
+    """
+    builder = CompletionResponseBuilder(
         common_fields=common_fields(job.completion_id, engine.model.model_id),
         options=body,
         prompts=job.prompts,
@@ -68,6 +77,13 @@ def _builder(
         token_bytes=engine.grammars.token_bytes,
         num_logprobs=body.logprobs,
     )
+    if builder.num_echoed > MAX_ECHOED:
+        message = (
+            f"{builder.num_echoed} characters and tokens of prompts are repeated in all choices; "
+            f"{MAX_ECHOED} are the most"
+        )
+        raise InvalidRequest("echo" if body.echo else "return_token_ids", message)
+    return builder
 
 
 def _prompts(model: ModelInfo, body: CompletionRequest, max_tokens: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ from app.api.openai.embeddings.request import EmbeddingRequest
 from app.api.openai.embeddings.response import EmbeddingList, embedding_list
 from app.api.openai.response_builder import new_id
 from app.api.pooling import embeddings_of, group_size, input_reader, prompted
-from app.api.serving import admit, engine_for, respond_whole
+from app.api.serving import NUMBER_BYTES, admit, engine_for, respond_whole, written
 from app.generation.prompt_task import PromptJob, PromptTask
 from app.http.json_body import JsonRoute
 from app.prompts.inputs import InputReader
@@ -41,12 +41,13 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
         )
         task = PromptTask(engine, job, admitted)
 
-    async def respond() -> str:
+    async def respond() -> bytes:
         outputs = await task.collect()
         vectors = [output.embedding for output in outputs if output.embedding is not None]
         as_base64 = body.encoding_format == "base64"
         write = partial(embedding_list, model.model_id, vectors, task.usage, as_base64=as_base64)
-        return await threads.responses.run(lambda: write().model_dump_json())
+        num_bytes = NUMBER_BYTES * sum(map(len, vectors))
+        return await written(request, lambda: write().model_dump_json(), num_bytes)
 
     return await respond_whole(task, respond)
 

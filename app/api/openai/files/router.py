@@ -9,7 +9,7 @@ from starlette.responses import FileResponse
 
 from app.api.openai.files.schemas import UPLOAD_FORM, DeletedFile, FileList, FileObject
 from app.api.openai.files.upload import receive_file
-from app.api.serving import client_of
+from app.api.serving import client_of, written
 from app.http.errors import CLIENT_CLOSED_REQUEST
 from app.http.rejections import NotFound
 from app.server_state import server_state
@@ -49,8 +49,8 @@ async def list_files(
     if after is not None and await in_thread(partial(files.get, owner, after)) is None:
         raise InvalidRequest("after", "there is no file with this id")
     page = partial(files.page, owner, after=after, limit=limit, order=order, purpose=purpose)
-    # Also the writing: with the most files it is as much as 17 MB.
-    body = await in_thread(lambda: FileList.of(page()).model_dump_json())
+    # With the most files it is as much as 17 MB.
+    body = await written(request, lambda: FileList.of(page()).model_dump_json())
     return Response(body, media_type="application/json")
 
 

@@ -37,7 +37,10 @@ class OutputOptions:
 
 
 class OutputWriter:
-    """Turns generated text into items, of which at most the last one is open."""
+    """Turns generated text into items, of which at most the last one is open.
+
+    num_logprobs: of all tokens so far, and of their alternatives.
+    """
 
     def __init__(self, options: OutputOptions) -> None:
         self._options = options
@@ -45,10 +48,12 @@ class OutputWriter:
         self._kind: object = None
         self._tokens: list[TokenWithLogprob] = []
         self.items: list[OutputItem] = []
+        self.num_logprobs = 0
 
     def feed(self, delta: Delta) -> Iterator[Event]:
         """Yield the events of what is new; the one with a finish reason ends the last item."""
         self._tokens += [token for token in delta.tokens if not token.is_reasoning]
+        self.num_logprobs += sum(1 + len(token.logprobs.top) for token in delta.tokens)
         for event in delta.events:
             yield from self._write(event)
         if delta.finish_reason is not None:

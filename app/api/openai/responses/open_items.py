@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from app.api.openai.custom_input import CustomInput
-from app.api.openai.logprobs import TokenBytes, chat_logprobs
+from app.api.openai.logprobs import ChatLogprobs, TokenBytes
 from app.api.openai.responses.input_items import new_item_id
 from app.api.openai.responses.output_items import (
     CustomToolCall,
@@ -70,17 +70,17 @@ class OpenMessage:
     def _part(self) -> OutputText:
         part = OutputText(type="output_text", text="".join(self._text), annotations=[])
         if self._token_bytes is not None:
-            part.logprobs = chat_logprobs(self._token_bytes, self._tokens).content
+            # Events are written when more tokens have come.
+            part.logprobs = ChatLogprobs(self._token_bytes, tuple(self._tokens))
         return part
 
-    def _short_logprobs(self, tokens: Sequence[TokenWithLogprob]) -> list[dict[str, Any]]:
-        """Return log probabilities as events have them, without bytes."""
-        if self._token_bytes is None:
-            return []
-        return [
-            each.model_dump(exclude={"bytes": True, "top_logprobs": {"__all__": {"bytes"}}})
-            for each in chat_logprobs(self._token_bytes, tokens).content
-        ]
+    def _short_logprobs(self, tokens: Sequence[TokenWithLogprob]) -> Iterator[dict[str, Any]]:
+        """Yield log probabilities as events have them, without bytes."""
+        if self._token_bytes is not None:
+            for each in ChatLogprobs(self._token_bytes, tokens):
+                yield each.model_dump(
+                    exclude={"bytes": True, "top_logprobs": {"__all__": {"bytes"}}}
+                )
 
 
 def _last_that_spell(

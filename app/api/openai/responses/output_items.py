@@ -5,9 +5,9 @@ Only the fields that are set are sent.
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from app.api.openai.schemas.logprobs import TokenLogprob
+from app.api.openai.schemas.logprobs import TokenLogprobs
 from app.observability.request_record import TokenUsage
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -20,7 +20,7 @@ class OutputText(BaseModel):
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[Any] = []
-    logprobs: list[TokenLogprob] = []
+    logprobs: TokenLogprobs = Field(default_factory=list)
 
 
 class SummaryText(BaseModel):

@@ -1,8 +1,8 @@
 """One response from its beginning to its end: the response object, and the events of a stream."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import time
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
 from pydantic_core import to_json
@@ -17,19 +17,32 @@ from app.api.openai.responses.output_items import (
     ResponseStatus,
     ResponseUsage,
 )
+from app.api.serving import LOGPROB_BYTES
 from app.generation.choice import Delta
 from app.generation.generation import GenerationSummary
 from batching import FinishReason
 
+# Beyond it another thread writes events.
+_LONG_BYTES: Final = 64 << 10
+
+
+class EncodedEvent(NamedTuple):
+    """An event but for its number; `members` are those of its JSON object, with a comma between them."""
+
+    kind: str
+    members: bytes
+
 
 class ResponseWriter:
-    """Makes the events of a response; they are numbered when they are encoded for a stream."""
+    """Makes the events of a response; they are numbered when they are sent in a stream."""
 
     def __init__(self, response: ResponseObject, options: OutputOptions) -> None:
         self.response = response
         # A ping may come while the end is being stored.
         self._in_progress = response.model_copy(update={"status": "in_progress"})
         self._output = OutputWriter(options)
+        echoed = to_json([response.tools, response.text, response.metadata])
+        self._num_echoed = len(response.instructions or "") + len(echoed)
         self._num_events = 0
         self._is_cut = False
 
@@ -56,15 +69,30 @@ class ResponseWriter:
         self.response.error = error
         return [self._lifecycle("failed")]
 
-    def encode(self, events: Sequence[Event]) -> bytes:
-        """Return the frames of a stream."""
-        frames = (self._numbered(event) for event in events)
-        return b"".join(b"event: %b\ndata: %b\n\n" % (n.encode(), data) for n, data in frames)
+    @property
+    def num_bytes(self) -> int:
+        """About how long the response is so far, but for its text."""
+        return self._num_echoed + LOGPROB_BYTES * self._output.num_logprobs
+
+    def is_long(self, events: Sequence[Event]) -> bool:
+        """Return whether writing events takes long: they repeat all of a long response."""
+        repeats = any(kind != "output_text.delta" for kind, _ in events)
+        return repeats and self.num_bytes > _LONG_BYTES
+
+    def encode(self, events: Sequence[Event]) -> list[EncodedEvent]:
+        """Write events as JSON, also in another thread."""
+        return [EncodedEvent(kind, _members(fields)) for kind, fields in events]
+
+    def frames(self, events: Sequence[EncodedEvent]) -> bytes:
+        """Return the frames of a stream, numbered."""
+        numbered = map(self._numbered, events)
+        return b"".join(b"event: %b\ndata: %b\n\n" % each for each in numbered)
 
     def ping(self) -> ServerSentEvent:
         """Return an event that says only that the response is still in progress."""
-        name, data = self._numbered(("in_progress", {"response": self._in_progress}))
-        return ServerSentEvent(data.decode(), event=name, sep="\n")
+        (event,) = self.encode([("in_progress", {"response": self._in_progress})])
+        name, data = self._numbered(event)
+        return ServerSentEvent(data.decode(), event=name.decode(), sep="\n")
 
     def _finish(self, status: ResponseStatus) -> None:
         self.response.status = status
@@ -73,13 +101,19 @@ class ResponseWriter:
     def _lifecycle(self, kind: str) -> Event:
         return kind, {"response": self.response}
 
-    def _numbered(self, event: Event) -> tuple[str, bytes]:
-        kind, fields = event
-        name = f"response.{kind}"
-        data = {"type": name, "sequence_number": self._num_events}
+    def _numbered(self, event: EncodedEvent) -> tuple[bytes, bytes]:
+        """Return the type of an event, and its data."""
+        name = f"response.{event.kind}".encode()
+        data = b'{"type":"%b","sequence_number":%d,%b}' % (name, self._num_events, event.members)
         self._num_events += 1
-        return name, to_json(data | {key: _plain(value) for key, value in fields.items()})
+        return name, data
 
 
-def _plain(value: Any) -> Any:
-    return value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
+def _members(fields: Mapping[str, Any]) -> bytes:
+    return b",".join(to_json(name) + b":" + _json(value) for name, value in fields.items())
+
+
+def _json(value: Any) -> bytes:
+    if isinstance(value, BaseModel):
+        return value.model_dump_json(exclude_unset=True).encode()
+    return to_json(value)

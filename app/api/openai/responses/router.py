@@ -67,24 +67,24 @@ async def create_response(body: ResponseRequest, request: Request) -> Response:
     run = ResponseRun(generation, writer, _save(request, body, items))
     if body.background:
         return await run.detached(request)
-    return run.stream() if body.stream else await run.whole(request)
+    return run.stream(request) if body.stream else await run.whole(request)
 
 
 @router.post("/v1/responses/input_tokens")
 async def count_input_tokens(body: ResponseRequest, request: Request) -> InputTokens:
     """Count the tokens of the prompt that a request becomes."""
-    await take_ticket(request)
-    engine = await engine_for(request, body.model)
-    model = engine.model
-    try:
-        conversation = _conversation(request, body, await _all_items(request, body))
-        prompt = await server_state(request).threads.prompts.run(
-            lambda: chat_prompt(model, conversation(), message_format(model))
-        )
-    except InvalidRequest as error:
-        _rename(error)
-        raise
-    return InputTokens(input_tokens=len(prompt.token_ids))
+    with await take_ticket(request):
+        engine = await engine_for(request, body.model)
+        model = engine.model
+        try:
+            conversation = _conversation(request, body, await _all_items(request, body))
+            prompt = await server_state(request).threads.prompts.run(
+                lambda: chat_prompt(model, conversation(), message_format(model))
+            )
+        except InvalidRequest as error:
+            _rename(error)
+            raise
+        return InputTokens(input_tokens=len(prompt.token_ids))
 
 
 async def _all_items(request: Request, body: ResponseRequest) -> list[InputItem]:

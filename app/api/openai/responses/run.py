@@ -3,14 +3,15 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from fastapi import Request, Response
 
 from app.api.openai.responses.open_items import Event
 from app.api.openai.responses.output_items import ResponseError, ResponseObject
-from app.api.openai.responses.response_writer import ResponseWriter
-from app.api.serving import respond_whole
+from app.api.openai.responses.response_writer import EncodedEvent, ResponseWriter
+from app.api.serving import respond_whole, written
 from app.api.sse import EventStream
 from app.generation.choice import Delta
 from app.generation.generation import Generation
@@ -38,8 +39,8 @@ class ResponseRun:
         self._writer = writer
         self._save = save
 
-    def stream(self) -> Response:
-        return EventStream(self._frames(), self._writer.ping)
+    def stream(self, request: Request) -> Response:
+        return EventStream(self._frames(request), self._writer.ping)
 
     async def whole(self, request: Request) -> Response:
         """Return the response when it is complete.
@@ -48,11 +49,10 @@ class ResponseRun:
             EngineError: the engine failed.
         """
 
-        async def complete() -> str:
+        async def complete() -> bytes:
             async for _ in self._steps():
                 pass
-            # Log probabilities take a moment.
-            return await server_state(request).threads.responses.run(self._body)
+            return await written(request, self._body, self._writer.num_bytes)
 
         return await respond_whole(self._generation, complete)
 
@@ -80,7 +80,7 @@ class ResponseRun:
     async def _run(self, in_flight: InFlightRequests) -> None:
         """Generate to the end; the store has what becomes of it."""
         with in_flight.counting("a response in the background"):
-            steps = self._written(len)
+            steps = self._written(_ignore)
             await anext(steps)
             await self._save_if_possible()
             async for _ in steps:
@@ -96,22 +96,28 @@ class ResponseRun:
         except OSError as error:
             _log_unstored(error)
 
-    async def _frames(self) -> AsyncIterator[bytes]:
-        async for frames in self._written(self._writer.encode):
-            if frames:
-                yield frames
+    async def _frames(self, request: Request) -> AsyncIterator[bytes]:
+        async def encode(events: Sequence[Event]) -> Sequence[EncodedEvent]:
+            if not self._writer.is_long(events):
+                return self._writer.encode(events)
+            unsent = server_state(request).unsent
+            return await unsent.write(partial(self._writer.encode, events), self._writer.num_bytes)
 
-    async def _written(self, write: Callable[[Sequence[Event]], T]) -> AsyncIterator[T]:
+        async for events in self._written(encode):
+            if events:
+                yield self._writer.frames(events)
+
+    async def _written(self, write: Callable[[Sequence[Event]], Awaitable[T]]) -> AsyncIterator[T]:
         """Write the events of each step, or of the error that ended them."""
         try:
             async for events in self._steps():
-                yield write(events)
+                yield await write(events)
         except Exception as error:
             message = stream_error_report(error).message
             reason = ResponseError(code="server_error", message=message)
             failed = self._writer.fail(reason)
             await self._save_if_possible()
-            yield write(failed)
+            yield await write(failed)
 
     async def _steps(self) -> AsyncIterator[Sequence[Event]]:
         yield self._writer.begin()
@@ -121,6 +127,10 @@ class ResponseRun:
         last = self._writer.end(self._generation.summary)
         await self._save_if_possible()
         yield last
+
+
+async def _ignore(events: Sequence[Event]) -> None:
+    """Write nothing."""
 
 
 def _log_unstored(error: OSError) -> None:

@@ -65,7 +65,11 @@ class OwnResponses:
         Raises:
             NotFound: the client has none with this id.
         """
-        if (stored := await self._find(response_id)) is None:
+        return await anyio.to_thread.run_sync(self.read, response_id)
+
+    def read(self, response_id: str) -> StoredResponse:
+        """Do what `get` does; blocking."""
+        if (stored := self._store.get(self._owner, response_id)) is None:
             raise NotFound(f"Response with id '{response_id}' not found.")
         return stored
 
@@ -86,9 +90,6 @@ class OwnResponses:
             return resolver.resolved(previous_id, items)
 
         return await anyio.to_thread.run_sync(resolve)
-
-    async def _find(self, response_id: str) -> StoredResponse | None:
-        return await anyio.to_thread.run_sync(self._store.get, self._owner, response_id)
 
 
 class _Resolver:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
-import anyio
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from app.api.openai.responses.output_items import ResponseError, ResponseObject
 from app.api.openai.responses.stored import OwnResponses
+from app.api.serving import written
 from app.server_state import server_state
 from batching import InvalidRequest
 
@@ -44,7 +44,7 @@ async def retrieve_response(
     response = await _current(request, response_id)
     if stream:
         raise InvalidRequest("stream", "a stored response is not streamed")
-    return _json(response)
+    return response
 
 
 @router.delete("", response_model=DeletedResponse)
@@ -62,7 +62,9 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     """End a response that is generated in the background; a finished one stays as it is."""
     own = OwnResponses(request)
     stored = await own.get(response_id)
-    if not json.loads(stored.body)["background"]:
+    # One that is complete may be long.
+    response = await server_state(request).unsent.write(partial(json.loads, stored.body))
+    if not response["background"]:
         raise InvalidRequest("response_id", "Cannot cancel a synchronous response.")
     if await _stop(request, response_id) or stored.is_elsewhere:
         stored = await own.get(response_id)
@@ -70,7 +72,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
             response = ResponseObject.model_validate_json(stored.body)
             response.status = "cancelled"
             await own.put(response, partial(str, stored.input))
-    return _json(await _current(request, response_id))
+    return await _current(request, response_id)
 
 
 @router.get("/input_items", response_model=InputItemList)
@@ -80,18 +82,22 @@ async def list_input_items(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
     after: str | None = None,
-) -> InputItemList:
+) -> Response:
     """List the items that a stored response responds to, the last one first."""
-    stored = await OwnResponses(request).get(response_id)
-    items: list[dict[str, Any]] = await anyio.to_thread.run_sync(json.loads, stored.input)
-    rest = _after(items if order == "asc" else items[::-1], after)
-    page = rest[:limit]
-    return InputItemList(
-        data=page,
-        first_id=page[0]["id"] if page else "",
-        last_id=page[-1]["id"] if page else "",
-        has_more=len(rest) > limit,
-    )
+    own = OwnResponses(request)
+
+    def page() -> str:
+        items: list[dict[str, Any]] = json.loads(own.read(response_id).input)
+        rest = _after(items if order == "asc" else items[::-1], after)
+        page = rest[:limit]
+        return InputItemList(
+            data=page,
+            first_id=page[0]["id"] if page else "",
+            last_id=page[-1]["id"] if page else "",
+            has_more=len(rest) > limit,
+        ).model_dump_json()
+
+    return Response(await written(request, page), media_type="application/json")
 
 
 def _after(items: Sequence[dict[str, Any]], after: str | None) -> Sequence[dict[str, Any]]:
@@ -103,7 +109,7 @@ def _after(items: Sequence[dict[str, Any]], after: str | None) -> Sequence[dict[
     raise InvalidRequest("after", "there is no item with this id")
 
 
-async def _current(request: Request, response_id: str) -> ResponseObject:
+async def _current(request: Request, response_id: str) -> Response:
     """Return a response; an unfinished one that nothing works on was lost with its server.
 
     Raises:
@@ -111,17 +117,18 @@ async def _current(request: Request, response_id: str) -> ResponseObject:
     """
     # Looked up first: work that ends while the response is read has not lost it.
     is_worked_on = response_id in server_state(request).detached
-    stored = await OwnResponses(request).get(response_id)
-    response = await anyio.to_thread.run_sync(ResponseObject.model_validate_json, stored.body)
-    if not (stored.is_finished or is_worked_on or stored.is_elsewhere):
+    own = OwnResponses(request)
+
+    def read() -> str:
+        stored = own.read(response_id)
+        if stored.is_finished or is_worked_on or stored.is_elsewhere:
+            return stored.body
+        response = ResponseObject.model_validate_json(stored.body)
         response.status = "failed"
         response.error = ResponseError(code="server_error", message=_LOST)
-    return response
+        return response.model_dump_json(exclude_unset=True)
 
-
-def _json(response: ResponseObject) -> Response:
-    body = response.model_dump_json(exclude_unset=True)
-    return Response(body, media_type="application/json")
+    return Response(await written(request, read), media_type="application/json")
 
 
 async def _stop(request: Request, response_id: str) -> bool:

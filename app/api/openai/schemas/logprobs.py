@@ -1,6 +1,13 @@
-"""Log probabilities of tokens, in responses."""
+"""Log probabilities of tokens, in responses.
 
-from pydantic import BaseModel
+Those of a long output are hundreds of thousands.  As models all together they take ten times the memory of
+their JSON, so each is made while it is written.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import BaseModel, PlainSerializer, SkipValidation
 
 
 class TopLogprob(BaseModel):
@@ -15,10 +22,17 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
+TokenLogprobs = Annotated[
+    Iterable[TokenLogprob],
+    SkipValidation,
+    PlainSerializer(iter, return_type=Iterable[TokenLogprob]),
+]
+
+
 class ChoiceLogprobs(BaseModel):
     """Of a chat completion."""
 
-    content: list[TokenLogprob]
+    content: TokenLogprobs
     refusal: None = None
 
 
@@ -30,7 +44,13 @@ class PromptLogprob(BaseModel):
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
+# Of the tokens that are looked at, by id; None where nothing comes before a token.
+PromptPosition = dict[str, PromptLogprob] | None
+PromptLogprobs = Annotated[
+    Iterable[PromptPosition],
+    SkipValidation,
+    PlainSerializer(iter, return_type=Iterable[PromptPosition]),
+]
 
 
 class CompletionLogprobs(BaseModel):

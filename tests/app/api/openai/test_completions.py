@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.chunks import chunks
 from tests.support.speaker import END, MODEL_ID, served
 
 pytestmark = pytest.mark.anyio
@@ -89,7 +90,7 @@ async def test_max_tokens_that_do_not_fit_are_rejected() -> None:
 async def test_the_log_probabilities_of_prompts_in_all_choices_have_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.generation.job.MAX_PROMPT_LOGPROBS", 4 * 3 * 2)
+    monkeypatch.setattr("app.generation.job.MAX_LOGPROBS", 4 * 3 * 2)
     body = {"prompt": [97] * 4, "max_tokens": 1, "temperature": 1}
     async with served() as server:
         for fields, status in (
@@ -102,3 +103,39 @@ async def test_the_log_probabilities_of_prompts_in_all_choices_have_a_limit(
             answer = await server.post("/v1/completions", body | fields)
             assert answer.status_code == status, answer.text
     assert answer.json()["error"]["param"] == "prompt_logprobs"
+
+
+async def test_what_all_choices_repeat_of_their_prompts_has_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Characters of an echo and the tokens of a prompt count alike."""
+    monkeypatch.setattr("app.api.openai.completions.router.MAX_ECHOED", 4 * 6)
+    both = {"echo": True, "return_token_ids": True}
+    async with served() as server:
+        for fields, param in (
+            ({"echo": True, "n": 6}, None),
+            ({"echo": True, "n": 7}, "echo"),
+            ({"return_token_ids": True, "n": 7}, "return_token_ids"),
+            ({**both, "n": 3}, None),
+            ({**both, "n": 4}, "echo"),
+        ):
+            answer = await server.complete([97] * 4, temperature=1, max_tokens=1, **fields)
+            assert answer.json().get("error", {}).get("param") == param
+
+
+@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 1}, {"return_token_ids": True}])
+async def test_a_long_prompt_is_repeated_in_a_stream_as_in_a_whole_response(
+    fields: dict[str, Any],
+) -> None:
+    prompt = [97 + i % 7 for i in range(2500)]
+    async with served(b"ok", num_blocks=128) as server:
+        (whole,) = (await server.complete(prompt, **fields)).json()["choices"]
+        streamed = await server.complete(prompt, stream=True, **fields)
+        chat = await server.chat("x" * 2500, stream=True, return_token_ids=True)
+    choices = [choice for chunk in chunks(streamed) for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    assert choices[0].get("prompt_token_ids") == whole.get("prompt_token_ids")
+    reported = [c["logprobs"]["token_logprobs"] for c in choices if c["logprobs"] is not None]
+    expected = whole["logprobs"] or {"token_logprobs": []}
+    assert [each for part in reported for each in part] == expected["token_logprobs"]
+    assert len(chunks(chat)[0]["prompt_token_ids"]) > 2500

@@ -1,6 +1,7 @@
 """Responses and their events, exactly; all are of the types of OpenAI's client."""
 
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -9,8 +10,9 @@ import pytest
 from starlette.types import Message
 
 from app.api import sse
+from app.api.openai.responses import response_writer
 from app.api.openai.responses.open_items import Event
-from app.api.openai.responses.response_writer import ResponseWriter
+from app.api.openai.responses.response_writer import EncodedEvent, ResponseWriter
 from tests.support.byte_tokenizers import Bytes
 from tests.support.fakes import expected_logprobs
 from tests.support.responses import (
@@ -298,11 +300,35 @@ async def test_log_probabilities_are_those_of_the_text() -> None:
     streamed = [each for e in events if e["type"].endswith("text.delta") for each in e["logprobs"]]
     (done,) = [e["logprobs"] for e in events if e["type"].endswith("text.done")]
     assert streamed == done
+    (added,) = [e["part"] for e in events if e["type"].endswith("part.added")]
+    assert (added["text"], added["logprobs"]) == ("", [])
     assert [(each["token"], each["logprob"]) for each in streamed] == [
         (each["token"], each["logprob"]) for each in reported
     ]
     assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == reported
     assert bare[4]["logprobs"][0]["top_logprobs"] == []
+
+
+async def test_a_long_response_is_written_by_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: dict[str, threading.Thread] = {}
+    encode = ResponseWriter.encode
+
+    def observed(writer: ResponseWriter, events: Sequence[Event]) -> list[EncodedEvent]:
+        threads.update((kind, threading.current_thread()) for kind, _ in events)
+        return encode(writer, events)
+
+    monkeypatch.setattr(ResponseWriter, "encode", observed)
+    monkeypatch.setattr(response_writer, "_LONG_BYTES", 1024)
+    async with served(b"a" * 20) as server:
+        whole = await response(server, top_logprobs=20)
+        events = await stream(server, top_logprobs=20)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["response"]["output"][0]["content"] == whole["output"][0]["content"]
+    assert threads["output_text.delta"] is threads["created"] is threading.main_thread()
+    for kind in ("output_text.done", "output_item.done", "completed"):
+        assert threads[kind] is not threading.main_thread()
 
 
 async def test_log_probabilities_leave_out_reasoning_and_calls() -> None:
@@ -375,7 +401,7 @@ async def test_an_event_that_cannot_be_written_fails_the_response(
 ) -> None:
     encode = ResponseWriter.encode
 
-    def encode_others(writer: ResponseWriter, events: Sequence[Event]) -> bytes:
+    def encode_others(writer: ResponseWriter, events: Sequence[Event]) -> list[EncodedEvent]:
         if any(kind == f"response.{name}" for name, _ in events):
             raise ValueError
         return encode(writer, events)
