@@ -1,10 +1,12 @@
 """The description of a loaded model that the layers above the engine use; no tensors."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, cast
 
 from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
+
+T = TypeVar("T")
 
 
 class Tokenizer(Protocol):
@@ -81,3 +83,15 @@ class ModelInfo:
     has_jinja_template: bool = False
     embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS
     reranker: Reranker | None = None
+    _derived: dict[object, object] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def derived(self, derive: Callable[["ModelInfo"], T]) -> T:
+        """Return what a function derives from the model: it is called once, and the model keeps the result.
+
+        A model that is made of this one, by `replace`, derives it again.
+        """
+        if derive not in self._derived:
+            self._derived[derive] = derive(self)
+        return cast(T, self._derived[derive])

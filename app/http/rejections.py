@@ -12,7 +12,7 @@ Rejection
 ├── QuotaExceeded       the client reached its limit           → 429
 ├── QueueFull           the server reached its limit           → 503
 ├── ShuttingDown        the server accepts no new requests     → 503
-└── Unavailable         the response to a failing probe        → 503
+└── Unavailable         a failing probe, or a part of the server is missing → 503
 """
 
 from typing import Final

@@ -13,7 +13,7 @@ def render_turns(model: ModelInfo, turns: Sequence[Mapping[str, Any]], **variabl
     What is no template but a function of mlx-lm or of the tokenizer is called here.
 
     Raises:
-        Exception: whatever the template raises; TemplateFailed if another process renders it.
+        Exception: whatever the template raises; TemplateFailed if another process renders it, or RendererLost.
     """
     tokenizer: Any = model.tokenizer
     if not model.has_jinja_template:

@@ -13,7 +13,7 @@ from app.prompts.conversation import Conversation
 from app.prompts.harmony_history import harmony_effort, template_turns
 from app.prompts.length_bound import longest_token
 from app.prompts.model_template import render_turns
-from app.prompts.render_pool import TemplateFailed
+from app.prompts.render_pool import RendererLost, TemplateFailed
 from app.prompts.turn_order import adapted_turns, takes_system
 from batching import ContextLengthExceeded, InvalidRequest, ModelInfo
 
@@ -88,6 +88,7 @@ def chat_prompt(
 
     Raises:
         InvalidRequest: the model has no template, or the template rejects the conversation.
+        RendererLost: the process that renders was killed, or had no time.
         PromptTooLong: the prompt cannot fit in the context.
     """
     if not model.tokenizer.has_chat_template:
@@ -105,7 +106,7 @@ def _rendered(model: ModelInfo, conversation: Conversation, format_: MessageForm
         kwargs["tools"] = [tool.template_fields() for tool in described]
     try:
         return render_turns(model, _turns(model, conversation, format_), **kwargs)
-    except InvalidRequest:
+    except (InvalidRequest, RendererLost):
         raise
     # A template is a program of the model's authors: on input that it does not expect it may
     # raise anything, and only this request fails.

@@ -8,19 +8,28 @@ It costs a tenth of a millisecond, and takes rendering off the interpreter's loc
 import atexit
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from queue import Empty, LifoQueue
+from contextlib import suppress
+from queue import LifoQueue
 from time import monotonic
 from typing import Any, Final
 
+from app.http.rejections import Unavailable
 from app.prompts import template_process
 
-# Seconds of the clock, waiting for a process included.  The process has fewer of a core.
-_WALL_SECONDS: Final = 15.0
+# Of a core, for one rendering: what a template that exceeds them is at fault for.
+_CPU_SECONDS: Final = 5
+# Of the clock, without the wait for a process: on a machine in use a process gets less than a core.
+_WALL_SECONDS: Final = 30.0
 _NUM_PROCESSES: Final = 2
+# A process that took too much ends in another way: the limit of its time has a signal of its own.
+_KILLS: Final = frozenset(
+    {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT}
+)
 _READ_BYTES: Final = 1 << 18
 
 
@@ -42,10 +51,26 @@ class TemplateTooMuch(TemplateFailed):
         super().__init__("it took too much time or memory")
 
 
+class RendererLost(Unavailable):
+    """The process that renders was killed or does not get on, which is no template's fault."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the process that renders chat templates was ended or has no time; try again",
+            retry_after=1,
+        )
+
+
+def was_killed(returncode: int | None) -> bool:
+    """Return whether a process was ended from outside, as by a system without memory; None never started."""
+    return returncode is None or returncode in _KILLS
+
+
 class RenderProcess:
     """One process, started when it is needed; one thread at a time uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu_seconds: int) -> None:
+        self._cpu_seconds = cpu_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
@@ -61,7 +86,7 @@ class RenderProcess:
         # What it has to say on standard error may hold a part of a prompt.
         with theirs:
             self._process = subprocess.Popen(
-                command,
+                [*command, str(self._cpu_seconds)],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,
@@ -69,8 +94,8 @@ class RenderProcess:
             )
         return ours
 
-    def stop(self) -> None:
-        """End the process if it runs."""
+    def stop(self) -> int | None:
+        """End the process if it runs; return its status, of which one that has ended already decides."""
         # Two threads may stop it, one of them at the end of the server.
         process, self._process = self._process, None
         sock, self._socket = self._socket, None
@@ -79,20 +104,30 @@ class RenderProcess:
             process.wait()
         if sock is not None:
             sock.close()
+        return None if process is None else process.returncode
 
-    def ask(self, encoded: bytes, deadline: float) -> bytes:
-        """Return the answer to a line.
+    def ask(self, encoded: bytes, wall_seconds: float) -> bytes:
+        """Return the answer to a line; a process that was killed is replaced once.
 
         Raises:
-            TemplateTooMuch: the process ended, or was ended at the deadline.
+            TemplateTooMuch: the process has ended by itself, as at a limit.
+            RendererLost: it was killed twice, or had no answer in time.
         """
+        deadline = monotonic() + wall_seconds
+        with suppress(RendererLost):
+            return self._ask(encoded, deadline)
+        return self._ask(encoded, deadline)
+
+    def _ask(self, encoded: bytes, deadline: float) -> bytes:
         try:
+            seconds = _left(deadline)
             line = self.start()
-            line.settimeout(_left(deadline))
+            line.settimeout(seconds)
             line.sendall(encoded + b"\n")
             return _line_of(line, deadline)
         except OSError:
-            self.stop()
+            if was_killed(self.stop()):
+                raise RendererLost from None
             raise TemplateTooMuch from None
 
 
@@ -116,13 +151,18 @@ def _left(deadline: float) -> float:
 class RenderPool:
     """A few processes for all threads: the most cores that templates take from the model.
 
-    wall_seconds: for one rendering, waiting for a process included.
+    cpu_seconds: of a core, for one rendering.
+    wall_seconds: of the clock, from when it has a process.
     """
 
     def __init__(
-        self, num_processes: int = _NUM_PROCESSES, wall_seconds: float = _WALL_SECONDS
+        self,
+        num_processes: int = _NUM_PROCESSES,
+        *,
+        cpu_seconds: int = _CPU_SECONDS,
+        wall_seconds: float = _WALL_SECONDS,
     ) -> None:
-        self._processes = [RenderProcess() for _ in range(num_processes)]
+        self._processes = [RenderProcess(cpu_seconds) for _ in range(num_processes)]
         self._wall_seconds = wall_seconds
         # The one used last is free first: it has compiled the template.
         self._free: LifoQueue[RenderProcess] = LifoQueue()
@@ -142,19 +182,16 @@ class RenderPool:
     def render(
         self, template: str, turns: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
     ) -> str:
-        """Render a template; blocking.
+        """Render a template; blocking, also until a process is free, which each is after a while.
 
         Raises:
             TemplateFailed: the template raises, or takes too much.
+            RendererLost: the process was killed, or had no answer in time.
         """
         encoded = json.dumps([template, turns, variables], default=str).encode()
-        deadline = monotonic() + self._wall_seconds
+        process = self._free.get()
         try:
-            process = self._free.get(timeout=self._wall_seconds)
-        except Empty:
-            raise TemplateTooMuch from None
-        try:
-            answer = json.loads(process.ask(encoded, deadline))
+            answer = json.loads(process.ask(encoded, self._wall_seconds))
         finally:
             self._free.put(process)
         if "text" not in answer:

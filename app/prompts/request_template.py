@@ -11,10 +11,12 @@ from jinja2 import TemplateSyntaxError
 
 from app.prompts import template_process
 from app.prompts.model_template import template_variables
+from app.prompts.render_pool import RendererLost, was_killed
 from batching import InvalidRequest, ModelInfo, Tokenizer
 
 PARAM: Final = "chat_template"
-# The process has two seconds of a core; on a loaded machine it gets less than a core.
+# The process has two seconds of a core, and to exceed them is its fault; on a loaded machine it gets less
+# than a core.
 _WALL_SECONDS: Final = 10.0
 _TOO_MUCH: Final = "the template takes too much time or memory"
 
@@ -52,6 +54,7 @@ class _Templated:
 
         Raises:
             InvalidRequest: the template fails, or takes too much.
+            RendererLost: the process was killed, or had no time.
         """
         assert not tokenize, "the text is what is asked for"
         variables = template_variables(self._tokenizer, kwargs)
@@ -69,6 +72,7 @@ def render(
 
     Raises:
         InvalidRequest: the template fails, or takes too much.
+        RendererLost: the process was killed, or had no time.
     """
     # -I: no variable of the environment and no module beside the file is taken notice of.
     command = [sys.executable, "-I", template_process.__file__]
@@ -83,7 +87,9 @@ def render(
             env={},
         )
     except subprocess.TimeoutExpired:
-        raise InvalidRequest(PARAM, _TOO_MUCH) from None
+        raise RendererLost from None
+    if was_killed(done.returncode):
+        raise RendererLost
     if done.returncode != 0:
         raise InvalidRequest(PARAM, _TOO_MUCH)
     answer = json.loads(done.stdout)

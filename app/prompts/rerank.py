@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from app.prompts.model_template import render_turns, template_variables
 from app.prompts.render import completion_prompt
-from app.prompts.render_pool import POOL, TemplateFailed
+from app.prompts.render_pool import POOL, RendererLost, TemplateFailed
 from batching import InvalidRequest, ModelInfo, Reranker, check_input
 
 
@@ -28,6 +28,7 @@ class RerankPrompts:
 
         Raises:
             InvalidRequest: the template fails.
+            RendererLost: the process that renders was killed, or had no time.
             InputTooLong: the prompt does not fit the context; the error names `param`.
         """
         document_ids = self._encode(document)
@@ -63,6 +64,8 @@ class RerankPrompts:
                 return render_turns(self.model, turns, add_generation_prompt=True)
             variables = template_variables(self.model.tokenizer, {"add_generation_prompt": True})
             return POOL.render(template, turns, variables)
+        except RendererLost:
+            raise
         # A template is a program of the model's authors, which may raise anything.
         except Exception as error:
             kind = error.kind if isinstance(error, TemplateFailed) else type(error).__name__

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import process_time
 from typing import IO, Any, Final, NoReturn
 
@@ -26,11 +26,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-# The argument for a process that is kept, for a template of the model.
+# The argument for a process that is kept, for a template of the model; its seconds of a core for each line follow.
 KEPT: Final = "kept"
 
 _CPU_SECONDS: Final = 2
-_KEPT_CPU_SECONDS: Final = 5
 _MEMORY_BYTES: Final = 512 << 20
 _MAX_CHARACTERS: Final = 4 << 20
 # A long conversation makes a long text: so many characters for each of the request's.
@@ -183,26 +182,28 @@ def answer_lines(lines: IO[bytes], answers: IO[bytes], limit_cpu: Callable[[], N
         answers.flush()
 
 
-def limit_kept_cpu(
-    set_limit: Callable[[int, tuple[int, int]], None] = resource.setrlimit,
+def limit_cpu(
+    seconds: int, set_limit: Callable[[int, tuple[int, int]], None] = resource.setrlimit
 ) -> None:
-    """Limit the seconds of a core from now on; the soft limit may be raised again."""
+    """Limit the seconds of a core from now on.
+
+    At the soft limit the process ends by a signal of its own, which tells it from one that was killed; it may be
+    raised again.
+    """
     with suppress(ValueError, OSError):
-        seconds = int(process_time()) + 1 + _KEPT_CPU_SECONDS
-        set_limit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+        all_seconds = int(process_time()) + 1 + seconds
+        set_limit(resource.RLIMIT_CPU, (all_seconds, resource.RLIM_INFINITY))
 
 
 def limit_process(
     set_limit: Callable[[int, tuple[int, int]], None] = resource.setrlimit,
-    cpu_seconds: int = _CPU_SECONDS,
 ) -> None:
     """Limit this process, where the system knows such a limit; else the wall clock remains."""
     limits = {
-        resource.RLIMIT_CPU: cpu_seconds,
         resource.RLIMIT_AS: _MEMORY_BYTES,
         resource.RLIMIT_CORE: 0,
-        # The numbers below are open: no other file, and no connection, can be opened.
-        resource.RLIMIT_NOFILE: 3,
+        # What is open stays so.  No other file, and no connection, can be opened, even in place of what is closed.
+        resource.RLIMIT_NOFILE: 0,
         resource.RLIMIT_NPROC: 0,
     }
     for kind, amount in limits.items():
@@ -212,13 +213,15 @@ def limit_process(
 
 if __name__ == "__main__":
     import_all()
-    if KEPT in sys.argv[1:]:
-        # A terminal and a supervisor signal all processes, and the server has requests to finish.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        limit_process(cpu_seconds=resource.RLIM_INFINITY)
-        answer_lines(sys.stdin.buffer, sys.stdout.buffer, limit_kept_cpu)
-    else:
-        request = sys.stdin.buffer.read()
-        limit_process()
-        sys.stdout.buffer.write(answer(request))
+    match sys.argv[1:]:
+        case [kind, seconds] if kind == KEPT:
+            # A terminal and a supervisor signal all processes, and the server has requests to finish.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            limit_process()
+            answer_lines(sys.stdin.buffer, sys.stdout.buffer, partial(limit_cpu, int(seconds)))
+        case _:
+            request = sys.stdin.buffer.read()
+            limit_process()
+            limit_cpu(_CPU_SECONDS)
+            sys.stdout.buffer.write(answer(request))

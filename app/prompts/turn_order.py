@@ -15,7 +15,7 @@ from app.parsing.formats.model_format import message_format
 from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, ToolCall
 from app.prompts.harmony_history import template_turns
 from app.prompts.model_template import render_turns
-from app.prompts.render_pool import TemplateTooMuch
+from app.prompts.render_pool import RendererLost, TemplateTooMuch
 from batching import ModelInfo
 
 _SEPARATOR: Final = "\n"
@@ -48,7 +48,8 @@ def turn_order(model: ModelInfo) -> TurnOrder:
     """Return what a model's template takes.
 
     Raises:
-        TemplateTooMuch: it took too much time or memory, or no process was free.
+        TemplateTooMuch: it took too much time or memory.
+        RendererLost: the process that renders was killed, or had no time.
     """
     return TurnOrder(
         system_first=takes_system(model),
@@ -68,8 +69,8 @@ def _takes(model: ModelInfo, *messages: ChatMessage) -> bool:
     turns = template_turns(messages, message_format(model))
     try:
         text = render_turns(model, turns, add_generation_prompt=True)
-    except TemplateTooMuch:
-        # It may be the machine's fault, and what is returned here is kept.
+    except (RendererLost, TemplateTooMuch):
+        # What is returned here is kept.
         raise
     except Exception:  # a template may raise anything
         return False

@@ -129,6 +129,8 @@ def _limit_this_process() -> None:
     limit(resource.RLIMIT_CPU, _CPU_SECONDS)
     limit(resource.RLIMIT_AS, _MEMORY_BYTES)
     limit(resource.RLIMIT_CORE, 0)
+    # What is open stays so.
+    limit(resource.RLIMIT_NOFILE, 0)
 
 
 if __name__ == "__main__":

@@ -163,3 +163,60 @@ def test_a_long_paragraph_of_markers_does_not_hang_the_page(visit: Visit) -> Non
     expect(visit.text).to_contain_text("*a_*a_")
     visit.ask("[[say done]]")
     expect(visit.text).to_have_text("done")
+
+
+# Each of them took the square of its length, in the expressions of the lexer or by what it begins again and again.
+QUADRATIC: Final = {
+    "an address that does not end": "a." * 9000 + "@",
+    "images that do not begin": "!" * 18_000,
+    "spaces": "x  " * 6000,
+    "brackets": "[" * 18_000,
+    "an item without end": "- a" + "\n\t(" * 16_000,
+    "lists in lists": " +" * 9000,
+    "quotes in quotes": "> " * 300 + "a\n" * 9000,
+}
+
+# Count what the lexer looks at: the longest text at once, and what lies ahead of each block up to the next blank line.
+COUNT: Final = """async (text) => {
+  const { Lexer, Tokenizer } = await import("/web/vendor/marked.esm.js");
+  const { lex } = await import("/web/chat/markdown.js");
+  const { inlineTokens } = Lexer.prototype;
+  const { heading } = Tokenizer.prototype;
+  let [longest, ahead] = [0, 0];
+  Lexer.prototype.inlineTokens = function (source, ...rest) {
+    longest = Math.max(longest, source.length);
+    return inlineTokens.call(this, source, ...rest);
+  };
+  Tokenizer.prototype.heading = function (source) {
+    const blank = source.indexOf("\\n\\n");
+    ahead += blank < 0 ? source.length : blank;
+    return heading.call(this, source);
+  };
+  let shown = "";
+  try {
+    for (const token of lex(text, Object.create(null))) shown += token.raw;
+  } finally {
+    Object.assign(Lexer.prototype, { inlineTokens });
+    Object.assign(Tokenizer.prototype, { heading });
+  }
+  return [longest, ahead, shown.replaceAll(/\\s/g, "") === text.replaceAll(/\\s/g, "")];
+}"""
+
+
+@pytest.mark.parametrize("kind", QUADRATIC)
+def test_no_text_is_looked_at_without_end(visit: Visit, kind: str) -> None:
+    text = QUADRATIC[kind]
+    longest, ahead, is_whole = visit.page.evaluate(COUNT, text)
+    assert longest <= 2000
+    assert ahead <= 1_000_000 + 50 * len(text)
+    assert is_whole
+
+
+def test_a_long_paragraph_keeps_its_markdown(visit: Visit) -> None:
+    lines = [f"It is **{i}**, see [here](https://example.org/{i})." for i in range(200)]
+    _, grown, at_once = visit.page.evaluate(GROW, lines)
+    assert grown == at_once
+    assert grown.count("<br>") == 199
+    for i in range(200):
+        assert f"<strong>{i}</strong>" in grown
+        assert f'href="https://example.org/{i}"' in grown

@@ -9,6 +9,11 @@ from batching import ModelInfo
 
 
 def message_format(model: ModelInfo) -> MessageFormat:
+    """Return the format of a model's messages, for which a dozen markers are tokenized once."""
+    return model.derived(_found_format)
+
+
+def _found_format(model: ModelInfo) -> MessageFormat:
     if (harmony := harmony_format(model)) is not None:
         return harmony
     return MarkedFormat(model, reasoning_markers(model), tool_format(model))

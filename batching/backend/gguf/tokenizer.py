@@ -31,8 +31,13 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from batching.backend.gguf.header import GgufHeader
 from batching.backend.gguf.splitting import SPLITTINGS
 
-# Every place where a token could be cut is looked at.
 _MAX_TOKEN_LENGTH: Final = 1024
+# For each token where merges follow from scores: models have two merges, and less than ten characters.
+_MAX_MERGES: Final = 4
+_MAX_SQUARE: Final = 256
+# What a vocabulary may have of both, however small it is.
+_MIN_MERGES: Final = 1 << 16
+_MIN_SQUARES: Final = 1 << 20
 # Texts that end a turn in every vocabulary that has them; the file names at most two of them.
 _END_OF_TURN: Final = frozenset(
     {
@@ -197,16 +202,32 @@ def _sentencepiece(
 
 
 def _merges_by_score(header: GgufHeader, tokens: list[str]) -> Merges:
-    """List every way to join two tokens into a third, best score of the third first."""
+    """List every way to join two tokens into a third, best score of the third first.
+
+    A token of n characters is cut at n - 1 places into n characters, and each pair found takes memory: a few
+    megabytes of tokens could have billions of characters and millions of pairs.
+
+    Raises:
+        ModelLoadError: they have more than those of models.
+    """
     scores = header.numbers("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
         raise header.refuse("its SentencePiece tokens have no scores")
-    vocabulary = set(tokens)
+    squares, most = sum(len(token) ** 2 for token in tokens), _MAX_SQUARE * len(tokens)
+    if squares > max(most, _MIN_SQUARES):
+        raise header.refuse(
+            f"its {len(tokens)} tokens are too long to find their merges: their lengths squared are {squares}"
+        )
+    max_merges = max(_MAX_MERGES * len(tokens), _MIN_MERGES)
+    # Pairs are made of these strings and not of copies.
+    known = {token: token for token in tokens}
     merges: Merges = []
     for index in sorted(range(len(tokens)), key=lambda index: -scores[index]):
         token = tokens[index]
-        splits = ((token[:at], token[at:]) for at in range(1, len(token)))
-        merges += [(a, b) for a, b in splits if a in vocabulary and b in vocabulary]
+        cuts = ((known.get(token[:at]), known.get(token[at:])) for at in range(1, len(token)))
+        merges += [(left, right) for left, right in cuts if left is not None and right is not None]
+        if len(merges) > max_merges:
+            raise header.refuse(f"its {len(tokens)} tokens have more than {max_merges} merges")
     return merges
 
 

@@ -283,6 +283,15 @@ class LayerCache(KeepsAll, ABC):
         """Replace the arrays by empty ones."""
 
 
+# Copies whole blocks, given by their slots, in each of some layers.
+CopyLayers = Callable[[Sequence[LayerCache], Slots, Slots], None]
+
+
+def copy_each(layers: Sequence[LayerCache], sources: Slots, targets: Slots) -> None:
+    for layer in layers:
+        layer.copy(sources, targets)
+
+
 class CacheTuple(tuple["ModelCache", ...]):
     """The caches of a layer that needs several, in place of mlx-lm's CacheList."""
 
@@ -304,6 +313,7 @@ class PagedKVCache:
         attention: Callable[[Sequence[Slice], int], RowAttention],
         padded: Callable[[int], int] = lambda num_tokens: num_tokens,
         on_use: Sequence[Callable[[int], None]] = (),
+        copy_layers: CopyLayers = copy_each,
         *,
         one_by_one: bool = False,
     ) -> None:
@@ -313,6 +323,7 @@ class PagedKVCache:
         padded: returns how many rows a step of T tokens takes.
         on_use: called before a step with the highest block that it writes to: the first function for the
             main pool, the second one for the pool of sliding-window layers.
+        copy_layers: copies blocks in layers, which may be one call for all of them.
         one_by_one: modules that do not take ragged rows get one request at a time.
         """
         self.caches = list(caches)
@@ -324,6 +335,7 @@ class PagedKVCache:
         self._attention = attention
         self._padded = padded
         self._on_use = on_use
+        self._copy_layers = copy_layers
         self._one_by_one = one_by_one
 
     @property
@@ -364,9 +376,8 @@ class PagedKVCache:
             group = [c for c in copies if c.is_windowed == is_windowed]
             sources = np.concatenate([c.source * self._block_size + within for c in group])
             targets = np.concatenate([c.target * self._block_size + within for c in group])
-            for layer in self.layers:
-                if layer.is_windowed == is_windowed:
-                    layer.copy(sources, targets)
+            layers = [layer for layer in self.layers if layer.is_windowed == is_windowed]
+            self._copy_layers(layers, sources, targets)
 
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
         for state in self._states:

@@ -19,6 +19,8 @@ from batching.backend.weights_cache.weights_file import (
     AlreadyWritten,
     DamagedFile,
     WeightsFile,
+    check_folder,
+    open_private,
     opened,
     remove_abandoned,
     size_of,
@@ -107,8 +109,8 @@ class CacheEntry:
 
     @contextmanager
     def opened(self) -> Iterator[WeightsFile | None]:
-        """Open the file; None if it is not there, or of something else."""
-        if not self.cache.max_bytes:
+        """Open the file; None if it is not there, of something else, or not this user's alone."""
+        if not self._is_kept():
             yield None
             return
         try:
@@ -123,7 +125,7 @@ class CacheEntry:
         try:
             os.utime(self.path)
         except OSError:
-            # Another user's, who may be read from.
+            # On a disk that is mounted to be read only.
             return
 
     def drop(self) -> None:
@@ -135,21 +137,21 @@ class CacheEntry:
     def note(self, name: str) -> Any:
         """Return what was noted of the model beside its weights; None if nothing was."""
         try:
-            notes = json.loads(_notes(self.path).read_text())
-            return notes[self.key].get(name)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return self._notes()[name]
+        except (OSError, ValueError, LookupError, TypeError):
             return None
 
     def keep_note(self, name: str, value: Any) -> None:
         """Note something, in JSON's types, if the weights are kept."""
-        if not self.cache.max_bytes or not self._is_there():
+        if not self._is_kept():
             return
         try:
-            known = json.loads(_notes(self.path).read_text())[self.key]
+            known = {**self._notes()}
         except (OSError, ValueError, LookupError, TypeError):
             known = {}
         new = _notes(self.path).with_suffix(f".{os.getpid()}.tmp")
         try:
+            new.touch(mode=0o600)
             new.write_text(json.dumps({self.key: {**known, name: value}}))
             new.replace(_notes(self.path))
         except OSError as error:
@@ -157,12 +159,22 @@ class CacheEntry:
             with suppress(OSError):
                 new.unlink(missing_ok=True)
 
-    def _is_there(self) -> bool:
-        try:
-            return self.path.exists()
-        except OSError:
-            # In another user's folder.
+    def _notes(self) -> Any:
+        with open(open_private(_notes(self.path)), encoding="utf-8") as file:
+            return json.load(file)[self.key]
+
+    def _is_kept(self) -> bool:
+        """Return whether there is a file, and no other user can change it."""
+        if not self.cache.max_bytes:
             return False
+        try:
+            os.close(open_private(self.path))
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            logger.warning("%s is not used: %s", self.path, error.strerror)
+            return False
+        return True
 
     def keep(self, packed: Mapping[str, Any], others: Mapping[str, mx.array], then: Then) -> None:
         """Write packed weights to the file; `then` gets its descriptor, and where each begins.
@@ -177,6 +189,7 @@ class CacheEntry:
             raise NotKept(f"less than {_size(MIN_BYTES)}")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_folder(self.path.parent)
             self.cache.make_room(num_bytes, self.path)
             write(self.path, self.key, packed, others, then)
         except AlreadyWritten:

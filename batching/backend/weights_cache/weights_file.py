@@ -4,10 +4,12 @@ Packed weights are bytes, aligned so that they can be mapped; `__metadata__` has
 digests by which a file that is not what was written is recognised.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,26 +77,48 @@ class WeightsFile:
 
 @contextmanager
 def opened(path: Path, key: str) -> Iterator[WeightsFile | None]:
-    """Open what was written with this key; None if there is no file to be opened, or one with another key.
+    """Open what was written with this key; None if there is another key in it.
 
     Raises:
         DamagedFile: it is cut off or has other bytes than were written, where that was looked at.
-        OSError: it cannot be read.
+        OSError: it cannot be opened or read, or others could change it.
     """
-    try:
-        descriptor = _open(path)
-    except OSError:
-        # There is none, or another user's.
-        yield None
-        return
+    descriptor = open_private(path)
     try:
         yield _checked(path, descriptor, key)
     finally:
         os.close(descriptor)
 
 
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def open_private(path: Path) -> int:
+    """Open a file for reading that no other user can change, shorten or replace, now or later.
+
+    What is mapped of it is served, and to read a page that was cut off ends the process.
+
+    Raises:
+        PermissionError: another user can.
+        OSError: it is not there, is a link, or cannot be opened.
+    """
+    # It may be reached through a link: what that leads to is looked at, by its descriptor.
+    folder = _open(path.parent, os.O_DIRECTORY)
+    try:
+        return _open(path.name, os.O_NOFOLLOW, folder)
+    finally:
+        os.close(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OSError unless it is a folder in which this user alone can make and replace files."""
+    os.close(_open(folder, os.O_DIRECTORY))
+
+
+def _open(path: Path | str, flags: int, folder: int | None = None) -> int:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, "another user can write to it", str(path))
+    return descriptor
 
 
 def _checked(path: Path, descriptor: int, key: str) -> WeightsFile | None:
@@ -181,8 +205,9 @@ def write(
 ) -> None:
     """Write a file in place of the one that is there, if any.
 
-    A file of this name is always a whole one: it gets its name when all is on the disk.  `then` is
-    called with a descriptor to read it by, and where packed weights begin.
+    A file of this name is always a whole one, which is not written to any more: it gets its name when all is on the
+    disk, and takes that of another, which stays as it is where it is mapped.  `then` is called with a descriptor to
+    read it by, and where packed weights begin.
 
     Raises:
         AlreadyWritten: another process is about it.
@@ -193,12 +218,14 @@ def write(
         try:
             offsets = _write(descriptor, key, packed, others)
             os.fsync(descriptor)
+            # Not even this user shortens it by mistake.
+            os.fchmod(descriptor, stat.S_IRUSR)
             part.rename(path)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
         # What is mapped by the other descriptor would keep the lock.
-        reader = _open(path)
+        reader = open_private(path)
         try:
             if os.path.samestat(os.fstat(reader), os.fstat(descriptor)):
                 then(reader, offsets)
@@ -209,7 +236,8 @@ def write(
 @contextmanager
 def _locked(part: Path) -> Iterator[int]:
     """Open a file that no other process has open so; the lock ends with the process at the latest."""
-    descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(part, flags, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,7 @@
 """Messages that may be calls, or content in a format."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,3 +118,14 @@ def test_the_parser_reads_both() -> None:
         events = [*parser.add(text), *parser.flush()]
         assert parser.has_calls is has_calls
         assert json.loads("".join(getattr(event, "text", "") for event in events))
+
+
+def test_a_models_format_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = MarkerTokenizer(plain=("<tool_call>", "</tool_call>"))
+    model = tokenizer.model
+    found = message_format(model)
+    with monkeypatch.context() as patched:
+        patched.setattr(tokenizer, "encode", lambda *_, **__: pytest.fail("it tokenizes"))
+        assert message_format(model) is found
+    # As with the template of a request.
+    assert message_format(replace(model)) is not found

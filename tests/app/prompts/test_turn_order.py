@@ -13,9 +13,9 @@ from app.parsing.tool_spec import ToolSpec
 from app.prompts import model_template
 from app.prompts.conversation import ChatMessage, Conversation, ToolCall
 from app.prompts.render import chat_prompt
-from app.prompts.render_pool import RenderPool
+from app.prompts.render_pool import RendererLost, RenderPool
 from app.prompts.turn_order import TurnOrder, adapted_turns, turn_order
-from batching import InvalidRequest, ModelInfo
+from batching import ModelInfo
 from tests.support.marker_tokenizer import MarkerTokenizer
 from tests.support.speaker import END, VOCAB_SIZE, ByteTokenizer
 
@@ -81,15 +81,15 @@ CALLING: Final = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(
 RESULT: Final = ChatMessage(role="tool", content="42", tool_call_id="c")
 
 
-def test_a_pool_without_a_free_process_says_nothing_of_a_template(
+def test_a_process_without_an_answer_says_nothing_of_a_template(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer = MarkerTokenizer()
     model = replace(tokenizer.model, has_jinja_template=True)
     monkeypatch.setattr(tokenizer, "get_chat_template", lambda *_: CHATML, raising=False)
     with monkeypatch.context() as patched:
-        patched.setattr(model_template, "POOL", RenderPool(num_processes=0, wall_seconds=0.01))
-        with pytest.raises(InvalidRequest, match="took too much time or memory"):
+        patched.setattr(model_template, "POOL", RenderPool(1, wall_seconds=0))
+        with pytest.raises(RendererLost):
             rendered(model, SYSTEM, USER)
     assert turn_order(model) == TurnOrder(True, True, True)
 

@@ -6,11 +6,15 @@ import { copyButton, h } from "../dom.js";
 
 const { DOMPurify } = globalThis;
 
-// Characters, and markers of emphasis and of formulas among them, which could take quadratic time.  A paragraph
-// with more is shown as it is.
+// Characters, and markers of emphasis and of formulas among them.  A paragraph with more is shown as it is.
 const MAX_INLINE = 20_000;
 const MAX_MARKERS = 1000;
 const MARKERS = /[*_~$\\]/g;
+// Characters of a paragraph that are looked at together: the lexer's expressions may take the square of them.
+const MAX_PIECE = 2000;
+// Characters that are looked at in all, each as often as it lies ahead of a token: so many, and for each character.
+const MAX_AHEAD = 1_000_000;
+const MAX_AHEAD_EACH = 50;
 
 // Formulas are shown as they are written: `*`, `_` and `\` in them are no Markdown.
 const FORMULA = /^(?:\$\$[^$]+\$\$|\$(?!\s)[^$\n]+(?<!\s)\$(?!\d)|\\\((?:(?!\\\))[^])+\\\)|\\\[(?:(?!\\\])[^])+\\\])/;
@@ -29,8 +33,21 @@ const formula = {
   renderer: ({ raw }) => escaped(raw).replaceAll("\n", "<br>"),
 };
 
+let numAhead = 0; // that may still be looked at
+
+/** Looks at a source before any token is: what exceeds the work that a text may take is shown as it is. */
+const limit = (level) => ({
+  name: `limit of ${level}s`,
+  level,
+  tokenizer(source) {
+    const blank = source.indexOf("\n\n");
+    numAhead -= blank < 0 ? source.length : blank;
+    return numAhead < 0 ? { type: "text", raw: source, text: source } : undefined;
+  },
+});
+
 const { defaults } = new Marked({
-  extensions: [formula],
+  extensions: [limit("block"), limit("inline"), formula],
   gfm: true,
   breaks: true,
   renderer: {
@@ -58,13 +75,29 @@ const SANITIZER = {
 export function lex(text, links) {
   const lexer = new Lexer(defaults);
   lexer.tokens.links = links;
+  numAhead = MAX_AHEAD + MAX_AHEAD_EACH * text.length;
   const tokens = lexer.blockTokens(text, lexer.tokens);
   for (const { src, tokens: inline } of lexer.inlineQueue) {
     const numMarkers = src.match(MARKERS)?.length ?? 0;
-    if (src.length <= MAX_INLINE && numMarkers <= MAX_MARKERS) lexer.inlineTokens(src, inline);
-    else inline.push({ type: "text", raw: src, text: src });
+    if (src.length > MAX_INLINE || numMarkers > MAX_MARKERS) {
+      inline.push({ type: "text", raw: src, text: src });
+      continue;
+    }
+    for (const piece of pieces(src)) lexer.inlineTokens(piece, inline);
   }
   return tokens;
+}
+
+/** A paragraph in pieces, which end with a line or else with a word if they can. */
+function* pieces(text) {
+  let rest = text;
+  while (rest.length > MAX_PIECE) {
+    const head = rest.slice(0, MAX_PIECE);
+    const end = [head.lastIndexOf("\n"), head.lastIndexOf(" ")].find((at) => at > 0) ?? MAX_PIECE;
+    yield rest.slice(0, end);
+    rest = rest.slice(end);
+  }
+  yield rest;
 }
 
 /** The elements of a block. */

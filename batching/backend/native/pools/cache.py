@@ -1,7 +1,7 @@
 """The KV pool of the native kernels, read in place through the block tables."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import mlx.core as mx
@@ -12,12 +12,14 @@ from batching.backend.cpu.pages import PoolPages, Region
 from batching.backend.native.pools.states import NativeStates, StateCells
 from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import (
+    CopyLayers,
     LayerCache,
     ModelCache,
     PagedKVCache,
     Slots,
     StepInputs,
     cache_leaves,
+    copy_each,
 )
 from batching.backend.paged.latent_cache import LatentCache
 from batching.backend.paged.layout import LayerLayout, LayerShape
@@ -60,6 +62,7 @@ def native_cache(
         block_size,
         lambda slices, size: NativeAttention(native, slices, size),
         on_use=(pages.use, window_pages.use),
+        copy_layers=_copy_layers(native, block_size),
         one_by_one=one_by_one,
     )
 
@@ -79,6 +82,26 @@ def layer_cache(
 def _make_states(native: Native) -> Callable[[int], NativeStates]:
     cells, count = StateCells(native), itertools.count()
     return lambda num_arrays: NativeStates(num_arrays, cells, is_first=next(count) == 0)
+
+
+def _copy_layers(native: Native, block_size: int) -> CopyLayers:
+    """Return what copies blocks in the kernels' pools of all layers by one call.
+
+    It does so without the interpreter's lock, for which each call has to wait in the end.
+    """
+
+    def copy(layers: Sequence[LayerCache], sources: Slots, targets: Slots) -> None:
+        pools = [layer.pool for layer in layers if isinstance(layer, NativeLayerCache)]
+        native.module.copy_blocks(pools, *_block_ids(block_size, sources, targets))
+        gathered = [layer for layer in layers if not isinstance(layer, NativeLayerCache)]
+        copy_each(gathered, sources, targets)
+
+    return copy
+
+
+def _block_ids(block_size: int, *slots: Slots) -> Iterator[npt.NDArray[np.int32]]:
+    """Return the blocks of slots, which are all of a block's, one block after the other."""
+    return ((each[::block_size] // block_size).astype(np.int32) for each in slots)
 
 
 def _pages(
@@ -228,10 +251,8 @@ class NativeLayerCache(LayerCache):
         self._written = None
 
     def copy(self, sources: Slots, targets: Slots) -> None:
-        first = slice(None, None, self._block_size)
-        pairs = zip(sources[first].tolist(), targets[first].tolist(), strict=True)
-        for source, target in pairs:
-            self.pool.copy(source // self._block_size, target // self._block_size)
+        blocks = _block_ids(self._block_size, sources, targets)
+        self._native.module.copy_blocks([self.pool], *blocks)
 
     def reset(self) -> None:
         """Drop a deferred write; no request reads slots of the pool before it has written them."""

@@ -62,6 +62,17 @@ std::shared_ptr<Pool> make_pool(int num_blocks, int block_size, int num_heads, i
       num_blocks);
 }
 
+/// Copy blocks, in this order, in each of the pools.  Others have the interpreter's lock meanwhile: a page that
+/// nothing has touched yet costs the system much more than its copy.
+void copy_blocks(const std::vector<std::shared_ptr<Pool>>& pools, const Ints& sources,
+                 const Ints& targets) {
+  if (sources.size() != targets.size())
+    throw std::invalid_argument("each block has one that it is copied to");
+  const nb::gil_scoped_release unlocked;
+  for (const auto& pool : pools)
+    for (size_t i = 0; i < sources.size(); i++) pool->copy(sources(i), targets(i));
+}
+
 using Layout = std::map<std::string, int>;
 
 /// How weights are packed, for a file that has them.
@@ -450,12 +461,6 @@ NB_MODULE(_native, m) {
   nb::class_<Shared<Step>>(m, "Step");
   m.def("step", &make_step, "slices"_a, "tables"_a, "slots"_a);
   nb::class_<Shared<Pool>>(m, "Pool")
-      .def(
-          "copy",
-          [](const std::shared_ptr<Pool>& pool, int source, int target) {
-            pool->copy(source, target);
-          },
-          "source"_a, "target"_a)
       // Addresses and sizes of its memory.
       .def_prop_ro("regions", [](const std::shared_ptr<Pool>& pool) {
         std::vector<std::pair<uintptr_t, size_t>> regions;
@@ -465,6 +470,7 @@ NB_MODULE(_native, m) {
       });
   m.def("pool", &make_pool, "num_blocks"_a, "block_size"_a, "num_heads"_a, "key_dim"_a,
         "value_dim"_a, "bits"_a = 32, "rounds_inputs"_a = false, "is_latent"_a = false);
+  m.def("copy_blocks", &copy_blocks, "pools"_a, "sources"_a, "targets"_a);
 
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bits"_a = 0, "input_bits"_a = 32);

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.prompts.render_pool import POOL, RendererLost
 from batching.pooling import Embeddings, NoEmbeddings, PoolingParams, PoolingType, Reranker
 from batching.request import BatchRequest, TokenLogprobs
 from tests.support.fakes import expected_vector
@@ -180,6 +181,19 @@ async def test_a_models_own_template_is_taken_without_another() -> None:
         bad = await rerank(server, query="bad")
     assert response.json()["usage"]["prompt_tokens"] == len("q=q;d=a;its own")
     assert "fails with this request (ZeroDivisionError)" in bad.json()["error"]["message"]
+
+
+async def test_a_renderer_that_was_killed_is_not_the_querys_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> str:
+        raise RendererLost
+
+    monkeypatch.setattr(POOL, "render", fail)
+    async with reranking() as server:
+        response = await rerank(server, documents=["a"])
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "unavailable"
 
 
 @pytest.mark.parametrize(

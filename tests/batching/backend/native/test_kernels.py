@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -16,7 +18,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from batching.backend.native.pools.cache import native_cache
 from batching.backend.native_loader import Native
+from batching.backend.paged.layout import LayerShape
+from batching.block_manager import BlockCopy
 
 Floats = npt.NDArray[np.float32]
 
@@ -712,10 +717,51 @@ def test_a_copied_block_is_read_like_the_original(kernels: Any, bits: int) -> No
     y = layer.attend(slices, queries, scale=1.0)
     (first, second), free = layer.tables[0], 0
     free = next(b for b in range(5) if b not in (first, second))
-    layer.pool.copy(first, free)
+    kernels.copy_blocks([layer.pool], *(np.array([b], np.int32) for b in (first, free)))
     layer.tables[0] = [free, second]
     last = layer.attend([(0, 7, 8)], queries[7:], scale=1.0)
     assert np.array_equal(last, y[7:])
+
+
+def test_others_run_while_blocks_are_copied(kernels: Any) -> None:
+    """Python has no turn of its own for another thread: what runs then runs in the copy."""
+    pool = kernels.pool(2, 32, 8, 64, 64)
+    ids = np.array([0], np.int32), np.array([1], np.int32)
+    begun, has_run = threading.Event(), False
+
+    def run() -> None:
+        nonlocal has_run
+        begun.wait()
+        has_run = True
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=run)
+    thread.start()
+    sys.setswitchinterval(3600)
+    try:
+        begun.set()
+        for _ in range(10_000):
+            kernels.copy_blocks([pool], *ids)
+            if has_run:
+                break
+        assert has_run
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+
+
+def test_a_step_copies_the_blocks_of_all_layers_at_once(native: Native) -> None:
+    calls: list[tuple[int, list[int], list[int]]] = []
+
+    def copy_blocks(pools: list[Any], sources: Any, targets: Any) -> None:
+        calls.append((len(pools), sources.tolist(), targets.tolist()))
+        native.module.copy_blocks(pools, sources, targets)
+
+    counting = SimpleNamespace(pool=native.module.pool, copy_blocks=copy_blocks)
+    shape = LayerShape(2, 8, 8, mx.float32)
+    cache = native_cache(replace(native, module=counting), [shape] * 3, 8, 4)
+    cache.copy_blocks([BlockCopy(1, 3), BlockCopy(5, 0)])
+    assert calls == [(3, [1, 5], [3, 0])]
 
 
 def test_rows_of_padding_are_zero(kernels: Any) -> None:
@@ -771,7 +817,8 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
         lambda: kernels.attend(good, good, good, pool, step, 1.0, sinks=mx.ones(3)),
         lambda: kernels.attend(mx.ones((1, 258, 1, 8)), good, good, pool, step, 1.0),
         lambda: kernels.pool(0, 4, 2, 8, 8),
-        lambda: pool.copy(0, 2),
+        lambda: kernels.copy_blocks([pool], np.array([0], np.int32), np.array([2], np.int32)),
+        lambda: kernels.copy_blocks([pool], np.array([0], np.int32), np.array([], np.int32)),
     ]
     for call in calls:
         with pytest.raises(ValueError, match=r"\w+ \w+"):
