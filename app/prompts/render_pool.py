@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from app.http.rejections import Unavailable
 from app.prompts import template_process
+from batching import interruptible
 
 # Of a core, for one rendering: what a template that exceeds them is at fault for.
 _CPU_SECONDS: Final = 5
@@ -112,6 +113,7 @@ class RenderProcess:
         Raises:
             TemplateTooMuch: the process has ended by itself, as at a limit.
             RendererLost: it was killed twice, or had no answer in time.
+            Interrupted: the caller has given up, so it was killed.
         """
         deadline = monotonic() + wall_seconds
         with suppress(RendererLost):
@@ -122,9 +124,11 @@ class RenderProcess:
         try:
             seconds = _left(deadline)
             line = self.start()
-            line.settimeout(seconds)
-            line.sendall(encoded + b"\n")
-            return _line_of(line, deadline)
+            # There is a process by now, if it is not the end of the server.
+            with interruptible(lambda: self._process and self._process.kill()):
+                line.settimeout(seconds)
+                line.sendall(encoded + b"\n")
+                return _line_of(line, deadline)
         except OSError:
             if was_killed(self.stop()):
                 raise RendererLost from None

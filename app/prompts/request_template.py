@@ -12,7 +12,7 @@ from jinja2 import TemplateSyntaxError
 from app.prompts import template_process
 from app.prompts.model_template import template_variables
 from app.prompts.render_pool import RendererLost, was_killed
-from batching import InvalidRequest, ModelInfo, Tokenizer
+from batching import InvalidRequest, ModelInfo, Tokenizer, interruptible
 
 PARAM: Final = "chat_template"
 # The process has two seconds of a core, and to exceed them is its fault; on a loaded machine it gets less
@@ -77,22 +77,19 @@ def render(
     # -I: no variable of the environment and no module beside the file is taken notice of.
     command = [sys.executable, "-I", template_process.__file__]
     encoded = json.dumps([template, turns, variables], default=str).encode()
-    try:
-        done = subprocess.run(
-            command,
-            input=encoded,
-            timeout=wall_seconds,
-            capture_output=True,
-            check=False,
-            env={},
-        )
-    except subprocess.TimeoutExpired:
-        raise RendererLost from None
-    if was_killed(done.returncode):
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, env={})
+    with process, interruptible(process.kill):
+        try:
+            output, _ = process.communicate(encoded, wall_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise RendererLost from None
+    if was_killed(process.returncode):
         raise RendererLost
-    if done.returncode != 0:
+    if process.returncode != 0:
         raise InvalidRequest(PARAM, _TOO_MUCH)
-    answer = json.loads(done.stdout)
+    answer = json.loads(output)
     if "text" in answer:
         return str(answer["text"])
     # Its own message only: that of another error may hold a part of the prompt.

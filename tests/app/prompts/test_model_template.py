@@ -23,7 +23,9 @@ from app.prompts.render import chat_prompt
 from app.prompts.render_pool import RendererLost, RenderPool, TemplateFailed, TemplateTooMuch
 from app.prompts.template_process import answer_lines, limit_cpu
 from app.prompts.turn_order import turn_order
-from batching import InvalidRequest, ModelInfo
+from batching import Interruption, InvalidRequest, ModelInfo
+from batching.interruption import Interrupted
+from scripts.server_process import wait_until
 from tests.support.byte_tokenizers import byte_vocabulary
 from tests.support.speaker import ByteTokenizer, served
 
@@ -266,3 +268,17 @@ def test_the_process_needs_no_module_of_the_project() -> None:
     source = Path(template_process.__file__).read_text(encoding="utf-8")
     assert "from app" not in source
     assert "from batching" not in source
+
+
+def test_a_rendering_ends_when_its_caller_gives_up() -> None:
+    """The process is killed for it, and the next one is rendered by another."""
+    pool, interruption = RenderPool(1, cpu_seconds=1000, wall_seconds=1000), Interruption()
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with ThreadPoolExecutor(1) as threads:
+        rendering = threads.submit(interruption.run, lambda: pool.render(endless, [], {}))
+        wait_until(pool._free.empty, "it is not rendered")
+        interruption.interrupt()
+        with pytest.raises(Interrupted):
+            rendering.result(20)
+    assert pool.render("{{ a }}", [], {"a": "b"}) == "b"
+    pool.close()

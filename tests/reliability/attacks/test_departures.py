@@ -9,6 +9,8 @@ from typing import Any, Final
 import pytest
 
 from app.http import json_body
+from app.prompts import model_template
+from app.prompts.render_pool import RenderPool
 from app.server_state import ServerState
 from app.worker_threads import WorkerThreads
 from batching import Priority
@@ -190,6 +192,42 @@ def test_one_that_leaves_while_its_prompt_is_tokenized() -> None:
         server.wait_for(0, 0, 0)
         server.check_it_serves()
         tokenizer.stage.open()
+
+
+class EndlessTemplate(ByteTokenizer):
+    """Has a template that renders for ever, in a process that is not ended for it."""
+
+    special_tokens_map: Final[Mapping[str, str]] = {}
+
+    def get_chat_template(self, name: str | None, tools: Any) -> str | None:
+        return "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("path", [CHATS, "/v1/messages/count_tokens"])
+def test_one_that_leaves_while_its_prompt_is_rendered(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = RenderPool(1, cpu_seconds=1000, wall_seconds=1000)
+    monkeypatch.setattr(model_template, "POOL", pool)
+    with serving(tokenizer=EndlessTemplate()) as server:
+        with server.connection() as connection:
+            connection.send(request(path))
+            wait_until(pool._free.empty, "it is not rendered")
+        server.wait_for(0, 0, 0)
+        wait_until(lambda: not pool._free.empty(), "the process is still held", timeout=LONG)
+    pool.close()
+
+
+def test_one_that_leaves_while_its_own_template_is_rendered() -> None:
+    """Its process has two seconds; it is ended before, and so is the thread that waits."""
+    with serving(allow_request_chat_template=True) as server:
+        template = EndlessTemplate().get_chat_template(None, None)
+        for _ in range(3):
+            with server.connection() as connection:
+                connection.send(request(CHATS, chat_template=template))
+                server.wait_for(1, 1, 0)
+            server.wait_for(0, 0, 0)
+        server.check_it_serves()
 
 
 def test_one_that_leaves_while_it_waits_for_its_grammar() -> None:
