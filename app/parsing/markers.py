@@ -1,5 +1,6 @@
 """Markers such as `<think>` in streamed text."""
 
+from bisect import bisect_left
 from typing import Final
 
 
@@ -7,13 +8,13 @@ class MarkerSearch:
     """Separates text from markers; holds back text that may be the beginning of a marker.
 
     It processes one character at a time, so the result does not depend on how the text is split.  The work
-    per character is bounded by the length of a marker.
+    per character is bounded by the length of a marker, and hardly depends on their number; `copy` of one that has
+    not begun takes none.
     """
 
     def __init__(self, *markers: str) -> None:
         assert all(markers), "an empty marker is everywhere"
-        self._markers: Final = frozenset(markers)
-        self._beginnings: Final = frozenset(m[:end] for m in markers for end in range(len(m) + 1))
+        self._markers: Final = sorted(markers)
         self._first_characters: Final = frozenset(marker[0] for marker in markers)
         self._held = ""
 
@@ -30,7 +31,7 @@ class MarkerSearch:
             return text, ""
         seen = self._held + text
         certain = 0
-        while seen[certain:] not in self._beginnings:
+        while not self._next_marker(seen[certain:]).startswith(seen[certain:]):
             certain += 1
         self._held = seen[certain:]
         return seen[:certain], self._take_marker()
@@ -43,8 +44,13 @@ class MarkerSearch:
         held, self._held = self._held, ""
         return "" if held.startswith("<") and ">" in held else held
 
+    def _next_marker(self, text: str) -> str:
+        """Return the first marker that does not sort before a text: if any begins with that, this one does."""
+        index = bisect_left(self._markers, text)
+        return self._markers[index] if index < len(self._markers) else ""
+
     def _take_marker(self) -> str:
-        if self._held not in self._markers:
+        if not self._held or self._held != self._next_marker(self._held):
             return ""
         marker, self._held = self._held, ""
         return marker

@@ -129,7 +129,10 @@ class CallText:
 
     def until(self, *markers: str, write: Write) -> Steps[str]:
         """Pass on the text up to a marker; return the marker."""
-        search = MarkerSearch(*markers)
+        return (yield from self.until_found(MarkerSearch(*markers), write))
+
+    def until_found(self, search: MarkerSearch, write: Write) -> Steps[str]:
+        """Pass on the text up to a marker of a search that has not begun; return the marker."""
         marker = ""
         while not marker:
             text, marker = search.push((yield from self.take()))
@@ -167,6 +170,10 @@ class CallText:
     def take_events(self) -> list[CallEvent]:
         events, self._events = self._events, []
         return events
+
+
+# Reads the calls up to the end marker; raises NotCallSyntax where the text is none.
+Read = Callable[[CallText], Steps[None]]
 
 
 class CallReader:

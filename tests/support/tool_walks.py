@@ -36,7 +36,7 @@ def follows(text: str, grammar: GrammarText | None, *, spelt: bool = False) -> b
 def calls_in(
     format_: ToolFormat, text: str, tools: Sequence[ToolSpec] = ()
 ) -> list[tuple[str, Any]]:
-    parser = format_.parser(tools)
+    parser = format_.parsers(tools)()
     events = [*parser.add(text), *parser.flush()]
     names = [event.name for event in events if isinstance(event, ToolCallStart)]
     arguments = ["" for _ in names]

@@ -40,8 +40,12 @@ class MarkedFormat:
             text = after_reasoning(grammar.grammar, markers, self.model.tokenizer, state)
             grammar = replace(grammar, grammar=text)
 
+        new_calls = None
+        if spec.tools:
+            new_calls = self.tools.parsers(spec.tools, is_parallel=spec.is_parallel)
+
         def new_parser() -> MessageParser:
-            reasoning = calls = None
+            reasoning = None
             if markers is not None:
                 reasoning = ReasoningParser(
                     markers.start,
@@ -49,9 +53,7 @@ class MarkedFormat:
                     around_content=markers.around_content,
                     is_open=state == "open",
                 )
-            if spec.tools:
-                calls = self.tools.parser(spec.tools, is_parallel=spec.is_parallel)
-            return MessageParser(reasoning, calls)
+            return MessageParser(reasoning, None if new_calls is None else new_calls())
 
         visible = [*(markers.all if markers else ()), *(self.tools.markers if spec.tools else ())]
         return OutputFormat(

@@ -3,23 +3,29 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from app.parsing.grammars.budget import Budget
 from app.parsing.grammars.freeform import ANY_TEXT, pattern_of
-from app.parsing.grammars.schema_types import Schema, nested
-from app.parsing.tool_call_reader import CallText, Steps
+from app.parsing.grammars.schema_types import Schema, Schemas, keyword_budget
+from app.parsing.tool_call_reader import Read
 from app.parsing.tool_spec import FreeformInput, ToolSpec, freeform_parameters
 from batching import GrammarText, InvalidRequest, NotRegular, json_rule, literal_pattern
 
 _ANY_OBJECT: Final = {"type": "object"}
 
-# In characters, of all tools of a request together.
+# In characters.
 _MAX_LENGTH: Final = 512 * 1024
 
 # What strings in plain text can keep; they have no quotes, hence no escapes either.
 TEXT_KEYWORDS: Final = frozenset(
     {"type", "title", "description", "default", "examples", "enum", "const", "$defs", "definitions"}
 )
+
+
+def length_budget() -> Budget:
+    """Return how long the rules of all tools of a request may be together."""
+    return Budget(_MAX_LENGTH, "characters as a grammar")
 
 
 class CallSyntax(Protocol):
@@ -49,11 +55,10 @@ class CallSyntax(Protocol):
         """
         ...
 
-    def read(self, text: CallText, tools: Mapping[str, ToolSpec]) -> Steps[None]:
-        """Read the calls up to the end marker.
+    def reader(self, tools: Sequence[ToolSpec], start: str, end: str) -> Read:
+        """Return what reads calls of these tools between two markers.
 
-        Raises:
-            NotCallSyntax: the text is not a call.
+        This looks through the tools' schemas, so that reading does not: not on the event loop.
         """
         ...
 
@@ -66,22 +71,36 @@ class Rules:
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self._tokens = tokens
+        self._keywords = keyword_budget()
+        self._length = length_budget()
         self._lines = ["TEXT: /(.|\\n)*/", "BREAK: /\\n/"]
         self._names: set[str] = set()
-        self._length = 0
         self._grammars: list[dict[str, str]] = []
         self._is_split_by = re.compile("|".join(map(re.escape, tokens)) or "(?!)")
+
+    def schemas(self, root: Schema) -> Schemas:
+        """Return what reads the schemas in one, within the limit of all schemas of the grammar."""
+        return Schemas(root, self._keywords)
 
     def has(self, name: str) -> bool:
         return name in self._names
 
     def add(self, name: str, body: str) -> str:
+        return self.choice(name, [body])
+
+    def choice(self, name: str, alternatives: Iterable[str], *, before: str = "") -> str:
+        """Add a rule of alternatives; `before` stands before each.
+
+        Their length counts before the next one is written: a schema can ask for each part of it again and again.
+        """
+        self._length.take(len(name) + len(before))
+        written: list[str] = []
+        for alternative in alternatives:
+            self._length.take(len(alternative))
+            written.append(alternative)
+        body = " | ".join(written)
         self._names.add(name)
-        self._length += len(name) + len(body)
-        # Schemas that refer to themselves would be followed until memory is used up.
-        if self._length > _MAX_LENGTH:
-            raise InvalidRequest("tools", "together they are too large to be enforced")
-        self._lines.append(f"{name}: {body}")
+        self._lines.append(f"{name}: {before} ({body})" if before else f"{name}: {body}")
         return name
 
     def spell(self, text: str) -> str:
@@ -116,6 +135,7 @@ class Rules:
         try:
             pattern = pattern_of(freeform)
         except NotRegular:
+            self._length.take(len(freeform.definition))
             self._grammars.append({"name": name, "lark_grammar": freeform.definition})
             return f"@{name} {self.spell(end)}"
         return self.text(name, end, None if pattern == ANY_TEXT else pattern)
@@ -131,12 +151,14 @@ class Rules:
         return text[: found.start()], self._tokens[found[0]], text[found.end() :]
 
     def _symbols(self, text: str) -> Iterator[str]:
-        before, token_id, rest = self._split(text)
-        if before:
-            yield literal(before)
-        if token_id is not None:
-            yield f"<[{token_id}]>"
-            yield from self._symbols(rest)
+        position = 0
+        for found in self._is_split_by.finditer(text):
+            if before := text[position : found.start()]:
+                yield literal(before)
+            yield f"<[{self._tokens[found[0]]}]>"
+            position = found.end()
+        if rest := text[position:]:
+            yield literal(rest)
 
 
 def argument_schema(tool: ToolSpec, *, is_bound: bool) -> Schema:
@@ -158,15 +180,6 @@ def text_schema(tool_name: str, freeform: FreeformInput) -> Schema:
         message = f"the grammar of {tool_name!r} cannot be enforced in this model's format of calls"
         raise InvalidRequest("tools", f"{message}: {error}") from None
     return {"type": "string"} | ({} if pattern == ANY_TEXT else {"pattern": f"^(?:{pattern})$"})
-
-
-def properties_of(tool: ToolSpec) -> list[tuple[str, Any, bool]]:
-    """Return the name and the schema of each parameter, and whether it is required."""
-    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
-    required = tool.parameters.get("required", [])
-    return [
-        (key, nested(value, tool.parameters), key in required) for key, value in properties.items()
-    ]
 
 
 def check_key(key: str, pattern: re.Pattern[str]) -> None:

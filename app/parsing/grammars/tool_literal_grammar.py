@@ -1,19 +1,24 @@
 """Rules for the parameters of a call that are written as literals."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from app.parsing.grammars.schema_types import PYTHON_WORDS, Schema, is_any_text, nested, variants
+from app.parsing.grammars.schema_types import (
+    PYTHON_WORDS,
+    Property,
+    Schema,
+    Schemas,
+    is_any_text,
+)
 from app.parsing.grammars.tool_grammar import (
     TEXT_KEYWORDS,
     Rules,
     check_key,
     literal,
-    properties_of,
     text_schema,
 )
-from app.parsing.tool_spec import ToolSpec
+from app.parsing.tool_spec import FreeformInput, ToolSpec
 from batching import InvalidRequest
 
 _KEY: Final = re.compile(r"[^\W\d]\w*")
@@ -46,47 +51,48 @@ class LiteralRules:
 
     def parameters(self, name: str) -> str:
         """Return the expression of all parameters."""
-        return self._pairs(name, properties_of(self._tool), self._assign, _MAX_DEPTH)
+        schemas = self._rules.schemas(self._tool.parameters)
+        properties = schemas.properties(self._tool.parameters)
+        return self._pairs(name, properties, schemas, self._assign, _MAX_DEPTH)
 
     def _pairs(
-        self, name: str, properties: Iterable[tuple[str, Any, bool]], assign: str, depth: int
+        self, name: str, properties: Iterable[Property], schemas: Schemas, assign: str, depth: int
     ) -> str:
         """Return pairs in the schema's order, or sorted, as Gemma's templates have them."""
         pairs = list(properties)
         if self._quote:
-            pairs.sort(key=lambda pair: pair[0].lower())
+            pairs.sort(key=lambda pair: pair.key.lower())
         first = rest = self._rules.add(f"{name}_end", '""')
         for index, (key, schema, is_required) in reversed(list(enumerate(pairs))):
             check_key(key, _KEY)
-            value = self._value(f"{name}_{index}", schema, depth)
-            pair = self._rules.add(f"{name}_{index}", f"{literal(key + assign)} ({value})")
+            values = self._value(f"{name}_{index}", schema, schemas, depth)
+            pair = self._rules.choice(f"{name}_{index}", values, before=literal(key + assign))
             firsts = [f"{pair} {rest}", *([] if is_required else [first])]
             rests = [f"{self._comma} {pair} {rest}", *([] if is_required else [rest])]
             first = self._rules.add(f"{name}_first_{index}", " | ".join(firsts))
             rest = self._rules.add(f"{name}_rest_{index}", " | ".join(rests))
         return first
 
-    def _value(self, name: str, schema: Any, depth: int) -> str:
-        freeform = self._tool.freeform
-        if freeform is not None and not self._quote:
-            return self._rules.json(f"{name}_json", text_schema(self._tool.name, freeform))
-        if freeform is not None:
-            quote = self._rules.spell(self._quote)
-            return f"{quote} {self._rules.freeform(f'{name}_text', freeform, self._quote)}"
-        found = variants(schema, schema)
-        values = [
-            value
-            for index, variant in enumerate(found)
-            for value in (
-                self._quoted(f"{name}_{index}", variant, schema, depth)
-                if self._quote
-                else self._python(f"{name}_{index}", variant)
-            )
-        ]
-        return " | ".join(values)
+    def _value(self, name: str, schema: Any, schemas: Schemas, depth: int) -> Iterator[str]:
+        """Yield the ways to write a value."""
+        if (freeform := self._tool.freeform) is not None:
+            yield self._text(name, freeform)
+            return
+        schemas = schemas.inside(schema)
+        for index, variant in enumerate(schemas.variants(schema)):
+            if self._quote:
+                yield from self._quoted(f"{name}_{index}", variant, schemas, depth)
+            else:
+                yield from self._python(f"{name}_{index}", variant, schemas)
 
-    def _python(self, name: str, variant: Schema) -> Iterator[str]:
-        yield self._rules.json(f"{name}_json", variant)
+    def _text(self, name: str, freeform: FreeformInput) -> str:
+        if not self._quote:
+            return self._rules.json(f"{name}_json", text_schema(self._tool.name, freeform))
+        quote = self._rules.spell(self._quote)
+        return f"{quote} {self._rules.freeform(f'{name}_text', freeform, self._quote)}"
+
+    def _python(self, name: str, variant: Schema, schemas: Schemas) -> Iterator[str]:
+        yield self._rules.json(f"{name}_json", schemas.with_definitions(variant))
         kind = variant.get("type")
         if "enum" in variant and kind == "string":
             yield from (literal(repr(text)) for text in variant["enum"] if repr(text)[0] == "'")
@@ -95,7 +101,7 @@ class LiteralRules:
         elif kind is None or (is_any_text(variant) and set(variant) <= TEXT_KEYWORDS):
             yield _PYTHON_STRING
 
-    def _quoted(self, name: str, variant: Schema, root: Schema, depth: int) -> Iterator[str]:
+    def _quoted(self, name: str, variant: Schema, schemas: Schemas, depth: int) -> Iterator[str]:
         if self._tool.strict and (kept := sorted(set(variant) - _PLAIN)) and not _is_json(variant):
             message = (
                 f"{kept[0]!r} of a {variant.get('type')} cannot be enforced in this model's format"
@@ -110,27 +116,24 @@ class LiteralRules:
             case "string":
                 yield f"{quote} {self._rules.text(f'{name}_text', self._quote)}"
             case "array":
-                yield self._array(name, variant, root, depth)
+                yield self._array(name, variant, schemas, depth)
             case "object" if variant.get("properties"):
-                yield self._object(name, variant, root, depth)
+                yield self._object(name, variant, schemas, depth)
             case "object":
                 self._add_any()
                 yield "any_object"
             case None:
                 yield self._add_any()
             case _:
-                yield self._rules.json(f"{name}_json", variant)
+                yield self._rules.json(f"{name}_json", schemas.with_definitions(variant))
 
-    def _object(self, name: str, variant: Schema, root: Schema, depth: int) -> str:
-        required: Sequence[str] = variant.get("required", ())
-        pairs = [
-            (key, nested(s, root), key in required) for key, s in variant["properties"].items()
-        ]
-        return f'"{{" {self._pairs(f"{name}_pair", pairs, ":", depth - 1)} "}}"'
+    def _object(self, name: str, variant: Schema, schemas: Schemas, depth: int) -> str:
+        properties = schemas.properties(variant)
+        return f'"{{" {self._pairs(f"{name}_pair", properties, schemas, ":", depth - 1)} "}}"'
 
-    def _array(self, name: str, variant: Schema, root: Schema, depth: int) -> str:
-        value = self._value(f"{name}_item", nested(variant.get("items", {}), root), depth - 1)
-        item = self._rules.add(f"{name}_item", value)
+    def _array(self, name: str, variant: Schema, schemas: Schemas, depth: int) -> str:
+        values = self._value(f"{name}_item", variant.get("items", {}), schemas, depth - 1)
+        item = self._rules.choice(f"{name}_item", values)
         least, most = variant.get("minItems", 0), variant.get("maxItems")
         more = f"({self._comma} {item}){{{max(0, least - 1)},{'' if most is None else max(0, most - 1)}}}"
         items = f"{item} {more}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from app.parsing.grammars.tool_grammar import argument_schema, literal
+from app.parsing.grammars.tool_grammar import argument_schema, length_budget, literal
 from app.parsing.harmony.harmony_parser import (
     CALL,
     CHANNEL,
@@ -62,11 +62,13 @@ class HarmonyGrammar:
         names = [f"call_{index}" for index in range(len(tools))]
         rules = [f"call: {' | '.join(names)}"] if names else []
         is_bound = spec.is_call or spec.content is not None
+        length = length_budget()
         for name, tool in zip(names, tools, strict=True):
             schema = argument_schema(tool, is_bound=is_bound or tool.strict)
             header = f"{self._recipient(tool)} {self._type()} {self._token(MESSAGE)}"
             rules.append(f"{name}: {header} {name}_json {self._end(CALL)}")
             rules.append(f"{name}_json: {json_rule(schema)}")
+            length.take(len(rules[-1]))
         return rules
 
     def _recipient(self, tool: ToolSpec) -> str:

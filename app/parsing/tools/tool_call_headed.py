@@ -1,12 +1,12 @@
 """Tool calls whose name stands before their arguments in JSON."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from app.parsing.grammars.tool_grammar import Rules, argument_schema
-from app.parsing.tool_call_reader import BLANKS, CallText, NotCallSyntax, Steps
+from app.parsing.tool_call_reader import BLANKS, CallText, NotCallSyntax, Read, Steps
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.tool_call_json import JsonSyntax, pass_arguments
 
@@ -39,9 +39,12 @@ class MistralSyntax:
         arguments = rules.json(f"{name}_json", argument_schema(tool, is_bound=is_bound))
         rules.add(name, f"{head} {rules.spell(_ARGUMENTS)} {arguments}")
 
-    def read(self, text: CallText, tools: Mapping[str, ToolSpec]) -> Steps[None]:
+    def reader(self, tools: Sequence[ToolSpec], start: str, end: str) -> Read:
+        return self.read
+
+    def read(self, text: CallText) -> Steps[None]:
         if (yield from text.after(BLANKS)) in "[{":
-            yield from JsonSyntax().read(text, tools)
+            yield from JsonSyntax().read(text)
             return
         name, call_id = (yield from text.word()), None
         if (yield from text.one_of(_ARGUMENTS, _ID)) == _ID:
@@ -64,7 +67,10 @@ class KimiSyntax:
         tail = f"{rules.spell(_KIMI_ARGUMENTS)} {arguments} {rules.spell(_KIMI_END)}"
         rules.add(name, f"{head} /[0-9]{{1,4}}/ {tail}")
 
-    def read(self, text: CallText, tools: Mapping[str, ToolSpec]) -> Steps[None]:
+    def reader(self, tools: Sequence[ToolSpec], start: str, end: str) -> Read:
+        return self.read
+
+    def read(self, text: CallText) -> Steps[None]:
         while (yield from text.one_of(_KIMI_START, text.end)) != text.end:
             yield from self._read_call(text)
 

@@ -1,12 +1,12 @@
 """Tool calls in JSON: `{"name": ..., "arguments": {...}}`, one or a list of them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from app.parsing.grammars.tool_grammar import Rules, argument_schema
-from app.parsing.tool_call_reader import BLANKS, CallText, NotCallSyntax, Steps
+from app.parsing.tool_call_reader import BLANKS, CallText, NotCallSyntax, Read, Steps
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.json_text import json_value, pass_json
 
@@ -40,7 +40,10 @@ class JsonSyntax:
             call_id = f"({rules.spell(_BEFORE_ID)} {text} {rules.spell(_AFTER_ID)})?"
         rules.add(name, f"{begin} {arguments} {call_id} {rules.spell('}' + self.after)}")
 
-    def read(self, text: CallText, tools: Mapping[str, ToolSpec]) -> Steps[None]:
+    def reader(self, tools: Sequence[ToolSpec], start: str, end: str) -> Read:
+        return self.read
+
+    def read(self, text: CallText) -> Steps[None]:
         has_call = False
         while True:
             character = yield from text.peek()

@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.parsing.grammars.schema_types import TYPES, type_of
+from app.parsing.grammars.schema_types import ANY_TYPE, type_of
 from app.parsing.grammars.tool_grammar import Rules
 from app.parsing.grammars.tool_literal_grammar import LiteralRules
 from app.parsing.json_text import load_json
@@ -17,6 +17,7 @@ from app.parsing.tool_call_reader import (
     CallReader,
     CallText,
     NotCallSyntax,
+    Read,
     Steps,
     Write,
 )
@@ -109,7 +110,10 @@ class LiteralSyntax:
         begin = rules.spell(self.head + tool.name + self.bracket)
         rules.add(name, f"{begin} {parameters} {rules.spell(_CLOSERS[self.bracket])}")
 
-    def read(self, text: CallText, tools: Mapping[str, ToolSpec]) -> Steps[None]:
+    def reader(self, tools: Sequence[ToolSpec], start: str, end: str) -> Read:
+        return self.read
+
+    def read(self, text: CallText) -> Steps[None]:
         if self.opening:
             yield from text.one_of(self.opening)
         while True:
@@ -228,7 +232,6 @@ class LiteralSyntax:
         text.finish()
 
 
-_ANY: Final = frozenset(TYPES)
 _PYTHON: Final = LiteralSyntax(has_bare_words=False)
 
 
@@ -239,7 +242,7 @@ def json_of(text: str, types: frozenset[str]) -> str | None:
     """
     written = text.strip()
     value = _json(written) or _PYTHON.read_literal(written)
-    if value is None or types == _ANY:
+    if value is None or types == ANY_TYPE:
         return value
     name = type_of(load_json(value))
     return value if "string" not in types or name in types - {"string"} else None

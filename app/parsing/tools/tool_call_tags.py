@@ -1,27 +1,26 @@
 """Tool calls whose parameters stand between tags of their own."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from html import unescape
 from typing import Any, Final
 
 from app.parsing.grammars.schema_types import (
+    ANY_TYPE,
     PYTHON_WORDS,
     TYPES,
     Schema,
+    Schemas,
     is_any_text,
-    types_of,
-    variants,
+    keyword_budget,
+    parameter_types,
 )
-from app.parsing.grammars.tool_grammar import (
-    Rules,
-    check_key,
-    check_strict_text,
-    literal,
-    properties_of,
-)
-from app.parsing.tool_call_reader import BLANKS, CallText, NotCallSyntax, Steps, Write
+from app.parsing.grammars.tool_grammar import Rules, check_key, check_strict_text, literal
+from app.parsing.markers import MarkerSearch
+from app.parsing.tool_call_reader import BLANKS, CallText, NotCallSyntax, Read, Steps, Write
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.json_text import escaped, pass_json
 from app.parsing.tools.tool_call_json import JsonSyntax
@@ -33,6 +32,18 @@ _CDATA: Final = "<![CDATA["
 _CDATA_END: Final = "]]>"
 # What needs no such section.
 _PLAIN: Final = r"[^<&\n]*"
+
+
+@dataclass(frozen=True, slots=True)
+class _CalledTool:
+    """What the reader knows of a tool.
+
+    types: of its parameters, by name.
+    ends: finds what ends a value; a copy for each.
+    """
+
+    types: Mapping[str, frozenset[str]]
+    ends: MarkerSearch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +95,11 @@ class TagSyntax:
         before, number, after = self.call.replace("{}", tool.name).partition("#")
         index = "/[1-9][0-9]{0,3}/" if number else ""
         parts = [rules.spell(before), index, rules.spell(after), gap]
-        for i, (key, schema, is_required) in enumerate(properties_of(tool)):
+        schemas = rules.schemas(tool.parameters)
+        for i, (key, schema, is_required) in enumerate(schemas.properties(tool.parameters)):
             check_key(key, _KEY)
-            values = self._values(rules, f"{name}_{i}", key, schema, tool)
-            part = rules.add(f"{name}_{i}", " | ".join(f"{value} {gap}" for value in values))
+            values = self._values(rules, f"{name}_{i}", key, schemas, schema, tool)
+            part = rules.choice(f"{name}_{i}", (f"{value} {gap}" for value in values))
             parts.append(part if is_required else f"{part}?")
         if self.call_end:
             parts += [rules.spell(self.call_end), gap]
@@ -96,14 +108,18 @@ class TagSyntax:
     def _gap(self, rules: Rules) -> str:
         return f"{literal(self.gap)}?" if self.is_gap_optional else rules.spell(self.gap)
 
-    def _values(self, rules: Rules, name: str, key: str, schema: Any, tool: ToolSpec) -> list[str]:
-        """Return the tags and the value of one parameter, for each of its types."""
+    def _values(
+        self, rules: Rules, name: str, key: str, schemas: Schemas, schema: Any, tool: ToolSpec
+    ) -> Iterator[str]:
+        """Yield the tags and the value of one parameter, for each of its types."""
         if tool.freeform is not None:
             begin, end = self._begin(rules, key, "string"), self.padding + self.value_end
             if self.has_cdata:
                 begin, end = f"{begin} {rules.spell(_CDATA)}", _CDATA_END + end
-            return [f"{begin} {rules.freeform(f'{name}_text', tool.freeform, end)}"]
-        found = variants(schema, schema)
+            yield f"{begin} {rules.freeform(f'{name}_text', tool.freeform, end)}"
+            return
+        schemas = schemas.inside(schema)
+        found = schemas.variants(schema)
         texts = [variant for variant in found if is_any_text(variant)]
         if texts and tool.strict:
             check_strict_text(found)
@@ -111,18 +127,18 @@ class TagSyntax:
             found = [typed for each in found for typed in _typed(each)]
         elif texts:
             found = texts[:1]
-        return [
-            value
-            for index, variant in enumerate(found)
-            for value in self._value(rules, f"{name}_{index}", key, variant)
-        ]
+        for index, variant in enumerate(found):
+            yield from self._value(rules, f"{name}_{index}", key, schemas, variant)
 
-    def _value(self, rules: Rules, name: str, key: str, variant: Schema) -> Iterator[str]:
+    def _value(
+        self, rules: Rules, name: str, key: str, schemas: Schemas, variant: Schema
+    ) -> Iterator[str]:
         kind = str(variant.get("type"))
         begin = self._begin(rules, key, "number" if kind == "integer" else kind)
         end = self.padding + self.value_end
         if kind != "string":
-            yield f"{begin} {rules.json(f'{name}_json', variant)} {rules.spell(end)}"
+            value = rules.json(f"{name}_json", schemas.with_definitions(variant))
+            yield f"{begin} {value} {rules.spell(end)}"
             if self.has_python_words and "enum" not in variant:
                 words = PYTHON_WORDS.get(kind, ())
                 yield from (f"{begin} {literal(word)} {rules.spell(end)}" for word in words)
@@ -145,17 +161,28 @@ class TagSyntax:
 
     # The reader.
 
-    def read(self, text: CallText, tools: Mapping[str, ToolSpec]) -> Steps[None]:
+    def reader(self, tools: Sequence[ToolSpec], start: str, end: str) -> Read:
+        budget = keyword_budget()
+
+        def known(parameters: Schema) -> _CalledTool:
+            ends = self._value_ends(start, end, parameters.get("properties", ()))
+            return _CalledTool(parameter_types(parameters, budget), MarkerSearch(*ends))
+
+        by_name = {tool.name: known(tool.parameters) for tool in tools}
+        unknown = known({})
+        return partial(self._read, called=lambda name: by_name.get(name, unknown))
+
+    def _read(self, text: CallText, called: Callable[[str], _CalledTool]) -> Steps[None]:
         if not self.call_tag and (yield from text.after(BLANKS)) == "{":
-            yield from JsonSyntax().read(text, tools)
+            yield from JsonSyntax().read(text)
             return
         markers = [*filter(None, [self.call_tag]), text.end]
         if not self.call_tag:
-            yield from self._read_call(text, tools)
+            yield from self._read_call(text, called)
         while (yield from text.one_of(*markers)) != text.end:
-            yield from self._read_call(text, tools)
+            yield from self._read_call(text, called)
 
-    def _read_call(self, text: CallText, tools: Mapping[str, ToolSpec]) -> Steps[None]:
+    def _read_call(self, text: CallText, called: Callable[[str], _CalledTool]) -> Steps[None]:
         """Read one call; the marker of another one or of the section's end stays the next."""
         # Another section begins where the end of this one is missing.
         ends = [*filter(None, [self.call_end]), text.end, text.start]
@@ -169,13 +196,13 @@ class TagSyntax:
         if not name:
             raise NotCallSyntax
         text.begin(name)
-        end = yield from self._read_parameters(text, tools.get(name), marker, ends)
+        end = yield from self._read_parameters(text, called(name), marker, ends)
         if end != self.call_end:
             text.put_back(end)
         text.finish()
 
     def _read_parameters(
-        self, text: CallText, tool: ToolSpec | None, marker: str, ends: Sequence[str]
+        self, text: CallText, tool: _CalledTool, marker: str, ends: Sequence[str]
     ) -> Steps[str]:
         """Write the arguments, the first of which may have begun; return the end marker."""
         if not marker:
@@ -192,7 +219,8 @@ class TagSyntax:
             key, kind = _name(head, self.key_name), _name(head, "type") if self._is_typed else ""
             text.write(f'{before}"{escaped(key)}": ')
             before = ", "
-            yield from self._read_value(text, tool, _types(tool, key, kind))
+            types = frozenset({kind}) if kind else tool.types.get(key, ANY_TYPE)
+            yield from self._read_value(text, tool.ends, types)
             # What stands between parameters says nothing.
             marker = yield from text.until(self.key_tag, *ends, write=_ignore)
         text.write("{}" if before == "{" else "}")
@@ -212,9 +240,7 @@ class TagSyntax:
             marker = yield from text.until(self.value_tag, *ends, write=_ignore)
         return "".join(parts), marker
 
-    def _read_value(
-        self, text: CallText, tool: ToolSpec | None, types: frozenset[str]
-    ) -> Steps[None]:
+    def _read_value(self, text: CallText, ends: MarkerSearch, types: frozenset[str]) -> Steps[None]:
         """Write one value; what follows in place of its own end stays the next."""
         parts: list[str] = []
         is_text = types == _STRING
@@ -227,14 +253,14 @@ class TagSyntax:
 
         if is_text:
             text.write('"')
-        yield from self._pass_value(text, tool, write)
+        yield from self._pass_value(text, ends, write)
         if is_text:
             text.write('"')
         else:
             value = "".join(parts)
             text.write(json_of(value, types) or f'"{escaped(value)}"')
 
-    def _pass_value(self, text: CallText, tool: ToolSpec | None, write: Write) -> Steps[None]:
+    def _pass_value(self, text: CallText, ends: MarkerSearch, write: Write) -> Steps[None]:
         padding = self.padding
 
         def write_padded(part: str) -> None:
@@ -243,28 +269,27 @@ class TagSyntax:
                 write(part.removeprefix(padding))
                 padding = ""
 
-        own = {self.value_end, self.padding + self.value_end}
-        ends = {*own, *self._other_ends(text, tool)}
-        marker = yield from text.until(
-            *ends, *([_CDATA] if self.has_cdata else []), write=write_padded
-        )
+        marker = yield from text.until_found(copy(ends), write_padded)
         if marker == _CDATA:
             yield from text.until(_CDATA_END, write=write)
-            marker = yield from text.until(*ends, write=_ignore)
-        if marker not in own:
+        while marker == _CDATA:
+            marker = yield from text.until_found(copy(ends), _ignore)
+        if marker not in (self.value_end, self.padding + self.value_end):
             text.put_back(marker)
 
-    def _other_ends(self, text: CallText, tool: ToolSpec | None) -> Iterator[str]:
-        """Yield what ends a value whose own end is missing.
+    def _value_ends(self, start: str, end: str, keys: Iterable[str]) -> Iterator[str]:
+        """Yield what ends a value, also one whose own end is missing, or begins a section of it.
 
         A tag of another part alone is text: a value may be about such calls, or a page with tags of these names.
         """
+        yield from (self.value_end, self.padding + self.value_end)
+        if self.has_cdata:
+            yield _CDATA
         after_call = self.call_end + self.gap if self.call_end else ""
-        yield from (after_call + text.end, self.padding + after_call + text.end)
+        yield from (after_call + end, self.padding + after_call + end)
         if self.gap and self.call_end:
-            yield self.gap + after_call + (self.call_tag or text.start)
-        if self.gap and tool and not self._is_typed:
-            keys = tool.parameters.get("properties", {})
+            yield self.gap + after_call + (self.call_tag or start)
+        if self.gap and not self._is_typed:
             yield from (self.gap + self.key.replace("{}", key) for key in keys)
 
 
@@ -283,11 +308,3 @@ def _name(head: str, attribute: str) -> str:
     pattern = rf"""\b{attribute}\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'<>]+))"""
     found = re.search(pattern, head)
     return unescape(next(filter(None, found.groups()), "")) if found else ""
-
-
-def _types(tool: ToolSpec | None, key: str, kind: str) -> frozenset[str]:
-    """Return the types that a parameter may have: the one in its tag, or those of its schema."""
-    if kind:
-        return _STRING if kind == "string" else frozenset({kind})
-    properties: Mapping[str, Any] = tool.parameters.get("properties", {}) if tool else {}
-    return types_of(properties.get(key), tool.parameters if tool else {})

@@ -72,20 +72,26 @@ class ToolFormat:
             is_parallel=is_parallel,
         )
 
-    def parser(
+    def parsers(
         self,
         tools: Sequence[ToolSpec],
         *,
         is_parallel: bool = True,
         new_id: Callable[[], str] = new_call_id,
-    ) -> ToolCallParser:
-        by_name = {tool.name: tool for tool in tools}
+    ) -> Callable[[], ToolCallParser]:
+        """Return what makes a parser for each choice.
+
+        This looks through the tools' schemas, so not on the event loop; making a parser does not.
+        """
+        read = self.syntax.reader(tools, self.start, self.end)
 
         def new_reader() -> CallReader:
             text = CallText(self.start, self.end)
-            return CallReader(text, self.syntax.read(text, by_name))
+            return CallReader(text, read(text))
 
-        return ToolCallParser(self.start, new_reader, is_parallel=is_parallel, new_id=new_id)
+        return lambda: ToolCallParser(
+            self.start, new_reader, is_parallel=is_parallel, new_id=new_id
+        )
 
 
 def call_text(name: str, arguments: str) -> str:

@@ -16,7 +16,7 @@ CALL = call_text("f", '{"city": "Paris"}')
 
 
 def ended(text: str, reason: FinishReason, stops: Sequence[str] = ()) -> list[Delta]:
-    parser = MessageParser(None, GENERAL.parser([], new_id=lambda: "id"))
+    parser = MessageParser(None, GENERAL.parsers([], new_id=lambda: "id")())
     choice = Choice(0, ByteTokenizer(), TextOptions(stops=stops), parser)
     tokens = tuple(text.encode())
     outputs = [TokenOutput(tokens[:-1], None, 0), TokenOutput(tokens[-1:], reason, 0)]

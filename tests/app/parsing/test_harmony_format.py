@@ -20,7 +20,7 @@ from app.parsing.harmony.harmony_parser import MARKERS
 from app.parsing.message_format import MessageSpec
 from app.parsing.output_format import GrammarSpec, OutputFormat
 from app.parsing.tool_spec import AllowedTools, FreeformInput, NamedTool, ToolChoice, ToolSpec
-from batching import choice_grammar, json_schema_grammar
+from batching import InvalidRequest, choice_grammar, json_schema_grammar
 from tests.support.harmony_model import harmony_tokenizer
 from tests.support.marker_tokenizer import MarkerTokenizer
 
@@ -125,6 +125,15 @@ def test_under_auto_only_strict_arguments_are_bound() -> None:
         assert allows(PREAMBLE + text, **spec)
     for text in (call(arguments='{"day": 0}'), as_in_the_template(arguments="{}"), call("other")):
         assert not allows(PREAMBLE + text, **spec)
+
+
+def test_the_texts_of_freeform_tools_have_one_limit() -> None:
+    rules = "".join(f"a{index}: a{index + 1} a{index + 1}\n" for index in range(11))
+    doubled = FreeformInput("lark", f"{rules}a11: /x/\nstart: a0")
+    tools = [ToolSpec(f"f{index}", {}, freeform=doubled) for index in range(20)]
+    assert output(tools=tools[:5], tool_choice="required").grammar
+    with pytest.raises(InvalidRequest, match="too large to be enforced"):
+        output(tools=tools, tool_choice="required")
 
 
 def test_the_text_of_a_freeform_tool_is_bound() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from app.parsing.events import ContentPiece, ToolCallArguments, join_pieces
-from app.parsing.grammars.schema_types import TYPES, types_of
+from app.parsing.grammars.schema_types import TYPES, keyword_budget, parameter_types
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.tool_call_literals import json_of
 from batching import InvalidRequest
@@ -173,6 +173,12 @@ def test_the_name_of_a_parameter_that_a_format_cannot_hold_is_refused(name: str)
             FORMATS[name].grammar([tool({key: {}})], "required", is_parallel=True)
 
 
+def types_of(schema: Any, definitions: Any) -> frozenset[str]:
+    return parameter_types({"properties": {"a": schema}, "$defs": definitions}, keyword_budget())[
+        "a"
+    ]
+
+
 @pytest.mark.parametrize(
     ("schema", "types"),
     [
@@ -190,8 +196,8 @@ def test_the_name_of_a_parameter_that_a_format_cannot_hold_is_refused(name: str)
     ],
 )
 def test_types_of_a_schema(schema: Any, types: list[str]) -> None:
-    root = {"$defs": {"a": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}}
-    assert types_of(schema, root) == frozenset(types)
+    definitions = {"a": {"type": "string"}, "loop": {"$ref": "#/$defs/loop"}}
+    assert types_of(schema, definitions) == frozenset(types)
 
 
 ANY = frozenset(TYPES)
@@ -318,9 +324,9 @@ def test_a_literal_is_what_python_reads(literal: str) -> None:
         assume(False)
     text = f"<|tool_call_start|>[f(a={literal}, b=1)]<|tool_call_end|>"
     assert calls_in(FORMATS["pythonic"], text) == [("f", {"a": value, "b": 1})]
-    parser = FORMATS["pythonic"].parser([], new_id=lambda: "id")
+    parser = FORMATS["pythonic"].parsers([], new_id=lambda: "id")()
     events = [event for character in text for event in parser.add(character)]
-    assert join_pieces(events) == FORMATS["pythonic"].parser([], new_id=lambda: "id").add(text)
+    assert join_pieces(events) == FORMATS["pythonic"].parsers([], new_id=lambda: "id")().add(text)
     assert json.loads(json_of(f" {literal} ", ANY) or "0") == value
 
 
@@ -337,14 +343,14 @@ def test_a_literal_is_what_python_reads(literal: str) -> None:
     ],
 )
 def test_what_is_read_of_an_unusual_call_in_python(text: str, read: str) -> None:
-    parser = FORMATS["pythonic"].parser([])
+    parser = FORMATS["pythonic"].parsers([])()
     events = [*parser.add(f"<|tool_call_start|>{text}<|tool_call_end|> ok"), *parser.flush()]
     assert "".join(e.text for e in events if isinstance(e, ToolCallArguments)) == read
     assert events[-1] == ContentPiece(" ok")
 
 
 def test_a_string_in_triple_quotes_is_streamed() -> None:
-    parser = FORMATS["pythonic"].parser([])
+    parser = FORMATS["pythonic"].parsers([])()
     parser.add('<|tool_call_start|>[f(a="""')
     assert parser.add('one "two"\n') == [ToolCallArguments(0, 'one \\"two\\"\\n')]
 
@@ -356,9 +362,62 @@ def test_a_schema_that_would_be_followed_for_ever_is_not() -> None:
     with pytest.raises(InvalidRequest, match="too large to be enforced"):
         FORMATS["gemma4"].grammar([spec], "required", is_parallel=True)
     loop = {"anyOf": [{"$ref": "#/$defs/loop"}] * 20}
-    assert types_of({"$ref": "#/$defs/loop"}, {"$defs": {"loop": loop}}) == frozenset(TYPES)
+    assert types_of({"$ref": "#/$defs/loop"}, {"loop": loop}) == frozenset(TYPES)
     none = {"anyOf": [{"$ref": "#/$defs/none"}] * 20 + [{"type": "null", "enum": ["a"]}]}
-    assert types_of({"$ref": "#/$defs/none"}, {"$defs": {"none": none}}) == frozenset(TYPES)
+    assert types_of({"$ref": "#/$defs/none"}, {"none": none}) == frozenset(TYPES)
+
+
+@pytest.mark.parametrize("name", ["glm47", "minicpm5", "qwen3_coder"])
+def test_all_schemas_of_a_request_have_one_limit(name: str) -> None:
+    """Each of the tools alone has less, and a definition counts wherever it is used."""
+    choices = {"anyOf": [{"type": "string"}] * 100}
+    properties = {f"p{index}": {"$ref": "#/$defs/choices"} for index in range(300)}
+    parameters = tool(properties, defs={"choices": choices}).parameters
+    specs = [ToolSpec(f"f{index}", parameters) for index in range(8)]
+    assert FORMATS[name].grammar(specs[:1], "required", is_parallel=True)
+    with pytest.raises(InvalidRequest, match="too large to be enforced") as caught:
+        FORMATS[name].grammar(specs, "required", is_parallel=True)
+    assert caught.value.param == "tools"
+
+
+def test_types_beyond_the_limit_are_any() -> None:
+    budget = keyword_budget()
+    large = {"properties": {"a": {"anyOf": [{"enum": ["x"] * 1000}] * 1000}}}
+    small = {"properties": {"a": {"type": "string"}}}
+    assert parameter_types(small, budget) == {"a": frozenset({"string"})}
+    assert parameter_types(large, budget) == {"a": ANY}
+    assert parameter_types(small, budget) == {"a": ANY}
+
+
+class Counted(dict[str, Any]):
+    num_lookups = 0
+
+    def get(self, *args: Any) -> Any:
+        self.num_lookups += 1
+        return super().get(*args)
+
+
+def test_a_reference_is_followed_once() -> None:
+    definitions = Counted(a={"$ref": "#/$defs/b", "title": "A"}, b={"type": "null"})
+    references = {f"p{index}": {"$ref": "#/$defs/a", "description": "x"} for index in range(50)}
+    types = parameter_types({"properties": references, "$defs": definitions}, keyword_budget())
+    assert types == dict.fromkeys(references, frozenset({"null"}))
+    assert definitions.num_lookups == 2
+
+
+def test_a_parameter_may_have_definitions_of_its_own() -> None:
+    own = {"$ref": "#/$defs/b", "$defs": {"b": {"type": "null"}}}
+    properties = {"own": own, "other": {"$ref": "#/$defs/b"}}
+    definitions = {"b": {"type": "array"}}
+    types = parameter_types({"properties": properties, "$defs": definitions}, keyword_budget())
+    assert types == {"own": frozenset({"null"}), "other": frozenset({"array"})}
+
+
+@pytest.mark.parametrize("name", ["kimi_k3", "gemma4"])
+def test_a_text_of_many_markers_is_written(name: str) -> None:
+    marker = {"kimi_k3": "<|sep|>", "gemma4": "<tool_call|>"}[name]
+    spec = tool({"a": {"enum": [marker * 5000]}}, required=["a"])
+    assert FORMATS[name].grammar([spec], "required", is_parallel=True)
 
 
 def test_a_schema_that_refers_to_itself_is_enforced_as_far_as_it_is_followed() -> None:
@@ -390,7 +449,7 @@ def test_a_schema_that_refers_to_itself_is_enforced_as_far_as_it_is_followed() -
     ],
 )
 def test_values_that_are_nested_for_ever_are_not_followed(name: str, text: str) -> None:
-    parser = FORMATS[name].parser([])
+    parser = FORMATS[name].parsers([])()
     events = [*parser.add(f"{text} ok"), *parser.flush()]
     assert events[-1] == ContentPiece(" ok")
     assert parser.has_calls is True

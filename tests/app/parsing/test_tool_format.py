@@ -225,7 +225,7 @@ def test_a_marker_that_is_no_token_is_spelt_in_the_grammar() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_ids_and_the_number_of_calls_are_up_to_the_caller(name: str) -> None:
-    parser = FORMATS[name].parser(TOOLS, is_parallel=False, new_id=lambda: "own")
+    parser = FORMATS[name].parsers(TOOLS, is_parallel=False, new_id=lambda: "own")()
     events = [*parser.add(written(name, [NOW, RAIN])), *parser.flush()]
     call_id = {"mistral_ids": "abcdefg00", "kimi_k2": "functions.now:0"}.get(name, "own")
     assert events == [ToolCallStart(0, call_id, "now"), ToolCallArguments(0, "{}")]

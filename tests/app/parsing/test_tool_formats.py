@@ -60,7 +60,7 @@ def tools_for(calls: Calls) -> list[ToolSpec]:
 
 
 def events_of(name: str, pieces: Sequence[str], tools: Sequence[ToolSpec]) -> list[MessageEvent]:
-    parser = FORMATS[name].parser(tools, new_id=lambda: "id")
+    parser = FORMATS[name].parsers(tools, new_id=lambda: "id")()
     events = [event for piece in pieces for event in parser.add(piece)]
     return join_pieces([*events, *parser.flush()])
 
@@ -136,7 +136,7 @@ class TestFormat:
     def test_a_history_holds_what_the_model_wrote(self, name: str, calls: Calls) -> None:
         """So that the next turn finds all of it in the prefix cache."""
         text = written(name, calls)
-        parser = FORMATS[name].parser(tools_for(calls), new_id=lambda: "abcdefghi")
+        parser = FORMATS[name].parsers(tools_for(calls), new_id=lambda: "abcdefghi")()
         events = join_pieces([*parser.add(text), *parser.flush()])
         ids = [event.call_id for event in events if isinstance(event, ToolCallStart)]
         made = [ToolCall(i, n, a) for i, (n, a) in zip(ids, calls_of(events), strict=True)]
@@ -154,7 +154,7 @@ class TestFormat:
     def test_a_name_comes_before_its_arguments_and_these_piece_by_piece(self, name: str) -> None:
         tools = [ToolSpec("write", {"properties": {"text": {"type": "string"}}})]
         text = written(name, [("write", {"text": "one two"})])
-        parser = FORMATS[name].parser(tools)
+        parser = FORMATS[name].parsers(tools)()
         before, after = text.split("one two")
         assert next(type(event) for event in parser.add(before)) is ToolCallStart
         assert parser.add("one ") == [ToolCallArguments(0, "one ")]
@@ -177,7 +177,7 @@ class TestFormat:
     def test_without_its_end_marker_a_call_is_not_complete(self, name: str) -> None:
         tools = [ToolSpec("write", {"properties": {"text": {"type": "string"}}})]
         text = written(name, [("write", {"text": "abc def"})])
-        parser = FORMATS[name].parser(tools)
+        parser = FORMATS[name].parsers(tools)()
         parser.add(text[: text.index("def")])
         parser.flush()
         assert not parser.has_calls
@@ -501,7 +501,7 @@ def test_the_name_of_a_parameter_may_be_long() -> None:
     events = events_of("qwen3_coder", [text], [])
     assert calls_of(events) == [("f", f'{{"{long}": 1}}')]
     assert content_of(events) == " ok"
-    parser = FORMATS["qwen3_coder"].parser([])
+    parser = FORMATS["qwen3_coder"].parsers([])()
     parser.add(begun)
     assert parser.flush() == []
     assert not parser.has_calls

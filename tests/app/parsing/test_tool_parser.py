@@ -51,7 +51,7 @@ def ids() -> Callable[[], str]:
 
 
 def json_parser(*, is_parallel: bool = True) -> ToolCallParser:
-    return ToolFormat(JsonSyntax(), START, END).parser([], is_parallel=is_parallel, new_id=ids())
+    return ToolFormat(JsonSyntax(), START, END).parsers([], is_parallel=is_parallel, new_id=ids())()
 
 
 def events_of(
