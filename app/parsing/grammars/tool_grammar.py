@@ -66,9 +66,6 @@ class CallSyntax(Protocol):
 class Rules:
     """The rules of a grammar; the methods return lark expressions.
 
-    Where a part of a schema is written again and again, each time is a rule of its own, so that its length counts
-    before the next one is written.
-
     tokens: markers inside calls that are single tokens of the model.
     """
 
@@ -89,10 +86,21 @@ class Rules:
         return name in self._names
 
     def add(self, name: str, body: str) -> str:
+        return self.choice(name, [body])
+
+    def choice(self, name: str, alternatives: Iterable[str], *, before: str = "") -> str:
+        """Add a rule of alternatives; `before` stands before each.
+
+        Their length counts before the next one is written: a schema can ask for each part of it again and again.
+        """
+        self._length.take(len(name) + len(before))
+        written: list[str] = []
+        for alternative in alternatives:
+            self._length.take(len(alternative))
+            written.append(alternative)
+        body = " | ".join(written)
         self._names.add(name)
-        # Schemas that refer to themselves would be followed until memory is used up.
-        self._length.take(len(name) + len(body))
-        self._lines.append(f"{name}: {body}")
+        self._lines.append(f"{name}: {before} ({body})" if before else f"{name}: {body}")
         return name
 
     def spell(self, text: str) -> str:

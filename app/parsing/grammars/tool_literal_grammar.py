@@ -18,7 +18,7 @@ from app.parsing.grammars.tool_grammar import (
     literal,
     text_schema,
 )
-from app.parsing.tool_spec import ToolSpec
+from app.parsing.tool_spec import FreeformInput, ToolSpec
 from batching import InvalidRequest
 
 _KEY: Final = re.compile(r"[^\W\d]\w*")
@@ -65,33 +65,31 @@ class LiteralRules:
         first = rest = self._rules.add(f"{name}_end", '""')
         for index, (key, schema, is_required) in reversed(list(enumerate(pairs))):
             check_key(key, _KEY)
-            value = self._value(f"{name}_{index}", schema, schemas, depth)
-            pair = self._rules.add(f"{name}_{index}", f"{literal(key + assign)} ({value})")
+            values = self._value(f"{name}_{index}", schema, schemas, depth)
+            pair = self._rules.choice(f"{name}_{index}", values, before=literal(key + assign))
             firsts = [f"{pair} {rest}", *([] if is_required else [first])]
             rests = [f"{self._comma} {pair} {rest}", *([] if is_required else [rest])]
             first = self._rules.add(f"{name}_first_{index}", " | ".join(firsts))
             rest = self._rules.add(f"{name}_rest_{index}", " | ".join(rests))
         return first
 
-    def _value(self, name: str, schema: Any, schemas: Schemas, depth: int) -> str:
-        freeform = self._tool.freeform
-        if freeform is not None and not self._quote:
-            return self._rules.json(f"{name}_json", text_schema(self._tool.name, freeform))
-        if freeform is not None:
-            quote = self._rules.spell(self._quote)
-            return f"{quote} {self._rules.freeform(f'{name}_text', freeform, self._quote)}"
+    def _value(self, name: str, schema: Any, schemas: Schemas, depth: int) -> Iterator[str]:
+        """Yield the ways to write a value."""
+        if (freeform := self._tool.freeform) is not None:
+            yield self._text(name, freeform)
+            return
         schemas = schemas.inside(schema)
-        values = (
-            value
-            for index, variant in enumerate(schemas.variants(schema))
-            for value in (
-                self._quoted(f"{name}_{index}", variant, schemas, depth)
-                if self._quote
-                else self._python(f"{name}_{index}", variant, schemas)
-            )
-        )
-        written = (self._rules.add(f"{name}_value_{i}", value) for i, value in enumerate(values))
-        return " | ".join(written)
+        for index, variant in enumerate(schemas.variants(schema)):
+            if self._quote:
+                yield from self._quoted(f"{name}_{index}", variant, schemas, depth)
+            else:
+                yield from self._python(f"{name}_{index}", variant, schemas)
+
+    def _text(self, name: str, freeform: FreeformInput) -> str:
+        if not self._quote:
+            return self._rules.json(f"{name}_json", text_schema(self._tool.name, freeform))
+        quote = self._rules.spell(self._quote)
+        return f"{quote} {self._rules.freeform(f'{name}_text', freeform, self._quote)}"
 
     def _python(self, name: str, variant: Schema, schemas: Schemas) -> Iterator[str]:
         yield self._rules.json(f"{name}_json", schemas.with_definitions(variant))
@@ -114,8 +112,7 @@ class LiteralRules:
         quote = self._rules.spell(self._quote)
         match variant.get("type") if depth else None:
             case "string" if "enum" in variant:
-                texts = " | ".join(map(self._rules.spell, variant["enum"]))
-                yield f"{quote} ({texts}) {quote}"
+                yield from (f"{quote} {self._rules.spell(t)} {quote}" for t in variant["enum"])
             case "string":
                 yield f"{quote} {self._rules.text(f'{name}_text', self._quote)}"
             case "array":
@@ -135,8 +132,8 @@ class LiteralRules:
         return f'"{{" {self._pairs(f"{name}_pair", properties, schemas, ":", depth - 1)} "}}"'
 
     def _array(self, name: str, variant: Schema, schemas: Schemas, depth: int) -> str:
-        value = self._value(f"{name}_item", variant.get("items", {}), schemas, depth - 1)
-        item = self._rules.add(f"{name}_item", value)
+        values = self._value(f"{name}_item", variant.get("items", {}), schemas, depth - 1)
+        item = self._rules.choice(f"{name}_item", values)
         least, most = variant.get("minItems", 0), variant.get("maxItems")
         more = f"({self._comma} {item}){{{max(0, least - 1)},{'' if most is None else max(0, most - 1)}}}"
         items = f"{item} {more}"

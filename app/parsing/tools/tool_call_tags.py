@@ -99,7 +99,7 @@ class TagSyntax:
         for i, (key, schema, is_required) in enumerate(schemas.properties(tool.parameters)):
             check_key(key, _KEY)
             values = self._values(rules, f"{name}_{i}", key, schemas, schema, tool)
-            part = rules.add(f"{name}_{i}", " | ".join(f"{value} {gap}" for value in values))
+            part = rules.choice(f"{name}_{i}", (f"{value} {gap}" for value in values))
             parts.append(part if is_required else f"{part}?")
         if self.call_end:
             parts += [rules.spell(self.call_end), gap]
@@ -110,13 +110,14 @@ class TagSyntax:
 
     def _values(
         self, rules: Rules, name: str, key: str, schemas: Schemas, schema: Any, tool: ToolSpec
-    ) -> list[str]:
-        """Return the tags and the value of one parameter, for each of its types."""
+    ) -> Iterator[str]:
+        """Yield the tags and the value of one parameter, for each of its types."""
         if tool.freeform is not None:
             begin, end = self._begin(rules, key, "string"), self.padding + self.value_end
             if self.has_cdata:
                 begin, end = f"{begin} {rules.spell(_CDATA)}", _CDATA_END + end
-            return [f"{begin} {rules.freeform(f'{name}_text', tool.freeform, end)}"]
+            yield f"{begin} {rules.freeform(f'{name}_text', tool.freeform, end)}"
+            return
         schemas = schemas.inside(schema)
         found = schemas.variants(schema)
         texts = [variant for variant in found if is_any_text(variant)]
@@ -126,12 +127,8 @@ class TagSyntax:
             found = [typed for each in found for typed in _typed(each)]
         elif texts:
             found = texts[:1]
-        values = (
-            value
-            for index, variant in enumerate(found)
-            for value in self._value(rules, f"{name}_{index}", key, schemas, variant)
-        )
-        return [rules.add(f"{name}_value_{index}", value) for index, value in enumerate(values)]
+        for index, variant in enumerate(found):
+            yield from self._value(rules, f"{name}_{index}", key, schemas, variant)
 
     def _value(
         self, rules: Rules, name: str, key: str, schemas: Schemas, variant: Schema

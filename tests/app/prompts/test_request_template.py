@@ -4,6 +4,8 @@ import json
 import resource
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any, Final
 
 import pytest
@@ -16,7 +18,8 @@ from app.prompts import template_process
 from app.prompts.render_pool import RendererLost
 from app.prompts.request_template import check_template, render
 from app.prompts.template_process import answer, limit_process
-from batching import InvalidRequest
+from batching import Interruption, InvalidRequest
+from batching.interruption import Interrupted
 from tests.support.speaker import END, ByteTokenizer, served
 
 TURNS: Final[list[dict[str, Any]]] = [
@@ -125,8 +128,12 @@ def test_a_loaded_machine_does_not_render_for_ever() -> None:
 def test_a_process_that_was_killed_is_not_the_requests_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    killed = subprocess.CompletedProcess([], -signal.SIGKILL, b"", b"")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: killed)
+    class Killed(subprocess.Popen[bytes]):
+        def communicate(self, *args: Any, **kwargs: Any) -> tuple[bytes, bytes]:
+            self.kill()
+            return super().communicate(*args, **kwargs)
+
+    monkeypatch.setattr(subprocess, "Popen", Killed)
     with pytest.raises(RendererLost):
         render("x", TURNS, {})
 
@@ -216,3 +223,22 @@ async def test_without_the_setting_a_template_is_refused_by_its_name() -> None:
     for refused in answers:
         assert refused["error"]["param"] == "chat_template"
         assert "MLX_SERVER_ALLOW_REQUEST_CHAT_TEMPLATE=true" in refused["error"]["message"]
+
+
+def test_a_rendering_ends_when_its_caller_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, interruption = Event(), Interruption()
+
+    class Begun(subprocess.Popen[bytes]):
+        def communicate(self, *args: Any, **kwargs: Any) -> tuple[bytes, bytes]:
+            begun.set()
+            # What is not sent is waited for.
+            assert self.wait(20) == -signal.SIGKILL
+            return super().communicate(*args, **kwargs)
+
+    monkeypatch.setattr(subprocess, "Popen", Begun)
+    with ThreadPoolExecutor(1) as threads:
+        rendering = threads.submit(interruption.run, lambda: render("a", TURNS, {}))
+        assert begun.wait(20)
+        interruption.interrupt()
+        with pytest.raises(Interrupted):
+            rendering.result(20)
