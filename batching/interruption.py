@@ -28,7 +28,7 @@ class Interruption:
     def __init__(self) -> None:
         self._lock = Lock()
         self._is_interrupted = False
-        self._end: Callable[[], object] | None = None
+        self._end: Callable[[], None] | None = None
 
     def run(self, function: Callable[[], T]) -> T:
         """Call a function, whose waits `interrupt` ends."""
@@ -51,7 +51,7 @@ class Interruption:
             raise Interrupted
 
     @contextmanager
-    def ending(self, end: Callable[[], object]) -> Iterator[None]:
+    def ending(self, end: Callable[[], None]) -> Iterator[None]:
         """Call `end` if the caller gives up while the block runs; see `interruptible`."""
         with self._lock:
             self.check()
@@ -65,7 +65,7 @@ class Interruption:
 
 
 @contextmanager
-def interruptible(end: Callable[[], object]) -> Iterator[None]:
+def interruptible(end: Callable[[], None]) -> Iterator[None]:
     """Have `end` called, in another thread, if the caller of this function gives up meanwhile.
 
     Raises:

@@ -124,8 +124,7 @@ class RenderProcess:
         try:
             seconds = _left(deadline)
             line = self.start()
-            # There is a process by now, if it is not the end of the server.
-            with interruptible(lambda: self._process and self._process.kill()):
+            with interruptible(self._kill):
                 line.settimeout(seconds)
                 line.sendall(encoded + b"\n")
                 return _line_of(line, deadline)
@@ -133,6 +132,11 @@ class RenderProcess:
             if was_killed(self.stop()):
                 raise RendererLost from None
             raise TemplateTooMuch from None
+
+    def _kill(self) -> None:
+        # None at the end of the server.
+        if (process := self._process) is not None:
+            process.kill()
 
 
 def _line_of(sock: socket.socket, deadline: float) -> bytes:

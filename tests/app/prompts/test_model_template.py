@@ -282,3 +282,5 @@ def test_a_rendering_ends_when_its_caller_gives_up() -> None:
             rendering.result(20)
     assert pool.render("{{ a }}", [], {"a": "b"}) == "b"
     pool.close()
+    # As one that gives up when the server has ended.
+    pool._processes[0]._kill()
