@@ -48,6 +48,7 @@ from batching.backend.pooling.description import (
 from batching.backend.pooling.trunk_weights import trunk_classes, trunk_config
 from batching.backend.rotation import rotation_of
 from batching.backend.weights.dequantize import dequantize
+from batching.backend.weights.empty_groups import empty_groups_rejected
 from batching.backend.weights.storage import dtype_name, storage_line, stored_tensors
 from batching.backend.yarn import leave_untruncated
 from batching.errors import ModelLoadError
@@ -304,7 +305,8 @@ def _mlx_model(path: Path, changes: Config, trust_remote_code: bool) -> tuple[nn
     if (path / MODULES).is_file():
         options["get_model_classes"] = trunk_classes
         changes = changes | trunk_config(path)
-    model, config = load_mlx_model(path, model_config=changes, **options)
+    with empty_groups_rejected():
+        model, config = load_mlx_model(path, model_config=changes, **options)
     return model, config
 
 

@@ -26,7 +26,7 @@ from tests.support.gguf_models import (
     tensors_of,
 )
 from tests.support.gguf_writer import Q8_0, write_gguf
-from tests.support.model_files import rejection, write_model
+from tests.support.model_files import edit_config, rejection, write_model
 
 HUGE: Final = (1 << 31, 1 << 32, 1 << 62, (1 << 64) - 1)
 
@@ -342,6 +342,25 @@ def test_a_header_of_weights_without_end_is_rejected(directory: Path, length: in
 def test_a_damaged_text_file_is_rejected(directory: Path, name: str, content: bytes) -> None:
     (directory / name).write_bytes(content)
     assert str(directory) in rejection(directory)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"intermediate_size": 1},
+        {
+            "quantization": {
+                "group_size": 32,
+                "bits": 4,
+                "model.layers.0.mlp.up_proj": {"group_size": 0, "bits": 4},
+            }
+        },
+    ],
+)
+def test_groups_of_no_weights_are_rejected(directory: Path, changes: dict[str, Any]) -> None:
+    """MLX divides by the size of a group, which would end this process."""
+    edit_config(directory, **changes)
+    assert "weights in groups of 0" in rejection(directory)
 
 
 # Whatever was not thought of
