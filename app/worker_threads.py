@@ -1,4 +1,4 @@
-"""Threads for the blocking work of requests, which end for whoever has left."""
+"""Threads for the blocking work of requests, with waits that can be cancelled."""
 
 import asyncio
 from collections.abc import Callable

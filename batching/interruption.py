@@ -13,12 +13,12 @@ from typing import Final, TypeVar
 
 
 class Interrupted(Exception):
-    """The caller has given up; nobody gets the result."""
+    """The caller has given up, and gets no result."""
 
 
 T = TypeVar("T")
 
-# That of the function which runs in this context; without one nobody gives up.
+# That of the function which runs in this context; without one no caller gives up.
 _CURRENT: Final[ContextVar["Interruption"]] = ContextVar("interruption")
 
 

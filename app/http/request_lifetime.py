@@ -49,7 +49,7 @@ class RequestLifetime:
             if scope["path"] in self._streamed:
                 await self._app(scope, receive, send)
             elif not await self._serve(scope, receive, send):
-                # For the log; nobody reads it.
+                # For the log; no client reads it.
                 await Response(status_code=CLIENT_CLOSED_REQUEST)(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> bool:

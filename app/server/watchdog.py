@@ -42,7 +42,7 @@ class Watchdog:
             try:
                 self.tick(loop.time(), max(0.0, loop.time() - due))
             except Exception:
-                # The next tick checks again: a watchdog that has ended would tell nobody.
+                # The next tick checks again: a watchdog that has ended detects nothing.
                 logger.exception("a tick of the watchdog failed")
 
     def tick(self, now: float, lag: float) -> None:

@@ -1,4 +1,4 @@
-"""The threads of requests: never more of them, and nobody waits for one in vain."""
+"""The threads of requests: never more of them, and no wait for one is in vain."""
 
 import asyncio
 import threading

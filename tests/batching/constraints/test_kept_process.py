@@ -1,4 +1,4 @@
-"""Processes that are kept, and ended when nobody waits for them any more."""
+"""Processes that are kept, and ended when no caller waits for them any more."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,7 @@ import pytest
 from batching.constraints.kept_process import KeptProcesses
 from batching.interruption import Interrupted, Interruption
 
-# Says that it has begun, and then reads for ever what nobody sends.
+# Says that it has begun, and then reads for ever what is never sent.
 SILENT = """
 import sys
 from pathlib import Path
