@@ -12,7 +12,7 @@ _WORDS: Final = (
     *(b"data: ", b"data:", b"\n\n", b"\n", b"\r\n", b": ping\n\n", b"event: a\n", b"[DONE]"),
     *('{"a": "é😀"}'.encode(), b"\xff", b"\xe2\x82", b"\xef\xbb\xbf", b"\0", b"\\u2028"),
 )
-_PAGE: Final = Page(cpu_seconds=2.0)
+_PAGE: Final = Page(cpu_seconds=1.0)
 
 
 def run(data: bytes) -> None:

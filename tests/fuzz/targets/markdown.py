@@ -50,7 +50,7 @@ _WORDS: Final = (
     ),
     *(b"a.", b"a@b.c", b"www.", b":", b"[ ] ", b"<b ", b'="', b"\\[", b"\\]", b"  \n"),
 )
-_PAGE: Final = Page(cpu_seconds=2.0)
+_PAGE: Final = Page(cpu_seconds=1.0)
 
 
 def run(data: bytes) -> None:
