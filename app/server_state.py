@@ -33,11 +33,13 @@ class RequestThreads:
     prompts: render and tokenize.
     templates: render chat templates that requests bring.
     grammars: compile grammars.
+    loads: load models.
     """
 
     prompts: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
     templates: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
     grammars: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
+    loads: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
 
 
 @dataclass(frozen=True, slots=True)

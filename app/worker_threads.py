@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
+from app.turns import Turns
 from batching import Interruption
 
 T = TypeVar("T")
@@ -26,20 +26,18 @@ class WorkerThreads:
         """`per_key` is how many of the threads the work of one key may have; None is all."""
         self.num_threads = num_threads
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="request")
-        self._per_key = per_key or num_threads
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._turns = Turns(lambda num_taken: num_taken < num_threads, max_of_key=per_key)
 
     async def run(self, function: Callable[[], T], key: str = "") -> T:
         """Call a blocking function in one of the threads.
 
-        key: whose work it is; the work of one key is done in order.
+        key: whose work it is; keys take turns.
         """
-        turn = self._turns.setdefault(key, asyncio.Semaphore(self._per_key))
-        await turn.acquire()
+        await self._turns.acquire(key)
         interruption = Interruption()
         future = self._executor.submit(interruption.run, function)
-        # It also keeps the semaphore.
-        future.add_done_callback(partial(_give_back, asyncio.get_running_loop(), turn))
+        release = partial(self._turns.release, key)
+        future.add_done_callback(partial(_call, asyncio.get_running_loop(), release))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -47,6 +45,6 @@ class WorkerThreads:
             raise
 
 
-def _give_back(loop: asyncio.AbstractEventLoop, turn: asyncio.Semaphore, _: Future[object]) -> None:
+def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], None], _: Future[object]) -> None:
     with suppress(RuntimeError):  # the loop has been closed meanwhile
-        loop.call_soon_threadsafe(turn.release)
+        loop.call_soon_threadsafe(callback)

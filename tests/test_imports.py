@@ -28,6 +28,7 @@ WEB: Final = {
 ROOTS: Final = ("app", "batching", "batching.backend")
 # An API is schemas, a mapping to a GenerationJob, and a writer of events; nothing below knows it.
 APP_LAYERS: Final = (
+    ("app.turns",),
     ("app.worker_threads",),
     ("app.observability", "app.parsing", "app.api.schemas", "app.storage"),
     ("app.http", "app.prompts"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from app.admission.controller import AdmissionTicket
+from app.admission.patience import after_departures
 from app.observability.request_record import RequestRecord, TokenUsage
 from batching import DeadlineExceeded, SequenceStats
 
@@ -59,6 +60,14 @@ class AdmittedRequest:
         """Return the salt of the request's cached prefixes: the client's, and its own if any."""
         client_salt = self.ticket.client.cache_salt
         return f"{client_salt}:{salt}" if salt else client_salt
+
+    async def reserve_tokens(self, num_tokens: int) -> None:
+        """Count prompt tokens as waiting; see `AdmissionController.reserve_tokens`.
+
+        Raises:
+            QueueFull: too many prompt tokens wait.
+        """
+        await after_departures(lambda: self.ticket.reserve_tokens(num_tokens))
 
     def finish(
         self,

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
+from app.api.serving import client_of, prepared
 from app.prompts.request_template import PARAM, with_template
 from app.server_state import server_state
 from app.settings import env_name
@@ -24,9 +25,9 @@ async def run_with_template(
     """
     state = server_state(request)
     if template is None:
-        return await state.threads.prompts.run(partial(function, model))
+        return await prepared(request, partial(function, model))
     if not state.settings.allow_request_chat_template:
         setting = f"{env_name('allow_request_chat_template')}=true"
         raise InvalidRequest(PARAM, f"a request cannot set it here without the setting {setting}")
     templated = with_template(model, template)
-    return await state.threads.templates.run(partial(function, templated))
+    return await state.threads.templates.run(partial(function, templated), client_of(request).name)

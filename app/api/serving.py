@@ -3,26 +3,27 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
-import anyio
 from fastapi import Request, Response
 from pydantic import BaseModel
 
 from app.admission.admitted_request import AdmittedRequest, Deadline
 from app.admission.controller import AdmissionTicket
+from app.admission.patience import after_departures
 from app.generation.generation import ChoiceResult, GenerationSummary, GenerationTask
 from app.generation.job import GenerationJob, GenerationParams, build_job
 from app.http.client import ANONYMOUS, Client
-from app.http.rejections import QueueFull
 from app.http.request_lifetime import held_by
 from app.parsing.output_format import OutputFormat
 from app.server_state import server_state
 from app.settings import env_name
 from batching import ContextLengthExceeded, DeadlineExceeded, EngineThread, InvalidRequest, Priority
+
+T = TypeVar("T")
 
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 # Tokens for which the way to a worker thread and back costs more than the event loop loses by doing it itself:
@@ -32,8 +33,6 @@ SHORT: Final = 2048
 LOGPROB_BYTES: Final = 64
 NUMBER_BYTES: Final = 16
 _TIMEOUT_HEADER: Final = "X-Request-Timeout"
-# Turns of the event loop in which it reads that clients have left, and their requests let go of their places.
-_TURNS: Final = 8
 
 
 async def engine_for(request: Request, model_id: str | None) -> EngineThread:
@@ -43,12 +42,18 @@ async def engine_for(request: Request, model_id: str | None) -> EngineThread:
         ModelNotFound: no such model is served here.
         ModelLoadError: the model cannot be found or read.
     """
-    manager = server_state(request).manager
+    state = server_state(request)
+    manager = state.manager
     name = manager.model_ids[0] if model_id is None else model_id
     if (engine := manager.loaded(name)) is not None:
         return engine
     # A load goes on when its client leaves: others wait for it.
-    return await anyio.to_thread.run_sync(manager.get, name, abandon_on_cancel=True)
+    return await state.threads.loads.run(partial(manager.get, name))
+
+
+async def prepared(request: Request, function: Callable[[], T]) -> T:
+    """Call a blocking function that prepares a request or looks at its outputs, in a thread; keys alternate."""
+    return await server_state(request).threads.prompts.run(function, client_of(request).name)
 
 
 def client_of(request: Request) -> Client:
@@ -63,16 +68,8 @@ async def take_ticket(request: Request, priority: Priority = Priority.NORMAL) ->
     Raises:
         Rejection: see `AdmissionController.admit`.
     """
-    admission, client = server_state(request).admission, client_of(request)
-    for _ in range(_TURNS):
-        # A late loop reads requests before it reads that those who sent the ones before have left.
-        with suppress(QueueFull):
-            return _held(request, admission.admit(client, priority))
-        await asyncio.sleep(0)
-    return _held(request, admission.admit(client, priority))
-
-
-def _held(request: Request, ticket: AdmissionTicket) -> AdmissionTicket:
+    admission = server_state(request).admission
+    ticket = await after_departures(lambda: admission.admit(client_of(request), priority))
     held_by(request).callback(ticket.release)
     return ticket
 
@@ -159,10 +156,11 @@ async def build_job_async(
         max_output_tokens=state.settings.max_output_tokens,
     )
     threads = state.threads.prompts if output.grammar is None else state.threads.grammars
+    key = client_of(request).name
     try:
         if _is_quick_to_build(prompts, params, output):
             return build()
-        return await threads.run(build)
+        return await threads.run(build, key)
     except ContextLengthExceeded as error:
         raise _with_advice(error) from None
 
@@ -191,6 +189,8 @@ async def json_response(
 
     async def collected() -> str | bytes:
         results = await task.collect()
+        # It may take a while until there is room for the response.
+        task.close()
         num_logprobs = sum(map(_num_logprobs, results))
         num_tokens = num_echoed + sum(len(each.token_ids) for each in results)
         if num_tokens <= SHORT and not num_logprobs:

@@ -12,7 +12,6 @@ from app.batches.output import write_files
 from app.batches.pacing import Pacer
 from app.batches.processing import Dispatch, LineProcessor
 from app.batches.records import Record, error_record
-from app.batches.turns import Turns
 from app.batches.validation import validate
 from app.batches.work import Counts, WorkFile
 from app.http.client import Client
@@ -22,6 +21,7 @@ from app.storage.batches import StoredBatch
 from app.storage.files import StoredFile
 from app.storage.in_thread import Pieces, in_pieces, in_thread
 from app.storage.quota import NoRoomForFile
+from app.turns import Turns
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Final
 
 from app.admission.controller import AdmissionController
-from app.batches.turns import Turns
+from app.turns import Turns
 from batching import QUIET_PERIOD, Priority
 
 # Lines that wait for a slot, so that a step is full while the next line is prepared: one for each

@@ -50,12 +50,7 @@ class PromptTask:
     """
 
     def __init__(self, engine: EngineThread, job: PromptJob, request: AdmittedRequest) -> None:
-        """Reserve the tokens of all prompts.
-
-        Raises:
-            QueueFull: too many prompt tokens wait.
-        """
-        request.ticket.reserve_tokens(job.num_prompt_tokens)
+        """`request` has reserved the tokens of all prompts."""
         self._engine, self._job, self._request = engine, job, request
         self._outputs: dict[int, TokenOutput] = {}
         self._sequences: list[SequenceStats] = []

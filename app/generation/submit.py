@@ -16,7 +16,7 @@ async def submit(engine: EngineThread, job: GenerationJob, request: AdmittedRequ
         DeadlineExceeded: the request's time is over.
         EngineStopped, EngineStalled: the engine serves no requests.
     """
-    request.ticket.reserve_tokens(job.num_prompt_tokens)
+    await request.reserve_tokens(job.num_prompt_tokens)
     tokens = await engine.submit(
         job.prompts,
         sampling=job.sampling,
@@ -39,11 +39,13 @@ async def submit(engine: EngineThread, job: GenerationJob, request: AdmittedRequ
     return Generation(job, tokens, choices, request)
 
 
-def search_beams(engine: EngineThread, job: GenerationJob, request: AdmittedRequest) -> BeamSearch:
+async def search_beams(
+    engine: EngineThread, job: GenerationJob, request: AdmittedRequest
+) -> BeamSearch:
     """Prepare a beam search, which begins with `collect`.
 
     Raises:
         QueueFull: too many prompt tokens wait.
     """
-    request.ticket.reserve_tokens(job.num_prompt_tokens)
+    await request.reserve_tokens(job.num_prompt_tokens)
     return BeamSearch(engine, job, request)

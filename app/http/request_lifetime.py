@@ -36,7 +36,7 @@ class RequestLifetime:
     """
 
     def __init__(self, app: ASGIApp, streamed: Container[str] = ()) -> None:
-        """`streamed` are paths whose handlers read the body as it arrives, and so see a disconnect."""
+        """`streamed` are paths to which bodies are posted that their handlers read: these see a disconnect."""
         self._app = app
         self._streamed = streamed
 
@@ -46,7 +46,7 @@ class RequestLifetime:
             return
         with ExitStack() as held:
             scope.setdefault("state", {})[_HELD] = held
-            if scope["path"] in self._streamed:
+            if scope["method"] == "POST" and scope["path"] in self._streamed:
                 await self._app(scope, receive, send)
             elif not await self._serve(scope, receive, send):
                 # For the log; no client reads it.

@@ -60,6 +60,10 @@ _HEADERS: Final = {503: [("Retry-After", "1")]}
 _LINGER: Final = 1.0
 
 
+# Of a request that is read to its end; the second, which h11 documents and does not list, if it asks to upgrade.
+_REQUEST_READ: Final = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
+
+
 class _Timer:
     """Calls a function once after some seconds unless it is stopped before."""
 
@@ -172,7 +176,7 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
     def handle_events(self) -> None:
         """Read on beyond a complete request, up to a limit: uvicorn pauses, and would not see a disconnect."""
         super().handle_events()
-        if self.conn.their_state is h11.DONE and (ahead := self.conn.trailing_data[0]):
+        if self.conn.their_state in _REQUEST_READ and (ahead := self.conn.trailing_data[0]):
             if len(ahead) > MAX_HEAD_BYTES:
                 self._reject(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             else:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -26,7 +26,9 @@ async def in_thread(function: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         # A scope of anyio that is cancelled would cancel this wait, too.
         with anyio.CancelScope(shield=True):
-            await asyncio.wait([work])
+            while not work.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([work])
         work.exception()
         raise
 

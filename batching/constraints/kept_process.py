@@ -10,6 +10,7 @@ import subprocess
 import sys
 import weakref
 from contextlib import suppress
+from functools import partial
 from queue import Empty, Full, Queue
 from typing import BinaryIO, Final
 
@@ -90,7 +91,7 @@ class _Process:
     def ask(self, line: bytes, timeout: float) -> bytes:
         unsent, self._unsent = self._unsent, b""
         try:
-            with interruptible(self._popen.kill):
+            with interruptible(partial(_kill, self._popen)):
                 self._line.settimeout(timeout)
                 self._line.sendall(unsent + line + b"\n")
                 if not (answer := self._answers.readline()):
@@ -108,6 +109,11 @@ def _end(popen: subprocess.Popen[bytes], line: socket.socket, answers: BinaryIO)
     line.close()
     # Once it has been waited for, its number may be another's.
     if popen.poll() is None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(popen.pid, signal.SIGKILL)
+        _kill(popen)
         popen.wait()
+
+
+def _kill(popen: subprocess.Popen[bytes]) -> None:
+    """Kill a process that was not waited for, and its children, which hold its end of the socket, too."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(popen.pid, signal.SIGKILL)

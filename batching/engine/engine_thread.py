@@ -245,12 +245,19 @@ class EngineThread:
     async def _await_with_timeout(self, time_limit: float | None, job: Awaitable[None]) -> None:
         """Wait until the engine has accepted the requests, which it does between two steps."""
         has_deadline = time_limit is not None and time_limit < self._step_timeout
+        timeout = time_limit if has_deadline else self._step_timeout
+        added = asyncio.ensure_future(job)
         try:
-            # Not `wait_for`: Python 3.11's loses a cancellation that comes together with the result.
-            async with asyncio.timeout(time_limit if has_deadline else self._step_timeout):
-                await job
-        except TimeoutError:
-            raise (DeadlineExceeded if has_deadline else EngineStalled) from None
+            while not (await asyncio.wait([added], timeout=timeout))[0]:
+                if has_deadline:
+                    raise DeadlineExceeded
+                # Else it is this process that did not run meanwhile.
+                await asyncio.sleep(0)
+                if self.is_stalled:
+                    raise EngineStalled
+            added.result()
+        finally:
+            added.cancel()
 
     def _release(self, request_id: int, reason: FinishReason) -> None:
         """Stop routing to a request, and abort it if it has not ended."""

@@ -10,13 +10,7 @@ from app.api.anthropic.request import CountTokensRequest, MessagesRequest
 from app.api.anthropic.response import ERROR_RESPONSES, Message, TokenCount
 from app.api.anthropic.response_builder import MessageBuilder, message_events, new_ping
 from app.api.schemas.errors import EVENT_RESPONSES
-from app.api.serving import (
-    admit,
-    build_job_async,
-    engine_for,
-    json_response,
-    take_ticket,
-)
+from app.api.serving import admit, build_job_async, engine_for, json_response, prepared, take_ticket
 from app.api.sse import EventStream
 from app.generation.submit import submit
 from app.http.json_body import JsonRoute
@@ -37,7 +31,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     async with admit(request, priority=Priority.NORMAL, time_limit=None) as admitted:
         engine = await engine_for(request, body.model)
         prepare = partial(_prepared, engine.model, body, sealer)
-        chat = await server_state(request).threads.prompts.run(prepare)
+        chat = await prepared(request, prepare)
         job = await build_job_async(
             request,
             engine,
@@ -66,7 +60,7 @@ async def count_tokens(body: CountTokensRequest, request: Request) -> TokenCount
     with await take_ticket(request):
         engine = await engine_for(request, body.model)
         count = partial(_num_tokens, engine.model, body, sealer)
-        return TokenCount(input_tokens=await server_state(request).threads.prompts.run(count))
+        return TokenCount(input_tokens=await prepared(request, count))
 
 
 # Claude Code looks whether the server can be reached.

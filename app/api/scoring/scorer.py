@@ -12,13 +12,13 @@ from fastapi import Request
 from app.admission.admitted_request import AdmittedRequest
 from app.api.pooling import embeddings_of, group_size, input_reader, prompted
 from app.api.scoring.request import ScoringRequest
+from app.api.serving import prepared
 from app.generation.prompt_task import PromptJob, PromptTask
 from app.observability.request_record import TokenUsage
 from app.prompts.inputs import InputReader
 from app.prompts.rerank import RerankPrompts
 from app.server_state import server_state
 from app.settings import env_name
-from app.worker_threads import WorkerThreads
 from batching import (
     Embeddings,
     EngineThread,
@@ -56,9 +56,8 @@ class _Plan(NamedTuple):
 class ScoreTask:
     """The scores of a comparison; `close` never waits and may be called at any time."""
 
-    def __init__(self, task: PromptTask, plan: _Plan, threads: WorkerThreads) -> None:
-        """`threads` compute the scores."""
-        self._task, self._plan, self._threads = task, plan, threads
+    def __init__(self, request: Request, task: PromptTask, plan: _Plan) -> None:
+        self._request, self._task, self._plan = request, task, plan
 
     @property
     def usage(self) -> TokenUsage:
@@ -67,7 +66,8 @@ class ScoreTask:
     async def scores(self) -> list[float]:
         """Return the score of each pair."""
         outputs = await self._task.collect()
-        return await self._threads.run(partial(self._plan.scores, outputs))
+        self._task.close()
+        return await prepared(self._request, partial(self._plan.scores, outputs))
 
     def close(self) -> None:
         self._task.close()
@@ -96,8 +96,7 @@ async def begin_scoring(
         _check_embeds(model, body)
         reader = input_reader(request, model, body.cut())
         prepare = partial(_compared, reader, embeddings_of(model), comparison)
-    threads = server_state(request).threads.prompts
-    plan = await threads.run(prepare)
+    plan = await prepared(request, prepare)
     job = PromptJob(
         completion_id=completion_id,
         model_id=model.model_id,
@@ -107,7 +106,8 @@ async def begin_scoring(
         cache_salt=body.cache_salt,
         group_size=group_size(request),
     )
-    return ScoreTask(PromptTask(engine, job, admitted), plan, threads)
+    await admitted.reserve_tokens(job.num_prompt_tokens)
+    return ScoreTask(request, PromptTask(engine, job, admitted), plan)
 
 
 def _check_embeds(model: ModelInfo, body: ScoringRequest) -> None:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from app.api.chat_template import run_with_template
 from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.logprobs import TokenBytes, token_name
-from app.api.serving import NUMBER_BYTES, engine_for, take_ticket, written
+from app.api.serving import NUMBER_BYTES, engine_for, prepared, take_ticket, written
 from app.api.vllm.schemas import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -19,7 +19,6 @@ from app.api.vllm.schemas import (
 from app.http.json_body import JsonRoute
 from app.parsing.formats.model_format import message_format
 from app.prompts.render import chat_prompt, completion_prompt
-from app.server_state import server_state
 from batching import ModelInfo, check_token_ids
 
 router = APIRouter(route_class=JsonRoute)
@@ -42,7 +41,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         engine = await engine_for(request, body.model)
         check_token_ids(engine.model, "tokens", body.tokens)
         decode = partial(engine.model.tokenizer.decode, body.tokens)
-        text = await server_state(request).threads.prompts.run(decode)
+        text = await prepared(request, decode)
         return await _response(request, DetokenizeResponse(prompt=text), len(text))
 
 

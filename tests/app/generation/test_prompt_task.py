@@ -55,6 +55,7 @@ class Begun:
             group_size=4,
             pooling=PoolingParams(),
         )
+        request.ticket.reserve_tokens(job.num_prompt_tokens)
         self.task = PromptTask(server.engine, job, request)
 
     async def check_ended(self, server: Served, outcome: str) -> None:

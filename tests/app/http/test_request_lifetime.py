@@ -79,7 +79,7 @@ class Client:
 
     async def ask(self, app: ASGIApp, path: str = "/a") -> None:
         await RequestLifetime(app, {"/files"})(
-            {"type": "http", "path": path}, self.receive, self.send
+            {"type": "http", "method": "POST", "path": path}, self.receive, self.send
         )
 
 

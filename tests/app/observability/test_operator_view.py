@@ -113,8 +113,9 @@ async def test_pages_of_other_origins_may_send_requests_only_if_configured() -> 
     page = {"Origin": "https://chat.example"}
     asks = page | {"Access-Control-Request-Method": "POST"}
     async with served() as server:
-        assert (await server.client.options("/v1/completions", headers=asks)).status_code == 405
+        assert (await server.client.options("/v1/completions", headers=asks)).status_code == 403
         response = await server.client.get("/v1/models", headers=page)
+        assert response.status_code == 403
         assert "access-control-allow-origin" not in response.headers
     async with served(cors_origins="https://chat.example", api_keys=SecretStr("key")) as server:
         assert (await server.client.options("/v1/completions", headers=asks)).status_code == 200

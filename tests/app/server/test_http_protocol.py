@@ -200,11 +200,12 @@ class TestBytesBeyondARequest:
     """What comes before the response is read: else the end of the connection would not be."""
 
     @pytest.mark.parametrize("more", [b"", b"\r\n", b"x", GET, GET + GET + b"G"])
-    def test_one_that_sends_more_and_leaves_is_noticed(self, more: bytes) -> None:
+    @pytest.mark.parametrize("field", [b"", b"Connection: upgrade\r\nUpgrade: foo\r\n"])
+    def test_one_that_sends_more_and_leaves_is_noticed(self, more: bytes, field: bytes) -> None:
         app = DisconnectListener(responds_first=True)
         with running(app) as site:
             with site.connection() as connection:
-                connection.send(GET)
+                connection.send(GET[:-2] + field + b"\r\n")
                 connection.read(b"early")
                 connection.send(more)
             assert app.has_heard.wait(LONG)

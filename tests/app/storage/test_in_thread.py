@@ -60,10 +60,10 @@ async def test_a_cancelled_caller_waits_for_the_end(
 
     waiting = asyncio.create_task(wait())
     await asyncio.to_thread(write.begun.wait, 20)
-    if waits is by_a_task:
-        waiting.cancel()
     # Turns in which it could end, were it not for the thread.
     for _ in range(20):
+        if waits is by_a_task:
+            waiting.cancel()
         await asyncio.sleep(0)
     assert not waiting.done()
     write.may_end.set()

@@ -410,6 +410,20 @@ async def test_a_stalled_step_is_detected_and_no_request_waits_for_it() -> None:
         assert thread.unhealthy_reason is None
 
 
+async def test_a_wait_that_is_longer_than_the_step_is_waited_on() -> None:
+    """As after a pause of the process, which the engine's clock is excused from."""
+    clock = FakeClock()
+    async with running(gate_is_open=False, step_timeout=0.01, clock=clock) as (thread, runner):
+        await thread.submit([[1]], max_tokens=1)
+        await asyncio.to_thread(runner.is_running.wait)
+        waiting = asyncio.create_task(thread.submit([[2]], max_tokens=1))
+        # More than one timeout of the wait is over, and none of the step.
+        done, _ = await asyncio.wait([waiting], timeout=0.1)
+        assert not done
+        runner.gate.set()
+        assert len(await collect(await waiting)) == 1
+
+
 async def test_seconds_that_are_excused_count_for_the_step_in_which_they_pass() -> None:
     clock = FakeClock()
     async with running(gate_is_open=False, step_timeout=5.0, clock=clock) as (thread, runner):

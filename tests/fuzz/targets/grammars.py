@@ -3,7 +3,6 @@
 from typing import Final
 
 from app.parsing.grammars.freeform import pattern_of
-from app.parsing.grammars.lark_pattern import NotRegular
 from app.parsing.tool_spec import FreeformInput
 from batching import InvalidRequest
 from batching.constraints.gbnf import gbnf_grammar
@@ -13,6 +12,7 @@ from batching.constraints.grammar import (
     lark_grammar,
     regex_grammar,
 )
+from batching.constraints.lark_process import NotRegular
 from tests.fuzz.mutations import bytes_mutation
 from tests.fuzz.target import Target
 from tests.support.tool_formats import COMPILER

@@ -8,6 +8,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from app.http.unsent_bytes import UnsentBytes
 from app.server.connection_limit import ConnectionLimit
 from app.server.http_protocol import MAX_HEAD_BYTES, protocol_class
 from tests.fuzz.mutations import bytes_mutation
@@ -89,7 +90,9 @@ class _App:
 _app: Final = _App()
 _config: Final = uvicorn.Config(_app, log_config=None, access_log=False)
 _config.h11_max_incomplete_event_size = MAX_HEAD_BYTES
-_Protocol: Final = protocol_class(read_timeout=60, write_timeout=60, limit=ConnectionLimit(1000))
+_Protocol: Final = protocol_class(
+    read_timeout=60, write_timeout=60, limit=ConnectionLimit(1000), unsent=UnsentBytes()
+)
 
 
 def run(data: bytes) -> None:

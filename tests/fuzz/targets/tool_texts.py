@@ -41,7 +41,7 @@ def run(data: bytes) -> None:
 
 
 def _read(format_: ToolFormat, pieces: list[str]) -> list[MessageEvent]:
-    parser = format_.parser(_TOOLS, new_id=lambda: "id")
+    parser = format_.parsers(_TOOLS, new_id=lambda: "id")()
     events = [event for piece in pieces for event in parser.add(piece)]
     return join_pieces([*events, *parser.flush()])
 

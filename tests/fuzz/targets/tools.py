@@ -97,7 +97,7 @@ def _calls(
     format_: ToolFormat, tools: Sequence[ToolSpec], pieces: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Return the names and the arguments of the calls in a text."""
-    parser = format_.parser(tools, new_id=lambda: "id")
+    parser = format_.parsers(tools, new_id=lambda: "id")()
     events = [event for piece in pieces for event in parser.add(piece)]
     calls: list[tuple[str, str]] = []
     for event in join_pieces([*events, *parser.flush()]):

@@ -13,7 +13,7 @@ from app.api.openai.completions.response_builder import CompletionResponseBuilde
 from app.api.openai.response_builder import common_fields, new_id, respond
 from app.api.openai.schemas.sampling import check_num_choices
 from app.api.schemas.errors import EVENT_RESPONSES
-from app.api.serving import admit, build_job_async, engine_for, json_response, writer
+from app.api.serving import admit, build_job_async, engine_for, json_response, prepared, writer
 from app.generation.detokenizer import Detokenizer
 from app.generation.job import GenerationJob
 from app.generation.submit import search_beams, submit
@@ -36,10 +36,9 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     check_num_choices(body, settings.max_choices)
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
         engine = await engine_for(request, body.model)
-        threads = server_state(request).threads.prompts
-        grammar = await threads.run(body.content_grammar)
-        prompts = await threads.run(
-            partial(_prompts, engine.model, body, settings.max_queued_tokens)
+        grammar = await prepared(request, body.content_grammar)
+        prompts = await prepared(
+            request, partial(_prompts, engine.model, body, settings.max_queued_tokens)
         )
         job = await build_job_async(
             request,
@@ -49,11 +48,11 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
             completion_id=new_id("cmpl"),
             output=OutputFormat(grammar=grammar),
         )
-        builder = await threads.run(partial(_builder, engine, job, body))
+        builder = await prepared(request, partial(_builder, engine, job, body))
         if job.beams is None:
             generation = await submit(engine, job, admitted)
         else:
-            search = search_beams(engine, job, admitted)
+            search = await search_beams(engine, job, admitted)
     if job.beams is not None:
         return await json_response(request, search, writer(builder.full_response))
     return await respond(request, generation, builder, stream=body.stream)

@@ -8,11 +8,10 @@ from app.api.openai.embeddings.request import EmbeddingRequest
 from app.api.openai.embeddings.response import EmbeddingList, embedding_list
 from app.api.openai.response_builder import new_id
 from app.api.pooling import embeddings_of, group_size, input_reader, prompted
-from app.api.serving import NUMBER_BYTES, admit, engine_for, respond_whole, written
+from app.api.serving import NUMBER_BYTES, admit, engine_for, prepared, respond_whole, written
 from app.generation.prompt_task import PromptJob, PromptTask
 from app.http.json_body import JsonRoute
 from app.prompts.inputs import InputReader
-from app.server_state import server_state
 from batching import Embeddings, InvalidRequest, PoolingParams
 
 router = APIRouter(route_class=JsonRoute)
@@ -21,7 +20,6 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/embeddings", response_model=EmbeddingList)
 async def create_embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """Return a vector for each input."""
-    threads = server_state(request).threads
     async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
         engine = await engine_for(request, body.model)
         model = engine.model
@@ -34,15 +32,17 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
         job = PromptJob(
             completion_id=new_id("embd"),
             model_id=model.model_id,
-            prompts=await threads.prompts.run(partial(_prompts, reader, embeddings, body)),
+            prompts=await prepared(request, partial(_prompts, reader, embeddings, body)),
             pooling=params,
             cache_salt=body.cache_salt,
             group_size=group_size(request),
         )
+        await admitted.reserve_tokens(job.num_prompt_tokens)
         task = PromptTask(engine, job, admitted)
 
     async def respond() -> bytes:
         outputs = await task.collect()
+        task.close()
         vectors = [output.embedding for output in outputs if output.embedding is not None]
         as_base64 = body.encoding_format == "base64"
         write = partial(embedding_list, model.model_id, vectors, task.usage, as_base64=as_base64)

@@ -19,7 +19,7 @@ from app.api.openai.responses.run import ResponseRun, Save
 from app.api.openai.responses.stored import OwnResponses, stored_input
 from app.api.openai.responses.tools import check_tool_choice
 from app.api.schemas.errors import EVENT_RESPONSES
-from app.api.serving import admit, build_job_async, client_of, engine_for, take_ticket
+from app.api.serving import admit, build_job_async, client_of, engine_for, prepared, take_ticket
 from app.generation.job import GenerationJob
 from app.generation.submit import submit
 from app.http.json_body import JsonRoute
@@ -78,8 +78,8 @@ async def count_input_tokens(body: ResponseRequest, request: Request) -> InputTo
         model = engine.model
         try:
             conversation = _conversation(request, body, await _all_items(request, body))
-            prompt = await server_state(request).threads.prompts.run(
-                lambda: chat_prompt(model, conversation(), message_format(model))
+            prompt = await prepared(
+                request, lambda: chat_prompt(model, conversation(), message_format(model))
             )
         except InvalidRequest as error:
             _rename(error)
@@ -110,7 +110,7 @@ async def _build_job(
             truncation=body.prompt_truncation(),
         )
 
-    chat = await server_state(request).threads.prompts.run(prepare)
+    chat = await prepared(request, prepare)
     return await build_job_async(
         request,
         engine,

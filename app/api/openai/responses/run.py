@@ -52,6 +52,8 @@ class ResponseRun:
         async def complete() -> bytes:
             async for _ in self._steps():
                 pass
+            # It may take a while until there is room for the response.
+            self._generation.close()
             return await written(request, self._body, self._writer.num_bytes)
 
         return await respond_whole(self._generation, complete)

@@ -18,7 +18,7 @@ from app.api.openai.responses.input_items import (
 )
 from app.api.openai.responses.output_items import ResponseObject
 from app.api.schemas.fields import MAX_MESSAGES
-from app.api.serving import client_of
+from app.api.serving import client_of, prepared
 from app.http.invalid_requests import ItemNotFound, PreviousResponseNotFound
 from app.http.rejections import NotFound
 from app.server_state import server_state
@@ -33,6 +33,7 @@ class OwnResponses:
     """The responses that the client of a request may see."""
 
     def __init__(self, request: Request) -> None:
+        self._request = request
         self._store = server_state(request).storage.responses
         self._owner = client_of(request).key_digest
         self._max_characters = server_state(request).settings.max_body_bytes
@@ -89,7 +90,7 @@ class OwnResponses:
             resolver = _Resolver(self._store, self._owner, self._max_characters)
             return resolver.resolved(previous_id, items)
 
-        return await anyio.to_thread.run_sync(resolve)
+        return await prepared(self._request, resolve)
 
 
 class _Resolver:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
+import anyio
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from app.api.openai.responses.output_items import ResponseError, ResponseObject
 from app.api.openai.responses.stored import OwnResponses
-from app.api.serving import written
+from app.api.serving import prepared, written
 from app.server_state import server_state
 from batching import InvalidRequest
 
@@ -52,8 +53,9 @@ async def delete_response(response_id: str, request: Request) -> DeletedResponse
     """Delete a stored response; one that is being generated ends."""
     own = OwnResponses(request)
     await own.get(response_id)
-    await _stop(request, response_id)
-    await own.delete(response_id)
+    with anyio.CancelScope(shield=True):
+        await _stop(request, response_id)
+        await own.delete(response_id)
     return DeletedResponse(id=response_id)
 
 
@@ -63,15 +65,17 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     own = OwnResponses(request)
     stored = await own.get(response_id)
     # One that is complete may be long.
-    response = await server_state(request).unsent.write(partial(json.loads, stored.body))
+    response = await prepared(request, partial(json.loads, stored.body))
     if not response["background"]:
         raise InvalidRequest("response_id", "Cannot cancel a synchronous response.")
-    if await _stop(request, response_id) or stored.is_elsewhere:
-        stored = await own.get(response_id)
-        if not stored.is_finished:
-            response = ResponseObject.model_validate_json(stored.body)
-            response.status = "cancelled"
-            await own.put(response, partial(str, stored.input))
+    # What is ended is stored as cancelled, also if the client leaves meanwhile.
+    with anyio.CancelScope(shield=True):
+        if await _stop(request, response_id) or stored.is_elsewhere:
+            stored = await own.get(response_id)
+            if not stored.is_finished:
+                response = ResponseObject.model_validate_json(stored.body)
+                response.status = "cancelled"
+                await own.put(response, partial(str, stored.input))
     return await _current(request, response_id)
 
 

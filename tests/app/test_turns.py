@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.batches.turns import Turns
+from app.turns import Turns
 
 pytestmark = pytest.mark.anyio
 
@@ -56,3 +56,15 @@ async def test_one_that_no_longer_waits_leaves_its_turn_to_the_next() -> None:
     granted.cancel()
     await last
     assert turns.num_taken == 1
+
+
+async def test_a_key_has_no_more_than_its_limit_where_there_is_one() -> None:
+    turns = Turns(lambda num_taken: num_taken < 3, max_of_key=1)
+    await turns.acquire("a")
+    second = asyncio.create_task(turns.acquire("a"))
+    await asyncio.sleep(0)
+    await turns.acquire("b")
+    assert not second.done()
+    turns.release("a")
+    await second
+    assert turns.num_taken == 2

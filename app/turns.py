@@ -1,6 +1,7 @@
 """Who is next among keys that wait for the same."""
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,9 +14,14 @@ class Turns:
     However many wait for one key, another key waits no longer for that.  It lives on the event loop.
     """
 
-    def __init__(self, has_slot: Callable[[int], bool]) -> None:
-        """`has_slot` returns whether there is one more beside so many that are taken."""
+    def __init__(self, has_slot: Callable[[int], bool], *, max_of_key: int | None = None) -> None:
+        """Hand out slots.
+
+        has_slot: returns whether there is one more beside so many that are taken.
+        max_of_key: the most that one key has at a time; None is no limit.
+        """
         self._has_slot: Final = has_slot
+        self._max_of_key: Final = math.inf if max_of_key is None else max_of_key
         # The key that was last is at the end.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._num_of_key: Counter[str] = Counter()
@@ -56,6 +62,8 @@ class Turns:
         while self._waiting and self._has_slot(self.num_taken):
             # Of equal ones the first.
             key = min(self._waiting, key=self._num_of_key.__getitem__)
+            if self._num_of_key[key] >= self._max_of_key:
+                break
             turns = self._waiting.pop(key)
             turn = turns.popleft()
             if turns:
