@@ -276,7 +276,7 @@ def test_a_rendering_ends_when_its_caller_gives_up() -> None:
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     with ThreadPoolExecutor(1) as threads:
         rendering = threads.submit(interruption.run, lambda: pool.render(endless, [], {}))
-        wait_until(pool._free.empty, "it is not rendered")
+        wait_until(lambda: interruption._end is not None, "it is not rendered")
         interruption.interrupt()
         with pytest.raises(Interrupted):
             rendering.result(20)
