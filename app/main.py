@@ -26,12 +26,11 @@ from app.batches.batch_run import BatchServices
 from app.batches.lines import LineRules
 from app.batches.pacing import Pacer
 from app.batches.runner import BatchRunner
-from app.http import errors
 from app.http.authentication import Authentication, client_for_digest
 from app.http.body_limit import BodyLimit
 from app.http.browser_guard import BrowserGuard, checked_names
 from app.http.client import Client
-from app.http.errors import REJECTION_REASONS
+from app.http.errors.responses import REJECTION_REASONS, register_handlers
 from app.http.inner_call import post_json
 from app.http.request_context import RequestContextMiddleware
 from app.http.request_lifetime import RequestLifetime
@@ -102,11 +101,11 @@ def create_app(
     )
     manager.observe(lambda model_id: Observers(metrics.engines[model_id], service.throughput_log))
     app.state.service = lines.state.service = service
-    errors.register_handlers(app, metrics.count_rejection)
+    register_handlers(app, metrics.count_rejection)
     pages = load_pages() if settings.web else {}
     # Before an API's own `HEAD /`.
     app.include_router(page_router(pages))
-    errors.register_handlers(lines)
+    register_handlers(lines)
     lines.add_middleware(RequestLifetime)
     lines.add_middleware(RequestContextMiddleware, in_flight=service.in_flight)
     for endpoint in dict.fromkeys(BATCH_ENDPOINTS.values()):

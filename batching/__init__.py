@@ -15,6 +15,7 @@ from batching.constraints.grammar import (
     lark_grammar,
     regex_grammar,
 )
+from batching.constraints.kept_process import was_killed
 from batching.constraints.lark_pattern import lark_pattern
 from batching.constraints.lark_process import NotRegular, literal_pattern
 from batching.constraints.protocol import AllowedTokens, TokenConstraint
@@ -118,4 +119,5 @@ __all__ = [
     "lark_pattern",
     "literal_pattern",
     "regex_grammar",
+    "was_killed",
 ]

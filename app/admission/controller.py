@@ -9,7 +9,7 @@ from typing import Final, Self
 
 from app.admission.service_rate import ServiceRate
 from app.http.client import Client
-from app.http.rejections import QueueFull, QuotaExceeded, ShuttingDown
+from app.http.errors.rejections import QueueFull, QuotaExceeded, ShuttingDown
 from batching import Priority
 
 # How much of the queue a priority class may fill: a busy server rejects the less urgent

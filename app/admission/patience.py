@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from app.http.rejections import QueueFull
+from app.http.errors.rejections import QueueFull
 
 T = TypeVar("T")
 

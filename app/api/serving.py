@@ -16,7 +16,7 @@ from app.admission.controller import AdmissionTicket
 from app.admission.patience import after_departures
 from app.generation.generation import ChoiceResult, GenerationSummary, GenerationTask
 from app.generation.job import GenerationJob, GenerationParams, build_job
-from app.http.client import ANONYMOUS, Client
+from app.http.client import Client, client_in
 from app.http.request_lifetime import held_by
 from app.parsing.output_format import OutputFormat
 from app.server_state import server_state
@@ -58,8 +58,7 @@ async def prepared(request: Request, function: Callable[[], T]) -> T:
 
 def client_of(request: Request) -> Client:
     """Return the client that `Authentication` has identified."""
-    client: Client = request.scope.get("state", {}).get("client", ANONYMOUS)
-    return client
+    return client_in(request.scope)
 
 
 async def take_ticket(request: Request, priority: Priority = Priority.NORMAL) -> AdmissionTicket:

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.body_limit import RequestBody, send_rejection
 from app.http.client import ANONYMOUS, VISITOR, Client
-from app.http.errors import CountRejection, error_response, ignore_rejection
-from app.http.rejections import Unauthorized
+from app.http.errors.rejections import Unauthorized
+from app.http.errors.responses import CountRejection, error_response, ignore_rejection
 from app.http.request_context import PROBE_PATHS
 
 _KEY: Final = re.compile(r"[!-~]+")

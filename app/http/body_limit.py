@@ -12,15 +12,15 @@ from fastapi import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.body_budget import BodyBudget
-from app.http.client import Client
-from app.http.errors import CountRejection, error_response, ignore_rejection
-from app.http.rejections import (
+from app.http.client import Client, client_in
+from app.http.errors.rejections import (
     BodyTooLarge,
     BodyTooSlow,
     QueueFull,
     QuotaExceeded,
     Rejection,
 )
+from app.http.errors.responses import CountRejection, error_response, ignore_rejection
 
 # The limit for all bodies together, in bodies of the maximum size.
 _MAX_BODIES: Final = 64
@@ -179,7 +179,7 @@ class BodyLimit:
 
     async def _stream(self, body: RequestBody, scope: Scope, send: Send) -> Rejection | None:
         """Call the app with a body that it reads itself; return why it was not called."""
-        client = _client_of(scope)
+        client = client_in(scope)
         if self._num_streamed[client] >= MAX_STREAMED:
             limit = f"this API key has {MAX_STREAMED} uploads in flight, the limit"
             return QuotaExceeded(limit, retry_after=1)
@@ -195,7 +195,7 @@ class BodyLimit:
         self, body: RequestBody, scope: Scope, receive: Receive, send: Send
     ) -> Rejection | None:
         """Call the app; return why it was not called, after the buffered bytes are released."""
-        client = _client_of(scope)
+        client = client_in(scope)
         try:
             content = await self._read(body, client)
             if isinstance(content, Rejection):
@@ -222,11 +222,6 @@ class BodyLimit:
                 return QueueFull("too many request bodies are being read", retry_after=1)
             content += chunk
         return None if body.client_disconnected else bytes(content)
-
-
-def _client_of(scope: Scope) -> Client:
-    client: Client = scope["state"]["client"]
-    return client
 
 
 def _lingering(body: RequestBody, send: Send) -> Send:

@@ -21,8 +21,8 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.http.body_limit import RequestBody, send_rejection
-from app.http.errors import CountRejection, error_response, ignore_rejection
-from app.http.rejections import ForeignOrigin, HostNotAllowed, Rejection
+from app.http.errors.rejections import ForeignOrigin, HostNotAllowed, Rejection
+from app.http.errors.responses import CountRejection, error_response, ignore_rejection
 
 _ANY: Final = "*"
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:/@\[\]]+))(?::(\d*))?")

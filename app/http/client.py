@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from starlette.types import Scope
+
 
 @dataclass(frozen=True, slots=True)
 class Client:
@@ -26,3 +28,9 @@ class Client:
 ANONYMOUS: Final = Client("anonymous", is_admin=True)
 # The client of a path that needs no key, where others do.
 VISITOR: Final = Client("anonymous")
+
+
+def client_in(scope: Scope) -> Client:
+    """Return the client that `Authentication` has identified."""
+    client: Client = scope.get("state", {}).get("client", ANONYMOUS)
+    return client

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope
 
-from app.http.client import ANONYMOUS, Client
+from app.http.client import client_in
 from app.worker_threads import WorkerThreads
 
 # A conversation of thousands of turns, with their tool calls, has half as many.
@@ -66,8 +66,8 @@ class JsonRequest(Request):
         body = await self.body()
         if len(body) <= LARGE:
             return _validated(self._model, body)
-        client: Client = self.scope.get("state", {}).get("client", ANONYMOUS)
-        return await _THREADS.run(partial(_validated, self._model, body), client.name)
+        validate = partial(_validated, self._model, body)
+        return await _THREADS.run(validate, client_in(self.scope).name)
 
 
 class JsonRoute(APIRoute):

@@ -10,8 +10,8 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.error_formats import is_anthropic
-from app.http.errors import (
+from app.http.errors.formats import is_anthropic
+from app.http.errors.responses import (
     CLIENT_CLOSED_REQUEST,
     CountRejection,
     error_response,

@@ -9,7 +9,7 @@ import anyio
 from fastapi import Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.errors import CLIENT_CLOSED_REQUEST
+from app.http.errors.responses import CLIENT_CLOSED_REQUEST
 
 _HELD: Final = "held"
 

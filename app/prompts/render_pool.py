@@ -8,7 +8,6 @@ It costs a tenth of a millisecond, and takes rendering off the interpreter's loc
 import atexit
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,19 +17,15 @@ from queue import LifoQueue
 from time import monotonic
 from typing import Any, Final
 
-from app.http.rejections import Unavailable
+from app.http.errors.rejections import Unavailable
 from app.prompts import template_process
-from batching import interruptible
+from batching import interruptible, was_killed
 
 # Of a core, for one rendering: what a template that exceeds them is at fault for.
 _CPU_SECONDS: Final = 5
 # Of the clock, without the wait for a process: on a machine in use a process gets less than a core.
 _WALL_SECONDS: Final = 30.0
 _NUM_PROCESSES: Final = 2
-# A process that took too much ends in another way: the limit of its time has a signal of its own.
-_KILLS: Final = frozenset(
-    {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT}
-)
 _READ_BYTES: Final = 1 << 18
 
 
@@ -60,11 +55,6 @@ class RendererLost(Unavailable):
             "the process that renders chat templates was ended or has no time; try again",
             retry_after=1,
         )
-
-
-def was_killed(returncode: int | None) -> bool:
-    """Return whether a process was ended from outside, as by a system without memory; None never started."""
-    return returncode is None or returncode in _KILLS
 
 
 class RenderProcess:

@@ -11,8 +11,8 @@ from jinja2 import TemplateSyntaxError
 
 from app.prompts import template_process
 from app.prompts.model_template import template_variables
-from app.prompts.render_pool import RendererLost, was_killed
-from batching import InvalidRequest, ModelInfo, Tokenizer, interruptible
+from app.prompts.render_pool import RendererLost
+from batching import InvalidRequest, ModelInfo, Tokenizer, interruptible, was_killed
 
 PARAM: Final = "chat_template"
 # The process has two seconds of a core, and to exceed them is its fault; on a loaded machine it gets less

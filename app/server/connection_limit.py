@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, Protocol
 
-from app.http.errors import CountRejection, ignore_rejection
+from app.http.errors.responses import CountRejection, ignore_rejection
 from app.settings import env_name
 
 logger = logging.getLogger(__name__)

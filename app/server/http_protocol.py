@@ -18,7 +18,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from app.http.error_formats import ErrorReport, openai_error
+from app.http.errors.formats import ErrorReport, openai_error
 from app.http.unsent_bytes import UnsentBytes
 from app.server.connection_limit import TOO_MANY, ConnectionLimit
 

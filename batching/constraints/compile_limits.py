@@ -1,15 +1,10 @@
 """Whether a grammar compiles within limits, found out in processes that are kept for it."""
 
 import json
-import signal
-from typing import Final
 
 from batching.constraints import compile_process
 from batching.constraints.compile_process import SpecialTokens
-from batching.constraints.kept_process import WALL_SECONDS, KeptProcesses
-
-# Signals that no limit there sends: of a supervisor, a terminal, or a system without memory.
-_FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+from batching.constraints.kept_process import WALL_SECONDS, KeptProcesses, was_killed
 
 
 class CompileInterrupted(Exception):
@@ -34,6 +29,6 @@ class CompileLimits:
             status = int(self._processes.ask(json.dumps(grammar).encode()))
         except OSError:
             raise CompileInterrupted from None
-        if -status in _FROM_OUTSIDE:
+        if was_killed(status):
             raise CompileInterrupted
         return status == 0

@@ -18,6 +18,15 @@ from batching.interruption import Interrupted, interruptible
 
 # On a machine so loaded that a process gets a tenth of a core.
 WALL_SECONDS: Final = 20.0
+# A process that took too much ends in another way: the limit of its time has a signal of its own.
+_KILLS: Final = frozenset(
+    {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT}
+)
+
+
+def was_killed(returncode: int | None) -> bool:
+    """Return whether a process was ended by a supervisor, a terminal, or a system without memory; None never started."""
+    return returncode is None or returncode in _KILLS
 
 
 class KeptProcesses:

@@ -16,6 +16,7 @@ from tests.support.live import check_all_is_well
 pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.mark.slow
 def test_a_mixed_load_ends_well_in_every_part(server: Server) -> None:
     address = server.address()
     num_files = num_open_files(server.pid)

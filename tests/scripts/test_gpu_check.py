@@ -53,6 +53,7 @@ def test_all_checks_fit_into_25_minutes() -> None:
     assert sum(check.seconds for check in CHECKS) <= 25 * 60
 
 
+@pytest.mark.slow
 def test_what_crashes_hangs_or_is_wrong_is_reported_and_the_rest_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

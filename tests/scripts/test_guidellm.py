@@ -23,6 +23,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.slow
 def test_the_load_is_on_a_server_that_runs_with_its_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,7 +131,13 @@ def running(
         access_log=False,
         lifespan="off",
     )
-    server = uvicorn.Server(config)
+    with started(uvicorn.Server(config)) as site:
+        yield site
+
+
+@contextmanager
+def started(server: uvicorn.Server) -> Iterator[Site]:
+    """Run a server in another thread, on a port of its own."""
     with bind("127.0.0.1", 0) as sock:
         sock.listen()
         site = Site(server, sock)

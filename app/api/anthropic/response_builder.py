@@ -22,8 +22,8 @@ from app.api.anthropic.response import (
 )
 from app.generation.choice import ChoiceFinishReason, Delta
 from app.generation.generation import ChoiceResult, Generation, GenerationSummary
-from app.http.error_formats import anthropic_error
-from app.http.errors import stream_error_report
+from app.http.errors.formats import anthropic_error
+from app.http.errors.responses import stream_error_report
 from app.observability.request_record import TokenUsage
 from app.parsing.events import (
     ContentPiece,

@@ -24,8 +24,8 @@ from app.generation.generation import (
     GenerationSummary,
     PromptProgress,
 )
-from app.http.error_formats import openai_error
-from app.http.errors import stream_error_report
+from app.http.errors.formats import openai_error
+from app.http.errors.responses import stream_error_report
 from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece
 
 DONE: Final = b"data: [DONE]\n\n"

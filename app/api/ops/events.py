@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 
 from app.api.serving import client_of, engine_for
 from app.api.sse import EventStream
-from app.http.rejections import Forbidden, Unavailable
+from app.http.errors.rejections import Forbidden, Unavailable
 from app.http.request_lifetime import held_by
 from app.server_state import server_state
 from app.settings import env_name

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 
 from app.api.serving import engine_for
-from app.http.rejections import Unavailable
+from app.http.errors.rejections import Unavailable
 from app.server_state import server_state
 
 router = APIRouter()

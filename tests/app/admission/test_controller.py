@@ -5,7 +5,7 @@ import pytest
 from app.admission.controller import AdmissionController, AdmissionLimits, AdmissionTicket
 from app.admission.service_rate import MAX_RETRY_AFTER, ServiceRate
 from app.http.client import ANONYMOUS, Client
-from app.http.rejections import QueueFull, QuotaExceeded, ShuttingDown
+from app.http.errors.rejections import QueueFull, QuotaExceeded, ShuttingDown
 from batching import Priority
 from tests.support.fakes import FakeClock
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app.admission.patience import after_departures
-from app.http.rejections import QueueFull
+from app.http.errors.rejections import QueueFull
 
 pytestmark = pytest.mark.anyio
 

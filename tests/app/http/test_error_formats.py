@@ -6,9 +6,15 @@ from typing import Any, Final
 import pytest
 from pydantic import SecretStr
 
-from app.http.error_formats import anthropic_error, error_format, openai_error
-from app.http.errors import error_report
-from app.http.rejections import BodyTooLarge, QueueFull, QuotaExceeded, ShuttingDown, Unauthorized
+from app.http.errors.formats import anthropic_error, error_format, openai_error
+from app.http.errors.rejections import (
+    BodyTooLarge,
+    QueueFull,
+    QuotaExceeded,
+    ShuttingDown,
+    Unauthorized,
+)
+from app.http.errors.responses import error_report
 from app.prompts.render import PromptTooLong
 from batching import (
     ContextLengthExceeded,

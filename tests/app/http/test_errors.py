@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.http.error_formats import openai_error
-from app.http.errors import ERROR_SPECS, error_report, error_spec
+from app.http.errors.formats import openai_error
+from app.http.errors.responses import ERROR_SPECS, error_report, error_spec
 from batching import (
     EngineClosed,
     EngineConfig,

@@ -13,8 +13,8 @@ from hypothesis import example, given, strategies as st
 from pydantic import AfterValidator, BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.http import errors
 from app.http.client import Client
+from app.http.errors.responses import register_handlers
 from app.http.json_body import MAX_PARTS, JsonRoute, num_parts, read_json
 from tests.support.speaker import served
 
@@ -62,7 +62,7 @@ def app() -> FastAPI:
         return len(body)
 
     made = FastAPI()
-    errors.register_handlers(made)
+    register_handlers(made)
     made.include_router(router)
     return made
 

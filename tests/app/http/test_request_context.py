@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from app.http.rejections import ShuttingDown
+from app.http.errors.rejections import ShuttingDown
 from app.http.request_context import InFlightRequests, RequestContextMiddleware
 from app.observability.logs import summarize_exception
 from app.storage.database import StorageError

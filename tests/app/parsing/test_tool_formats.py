@@ -85,6 +85,8 @@ def is_read_alike_by_mlx_lm(name: str, calls: Calls) -> bool:
     texts = [value for value in arguments if isinstance(value, str)]
     if name == "mistral_ids":
         return False  # the id is taken for the name
+    if name == "qwen3_coder" and any(is_long_integer(value) for value in arguments):
+        return False  # numbers are read as floats
     if name in ("function_gemma", "pythonic") and any("-" in called for called, _ in calls):
         return False
     if name == "pythonic" and any(map(iskeyword, chain.from_iterable(v for _, v in calls))):
@@ -98,6 +100,10 @@ def is_read_alike_by_mlx_lm(name: str, calls: Calls) -> bool:
         return False
     strips = name not in ("general", "json_tools", "gemma4", "kimi_k2", "kimi_k3", "qwen3_coder")
     return not (strips and any(text != text.strip() for text in texts))
+
+
+def is_long_integer(value: object) -> bool:
+    return isinstance(value, int) and int(float(value)) != value
 
 
 def is_json(text: str) -> bool:

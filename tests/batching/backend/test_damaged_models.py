@@ -244,7 +244,8 @@ FIELDS: Final = st.one_of(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+# `make fuzz` searches further.
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 6000), FIELDS), min_size=1, max_size=3), st.data())
 def test_a_header_with_other_bytes_in_it_is_read_or_rejected(
     tmp_path: Path, whole: bytes, changes: list[tuple[int, bytes]], data: st.DataObject

@@ -64,6 +64,7 @@ def requests(first_id: int, count: int) -> Iterator[BatchRequest]:
             yield request.fork(request_id + 1_000_000)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_states_are_as_many_as_reckoned_and_memory_stays_flat() -> None:
     model = make_tiny("falcon_h1")

@@ -5,7 +5,7 @@ import signal
 import threading
 import tracemalloc
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,10 +19,10 @@ from app.api.openai.schemas.logprobs import PromptLogprobs
 from app.generation.choice import TokenWithLogprob
 from app.http.unsent_bytes import UnsentBytes
 from app.main import create_app
-from app.server.uvicorn_server import Server, bind
+from app.server.uvicorn_server import Server
 from app.settings import Settings
 from batching import TokenLogprobs
-from tests.support.raw_http import Site, split
+from tests.support.raw_http import Site, split, started
 from tests.support.speaker import MODEL_ID, ByteTokenizer, served, speaking_manager
 
 COMPLETIONS: Final = "/v1/completions"
@@ -157,15 +157,11 @@ def serving(unsent: UnsentBytes) -> Iterator[Site]:
     app = create_app(manager, Settings.model_construct(web=False))
     app.state.service = replace(app.state.service, unsent=unsent)
     server = Server(app, app.state.service)
-    with bind("127.0.0.1", 0) as sock:
-        sock.listen()
-        site = Site(server, sock)
+    with closing(manager), started(server) as site:
         try:
             yield site
         finally:
             server.handle_exit(signal.SIGTERM, None)
-            site.stop()
-            manager.close()
 
 
 def post(body: dict[str, Any]) -> bytes:

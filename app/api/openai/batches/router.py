@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query, Request
 from app.api.openai.batches.schemas import BatchList, BatchObject, BatchRequest
 from app.api.openai.files.router import own_file
 from app.api.serving import client_of
+from app.http.errors.rejections import FilesTooLarge, NotFound, QuotaExceeded
 from app.http.json_body import JsonRoute
-from app.http.rejections import FilesTooLarge, NotFound, QuotaExceeded
 from app.server_state import server_state
 from app.storage.batches import StoredBatch
 from app.storage.in_thread import in_thread

@@ -10,8 +10,8 @@ from starlette.responses import FileResponse
 from app.api.openai.files.schemas import UPLOAD_FORM, DeletedFile, FileList, FileObject
 from app.api.openai.files.upload import receive_file
 from app.api.serving import client_of, written
-from app.http.errors import CLIENT_CLOSED_REQUEST
-from app.http.rejections import NotFound
+from app.http.errors.rejections import NotFound
+from app.http.errors.responses import CLIENT_CLOSED_REQUEST
 from app.server_state import server_state
 from app.storage.files import StoredFile
 from app.storage.in_thread import in_thread

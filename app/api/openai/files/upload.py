@@ -10,8 +10,8 @@ from typing import Final
 from fastapi import Request
 
 from app.api.serving import client_of
+from app.http.errors.rejections import FilesTooLarge, Unavailable
 from app.http.form import FILE, FormReader
-from app.http.rejections import FilesTooLarge, Unavailable
 from app.server_state import ServerState, server_state
 from app.settings import env_name
 from app.storage.files import Draft, FileTooLarge, StoredFile

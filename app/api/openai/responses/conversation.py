@@ -18,7 +18,7 @@ from app.api.openai.responses.input_items import (
 from app.api.openai.responses.request import ResponseRequest
 from app.api.openai.responses.tools import to_tool_choice
 from app.api.unsealer import Unsealer
-from app.http.invalid_requests import InvalidEncryptedContent
+from app.http.errors.invalid_requests import InvalidEncryptedContent
 from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, Conversation
 from app.storage.seal import ForgedValue, Sealer
 

@@ -15,8 +15,8 @@ from app.api.serving import respond_whole, written
 from app.api.sse import EventStream
 from app.generation.choice import Delta
 from app.generation.generation import Generation
-from app.http.errors import stream_error_report
-from app.http.rejections import Unavailable
+from app.http.errors.rejections import Unavailable
+from app.http.errors.responses import stream_error_report
 from app.http.request_context import InFlightRequests
 from app.http.request_lifetime import held_by
 from app.observability.logs import summarize_exception

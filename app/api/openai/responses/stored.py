@@ -19,8 +19,8 @@ from app.api.openai.responses.input_items import (
 from app.api.openai.responses.output_items import ResponseObject
 from app.api.schemas.fields import MAX_MESSAGES
 from app.api.serving import client_of, prepared
-from app.http.invalid_requests import ItemNotFound, PreviousResponseNotFound
-from app.http.rejections import NotFound
+from app.http.errors.invalid_requests import ItemNotFound, PreviousResponseNotFound
+from app.http.errors.rejections import NotFound
 from app.server_state import server_state
 from app.storage.in_thread import in_thread
 from app.storage.responses import ResponseStore, StoredResponse

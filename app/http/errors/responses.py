@@ -9,13 +9,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from app.http.error_formats import ErrorReport, error_format
-from app.http.invalid_requests import (
+from app.http.errors.formats import ErrorReport, error_format
+from app.http.errors.invalid_requests import (
     InvalidEncryptedContent,
     ItemNotFound,
     PreviousResponseNotFound,
 )
-from app.http.rejections import (
+from app.http.errors.rejections import (
     BodyTooLarge,
     BodyTooSlow,
     FilesTooLarge,
