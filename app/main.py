@@ -1,6 +1,6 @@
 """The FastAPI application: creates the parts of the server and connects them."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -53,6 +53,24 @@ BATCH_ENDPOINTS: Final[Mapping[str, ModuleType]] = {
     "/v1/rerank": scoring,
     "/v1/score": scoring,
 }
+_ENDPOINTS: Final[Sequence[ModuleType]] = (
+    chat,
+    completions,
+    responses,
+    stored_responses,
+    files,
+    batches,
+    messages,
+    embeddings,
+    scoring,
+    tokenize,
+    models,
+    health,
+    metrics_endpoint,
+    events,
+    server_info,
+    docs,
+)
 # Beside its body a line has an id and a few names.
 _LINE_FRAME: Final = 8192
 
@@ -110,24 +128,7 @@ def create_app(
     lines.add_middleware(RequestContextMiddleware, in_flight=service.in_flight)
     for endpoint in dict.fromkeys(BATCH_ENDPOINTS.values()):
         lines.include_router(endpoint.router)
-    for endpoint in (
-        chat,
-        completions,
-        responses,
-        stored_responses,
-        files,
-        batches,
-        messages,
-        embeddings,
-        scoring,
-        tokenize,
-        models,
-        health,
-        metrics_endpoint,
-        events,
-        server_info,
-        docs,
-    ):
+    for endpoint in _ENDPOINTS:
         app.include_router(endpoint.router, responses=ERROR_RESPONSES)
     _add_middleware(app, service, open_paths=pages)
     return app
