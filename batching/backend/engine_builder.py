@@ -33,12 +33,12 @@ from batching.block_manager import BlockTable
 from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError, UnsupportedKVDType
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo, SamplingDefaults
 from batching.pooling import Embeddings, NoEmbeddings
-from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.stall_budget import MIN_CHUNK
-from batching.steps.step_plan import Slice, StepPlan
+from batching.steps.step_plan import Slice, StartedSequence, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -329,10 +329,10 @@ def _paged(
 
 def _compile_kernels(runner: MLXRunner) -> None:
     """Run a step: those of the check were for blocks of another size."""
-    request = BatchRequest(0, [0], max_tokens=1)
-    request.block_table, request.window_table = BlockTable([0]), BlockTable([0])
-    request.state_slot = 0
-    runner.run(StepPlan((Slice(request, 0, 1),)))
+    block = BlockTable([0]).value
+    started = StartedSequence(0, SequenceSpec(prompt=(0,), max_tokens=1), seed=0)
+    read = Slice(0, 0, (0,), block, block, state_slot=0, num_samples=1)
+    runner.run(StepPlan((read,), started=(started,)))
     runner.reset()
 
 

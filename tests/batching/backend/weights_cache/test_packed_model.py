@@ -30,13 +30,14 @@ from batching.backend.self_check.check import _Probe, check_model
 from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
 from batching.backend.weights_cache import cache, identity
 from batching.config import ShareWeights
-from batching.request import BatchRequest, SamplingParams
-from batching.steps.outputs import RequestOutput
+from batching.inputs.sampling_params import SamplingParams
+from batching.scheduling.outputs import RequestOutput
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.gguf_models import BPE, metadata_of, random_model, tensors_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.model_files import write_model
 from tests.support.model_zoo import make_tiny, tiny_config
+from tests.support.requests import make_request
 
 pytestmark = pytest.mark.usefixtures("native", "keeps_any_size")
 
@@ -92,7 +93,7 @@ def start(config: EngineConfig) -> tuple[str, list[Any]]:
     [line] = [line for line in loaded.startup_lines if line.startswith("packed ")]
     logprobs = SamplingParams(temperature=0.0, logprobs=3)
     requests = [
-        BatchRequest(number, list(prompt), max_tokens=6, sampling=logprobs)
+        make_request(number, list(prompt), max_tokens=6, sampling=logprobs)
         for number, prompt in enumerate(PROMPTS)
     ]
     loaded.engine.add(*requests)

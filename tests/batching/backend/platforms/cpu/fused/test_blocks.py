@@ -28,10 +28,9 @@ from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.cache import NativeLayerCache
 from batching.backend.self_check.check import check_model
 from batching.block_manager import BlockTable
-from batching.request import BatchRequest
-from batching.steps.step_plan import Slice
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import ZOO, make_tiny
+from tests.support.requests import make_request, slice_of
 
 # What is one operation in the layers of a model.  "block": attention, and the MLP or the mixture of
 # experts, with norms and residuals.  "attention": this half of a block, the rest being the model's.
@@ -135,11 +134,11 @@ def logits(model: nn.Module, native: Native) -> mx.array:
     cache = check.cache(24, 4, num_window_blocks=24 if check.layout.window else 0)
     runner = MLXRunner(model, VOCAB_SIZE, check.selection, cache)
     prompts = [[(7 * i + size) % VOCAB_SIZE for i in range(size)] for size in (41, 14)]
-    requests = [BatchRequest(i, prompt, max_tokens=1) for i, prompt in enumerate(prompts)]
+    requests = [make_request(i, prompt, max_tokens=1) for i, prompt in enumerate(prompts)]
     for request, first in zip(requests, (0, 12), strict=True):
         request.state_slot = first
         request.block_table = request.window_table = BlockTable(list(range(first, first + 11)))
-    step = cache.begin([Slice(r, 0, r.num_tokens) for r in requests])
+    step = cache.begin([slice_of(r, 0, r.num_tokens) for r in requests])
     return runner.logits(step)
 
 

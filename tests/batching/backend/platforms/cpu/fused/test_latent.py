@@ -14,10 +14,9 @@ from batching.backend.platforms.cpu.pools.cache import NativeLatentCache
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.block_manager import BlockTable
-from batching.request import BatchRequest
-from batching.steps.step_plan import Slice
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
+from tests.support.requests import make_request, slice_of
 
 PROMPTS = [[(7 * i + size) % VOCAB_SIZE for i in range(size)] for size in (37, 14)]
 KEPT = ["deepseek_v3", "glm4_moe_lite", "kimi_linear", "kimi_vl", "longcat_flash", "mistral4"]
@@ -37,12 +36,12 @@ def last_logits(
     """Return those of the last step, whose slices are of prompts, from and to a position."""
     cache = check.cache(24, 4)
     runner = MLXRunner(model, VOCAB_SIZE, check.selection, cache)
-    requests = [BatchRequest(i, prompt, max_tokens=1) for i, prompt in enumerate(PROMPTS)]
+    requests = [make_request(i, prompt, max_tokens=1) for i, prompt in enumerate(PROMPTS)]
     for request, first in zip(requests, (0, 12), strict=True):
         request.block_table = request.window_table = BlockTable(list(range(first, first + 11)))
         request.state_slot = request.request_id
     for step in steps:
-        logits = runner.logits(cache.begin([Slice(requests[i], a, b) for i, a, b in step]))
+        logits = runner.logits(cache.begin([slice_of(requests[i], a, b) for i, a, b in step]))
         mx.eval(logits, cache.arrays)
         cache.flush()
     return logits[-1]

@@ -22,10 +22,10 @@ from batching.backend.platforms.cpu.pools.states import NativeStates, StateCells
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.block_manager import BlockTable
-from batching.request import BatchRequest
-from batching.steps.step_plan import Slice, StateCopy
+from batching.steps.step_plan import StateCopy
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
+from tests.support.requests import make_request, slice_of
 
 DELTA_NETS: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 SHORT_CONVOLUTIONS: Final = ("lfm2", "lfm2_moe")
@@ -62,7 +62,7 @@ class Requests:
         num_blocks = BLOCKS_EACH * len(prompts)
         self.cache = served.check.cache(num_blocks, BLOCK_SIZE)
         self._runner = MLXRunner(served.model, VOCAB_SIZE, served.check.selection, self.cache)
-        self.requests = [BatchRequest(i, prompt, max_tokens=1) for i, prompt in enumerate(prompts)]
+        self.requests = [make_request(i, prompt, max_tokens=1) for i, prompt in enumerate(prompts)]
         for i, request in enumerate(self.requests):
             first = BLOCKS_EACH * i
             request.block_table = BlockTable(list(range(first, first + BLOCKS_EACH)))
@@ -70,7 +70,7 @@ class Requests:
 
     def step(self, spans: Spans) -> dict[int, mx.array]:
         """Return the logits of each request's rows."""
-        slices = [Slice(self.requests[i], *span[:2], keep=span[2]) for i, span in spans.items()]
+        slices = [slice_of(self.requests[i], *span[:2], keep=span[2]) for i, span in spans.items()]
         step = self.cache.begin(slices)
         all_rows = replace(step.logit_rows, rows=mx.arange(len(step.tokens)))
         logits = self._runner.logits(replace(step, logit_rows=all_rows))
@@ -172,13 +172,17 @@ def test_drafts_that_are_wrong_are_taken_back(native: Native, name: str) -> None
 
 def cells_of(native: Native) -> tuple[StateCells, Callable[..., list[list[int]]]]:
     cells = StateCells(native)
-    requests = [BatchRequest(i, [0] * 30, max_tokens=1) for i in range(3)]
+    requests = [make_request(i, [0] * 30, max_tokens=1) for i in range(3)]
     for i, request in enumerate(requests):
         request.state_slot = i
 
-    def step(*spans: tuple[int, int, int, tuple[int, ...]]) -> list[list[int]]:
+    def step(
+        *spans: tuple[int, int, int, tuple[int, ...]], gone: tuple[int, ...] = ()
+    ) -> list[list[int]]:
         """Return the cells before and after of each piece."""
-        cells.begin([Slice(requests[i], start, stop, keep=keep) for i, start, stop, keep in spans])
+        cells.begin(
+            [slice_of(requests[i], start, stop, keep=keep) for i, start, stop, keep in spans], gone
+        )
         rows = [list(row[2:]) for row in cells._rows()]
         cells.flush()
         return rows
@@ -210,10 +214,9 @@ def test_a_copied_state_is_shared(native: Native) -> None:
 
 
 def test_what_a_request_leaves_is_free(native: Native) -> None:
-    cells, step = cells_of(native)
+    _, step = cells_of(native)
     step((0, 0, 4, ()), (1, 0, 4, ()))
-    cells._requests[1].state_slot = None
-    step((0, 4, 5, ()))
+    step((0, 4, 5, ()), gone=(1,))
     assert step((2, 0, 4, ())) == [[-1, 1]]
 
 

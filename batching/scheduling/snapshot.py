@@ -104,7 +104,7 @@ def _described(request: BatchRequest, now: float, effective_priority: float) -> 
         request.num_computed_tokens,
         request.num_cached_tokens,
         request.num_output_tokens,
-        request.max_tokens,
+        request.spec.output_limit,
         request.num_preemptions,
         1 + len(request.forks),
         tuple(request.block_table.runs),

@@ -7,16 +7,17 @@ from batching.config import SchedulerConfig
 from batching.priority_queue import Priority
 from batching.request import BatchRequest, RequestStatus
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.steps import snapshot as snapshots
-from batching.steps.snapshot import EngineSnapshot
+from batching.scheduling import snapshot as snapshots
+from batching.scheduling.snapshot import EngineSnapshot
 from tests.support.fakes import make_engine, small_config
+from tests.support.requests import make_request
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def request(request_id: int, **fields: object) -> BatchRequest:
-    facts = {"prompt_token_ids": PROMPT, "max_tokens": 8, "arrival_time": float(request_id)}
-    return BatchRequest(request_id, **(facts | fields))  # type: ignore[arg-type]
+    facts = {"prompt": PROMPT, "max_tokens": 8, "arrival_time": float(request_id)}
+    return make_request(request_id, **(facts | fields))  # type: ignore[arg-type]
 
 
 def engine(**changes: int) -> tuple[ContinuousBatchingScheduler, BatchInferenceEngine]:
@@ -66,7 +67,7 @@ def test_the_queue_is_in_the_order_of_service_with_its_aged_priorities() -> None
 
 def test_a_preempted_request_waits_again_without_blocks() -> None:
     scheduler, busy = engine(num_blocks=6)
-    busy.add(request(0), request(1, prompt_token_ids=PROMPT[::-1]))
+    busy.add(request(0), request(1, prompt=PROMPT[::-1]))
     while not scheduler.stats().num_preemptions:
         busy.step()
     [waiting] = scheduler.snapshot(0.0).waiting
@@ -116,7 +117,7 @@ def test_a_snapshot_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MAX_WAITING", 3)
     monkeypatch.setattr(snapshots, "MAX_RUNS", 1)
     scheduler, busy = engine(max_num_seqs=3, num_blocks=64, max_batched_tokens=64)
-    busy.add(*(request(i, prompt_token_ids=[i, *PROMPT]) for i in range(8)))
+    busy.add(*(request(i, prompt=[i, *PROMPT]) for i in range(8)))
     busy.step()
     snapshot = scheduler.snapshot(0.0)
     assert (len(snapshot.running), len(snapshot.waiting)) == (2, 3)

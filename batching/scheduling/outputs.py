@@ -4,7 +4,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from batching.errors import EngineError
-from batching.request import BatchRequest, RequestStatus, TokenLogprobs, TokenOutput
+from batching.pooling import Vector
+from batching.request import BatchRequest, RequestStatus
+from batching.steps.sequences import accepted
+from batching.steps.step_plan import Slice, SliceOutput
+from batching.steps.token_output import TokenLogprobs, TokenOutput
 
 
 class RequestOutput(NamedTuple):
@@ -17,18 +21,12 @@ class RequestFailure(NamedTuple):
     error: EngineError
 
 
-def append_sampled(
-    request: BatchRequest, sampled: Sequence[int], drafts: Sequence[int]
-) -> tuple[int, ...]:
-    """Append sampled tokens up to and including the first that differs from its draft; return them.
-
-    sampled: one token for each draft, and one more that follows the last draft.
-    """
-    pairs = zip(sampled, (*drafts, None), strict=True)
-    num_accepted = next(i for i, (token_id, draft) in enumerate(pairs) if token_id != draft)
+def append_sampled(request: BatchRequest, s: Slice, output: SliceOutput) -> tuple[int, ...]:
+    """Append the sampled tokens of a slice to its request, until that ends; return them."""
+    is_complete = request.request_id in output.completed
     appended: list[int] = []
-    for token_id in sampled[: num_accepted + 1]:
-        request.append(token_id)
+    for token_id in accepted(output.token_ids[: s.num_samples], s.drafts):
+        request.append(token_id, is_complete=is_complete)
         appended.append(token_id)
         if request.finish_reason is not None:
             break
@@ -51,15 +49,15 @@ def token_output(
     )
 
 
-def embedding_output(request: BatchRequest) -> RequestOutput:
+def embedding_output(request: BatchRequest, vector: Vector) -> RequestOutput:
     """Return the only output of a pooled request."""
-    output = token_output(request, (), ())._replace(embedding=request.pooled)
+    output = token_output(request, (), ())._replace(embedding=vector)
     return RequestOutput(request.request_id, output)
 
 
 def progress_outputs(request: BatchRequest) -> Iterator[RequestOutput]:
     """Yield a progress report if the request asks for reports and is still prefilling."""
-    if request.reports_progress and request.status is RequestStatus.PREFILLING:
+    if request.spec.reports_progress and request.status is RequestStatus.PREFILLING:
         output = TokenOutput(
             (), None, request.num_cached_tokens, num_read_tokens=request.num_computed_tokens
         )
