@@ -196,11 +196,12 @@ class BatchRequest:
     ) -> Slice:
         """Return the slice of the pending tokens up to `stop`, drafts included."""
         start, known = self.num_computed_tokens, stop - len(drafts)
-        is_last, is_pooled = known == self.num_tokens, self.spec.pooling is not None
-        num_prompt_tokens = max(0, min(stop, self.num_prompt_tokens) - start)
-        num_scored = 0
-        if self.wants_prompt_logprobs:
-            num_scored = max(0, min(stop + 1, self.num_prompt_tokens) - start - 1)
+        is_last, is_pooled = known == len(self.token_ids), self.spec.pooling is not None
+        num_prompt_tokens = num_scored = 0
+        if start < self.num_prompt_tokens:
+            num_prompt_tokens = min(stop, self.num_prompt_tokens) - start
+            if self.wants_prompt_logprobs:
+                num_scored = min(stop + 1, self.num_prompt_tokens) - start - 1
         return Slice(
             self.request_id,
             start,

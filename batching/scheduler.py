@@ -456,6 +456,8 @@ class ContinuousBatchingScheduler:
     ) -> list[RequestOutput | RequestFailure]:
         """Record the sampled tokens of a slice, for its request and for its forks."""
         # The forks first: they share the blocks that the request releases when it ends.
+        if not s.forks:
+            return [self._apply_output(request, s, output, is_recorded=is_recorded)]
         forks = [
             self._start_fork(request, fork, s, i, output)
             for i, fork_id in enumerate(s.forks)
@@ -520,7 +522,7 @@ class ContinuousBatchingScheduler:
         output: SliceOutput,
     ) -> RequestOutput | RequestFailure:
         """Return the output for new tokens; a request that ends with them leaves the batch."""
-        if (error := dict(output.errors).get(request.request_id)) is not None:
+        if output.errors and (error := dict(output.errors).get(request.request_id)) is not None:
             self._leave(request, RequestStatus.CANCELLED)
             return RequestFailure(request.request_id, RequestFailed(error))
         if request.finish_reason is not None:

@@ -25,7 +25,7 @@ def append_sampled(request: BatchRequest, s: Slice, output: SliceOutput) -> tupl
     """Append the sampled tokens of a slice to its request, until that ends; return them."""
     is_complete = request.request_id in output.completed
     appended: list[int] = []
-    for token_id in accepted(output.token_ids[: s.num_samples], s.drafts):
+    for token_id in accepted(s, output):
         request.append(token_id, is_complete=is_complete)
         appended.append(token_id)
         if request.finish_reason is not None:

@@ -69,8 +69,11 @@ def recorded(s: Slice, sequences: Mapping[int, SequenceState], output: SliceOutp
     """Append the sampled tokens of a slice to its sequences; return its output with what follows of that."""
     if not s.num_samples:
         return output
-    for token_id in accepted(output.token_ids[: s.num_samples], s.drafts):
-        sequences[s.sequence_id].append(token_id)
+    sequence = sequences[s.sequence_id]
+    for token_id in accepted(s, output):
+        sequence.append(token_id)
+    if sequence.matcher is None and not s.forks:
+        return output
     for fork, token_id in zip(s.forks, output.token_ids[s.num_samples :], strict=True):
         sequences[fork].append(token_id)
     matchers = [(each, sequences[each].matcher) for each in (s.sequence_id, *s.forks)]
@@ -84,11 +87,11 @@ def recorded(s: Slice, sequences: Mapping[int, SequenceState], output: SliceOutp
     )
 
 
-def accepted(sampled: Sequence[int], drafts: Sequence[int]) -> Sequence[int]:
-    """Return sampled tokens up to and including the first that differs from its draft.
-
-    sampled: one token for each draft, and one more that follows the last draft.
-    """
-    pairs = zip(sampled, (*drafts, None), strict=True)
+def accepted(s: Slice, output: SliceOutput) -> Sequence[int]:
+    """Return the tokens sampled for a slice's sequence, up to and including the first that is not its draft."""
+    sampled = output.token_ids[: s.num_samples]
+    if not s.num_drafts:
+        return sampled
+    pairs = zip(sampled, (*s.drafts, None), strict=True)
     num_right = next(i for i, (token_id, draft) in enumerate(pairs) if token_id != draft)
     return sampled[: num_right + 1]
