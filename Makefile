@@ -95,7 +95,7 @@ test-native-threads: SANITIZE := thread
 
 # Built as the extension is, or with a sanitizer.
 $(NATIVE_TESTS:%=test-native-%): test-native-%: $(VENV)/.native
-	$(CMAKE) -S tests/native -B build/native-$* -G Ninja "-DNATIVE_ISAS=$(ISAS)" $(if $(SANITIZE),-DCMAKE_BUILD_TYPE=Checked \
+	$(CMAKE) -S kernels/tests -B build/native-$* -G Ninja "-DNATIVE_ISAS=$(ISAS)" $(if $(SANITIZE),-DCMAKE_BUILD_TYPE=Checked \
 	  -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-sanitize-recover=all -fsanitize=$(SANITIZE)")
 	$(CMAKE) --build build/native-$*
 	$(BIN)/ctest --test-dir build/native-$* --parallel 2 --output-on-failure
@@ -125,8 +125,8 @@ install: $(VENV)/.dev
 # It is for other machines, too, so what was built for this one must not get into it.
 wheel: $(VENV)/.native
 ifeq ($(DEVICE),default)
-	rm -f $(NATIVE)/_native*.so
-	$(BIN)/python -m $(subst /,.,$(NATIVE)).build
+	rm -f $(NATIVE)/mlx_cpu_kernels/_native*.so
+	$(BIN)/python -m mlx_cpu_kernels.build
 endif
 	$(PIP) wheel --no-deps --wheel-dir dist .
 
@@ -148,8 +148,9 @@ bench-guidellm: $(VENV)/.native $(GUIDELLM)/.installed
 PAGES := README.md SECURITY.md CONTRIBUTING.md CHANGELOG.md LICENSE docs
 docs: $(DOCS)/.installed
 	rm -rf build/pages build/site
-	mkdir -p build/pages
+	mkdir -p build/pages/kernels
 	cp -R $(PAGES) build/pages
+	cp -R kernels/docs build/pages/kernels
 	$(DOCS)/bin/zensical build --clean --strict
 	@echo "open build/site/index.html"
 
@@ -165,12 +166,12 @@ $(VENV)/.runtime: $(VENV)/.python requirements/$(DEVICE).txt requirements/model.
 	@touch $@
 
 # Where there is a compiler and the CPU computes; otherwise this does nothing, and says so.
-NATIVE := batching/backend/native
+NATIVE := kernels
 $(VENV)/.native: $(VENV)/.runtime requirements/native.txt $(NATIVE)/CMakeLists.txt $(wildcard $(addprefix $(NATIVE)/src/,*.* */*.* */*/*.*))
 ifeq ($(DEVICE),default)
 	@if command -v "$${CXX:-c++}" >/dev/null && ! $(PIP) install -r requirements/native.txt; then \
 	  echo "no native CPU kernels: what builds them could not be installed"; fi
-	@$(BIN)/python -m $(subst /,.,$(NATIVE)).build --host
+	@$(BIN)/python -m mlx_cpu_kernels.build --host
 endif
 	@touch $@
 

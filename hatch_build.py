@@ -9,7 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 class NativeBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        extension = f"batching/backend/native/_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+        extension = f"kernels/mlx_cpu_kernels/_native{sysconfig.get_config_var('EXT_SUFFIX')}"
         if not (Path(self.root) / extension).exists():
             return
         # git ignores it, and so would the wheel.

@@ -10,8 +10,6 @@ import mlx.core as mx
 from batching.backend import BLAS, precision
 from batching.backend.devices import Gpu, select_device
 from batching.backend.exceptions import forget_locals, one_line
-from batching.backend.gpu.pool_kernels import NoKernels, PoolKernels
-from batching.backend.gpu.source_kernels import load_kernels, required
 from batching.backend.hooks.rows import hidden_size_of
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.memory.device import MIB, device_memory, memory_in_use
@@ -19,9 +17,11 @@ from batching.backend.memory.limits import GpuMemory
 from batching.backend.memory.pool_size import BlockBytes, PoolSize, least_window_blocks, pool_size
 from batching.backend.memory.state_size import state_size
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.packed_model import CannotUseFile, PackedModel
 from batching.backend.paged.layout import CacheLayout
+from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
+from batching.backend.platforms.gpu.pool_kernels import NoKernels, PoolKernels
+from batching.backend.platforms.gpu.source_kernels import load_kernels, required
 from batching.backend.pooling.uses import embeddings_of, may_embed, reranker_of
 from batching.backend.processor.blas import NoBlas
 from batching.backend.processor.core_lending import NO_LENDING, CoreLending

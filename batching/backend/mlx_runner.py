@@ -8,10 +8,10 @@ import mlx.nn as nn
 import numpy as np
 
 from batching.backend.exceptions import forget_locals
-from batching.backend.gpu.step_graphs import StepGraphs
 from batching.backend.hooks.rows import RowSelection
 from batching.backend.host_array import host_array
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
+from batching.backend.platforms.gpu.step_graphs import StepGraphs
 from batching.backend.pooling.head import NO_HEAD, PoolingHead
 from batching.backend.pooling.pooler import PooledRows
 from batching.backend.processor.core_lending import NO_LENDING, CoreLending

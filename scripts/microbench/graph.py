@@ -19,13 +19,13 @@ import mlx.nn as nn
 from mlx_lm.models import qwen3
 
 from batching.backend.devices import Gpu, default_gpu
-from batching.backend.gpu.kernel_pool import KernelLayerCache
-from batching.backend.gpu.kernels.sources import Target
-from batching.backend.gpu.pool_kernels import NoKernels, PoolKernels
-from batching.backend.gpu.source_kernels import SourceKernels, load_kernels
-from batching.backend.gpu.step_graphs import COMPILE_AT
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native_loader import Native, NoNative, load_native
+from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
+from batching.backend.platforms.gpu.kernel_pool import KernelLayerCache
+from batching.backend.platforms.gpu.kernels.sources import Target
+from batching.backend.platforms.gpu.pool_kernels import NoKernels, PoolKernels
+from batching.backend.platforms.gpu.source_kernels import SourceKernels, load_kernels
+from batching.backend.platforms.gpu.step_graphs import COMPILE_AT
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import Verdict, Way
 from batching.block_manager import BlockTable

@@ -7,11 +7,11 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend.cpu.host_cache import host_cache
-from batching.backend.native.sampling import native_sampler
-from batching.backend.native_loader import NoNative, load_native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_pool import device_cache
+from batching.backend.platforms.cpu.native_loader import NoNative, load_native
+from batching.backend.platforms.cpu.sampling import native_sampler
 from batching.backend.sampling.sampler import Sample, Sampler
 from batching.block_manager import BlockTable
 from batching.config import BLOCK_SIZE

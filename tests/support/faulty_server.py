@@ -24,8 +24,8 @@ from app.cli import main
 from batching.backend import engine_builder
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner, MLXStep
-from batching.backend.native import sampling as native_sampling
 from batching.backend.paged.kv_cache import StepInputs
+from batching.backend.platforms.cpu import sampling as native_sampling
 from batching.backend.sampling import slice_sampler
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Masks, Sample, Sampler

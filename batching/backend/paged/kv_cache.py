@@ -2,7 +2,7 @@
 
 There are three kinds of pool: of MLX arrays (`batching.backend.paged.mlx_pool`), of numpy arrays on an
 x86 CPU (`batching.backend.cpu.host_cache`), and that of the native kernels
-(`batching.backend.native.pools.cache`).  Layers whose keys and values the model's own code reads are
+(`batching.backend.platforms.cpu.pools.cache`).  Layers whose keys and values the model's own code reads are
 gathered into contiguous arrays (`batching.backend.paged.gathered_cache`) in each of them.
 """
 

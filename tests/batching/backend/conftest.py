@@ -4,13 +4,13 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx_cpu_kernels.build import why_not
 
 from batching.backend import choose_pool as kv_cache
 from batching.backend.devices import Gpu, default_gpu
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
-from batching.backend.native.build import why_not
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native, NoNative, load_native
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.long_steps import MIN_TOKENS
 from tests.support.host_kernels import HostKernels

@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 
 from batching.backend.loader import BUNDLED_MODEL, load_model
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import NoNative, load_native
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import NoNative, load_native
 from batching.backend.self_check.check import check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig

@@ -15,10 +15,10 @@ import pytest
 from batching.backend.devices import default_gpu
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner, MLXStep
-from batching.backend.native.layers.packing import Packing
-from batching.backend.native.layers.scaling import scale_inputs
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.layers.packing import Packing
+from batching.backend.platforms.cpu.layers.scaling import scale_inputs
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel
 from batching.batch_inference import BatchInferenceEngine

@@ -11,13 +11,13 @@ import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from batching.backend.hooks import ranges
-from batching.backend.native.layers.replace import replace_modules
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import LayerCache, StepInputs
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.paged.pieces import DeferredMask
 from batching.backend.paged.state_cache import RecurrentStates
+from batching.backend.platforms.cpu.layers.replace import replace_modules
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check import steps as self_check_steps
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.state_cache import arrays_of
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.request import BatchRequest, TokenOutput

@@ -19,10 +19,10 @@ from batching.backend.cpu.host_cache import HostLayerCache
 from batching.backend.engine_builder import build_engine
 from batching.backend.memory.pool_size import BlockBytes, least_window_blocks
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.mlx_pool import DeviceLayerCache
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel
 from batching.batch_inference import BatchInferenceEngine

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.pooling.head import DenseLayer, PoolingHead
 from batching.backend.self_check.check import check_model
 from batching.config import SchedulerConfig

@@ -13,7 +13,7 @@ import pytest
 
 from batching.backend import engine_builder
 from batching.backend.engine_builder import build_engine
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
 from batching.request import GREEDY, BatchRequest

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from batching.backend.native.sampling import native_sampler
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.native_loader import Native
+from batching.backend.platforms.cpu.sampling import native_sampler
 from batching.backend.sampling.edits import Edits, penalties
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Sample, Sampler, draw_on_device, draw_on_host

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batching.backend.native.sampling import native_draw
+from batching.backend.platforms.cpu.sampling import native_draw
 from batching.backend.sampling.logprobs import token_logprobs
 from batching.backend.sampling.sampler import (
     Draw,

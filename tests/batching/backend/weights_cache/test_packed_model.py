@@ -23,9 +23,9 @@ from batching.backend import engine_builder, packed_model
 from batching.backend.engine_builder import build_engine
 from batching.backend.hooks.undo import Changes
 from batching.backend.loader import load_model
-from batching.backend.native.layers.packing import Packing, StoredDiffers
-from batching.backend.native.layers.replace import replace_modules
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.layers.packing import Packing, StoredDiffers
+from batching.backend.platforms.cpu.layers.replace import replace_modules
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import _Probe, check_model
 from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
 from batching.backend.weights_cache import cache, identity
@@ -192,7 +192,8 @@ def test_a_second_start_packs_nothing_and_gives_the_same_bits(
     )
     monkeypatch.setattr(_Probe, "fastest", lambda _: pytest.fail("it is checked"))
     monkeypatch.setattr(
-        "batching.backend.native.model.find_shifts", lambda *_: pytest.fail("it is looked at")
+        "batching.backend.platforms.cpu.model.find_shifts",
+        lambda *_: pytest.fail("it is looked at"),
     )
     line, second = start(config)
     how = "mapped" if sharing == "always" else "read"
@@ -207,7 +208,8 @@ def test_without_a_matrix_unit_shifts_are_those_of_the_first_start(
     monkeypatch.setattr(engine_builder, "load_native", lambda *_: in_integers)
     _, first = start(config)
     monkeypatch.setattr(
-        "batching.backend.native.model.find_shifts", lambda *_: pytest.fail("it is looked at")
+        "batching.backend.platforms.cpu.model.find_shifts",
+        lambda *_: pytest.fail("it is looked at"),
     )
     assert start(config)[1] == first
 
