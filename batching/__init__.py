@@ -15,7 +15,6 @@ from batching.constraints.grammar import (
     lark_grammar,
     regex_grammar,
 )
-from batching.constraints.kept_process import was_killed
 from batching.constraints.lark_pattern import lark_pattern
 from batching.constraints.lark_process import NotRegular, literal_pattern
 from batching.constraints.protocol import AllowedTokens, TokenConstraint
@@ -39,7 +38,7 @@ from batching.errors import (
     SlowReader,
     UnsupportedKVDType,
 )
-from batching.interruption import Interruption, interruptible
+from batching.interruption import Interruption
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
 from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
 from batching.pooling import (
@@ -53,6 +52,7 @@ from batching.pooling import (
 from batching.priority_queue import Priority
 from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
 from batching.rerank_templates import RERANK_TEMPLATES
+from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 from batching.scheduler_manager import SchedulerManager
 from batching.scheduling.best_effort import QUIET_PERIOD
 from batching.steps.snapshot import EngineSnapshot, RequestSnapshot
@@ -95,6 +95,10 @@ __all__ = [
     "Reranker",
     "SamplingDefaults",
     "SamplingParams",
+    "Sandbox",
+    "SandboxExceeded",
+    "SandboxLimits",
+    "SandboxLost",
     "SchedulerManager",
     "SchedulerStats",
     "SequenceStats",
@@ -111,7 +115,6 @@ __all__ = [
     "check_token_ids",
     "choice_grammar",
     "gbnf_grammar",
-    "interruptible",
     "json_object_grammar",
     "json_rule",
     "json_schema_grammar",
@@ -119,5 +122,4 @@ __all__ = [
     "lark_pattern",
     "literal_pattern",
     "regex_grammar",
-    "was_killed",
 ]
