@@ -14,7 +14,7 @@ from batching import InvalidRequest, ModelInfo, Sandbox, SandboxLimits, Tokenize
 PARAM: Final = "chat_template"
 # A process renders one template only, since it may be any client's.
 _SANDBOX: Final = Sandbox(
-    template_process.__file__, SandboxLimits(cpu_seconds=2), wall_seconds=10.0, is_kept=False
+    template_process.__file__, SandboxLimits(cpu_seconds=2), wall_seconds=10.0, num_kept=0
 )
 
 

@@ -15,7 +15,7 @@ from batching import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 _CPU_SECONDS: Final = 5
 
 # For the model's own template.
-SANDBOX: Final = Sandbox(template_process.__file__, SandboxLimits(_CPU_SECONDS))
+SANDBOX: Final = Sandbox(template_process.__file__, SandboxLimits(_CPU_SECONDS), num_kept=2)
 
 
 class TemplateFailed(Exception):

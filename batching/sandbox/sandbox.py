@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import astuple, dataclass
-from queue import LifoQueue
+from threading import Lock, Semaphore
 from time import monotonic
 from typing import Final
 
@@ -62,9 +62,13 @@ class SandboxProcess:
         self._socket: socket.socket | None = None
         self._is_ready = False
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> socket.socket:
         """Start the process unless it runs; return the socket to it."""
-        if self._socket is not None and self._process is not None and self._process.poll() is None:
+        if self._socket is not None and self.is_running:
             return self._socket
         self.stop()
         self._is_ready = False
@@ -152,7 +156,7 @@ class Sandbox:
 
     worker: the file of the program, as `child` describes.
     wall_seconds: of the clock, from when a line has a process.
-    is_kept: whether a process answers more than one line.
+    num_kept: how many processes stay when they have answered.
     """
 
     def __init__(
@@ -162,15 +166,15 @@ class Sandbox:
         *,
         wall_seconds: float = _WALL_SECONDS,
         num_processes: int = _NUM_PROCESSES,
-        is_kept: bool = True,
+        num_kept: int = 1,
     ) -> None:
         self._wall_seconds = wall_seconds
-        self._is_kept = is_kept
+        self._num_kept = num_kept
         self._processes = [SandboxProcess(worker, limits) for _ in range(num_processes)]
-        # The one used last is free first: it has what it made for the line before.
-        self._free: LifoQueue[SandboxProcess] = LifoQueue()
-        for process in self._processes:
-            self._free.put(process)
+        # The last one is used first: it has what it made for the line before.
+        self._free = list(self._processes)
+        self._places = Semaphore(num_processes)
+        self._lock = Lock()
         weakref.finalize(self, _stop, self._processes)
 
     def warm_up(self) -> None:
@@ -183,13 +187,21 @@ class Sandbox:
 
         Raises: as `SandboxProcess.ask`.
         """
-        process = self._free.get()
+        self._places.acquire()
+        process = self._free.pop()
         try:
             return process.ask(line, self._wall_seconds)
         finally:
-            if not self._is_kept:
-                process.stop()
-            self._free.put(process)
+            self._give_back(process)
+            self._places.release()
+
+    def _give_back(self, process: SandboxProcess) -> None:
+        with self._lock:
+            if sum(other.is_running for other in self._free) < self._num_kept:
+                self._free.append(process)
+                return
+            self._free.insert(0, process)
+        process.stop()
 
     def close(self) -> None:
         """End the processes; they start again when they are needed."""

@@ -82,7 +82,7 @@ def test_a_process_is_prepared_and_kept(sandbox: Sandbox) -> None:
 
 
 def test_one_that_is_not_kept_answers_once(worker: str) -> None:
-    with closing(made(worker, is_kept=False)) as sandbox:
+    with closing(made(worker, num_kept=0)) as sandbox:
         first = pid(sandbox)
         assert not is_there(first)
         assert pid(sandbox) != first
@@ -151,10 +151,20 @@ def test_others_are_answered_while_one_is_stuck(worker: str) -> None:
     sandbox = Sandbox(worker, SandboxLimits(cpu_seconds=1))
     with closing(sandbox), ThreadPoolExecutor() as threads:
         stuck = threads.submit(sandbox.ask, b"time")
-        assert len({pid(sandbox) for _ in range(20)}) == 1
+        (other,) = {pid(sandbox) for _ in range(20)}
         assert not stuck.done()
         with pytest.raises(SandboxExceeded):
             stuck.result()
+        assert pid(sandbox) == other
+
+
+def test_only_so_many_processes_stay(worker: str) -> None:
+    with closing(Sandbox(worker, SandboxLimits(cpu_seconds=1))) as sandbox:
+        sandbox.warm_up()
+        pids = {pid(sandbox) for _ in range(3)}
+        assert [process.is_running for process in sandbox._free] == [False, True]
+        assert is_there(pid(sandbox))
+        assert [is_there(each) for each in pids].count(True) == 1
 
 
 def test_a_process_ends_when_its_caller_gives_up(worker: str) -> None:

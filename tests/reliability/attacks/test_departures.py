@@ -212,9 +212,9 @@ def test_one_that_leaves_while_its_prompt_is_rendered(
     with serving(tokenizer=EndlessTemplate()) as server:
         with server.connection() as connection:
             connection.send(request(path))
-            wait_until(sandbox._free.empty, "it is not rendered")
+            wait_until(lambda: not sandbox._free, "it is not rendered")
         server.wait_for(0, 0, 0)
-        wait_until(lambda: not sandbox._free.empty(), "the process is still held", timeout=LONG)
+        wait_until(lambda: bool(sandbox._free), "the process is still held", timeout=LONG)
     sandbox.close()
 
 

@@ -95,20 +95,19 @@ def test_the_wait_for_a_process_counts_against_no_request(
     """A request waits longer than all of its own rendering may take, and is rendered then."""
     clock = [0.0]
     monkeypatch.setattr(room, "monotonic", lambda: clock[0])
-    process = sandbox._free.get()
-    asked = Event()
-    get = sandbox._free.get
+    acquire, asked = sandbox._places.acquire, Event()
+    acquire()
 
-    def get_later(*args: Any, **kwargs: Any) -> SandboxProcess:
+    def acquire_later() -> bool:
         asked.set()
-        return get(*args, **kwargs)
+        return acquire()
 
-    monkeypatch.setattr(sandbox._free, "get", get_later)
+    monkeypatch.setattr(sandbox._places, "acquire", acquire_later)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(rendered, sandbox, "a", [], {})
         asked.wait()
         clock[0] += 60
-        sandbox._free.put(process)
+        sandbox._places.release()
         assert waiting.result() == "a"
 
 
