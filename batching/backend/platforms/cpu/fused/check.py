@@ -161,7 +161,7 @@ class FusedCheck:
         request = BatchRequest(0, [0] * _NUM_ROWS, max_tokens=1)
         request.block_table = BlockTable(list(_BLOCKS))
         rows = NativeAttention(self._native, [Slice(request, 0, _NUM_ROWS)], _BLOCK_SIZE)
-        step = StepInputs.of(rows, _BLOCK_SIZE, lambda num_tokens: num_tokens)
+        step = StepInputs.of(rows, _BLOCK_SIZE)
         cache.begin(replace(step, positions=step.positions + start))
         return cache
 

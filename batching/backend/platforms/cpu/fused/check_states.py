@@ -43,7 +43,7 @@ def compare_states(
         rows = x[start:stop]
         plain.append(module(rows.swapaxes(0, 1), mask=None, cache=own).swapaxes(0, 1))
         attention = NativeAttention(native, [Slice(request, start, stop, keep=keep)], _BLOCK_SIZE)
-        cache.begin(StepInputs.of(attention, _BLOCK_SIZE, lambda num_tokens: num_tokens))
+        cache.begin(StepInputs.of(attention, _BLOCK_SIZE))
         outputs.append(fused(rows, None, cache, AS_CACHED))
         mx.eval(outputs)
         cache.flush()
