@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from mlx_cpu_kernels import build
 
 from app.api.ops.metrics import router
 from app.http.browser_guard import checked_names
@@ -131,15 +130,6 @@ def test_the_image_is_built_from_existing_files() -> None:
     # All of it passes the ignore file, which begins by leaving everything outside.
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert {f"!{source}" for sources in ours for source in sources} <= set(ignored)
-
-
-def test_what_the_kernels_are_built_from_is_there() -> None:
-    [native] = [line for line in dockerfile_lines() if "rm -r " in line]
-    removed = native.partition("rm -r ")[2].split()
-    kept = {build.PACKAGE}
-    assert {ROOT / path for path in removed} == {
-        path for path in build.FOLDER.iterdir() if path.name not in kept
-    }
 
 
 def test_prometheus_reads_what_the_server_serves() -> None:

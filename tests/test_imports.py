@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parent.parent
-PACKAGES: Final = ("app", "batching", "kernels", "scripts")
+PACKAGES: Final = ("app", "batching", "kernels", "mlx_batch_server", "scripts")
 WEB: Final = {
     "app",
     "fastapi",

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mlx_cpu_kernels import build
-
 from batching.errors import ModelLoadError
 
 _SOURCE: Final = Path(__file__).with_suffix(".cpp")
-_NATIVE: Final = build.FOLDER / "src"
+_NATIVE: Final = Path(__file__).parents[1] / "src"
 
 
 class Case(NamedTuple):

@@ -9,8 +9,6 @@ import numpy.typing as npt
 Int32s = npt.NDArray[np.int32]
 Float32s = npt.NDArray[np.float32]
 
-mlx_version: str
-
 class PackedWeights:
     @property
     def nbytes(self) -> int: ...

@@ -18,7 +18,6 @@
 #include <tuple>
 #include <utility>
 
-#include "mlx/version.h"
 #include "primitives/primitives.h"
 #include "shared.h"
 #include "thread_pool.h"
@@ -428,10 +427,6 @@ std::vector<mlx::core::array> host_kernel(nb::callable run,
 
 NB_MODULE(_native, m) {
   nb::module_::import_("mlx.core");
-  // Checked at load: the C++ interface of MLX changes between versions.
-  m.attr("mlx_version") =
-      std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) + "." +
-      std::to_string(MLX_VERSION_PATCH);
   m.def("min_input_bits", [] { return kernels() ? kernels()->min_input_bits : 32; });
   m.def("supports_bfloat16", [] { return kernels() && kernels()->multiplies_bfloat16; });
   m.def("supports_two_levels", [] { return kernels() && kernels()->has_two_levels; });

@@ -4,12 +4,16 @@ import importlib
 import importlib.metadata
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
 import mlx.core as mx
 
 from batching.backend.processor.cores import Nodes, usable_cores
 from batching.errors import ModelLoadError
+
+# Of `mlx_cpu_kernels`, a package that is installed by itself: kernels/README.md.
+INTERFACE_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +91,17 @@ def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
 @cache
 def _load() -> Native | NoNative:
     try:
+        package = importlib.import_module("mlx_cpu_kernels")
+        # An extension that does not fit is not loaded: its first call could end the process.
+        if (reason := _misfit(package)) is not None:
+            return NoNative(reason)
         module = importlib.import_module("mlx_cpu_kernels._native")
     except ModuleNotFoundError:
-        return NoNative("the extension is not built; python -m mlx_cpu_kernels.build says why")
+        return NoNative("mlx-cpu-kernels is not installed: pip install ./kernels")
     except ImportError as error:
-        return NoNative(f"the extension cannot be loaded: {error}")
-    if module.mlx_version != (installed := importlib.metadata.version("mlx")):
-        return NoNative(f"it was built for mlx {module.mlx_version}, and mlx {installed} is here")
+        return NoNative(f"mlx-cpu-kernels cannot be loaded: {error}")
     if not module.isa():
-        return NoNative("this processor has none of the instruction sets that they need")
+        return NoNative("mlx-cpu-kernels was built for none of this processor's instruction sets")
     return Native(
         module,
         module.isa(),
@@ -105,6 +111,19 @@ def _load() -> Native | NoNative:
         module.supports_bfloat16(),
         module.missing_isa(),
     )
+
+
+def _misfit(package: ModuleType) -> str | None:
+    """Return why the extension of a package must not be called from here, or None."""
+    interface = getattr(package, "INTERFACE_VERSION", None)
+    if interface != INTERFACE_VERSION:
+        return (
+            f"mlx-cpu-kernels has interface {interface}, and this server needs {INTERFACE_VERSION}"
+        )
+    built_for, installed = package.MLX_VERSION, importlib.metadata.version("mlx")
+    if built_for != installed:
+        return f"mlx-cpu-kernels was built for mlx {built_for}, and mlx {installed} is here"
+    return None
 
 
 def weight_bytes() -> int:

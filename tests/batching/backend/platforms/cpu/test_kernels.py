@@ -1,7 +1,6 @@
 """The native kernels compute what numpy computes, and a row's bits depend on no other row."""
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -823,22 +822,3 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
     for call in calls:
         with pytest.raises(ValueError, match=r"\w+ \w+"):
             call()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # as long as this file
-@pytest.mark.skipif("NATIVE_ISA" in os.environ, reason="this is that run")
-def test_on_the_least_instruction_set(native: Native) -> None:
-    """The C++ tests run on those in between, which are not built for this processor alone."""
-    if native.isa in {"avx2", "baseline"}:
-        pytest.skip("this is the least")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env={**os.environ, "NATIVE_ISA": "avx2"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    # All would be skipped if it was not built.
-    assert " passed" in done.stdout.splitlines()[-1]

@@ -1,21 +1,22 @@
-"""The native kernels are built where they can be, loaded where they fit, and else missed aloud."""
+"""The native kernels are loaded where they fit, and else missed aloud."""
 
 import gc
+import importlib
 import importlib.metadata
 import json
 import os
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx_cpu_kernels as package
 import pytest
-from mlx_cpu_kernels import build
 from mlx_lm.models import llama
 from mlx_lm.utils import save_model
 
@@ -31,27 +32,47 @@ from batching.errors import ModelLoadError
 from scripts.server_process import ROOT, Server
 from tests.support.model_zoo import make_tiny, tiny_config
 
-MODULE: Final = "mlx_cpu_kernels._native"
+PACKAGE: Final = "mlx_cpu_kernels"
+MLX_VERSION: Final = importlib.metadata.version("mlx")
+NOT_LOADED: Final = "raise AssertionError"
 
-Install = Callable[[str, str], Path]
+Install = Callable[..., Path]
+
+
+def plant(
+    folder: Path,
+    module: str,
+    *,
+    interface: int | None = extension.INTERFACE_VERSION,
+    mlx_version: str = MLX_VERSION,
+    name: str = "_native.py",
+) -> Path:
+    """Write the package into a folder, with the source of a module in place of the extension."""
+    package = folder / PACKAGE
+    package.mkdir()
+    versions = [f"MLX_VERSION = {mlx_version!r}"]
+    if interface is not None:
+        versions.append(f"INTERFACE_VERSION = {interface}")
+    (package / "__init__.py").write_text("\n".join(versions), encoding="utf-8")
+    (package / name).write_text(module, encoding="utf-8")
+    return package / name
+
+
+def forget_package(forget: Callable[[str], object]) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        forget(name)
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Have the module looked for in a folder that is empty, and return what puts a file there."""
+    """Return what installs a package in place of the real one, which is found again after the test."""
     monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
-    monkeypatch.setattr(package, "__path__", [str(tmp_path)])
-    # Set and deleted, so that in the end whatever is there now is restored.
-    monkeypatch.setitem(sys.modules, MODULE, package)
-    del sys.modules[MODULE]
+    forget_package(partial(monkeypatch.delitem, sys.modules))
+    monkeypatch.syspath_prepend(tmp_path)
     extension._load.cache_clear()
-
-    def write(name: str, text: str) -> Path:
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        return tmp_path / name
-
-    yield write
+    yield partial(plant, tmp_path)
     extension._load.cache_clear()
+    forget_package(sys.modules.pop)
 
 
 def reason(mode: str = "auto") -> str:
@@ -60,10 +81,9 @@ def reason(mode: str = "auto") -> str:
     return found.reason
 
 
-def module_for(mlx_version: str, isa: str, missing_isa: str = "", num_threads: int = 3) -> str:
+def module_of(isa: str, missing_isa: str = "", num_threads: int = 3) -> str:
     return "\n".join(
         [
-            f"mlx_version = {mlx_version!r}",
             f"isa = lambda: {isa!r}",
             "set_num_threads = lambda num_threads, nodes: None",
             f"num_threads = lambda: {num_threads}",
@@ -77,18 +97,18 @@ def module_for(mlx_version: str, isa: str, missing_isa: str = "", num_threads: i
 
 
 def test_kernels_that_are_switched_off_are_not_looked_for(install: Install) -> None:
-    install("_native.py", "raise AssertionError")
+    install(NOT_LOADED)
     assert str(load_native("off")) == "off: switched off"
 
 
 def test_a_module_that_fits_is_used(install: Install) -> None:
-    install("_native.py", module_for(importlib.metadata.version("mlx"), "sse9"))
+    install(module_of("sse9"))
     for mode in ("auto", "require"):
         assert str(load_native(mode)) == f"sse9, 3 threads on {usable_cores()}"
 
 
 def test_it_is_said_what_the_processor_has_and_was_not_built(install: Install) -> None:
-    install("_native.py", module_for(importlib.metadata.version("mlx"), "sse9", "sse11"))
+    install(module_of("sse9", "sse11"))
     used = f"sse9 (built without sse11), 3 threads on {usable_cores()}"
     assert str(load_native("auto")) == used
 
@@ -107,8 +127,7 @@ def test_a_core_is_lent_where_the_threads_take_all(
 ) -> None:
     cores = Cores(num_threads, hardware_threads, (), quota)
     monkeypatch.setattr(extension, "usable_cores", lambda: cores)
-    version = importlib.metadata.version("mlx")
-    install("_native.py", module_for(version, "sse9", num_threads=num_threads))
+    install(module_of("sse9", num_threads=num_threads))
     found = load_native("auto")
     assert isinstance(found, Native)
     assert found.lends_core is lends_core
@@ -124,93 +143,79 @@ def test_the_threads_of_a_loaded_model_stay(native: Native) -> None:
     assert other.num_threads == native.module.num_threads() == num_threads
 
 
-def test_without_a_module_it_is_said_how_to_get_one(install: Install) -> None:
-    assert reason() == ("the extension is not built; python -m mlx_cpu_kernels.build says why")
+def test_without_the_package_it_is_said_how_to_get_it(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGE, None)
+    assert reason() == "mlx-cpu-kernels is not installed: pip install ./kernels"
 
 
-def test_a_module_for_another_mlx_is_rejected(install: Install) -> None:
-    install("_native.py", module_for("0.1.2", "sse9"))
-    here = importlib.metadata.version("mlx")
-    assert reason() == f"it was built for mlx 0.1.2, and mlx {here} is here"
+@pytest.mark.parametrize("interface", [None, 0, extension.INTERFACE_VERSION + 1])
+def test_a_package_of_another_interface_is_not_loaded(
+    install: Install, interface: int | None
+) -> None:
+    install(NOT_LOADED, interface=interface)
+    here = extension.INTERFACE_VERSION
+    assert reason() == f"mlx-cpu-kernels has interface {interface}, and this server needs {here}"
+
+
+def test_a_package_for_another_mlx_is_not_loaded(install: Install) -> None:
+    install(NOT_LOADED, mlx_version="0.1.2")
+    assert reason() == f"mlx-cpu-kernels was built for mlx 0.1.2, and mlx {MLX_VERSION} is here"
 
 
 def test_a_processor_without_the_instruction_sets_is_reported(install: Install) -> None:
-    install("_native.py", module_for(importlib.metadata.version("mlx"), ""))
-    assert reason() == "this processor has none of the instruction sets that they need"
+    install(module_of(""))
+    assert reason() == "mlx-cpu-kernels was built for none of this processor's instruction sets"
 
 
 def test_a_file_that_is_no_extension_is_rejected_with_its_reason(install: Install) -> None:
-    path = install(build.NAME, "I am text")
-    assert reason().startswith("the extension cannot be loaded: ")
+    path = install("I am text", name=f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
+    assert reason().startswith("mlx-cpu-kernels cannot be loaded: ")
     assert str(path) in reason()
     assert "\n" not in reason()
 
 
+def test_kernels_that_do_not_fit_leave_the_slower_path(install: Install, directory: Path) -> None:
+    install(NOT_LOADED, mlx_version="0.1.2")
+    config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=8, device="cpu")
+    assert f"kernels   off: {reason()}" in build_engine(config).startup_lines
+
+
+def test_the_installed_kernels_have_the_interface_that_is_called(native: Native) -> None:
+    package = importlib.import_module(PACKAGE)
+    assert (package.INTERFACE_VERSION, package.MLX_VERSION) == (
+        extension.INTERFACE_VERSION,
+        MLX_VERSION,
+    )
+
+
+def test_the_installed_kernels_find_no_instruction_set(native: Native) -> None:
+    """As on a processor without AVX2, in a process of its own: one has room for one extension."""
+    load = "from batching.backend.platforms.cpu.native_loader import load_native"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import batching.backend; {load}; print(load_native('auto'))"],
+        cwd=ROOT,
+        env=os.environ | {"NATIVE_ISA": "none"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("off: mlx-cpu-kernels was built for none of this processor's ")
+
+
 def test_a_gpu_needs_no_kernels(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    install("_native.py", "raise AssertionError")
+    install(NOT_LOADED)
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     assert reason() == "MLX computes on a GPU"
 
 
-def test_required_kernels_that_are_missing_are_an_error_in_one_line(install: Install) -> None:
+def test_required_kernels_that_do_not_fit_are_an_error_in_one_line(install: Install) -> None:
+    install(NOT_LOADED, interface=None)
     with pytest.raises(ModelLoadError) as caught:
         load_native("require")
     assert str(caught.value) == f"the native kernels are required, and {reason()}"
     assert "\n" not in str(caught.value)
-
-
-@pytest.fixture
-def buildable() -> None:
-    if (why := build.why_not()) is not None:
-        pytest.skip(why)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Build in a folder whose build fails, beside an extension from before."""
-    monkeypatch.setattr(build, "FOLDER", tmp_path)
-    text = 'cmake_minimum_required(VERSION 3.25)\nmessage(FATAL_ERROR "there is no such thing (${NATIVE_ISAS})")\n'
-    (tmp_path / "CMakeLists.txt").write_text(text, encoding="utf-8")
-    (tmp_path / build.PACKAGE).mkdir()
-    (tmp_path / build.PACKAGE / build.NAME).write_text("old", encoding="utf-8")
-    return tmp_path
-
-
-def test_a_mac_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert build.why_not() == "they are for Linux; on a Mac MLX computes on the GPU"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="built on Linux only")
-def test_without_a_compiler_nothing_is_built(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("CXX", "/nowhere/c++")
-    assert build.why_not() == "there is no C++ compiler (/nowhere/c++)"
-    assert build.main() == 0
-    assert capsys.readouterr().out == f"no native CPU kernels: {build.why_not()}\n"
-    assert (folder / build.PACKAGE / build.NAME).read_text(encoding="utf-8") == "old"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="built on Linux only")
-def test_without_cmake_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", sys.executable)  # it is there, that is all
-    monkeypatch.setattr(build, "_path", lambda: "")
-    monkeypatch.setattr(build, "_is_importable", lambda package: package != "cmake")
-    assert build.why_not() == "there is no cmake: pip install -r requirements/native.txt"
-
-
-@pytest.mark.usefixtures("buildable")
-@pytest.mark.parametrize(("arguments", "isas"), [([], ""), (["--host"], "fastest;avx2")])
-def test_a_build_that_fails_says_why_and_leaves_the_old_one(
-    folder: Path, arguments: list[str], isas: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert build.main(arguments) == 0
-    printed = capsys.readouterr()
-    assert f"there is no such thing ({isas})" in printed.err
-    assert printed.out == "no native CPU kernels: the build failed, see above\n"
-    assert (folder / build.PACKAGE / build.NAME).read_text(encoding="utf-8") == "old"
-    assert [path.name for path in (folder / build.PACKAGE).iterdir()] == [build.NAME]
 
 
 def reach_into_a_linear_layer(self: llama.MLP, x: mx.array) -> mx.array:
@@ -281,38 +286,6 @@ def test_the_start_says_what_is_rounded(
     assert used[-1] == 32
 
 
-# The other modules of the package are imported by then.
-LOAD_FROM: Final = """
-import sys
-import batching.backend.engine_builder
-import mlx_cpu_kernels as package
-package.__path__ = sys.argv[1:]
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # it builds, for all instruction sets
-@pytest.mark.usefixtures("buildable")
-def test_what_is_built_can_be_loaded_and_names_no_place_of_this_machine(
-    tmp_path: Path, native: Native
-) -> None:
-    error = build.build(tmp_path)
-    assert error is None, error
-    # In a process of its own: one has room for one such module.
-    load = "from batching.backend.platforms.cpu.native_loader import load_native; print(load_native('auto'))"
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD_FROM + load, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == f"{native}\n"
-    content = (tmp_path / build.NAME).read_bytes()
-    for place in (ROOT, tmp_path, sys.prefix, sys.base_prefix):
-        assert f"{place}/".encode() not in content
-
-
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("mode", ["off", "auto"])
 def test_the_start_says_which_kernels_compute(mode: str) -> None:
@@ -322,15 +295,15 @@ def test_the_start_says_which_kernels_compute(mode: str) -> None:
     assert f"kernels   {load_native(mode)}" in server.log
 
 
-def test_a_server_that_requires_missing_kernels_says_so_and_ends(tmp_path: Path) -> None:
-    serve = "from app.cli import main; sys.exit(main())"
+def test_a_server_that_requires_kernels_that_do_not_fit_says_so_and_ends(tmp_path: Path) -> None:
+    plant(tmp_path, NOT_LOADED, mlx_version="0.1.2")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLX_SERVER_")}
     required = {"MLX_SERVER_NATIVE": "require", "MLX_SERVER_DEVICE": "cpu", "MLX_SERVER_PORT": "0"}
-    data = {"MLX_SERVER_DATA_DIR": str(tmp_path)}
+    places = {"MLX_SERVER_DATA_DIR": str(tmp_path), "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", LOAD_FROM + serve],
+        [sys.executable, "-m", "app"],
         cwd=ROOT,
-        env=environment | required | data,
+        env=environment | required | places,
         capture_output=True,
         text=True,
         check=False,
@@ -338,7 +311,7 @@ def test_a_server_that_requires_missing_kernels_says_so_and_ends(tmp_path: Path)
     assert done.returncode == 2
     [loading, reason] = done.stderr.splitlines()
     assert loading.startswith("loading ")
-    assert reason.startswith("the native kernels are required, and the extension is not built; ")
+    assert reason.startswith("the native kernels are required, and mlx-cpu-kernels was built for ")
 
 
 def test_a_model_whose_attention_is_its_own_code_is_not_rounded_by_default(
