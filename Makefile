@@ -7,7 +7,7 @@
 # make screenshots   take the README's pictures of the page again, likewise
 # make test-native   run the tests of the CPU kernels' C++, also under the sanitizers
 # make test-kernels   run the tests of the GPU kernels, which need no GPU, with compilers in .venv-kernels
-# make soak     an hour of disconnects, overload and mixed load; SOAKFLAGS=--help lists the options
+# make soak     a long mixed load, and whether the server stays as it is; SOAKFLAGS=--help lists the options
 # make fuzz     ten minutes of random inputs for all that reads what others write; FUZZFLAGS=--help lists the options
 # make check    formatting, lint and types;  make fmt fixes what can be fixed
 # make all      check and test

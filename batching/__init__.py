@@ -15,7 +15,6 @@ from batching.constraints.grammar import (
     lark_grammar,
     regex_grammar,
 )
-from batching.constraints.kept_process import was_killed
 from batching.constraints.lark_pattern import lark_pattern
 from batching.constraints.lark_process import NotRegular, literal_pattern
 from batching.constraints.protocol import AllowedTokens, Constraint
@@ -41,7 +40,7 @@ from batching.errors import (
 )
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.interruption import Interruption, interruptible
+from batching.interruption import Interruption
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
 from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
 from batching.pooling import (
@@ -54,6 +53,7 @@ from batching.pooling import (
 )
 from batching.priority_queue import Priority
 from batching.rerank_templates import RERANK_TEMPLATES
+from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 from batching.scheduler_manager import SchedulerManager
 from batching.scheduling.best_effort import QUIET_PERIOD
 from batching.scheduling.snapshot import EngineSnapshot, RequestSnapshot
@@ -98,6 +98,10 @@ __all__ = [
     "Reranker",
     "SamplingDefaults",
     "SamplingParams",
+    "Sandbox",
+    "SandboxExceeded",
+    "SandboxLimits",
+    "SandboxLost",
     "SchedulerManager",
     "SchedulerStats",
     "SequenceSpec",
@@ -114,7 +118,6 @@ __all__ = [
     "check_token_ids",
     "choice_grammar",
     "gbnf_grammar",
-    "interruptible",
     "json_object_grammar",
     "json_rule",
     "json_schema_grammar",
@@ -122,5 +125,4 @@ __all__ = [
     "lark_pattern",
     "literal_pattern",
     "regex_grammar",
-    "was_killed",
 ]

@@ -55,8 +55,6 @@ BACKEND_USERS: Final = {
     KERNELS,
     MAKE_MODEL,
     GPU_CHECK,
-    "scripts.bench.cores",
-    "scripts.bench.engine",
     "scripts.bench.models",
     "scripts.guidellm",
     "scripts.model_types",

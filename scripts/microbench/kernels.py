@@ -7,7 +7,6 @@ from typing import Final
 
 import mlx.core as mx
 
-from batching.backend.cpu.host_cache import host_cache
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_pool import device_cache
@@ -75,8 +74,7 @@ def run_attention(pace: Pace) -> Result:
     timings: list[Timing] = []
     for title, slices in islice(_steps(), 1 if pace == QUICK else None):
         cases = {
-            f"{title}, host": _paged(host_cache, slices),
-            f"{title}, device": _paged(device_cache, slices),
+            f"{title}, paged": _paged(device_cache, slices),
             f"{title}, dense": _dense(slices),
         }
         timings += compare(cases, pace)

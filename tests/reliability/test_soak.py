@@ -1,4 +1,4 @@
-"""`python -m scripts.soak` in small: every part runs, and what it concludes from numbers is right."""
+"""`python -m scripts.soak` in small: its load ends well, and what it concludes from numbers is right."""
 
 import asyncio
 from itertools import count
@@ -48,11 +48,6 @@ def test_a_line_through_samples_has_a_slope_and_an_error() -> None:
 def test_gauges_are_summed_over_their_labels() -> None:
     text = '# HELP a:b x\n# TYPE a:b gauge\na:b{x="1"} 2.0\na:b{x="2 } y"} 1e1\nc 0\n'
     assert gauges.parse(text) == {"a:b": 12.0, "c": 0.0}
-
-
-def test_what_exceeds_a_bound_of_a_histogram_is_counted() -> None:
-    text = 'a:b_bucket{m="x",le="0.1"} 3.0\na:b_bucket{m="x",le="+Inf"} 5.0\na:b_count{m="x"} 5.0\n'
-    assert gauges.num_above(text, "a:b", 0.1) == 2
 
 
 def rejection(retry_after: str | None, status: int = 503, code: str | None = "full") -> Outcome:

@@ -67,12 +67,12 @@ def test_a_text_without_end_is_not_decompressed(monkeypatch: pytest.MonkeyPatch)
     assert sizes == [41]
 
 
-def test_servers_of_one_folder_share_a_key_that_others_cannot_read(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "data"
-    key = load_key(folder)
-    assert load_key(folder) == key != load_key(None)
-    assert [path.name for path in folder.iterdir()] == ["signing.key"]
-    assert (folder / "signing.key").stat().st_mode & 0o077 == 0
+def test_a_folder_keeps_its_key_which_others_cannot_read(tmp_path: Path) -> None:
+    (tmp_path / "signing.key.new").write_bytes(b"of a start that was killed")
+    key = load_key(tmp_path)
+    assert load_key(tmp_path) == key != load_key(None)
+    assert [path.name for path in tmp_path.iterdir()] == ["signing.key"]
+    assert (tmp_path / "signing.key").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"k" * 33])
@@ -91,7 +91,7 @@ def test_a_key_is_on_the_disk_before_it_has_its_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     done: list[str] = []
-    link, fsync = os.link, os.fsync
+    rename, fsync = os.rename, os.fsync
 
     def sync(descriptor: int) -> None:
         size = os.fstat(descriptor).st_size
@@ -100,10 +100,10 @@ def test_a_key_is_on_the_disk_before_it_has_its_name(
 
     def name(draft: Path, path: Path) -> None:
         done.append("name")
-        link(draft, path)
+        rename(draft, path)
 
     monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(os, "link", name)
+    monkeypatch.setattr(os, "rename", name)
     load_key(tmp_path)
     assert done == ["32 bytes", "name", "folder"]
 

@@ -6,7 +6,6 @@ from typing import Final
 import mlx.nn as nn
 import pytest
 
-from batching.backend import choose_pool
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
 from batching.backend.self_check.check import check_model
@@ -86,12 +85,8 @@ def test_quantized(name: str, bits: int, mode: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machines", [("x86_64", "AMD64"), ()], ids=["host pool", "device pool"])
 @pytest.mark.parametrize("name", ZOO)
-def test_without_the_kernels(
-    name: str, machines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choose_pool, "_SCALAR_MACHINES", machines)
+def test_without_the_kernels(name: str) -> None:
     model = make_tiny(name)
     assert_conforms(name, model, check_model(model, VOCAB_SIZE), make_tiny(name))
 

@@ -12,7 +12,6 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from batching.backend import choose_pool as kv_cache
 from batching.backend.mlx_runner import MLXRunner, MLXStep
 from batching.backend.sampling.logit_rows import LogitRows, Sample
 from batching.backend.sampling.sampler import Sampler
@@ -338,7 +337,6 @@ def test_failures_leave_no_memory_behind(kit: Kit, kind: str) -> None:
     assert used <= before + 16384
 
 
-@pytest.mark.usefixtures("on_any_device")
 def test_the_pool_is_made_again_without_the_old_one_beside_it(kit: Kit) -> None:
     """Else an allocation that failed would fail again, and the engine with it."""
     config = SchedulerConfig(num_blocks=4096, block_size=32)
@@ -350,11 +348,6 @@ def test_the_pool_is_made_again_without_the_old_one_beside_it(kit: Kit) -> None:
     assert serve(runner, [poisoned(PROMPTS[5])], config).failed == {99}
     assert mx.get_peak_memory() < before + pool / 4
     assert memory_in_use() <= before + 4096
-
-
-@pytest.fixture
-def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "_SCALAR_MACHINES", ())
 
 
 # Models with a state

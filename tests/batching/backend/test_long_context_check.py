@@ -10,7 +10,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from batching.backend import choose_pool
 from batching.backend.devices import Gpu
 from batching.backend.hooks.undo import Changes
 from batching.backend.paged.kv_cache import LayerCache
@@ -61,7 +60,6 @@ def test_attention_over_a_view_that_cuda_reads_wrong_is_found(
 ) -> None:
     plant_cudas_view(monkeypatch)
     # Where decodes are viewed, only a long context shows it ...
-    monkeypatch.setattr(choose_pool, "_SCALAR_MACHINES", ())
     assert check_model(tiny_model("llama"), VOCAB_SIZE).way is Way.RAGGED
     found = check_model(tiny_model("llama"), VOCAB_SIZE, gpu=Gpu.METAL)
     assert found.way is not Way.RAGGED

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from batching.backend.cpu.host_cache import HostLayerCache
 from batching.backend.engine_builder import build_engine
 from batching.backend.memory.pool_size import BlockBytes, least_window_blocks
 from batching.backend.mlx_runner import MLXRunner
@@ -199,7 +198,7 @@ def num_bytes(cache: PagedKVCache, *, is_windowed: bool) -> int:
     """Return the bytes of the arrays of some layers."""
     total = 0
     for layer in cache.layers:
-        assert isinstance(layer, HostLayerCache | DeviceLayerCache)
+        assert isinstance(layer, DeviceLayerCache)
         if layer.is_windowed == is_windowed:
             total += sum(array.nbytes for array in layer.pool)
     return total

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.prompts.render_pool import POOL, RendererLost
+from app.prompts.template_sandbox import SANDBOX
+from batching import SandboxLost
 from batching.pooling import Embeddings, NoEmbeddings, PoolingParams, PoolingType, Reranker
 from batching.steps.sequences import SequenceState
 from batching.steps.token_output import TokenLogprobs
@@ -188,9 +189,9 @@ async def test_a_renderer_that_was_killed_is_not_the_querys_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object) -> str:
-        raise RendererLost
+        raise SandboxLost
 
-    monkeypatch.setattr(POOL, "render", fail)
+    monkeypatch.setattr(SANDBOX, "ask", fail)
     async with reranking() as server:
         response = await rerank(server, documents=["a"])
     assert response.status_code == 503

@@ -159,7 +159,7 @@ class FusedCheck:
         cache = layer_cache(self._native, attention.shape, max(_BLOCKS) + 1, _BLOCK_SIZE)
         probe = Slice(0, 0, (0,) * _NUM_ROWS, BlockTable(_BLOCKS).value)
         rows = NativeAttention(self._native, [probe], _BLOCK_SIZE)
-        step = StepInputs.of(rows, _BLOCK_SIZE, lambda num_tokens: num_tokens)
+        step = StepInputs.of(rows, _BLOCK_SIZE)
         cache.begin(replace(step, positions=step.positions + start))
         return cache
 

@@ -42,7 +42,7 @@ def compare_states(
         plain.append(module(rows.swapaxes(0, 1), mask=None, cache=own).swapaxes(0, 1))
         read = Slice(0, start, (0,) * (stop - start), blocks, state_slot=0, keep=keep)
         attention = NativeAttention(native, [read], _BLOCK_SIZE)
-        cache.begin(StepInputs.of(attention, _BLOCK_SIZE, lambda num_tokens: num_tokens))
+        cache.begin(StepInputs.of(attention, _BLOCK_SIZE))
         outputs.append(fused(rows, None, cache, AS_CACHED))
         mx.eval(outputs)
         cache.flush()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.models import gemma, llama
 
-from batching.backend.cpu.modules import Frequencies
+from batching.backend.frequencies import Frequencies
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.platforms.cpu.fused import blocks, halves, latent
@@ -346,9 +346,8 @@ def test_a_block_of_one_half_is_one_operation(
 def test_a_rotary_embedding_with_another_table_is_not_replaced(
     native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        rotary, "plain_frequencies", lambda dims, base, scale: Frequencies(1 / np.arange(1.0, 17.0))
-    )
+    other = Frequencies(1 / np.arange(1.0, 17.0))
+    monkeypatch.setattr(rotary, "frequencies_of", lambda module: other)
     model = use_kernels(make_tiny("llama"), native)
     assert not any(isinstance(module, RoPE) for module in model.modules())
     assert paths(model) == ("lone MLP",)

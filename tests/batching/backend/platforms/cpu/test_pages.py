@@ -1,6 +1,7 @@
 """The pages of the pool."""
 
 import ctypes
+import math
 import mmap
 import os
 import sys
@@ -8,10 +9,18 @@ import threading
 from itertools import groupby
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from batching.backend.cpu.attention import Floats
-from batching.backend.cpu.pages import PoolPages, Region, lazy_zeros, prefault
+from batching.backend.platforms.cpu.pools.pages import PoolPages, Region, prefault
+
+Floats = npt.NDArray[np.float32]
+
+
+def lazy_zeros(shape: tuple[int, ...]) -> Floats:
+    """Return zeros whose pages the system clears when first touched."""
+    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(np.float32).itemsize)
+    return np.frombuffer(memory, np.float32).reshape(shape)
 
 
 def num_resident_pages(array: Floats) -> int:

@@ -1,7 +1,6 @@
 """Memory for large arrays, without waiting for its pages."""
 
 import ctypes
-import math
 import mmap
 import os
 import sys
@@ -11,8 +10,8 @@ from threading import Thread, get_native_id
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from batching.backend.cpu.attention import Floats
 from batching.backend.processor.cores import Nodes
 
 # madvise(2), Linux 5.14: fault in these pages without changing their contents.
@@ -24,15 +23,6 @@ _NODE_BYTES: Final = 1 << 21
 _MIN_PREFAULTED: Final = 64
 
 
-def lazy_zeros(shape: tuple[int, ...]) -> Floats:
-    """Return zeros whose pages the system clears when first touched, so that they cost no start-up.
-
-    `numpy.zeros` may reuse memory of the allocator, which it then clears at once.
-    """
-    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(np.float32).itemsize)
-    return np.frombuffer(memory, np.float32).reshape(shape)
-
-
 class Region(NamedTuple):
     """Memory whose beginning is used first."""
 
@@ -40,7 +30,7 @@ class Region(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, array: Floats) -> "Region":
+    def of(cls, array: npt.NDArray[np.float32]) -> "Region":
         return cls(array.ctypes.data, array.nbytes)
 
 
