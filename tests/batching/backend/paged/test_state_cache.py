@@ -28,10 +28,10 @@ class Total:
         self.sum = mx.zeros((1,))
 
 
-def run(cache: StateCache, slices: Sequence[Slice]) -> None:
+def run(cache: StateCache, slices: Sequence[Slice], gone: tuple[int, ...] = ()) -> None:
     """Add each token to the state of its request."""
     step = Step(slices, one_by_one=isinstance(cache, OwnCaches))
-    cache.begin(step)
+    cache.begin(step, gone)
     for piece in step.pieces:
         view, token_ids = cache.piece(piece), [s.token_ids for s in piece.slices]
         if piece.is_chunk:
@@ -133,8 +133,7 @@ def test_a_request_that_pauses_or_leaves_holds_no_batch() -> None:
     requests = [request(slot) for slot in range(3)]
     run(cache, [slice_of(r, 0, 2) for r in requests])
     run(cache, [slice_of(r, 2, 3) for r in requests])
-    requests[2].state_slot = None
-    run(cache, [slice_of(requests[0], 3, 4)])
+    run(cache, [slice_of(requests[0], 3, 4)], gone=(2,))
     assert cache._slots[1][3].arrays[0].shape == (1,)
     assert state(cache, 1, 3) == expected(requests[1], 3)
     assert 2 not in cache._slots
@@ -144,9 +143,8 @@ def test_a_slot_that_is_taken_again_before_its_request_runs_keeps_what_was_copie
     cache = RecurrentStates(1)
     gone, other = request(0), request(1)
     run(cache, [slice_of(gone, 0, 4), slice_of(other, 0, 4)])
-    gone.state_slot = None
     cache.copy(StateCopy(1, 0, 4))
-    run(cache, [slice_of(other, 4, 5)])
+    run(cache, [slice_of(other, 4, 5)], gone=(gone.request_id,))
     assert state(cache, 0, 4) == expected(other, 4)
 
 
