@@ -175,6 +175,17 @@ struct Tiles {
   }
 };
 
+/// Prefetches memory, `part` bytes at each call.
+struct Prefetcher {
+  const uint8_t* next;
+  size_t part;
+
+  ALWAYS_INLINE void advance() {
+    for (size_t i = 0; i < part; i += 64) __builtin_prefetch(next + i, 0, 2);
+    next += part;
+  }
+};
+
 /// Inputs as the kernels read them, the rows of a tile interleaved: floats `[tile][input][row]` with,
 /// for quantized weights, the sums of each group, `[tile][group][row]`; or integers
 /// `[tile][input / 8][row][8]` with, for each group, the scale, the scale times the sum of the

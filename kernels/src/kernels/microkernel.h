@@ -5,6 +5,8 @@
 
 namespace {
 
+using native::Prefetcher;
+
 // The register tile of one call: ROWS * VECTORS sums, VECTORS weights and one broadcast input.
 #if defined(__AVX512F__)
 constexpr int MAX_ROWS = 12;
@@ -30,16 +32,8 @@ constexpr size_t PREFETCH_DISTANCE = 4096, PREFETCH_DISTANCE_INT = 8192;
 ALWAYS_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 ALWAYS_INLINE void prefetch_to_write(void* p) { __builtin_prefetch(p, 1, 3); }
 
-/// Prefetches memory, `part` bytes at each call.
-struct Prefetcher {
-  const uint8_t* next;
-  size_t part;
-
-  ALWAYS_INLINE void advance() {
-    for (size_t i = 0; i < part; i += 64) prefetch(next + i);
-    next += part;
-  }
-};
+/// Inputs between two prefetches, for floats.
+constexpr int FLOAT_GROUP = 32;
 
 /// What the scales and biases of a group are multiples of, for the columns of one panel: float16 for
 /// each SUPER groups, before the groups.

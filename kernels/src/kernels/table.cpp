@@ -1,7 +1,8 @@
 // The kernels of one instruction set, NATIVE_ISA of the build.
-#include "kernels/attention/attention.h"
 #include "kernels/linear/linear.h"
+#include "kernels/parts.h"
 #include "kernels/pointwise.h"
+#include "kernels/pool.h"
 #include "kernels/recurrent.h"
 #include "kernels/sampling.h"
 
@@ -31,8 +32,8 @@ const Kernels JOIN(kernels_, NATIVE_ISA) = {
     .find_above = find_above,
     .race = race,
     .write = write,
-    .attend = attend,
-    .merge_spans = merge_spans,
+    .attend = NATIVE_ISA::attend,
+    .merge_spans = NATIVE_ISA::merge_spans,
     .rms_norm = rms_norm,
     .weighted_sum = weighted_sum,
     .layer_norm = layer_norm,

@@ -14,7 +14,7 @@ constexpr int ROW = 1;
 void copy(const float* x, size_t size, float* y) { std::memcpy(y, x, size * sizeof(float)); }
 
 /// The rows of one run of a half.
-struct Run {
+struct LatentRun {
   const LatentHalf& half;
   Pool& pool;
   const Step& step;
@@ -57,7 +57,7 @@ struct Run {
 
 /// Attend to latents; `y` is the input of the output's layer.
 struct ByLatents {
-  const Run& run;
+  const LatentRun& run;
   float *embedded, *queries, *keys, *attended, *unembedded;
 
   void attend() const {
@@ -89,7 +89,7 @@ struct ByLatents {
 
 /// Attend to keys and values of each head, made of latents.
 struct ByHeads {
-  const Run& run;
+  const LatentRun& run;
   float *normed, *expanded, *queries, *keys, *values;
 
   void attend(float* y) const {
@@ -171,7 +171,7 @@ void run_latent(const LatentHalf& half, Pool& pool, const Step& step, const Rota
     for_rows(num_rows, rows_per_part(num_rows), [&](int from, int to) {
       scale_rows(query_factors, from, to, heads * half.query_dim(), q);
     });
-  const Run run{half, pool, step, rotation, window, rows, q, latents};
+  const LatentRun run{half, pool, step, rotation, window, rows, q, latents};
   if (is_expanded) {
     ByHeads{run, normed, made, queries, keys, values}.attend(attended);
     return multiply_output(half.output, x, attended, num_rows, y, [](int, int) {});

@@ -39,9 +39,9 @@ struct Channels {
   int size;
 };
 
-class Run {
+class MixerRun {
  public:
-  Run(const Mixer& mixer, const StatePool& pool, const StateStep& step)
+  MixerRun(const Mixer& mixer, const StatePool& pool, const StateStep& step)
       : mixer_(mixer), pool_(pool), step_(step), rows_(step.num_rows),
         joined_(mixer.layers, rows_) {
     const size_t keys = rows_ * mixer.num_key_heads * mixer.key_dim;
@@ -308,7 +308,7 @@ void Mixer::check() const {
 
 void run_mixer(const Mixer& mixer, const StatePool& pool, const StateStep& step, const float* x,
                float* y) {
-  Run(mixer, pool, step).compute(x, y);
+  MixerRun(mixer, pool, step).compute(x, y);
 }
 
 }  // namespace native

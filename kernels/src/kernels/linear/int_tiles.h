@@ -52,6 +52,11 @@ void linear_tile_int(const native::LinearArgs& args, int tile, const uint8_t* p,
   }
 }
 
+template <typename Int>
+auto linear_tile_int_of(const native::Panels& weights) {
+  return weights.has_halves() ? linear_tile_int<Int, true> : linear_tile_int<Int, false>;
+}
+
 #else
 
 template <typename Int>
@@ -59,9 +64,10 @@ constexpr int max_rows_int() {
   return 0;
 }
 void begin_sums(const native::LinearArgs&, int32_t*) {}
-template <typename Int, bool HAS_HALVES>
-void linear_tile_int(const native::LinearArgs&, int, const uint8_t*, float*, size_t,
-                     Prefetcher, float*) {}
+template <typename Int>
+std::nullptr_t linear_tile_int_of(const native::Panels&) {
+  return nullptr;
+}
 
 #endif
 

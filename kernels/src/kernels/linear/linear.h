@@ -3,20 +3,17 @@
 
 #include "kernels.h"
 #include "kernels/linear/amx.h"
-#include "kernels/linear/groups.h"
 #include "kernels/linear/int_tiles.h"
 #include "kernels/microkernel.h"
+#include "kernels/parts.h"
 
 namespace {
 
-using native::Format;
 using native::InputType;
 using native::LinearArgs;
 using native::Panels;
 using native::Tiles;
-
-/// Inputs between two prefetches, for floats.
-constexpr int FLOAT_GROUP = 32;
+using native::NATIVE_ISA::LinearTile;
 
 ALWAYS_INLINE int group_of(const Panels& weights) {
   return weights.group ? weights.group : FLOAT_GROUP;
@@ -35,37 +32,6 @@ ALWAYS_INLINE Prefetcher prefetcher_for(const Panels& weights, const uint8_t* pa
   return {panel + size + (tile - 1) * part * num_groups, part};
 }
 
-/// Compute one tile of floats.
-template <typename Float, int ROWS>
-void multiply_floats(const Panels& weights, const float* x, const Float* p, float* y, size_t ldy,
-                     Prefetcher prefetcher) {
-  // Sums are in the order of the inputs for any ROWS: no bit of a row depends on the number of rows.
-  F32 sums[ROWS][VECTORS] = {};
-  for (int i = 0; i < weights.num_inputs; i++, p += COLUMNS) {
-    if (i % FLOAT_GROUP == 0) prefetcher.advance();
-    F32 w[VECTORS];
-    for (int v = 0; v < VECTORS; v++) w[v] = load(p + v * LANES);
-    for (int m = 0; m < ROWS; m++)
-      for (int v = 0; v < VECTORS; v++) sums[m][v] += splat(x[i * ROWS + m]) * w[v];
-  }
-  for (int m = 0; m < ROWS; m++)
-    for (int v = 0; v < VECTORS; v++) store(y + m * ldy + v * LANES, sums[m][v]);
-}
-
-template <typename Float>
-void linear_tile_floats(const LinearArgs& args, int tile, const uint8_t* p, float* y, size_t ldy,
-                        Prefetcher prefetcher, float*) {
-  const Tiles tiles{args.num_rows, MAX_ROWS};
-  const Panels& w = args.weights;
-  const float* x = args.packed.floats + static_cast<size_t>(tiles.first(tile)) * w.num_inputs;
-  const auto* floats = reinterpret_cast<const Float*>(p);
-#define CASE(ROWS) \
-  case ROWS:       \
-    return multiply_floats<Float, ROWS>(w, x, floats, y, ldy, prefetcher);
-  switch (tiles.height(tile)) { FOR_EACH_HEIGHT(CASE) }
-#undef CASE
-}
-
 int max_tile_rows(const Panels& weights) {
   switch (weights.input_type) {
     case InputType::kFloat32: return MAX_ROWS;
@@ -78,30 +44,13 @@ int max_tile_rows(const Panels& weights) {
 
 Tiles tiles_of(const LinearArgs& args) { return {args.num_rows, max_tile_rows(args.weights)}; }
 
-using LinearTile = decltype(&linear_tile_floats<float>);
-
-template <typename Int>
-LinearTile linear_tile_int_of(const Panels& weights) {
-  return weights.has_halves() ? linear_tile_int<Int, true> : linear_tile_int<Int, false>;
-}
-
 LinearTile linear_tile_of(const Panels& weights) {
-  if (weights.input_type == InputType::kInt16) return linear_tile_int_of<int16_t>(weights);
-  const bool is_int8 = weights.input_type == InputType::kInt8 ||
-                       weights.input_type == InputType::kInt8TwoLevel;
-  if (is_int8) return linear_tile_int_of<int8_t>(weights);
-  const bool is_bf16 = weights.input_type == InputType::kBfloat16;
-  switch (weights.format) {
-    case Format::kFloat32: return linear_tile_floats<float>;
-#define CASE(FORMAT, FLOATS) \
-  case FORMAT: return is_bf16 ? linear_tile_amx<FORMAT> : FLOATS;
-    CASE(Format::kBfloat16, linear_tile_floats<uint16_t>)
-    CASE(Format::kBits8, linear_tile_groups<Format::kBits8>)
-    CASE(Format::kBits4, linear_tile_groups<Format::kBits4>)
-    CASE(Format::kMxfp4, linear_tile_groups<Format::kMxfp4>)
-#undef CASE
+  switch (weights.input_type) {
+    case InputType::kInt16: return native::NATIVE_ISA::int16_tile(weights);
+    case InputType::kInt8:
+    case InputType::kInt8TwoLevel: return native::NATIVE_ISA::int8_tile(weights);
+    default: return native::NATIVE_ISA::float_tile(weights);
   }
-  return nullptr;
 }
 
 /// Add bias and residual, and write the outputs of some columns.

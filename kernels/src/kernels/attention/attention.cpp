@@ -5,12 +5,11 @@
 // flash-decoding, Dao et al. 2023).  What is computed for a row, and in which order, depends on its
 // position alone: no bit depends on the other rows of its tile, on keys that only these see, or on
 // which thread computes a span.
-#pragma once
-
 #include "kernels.h"
 #include "kernels/attention/rounded.h"
 #include "kernels/attention/tile.h"
 #include "kernels/microkernel.h"
+#include "kernels/parts.h"
 #include "kernels/pool.h"
 #include "kernels/transpose.h"
 
@@ -228,8 +227,10 @@ void load_queries(const AttentionArgs& args, const AttentionPart& part, int grou
   }
 }
 
+}  // namespace
+
 /// Attend the rows of a part: all of their spans, or only `part.span`.
-void attend(const AttentionArgs& args, const AttentionPart& part, float* memory) {
+void native::NATIVE_ISA::attend(const AttentionArgs& args, const AttentionPart& part, float* memory) {
   const PoolLayout& pool = args.pool;
   const int group = args.num_query_heads / pool.num_heads;
   const int size = part.num_rows * group;
@@ -267,8 +268,8 @@ void attend(const AttentionArgs& args, const AttentionPart& part, float* memory)
 }
 
 /// Merge `num_spans` results that `attend` wrote to `part.partial`.
-void merge_spans(const AttentionArgs& args, const AttentionPart& part, int num_spans,
-                 float* memory) {
+void native::NATIVE_ISA::merge_spans(const AttentionArgs& args, const AttentionPart& part,
+                                     int num_spans, float* memory) {
   const int group = args.num_query_heads / args.pool.num_heads;
   const int size = part.num_rows * group;
   Arena arena{memory};
@@ -281,5 +282,3 @@ void merge_spans(const AttentionArgs& args, const AttentionPart& part, int num_s
           result);
   normalize(args, part.head, part.first_row, size, group, result);
 }
-
-}  // namespace

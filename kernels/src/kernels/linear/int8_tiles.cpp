@@ -1,0 +1,6 @@
+#include "kernels/linear/int_tiles.h"
+#include "kernels/parts.h"
+
+native::NATIVE_ISA::LinearTile native::NATIVE_ISA::int8_tile(const Panels& weights) {
+  return linear_tile_int_of<int8_t>(weights);
+}
