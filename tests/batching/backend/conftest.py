@@ -15,7 +15,7 @@ from batching.backend.self_check.check import check_model
 from batching.backend.self_check.long_steps import MIN_TOKENS
 from tests.support.host_kernels import HostKernels
 from tests.support.model_files import write_model
-from tests.support.tiny_models import Check
+from tests.support.tiny_models import DEVICE_KINDS, Check
 
 
 @pytest.fixture(scope="session")
@@ -36,9 +36,7 @@ def native() -> Native:
     return found
 
 
-@pytest.fixture(
-    params=["on any device", "on an x86 CPU", "with native kernels", "with a GPU's kernels"]
-)
+@pytest.fixture(params=DEVICE_KINDS)
 def device_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Check:
     """Return what checks a model to be served: by MLX alone, as on a GPU; with numpy; natively; on kernels.
 
