@@ -2,12 +2,10 @@ import platform
 from functools import partial
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
 from batching.backend import choose_pool as kv_cache
 from batching.backend.devices import Gpu, default_gpu
-from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.native.build import why_not
 from batching.backend.native.model import use_kernels
 from batching.backend.native_loader import Native, NoNative, load_native
@@ -16,12 +14,6 @@ from batching.backend.self_check.long_steps import MIN_TOKENS
 from tests.support.host_kernels import HostKernels
 from tests.support.model_files import write_model
 from tests.support.tiny_models import DEVICE_KINDS, Check
-
-
-@pytest.fixture(scope="session")
-def bundled_model() -> LoadedModel:
-    """The bundled model in float32, as a Linux CPU serves it."""
-    return load_model(BUNDLED_MODEL, dtype=mx.float32)
 
 
 @pytest.fixture(scope="session")
