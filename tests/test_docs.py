@@ -29,14 +29,20 @@ from scripts.generated_docs import (
     stale_files,
 )
 
-DOCUMENTS: Final = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+DOCUMENTS: Final = tuple(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "kernels/**/*.md")
+    for path in sorted(ROOT.glob(pattern))
+)
 
 CODE_BLOCK: Final = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 CODE: Final = re.compile(r"`([^`\n]+)`")
 # The target of a link or of a picture.
 LINK: Final = re.compile(r"\]\(([^()\s]+)\)")
 HEADING: Final = re.compile(r"^#+ (.+)$", re.MULTILINE)
-PATH: Final = re.compile(r"(?:app|batching|docker|docs|requirements|scripts|tests)/[\w./-]*")
+PATH: Final = re.compile(
+    r"(?:app|batching|docker|docs|kernels|requirements|scripts|tests)/[\w./-]*"
+)
 # A fixed part of a message, between `…`; shorter ones are found anywhere.
 FRAGMENT: Final = re.compile(r"[^…]{8,}")
 
@@ -150,7 +156,8 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_that_is_named_is_there(path: Path) -> None:
     named = [code for code in CODE.findall(prose(path)) if PATH.fullmatch(code)]
-    assert [name for name in named if not (ROOT / name).exists()] == []
+    roots = ROOT, ROOT / "kernels" / "src"
+    assert [name for name in named if not any((root / name).exists() for root in roots)] == []
 
 
 def test_the_site_has_every_page() -> None:
@@ -166,5 +173,5 @@ def test_troubleshooting_quotes_the_code() -> None:
     assert len(quoted) > 30
     files = [path for package in ("app", "batching") for path in (ROOT / package).rglob("*.py")]
     # A message may stand in several string literals, one on each line.
-    texts = [re.sub(r'"\s*\n\s*f?"', "", read(path)) for path in files]
+    texts = [re.sub(r'"\s*\n\s*f?"', "", read(path)) for path in (ROOT / "Makefile", *files)]
     assert [part for part in quoted if not any(part in text for text in texts)] == []

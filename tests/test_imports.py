@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).parent.parent
-PACKAGES: Final = ("app", "batching", "scripts")
+PACKAGES: Final = ("app", "batching", "kernels", "mlx_batch_server", "scripts")
 WEB: Final = {
     "app",
     "fastapi",
@@ -25,7 +25,7 @@ WEB: Final = {
     "uvicorn",
 }
 # Folders whose files are rooms by themselves, beside their folders.
-ROOTS: Final = ("app", "batching", "batching.backend")
+ROOTS: Final = ("app", "batching", "batching.backend", "batching.backend.platforms.cpu")
 # An API is schemas, a mapping to a GenerationJob, and a writer of events; nothing below knows it.
 APP_LAYERS: Final = (
     ("app.turns",),
@@ -45,12 +45,14 @@ APP_LAYERS: Final = (
 )
 BENCHMARK: Final = "batching.benchmark"
 MICROBENCH: Final = "scripts.microbench"
+KERNELS: Final = "kernels"
 MAKE_MODEL: Final = "scripts.make_model"
 GPU_CHECK: Final = "scripts.gpu_check"
 BACKEND_USERS: Final = {
     "batching.scheduler_manager",
     BENCHMARK,
     MICROBENCH,
+    KERNELS,
     MAKE_MODEL,
     GPU_CHECK,
     "scripts.bench.cores",
@@ -167,7 +169,7 @@ def test_what_the_apis_share_knows_none_of_them() -> None:
 
 
 def test_only_the_backend_imports_mlx() -> None:
-    users = "batching.backend", MICROBENCH, MAKE_MODEL, GPU_CHECK
+    users = "batching.backend", KERNELS, MICROBENCH, MAKE_MODEL, GPU_CHECK
     outside = [n for n in graph() if not within(n, *users)]
     assert [edge for edge in edges(outside) if within(edge[1], "mlx", "mlx_lm")] == []
 

@@ -9,13 +9,13 @@ import mlx.core as mx
 
 from batching.backend.cpu.host_cache import host_cache
 from batching.backend.devices import Gpu
-from batching.backend.gpu.kernel_pool import kernel_cache
-from batching.backend.gpu.pool_kernels import ON_CPU, NoKernels, PoolKernels
-from batching.backend.native.pools.cache import native_cache
-from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import CacheLayout
 from batching.backend.paged.mlx_pool import device_cache
+from batching.backend.platforms.cpu.native_loader import Native
+from batching.backend.platforms.cpu.pools.cache import native_cache
+from batching.backend.platforms.gpu.kernel_pool import kernel_cache
+from batching.backend.platforms.gpu.pool_kernels import ON_CPU, NoKernels, PoolKernels
 
 # Where MLX's element-wise kernels are scalar; on ARM they use its vectors.
 _SCALAR_MACHINES: Final = ("x86_64", "AMD64")

@@ -10,8 +10,6 @@ import mlx.core as mx
 from batching.backend import BLAS, precision
 from batching.backend.devices import Gpu, select_device
 from batching.backend.exceptions import forget_locals, one_line
-from batching.backend.gpu.pool_kernels import NoKernels, PoolKernels
-from batching.backend.gpu.source_kernels import load_kernels, required
 from batching.backend.hooks.rows import hidden_size_of
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.memory.device import MIB, device_memory, memory_in_use
@@ -19,9 +17,11 @@ from batching.backend.memory.limits import GpuMemory
 from batching.backend.memory.pool_size import BlockBytes, PoolSize, least_window_blocks, pool_size
 from batching.backend.memory.state_size import state_size
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native_loader import Native, NoNative, load_native
 from batching.backend.packed_model import CannotUseFile, PackedModel
 from batching.backend.paged.layout import CacheLayout
+from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
+from batching.backend.platforms.gpu.pool_kernels import NoKernels, PoolKernels
+from batching.backend.platforms.gpu.source_kernels import load_kernels, required
 from batching.backend.pooling.uses import embeddings_of, may_embed, reranker_of
 from batching.backend.processor.blas import NoBlas
 from batching.backend.processor.core_lending import NO_LENDING, CoreLending
@@ -33,12 +33,12 @@ from batching.block_manager import BlockTable
 from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError, UnsupportedKVDType
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo, SamplingDefaults
 from batching.pooling import Embeddings, NoEmbeddings
-from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.stall_budget import MIN_CHUNK
-from batching.steps.step_plan import Slice, StepPlan
+from batching.steps.step_plan import Slice, StartedSequence, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -329,10 +329,10 @@ def _paged(
 
 def _compile_kernels(runner: MLXRunner) -> None:
     """Run a step: those of the check were for blocks of another size."""
-    request = BatchRequest(0, [0], max_tokens=1)
-    request.block_table, request.window_table = BlockTable([0]), BlockTable([0])
-    request.state_slot = 0
-    runner.run(StepPlan((Slice(request, 0, 1),)))
+    block = BlockTable([0]).value
+    started = StartedSequence(0, SequenceSpec(prompt=(0,), max_tokens=1), seed=0)
+    read = Slice(0, 0, (0,), block, block, state_slot=0, num_samples=1)
+    runner.run(StepPlan((read,), started=(started,)))
     runner.reset()
 
 

@@ -13,10 +13,10 @@ import mlx.core as mx
 from batching.backend.exceptions import one_line
 from batching.backend.gguf.model import evaluate
 from batching.backend.loader import LoadedModel
-from batching.backend.native.layers.packing import Packing
-from batching.backend.native.layers.scaling import Shifts, scale_inputs
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.layers.packing import Packing
+from batching.backend.platforms.cpu.layers.scaling import Shifts, scale_inputs
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.precision import FurtherRounding
 from batching.backend.self_check.verdict import Verdict, Way
 from batching.backend.weights.storage import dtype_name

@@ -5,7 +5,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from batching.backend.native_loader import Native, NoNative
+from batching.backend.platforms.cpu.native_loader import Native, NoNative
 from batching.config import EngineConfig
 
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}

@@ -121,18 +121,59 @@ def _depth(value: Any) -> int:
 
 
 class Grammar:
-    """A compiled grammar.
+    """A grammar as a `Constraint`: two are equal if they have the same text and begin alike.
 
-    Its matchers share the states that the lexer has met, and their limit: compile one for each
-    request, and let only the choices of that request share it.
+    The matchers of a compiled grammar share the states that the lexer has met, and their limit: compile
+    one for each request, and let only the choices of that request share it.
+
+    text: what it was compiled from.
+    begun: tokens at the end of the prompt that are the beginning of the grammar's text.
     """
 
-    def __init__(self, start: GrammarMatcher) -> None:
+    def __init__(
+        self, text: GrammarText, begun: tuple[int, ...] = (), start: GrammarMatcher | None = None
+    ) -> None:
+        """start: its matcher behind `begun`; None if it is not compiled in this process."""
+        self.text = text
+        self.begun = begun
         self._start = start
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grammar) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __repr__(self) -> str:
+        return f"Grammar({self.text!r}, {self.begun})"
+
+    def __reduce__(self) -> tuple[type["Grammar"], tuple[GrammarText, tuple[int, ...]]]:
+        # A matcher has no bytes: who reads the grammar compiles it again.
+        return Grammar, self._value
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing can follow what it begins with; None if something can."""
+        return self._compiled.error
+
     def matcher(self) -> GrammarMatcher:
-        """Return a matcher at the beginning; this costs microseconds."""
-        return self._start.fork()
+        return self._compiled.fork()
+
+    def begun_with(self, token_ids: Sequence[int]) -> "Grammar":
+        """Return the rest of the grammar behind tokens with which the prompt ends."""
+        start = self.matcher()
+        for token_id in token_ids:
+            start.accept(token_id)
+        return Grammar(self.text, (*self.begun, *token_ids), start)
+
+    @property
+    def _value(self) -> tuple[GrammarText, tuple[int, ...]]:
+        return self.text, self.begun
+
+    @property
+    def _compiled(self) -> GrammarMatcher:
+        assert self._start is not None, "a grammar that was read from bytes is compiled first"
+        return self._start
 
 
 class GrammarCompiler:
@@ -149,7 +190,7 @@ class GrammarCompiler:
         self._limits: CompileLimits | None = None
         self._is_within_limits = lru_cache(_MAX_CACHED_CHECKS)(self._compiles_within_limits)
 
-    def compile(self, grammar: GrammarText, *, param: str) -> Grammar:
+    def compile(self, grammar: GrammarText, *, param: str = "grammar") -> Grammar:
         """Compile a grammar, which takes milliseconds; the first one a tenth of a second, the worst ones seconds.
 
         Raises:
@@ -182,7 +223,7 @@ class GrammarCompiler:
         # llguidance does not enforce what it only warns of.
         for warning in [problem] if problem else warnings:
             raise InvalidGrammar(param, reason_of(warning))
-        return Grammar(start)
+        return Grammar(grammar, start=start)
 
     def _first_error(self, start: GrammarMatcher) -> str | None:
         """Return why a completion fails at its first or second token.

@@ -15,7 +15,9 @@ from typing import Any
 from app.settings import Settings
 from batching.backend.engine_builder import build_engine
 from batching.batch_inference import BatchInferenceEngine
-from batching.request import GREEDY, BatchRequest
+from batching.inputs.sampling_params import GREEDY
+from batching.inputs.sequence_spec import SequenceSpec
+from batching.request import BatchRequest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             body["messages"], add_generation_prompt=True, return_dict=False
         )
         requests.append(
-            BatchRequest(number, token_ids, max_tokens=body["max_tokens"], sampling=GREEDY)
+            BatchRequest(
+                number,
+                SequenceSpec(
+                    prompt=tuple(token_ids), max_tokens=body["max_tokens"], sampling=GREEDY
+                ),
+            )
         )
     print(_seconds(loaded.engine, requests))
     return 0

@@ -15,7 +15,6 @@ from scripts.machine import describe, in_words
 from scripts.microbench.constraints import run_constraints
 from scripts.microbench.graph import run_graph
 from scripts.microbench.kernels import run_attention, run_sampler
-from scripts.microbench.native import run_native
 from scripts.microbench.products import run_products
 from scripts.microbench.pure import run_blocks, run_scheduler
 from scripts.microbench.steps import run_steps
@@ -33,7 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "blocks": run_blocks,
         "sampler": run_sampler,
         "attention": run_attention,
-        "native": run_native,
         "graph": run_graph,
     }
     if unknown := set(args.names) - benchmarks.keys():

@@ -6,8 +6,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from batching.backend.gpu.kernels.definitions import MergeSplits, PagedDecode, PoolShape
-from batching.backend.gpu.kernels.sources import DType, KernelSource, Launch, Target
+from batching.backend.platforms.gpu.kernels.definitions import MergeSplits, PagedDecode, PoolShape
+from batching.backend.platforms.gpu.kernels.sources import DType, KernelSource, Launch, Target
 from tests.kernels.cpu_target import NUMPY_DTYPES, Array, CPUKernel
 
 # (first visible position, how many): one key, edges of blocks and of splits, windows, and padding.

@@ -21,7 +21,13 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from batching.backend.gpu.kernels.sources import DType, KernelSource, Launch, Target, c_type
+from batching.backend.platforms.gpu.kernels.sources import (
+    DType,
+    KernelSource,
+    Launch,
+    Target,
+    c_type,
+)
 
 Array: TypeAlias = NDArray[Any]
 

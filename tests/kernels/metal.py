@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from batching.backend.gpu.kernels.sources import KernelSource, Target, c_type
+from batching.backend.platforms.gpu.kernels.sources import KernelSource, Target, c_type
 
 ROOT: Final = Path(__file__).parents[2]
 _STAND_IN: Final = Path(__file__).parent / "metal_stand_in.h"

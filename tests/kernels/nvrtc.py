@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from batching.backend.gpu.kernels.sources import KernelSource, Target, c_type
+from batching.backend.platforms.gpu.kernels.sources import KernelSource, Target, c_type
 
 ROOT: Final = Path(__file__).parents[2]
 # Stands for what MLX puts before each kernel: the same headers of CUDA, and the types of shapes.

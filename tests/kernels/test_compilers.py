@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 
-from batching.backend.gpu.kernels.definitions import (
+from batching.backend.platforms.gpu.kernels.definitions import (
     MAX_SHARED_BYTES,
     KVWrite,
     MergeSplits,
@@ -13,7 +13,7 @@ from batching.backend.gpu.kernels.definitions import (
     PagedDecode,
     PoolShape,
 )
-from batching.backend.gpu.kernels.sources import DType, Target
+from batching.backend.platforms.gpu.kernels.sources import DType, Target
 from tests.kernels import metal, nvrtc
 from tests.kernels.cases import Kernel
 

@@ -8,13 +8,13 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from batching.backend.gpu.kernels.definitions import (
+from batching.backend.platforms.gpu.kernels.definitions import (
     KVWrite,
     MergeSplits,
     NormRopeWrite,
     PoolShape,
 )
-from batching.backend.gpu.kernels.sources import DType, KernelSource, Launch, Target
+from batching.backend.platforms.gpu.kernels.sources import DType, KernelSource, Launch, Target
 from tests.kernels.cases import decode_case, no_token, pad, stored
 from tests.kernels.cpu_target import ORDERS, Array, Build, KernelFailed, run_watched
 

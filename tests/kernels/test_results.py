@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from batching.backend.gpu.kernels.definitions import (
+from batching.backend.platforms.gpu.kernels.definitions import (
     KVWrite,
     MergeSplits,
     NormRopeWrite,
     PagedDecode,
     PoolShape,
 )
-from batching.backend.gpu.kernels.sources import DType, Target
+from batching.backend.platforms.gpu.kernels.sources import DType, Target
 from tests.kernels.cases import decode_case, no_token, numbers, pad, quantized, same_bits, stored
 from tests.kernels.cpu_target import ORDERS, Array, CPUKernel
 

@@ -7,7 +7,7 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from batching.request import TokenLogprobs
+from batching.steps.token_output import TokenLogprobs
 from scripts.gpu_check.__main__ import main
 from scripts.gpu_check.checks import CHECKS, Check
 from scripts.gpu_check.gates import invariance, kernels, products, recovery

@@ -5,9 +5,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from batching.backend.gpu.kernels.sources import KernelSource, Launch, Target
-from batching.backend.gpu.source_kernels import Kernel, SourceKernels
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.native_loader import Native
+from batching.backend.platforms.gpu.kernels.sources import KernelSource, Launch, Target
+from batching.backend.platforms.gpu.source_kernels import Kernel, SourceKernels
 from tests.kernels.cpu_target import NUMPY_DTYPES, CPUKernel
 from tests.support.host_kernels import view
 

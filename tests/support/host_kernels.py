@@ -13,9 +13,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from batching.backend.gpu.pool_kernels import DecodeRows, HeadNorms, KernelPool, Rotation
-from batching.backend.native_loader import Native
 from batching.backend.paged.layout import LayerShape
+from batching.backend.platforms.cpu.native_loader import Native
+from batching.backend.platforms.gpu.pool_kernels import DecodeRows, HeadNorms, KernelPool, Rotation
 
 Array = npt.NDArray[Any]
 # Given the arrays of an operation's inputs, returns those of its outputs.

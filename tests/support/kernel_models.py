@@ -7,7 +7,7 @@ from typing import Final
 
 from batching.backend.devices import Gpu
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel
 from batching.request import BatchRequest

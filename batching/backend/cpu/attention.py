@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.backend.paged.mlx_attention import SlidingWindow
-from batching.block_manager import BlockTable
+from batching.block_manager import BlockIds
 from batching.steps.step_plan import Slice
 
 Floats = npt.NDArray[np.float32]
@@ -246,7 +246,7 @@ class Context(NamedTuple):
 
     row: int
     slice: Slice
-    table: BlockTable
+    table: BlockIds
     start: int
 
     @property
@@ -255,7 +255,7 @@ class Context(NamedTuple):
 
 
 def _contexts(
-    slices: Sequence[Slice], tables: Sequence[BlockTable], window: SlidingWindow | None
+    slices: Sequence[Slice], tables: Sequence[BlockIds], window: SlidingWindow | None
 ) -> list[Context]:
     rows = accumulate(map(len, slices), initial=0)
     starts = [0 if window is None else max(0, window.first(s.start)) for s in slices]
@@ -277,7 +277,9 @@ def _decode_group(bucket: Sequence[Context], block_size: int) -> DecodeGroup:
         sharing = list(group)
         rows = slice(row, row + len(sharing))
         stop = _num_shared_blocks(sharing, block_size) * block_size
-        shared = sharing[0]._replace(slice=replace(sharing[0].slice, stop=stop))
+        shared = sharing[0]._replace(
+            slice=replace(sharing[0].slice, start=0, token_ids=(0,) * stop)
+        )
         spans += _spans(shared, 0, rows, block_size)
         for context in sharing:
             own = slice(row, row + 1)

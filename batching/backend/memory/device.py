@@ -7,7 +7,7 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend.memory.host import available_memory, memory_limit
-from batching.backend.native_loader import mapped_bytes, weight_bytes
+from batching.backend.platforms.cpu.native_loader import mapped_bytes, weight_bytes
 from batching.errors import ModelLoadError
 
 MIB: Final = 1 << 20

@@ -2,12 +2,12 @@
 
 There are three kinds of pool: of MLX arrays (`batching.backend.paged.mlx_pool`), of numpy arrays on an
 x86 CPU (`batching.backend.cpu.host_cache`), and that of the native kernels
-(`batching.backend.native.pools.cache`).  Layers whose keys and values the model's own code reads are
+(`batching.backend.platforms.cpu.pools.cache`).  Layers whose keys and values the model's own code reads are
 gathered into contiguous arrays (`batching.backend.paged.gathered_cache`) in each of them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -349,8 +349,11 @@ class PagedKVCache:
         written = [array for layer in self.layers for array in layer.state]
         return written + [array for state in self._states for array in state.written]
 
-    def begin(self, slices: Sequence[Slice]) -> StepInputs:
-        """Set up the next forward pass and return its inputs."""
+    def begin(self, slices: Sequence[Slice], gone: Collection[int] = ()) -> StepInputs:
+        """Set up the next forward pass and return its inputs.
+
+        gone: the ids of sequences whose slots of recurrent states belong to others now, or to none.
+        """
         attention = self._attention(slices, self._block_size)
         step = StepInputs.of(attention, self._block_size, self._padded, one_by_one=self._one_by_one)
         inputs = [step, step.windowed(self._block_size)] if self._has_windows else [step]
@@ -359,7 +362,7 @@ class PagedKVCache:
         for layer in self.layers:
             layer.begin(inputs[layer.is_windowed])
         for state in self._states:
-            state.begin(step)
+            state.begin(step, gone)
         return step
 
     def flush(self) -> None:

@@ -3,7 +3,7 @@
 mlx-lm's models, for rows of length 1, compute the scores of the rotated parts themselves and hand them to
 attention as a mask.  Here that product is put off: attention is over both parts together, and its
 values are the latents.  A chunk of 8 tokens after 2,048 takes an eighth of what it takes with keys and
-values made from the latents, one of 256 as much (docs/notebook.md).
+values made from the latents, one of 256 as much (kernels/docs/notebook.md).
 """
 
 from abc import abstractmethod

@@ -14,9 +14,6 @@ from batching.backend.choose_pool import is_on_host
 from batching.backend.cpu.modules import replace_modules
 from batching.backend.devices import Gpu
 from batching.backend.exceptions import one_line
-from batching.backend.gpu.kernel_pool import why_not
-from batching.backend.gpu.pool_kernels import ON_CPU, NoKernels, PoolKernels
-from batching.backend.gpu.rotations import remember_rotations
 from batching.backend.hooks.attention import hook_attention
 from batching.backend.hooks.flat_rows import flatten_rows
 from batching.backend.hooks.observe import Observation, own_layout
@@ -27,9 +24,12 @@ from batching.backend.hooks.rows import RowSelection, select_rows
 from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped
 from batching.backend.hooks.undo import Changes
-from batching.backend.native.layers.replace import min_input_bits
-from batching.backend.native_loader import Native
 from batching.backend.paged.layout import CacheLayout
+from batching.backend.platforms.cpu.layers.replace import min_input_bits
+from batching.backend.platforms.cpu.native_loader import Native
+from batching.backend.platforms.gpu.kernel_pool import why_not
+from batching.backend.platforms.gpu.pool_kernels import ON_CPU, NoKernels, PoolKernels
+from batching.backend.platforms.gpu.rotations import remember_rotations
 from batching.backend.self_check.differences import row_differences
 from batching.backend.self_check.leaps import Row, has_experts, leaping_rows, plain_logits
 from batching.backend.self_check.long_steps import LONG, MAX_TOKENS, MIN_TOKENS, long_prompt

@@ -10,7 +10,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 
 from batching.backend.hooks.undo import Changes
-from batching.backend.native.layers.linear import Embedding
+from batching.backend.platforms.cpu.layers.linear import Embedding
 
 # Of an embedding, as a share of its size: as much as rounding adds up to in many layers.
 _NOISE: Final = 3e-5

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from batching.backend.choose_pool import kv_cache
 from batching.backend.devices import Gpu
-from batching.backend.gpu.pool_kernels import ON_CPU, NoKernels, PoolKernels
-from batching.backend.gpu.step_graphs import StepGraphs
 from batching.backend.hooks.rows import RowSelection
-from batching.backend.native.sampling import native_sampler
-from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import CacheLayout
+from batching.backend.platforms.cpu.native_loader import Native
+from batching.backend.platforms.cpu.sampling import native_sampler
+from batching.backend.platforms.gpu.pool_kernels import ON_CPU, NoKernels, PoolKernels
+from batching.backend.platforms.gpu.step_graphs import StepGraphs
 from batching.backend.sampling.sampler import Sampler, draw_on_device
 
 

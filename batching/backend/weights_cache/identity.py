@@ -5,12 +5,13 @@ import json
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 _PACKAGES: Final = ("mlx", "mlx-lm", "gguf", "numpy")
 _CODE: Final = Path(__file__).parents[1]
-_CODE_PATTERNS: Final = ("**/*.py", "native/_native*.so")
+_KERNELS: Final = "mlx_cpu_kernels"
 _MODEL_PATTERNS: Final = ("*.safetensors", "*.safetensors.index.json", "config.json", "*.py")
 _HEAD_BYTES: Final = 1 << 16
 _SAMPLE_BYTES: Final = 1 << 12
@@ -62,8 +63,15 @@ def _state(path: Path) -> tuple[int, int, str]:
 def _code() -> str:
     """Return a digest of what reads and packs: a change of it may be one of the weights."""
     digest = hashlib.sha256()
-    for pattern in _CODE_PATTERNS:
-        for path in sorted(_CODE.glob(pattern)):
-            digest.update(f"{path.relative_to(_CODE)} {path.stat().st_size} ".encode())
+    for folder, pattern in ((_CODE, "**/*.py"), *((path, "_native*.so") for path in _kernels())):
+        for path in sorted(folder.glob(pattern)):
+            digest.update(f"{path.relative_to(folder)} {path.stat().st_size} ".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _kernels() -> list[Path]:
+    """Return where the kernels' package is, if it is installed."""
+    spec = find_spec(_KERNELS)
+    places = spec.submodule_search_locations if spec else None
+    return [Path(place) for place in places or ()]

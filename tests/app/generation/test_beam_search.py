@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from batching.request import TokenLogprobs
 from batching.steps.step_plan import SliceOutput, StepPlan
+from batching.steps.token_output import TokenLogprobs
 from tests.support.speaker import END, Speaker, served
 
 pytestmark = pytest.mark.anyio
@@ -121,7 +121,7 @@ class Failing(Chain):
     """Fails after a prompt that ends with `b`; any other search would go on for long."""
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
-        if any(s.request.token_ids[-1] == ord("b") for s in plan.slices):
+        if any(s.token_ids[-1] == ord("b") for s in plan.slices):
             raise RuntimeError("out of memory")
         return super().run(plan)
 

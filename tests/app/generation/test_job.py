@@ -58,7 +58,7 @@ def test_max_tokens_are_clamped_to_context_and_server(
         )
     finally:
         manager.close()
-    assert job.max_tokens == expected
+    assert job.spec.max_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_log_probabilities_of_outputs_bound_their_tokens(
 ) -> None:
     """Where the request does not say how many tokens it wants, it gets fewer."""
     monkeypatch.setattr(job_module, "MAX_LOGPROBS", 4096)
-    assert built(params).max_tokens == expected
+    assert built(params).spec.max_tokens == expected
 
 
 def test_more_log_probabilities_than_that_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import mlx.nn as nn
 import pytest
 
 from batching.backend import choose_pool
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native, NoNative, load_native
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from scripts.generated_docs import ROOT

@@ -14,8 +14,8 @@ import pytest
 
 from batching.backend import choose_pool as kv_cache
 from batching.backend.mlx_runner import MLXRunner, MLXStep
-from batching.backend.sampling.logit_rows import LogitRows
-from batching.backend.sampling.sampler import Sample, Sampler
+from batching.backend.sampling.logit_rows import LogitRows, Sample
+from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler
 from batching.backend.sampling.token_masks import MaskFiller
 from batching.backend.self_check.check import check_model
@@ -23,11 +23,13 @@ from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens, MaskRow
-from batching.request import BatchRequest, SamplingParams
+from batching.inputs.sampling_params import SamplingParams
+from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.outputs import RequestFailure
 from batching.steps.model_runner import SlicesFailed
-from batching.steps.outputs import RequestFailure
-from batching.steps.step_plan import Slice, SliceOutput, StepPlan
+from batching.steps.step_plan import SliceOutput, StepPlan
+from tests.support.requests import make_request, respec, slice_of, states_of
 from tests.support.tiny_models import (
     DEVICE_KINDS,
     VOCAB_SIZE,
@@ -82,7 +84,7 @@ def healthy(constraint: AllowedTokens | None = None) -> list[BatchRequest]:
     logprobs = SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=1)
     kinds = [SamplingParams(temperature=0.0), seeded, logprobs] * 2
     return [
-        BatchRequest(i, p, max_tokens=NUM_TOKENS, sampling=sampling, constraint=constraint)
+        make_request(i, p, max_tokens=NUM_TOKENS, sampling=sampling, constraint=constraint)
         for i, (p, sampling) in enumerate(zip(PROMPTS, kinds, strict=True))
     ]
 
@@ -189,7 +191,7 @@ def serve(
 
 
 def poisoned(prompt: list[int], **fields: Any) -> BatchRequest:
-    return BatchRequest(99, prompt, max_tokens=NUM_TOKENS, **fields)
+    return make_request(99, prompt, max_tokens=NUM_TOKENS, **fields)
 
 
 DAMAGED: Final = [*PROMPTS[2][:5], POISON, *PROMPTS[5]]
@@ -425,18 +427,18 @@ class Step:
     sampler: SliceSampler = field(default_factory=lambda: SliceSampler(VOCAB_SIZE))
 
     def __post_init__(self) -> None:
-        self.slices = [Slice(r, r.num_tokens - 1, r.num_tokens) for r in self.requests]
+        self.slices = [slice_of(r, r.num_tokens - 1, r.num_tokens) for r in self.requests]
         self.logits = mx.random.normal((len(self.requests), VOCAB_SIZE))
 
     def run(self, written: list[mx.array] | None = None) -> list[SliceOutput]:
-        rows = LogitRows.of(self.slices)
+        rows, states = LogitRows.of(self.slices), states_of(self.requests)
         with (
-            self.sampler.masks(rows) as masks,
-            self.sampler.isolate_failures(self.slices, self.logits, written or []),
+            self.sampler.masks(rows, states) as masks,
+            self.sampler.isolate_failures(self.slices, states, self.logits, written or []),
         ):
-            sampled = self.sampler.sample(rows, self.logits, masks)
+            sampled = self.sampler.sample(rows, states, self.logits, masks)
             mx.eval(sampled.tokens, written or [])
-            return self.sampler.outputs(self.slices, rows, self.logits, sampled)
+            return self.sampler.outputs(self.slices, states, rows, self.logits, sampled)
 
 
 def test_only_requests_whose_rows_are_not_finite_fail() -> None:
@@ -451,8 +453,8 @@ def test_only_requests_whose_rows_are_not_finite_fail() -> None:
 
 def test_several_requests_can_be_at_fault() -> None:
     requests = healthy()
-    requests[1].constraint = Broken(Panic("x"))
-    requests[3].sampling = OUT_OF_RANGE
+    respec(requests[1], constraint=Broken(Panic("x")))
+    respec(requests[3], sampling=OUT_OF_RANGE)
     with pytest.raises(SlicesFailed) as caught:
         Step(requests).run()
     assert caught.value.request_ids == {1, 3}
@@ -462,10 +464,10 @@ def test_several_requests_can_be_at_fault() -> None:
 def test_logprobs_that_are_not_finite_fail_the_request_for_them() -> None:
     """The head overflowed at a token of a prompt, and not where an answer goes on."""
     sampling = SamplingParams(temperature=0.0, prompt_logprobs=1)
-    requests = [BatchRequest(i, [1, 2, 3], max_tokens=2, sampling=sampling) for i in range(3)]
+    requests = [make_request(i, [1, 2, 3], max_tokens=2, sampling=sampling) for i in range(3)]
     step = Step(requests)
     # Two tokens of each prompt are scored, and one is sampled.
-    step.slices = [Slice(r, 0, 3) for r in requests]
+    step.slices = [slice_of(r, 0, 3) for r in requests]
     step.logits = mx.random.normal((9, VOCAB_SIZE))
     assert len(step.run()) == 3
     step.logits[4, 7] = mx.inf
@@ -479,9 +481,9 @@ def test_the_choices_of_one_prompt_fail_together() -> None:
     requests = healthy()[:3]
     requests[1].fork(7)
     fork = requests[1].fork(8)
-    fork.constraint = Broken(Panic("x"))
+    respec(fork, constraint=Broken(Panic("x")))
     step = Step(requests)
-    step.slices[1] = replace(step.slices[1], forks=tuple(requests[1].forks))
+    step.slices[1] = replace(step.slices[1], forks=(7, 8))
     with pytest.raises(SlicesFailed) as caught:
         step.run()
     assert caught.value.request_ids == {1, 7, 8}
@@ -533,8 +535,8 @@ def test_no_constraint_is_at_work_when_a_step_has_failed() -> None:
         has_failed.set()
         raise RuntimeError("the model")
 
-    request = BatchRequest(0, [1], max_tokens=2, constraint=Slow([1]))
+    request = make_request(0, [1], max_tokens=2, constraint=Slow([1]))
     with pytest.raises(RuntimeError, match="the model"):
-        with MaskFiller(VOCAB_SIZE).filling([Sample(request, 1)]):
+        with MaskFiller(VOCAB_SIZE).filling([Sample(0, 1)], states_of([request])):
             fail()
     assert done

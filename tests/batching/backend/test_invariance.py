@@ -15,20 +15,23 @@ import pytest
 from batching.backend.devices import default_gpu
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.mlx_runner import MLXRunner, MLXStep
-from batching.backend.native.layers.packing import Packing
-from batching.backend.native.layers.scaling import scale_inputs
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.layers.packing import Packing
+from batching.backend.platforms.cpu.layers.scaling import scale_inputs
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import PagedBlockManager
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
-from batching.request import GREEDY, BatchRequest, SamplingParams, TokenLogprobs, TokenOutput
+from batching.inputs.sampling_params import GREEDY, SamplingParams
+from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.step_plan import StepPlan
+from batching.steps.token_output import TokenLogprobs, TokenOutput
 from tests.support.golden import GOLDEN, GoldenCase
+from tests.support.requests import make_request, respec
 from tests.support.serving import pipeline_of
 
 pytestmark = pytest.mark.timeout(240)
@@ -159,7 +162,7 @@ def _models_are_freed() -> Iterator[None]:
 
 
 def request(request_id: int, case: GoldenCase) -> BatchRequest:
-    return BatchRequest(
+    return make_request(
         request_id, case.prompt_token_ids, max_tokens=case.max_tokens, stop_token_ids={2}
     )
 
@@ -192,7 +195,7 @@ def unlike_neighbours(num: int) -> list[BatchRequest]:
     """Prompts of random tokens and lengths, sampled hot, that come and go."""
     rng = random.Random(1)
     return [
-        BatchRequest(
+        make_request(
             100 + i,
             [rng.randrange(1000, 40000) for _ in range(rng.randrange(1, 60))],
             max_tokens=rng.randrange(2, 20),
@@ -225,7 +228,7 @@ def test_with_drafts(bundled: Bundled) -> None:
     drafts: list[int] = []
     config = SchedulerConfig(num_blocks=256, max_num_seqs=3, max_draft_tokens=7)
     scheduler, engine = bundled.engine(
-        config, lambda plan: drafts.extend(len(s.drafts) for s in plan.slices if s.samples)
+        config, lambda plan: drafts.extend(len(s.drafts) for s in plan.slices if s.num_samples)
     )
     served = serve_golden(scheduler, engine, bundled.cases)
     assert max(drafts) > 1
@@ -242,7 +245,7 @@ def test_with_drafts_and_penalties(bundled: Bundled) -> None:
         config = SchedulerConfig(num_blocks=64, max_num_seqs=2, max_draft_tokens=max_draft_tokens)
         scheduler, engine = bundled.engine(config)
         requests = [
-            BatchRequest(i, case.prompt_token_ids, max_tokens=32, sampling=sampling)
+            make_request(i, case.prompt_token_ids, max_tokens=32, sampling=sampling)
             for i, case in enumerate((GOLDEN[5], GOLDEN[9]))
         ]
         serve(scheduler, engine, requests)
@@ -311,7 +314,7 @@ def test_on_scattered_blocks(bundled: Bundled) -> None:
     num_runs: list[int] = []
     config = SchedulerConfig(num_blocks=512, max_num_seqs=12)
     scheduler, engine = bundled.engine(
-        config, lambda plan: num_runs.extend(len(s.request.block_table.runs) for s in plan.slices)
+        config, lambda plan: num_runs.extend(len(s.blocks.runs) for s in plan.slices)
     )
     fragment(scheduler.block_manager)
     requests = [request(i, case) for i, case in enumerate(bundled.cases)]
@@ -352,7 +355,7 @@ def test_queued_steps_change_no_token(native: Native, *, apart: bool) -> None:
         scheduler, engine = bundled.engine(config)
         prompt = GOLDEN[2].prompt_token_ids
         requests = [
-            BatchRequest(i, prompt, max_tokens=10, stop_token_ids={2}, sampling=sampling)
+            make_request(i, prompt, max_tokens=10, stop_token_ids={2}, sampling=sampling)
             for i, sampling in enumerate(SAMPLINGS)
         ]
         serve(scheduler, engine, requests)
@@ -379,9 +382,9 @@ def test_masks_of_others_leave_the_penalty_of_the_token_on_its_way(native: Nativ
         scheduler, engine = bundled.engine(config)
         allowed = AllowedTokens([5, 6])
         # Its prompt is read in the step behind the first tokens of the others.
-        constrained = BatchRequest(9, [3] * 70, max_tokens=1, constraint=allowed, arrival_time=1.0)
+        constrained = make_request(9, [3] * 70, max_tokens=1, constraint=allowed, arrival_time=1.0)
         requests = [
-            BatchRequest(i, [1, 500 + i], max_tokens=5, sampling=sampling)
+            make_request(i, [1, 500 + i], max_tokens=5, sampling=sampling)
             for i, sampling in enumerate(samplings)
         ]
         serve(scheduler, engine, [*requests, constrained])
@@ -394,7 +397,7 @@ def test_masks_of_others_leave_the_penalty_of_the_token_on_its_way(native: Nativ
 
 
 def sampled(request_id: int) -> BatchRequest:
-    return BatchRequest(
+    return make_request(
         request_id,
         GOLDEN[2].prompt_token_ids,
         max_tokens=8,
@@ -410,14 +413,14 @@ def test_a_seeded_request_draws_the_same_alone_and_in_a_batch(bundled: Bundled) 
     serve(scheduler, engine, [alone])
     serve(scheduler, engine, [*unlike_neighbours(5), together])
     assert alone.output_token_ids == together.output_token_ids
-    greedy = BatchRequest(2, GOLDEN[2].prompt_token_ids, max_tokens=8, sampling=GREEDY)
+    greedy = make_request(2, GOLDEN[2].prompt_token_ids, max_tokens=8, sampling=GREEDY)
     serve(scheduler, engine, [greedy])
     assert alone.output_token_ids != greedy.output_token_ids
 
 
 def drawing(request_id: int) -> BatchRequest:
     sampling = SamplingParams(temperature=0.9, top_k=20, seed=77)
-    return BatchRequest(
+    return make_request(
         request_id, GOLDEN[2].prompt_token_ids, max_tokens=12, stop_token_ids={2}, sampling=sampling
     )
 
@@ -473,7 +476,7 @@ def test_log_probabilities_are_the_golden_ones(bundled: Bundled, max_draft_token
     _, engine = bundled.engine(config)
     for i, case in enumerate(bundled.cases):
         made = request(i, case)
-        made.sampling = SamplingParams(temperature=0.0, logprobs=2)
+        respec(made, sampling=SamplingParams(temperature=0.0, logprobs=2))
         engine.add(made)
     collector = Collector(engine)
     for i, case in enumerate(bundled.cases):
@@ -495,7 +498,7 @@ def test_log_probabilities_of_a_prompt_are_those_of_its_tokens_as_output(
         engine.add(r)
     sampling = SamplingParams(prompt_logprobs=1, repetition_penalty=1.5, logit_bias=((5, 50.0),))
     for request_id in (0, 1):
-        engine.add(BatchRequest(request_id, prompt, max_tokens=1, sampling=sampling))
+        engine.add(make_request(request_id, prompt, max_tokens=1, sampling=sampling))
     collector = Collector(engine)
     for request_id in (0, 1):
         (output,) = collector.outputs[request_id]
@@ -510,7 +513,7 @@ def test_a_constraint_is_kept_to_in_a_mixed_batch(bundled: Bundled) -> None:
     allowed = set(range(500, 540))
     made = [drawing(i) for i in range(3)]
     for r in made:
-        r.constraint = AllowedTokens(allowed)
+        respec(r, constraint=AllowedTokens(allowed))
     forks = [made[0].fork(10 + i) for i in range(2)]
     for r in unlike_neighbours(3):
         engine.add(r)
@@ -518,7 +521,7 @@ def test_a_constraint_is_kept_to_in_a_mixed_batch(bundled: Bundled) -> None:
     serve(scheduler, engine, made[1:])
     for r in (*made, *forks):
         assert set(r.output_token_ids) <= allowed
-        assert r.num_output_tokens == r.max_tokens
+        assert r.num_output_tokens == r.spec.output_limit
 
 
 def agreement(bundled: Bundled) -> tuple[int, list[float]]:
@@ -531,7 +534,7 @@ def agreement(bundled: Bundled) -> tuple[int, list[float]]:
     sampling = SamplingParams(prompt_logprobs=1)
     for i, case in enumerate(SHORT):
         prompt = [*case.prompt_token_ids, *case.completion_token_ids]
-        engine.add(BatchRequest(i, prompt, max_tokens=1, sampling=sampling))
+        engine.add(make_request(i, prompt, max_tokens=1, sampling=sampling))
     collector = Collector(engine)
     differences: list[float] = []
     for i, case in enumerate(SHORT):
@@ -574,7 +577,7 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
         for _ in range(2):
             for i, case in enumerate(cases):
                 made = request(i, case)
-                made.sampling = SamplingParams(temperature=0.0, logprobs=2)
+                respec(made, sampling=SamplingParams(temperature=0.0, logprobs=2))
                 engine.add(made)
             collector = Collector(engine)
             found.append([collector.logprobs(i) for i in range(len(cases))])

@@ -20,7 +20,7 @@ from batching.backend.self_check import check as self_check
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.long_steps import LONG, MAX_TOKENS, MIN_TOKENS, long_prompt
 from batching.backend.self_check.verdict import Way
-from batching.request import BatchRequest
+from tests.support.requests import make_request
 from tests.support.serving import limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, insist_on_own_caches, tiny_model
 from tests.support.weekly import weekly
@@ -53,7 +53,7 @@ def misread(group: RowGroup) -> RowGroup:
 
 def outputs(model: nn.Module, **options: Any) -> list[list[int]]:
     checked = check_model(model, VOCAB_SIZE, **options)
-    requests = [BatchRequest(i, [i + 1] * 9, max_tokens=6) for i in range(3)]
+    requests = [make_request(i, [i + 1] * 9, max_tokens=6) for i in range(3)]
     serve(make_runner(model, VOCAB_SIZE, checked), limits(checked), requests)
     return [request.output_token_ids for request in requests]
 
@@ -159,13 +159,13 @@ def test_the_steps_reach_what_they_are_made_for() -> None:
     for plan in LONG.plans([prompt, prompt], window=None):
         decodes = [s for s in plan.slices if len(s) == 1]
         lengths = {s.stop for s in decodes}
-        is_run = all(len(s.request.block_table.runs) == 1 for s in decodes)
+        is_run = all(len(s.blocks.runs) == 1 for s in decodes)
         if decodes and min(lengths) > 256:
             kinds.add((len(decodes), is_run, len(lengths) == 1))
         for s in plan.slices:
-            assert s.samples
-            assert s.request.block_table.runs[0].first_block > 0
-            last_rows.append((s.request.request_id, s.stop))
+            assert s.num_samples
+            assert s.blocks.runs[0].first_block > 0
+            last_rows.append((s.sequence_id, s.stop))
     assert kinds == {(1, True, True), (1, False, True), (2, False, True), (2, False, False)}
     assert len(last_rows) == len(set(last_rows)) == 17
     assert LONG.num_blocks * 4 % 256 == 0

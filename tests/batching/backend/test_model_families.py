@@ -9,16 +9,17 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.batch_inference import BatchInferenceEngine
 from batching.constraints.protocol import AllowedTokens
-from batching.request import BatchRequest, SamplingParams
+from batching.inputs.sampling_params import SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.steps.outputs import RequestFailure
+from batching.scheduling.outputs import RequestFailure
+from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import DEVICE_KINDS, FAMILIES, VOCAB_SIZE, Check, tiny_model
 from tests.support.weekly import weekly_pairs
@@ -42,7 +43,7 @@ def generate(model: nn.Module, prompt: list[int]) -> list[int]:
 
 def greedy(runner: MLXRunner, check: CheckedModel, prompts: list[list[int]]) -> list[list[int]]:
     """Return the completions of a batch."""
-    requests = [BatchRequest(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(prompts)]
+    requests = [make_request(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(prompts)]
     serve(runner, limits(check), requests)
     return [r.output_token_ids for r in requests]
 
@@ -109,9 +110,9 @@ def test_pieces_have_choices_logprobs_and_constraints_too(family: str) -> None:
     check = check_model(model, VOCAB_SIZE)
     assert check.way is Way.PIECES
     sampling = SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=0)
-    made = BatchRequest(0, PROMPTS[2], max_tokens=NUM_TOKENS, sampling=sampling)
+    made = make_request(0, PROMPTS[2], max_tokens=NUM_TOKENS, sampling=sampling)
     fork = made.fork(1)
-    constrained = BatchRequest(2, PROMPTS[2], max_tokens=4, constraint=AllowedTokens({5}))
+    constrained = make_request(2, PROMPTS[2], max_tokens=4, constraint=AllowedTokens({5}))
     runner = make_runner(model, VOCAB_SIZE, check)
     outputs = serve(runner, limits(check), [made, fork, constrained]).outputs
     assert made.output_token_ids == fork.output_token_ids == generate(model, PROMPTS[2])
@@ -147,10 +148,10 @@ def test_logits_that_are_no_numbers_fail_the_step_and_leave_nothing_behind() -> 
     engine = BatchInferenceEngine(ContinuousBatchingScheduler(TIGHT), runner)
     norm = model.model.norm.weight
     model.model.norm.weight = norm * mx.nan
-    engine.add(BatchRequest(0, PROMPTS[2], max_tokens=2))
+    engine.add(make_request(0, PROMPTS[2], max_tokens=2))
     assert [type(item) for item in engine.step()] == [RequestFailure]
     model.model.norm.weight = norm
-    healthy = BatchRequest(1, PROMPTS[2], max_tokens=NUM_TOKENS)
+    healthy = make_request(1, PROMPTS[2], max_tokens=NUM_TOKENS)
     engine.add(healthy)
     while engine.has_work:
         engine.step()

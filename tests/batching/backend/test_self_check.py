@@ -11,20 +11,20 @@ import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from batching.backend.hooks import ranges
-from batching.backend.native.layers.replace import replace_modules
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import LayerCache, StepInputs
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.paged.pieces import DeferredMask
 from batching.backend.paged.state_cache import RecurrentStates
+from batching.backend.platforms.cpu.layers.replace import replace_modules
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check import steps as self_check_steps
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.block_manager import BlockTable
-from batching.request import BatchRequest
 from batching.steps.step_plan import Slice, StateCopy
 from tests.support.model_zoo import make_tiny
+from tests.support.requests import make_request
 from tests.support.serving import limits, make_runner, serve
 from tests.support.tiny_models import (
     DEVICE_KINDS,
@@ -52,7 +52,7 @@ def generate(model: nn.Module, prompt: list[int]) -> list[int]:
 
 
 def assert_served_right(model: nn.Module, checked: CheckedModel) -> None:
-    requests = [BatchRequest(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS)]
+    requests = [make_request(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS)]
     serve(make_runner(model, VOCAB_SIZE, checked), limits(checked), requests)
     assert [r.output_token_ids for r in requests] == [generate(model, p) for p in PROMPTS]
 
@@ -187,7 +187,7 @@ def a_draft_stays_in_the_state(patch: Patch) -> None:
     def latest(self: RecurrentStates, s: Slice) -> Any:
         if s.start == 0:
             return None
-        states = self._slots[s.request.state_slot or 0]
+        states = self._slots[s.slot]
         return states[max(states)]
 
     patch.setattr(RecurrentStates, "_state", latest)

@@ -19,23 +19,23 @@ from batching.backend.cpu.host_cache import HostLayerCache
 from batching.backend.engine_builder import build_engine
 from batching.backend.memory.pool_size import BlockBytes, least_window_blocks
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.mlx_pool import DeviceLayerCache
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockCopy, BlockTable, PagedBlockManager
 from batching.config import EngineConfig, SchedulerConfig, blocks_held
 from batching.kv_cache.window_blocks import WindowBlocks
-from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.steps.outputs import RequestOutput
-from batching.steps.step_plan import Slice, SliceOutput, StepPlan
+from batching.scheduling.outputs import RequestOutput
+from batching.steps.step_plan import SliceOutput, StepPlan
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_files import edit_config
 from tests.support.model_zoo import make_tiny
+from tests.support.requests import make_request, slice_of
 from tests.support.tiny_models import DEVICE_KINDS, VOCAB_SIZE as TINY_VOCAB_SIZE, Check, tiny_model
 from tests.support.weekly import weekly, weekly_pairs
 
@@ -95,9 +95,9 @@ class Poisoner:
             self._fill(block_id, value)
 
     def _fill(self, block_id: int, value: float) -> None:
-        request = BatchRequest(0, [0] * LIMITS.block_size, max_tokens=1)
+        request = make_request(0, [0] * LIMITS.block_size, max_tokens=1)
         request.block_table, request.window_table = BlockTable([0]), BlockTable([block_id])
-        self.cache.begin([Slice(request, 0, LIMITS.block_size)])
+        self.cache.begin([slice_of(request, 0, LIMITS.block_size)])
         for layer in self.cache.layers:
             if layer.is_windowed:
                 shape, count = layer.shape, LIMITS.block_size
@@ -136,7 +136,7 @@ def serve(runner: Poisoner, config: SchedulerConfig) -> list[list[int]] | None:
     windows = scheduler._kv.windows
     assert windows is not None
     runner.blocks = windows.block_manager
-    requests = [BatchRequest(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS)]
+    requests = [make_request(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(PROMPTS)]
     requests.append(requests[-1].fork(len(requests)))
     for r in requests[:-2]:
         engine.add(r)
@@ -228,7 +228,7 @@ def test_long_requests_keep_a_fifth_of_the_bytes() -> None:
     runner = MLXRunner(model, TINY_VOCAB_SIZE, checked.selection, cache, checked.sampler())
     for i in range(4):
         prompt = RNG.integers(0, TINY_VOCAB_SIZE, 400).tolist()
-        scheduler.add(BatchRequest(i, prompt, max_tokens=20))
+        scheduler.add(make_request(i, prompt, max_tokens=20))
     most = 0.0
     while scheduler.has_work:
         plan = scheduler.schedule()

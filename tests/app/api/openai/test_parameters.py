@@ -399,12 +399,12 @@ async def test_what_the_engine_is_asked() -> None:
         ends = job(chat_request(ignore_eos=True, stop_token_ids=[7]))
         with pytest.raises(InvalidRequest):
             job(chat_request(stop_token_ids=[END + 1]))
-    assert made.sampling.min_tokens == 2
-    assert made.sampling.bad_words == (tuple(b"no"), tuple(b" no"), tuple(b" so"))
-    assert made.stop_token_ids == {END}
-    assert made.constraint is not None
-    assert ends.stop_token_ids == {7}
-    assert ends.constraint is None
+    assert made.spec.sampling.min_tokens == 2
+    assert made.spec.sampling.bad_words == (tuple(b"no"), tuple(b" no"), tuple(b" so"))
+    assert made.spec.stop_token_ids == {END}
+    assert made.spec.constraint is not None
+    assert ends.spec.stop_token_ids == {7}
+    assert ends.spec.constraint is None
 
 
 async def test_long_prompts_are_cut_at_their_beginning() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from app.prompts.render_pool import POOL, RendererLost
 from batching.pooling import Embeddings, NoEmbeddings, PoolingParams, PoolingType, Reranker
-from batching.request import BatchRequest, TokenLogprobs
+from batching.steps.sequences import SequenceState
+from batching.steps.token_output import TokenLogprobs
 from tests.support.fakes import expected_vector
 from tests.support.speaker import END, MODEL_ID, ByteTokenizer, Served, Speaker, served
 
@@ -28,14 +29,14 @@ LAST = Embeddings(pooling=PoolingType.LAST, size=4)
 class Judge(Speaker):
     """Finds a document the more relevant the more often it has a `c`."""
 
-    def _named(self, request: BatchRequest, prefix: list[int]) -> TokenLogprobs:
+    def _named(self, sequence: SequenceState, prefix: list[int]) -> TokenLogprobs:
         return TokenLogprobs(-1.0, ((END, -1.0), (YES, -2.0), (NO, -2.0 - prefix.count(ord("c")))))
 
 
 class Certain(Judge):
     """Is as certain as numbers can be."""
 
-    def _named(self, request: BatchRequest, prefix: list[int]) -> TokenLogprobs:
+    def _named(self, sequence: SequenceState, prefix: list[int]) -> TokenLogprobs:
         return TokenLogprobs(-1.0, ((YES, -5000.0), (NO, -1.0)))
 
 

@@ -19,8 +19,8 @@ from batching.backend.gguf.model import arrays_of
 from batching.backend.loader import load_model
 from batching.backend.memory import device as memory
 from batching.backend.memory.device import MIB, bytes_within, free_buffers, free_memory
-from batching.backend.native.layers.replace import replace_modules
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.layers.replace import replace_modules
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.weights.storage import stored_tensors
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError, PoolTooLarge, UnsupportedKVDType

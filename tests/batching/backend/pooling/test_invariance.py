@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from batching.backend.mlx_runner import MLXRunner
-from batching.backend.native.model import use_kernels
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.model import use_kernels
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.pooling.head import DenseLayer, PoolingHead
 from batching.backend.self_check.check import check_model
 from batching.config import SchedulerConfig
+from batching.inputs.sampling_params import SamplingParams
 from batching.pooling import PoolingParams, PoolingType, Vector
-from batching.request import BatchRequest, SamplingParams, TokenOutput
+from batching.request import BatchRequest
+from batching.steps.token_output import TokenOutput
+from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, Check, tiny_model
 
@@ -33,7 +36,7 @@ HEAD: Final = PoolingHead(
 
 def pooled(first_id: int, params: PoolingParams) -> list[BatchRequest]:
     return [
-        BatchRequest(first_id + i, prompt, max_tokens=0, pooling=params)
+        make_request(first_id + i, prompt, max_tokens=0, pooling=params)
         for i, prompt in enumerate(PROMPTS)
     ]
 
@@ -41,7 +44,7 @@ def pooled(first_id: int, params: PoolingParams) -> list[BatchRequest]:
 def neighbours() -> list[BatchRequest]:
     """Return requests that are served first, and need more blocks from token to token."""
     return [
-        BatchRequest(
+        make_request(
             100 + i,
             [i, 3, 8, 1, 2],
             max_tokens=40,
@@ -119,7 +122,7 @@ def test_the_vector_is_the_hidden_states_of_the_model() -> None:
         PoolingType.MEAN: hidden.mean(0),
     }
     for pooling, row in rows.items():
-        request = BatchRequest(
+        request = make_request(
             2, PROMPTS[2], max_tokens=0, pooling=PoolingParams(type=pooling, normalize=False)
         )
         (output,) = served(runner, ROOMY, [request])

@@ -23,20 +23,21 @@ from batching.backend import engine_builder, packed_model
 from batching.backend.engine_builder import build_engine
 from batching.backend.hooks.undo import Changes
 from batching.backend.loader import load_model
-from batching.backend.native.layers.packing import Packing, StoredDiffers
-from batching.backend.native.layers.replace import replace_modules
-from batching.backend.native_loader import Native
+from batching.backend.platforms.cpu.layers.packing import Packing, StoredDiffers
+from batching.backend.platforms.cpu.layers.replace import replace_modules
+from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import _Probe, check_model
 from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
 from batching.backend.weights_cache import cache, identity
 from batching.config import ShareWeights
-from batching.request import BatchRequest, SamplingParams
-from batching.steps.outputs import RequestOutput
+from batching.inputs.sampling_params import SamplingParams
+from batching.scheduling.outputs import RequestOutput
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.gguf_models import BPE, metadata_of, random_model, tensors_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.model_files import write_model
 from tests.support.model_zoo import make_tiny, tiny_config
+from tests.support.requests import make_request
 
 pytestmark = pytest.mark.usefixtures("native", "keeps_any_size")
 
@@ -92,7 +93,7 @@ def start(config: EngineConfig) -> tuple[str, list[Any]]:
     [line] = [line for line in loaded.startup_lines if line.startswith("packed ")]
     logprobs = SamplingParams(temperature=0.0, logprobs=3)
     requests = [
-        BatchRequest(number, list(prompt), max_tokens=6, sampling=logprobs)
+        make_request(number, list(prompt), max_tokens=6, sampling=logprobs)
         for number, prompt in enumerate(PROMPTS)
     ]
     loaded.engine.add(*requests)
@@ -192,7 +193,8 @@ def test_a_second_start_packs_nothing_and_gives_the_same_bits(
     )
     monkeypatch.setattr(_Probe, "fastest", lambda _: pytest.fail("it is checked"))
     monkeypatch.setattr(
-        "batching.backend.native.model.find_shifts", lambda *_: pytest.fail("it is looked at")
+        "batching.backend.platforms.cpu.model.find_shifts",
+        lambda *_: pytest.fail("it is looked at"),
     )
     line, second = start(config)
     how = "mapped" if sharing == "always" else "read"
@@ -207,7 +209,8 @@ def test_without_a_matrix_unit_shifts_are_those_of_the_first_start(
     monkeypatch.setattr(engine_builder, "load_native", lambda *_: in_integers)
     _, first = start(config)
     monkeypatch.setattr(
-        "batching.backend.native.model.find_shifts", lambda *_: pytest.fail("it is looked at")
+        "batching.backend.platforms.cpu.model.find_shifts",
+        lambda *_: pytest.fail("it is looked at"),
     )
     assert start(config)[1] == first
 

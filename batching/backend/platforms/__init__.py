@@ -1,0 +1,1 @@
+"""What puts the fast paths of one kind of machine into a model."""

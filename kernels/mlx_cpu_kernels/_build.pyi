@@ -1,0 +1,3 @@
+"""Written by CMake beside the extension."""
+
+MLX_VERSION: str
