@@ -4,24 +4,16 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
 from batching.backend.devices import Gpu, default_gpu
-from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.long_steps import MIN_TOKENS
 from tests.support.host_kernels import HostKernels
 from tests.support.model_files import write_model
-from tests.support.tiny_models import Check
-
-
-@pytest.fixture(scope="session")
-def bundled_model() -> LoadedModel:
-    """The bundled model in float32, as a Linux CPU serves it."""
-    return load_model(BUNDLED_MODEL, dtype=mx.float32)
+from tests.support.tiny_models import DEVICE_KINDS, Check
 
 
 def has_compiler() -> bool:
@@ -40,7 +32,7 @@ def native() -> Native:
     return found
 
 
-@pytest.fixture(params=["on any device", "with native kernels", "with a GPU's kernels"])
+@pytest.fixture(params=DEVICE_KINDS)
 def device_kind(request: pytest.FixtureRequest) -> Check:
     """Return what checks a model to be served: by MLX alone, on the native kernels, or on those of a GPU.
 

@@ -29,7 +29,14 @@ from batching.scheduling.outputs import RequestFailure
 from batching.steps.model_runner import SlicesFailed
 from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.requests import make_request, respec, slice_of, states_of
-from tests.support.tiny_models import VOCAB_SIZE, Check, insist_on_own_caches, tiny_model
+from tests.support.tiny_models import (
+    DEVICE_KINDS,
+    VOCAB_SIZE,
+    Check,
+    insist_on_own_caches,
+    tiny_model,
+)
+from tests.support.weekly import weekly_pairs
 
 NUM_TOKENS: Final = 10
 # A token that no healthy prompt has, and that the model does not say: see `poisoned_model`.
@@ -41,8 +48,6 @@ CONFIG: Final = SchedulerConfig(
 )
 
 WITH_STATES: Final = replace(CONFIG, num_checkpoints=4)
-
-on_both_pools = pytest.mark.usefixtures("device_kind")
 
 
 def memory_in_use() -> int:
@@ -145,7 +150,10 @@ def damaged_kit(
     return Kit(model, check_on_a_pool(model, VOCAB_SIZE))
 
 
-@pytest.fixture(params=[Way.PIECES, Way.OWN])
+STATEFUL_WAYS: Final = (Way.PIECES, Way.OWN)
+
+
+@pytest.fixture(params=STATEFUL_WAYS)
 def stateful_kit(request: pytest.FixtureRequest) -> Kit:
     """A recurrent model on the pool, and one on cache objects of its own."""
     model = tiny_model("mamba")
@@ -198,9 +206,12 @@ POISONS: Final[dict[str, Callable[[], BatchRequest]]] = {
 }
 
 
-@on_both_pools
-@pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("are_constrained", [False, True])
+@pytest.mark.usefixtures("device_kind")
+@pytest.mark.parametrize(
+    ("device_kind", "poison", "are_constrained"),
+    weekly_pairs(DEVICE_KINDS, POISONS, [False, True]),
+    indirect=["device_kind"],
+)
 def test_a_poisoned_request_fails_alone(kit: Kit, poison: str, are_constrained: bool) -> None:
     constraint = AllowedTokens(range(POISON)) if are_constrained else None
     expected = serve(kit.runner(), healthy(constraint))
@@ -222,7 +233,7 @@ def test_the_forks_of_a_poisoned_request_fail_with_it(kit: Kit) -> None:
     assert served.answers == expected.answers
 
 
-@on_both_pools
+@pytest.mark.usefixtures("device_kind")
 def test_a_damaged_token_fails_its_request_before_the_prompt_is_read(kit: Kit) -> None:
     """Else a request that is aborted meanwhile would leave it in blocks that are used again."""
     request = poisoned(DAMAGED)
@@ -258,9 +269,16 @@ def fail_in_layer(model: nn.Module, fail: FailsOnce) -> None:
     layer.__class__ = type("Failing", (layer_type,), {"__call__": call})
 
 
-@on_both_pools
-@pytest.mark.parametrize("error", [RuntimeError("no memory"), ValueError("a shape"), MemoryError()])
-@pytest.mark.parametrize("place", ["before the model", "in a layer", "behind the last layer"])
+@pytest.mark.usefixtures("device_kind")
+@pytest.mark.parametrize(
+    ("device_kind", "place", "error"),
+    weekly_pairs(
+        DEVICE_KINDS,
+        ["before the model", "in a layer", "behind the last layer"],
+        [RuntimeError("no memory"), ValueError("a shape"), MemoryError()],
+    ),
+    indirect=["device_kind"],
+)
 def test_a_forward_pass_that_raises_ends_its_step_only(
     kit: Kit, place: str, error: Exception
 ) -> None:
@@ -293,9 +311,10 @@ class Chaos:
             raise self._random.choice([RuntimeError("no memory"), ValueError(), MemoryError()])
 
 
-@on_both_pools
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.usefixtures("device_kind")
+@pytest.mark.parametrize(
+    ("device_kind", "seed"), weekly_pairs(DEVICE_KINDS, range(4)), indirect=["device_kind"]
+)
 def test_whatever_fails_at_random_steps_the_others_get_the_same_tokens(kit: Kit, seed: int) -> None:
     expected = serve(kit.runner(), healthy()).answers
     kit.before_step = Chaos(seed, 0.02)
@@ -317,9 +336,12 @@ def test_whatever_fails_at_random_steps_the_others_get_the_same_tokens(kit: Kit,
         assert answer == expected[request_id % 10]
 
 
-@on_both_pools
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["the model", "a request"])
+@pytest.mark.usefixtures("device_kind")
+@pytest.mark.parametrize(
+    ("device_kind", "kind"),
+    weekly_pairs(DEVICE_KINDS, ["the model", "a request"]),
+    indirect=["device_kind"],
+)
 def test_failures_leave_no_memory_behind(kit: Kit, kind: str) -> None:
     def failing_once(runner: MLXRunner) -> None:
         kit.in_model = Chaos(0, 1.0) if kind == "the model" else lambda: None
@@ -330,7 +352,7 @@ def test_failures_leave_no_memory_behind(kit: Kit, kind: str) -> None:
     runner = kit.runner()
     failing_once(runner)
     before = memory_in_use() + mx.get_cache_memory()
-    for _ in range(80):
+    for _ in range(40):
         failing_once(runner)
         used = mx.get_active_memory() + mx.get_cache_memory()
     # What other tests' garbage took may be freed meanwhile; little of this one's is new.
@@ -353,7 +375,9 @@ def test_the_pool_is_made_again_without_the_old_one_beside_it(kit: Kit) -> None:
 # Models with a state
 
 
-@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize(
+    ("stateful_kit", "poison"), weekly_pairs(STATEFUL_WAYS, POISONS), indirect=["stateful_kit"]
+)
 def test_a_poisoned_request_of_a_model_with_a_state_fails_alone(
     stateful_kit: Kit, poison: str
 ) -> None:

@@ -4,6 +4,7 @@ The GPU is a value here; what computes is the CPU, with the faults of a GPU plan
 """
 
 from dataclasses import replace
+from itertools import product
 from typing import Any, Final
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from batching.backend.self_check.verdict import Way
 from tests.support.requests import make_request
 from tests.support.serving import limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, insist_on_own_caches, tiny_model
+from tests.support.weekly import weekly
 
 FAMILIES: Final = ["llama", "mistral", "qwen3_moe", "gpt_oss", "gemma2", "stablelm", "mamba"]
 
@@ -69,8 +71,7 @@ def test_attention_over_a_view_that_cuda_reads_wrong_is_found(
     assert (checked.way, checked.reason) == (Way.RAGGED, "")
 
 
-@pytest.mark.parametrize("gpu", Gpu)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "gpu"), weekly(product(FAMILIES, Gpu), 4))
 def test_a_model_is_served_as_without_a_long_context(family: str, gpu: Gpu) -> None:
     short = check_model(tiny_model(family), VOCAB_SIZE)
     checked = check_model(tiny_model(family), VOCAB_SIZE, gpu=gpu)

@@ -21,7 +21,8 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure
 from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
-from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, Check, tiny_model
+from tests.support.tiny_models import DEVICE_KINDS, FAMILIES, VOCAB_SIZE, Check, tiny_model
+from tests.support.weekly import weekly_pairs
 
 NUM_TOKENS = 12
 RNG = np.random.default_rng(3)
@@ -47,7 +48,9 @@ def greedy(runner: MLXRunner, check: CheckedModel, prompts: list[list[int]]) -> 
     return [r.output_token_ids for r in requests]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("device_kind", "family"), weekly_pairs(DEVICE_KINDS, FAMILIES), indirect=["device_kind"]
+)
 def test_a_ragged_batch_gives_the_tokens_of_the_model_alone(
     device_kind: Check, family: str
 ) -> None:
@@ -126,7 +129,9 @@ def test_pieces_have_choices_logprobs_and_constraints_too(family: str) -> None:
     assert [each.logprob for each in returned] == pytest.approx(of_prompt, abs=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("device_kind", "family"), weekly_pairs(DEVICE_KINDS, FAMILIES), indirect=["device_kind"]
+)
 def test_the_head_runs_on_the_selected_rows_only(device_kind: Check, family: str) -> None:
     model = tiny_model(family)
     tokens = mx.array([[1], [2], [3]])

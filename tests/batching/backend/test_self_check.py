@@ -26,7 +26,14 @@ from batching.steps.step_plan import Slice, StateCopy
 from tests.support.model_zoo import make_tiny
 from tests.support.requests import make_request
 from tests.support.serving import limits, make_runner, serve
-from tests.support.tiny_models import VOCAB_SIZE, Check, insist_on_own_caches, tiny_model
+from tests.support.tiny_models import (
+    DEVICE_KINDS,
+    VOCAB_SIZE,
+    Check,
+    insist_on_own_caches,
+    tiny_model,
+)
+from tests.support.weekly import weekly_pairs
 
 NUM_TOKENS: Final = 6
 RNG: Final = np.random.default_rng(5)
@@ -278,7 +285,11 @@ MISTAKES_WITH_WINDOWS: Final[dict[Callable[[Patch], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("plant", MISTAKES_WITH_WINDOWS)
+@pytest.mark.parametrize(
+    ("device_kind", "plant"),
+    weekly_pairs(DEVICE_KINDS, MISTAKES_WITH_WINDOWS),
+    indirect=["device_kind"],
+)
 def test_the_blocks_of_windowed_layers_are_checked(
     device_kind: Check, plant: Callable[[Patch], None], monkeypatch: Patch
 ) -> None:

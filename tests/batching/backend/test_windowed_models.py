@@ -35,7 +35,8 @@ from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_files import edit_config
 from tests.support.model_zoo import make_tiny
 from tests.support.requests import make_request, slice_of
-from tests.support.tiny_models import VOCAB_SIZE as TINY_VOCAB_SIZE, Check, tiny_model
+from tests.support.tiny_models import DEVICE_KINDS, VOCAB_SIZE as TINY_VOCAB_SIZE, Check, tiny_model
+from tests.support.weekly import weekly, weekly_pairs
 
 # More than two windows of 12 tokens.
 NUM_TOKENS: Final = 30
@@ -155,8 +156,11 @@ def expected_of(model_type: str) -> list[list[int]]:
     return [generate(model, prompt) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("enable_prefix_cache", [True, False])
-@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_oss", "llama4", "mistral"])
+@pytest.mark.parametrize(
+    ("device_kind", "model_type", "enable_prefix_cache"),
+    weekly_pairs(DEVICE_KINDS, ["gemma3_text", "gpt_oss", "llama4", "mistral"], [True, False]),
+    indirect=["device_kind"],
+)
 def test_what_has_left_the_window_is_not_needed(
     device_kind: Check, model_type: str, enable_prefix_cache: bool
 ) -> None:
@@ -170,7 +174,7 @@ def test_what_has_left_the_window_is_not_needed(
         assert serve(runner, config) == [*expected, expected[-1]]
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_oss", "mistral"])
+@pytest.mark.parametrize("model_type", weekly(["gemma3_text", "gpt_oss", "mistral"], 1))
 def test_windows_of_8_bits_give_what_a_request_alone_gives(native: Native, model_type: str) -> None:
     model = use_kernels(make_tiny(model_type), native)
     checked = check_model(model, VOCAB_SIZE, native, mx.int8)

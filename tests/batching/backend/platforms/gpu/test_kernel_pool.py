@@ -51,7 +51,7 @@ def random_requests(seed: int) -> list[BatchRequest]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_tokens_are_those_of_the_portable_pool(native: Native, family: str, seed: int) -> None:
     """Forks, shared prefixes, preemption by a small pool, chunks beside decodes, and queued steps or not."""

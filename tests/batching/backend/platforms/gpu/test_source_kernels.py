@@ -28,6 +28,7 @@ from tests.support.model_zoo import make_tiny
 from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
+from tests.support.weekly import weekly
 from tests.support.zoo.latent import LATENT_MODELS
 
 HEADS: Final = 4
@@ -186,14 +187,17 @@ def test_each_kernel_is_made_once_whatever_the_step(native: Native) -> None:
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [
-        ("qwen3", mx.bfloat16),
-        ("qwen3", mx.float16),
-        ("gemma2", mx.bfloat16),
-        ("gpt_oss", mx.float32),
-        ("mistral", mx.float32),
-        ("deepseek_v3", mx.float32),
-    ],
+    weekly(
+        [
+            ("qwen3", mx.bfloat16),
+            ("qwen3", mx.float16),
+            ("gemma2", mx.bfloat16),
+            ("gpt_oss", mx.float32),
+            ("mistral", mx.float32),
+            ("deepseek_v3", mx.float32),
+        ],
+        2,
+    ),
 )
 def test_the_check_at_load_finds_them_right(native: Native, family: str, dtype: mx.Dtype) -> None:
     """Windows and sinks, soft caps, norms of heads, 16 bits, and latents."""

@@ -31,6 +31,7 @@ from batching.block_manager import BlockTable
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import ZOO, make_tiny
 from tests.support.requests import make_request, slice_of
+from tests.support.weekly import weekly, weekly_pairs
 
 # What is one operation in the layers of a model.  "block": attention, and the MLP or the mixture of
 # experts, with norms and residuals.  "attention": this half of a block, the rest being the model's.
@@ -110,18 +111,20 @@ def _name(path: object) -> str:
     return names.get(type(path), "lone mixture")
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", weekly(ZOO, 20))
 def test_the_fused_paths_of_each_model_type(native: Native, name: str) -> None:
     assert paths(use_kernels(make_tiny(name), native)) == PATHS_OF[name]
 
 
-@pytest.mark.parametrize("input_bits", [8, 16])
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("deepseek_v3", "gemma3_text", "gpt_oss", "llama", "minicpm", "minicpm3", "ministral3"),
-        *("phi", "phi3", "qwen2_moe"),
-    ],
+    ("name", "input_bits"),
+    weekly_pairs(
+        [
+            *("deepseek_v3", "gemma3_text", "gpt_oss", "llama", "minicpm", "minicpm3"),
+            *("ministral3", "phi", "phi3", "qwen2_moe"),
+        ],
+        [8, 16],
+    ),
 )
 def test_they_are_the_same_in_any_precision(native: Native, name: str, input_bits: int) -> None:
     model = use_kernels(make_tiny(name, bits=4), native, input_bits=input_bits)
@@ -144,11 +147,15 @@ def logits(model: nn.Module, native: Native) -> mx.array:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4", "granite"),
-        *("hunyuan_v1_dense", "lfm2", "llama", "minicpm3", "ministral3", "mistral"),
-        *("olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3", "youtu_llm"),
-    ],
+    weekly(
+        [
+            *("exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4", "granite"),
+            *("hunyuan_v1_dense", "lfm2", "llama", "minicpm3", "ministral3", "mistral"),
+            *("olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3", "youtu_llm"),
+        ],
+        5,
+        always=["llama"],
+    ),
 )
 def test_a_fused_block_is_its_modules_bit_for_bit(native: Native, name: str) -> None:
     model, unfused = make_tiny(name), replace_modules(make_tiny(name), native)
@@ -158,10 +165,14 @@ def test_a_fused_block_is_its_modules_bit_for_bit(native: Native, name: str) -> 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("cohere2", "deepseek_v3", "falcon_h1", "gemma", "granitemoehybrid", "kimi_vl", "mamba2"),
-        *("mistral4", "nemotron", "nemotron_h", "phi", "qwen3_5", "starcoder2"),
-    ],
+    weekly(
+        [
+            *("cohere2", "deepseek_v3", "falcon_h1", "gemma", "granitemoehybrid", "kimi_vl"),
+            *("mamba2", "mistral4", "nemotron", "nemotron_h", "phi", "qwen3_5", "starcoder2"),
+        ],
+        4,
+        always=["deepseek_v3"],
+    ),
 )
 def test_a_fused_block_is_its_modules_but_for_rounding(native: Native, name: str) -> None:
     """Blocks with another order of sums, or with an activation that MLX computes otherwise."""
@@ -269,29 +280,32 @@ def other_residual(monkeypatch: pytest.MonkeyPatch) -> None:
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("input_bits", [8, 32])
 @pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("gemma3_text", without_offset),
-        ("olmo2", without_offset),
-        ("llama", no_rotation),
-        ("phi3", no_rotation),
-        ("llama", no_window),
-        ("gemma3_text", other_scale),
-        ("gemma2", no_soft_cap),
-        ("gpt_oss", no_sinks),
-        ("hunyuan_v1_dense", norms_first),
-        ("ministral3", no_factors),
-        ("mistral4", no_factors),
-        ("glm4_moe_lite", no_rotated_latents),
-        ("deepseek_v3", no_rotated_latents),
-        ("minicpm3", no_rotated_latents),
-    ],
+    ("case", "input_bits"),
+    weekly_pairs(
+        [
+            ("gemma3_text", without_offset),
+            ("olmo2", without_offset),
+            ("llama", no_rotation),
+            ("phi3", no_rotation),
+            ("llama", no_window),
+            ("gemma3_text", other_scale),
+            ("gemma2", no_soft_cap),
+            ("gpt_oss", no_sinks),
+            ("hunyuan_v1_dense", norms_first),
+            ("ministral3", no_factors),
+            ("mistral4", no_factors),
+            ("glm4_moe_lite", no_rotated_latents),
+            ("deepseek_v3", no_rotated_latents),
+            ("minicpm3", no_rotated_latents),
+        ],
+        [8, 32],
+    ),
 )
 def test_what_computes_something_else_is_not_fused(
-    native: Native, name: str, fault: Fault, input_bits: int, monkeypatch: pytest.MonkeyPatch
+    native: Native, case: tuple[str, Fault], input_bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name, fault = case
     model = replace_modules(make_tiny(name, bits=4), native, input_bits=input_bits)
     fault(monkeypatch)
     replace_blocks(model, native)

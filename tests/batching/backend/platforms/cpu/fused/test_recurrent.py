@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Final
 
 import mlx.core as mx
@@ -26,6 +27,7 @@ from batching.steps.step_plan import StateCopy
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
 from tests.support.requests import make_request, slice_of
+from tests.support.weekly import weekly, weekly_pairs
 
 DELTA_NETS: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 SHORT_CONVOLUTIONS: Final = ("lfm2", "lfm2_moe")
@@ -96,7 +98,7 @@ def fused_halves(model: nn.Module) -> list[Any]:
     return [getattr(path, "attention", path) for path in fused if path]
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", weekly(MIXERS, 2, always=KINDS))
 def test_they_are_served_by_it_with_mlx_lm_s_logits(native: Native, name: str) -> None:
     hybrid = served(native, name)
     assert hybrid.check.way is Way.PIECES
@@ -109,15 +111,13 @@ def test_they_are_served_by_it_with_mlx_lm_s_logits(native: Native, name: str) -
         assert difference < TOLERANCE
 
 
-@pytest.mark.parametrize("input_bits", [8, 16])
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize(("name", "input_bits"), weekly_pairs(MIXERS, [8, 16]))
 def test_they_are_the_same_in_any_precision(native: Native, name: str, input_bits: int) -> None:
     model = use_kernels(make_tiny(name, bits=4), native, input_bits=input_bits)
     assert any(isinstance(half, RecurrentHalf) for half in fused_halves(model))
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("input_bits", [8, 16, 32])
+@pytest.mark.parametrize(("name", "input_bits"), weekly_pairs(KINDS, [8, 16, 32]))
 def test_bits_depend_on_no_neighbour_nor_on_how_a_prompt_is_cut(
     native: Native, input_bits: int, name: str
 ) -> None:
@@ -296,19 +296,16 @@ def other_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("input_bits", [8, 32])
+FAULTS: Final[dict[Fault, Sequence[str]]] = {
+    **dict.fromkeys((other_columns, other_order_of_taps, states_that_are_lost), MIXERS),
+    no_bias_of_taps: (*SHORT_CONVOLUTIONS, *MAMBAS),
+    **dict.fromkeys((no_skip, other_gates, other_steps, norms_of_other_width), MAMBAS),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        *(
-            (name, fault)
-            for fault in (other_columns, other_order_of_taps, states_that_are_lost)
-            for name in MIXERS
-        ),
-        *((name, no_bias_of_taps) for name in (*SHORT_CONVOLUTIONS, *MAMBAS)),
-        *((name, fault) for fault in (no_skip, other_gates, other_steps) for name in MAMBAS),
-        *((name, norms_of_other_width) for name in MAMBAS),
-    ],
+    ("fault", "name", "input_bits"),
+    [case for fault in FAULTS for case in weekly(product([fault], FAULTS[fault], [8, 32]), 2)],
 )
 def test_what_computes_something_else_is_not_fused(
     native: Native, name: str, fault: Fault, input_bits: int, monkeypatch: pytest.MonkeyPatch
