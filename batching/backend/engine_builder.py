@@ -12,7 +12,7 @@ from batching.backend.devices import Gpu, select_device
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.hooks.rows import hidden_size_of
 from batching.backend.loader import LoadedModel, load_model
-from batching.backend.memory.device import MIB, device_memory, memory_in_use
+from batching.backend.memory.device import MIB, device_memory, free_buffers, memory_in_use
 from batching.backend.memory.limits import GpuMemory
 from batching.backend.memory.pool_size import BlockBytes, PoolSize, least_window_blocks, pool_size
 from batching.backend.memory.state_size import state_size
@@ -137,7 +137,7 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         reranker=reranker_of(config, loaded.description, loaded.tokenizer, loaded.vocab_size),
     )
     lines = _startup_lines(config, loaded, backend, native, memory, memory.wire() if memory else 0)
-    return LoadedEngine(engine, model, lines)
+    return LoadedEngine(engine, model, lines, free_buffers)
 
 
 def _load(
