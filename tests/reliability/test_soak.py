@@ -12,6 +12,7 @@ from scripts.soak.__main__ import main
 from scripts.soak.client import Outcome
 from scripts.soak.fairness import Race, violations
 from tests.support.live import check_all_is_well
+from tests.support.rows import rows
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -55,7 +56,7 @@ def rejection(retry_after: str | None, status: int = 503, code: str | None = "fu
     return Outcome(0.0, status=status, headers=headers, error={"code": code}, is_done=True)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("outcome", "is_fault"),
     [
         (rejection("1"), False),

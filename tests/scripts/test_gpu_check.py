@@ -134,6 +134,7 @@ def test_a_fault_that_does_not_happen_fails_recovery(monkeypatch: pytest.MonkeyP
     assert record.failures[0].startswith("round 1: 0 failed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_the_gate_of_kernels_compares_them_with_the_portable_path(
     monkeypatch: pytest.MonkeyPatch, is_wrong: bool

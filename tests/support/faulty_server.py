@@ -32,8 +32,8 @@ from batching.backend.sampling import slice_sampler
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Masks, Sampler
 
-# A token that cannot be decoded; " Poison" in the bundled model's vocabulary.
-POISON_TOKEN: Final = 32_016
+# A token that cannot be decoded: a byte that no answer has.
+POISON_TOKEN: Final = 7
 
 # Seconds that a step takes which stalls.
 STALL_TIME: Final = 4.0

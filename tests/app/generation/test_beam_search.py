@@ -10,6 +10,7 @@ import pytest
 
 from batching.steps.step_plan import SliceOutput, StepPlan
 from batching.steps.token_output import TokenLogprobs
+from tests.support.rows import rows
 from tests.support.speaker import END, Speaker, served
 
 pytestmark = pytest.mark.anyio
@@ -47,8 +48,8 @@ def text_of(tokens: Sequence[int]) -> str:
     return bytes(token for token in tokens if token != END).decode()
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
-@pytest.mark.parametrize("max_tokens", [1, 2, 4])
+@rows("length_penalty", [0.0, 1.0, 2.0, -1.0])
+@rows("max_tokens", [1, 2, 4])
 async def test_a_search_as_wide_as_there_are_answers_finds_the_best(
     length_penalty: float, max_tokens: int
 ) -> None:
@@ -93,7 +94,7 @@ async def test_a_stop_string_ends_a_beams_text() -> None:
     assert response.json()["choices"][0]["text"] == "a"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "param"),
     [
         ({"stream": True}, "stream"),

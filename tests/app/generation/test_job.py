@@ -7,6 +7,7 @@ import pytest
 from app.generation import job as job_module
 from app.generation.job import GenerationJob, GenerationParams, build_job, sampling_params
 from batching import InvalidRequest, ModelInfo, SamplingDefaults, SamplingParams
+from tests.support.rows import rows
 from tests.support.speaker import END, MODEL_ID, ByteTokenizer, speaking_manager
 
 SILENT = ModelInfo("m", ByteTokenizer(), frozenset({END}), END + 1, 128)
@@ -33,7 +34,7 @@ def test_what_a_request_sets_is_not_overridden(top_k: int) -> None:
     assert sampling_params(MODEL, params) == SamplingParams(temperature=0.0)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("asked", "num_choices", "limit", "expected"),
     [
         (10, 1, 10_000, 10),

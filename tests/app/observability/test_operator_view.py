@@ -20,6 +20,7 @@ from scripts.sse import chunks_in
 from tests.support.busy_threads import busy
 from tests.support.fakes import TokenRunner
 from tests.support.requests import make_request
+from tests.support.rows import rows
 from tests.support.speaker import Breaking, Served, served, served_endlessly
 
 pytestmark = pytest.mark.anyio
@@ -196,7 +197,7 @@ class TestDeadlines:
             server.client.headers["X-Request-Timeout"] = "1000"
             assert (await server.complete(timeout=0.05)).status_code == 504
 
-    @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf"])
+    @rows("value", ["soon", "0", "-1", "nan", "inf"])
     async def test_an_invalid_timeout_header_is_a_400(self, value: str) -> None:
         async with served() as server:
             server.client.headers["X-Request-Timeout"] = value

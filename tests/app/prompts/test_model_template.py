@@ -19,6 +19,7 @@ from app.prompts.turn_order import turn_order
 from batching import InvalidRequest, ModelInfo, Sandbox, SandboxLimits
 from tests.support.byte_tokenizers import byte_vocabulary
 from tests.support.speaker import ByteTokenizer, served
+from tests.support.weekly import weekly
 
 TURNS: Final[list[dict[str, Any]]] = [
     {"role": "system", "content": "Be <b>brief</b>."},
@@ -78,7 +79,7 @@ def sandbox_of(cpu_seconds: int) -> Sandbox:
 
 @pytest.fixture
 def sandbox() -> Iterator[Sandbox]:
-    with closing(sandbox_of(cpu_seconds=1)) as made:
+    with closing(sandbox_of(cpu_seconds=0)) as made:
         yield made
 
 
@@ -104,7 +105,7 @@ def test_a_template_decides_what_a_request_leaves_open() -> None:
     assert render_turns(model("{{ enable_thinking is defined }}{{ tools }}"), TURNS) == "FalseNone"
 
 
-@pytest.mark.parametrize("template", HOSTILE)
+@pytest.mark.parametrize("template", weekly(HOSTILE, 4))
 def test_a_hostile_template_ends_in_time_with_an_error(template: str, sandbox: Sandbox) -> None:
     with pytest.raises(TemplateFailed):
         rendered(sandbox, template, TURNS, {})

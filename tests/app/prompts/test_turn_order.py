@@ -17,6 +17,7 @@ from app.prompts.template_sandbox import RendererLost
 from app.prompts.turn_order import TurnOrder, adapted_turns, turn_order
 from batching import ModelInfo, Sandbox, SandboxLimits
 from tests.support.marker_tokenizer import MarkerTokenizer
+from tests.support.rows import rows
 from tests.support.speaker import END, VOCAB_SIZE, ByteTokenizer
 
 CHATML: Final = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -95,7 +96,7 @@ def test_a_process_without_an_answer_says_nothing_of_a_template(
     assert turn_order(model) == TurnOrder(True, True, True)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("template", "order"),
     [
         (CHATML, TurnOrder(True, True, True)),
@@ -108,7 +109,7 @@ def test_a_template_is_judged_by_what_it_renders(template: str, order: TurnOrder
     assert turn_order(model_with(template)) == order
 
 
-@pytest.mark.parametrize(
+@rows(
     ("template", "text"),
     [
         (CHATML, "[system]Be brief.[user]Hi[system]It is late.[assistant]Hello[user]Hi"),

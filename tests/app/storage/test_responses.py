@@ -11,6 +11,7 @@ import pytest
 
 from app.storage.responses import ResponseStore, StoredResponse, StoreLimits
 from app.storage.storage import Storage
+from tests.support.rows import rows
 
 
 class Clock:
@@ -78,7 +79,7 @@ def test_the_oldest_of_an_owner_are_dropped(store: ResponseStore) -> None:
     assert store.get("you", "yours") is not None
 
 
-@pytest.mark.parametrize("part", ["body", "input", "output"])
+@rows("part", ["body", "input", "output"])
 def test_the_oldest_are_dropped_when_the_bytes_of_an_owner_are_too_many(part: str) -> None:
     parts: dict[str, Any] = {"body": "", "input": ""}
     parts[part] = {"item": "x" * 40} if part == "output" else "\u00e9" * 20

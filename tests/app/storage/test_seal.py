@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from app.storage.data_dir import default_data_dir
 from app.storage.database import StorageError
 from app.storage.seal import ForgedValue, SealedTooLong, Sealer, load_key
+from tests.support.rows import rows
 
 SEALER = Sealer(b"k" * 32)
 
@@ -45,7 +46,7 @@ def test_a_value_serves_one_purpose_and_one_key() -> None:
         Sealer(b"o" * 32).unseal("reasoning", sealed)
 
 
-@pytest.mark.parametrize("text", ["a" * 10, "\U0001f600" * 10, "\u00e9" * 9 + "a"])
+@rows("text", ["a" * 10, "\U0001f600" * 10, "\u00e9" * 9 + "a"])
 def test_a_text_may_have_so_many_characters(text: str) -> None:
     sealed = SEALER.seal("reasoning", text)
     assert SEALER.unseal("reasoning", sealed, 10) == text

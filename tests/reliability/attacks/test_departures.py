@@ -16,6 +16,7 @@ from batching import Priority, Sandbox, SandboxLimits
 from batching.steps.step_plan import SliceOutput, StepPlan
 from scripts.server_process import wait_until
 from tests.support.raw_http import LONG, Connection, Site, running, split
+from tests.support.rows import rows
 from tests.support.speaker import MODEL_ID, ByteTokenizer, Speaker, speaking_app, speaking_manager
 
 CHATS: Final = "/v1/chat/completions"
@@ -276,8 +277,8 @@ def test_one_that_leaves_in_the_engine(path: str, stream: bool) -> None:
             server.wait_for(1, 1, 1)
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 3])
-@pytest.mark.parametrize("stream", [False, True])
+@rows("num_steps", [0, 1, 3])
+@rows("stream", [False, True])
 def test_one_that_leaves_while_it_is_read_or_answered(num_steps: int, stream: bool) -> None:
     with stepping() as (server, step):
         with server.connection() as connection:

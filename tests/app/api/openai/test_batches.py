@@ -31,6 +31,7 @@ from tests.support.batches import (
     served_in,
     upload,
 )
+from tests.support.rows import rows
 from tests.support.speaker import Breaking, Served, served
 
 pytestmark = pytest.mark.anyio
@@ -222,7 +223,7 @@ async def test_an_input_that_has_gone_fails_the_batch(tmp_path: Path) -> None:
     assert done["errors"]["data"][0]["param"] == "input_file_id"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "param"),
     [
         ({"endpoint": "/v1/messages"}, "endpoint"),

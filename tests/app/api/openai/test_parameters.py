@@ -13,6 +13,7 @@ from app.prompts.render import completion_prompt
 from batching import InvalidRequest
 from tests.support.byte_tokenizers import Bytes, Thinking
 from tests.support.chunks import chunks
+from tests.support.rows import rows
 from tests.support.speaker import END, ByteTokenizer, served
 
 pytestmark = pytest.mark.anyio
@@ -261,7 +262,7 @@ async def test_a_role_of_the_template_is_passed_on() -> None:
     assert rendered.json()["prompt"] == "documents: Some.\nassistant:"
 
 
-@pytest.mark.parametrize(
+@rows(
     "fields",
     [
         {"response_format": {"type": "json_object"}},
@@ -293,7 +294,7 @@ async def test_a_grammar_that_cannot_be_compiled_is_the_clients_fault() -> None:
     assert without == 200
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "param"),
     [
         ({"top_logprobs": 1}, "top_logprobs"),
