@@ -3,6 +3,7 @@
 import gc
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import mlx.core as mx
@@ -137,7 +138,14 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         reranker=reranker_of(config, loaded.description, loaded.tokenizer, loaded.vocab_size),
     )
     lines = _startup_lines(config, loaded, backend, native, memory, memory.wire() if memory else 0)
-    return LoadedEngine(engine, model, lines, free_buffers)
+    return LoadedEngine(engine, model, lines, partial(_release, native))
+
+
+def _release(native: Native | NoNative) -> None:
+    """Give the memory of an engine that is gone back to the system."""
+    free_buffers()
+    if isinstance(native, Native):
+        native.module.release_freed()
 
 
 def _load(
