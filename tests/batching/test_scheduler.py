@@ -542,7 +542,7 @@ def serve(
     return outputs, aborted
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(loads(), st.booleans(), st.booleans(), st.booleans(), st.data())
 def test_batching_never_changes_the_output(
     load: tuple[SchedulerConfig, list[BatchRequest]],
@@ -594,7 +594,7 @@ def holds_state(r: BatchRequest, limits: SchedulerConfig) -> bool:
     return limits.num_checkpoints is not None and is_admitted
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(loads())
 def test_a_plan_stays_within_its_limits_and_always_advances(
     load: tuple[SchedulerConfig, list[BatchRequest]],

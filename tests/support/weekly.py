@@ -8,9 +8,9 @@ The report's head names the week, and so do failures: TEST_WEEK=2026-W48 takes t
 
 import os
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
-from itertools import cycle, islice, product
+from itertools import islice, product
 from typing import Any, Final
 
 import pytest
@@ -30,22 +30,32 @@ def weekly(
 ) -> list[pytest.ParameterSet]:
     """Return parameters of all cases, a tuple for several; `always` and `num` others are not slow."""
     cases = [*cases]
-    others = [case for case in cases if case not in always]
+    others = [i for i, case in enumerate(cases) if case not in always]
     rng = random.Random(f"{week} {num} {len(others)}")
-    chosen = [*always, *rng.sample(others, min(num, len(others)))]
-    return [_parameters(case, is_slow=case not in chosen) for case in cases]
+    slow = {*others} - {*rng.sample(others, min(num, len(others)))}
+    return [_parameters(case, is_slow=i in slow) for i, case in enumerate(cases)]
 
 
-def weekly_pairs(*axes: Iterable[Any], num: int = 1, week: str = WEEK) -> list[pytest.ParameterSet]:
-    """Return parameters of the product of axes; a part that has each value `num` times or more is not slow."""
+def weekly_pairs(
+    *axes: Iterable[Any], size: int | None = None, week: str = WEEK
+) -> list[pytest.ParameterSet]:
+    """Return parameters of the product of axes, of which `size` are not slow, or as many as the longest axis has values.
+
+    The sample has all values of an axis that has no more of them than `size`.
+    """
     values = [[*axis] for axis in axes]
-    sizes = [*map(len, values)]
-    rng, longest = random.Random(f"{week} {num} {sizes}"), max(sizes)
-    chosen: list[tuple[Any, ...]] = []
-    for _ in range(num):
-        shuffled = [rng.sample(axis, len(axis)) for axis in values]
-        chosen += zip(*(islice(cycle(axis), longest) for axis in shuffled), strict=True)
-    return [_parameters(case, is_slow=case not in chosen) for case in product(*values)]
+    # By their places: not all values can be compared.
+    places = [range(len(axis)) for axis in values]
+    size = size or max(map(len, places))
+    rng = random.Random(f"{week} {size} {places}")
+    chosen = {*islice(zip(*(_shuffles(axis, rng) for axis in places), strict=True), size)}
+    pairs = zip(product(*places), product(*values), strict=True)
+    return [_parameters(case, is_slow=at not in chosen) for at, case in pairs]
+
+
+def _shuffles(places: range, rng: random.Random) -> Iterator[int]:
+    while True:
+        yield from rng.sample(places, len(places))
 
 
 def _parameters(case: Any, *, is_slow: bool) -> pytest.ParameterSet:

@@ -66,7 +66,7 @@ def check(name: str, model: nn.Module, native: Native | NoNative) -> CheckedMode
     return check_model(use_kernels(model, native), VOCAB_SIZE, native)
 
 
-@pytest.mark.parametrize("name", weekly(ZOO, 8, always=KINDS))
+@pytest.mark.parametrize("name", weekly(ZOO, 5, always=KINDS))
 def test_as_this_machine_serves_it(name: str) -> None:
     model = make_tiny(name)
     checked = check(name, model, load_native("auto"))
@@ -80,7 +80,7 @@ def test_the_page_has_a_row_for_each_type_and_counts_them() -> None:
     assert summary(ROWS) in PAGE
 
 
-@pytest.mark.parametrize(("quantization", "name"), weekly(product(QUANTIZED, QUANTIZABLE), 4))
+@pytest.mark.parametrize(("quantization", "name"), weekly(product(QUANTIZED, QUANTIZABLE), 3))
 def test_quantized(name: str, quantization: tuple[int, str]) -> None:
     bits, mode = quantization
     model, plain = (make_tiny(name, bits=bits, mode=mode) for _ in range(2))
@@ -88,7 +88,7 @@ def test_quantized(name: str, quantization: tuple[int, str]) -> None:
     assert_conforms(name, model, checked, plain, TOLERANCE_OF_QUANTIZED)
 
 
-@pytest.mark.parametrize("name", weekly(ZOO, 4))
+@pytest.mark.parametrize("name", weekly(ZOO, 3))
 def test_without_the_kernels(name: str) -> None:
     model = make_tiny(name)
     assert_conforms(name, model, check_model(model, VOCAB_SIZE), make_tiny(name))

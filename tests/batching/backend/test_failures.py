@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Final
 
 import mlx.core as mx
@@ -156,13 +157,26 @@ STATEFUL_WAYS: Final = (Way.PIECES, Way.OWN)
 @pytest.fixture(params=STATEFUL_WAYS)
 def stateful_kit(request: pytest.FixtureRequest) -> Kit:
     """A recurrent model on the pool, and one on cache objects of its own."""
+    return replace(stateful(request.param))
+
+
+@cache
+def stateful(way: Way) -> Kit:
     model = tiny_model("mamba")
     model.lm_head.weight[POISON] = 0
-    if request.param == Way.OWN:
+    if way is Way.OWN:
         insist_on_own_caches(model)
     kit = damaged_kit(model, model.backbone.embeddings)
-    assert kit.check.way == request.param
+    assert kit.check.way == way
     return kit
+
+
+@cache
+def served_with_a_state(way: Way) -> Served:
+    """Return what requests get that nothing disturbs."""
+    served = serve(stateful(way).runner(), healthy(), WITH_STATES)
+    assert not served.failed
+    return served
 
 
 def serve(
@@ -381,8 +395,7 @@ def test_the_pool_is_made_again_without_the_old_one_beside_it(kit: Kit) -> None:
 def test_a_poisoned_request_of_a_model_with_a_state_fails_alone(
     stateful_kit: Kit, poison: str
 ) -> None:
-    expected = serve(stateful_kit.runner(), healthy(), WITH_STATES)
-    assert not expected.failed
+    expected = served_with_a_state(stateful_kit.check.way)
     requests = healthy()
     requests.insert(2, POISONS[poison]())
     served = serve(stateful_kit.runner(), requests, WITH_STATES)
@@ -391,7 +404,7 @@ def test_a_poisoned_request_of_a_model_with_a_state_fails_alone(
 
 
 def test_a_model_with_a_state_recovers_from_what_raises_in_it(stateful_kit: Kit) -> None:
-    expected = serve(stateful_kit.runner(), healthy(), WITH_STATES)
+    expected = served_with_a_state(stateful_kit.check.way)
     stateful_kit.in_model = chaos = Chaos(3, 0.05)
     served = serve(stateful_kit.runner(), healthy(), WITH_STATES)
     assert chaos.num_raised > 0

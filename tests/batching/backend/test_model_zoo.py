@@ -73,7 +73,7 @@ def test_each_model_type_has_an_entry() -> None:
     assert {*INCONSISTENT, *UNQUANTIZABLE} <= {*CONFIGS}
 
 
-@pytest.fixture(scope="module", params=weekly(ZOO, 20))
+@pytest.fixture(scope="module", params=weekly(ZOO, 12))
 def tiny(request: pytest.FixtureRequest) -> tuple[str, nn.Module, mx.array]:
     """Return a model type, its model, and the logits of the prompt."""
     model = make_tiny(request.param)
@@ -102,7 +102,7 @@ def test_no_parameter_is_constant(tiny: tuple[str, nn.Module, mx.array]) -> None
     assert [path for path, differs in varies.items() if not differs] == []
 
 
-@pytest.mark.parametrize("model_type", weekly(STATEFUL, 5))
+@pytest.mark.parametrize("model_type", weekly(STATEFUL, 4))
 def test_each_recurrent_state_changes_the_next_logits(model_type: str) -> None:
     model = make_tiny(model_type)
     expected = next_logits(model)
@@ -114,7 +114,7 @@ def test_each_recurrent_state_changes_the_next_logits(model_type: str) -> None:
         assert difference(expected, next_logits(model, zeroed=entry)) > 1e-4, entry
 
 
-@pytest.mark.parametrize(("quantization", "model_type"), weekly(product(MODES, QUANTIZABLE), 12))
+@pytest.mark.parametrize(("quantization", "model_type"), weekly(product(MODES, QUANTIZABLE), 8))
 def test_a_quantized_model_gives_finite_logits(
     model_type: str, quantization: tuple[int, str]
 ) -> None:

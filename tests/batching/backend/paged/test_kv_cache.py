@@ -91,7 +91,7 @@ def steps(draw: st.DrawFn) -> list[tuple[int, int, list[int]]]:
 
 
 @every_way
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=40)
 @given(
     steps(),
     st.sampled_from([(2, 2), (4, 2), (3, 1)]),

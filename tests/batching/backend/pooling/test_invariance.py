@@ -21,7 +21,8 @@ from batching.request import BatchRequest
 from batching.steps.token_output import TokenOutput
 from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
-from tests.support.tiny_models import VOCAB_SIZE, Check, tiny_model
+from tests.support.tiny_models import DEVICE_KINDS, VOCAB_SIZE, Check, tiny_model
+from tests.support.weekly import weekly_pairs
 
 ROOMY: Final = SchedulerConfig(num_blocks=64, block_size=4, max_num_seqs=5, max_batched_tokens=256)
 # So few blocks that requests which decode take those of others, which are read in small chunks.
@@ -90,8 +91,7 @@ def vector(output: TokenOutput) -> Vector:
     return output.embedding
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("pooling", PoolingType)
+@pytest.mark.parametrize(("family", "pooling"), weekly_pairs(FAMILIES, PoolingType))
 def test_bits_depend_on_no_neighbour_no_chunk_and_no_preemption(
     family: str, pooling: PoolingType, native: Native
 ) -> None:
@@ -102,7 +102,11 @@ def test_bits_depend_on_no_neighbour_no_chunk_and_no_preemption(
     assert others == [alone] * len(others)
 
 
-@pytest.mark.parametrize("pooling", PoolingType)
+@pytest.mark.parametrize(
+    ("device_kind", "pooling"),
+    weekly_pairs(DEVICE_KINDS, PoolingType),
+    indirect=["device_kind"],
+)
 def test_without_the_kernels_vectors_differ_by_what_the_products_of_the_library_do(
     pooling: PoolingType, device_kind: Check
 ) -> None:

@@ -27,6 +27,7 @@ from tests.support.kernel_models import BLOCK_SIZE, FAMILIES, NUM_BLOCKS, served
 from tests.support.requests import make_request, slice_of
 from tests.support.serving import limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE
+from tests.support.weekly import weekly
 
 
 def random_requests(seed: int) -> list[BatchRequest]:
@@ -50,7 +51,7 @@ def random_requests(seed: int) -> list[BatchRequest]:
     return requests
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", weekly(FAMILIES, 3))
 @settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_tokens_are_those_of_the_portable_pool(native: Native, family: str, seed: int) -> None:

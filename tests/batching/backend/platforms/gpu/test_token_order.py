@@ -26,6 +26,7 @@ from batching.request import BatchRequest
 from batching.steps.step_plan import Slice
 from tests.support.host_kernels import HostKernels
 from tests.support.requests import make_request, slice_of
+from tests.support.weekly import weekly
 
 NUM_STEPS: Final = 200
 NUM_BLOCKS: Final = 24
@@ -182,7 +183,7 @@ def serve(kernels: PoolKernels, seed: int = 0, *, resets: bool = True) -> tuple[
     return pool, traffic
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", weekly(range(4), 2))
 def test_each_read_sees_the_writes_before_it_and_none_after(native: Native, seed: int) -> None:
     pool, traffic = serve(HostKernels(native), seed)
     assert pool.num_wrong == 0

@@ -19,7 +19,7 @@ from batching.backend.platforms.cpu.layers.replace import replace_modules
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from tests.support.model_zoo import ZOO, make_tiny
-from tests.support.weekly import weekly_pairs
+from tests.support.weekly import weekly, weekly_pairs
 
 GROUPS: Final = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
 MIXTURES: Final = [
@@ -65,7 +65,7 @@ CASES: Final = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes"), CASES)
+@pytest.mark.parametrize(("name", "changes"), weekly(CASES, 8))
 def test_mixtures_are_those_of_the_model(
     native: Native, name: str, changes: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

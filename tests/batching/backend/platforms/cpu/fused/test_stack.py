@@ -84,12 +84,12 @@ def same(steps: Steps, expected: list[mx.array]) -> bool:
     return len(computed) == len(expected) and all(map(mx.array_equal, computed, expected))
 
 
-@pytest.mark.parametrize("name", weekly(ZOO, 12))
+@pytest.mark.parametrize("name", weekly(ZOO, 8))
 def test_the_models_whose_layers_are_one_operation(native: Native, name: str) -> None:
     assert len(stacks(use_kernels(make_tiny(name), native))) == (name in STACKED)
 
 
-@pytest.mark.parametrize("name", weekly(STACKED, 6))
+@pytest.mark.parametrize("name", weekly(STACKED, 3))
 def test_they_are_the_layers_bit_for_bit(native: Native, name: str) -> None:
     expected = list(Steps(make_plain(native, name), native).logits())
     model = make_stacked(native, name)
@@ -106,6 +106,7 @@ def test_they_are_the_layers_bit_for_bit(native: Native, name: str) -> None:
         ["deepseek_v3", "gemma3_text", "phi", "qwen3_5", "qwen3_moe"],
         [8, 16],
         [mx.float32, mx.bfloat16, mx.int8],
+        size=3,
     ),
 )
 def test_in_any_precision(native: Native, name: str, input_bits: int, dtype: mx.Dtype) -> None:
