@@ -18,7 +18,7 @@ from schemathesis.schemas import APIOperation, BaseSchema
 from scripts.server_process import Server
 from tests.support.batches import BATCHES, FILES
 from tests.support.hostile.apis import CHAT, COMPLETIONS, COUNT, MESSAGES, RENDER, RESPONSES
-from tests.support.weekly import WEEK
+from tests.support.weekly import WEEK, weekly
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -168,7 +168,7 @@ def test_what_the_document_allows_is_answered_as_it_says(
 
 
 @pytest.mark.parametrize("num_examples", NUM_EXAMPLES)
-@pytest.mark.parametrize("label", WITH_BODY)
+@pytest.mark.parametrize("label", weekly(WITH_BODY, 6))
 def test_what_the_document_forbids_is_rejected_as_it_says(
     server: Server, label: str, num_examples: int
 ) -> None:
@@ -181,7 +181,7 @@ def test_what_the_document_forbids_is_rejected_as_it_says(
 
 
 @pytest.mark.parametrize("num_examples", NUM_EXAMPLES)
-@pytest.mark.parametrize("label", [f"POST {path}" for path in SERVED])
+@pytest.mark.parametrize("label", weekly([f"POST {path}" for path in SERVED], 6))
 def test_any_fields_beside_a_good_request_are_answered_as_the_document_says(
     server: Server, label: str, num_examples: int
 ) -> None:
