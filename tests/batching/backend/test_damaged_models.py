@@ -27,6 +27,7 @@ from tests.support.gguf_models import (
 )
 from tests.support.gguf_writer import Q8_0, write_gguf
 from tests.support.model_files import edit_config, rejection, write_model
+from tests.support.weekly import weekly
 
 HUGE: Final = (1 << 31, 1 << 32, 1 << 62, (1 << 64) - 1)
 
@@ -368,7 +369,7 @@ def test_groups_of_no_weights_are_rejected(directory: Path, changes: dict[str, A
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("write", [write_file, write_model])
+@pytest.mark.parametrize("write", weekly([write_file, write_model], 1))
 def test_no_damage_ends_the_process(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     """`mx.load` reads safetensors that have passed as valid without a look at where they end."""
     path = write(tmp_path)

@@ -366,7 +366,7 @@ def test_failures_leave_no_memory_behind(kit: Kit, kind: str) -> None:
     runner = kit.runner()
     failing_once(runner)
     before = memory_in_use() + mx.get_cache_memory()
-    for _ in range(40):
+    for _ in range(20):
         failing_once(runner)
         used = mx.get_active_memory() + mx.get_cache_memory()
     # What other tests' garbage took may be freed meanwhile; little of this one's is new.

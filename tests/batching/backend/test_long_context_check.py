@@ -71,7 +71,7 @@ def test_attention_over_a_view_that_cuda_reads_wrong_is_found(
     assert (checked.way, checked.reason) == (Way.RAGGED, "")
 
 
-@pytest.mark.parametrize(("family", "gpu"), weekly(product(FAMILIES, Gpu), 4))
+@pytest.mark.parametrize(("family", "gpu"), weekly(product(FAMILIES, Gpu), 2))
 def test_a_model_is_served_as_without_a_long_context(family: str, gpu: Gpu) -> None:
     short = check_model(tiny_model(family), VOCAB_SIZE)
     checked = check_model(tiny_model(family), VOCAB_SIZE, gpu=gpu)

@@ -34,7 +34,7 @@ from tests.support.tiny_models import (
     insist_on_own_caches,
     tiny_model,
 )
-from tests.support.weekly import weekly_pairs
+from tests.support.weekly import weekly, weekly_pairs
 
 NUM_TOKENS: Final = 4
 RNG: Final = np.random.default_rng(5)
@@ -330,7 +330,7 @@ def ranges_are_off_by_one(patch: Patch) -> None:
     patch.setattr(ranges.MLX, "arange", shifted)
 
 
-@pytest.mark.parametrize("plant", [chunks_are_sliding, ranges_are_off_by_one])
+@pytest.mark.parametrize("plant", weekly([chunks_are_sliding, ranges_are_off_by_one], 1))
 def test_a_wrong_chunk_or_position_is_found(
     plant: Callable[[Patch], None], monkeypatch: Patch
 ) -> None:

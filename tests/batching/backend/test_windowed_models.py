@@ -151,7 +151,9 @@ def assert_as_alone(model_type: str, outputs: Sequence[list[int]] | None) -> Non
 
 @pytest.mark.parametrize(
     ("device_kind", "model_type", "enable_prefix_cache"),
-    weekly_pairs(DEVICE_KINDS, ["gemma3_text", "gpt_oss", "llama4", "mistral"], [True, False]),
+    weekly_pairs(
+        DEVICE_KINDS, ["gemma3_text", "gpt_oss", "llama4", "mistral"], [True, False], size=3
+    ),
     indirect=["device_kind"],
 )
 def test_what_has_left_the_window_is_not_needed(

@@ -32,6 +32,7 @@ from batching.errors import InvalidRequest, RequestFailed
 from batching.sandbox.sandbox import SandboxProcess
 from tests.support.fakes import ByteTokenizer
 from tests.support.schemas import SCHEMAS
+from tests.support.weekly import weekly
 
 WORDS: Final = (b'{"', b'":', b'": ', b'",', b", ", b"}]", b"true", b"null", b"  ", b"\n  ", b"ab")
 SPECIAL: Final = ("<|end|>", "<|im_end|>", "<think>")
@@ -621,9 +622,15 @@ def many_patterns(count: int) -> dict[str, Any]:
     [
         lark_grammar(rule_chain(500)),
         lark_grammar(rule_chain(4000)),
-        json_schema_grammar(many_patterns(900)),
-        json_schema_grammar(
-            {"allOf": [{"type": "integer", "multipleOf": p} for p in (9973, 9967)]}
+        # Each takes the seconds that it may.
+        *weekly(
+            [
+                json_schema_grammar(many_patterns(900)),
+                json_schema_grammar(
+                    {"allOf": [{"type": "integer", "multipleOf": p} for p in (9973, 9967)]}
+                ),
+            ],
+            1,
         ),
     ],
 )

@@ -20,6 +20,7 @@ from tests.support.arrays import parameters
 from tests.support.gguf_architectures import TINY, VARIANTS, Array
 from tests.support.gguf_converter import random_model, write_model
 from tests.support.gguf_models import load_gguf
+from tests.support.weekly import weekly
 
 TOKENS: Final = mx.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3] * 3])
 
@@ -52,7 +53,7 @@ def in_8_bits(name: str, value: Array) -> Type:
     return Type.F32 if kept else Type.Q8_0
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", weekly(TINY, 5))
 def test_quantized_weights_take_part_in_every_change(tmp_path: Path, name: str) -> None:
     model, config = random_model(TINY[name])
     path = write_model(tmp_path / "m.gguf", TINY[name], model, config, in_8_bits)
@@ -78,7 +79,7 @@ def weights_of(model: nn.Module) -> Iterator[tuple[str, mx.array]]:
             yield f"{name}.weight", Weight({part: module[part] for part in names}, kept).dense()
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", weekly(TINY, 5))
 def test_for_the_kernels_no_bit_is_lost(tmp_path: Path, name: str) -> None:
     model, config = random_model(TINY[name])
     path = write_model(tmp_path / "m.gguf", TINY[name], model, config, in_8_bits)

@@ -1,15 +1,18 @@
 """The BLAS under MLX: loaded first, really used, and no condition for running."""
 
+import ctypes
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from batching.backend import BLAS
+from batching.backend.processor import blas
 from batching.backend.processor.blas import Blas, NoBlas, load_blas
 
 ROOT = Path(__file__).parents[4]
@@ -32,7 +35,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 class Started(NamedTuple):
     """What a process that imports the server's package knows, and what its linker has bound."""
 
-    blas: str
+    config: str
     limits: list[list[int]]
     bindings: list[str]
 
@@ -54,10 +57,10 @@ print(json.dumps([scope.openblas_get_config().decode() if found else "", [before
 """
     folder = tmp_path_factory.mktemp("linker")
     done = run(code, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(folder / "log"))
-    blas, limits = json.loads(done.stdout)
+    config, limits = json.loads(done.stdout)
     lines = "".join(path.read_text() for path in folder.iterdir()).splitlines()
     sgemm = [line for line in lines if "libmlx" in line and "`cblas_sgemm'" in line]
-    return Started(blas, limits, sgemm)
+    return Started(config, limits, sgemm)
 
 
 @needs_blas
@@ -68,7 +71,7 @@ def test_mlx_calls_the_loaded_openblas(started: Started) -> None:
 
 @needs_blas
 def test_the_global_scope_has_its_symbols(started: Started) -> None:
-    assert started.blas.startswith("OpenBLAS")
+    assert started.config.startswith("OpenBLAS")
 
 
 def test_the_limit_of_open_files_stays(started: Started) -> None:
@@ -88,34 +91,33 @@ assert "ngsolve" not in str(BLAS) or "install" in str(BLAS)
     assert run(code).stdout.strip() == "[[2.0, 2.0], [2.0, 2.0]]"
 
 
-def test_the_reason_why_an_installed_openblas_is_not_loaded_is_kept() -> None:
+def test_the_reason_why_an_installed_openblas_is_not_loaded_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On a read-only file system there is no folder for the links."""
-    code = """
-import ctypes, sys, tempfile
-from pathlib import Path
-from batching.backend.processor import blas
 
-def fail(*_, **__):
-    raise OSError("it cannot be opened")
+    loadable: list[str] = []
 
-def read_only():
-    raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+    def load(name: str, mode: int = 0) -> None:
+        if name not in loadable:
+            raise OSError("it cannot be opened")
 
-sys.platform = "linux"
-del sys.modules["mlx.core"]
-blas._packaged_openblas = lambda: Path("libopenblas.so")
-blas._bundled = lambda _: Path("libquadmath.so")
-blas._is_installed = lambda _: False
-ctypes.CDLL = fail
-print(blas.load_blas())
-ctypes.CDLL = lambda name, mode=0: None if "quadmath" in name else fail()
-tempfile.TemporaryDirectory = read_only
-print(blas.load_blas())
-"""
-    failed, read_only = run(code).stdout.splitlines()
+    def no_folder() -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    # As before MLX is imported, on Linux.
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delitem(sys.modules, "mlx.core")
+    monkeypatch.setattr(blas, "_is_installed", lambda _: False)
+    monkeypatch.setattr(blas, "_packaged_openblas", lambda: Path("libopenblas.so"))
+    monkeypatch.setattr(blas, "_bundled", lambda _: Path("libquadmath.so"))
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", no_folder)
     reason = "OpenBLAS cannot be loaded: "
-    assert failed == f"{reason}it cannot be opened"
-    assert read_only == f"{reason}[Errno 2] No usable temporary directory found in ['/tmp']"
+    assert str(load_blas()) == f"{reason}it cannot be opened"
+    loadable.append("libquadmath.so")
+    no_folder_reason = "[Errno 2] No usable temporary directory found in ['/tmp']"
+    assert str(load_blas()) == f"{reason}{no_folder_reason}"
 
 
 def test_once_mlx_is_imported_it_is_too_late() -> None:

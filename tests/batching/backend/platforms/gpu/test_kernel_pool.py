@@ -51,7 +51,7 @@ def random_requests(seed: int) -> list[BatchRequest]:
     return requests
 
 
-@pytest.mark.parametrize("family", weekly(FAMILIES, 3))
+@pytest.mark.parametrize("family", weekly(FAMILIES, 2))
 @settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_tokens_are_those_of_the_portable_pool(native: Native, family: str, seed: int) -> None:

@@ -98,7 +98,7 @@ def fused_halves(model: nn.Module) -> list[Any]:
     return [getattr(path, "attention", path) for path in fused if path]
 
 
-@pytest.mark.parametrize("name", weekly(MIXERS, 2, always=KINDS))
+@pytest.mark.parametrize("name", weekly(MIXERS, 1, always=KINDS))
 def test_they_are_served_by_it_with_mlx_lm_s_logits(native: Native, name: str) -> None:
     hybrid = served(native, name)
     assert hybrid.check.way is Way.PIECES
@@ -111,7 +111,7 @@ def test_they_are_served_by_it_with_mlx_lm_s_logits(native: Native, name: str) -
         assert difference < TOLERANCE
 
 
-@pytest.mark.parametrize(("name", "input_bits"), weekly_pairs(MIXERS, [8, 16]))
+@pytest.mark.parametrize(("name", "input_bits"), weekly_pairs(MIXERS, [8, 16], size=3))
 def test_they_are_the_same_in_any_precision(native: Native, name: str, input_bits: int) -> None:
     model = use_kernels(make_tiny(name, bits=4), native, input_bits=input_bits)
     assert any(isinstance(half, RecurrentHalf) for half in fused_halves(model))
