@@ -49,6 +49,11 @@ ALWAYS_INLINE Halves fused(Halves a, Halves b, Halves c) {
 
 constexpr int NUM_REGISTERS = 8, ROWS_OF_REGISTER = 16, UPPER_HALF = static_cast<int>(0xffff0000);
 
+}  // namespace
+
+// As a processor's, the registers of a thread are the same in all files.
+namespace native::NATIVE_ISA {
+
 /// What LDTILECFG reads.
 struct RegisterSizes {
   uint8_t palette, first_row, reserved[14];
@@ -60,7 +65,13 @@ struct EmulatedUnit {
   RegisterSizes sizes;
   I32 rows[NUM_REGISTERS][ROWS_OF_REGISTER];
 };
-thread_local EmulatedUnit emulated;
+inline thread_local EmulatedUnit emulated;
+
+}  // namespace native::NATIVE_ISA
+
+namespace {
+
+using native::NATIVE_ISA::emulated;
 
 void configure_unit(const void* sizes) {
   std::memset(&emulated, 0, sizeof emulated);
