@@ -45,11 +45,12 @@ GUIDELLM := .venv-guidellm
 KERNELS := .venv-kernels
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 PIP := -m pip --disable-pip-version-check
-# Install something into an environment: in a tenth of pip's time with uv, which reads none of pip's settings, so where
-# uv cannot, pip does it.
-install = { test -x $(BIN)/uv && \
-  $(BIN)/uv pip install $${PIP_INDEX_URL:+--default-index "$$PIP_INDEX_URL"} --python $(1)/bin/python $(2); } \
-  || $(1)/bin/python $(PIP) install $(2)
+# To install something into an environment, uv takes a tenth of pip's time, but reads none of pip's files of settings:
+# what it cannot download, pip may.
+with-uv = $(BIN)/uv pip install $${PIP_INDEX_URL:+--default-index "$$PIP_INDEX_URL"} --python $(1)/bin/python $(2)
+with-pip = $(1)/bin/python $(PIP) install $(2)
+install = { test -x $(BIN)/uv && $(with-uv); } || $(with-pip)
+install-local = if test -x $(BIN)/uv; then $(with-uv); else $(with-pip); fi
 # It finds ninja in the path.
 CMAKE := PATH="$(abspath $(BIN)):$$PATH" $(abspath $(BIN))/cmake
 
@@ -177,8 +178,8 @@ ifeq ($(DEVICE)-$(shell uname),default-Linux)
 	@if ! command -v "$${CXX:-c++}" >/dev/null; then echo "no native CPU kernels: there is no C++ compiler ($${CXX:-c++})"; \
 	elif ! { $(call install,$(VENV),-r requirements/native.txt); }; then \
 	  echo "no native CPU kernels: what builds them could not be installed"; \
-	elif ! PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python $(PIP) install --quiet $(KERNELS_OPTIONS) --force-reinstall \
-	  -C cmake.define.NATIVE_ISAS=$(NATIVE_ISAS) -C build-dir=../build/kernels ./kernels; then \
+	elif ! { $(call install-local,$(VENV),$(KERNELS_OPTIONS) --force-reinstall \
+	  -C cmake.define.NATIVE_ISAS=$(NATIVE_ISAS) -C build-dir=../build/kernels ./kernels); }; then \
 	  echo "no native CPU kernels: the build failed, see above"; fi
 endif
 	@touch $@
