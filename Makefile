@@ -1,13 +1,14 @@
 # make serve    start the server; installs what it needs on the first run; ARGS=--help tells its flags
 # make test     run the tests; COVERAGE=true also checks that they reach every line and branch, which takes longer
-# make test-slow   run the tests that build or measure, and those of a second real model
+# make test-all    run all tests that this machine can, those of the next lines too: before a release
+# make test-slow   run the tests that build or measure, those of a second real model, and what make test samples
 # make test-clients   run the tests of clients that need an environment of their own, .venv-clients
 # make test-agents   run coding agents and SDKs of npm and PyPI against a scripted model, in build/agents
 # make test-web   run the tests of the page in Chromium, which the system has, in an environment of their own, .venv-web
 # make screenshots   take the README's pictures of the page again, likewise
-# make test-native   run the tests of the CPU kernels' C++, also under the sanitizers
+# make test-native   run the tests of the CPU kernels' C++, also under the sanitizers, and record that they passed
 # make test-kernels   run the tests of the GPU kernels, which need no GPU, with compilers in .venv-kernels
-# make soak     an hour of disconnects, overload and mixed load; SOAKFLAGS=--help lists the options
+# make soak     a long mixed load, and whether the server stays as it is; SOAKFLAGS=--help lists the options
 # make fuzz     ten minutes of random inputs for all that reads what others write; FUZZFLAGS=--help lists the options
 # make check    formatting, lint and types;  make fmt fixes what can be fixed
 # make all      check and test
@@ -54,13 +55,14 @@ install-local = if test -x $(BIN)/uv; then $(with-uv); else $(with-pip); fi
 # It finds ninja in the path.
 CMAKE := PATH="$(abspath $(BIN)):$$PATH" $(abspath $(BIN))/cmake
 
-# An activated environment elsewhere must not mislead pip or uv.
-unexport VIRTUAL_ENV PYTHONHOME
+# An activated environment elsewhere must not mislead pip or uv.  Without bytecode each process of the tests, and each
+# start of the server, would compile the program again: seconds of a core each time.
+unexport VIRTUAL_ENV PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 NATIVE_TESTS := plain memory threads
 
-.PHONY: serve test test-slow test-clients test-agents test-web screenshots soak fuzz check fmt all install wheel bench bench-models bench-guidellm \
-  gpu-check docs lock clean test-kernels test-native $(NATIVE_TESTS:%=test-native-%)
+.PHONY: serve test test-all test-slow test-clients test-agents test-web screenshots soak fuzz check fmt all install wheel bench bench-models bench-guidellm \
+  gpu-check docs lock clean test-kernels test-native test-native-changed $(NATIVE_TESTS:%=test-native-%)
 
 serve: $(VENV)/.native
 	@exec $(BIN)/python -m app $(ARGS)
@@ -75,6 +77,12 @@ ifeq ($(COVERAGE),true)
 else
 	$(PYTEST)
 endif
+
+# All that this machine has the programs for; also what follows one that fails, and then make fails.
+ALL_TESTS := check docs test test-slow test-clients $(if $(shell command -v "$${CXX:-c++}" 2>&1),test-native test-kernels) \
+  $(if $(shell command -v npm 2>&1),test-agents) $(if $(shell command -v chromium 2>&1),test-web)
+test-all:
+	$(MAKE) --keep-going COVERAGE=true $(ALL_TESTS)
 
 test-slow: $(VENV)/.dev $(VENV)/.gemma
 	$(PYTEST) -m slow
@@ -91,7 +99,16 @@ screenshots: $(VENV)/.native $(WEB)/.installed
 test-agents: $(VENV)/.dev $(AGENTS)/.installed
 	$(BIN)/python -m pytest -m agents tests/agents
 
+# What the kernels' C++ tests are made of, as it was when all of them last passed.
+CHECKED := kernels/checked
+kernels_now = $(shell git ls-files kernels/CMakeLists.txt kernels/src kernels/tests | xargs cat | git hash-object --stdin)
+
 test-native: $(NATIVE_TESTS:%=test-native-%)
+	@echo $(kernels_now) >$(CHECKED)
+
+# All of them if that has changed, which takes minutes, otherwise the quick ones.
+test-native-changed:
+	@$(MAKE) $(if $(filter $(kernels_now),$(shell cat $(CHECKED) 2>/dev/null)),test-native-plain,test-native)
 
 test-native-plain: ISAS := host
 # Sanitizers take four to nine times as long: those that differ most, and for threads, which know of none, one.

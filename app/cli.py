@@ -17,7 +17,7 @@ from app.main import create_app
 from app.observability import logs
 from app.observability.logs import print_stderr
 from app.observability.tracing import TracingUnavailable, make_tracer
-from app.prompts.render_pool import POOL
+from app.prompts.template_sandbox import SANDBOX
 from app.run_batch import BatchFailed, BatchPaths, serve_lines
 from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
@@ -125,7 +125,7 @@ def _application(
         yield create_app(manager, settings, tracer, storage)
     finally:
         manager.close(_ENGINE_STOP_TIMEOUT)
-        POOL.close()
+        SANDBOX.close()
         if tracer is not None:
             tracer.close()
 
@@ -133,7 +133,7 @@ def _application(
 def _load(manager: SchedulerManager) -> EngineThread:
     """Load the default model."""
     try:
-        POOL.warm_up()
+        SANDBOX.warm_up()
     except OSError as error:
         message = f"the processes that render chat templates cannot be started: {error}"
         raise _CannotStart(message) from None

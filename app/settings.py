@@ -18,6 +18,7 @@ from app.prompts.request_template import check_template
 from app.storage.batch_storage import BatchStorage
 from app.storage.data_dir import default_data_dir
 from app.storage.files import FileLimits
+from app.storage.folder_lock import FolderInUse
 from app.storage.responses import ResponseStore, StoreLimits
 from app.storage.storage import Storage, open_storage
 from batching import RERANK_TEMPLATES, EngineConfig
@@ -486,7 +487,7 @@ class Settings(BaseSettings):
         the process, and logs a warning.
 
         Raises:
-            SettingsError: the folder that is set cannot be read or written.
+            SettingsError: the folder that is set cannot be read or written, or another server uses the folder.
         """
         try:
             return open_storage(
@@ -495,6 +496,8 @@ class Settings(BaseSettings):
                 keeps_responses=self.response_store == "sqlite",
                 files=self.file_limits(),
             )
+        except FolderInUse as error:
+            raise SettingsError(f"{env_name('data_dir')}: {error}") from None
         except (OSError, RuntimeError) as error:
             # Path raises the latter where no home directory is known.
             reason = f"cannot be used: {error}"

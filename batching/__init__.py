@@ -15,10 +15,9 @@ from batching.constraints.grammar import (
     lark_grammar,
     regex_grammar,
 )
-from batching.constraints.kept_process import was_killed
 from batching.constraints.lark_pattern import lark_pattern
 from batching.constraints.lark_process import NotRegular, literal_pattern
-from batching.constraints.protocol import AllowedTokens, TokenConstraint
+from batching.constraints.protocol import AllowedTokens, Constraint
 from batching.engine.engine_thread import EngineThread
 from batching.engine.request_checks import check_input, check_token_ids
 from batching.engine.token_stream import TokenStream
@@ -39,7 +38,9 @@ from batching.errors import (
     SlowReader,
     UnsupportedKVDType,
 )
-from batching.interruption import Interruption, interruptible
+from batching.inputs.sampling_params import SamplingParams
+from batching.inputs.sequence_spec import SequenceSpec
+from batching.interruption import Interruption
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
 from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
 from batching.pooling import (
@@ -51,17 +52,19 @@ from batching.pooling import (
     Vector,
 )
 from batching.priority_queue import Priority
-from batching.request import FinishReason, SamplingParams, TokenLogprobs, TokenOutput
 from batching.rerank_templates import RERANK_TEMPLATES
+from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 from batching.scheduler_manager import SchedulerManager
 from batching.scheduling.best_effort import QUIET_PERIOD
-from batching.steps.snapshot import EngineSnapshot, RequestSnapshot
+from batching.scheduling.snapshot import EngineSnapshot, RequestSnapshot
 from batching.steps.stats import SchedulerStats
+from batching.steps.token_output import FinishReason, TokenLogprobs, TokenOutput
 
 __all__ = [
     "QUIET_PERIOD",
     "RERANK_TEMPLATES",
     "AllowedTokens",
+    "Constraint",
     "ContextLengthExceeded",
     "DeadlineExceeded",
     "Embeddings",
@@ -95,12 +98,16 @@ __all__ = [
     "Reranker",
     "SamplingDefaults",
     "SamplingParams",
+    "Sandbox",
+    "SandboxExceeded",
+    "SandboxLimits",
+    "SandboxLost",
     "SchedulerManager",
     "SchedulerStats",
+    "SequenceSpec",
     "SequenceStats",
     "SlowReader",
     "StepRecord",
-    "TokenConstraint",
     "TokenLogprobs",
     "TokenOutput",
     "TokenStream",
@@ -111,7 +118,6 @@ __all__ = [
     "check_token_ids",
     "choice_grammar",
     "gbnf_grammar",
-    "interruptible",
     "json_object_grammar",
     "json_rule",
     "json_schema_grammar",
@@ -119,5 +125,4 @@ __all__ = [
     "lark_pattern",
     "literal_pattern",
     "regex_grammar",
-    "was_killed",
 ]

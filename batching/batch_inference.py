@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from batching.config import DEFAULT_MAX_STALL_MS
 from batching.errors import RequestFailed
 from batching.observer import StepRecord
-from batching.request import BatchRequest, RequestStatus
+from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.outputs import RequestFailure, RequestOutput
+from batching.scheduling.snapshot import EngineSnapshot
 from batching.scheduling.stall_budget import MIN_CHUNK, StallBudget
 from batching.steps.model_runner import (
     ModelRunner,
@@ -18,8 +20,6 @@ from batching.steps.model_runner import (
     QueuedStep,
     SlicesFailed,
 )
-from batching.steps.outputs import RequestFailure, RequestOutput
-from batching.steps.snapshot import EngineSnapshot
 from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import SliceOutput, StepPlan
 
@@ -30,13 +30,11 @@ class _Step(NamedTuple):
     """A planned step, with the computation that yields its outputs.
 
     planned: when it was planned, in seconds on the engine's clock.
-    num_decodes: how many of its tokens belong to requests that decode.
     """
 
     plan: StepPlan
     queued: QueuedStep
     planned: float
-    num_decodes: int
 
 
 class _RunWhenCollected(NamedTuple):
@@ -176,8 +174,7 @@ class BatchInferenceEngine:
         planned = self._clock()
         plan = self._scheduler.schedule(self._max_prefill_tokens(planned), now=planned)
         logger.debug("step %s", plan)
-        num_decodes = sum(len(s) for s in plan.slices if s.request.status is RequestStatus.RUNNING)
-        return _Step(plan, self._queue(plan, after), planned, num_decodes)
+        return _Step(plan, self._queue(plan, after), planned)
 
     def _queue(self, plan: StepPlan, after: QueuedStep | None) -> QueuedStep:
         if self._pipeline is None:
@@ -193,10 +190,7 @@ class BatchInferenceEngine:
         """Plan and queue the step after `step`; None if that has to wait for the outputs of `step`."""
         if self._pipeline is None or isinstance(step.queued, _NotQueued):
             return None
-        sampling = [s.request for s in step.plan.slices if s.samples and not s.request.has_ended]
-        if not all(map(self._pipeline.can_follow, sampling)):
-            return None
-        if not self._scheduler.can_expect(step.plan):
+        if not self._scheduler.can_expect(step.plan, self._pipeline.can_follow):
             return None
         self._scheduler.expect(step.plan)
         return self._plan(step.queued)
@@ -208,8 +202,9 @@ class BatchInferenceEngine:
 
     def _collect(self, step: _Step, began: float) -> list[RequestOutput | RequestFailure]:
         outputs = step.queued.collect()
-        num_prefilled = step.plan.num_tokens - step.num_decodes
-        self._stall_budget.record(num_prefilled, step.num_decodes, self._clock() - began)
+        num_decoded = step.plan.num_decode_tokens
+        num_prefilled = step.plan.num_tokens - num_decoded
+        self._stall_budget.record(num_prefilled, num_decoded, self._clock() - began)
         return self._scheduler.update(step.plan, outputs)
 
     def _recover(

@@ -22,7 +22,7 @@ from batching.config import EngineConfig
 from batching.engine.engine_thread import EngineThread
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import EngineError
-from batching.request import GREEDY
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.scheduler_manager import SchedulerManager
 
 _TOPICS: Final = (
@@ -77,19 +77,20 @@ async def measure(
     engine: EngineThread, token_ids: Sequence[Sequence[int]], max_tokens: int, title: str
 ) -> Report:
     """Serve all requests at once; each completion has exactly `max_tokens` tokens."""
-    engine.check(token_ids, max_tokens, GREEDY)
+    specs = [SequenceSpec(prompt=tuple(ids), max_tokens=max_tokens) for ids in token_ids]
+    engine.check(specs)
     with tqdm(total=len(token_ids) * max_tokens, desc=title, unit="tok", file=sys.stderr) as bar:
 
-        async def serve(prompt: Sequence[int]) -> tuple[int, float]:
+        async def serve(spec: SequenceSpec) -> tuple[int, float]:
             num_tokens = 0
-            stream = await engine.submit([prompt], sampling=GREEDY, max_tokens=max_tokens)
+            stream = await engine.submit([spec])
             async for _, output in stream:
                 num_tokens += len(output.token_ids)
                 bar.update(len(output.token_ids))
             return num_tokens, perf_counter() - started
 
         started = perf_counter()
-        served = await asyncio.gather(*map(serve, token_ids))
+        served = await asyncio.gather(*map(serve, specs))
         duration = perf_counter() - started
     num_tokens, latencies = zip(*served, strict=True)
     return Report.of(num_tokens, latencies, duration)

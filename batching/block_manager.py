@@ -27,6 +27,18 @@ class Run(NamedTuple):
     num_blocks: int
 
 
+class BlockIds(NamedTuple):
+    """What a `BlockTable` is at one moment, as a value.
+
+    block_ids: in token order; the first `num_dropped` of them stand for blocks that were given up.
+    runs: those that are held, in runs of consecutive ids.
+    """
+
+    block_ids: tuple[int, ...] = ()
+    runs: tuple[Run, ...] = ()
+    num_dropped: int = 0
+
+
 class BlockCopy(NamedTuple):
     """An order to copy block `source` to block `target` before the step writes.
 
@@ -78,6 +90,7 @@ class BlockTable:
         self.block_ids: list[int] = []
         self.runs: list[Run] = []
         self.num_dropped = 0
+        self._value: BlockIds | None = None
         self.extend(block_ids)
 
     def __len__(self) -> int:
@@ -87,10 +100,18 @@ class BlockTable:
         return f"BlockTable({self.block_ids})"
 
     @property
+    def value(self) -> BlockIds:
+        """What the table is now.  It changes once in a block of tokens, and is made then only."""
+        if self._value is None:
+            self._value = BlockIds(tuple(self.block_ids), tuple(self.runs), self.num_dropped)
+        return self._value
+
+    @property
     def last_block(self) -> int | None:
         return self.block_ids[-1] if self.block_ids else None
 
     def extend(self, block_ids: Iterable[int]) -> None:
+        self._value = None
         for block_id in block_ids:
             self.block_ids.append(block_id)
             if self.runs and sum(self.runs[-1]) == block_id:
@@ -114,6 +135,7 @@ class BlockTable:
         self.extend(block_ids)
         self.block_ids[:0] = [*block_ids[:1]] * num_dropped
         self.num_dropped = num_dropped
+        self._value = None
 
     def drop(self, stop: int) -> list[int]:
         """Drop the blocks before index `stop`; return the ids that were held until now."""
@@ -122,6 +144,7 @@ class BlockTable:
         return dropped
 
     def clear(self) -> None:
+        self._value = None
         self.block_ids.clear()
         self.runs.clear()
         self.num_dropped = 0

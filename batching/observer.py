@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 from batching.blocks.block_ages import NO_AGES, BlockAges
 from batching.priority_queue import Priority
-from batching.request import FinishReason, TokenOutput
 from batching.steps.stats import SchedulerStats
+from batching.steps.token_output import FinishReason, TokenOutput
 
 logger = logging.getLogger(__name__)
 

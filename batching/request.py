@@ -1,18 +1,18 @@
-"""A request inside the engine: its parameters, its tokens, its KV blocks and its state machine."""
+"""A request inside the engine: its spec, its tokens, its KV blocks and its state machine."""
 
 import secrets
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Final
 
 from batching.block_manager import BlockTable
-from batching.constraints.protocol import TokenConstraint
-from batching.pooling import PoolingParams, PoolingType, Vector
+from batching.inputs.sequence_spec import SequenceSpec
+from batching.pooling import PoolingType
 from batching.prefix_cache import HashChain
 from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
+from batching.steps.step_plan import UNKNOWN_TOKEN, Slice, StartedSequence
+from batching.steps.token_output import FinishReason, TokenLogprobs
 
 
 class RequestStatus(StrEnum):
@@ -49,126 +49,6 @@ class InvalidTransition(Exception):
     """An illegal change of a request's state, which is always a bug in the engine."""
 
 
-class FinishReason(StrEnum):
-    """Why a completion ended, in the terms of OpenAI and vLLM.
-
-    The scheduler sets STOP and LENGTH; the layers above the engine set the others.
-    """
-
-    STOP = "stop"
-    LENGTH = "length"
-    # Of a choice, in the layer that parses text; its sequence ends with STOP.
-    TOOL_CALLS = "tool_calls"
-    # The client disconnected, or the layer above needs no more of it.
-    ABORT = "abort"
-    # The request's deadline has passed.
-    TIMEOUT = "timeout"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the next token of a request is sampled from the logits.
-
-    temperature: divides the logits; 0 is greedy decoding.
-    top_p, min_p: probabilities in [0, 1]; 1 and 0 turn them off.
-    top_k: how many of the most probable tokens are kept; 0 turns it off.
-    top_n_sigma: keep logits within this many standard deviations of the highest one (Tang et al. 2024);
-        0 turns it off.
-    presence_penalty, frequency_penalty: subtracted from the logits of tokens that were generated before,
-        once or once per occurrence (OpenAI).
-    repetition_penalty: a factor for tokens of the prompt and the output (CTRL, Keskar et al. 2019).
-    logit_bias: pairs of token id and the value that is added to its logit.
-    min_tokens: how many output tokens are generated before a stop token is allowed.
-    bad_words: token sequences that the output must not contain.
-    logprobs, prompt_logprobs: how many of the most probable tokens are returned with their log
-        probabilities at each position of the output or the prompt, beside the token itself; None
-        returns no log probabilities.
-    logprob_token_ids: tokens whose log probabilities are returned at each output position, instead of
-        those of the most probable ones.
-    seed: the same request with the same seed samples the same tokens; None draws a random seed.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    top_n_sigma: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: tuple[int, ...] = ()
-    seed: int | None = None
-
-    @property
-    def output_logprobs(self) -> int | tuple[int, ...] | None:
-        """The alternatives to report for each output token: how many of the most probable, or which ids.
-
-        None reports no log probabilities.
-        """
-        return None if self.logprobs is None else self.logprob_token_ids or self.logprobs
-
-    @property
-    def has_penalties(self) -> bool:
-        """True if the logits depend on the tokens that came before."""
-        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
-
-
-GREEDY: Final = SamplingParams(temperature=0.0)
-
-# Stands for the token that a step in flight samples.
-UNKNOWN_TOKEN: Final = -1
-
-
-class TokenLogprobs(NamedTuple):
-    """The log probability of one token and of its alternatives, from the unmodified logits.
-
-    logprob: natural logarithm of the probability of the token at this position.
-    top: pairs of token id and log probability: the most probable tokens in descending order, or the
-        tokens of `logprob_token_ids` in the order of the request.
-    """
-
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-class TokenOutput(NamedTuple):
-    """What one step produced for one request.
-
-    token_ids: the new tokens; several if drafts were accepted, none in an output that only reports
-        progress or carries an embedding.  A stop token that ended the request is included.
-    finish_reason: None unless the request ends with this output.
-    num_cached_tokens: prompt tokens that were taken from the prefix cache.
-    logprobs: one entry per token, if the request asks for them.
-    prompt_logprobs: one entry per prompt token except the first; only in the first output, if the
-        request asks for them.
-    num_read_tokens: prompt tokens prefilled so far, in an output that only reports progress.
-    scheduled_time: when the first step of the prefill began, in seconds on the engine's clock.
-    num_preemptions: how often the request has been preempted so far.
-    embedding: the vector of a request with `pooling`, which generates no tokens.
-    """
-
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    num_cached_tokens: int
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    num_read_tokens: int = 0
-    scheduled_time: float = 0.0
-    num_preemptions: int = 0
-    embedding: Vector | None = None
-
-    @property
-    def is_progress(self) -> bool:
-        """True if the output only reports the progress of the prefill."""
-        return not self.token_ids and self.embedding is None
-
-
 class BatchRequest:
     """One sequence in the engine; it advances as its computed tokens catch up with its tokens.
 
@@ -181,8 +61,7 @@ class BatchRequest:
     blocks of sliding-window layers, if those have a pool of their own, and `state_slot` is the slot of
     the recurrent state, if the model has one; it is None while the request is not admitted.
 
-    A request with `pooling` ends when its prompt is computed and returns a vector instead of tokens;
-    `pooled` holds what its chunks have contributed so far.
+    A request with `pooling` ends when its prompt is computed and returns a vector instead of tokens.
 
     A best-effort request (a line of a batch) runs when no other request has work, and now and then
     beside others.
@@ -194,32 +73,25 @@ class BatchRequest:
     def __init__(
         self,
         request_id: int,
-        prompt_token_ids: Sequence[int],
+        spec: SequenceSpec,
         *,
-        max_tokens: int,
-        sampling: SamplingParams = GREEDY,
-        stop_token_ids: Iterable[int] = (),
-        constraint: TokenConstraint | None = None,
-        priority: Priority = Priority.NORMAL,
-        is_best_effort: bool = False,
         arrival_time: float = 0.0,
-        cache_salt: str = "",
-        reports_progress: bool = False,
-        pooling: PoolingParams | None = None,
+        seed: int | None = None,
     ) -> None:
-        assert prompt_token_ids, "a prompt has at least one token"
+        """Make a request that waits.
+
+        arrival_time: in seconds on the engine's clock.
+        seed: of the sampling, 64 bits; None is the spec's, or a random one.
+        """
+        assert spec.prompt, "a prompt has at least one token"
         self.request_id = request_id
-        self.sampling = sampling
-        # Chosen once, so that a request without a seed also resumes as it began.
-        self.seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-        self.max_tokens = max_tokens
-        self.stop_token_ids = frozenset(stop_token_ids)
-        self.constraint = constraint
-        self.priority = priority
-        self.is_best_effort = is_best_effort
+        self.spec = spec
+        if seed is None:
+            # Chosen once, so that a request without a seed also resumes as it began.
+            seed = secrets.randbits(64) if spec.sampling.seed is None else spec.sampling.seed
+        self.seed = seed
         self.arrival_time = arrival_time
-        self.reports_progress = reports_progress
-        self.token_ids = list(prompt_token_ids)
+        self.token_ids = list(spec.prompt)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
@@ -228,12 +100,9 @@ class BatchRequest:
         self.block_table = BlockTable()
         self.window_table = BlockTable()
         self.state_slot: int | None = None
-        self.cache_salt = cache_salt
-        self.hashes = HashChain(cache_salt.encode())
+        self.hashes = HashChain(spec.cache_salt.encode())
         self.drafter = PromptLookup()
         self.prompt_logprobs: list[TokenLogprobs] = []
-        self.pooling = pooling
-        self.pooled: Vector | None = None
         self.fork_of: BatchRequest | None = None
         self.forks: list[BatchRequest] = []
         self.status = RequestStatus.WAITING
@@ -245,6 +114,14 @@ class BatchRequest:
             f"BatchRequest({self.request_id} {self.status}, "
             f"{self.num_computed_tokens}/{self.num_tokens} tokens)"
         )
+
+    @property
+    def priority(self) -> Priority:
+        return self.spec.priority
+
+    @property
+    def is_best_effort(self) -> bool:
+        return self.spec.is_best_effort
 
     @property
     def num_tokens(self) -> int:
@@ -276,7 +153,7 @@ class BatchRequest:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """True while log probabilities of prompt tokens are still to be computed."""
-        asks = self.sampling.prompt_logprobs is not None and not self.num_output_tokens
+        asks = self.spec.sampling.prompt_logprobs is not None and not self.num_output_tokens
         return asks and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
@@ -285,37 +162,62 @@ class BatchRequest:
 
         That is the case for prompt log probabilities and for pooling over more than the last token.
         """
-        if self.pooling is not None:
-            return self.pooling.type is not PoolingType.LAST
+        if self.spec.pooling is not None:
+            return self.spec.pooling.type is not PoolingType.LAST
         return self.wants_prompt_logprobs
-
-    def forget_rows(self) -> None:
-        """Discard the prompt log probabilities and pooled values, since the prompt is computed again."""
-        self.prompt_logprobs.clear()
-        self.pooled = None
 
     def fork(self, request_id: int) -> "BatchRequest":
         """Add another choice (`n`) of the same prompt, with a seed derived from this request's.
 
         The fork waits until this request has prefilled the prompt, and then shares its blocks.
         """
-        seed = f"{self.seed} {len(self.forks)}".encode()
+        digest = sha256(f"{self.seed} {len(self.forks)}".encode()).digest()
         request = BatchRequest(
             request_id,
-            self.token_ids[: self.num_prompt_tokens],
-            max_tokens=self.max_tokens,
-            sampling=self.sampling,
-            stop_token_ids=self.stop_token_ids,
-            constraint=self.constraint and self.constraint.fork(),
-            priority=self.priority,
-            is_best_effort=self.is_best_effort,
+            self.spec,
             arrival_time=self.arrival_time,
-            cache_salt=self.cache_salt,
+            seed=int.from_bytes(digest[:8]),
         )
-        request.seed = int.from_bytes(sha256(seed).digest()[:8])
         request.fork_of = self
         self.forks.append(request)
         return request
+
+    def started(self) -> StartedSequence:
+        """Return what an executor has to know of the request before its first slice."""
+        generated = self.token_ids[self.num_prompt_tokens : self.num_known_tokens]
+        return StartedSequence(self.request_id, self.spec, self.seed, tuple(generated))
+
+    def make_slice(
+        self,
+        stop: int,
+        drafts: tuple[int, ...] = (),
+        forks: tuple[int, ...] = (),
+        keep: tuple[int, ...] = (),
+    ) -> Slice:
+        """Return the slice of the pending tokens up to `stop`, drafts included."""
+        start, known = self.num_computed_tokens, stop - len(drafts)
+        is_last, is_pooled = known == len(self.token_ids), self.spec.pooling is not None
+        num_prompt_tokens = num_scored = 0
+        if start < self.num_prompt_tokens:
+            num_prompt_tokens = min(stop, self.num_prompt_tokens) - start
+            if self.wants_prompt_logprobs:
+                num_scored = min(stop + 1, self.num_prompt_tokens) - start - 1
+        return Slice(
+            self.request_id,
+            start,
+            (*self.token_ids[start:known], *drafts),
+            self.block_table.value,
+            self.window_table.value,
+            self.state_slot,
+            num_drafts=len(drafts),
+            num_samples=1 + len(drafts) if is_last and not is_pooled else 0,
+            forks=forks,
+            embeds=is_last and is_pooled,
+            num_prompt_tokens=num_prompt_tokens,
+            num_scored=num_scored,
+            is_prefill=self.status is RequestStatus.PREFILLING,
+            keep=keep,
+        )
 
     def move_to(self, status: RequestStatus) -> None:
         """Change the state.
@@ -330,7 +232,7 @@ class BatchRequest:
     @property
     def expects_last_token(self) -> bool:
         """True if the token that a step in flight samples reaches `max_tokens`."""
-        return self.expects_token and self.num_output_tokens >= self.max_tokens
+        return self.expects_token and self.num_output_tokens >= self.spec.output_limit
 
     def expect_token(self) -> None:
         """Append a placeholder for the token that a step in flight samples."""
@@ -343,13 +245,14 @@ class BatchRequest:
             self.token_ids.pop()
             self.expects_token = False
 
-    def append(self, token_id: int) -> None:
-        """Append a sampled token, and set `finish_reason` if the request ends with it."""
+    def append(self, token_id: int, *, is_complete: bool = False) -> None:
+        """Append a sampled token, and set `finish_reason` if the request ends with it.
+
+        is_complete: the constraint lets nothing but the end follow.
+        """
         assert self.finish_reason is None, "nothing follows the last token"
         self.token_ids.append(token_id)
-        if self.constraint is not None:
-            self.constraint.accept(token_id)
-        if token_id in self.stop_token_ids or (self.constraint and self.constraint.is_complete):
+        if is_complete or token_id in self.spec.stop_token_ids:
             self.finish_reason = FinishReason.STOP
-        elif self.num_output_tokens >= self.max_tokens:
+        elif self.num_output_tokens >= self.spec.output_limit:
             self.finish_reason = FinishReason.LENGTH

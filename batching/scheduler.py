@@ -1,18 +1,19 @@
 """The scheduler: decides before each step which tokens of which requests the model processes."""
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from batching.config import SchedulerConfig
 from batching.errors import RequestFailed
+from batching.inputs.sampling_params import SamplingParams
 from batching.kv_cache.manager import KVCacheManager
-from batching.request import BatchRequest, FinishReason, RequestStatus, TokenLogprobs
+from batching.pooling import Vector
+from batching.request import BatchRequest, RequestStatus
 from batching.scheduling.admission import AdmissionQueue
 from batching.scheduling.best_effort import BestEffortTurns
 from batching.scheduling.lookahead import goes_on, is_predictable
-from batching.scheduling.prefill_budget import share_prefill_budget
-from batching.steps.outputs import (
+from batching.scheduling.outputs import (
     RequestFailure,
     RequestOutput,
     append_sampled,
@@ -20,9 +21,12 @@ from batching.steps.outputs import (
     progress_outputs,
     token_output,
 )
-from batching.steps.snapshot import EngineSnapshot, take_snapshot
+from batching.scheduling.prefill_budget import share_prefill_budget
+from batching.scheduling.residents import Residents
+from batching.scheduling.snapshot import EngineSnapshot, take_snapshot
 from batching.steps.stats import SchedulerStats, SpecDecodeStats
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
+from batching.steps.token_output import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class ContinuousBatchingScheduler:
         self._waiting = self._admission.waiting
         # Admitted requests, the one that is due first in front, best-effort ones behind all others.
         self._running: list[BatchRequest] = []
+        self._residents = Residents()
         self._turns = BestEffortTurns()
         self._num_preemptions = 0
         self._expected: StepPlan | None = None
@@ -151,7 +156,7 @@ class ContinuousBatchingScheduler:
 
     def add(self, request: BatchRequest) -> None:
         """Queue a request together with its forks; `check_request` has accepted it."""
-        num_tokens = request.num_prompt_tokens + request.max_tokens
+        num_tokens = request.num_prompt_tokens + request.spec.output_limit
         assert num_tokens <= self.config.max_request_tokens, "the request could not run alone"
         self._admission.push(request)
 
@@ -166,8 +171,10 @@ class ContinuousBatchingScheduler:
             else:
                 request.fork_of.forks.remove(request)
             request.move_to(RequestStatus.CANCELLED)
+            self._residents.end(request)
         elif request.status in (RequestStatus.PREFILLING, RequestStatus.RUNNING):
             self._leave(request, RequestStatus.CANCELLED)
+        request.forget_expected()
         if request.forks:
             self._promote_fork(request)
 
@@ -204,8 +211,15 @@ class ContinuousBatchingScheduler:
             slices += self._best_effort(best_effort, slices, step)
             self._turns.serve(now)
         state_copies = () if self._kv.states is None else self._kv.states.take_copies()
-        copies = self._kv.take_copies()
-        return StepPlan(tuple(slices), copies, tuple(step.preempted), state_copies)
+        changes = self._residents.take_changes()
+        return StepPlan(
+            tuple(slices),
+            self._kv.take_copies(),
+            changes.preempted,
+            state_copies,
+            changes.started,
+            changes.ended,
+        )
 
     def update(
         self, plan: StepPlan, outputs: Sequence[SliceOutput]
@@ -218,39 +232,46 @@ class ContinuousBatchingScheduler:
         self._forget_expected()
         is_recorded, self._expected = plan is self._expected, None
         for s, output in zip(plan.slices, outputs, strict=True):
-            if s.request.has_ended:
-                # While the step was in flight.
+            request = self._residents.get(s.sequence_id)
+            if request is None:
+                # It has ended while the step was in flight.
                 continue
-            s.request.prompt_logprobs += output.prompt_logprobs
-            if s.samples:
-                items += self._sampled(s, output, is_recorded=is_recorded)
+            request.prompt_logprobs += output.prompt_logprobs
+            if s.num_samples:
+                items += self._sampled(request, s, output, is_recorded=is_recorded)
                 continue
             if not is_recorded:
-                self._kv.commit(s, s.stop)
-            s.request.pooled = output.pooled
-            if s.embeds:
-                items.append(self._end_pooled(s.request))
+                self._kv.commit(request, s, s.stop)
+            if output.vector is not None:
+                items.append(self._end_pooled(request, output.vector))
             else:
-                items += progress_outputs(s.request)
+                items += progress_outputs(request)
         return items
 
-    def can_expect(self, plan: StepPlan) -> bool:
+    def can_expect(self, plan: StepPlan, can_follow: Callable[[SamplingParams], bool]) -> bool:
         """Return whether the next step can be planned before the outputs of `plan` are known.
 
         That is not possible if the next step might contain drafts, preempt a request, stop a best-effort
         one for another request, or be empty.
+
+        can_follow: whether the executor samples for such parameters before the token before is known.
         """
-        current = [s for s in plan.slices if not s.request.has_ended]
+        current = [
+            (s, request)
+            for s in plan.slices
+            if (request := self._residents.get(s.sequence_id)) is not None
+        ]
         # Best-effort requests do not hinder drafts that begin a step without them.
         decoding = [r for r in self._running if r.status is RequestStatus.RUNNING]
         num_decoding = sum(not r.is_best_effort for r in decoding) or len(decoding)
         may_draft = self.config.max_draft_tokens > 0 and self._max_rows(num_decoding) > 1
         may_make_way = self._admission.is_awaited and self._runs_best_effort
         return (
-            any(map(goes_on, current))
+            any(goes_on(s, request) for s, request in current)
             and not may_make_way
             and self._kv.has_room_to_grow(len(self._running))
-            and all(is_predictable(s, may_draft=may_draft) for s in current)
+            and all(is_predictable(s, request, may_draft=may_draft) for s, request in current)
+            and all(can_follow(r.spec.sampling) for s, r in current if s.num_samples)
         )
 
     def expect(self, plan: StepPlan) -> None:
@@ -260,12 +281,13 @@ class ContinuousBatchingScheduler:
         """
         self._expected = plan
         for s in plan.slices:
-            if s.request.has_ended:
+            request = self._residents.get(s.sequence_id)
+            if request is None:
                 continue
-            self._kv.commit(s, s.stop)
-            if s.samples:
-                self._begin_decoding(s.request)
-                s.request.expect_token()
+            self._kv.commit(request, s, s.stop)
+            if s.num_samples:
+                self._begin_decoding(request)
+                request.expect_token()
 
     def discard(self, plan: StepPlan, failed_ids: Container[int] | None = None) -> None:
         """Drop a step that raised: cancel the requests at fault and restart all other admitted requests.
@@ -280,7 +302,10 @@ class ContinuousBatchingScheduler:
         if self._kv.states is not None:
             self._kv.states.forget()
         for s in plan.slices:
-            requests = dict.fromkeys([s.request, *s.forks, *s.request.forks])
+            known = [self._residents.get(each) for each in (s.sequence_id, *s.forks)]
+            first = known[0]
+            forks = [] if first is None else first.forks
+            requests = dict.fromkeys(r for r in (*known, *forks) if r is not None)
             if failed_ids is None or any(r.request_id in failed_ids for r in requests):
                 # The last one first, so that no fork is left to prefill the prompt by itself.
                 for request in reversed(requests):
@@ -288,6 +313,7 @@ class ContinuousBatchingScheduler:
         for request in list(self._running):
             self._preempt(request)
         self._kv.forget_cached()
+        self._residents.forget()
 
     @property
     def _runs_best_effort(self) -> bool:
@@ -305,7 +331,7 @@ class ContinuousBatchingScheduler:
         slices = list(self._decodes(requests, budget, step))
         budget -= sum(map(len, slices))
         if others or slices or self.expects_others(step.now):
-            prefilling = [s for s in others if s.request.status is RequestStatus.PREFILLING]
+            prefilling = [s for s in others if s.is_prefill]
             budget = step.bounded(budget, sum(map(len, prefilling)))
         return slices + self._prefills(budget, is_best_effort=True)
 
@@ -371,10 +397,10 @@ class ContinuousBatchingScheduler:
 
     def _drafts(self, request: BatchRequest, max_drafts: int) -> tuple[int, ...]:
         """Propose draft tokens, as many as the request's last block has room for."""
-        if max_drafts < 1 or request.constraint is not None or request.expects_token:
+        if max_drafts < 1 or request.spec.constraint is not None or request.expects_token:
             return ()
         room = len(request.block_table) * self.config.block_size - request.num_tokens
-        remaining = request.max_tokens - request.num_output_tokens - 1
+        remaining = request.spec.output_limit - request.num_output_tokens - 1
         return request.drafter.draft(request.token_ids, min(max_drafts, room, remaining))
 
     def _make_room(self, request: BatchRequest, step: _Planning) -> bool:
@@ -421,33 +447,39 @@ class ContinuousBatchingScheduler:
     ) -> Slice:
         # Of a step that is planned while another one is in flight.
         may_end = self._expected is not None
+        for each in (request, *forks):
+            self._residents.start(each)
         return self._kv.make_slice(request, stop, drafts, forks, may_end=may_end)
 
     def _sampled(
-        self, s: Slice, output: SliceOutput, *, is_recorded: bool
+        self, request: BatchRequest, s: Slice, output: SliceOutput, *, is_recorded: bool
     ) -> list[RequestOutput | RequestFailure]:
         """Record the sampled tokens of a slice, for its request and for its forks."""
         # The forks first: they share the blocks that the request releases when it ends.
+        if not s.forks:
+            return [self._apply_output(request, s, output, is_recorded=is_recorded)]
         forks = [
-            self._start_fork(s, i, output) for i, fork in enumerate(s.forks) if not fork.has_ended
+            self._start_fork(request, fork, s, i, output)
+            for i, fork_id in enumerate(s.forks)
+            if (fork := self._residents.get(fork_id)) is not None
         ]
-        return [self._apply_output(s, output, is_recorded=is_recorded), *forks]
+        return [self._apply_output(request, s, output, is_recorded=is_recorded), *forks]
 
     def _apply_output(
-        self, s: Slice, output: SliceOutput, *, is_recorded: bool
+        self, request: BatchRequest, s: Slice, output: SliceOutput, *, is_recorded: bool
     ) -> RequestOutput | RequestFailure:
         """Append the sampled tokens to a request, up to the first draft that was wrong."""
-        request = s.request
-        token_ids = append_sampled(request, output.token_ids[: s.num_samples], s.drafts)
-        if s.drafts:
+        token_ids = append_sampled(request, s, output)
+        if s.num_drafts:
             num_accepted = len(token_ids) - 1
-            request.drafter.record(request.num_tokens, len(s.drafts), num_accepted)
-            self._spec_decode.record(len(s.drafts), num_accepted)
+            request.drafter.record(request.num_tokens, s.num_drafts, num_accepted)
+            self._spec_decode.record(s.num_drafts, num_accepted)
         if not is_recorded:
             # The last token is the one that the model has not processed yet.
-            self._kv.commit(s, request.num_tokens - 1)
+            self._kv.commit(request, s, request.num_tokens - 1)
             self._begin_decoding(request)
-        return self._make_output(request, token_ids, output.logprobs[: len(token_ids)])
+        logprobs = output.logprobs[: len(token_ids)]
+        return self._make_output(request, token_ids, logprobs, output)
 
     def _begin_decoding(self, request: BatchRequest) -> None:
         if request.status is RequestStatus.PREFILLING:
@@ -456,51 +488,60 @@ class ContinuousBatchingScheduler:
     def _forget_expected(self) -> None:
         if self._expected is not None:
             for s in self._expected.slices:
-                s.request.forget_expected()
+                if (request := self._residents.get(s.sequence_id)) is not None:
+                    request.forget_expected()
 
     def _start_fork(
-        self, s: Slice, index: int, output: SliceOutput
+        self, request: BatchRequest, fork: BatchRequest, s: Slice, index: int, output: SliceOutput
     ) -> RequestOutput | RequestFailure:
         """Start another choice on the shared blocks of the prompt, with its first token."""
-        fork, position = s.forks[index], s.num_samples + index
+        position = s.num_samples + index
         fork.fork_of = None
-        s.request.forks.remove(fork)
-        self._kv.fork(s.request, fork, s.stop)
-        fork.scheduled_time = s.request.scheduled_time
+        request.forks.remove(fork)
+        self._kv.fork(request, fork, s.stop)
+        fork.scheduled_time = request.scheduled_time
         fork.move_to(RequestStatus.PREFILLING)
         fork.move_to(RequestStatus.RUNNING)
         insort(self._running, fork, key=self._admission.running_key)
         token_id = output.token_ids[position]
-        fork.append(token_id)
-        made = self._make_output(fork, (token_id,), output.logprobs[position : position + 1])
+        fork.append(token_id, is_complete=fork.request_id in output.completed)
+        logprobs = output.logprobs[position : position + 1]
+        made = self._make_output(fork, (token_id,), logprobs, output)
         if fork.status is RequestStatus.RUNNING:
             if len(self._running) > self.config.max_num_seqs:
                 self._requeue(fork)
             elif self._kv.states is not None:
-                self._kv.states.fork(s.request, fork, s.stop)
+                self._kv.states.fork(request, fork, s.stop)
         return made
 
     def _make_output(
-        self, request: BatchRequest, token_ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs]
+        self,
+        request: BatchRequest,
+        token_ids: tuple[int, ...],
+        logprobs: Sequence[TokenLogprobs],
+        output: SliceOutput,
     ) -> RequestOutput | RequestFailure:
         """Return the output for new tokens; a request that ends with them leaves the batch."""
-        if request.constraint is not None and (error := request.constraint.error) is not None:
+        if output.errors and (error := dict(output.errors).get(request.request_id)) is not None:
             self._leave(request, RequestStatus.CANCELLED)
             return RequestFailure(request.request_id, RequestFailed(error))
         if request.finish_reason is not None:
             self._leave(request, RequestStatus.COMPLETED)
         return RequestOutput(request.request_id, token_output(request, token_ids, logprobs))
 
-    def _end_pooled(self, request: BatchRequest) -> RequestOutput:
+    def _end_pooled(self, request: BatchRequest, vector: Vector) -> RequestOutput:
         """End a request with pooling and return its vector."""
         request.finish_reason = FinishReason.STOP
         request.move_to(RequestStatus.RUNNING)
         self._leave(request, RequestStatus.COMPLETED)
-        return embedding_output(request)
+        return embedding_output(request, vector)
 
     def _promote_fork(self, request: BatchRequest) -> None:
         """Let the first fork of a request that was aborted prefill the prompt in its place."""
         first, *others = request.forks
+        for fork in request.forks:
+            # A step in flight may have sampled for it in vain.
+            self._residents.end(fork)
         request.forks = []
         first.fork_of = None
         first.forks = others
@@ -525,10 +566,11 @@ class ContinuousBatchingScheduler:
         """Free a request's blocks; it keeps its tokens and its position in the queue."""
         self._leave(request, RequestStatus.WAITING)
         if not request.num_output_tokens:
-            request.forget_rows()
+            request.prompt_logprobs.clear()
 
     def _leave(self, request: BatchRequest, status: RequestStatus) -> None:
         request.move_to(status)
         key = self._admission.running_key(request)
         del self._running[bisect_left(self._running, key, key=self._admission.running_key)]
         self._kv.release(request, key)
+        self._residents.end(request)

@@ -29,24 +29,48 @@ def _keep_to_own_cores() -> None:
 
 # Not on a Mac.
 _HAS_AFFINITY = hasattr(os, "sched_setaffinity")
+# Products here are small: a second thread of BLAS, which spins, more than doubles what they cost.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Before MLX and BLAS count the cores.
 _keep_to_own_cores()
 # Before any test module imports MLX: a fast BLAS must be loaded first.
 import batching.backend  # noqa: E402, F401
+from scripts.server_process import Server  # noqa: E402
+from tests.support.weekly import WEEK  # noqa: E402
+
+_SAMPLE = f"samples: those of week {WEEK}, which TEST_WEEK={WEEK} takes again"
 
 # They need environments of their own: make test-clients, make test-web.
 collect_ignore = ["clients", "web"]
 
 # No deadlines: how long an example takes says more about the machine than about the code.
-settings.register_profile("dev", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("dev", deadline=None, max_examples=40)
+settings.register_profile("ci", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_report_header() -> str:
+    return _SAMPLE
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # The head is not there with -q.
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(_SAMPLE)
 
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Run async tests on asyncio, as uvicorn does."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def bundled_server() -> Iterator[Server]:
+    """Serve the bundled model with default settings, to all files that ask it for words."""
+    with Server() as started:
+        yield started
+        assert started.stop() == 0
 
 
 @pytest.fixture(autouse=True)

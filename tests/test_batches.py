@@ -1,53 +1,74 @@
-"""Batches of the bundled model over real sockets, with OpenAI's client, and what kills leave."""
+"""Batches over real sockets, with OpenAI's client, and what kills leave."""
 
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import openai
 import pytest
 from openai.types import Batch, FileDeleted, FileObject
 
 from scripts.server_process import Server, wait_until
-from tests.support.golden import GoldenCase
-from tests.support.live import BRIEF
+from tests.support.live import live_server
 from tests.support.sdk_types import check_shape
+from tests.support.small_model import cases
 
 pytestmark = pytest.mark.timeout(240)
 
-MODEL: Final = "smollm2-135m-instruct"
-NUM_LINES: Final = 60
+MODEL: Final = "small"
+NUM_LINES: Final = 40
+NUM_TOKENS: Final = 300
 WINDOW: Final = "24h"
 ENDPOINT: Final = "/v1/chat/completions"
 LONG: Final = 120.0
 
 
-def line(custom_id: str, case: GoldenCase) -> dict[str, Any]:
-    body = {
+def body(number: int) -> dict[str, Any]:
+    """Return one of a few requests, whose answers take so long that a kill comes amid the lines."""
+    case = cases()[number % len(cases())]
+    return {
         "model": MODEL,
         "messages": case.messages,
         "temperature": 0,
-        "repetition_penalty": 1,
-        "max_tokens": len(case.completion_token_ids),
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
     }
-    return {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": body}
 
 
-def write_input(path: Path, num_lines: int = NUM_LINES) -> None:
-    cases = [BRIEF[i % len(BRIEF)] for i in range(num_lines)]
-    rows = [json.dumps(line(f"id-{i}", case)) for i, case in enumerate(cases)]
+def line(number: int) -> dict[str, Any]:
+    return {
+        "custom_id": f"id-{number}",
+        "method": "POST",
+        "url": ENDPOINT,
+        "body": body(number),
+    }
+
+
+def write_input(path: Path) -> None:
+    rows = [json.dumps(line(number)) for number in range(NUM_LINES)]
     path.write_text("\n".join(rows), encoding="utf-8")
 
 
-def check_output(text: str, num_lines: int = NUM_LINES) -> None:
-    """Every line has one result, which is the golden one."""
+def answers(server: Server) -> list[str]:
+    """Return what the requests are answered when each is alone."""
+    found = [
+        httpx.post(f"{server.url}{ENDPOINT}", json=body(number), timeout=LONG).json()
+        for number in range(len(cases()))
+    ]
+    return [answer["choices"][0]["message"]["content"] for answer in found]
+
+
+def check_output(text: str, expected: Sequence[str]) -> None:
+    """Every line has one result, which is that of its request alone."""
     records = [json.loads(row) for row in text.split("\n") if row]
-    assert [record["custom_id"] for record in records] == [f"id-{i}" for i in range(num_lines)]
+    assert [record["custom_id"] for record in records] == [f"id-{i}" for i in range(NUM_LINES)]
     for i, record in enumerate(records):
         (choice,) = record["response"]["body"]["choices"]
-        assert choice["message"]["content"] == BRIEF[i % len(BRIEF)].text
+        assert choice["message"]["content"] == expected[i % len(expected)]
 
 
 def client_of(server: Server) -> openai.OpenAI:
@@ -69,8 +90,9 @@ def wait_for_end(client: openai.OpenAI, batch_id: str) -> Batch:
 def test_a_batch_of_openais_client_survives_a_kill(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     write_input(source)
-    settings: dict[str, Any] = {"cpu_precision": "exact", "data_dir": str(tmp_path / "data")}
-    with Server(**settings) as server, client_of(server) as client:
+    data = str(tmp_path / "data")
+    with live_server(data_dir=data) as server, client_of(server) as client:
+        expected = answers(server)
         with source.open("rb") as file:
             uploaded = client.files.create(file=file, purpose="batch")
         check_shape(uploaded.to_dict(), FileObject)
@@ -90,14 +112,14 @@ def test_a_batch_of_openais_client_survives_a_kill(tmp_path: Path) -> None:
         wait_until(has_some, "no line is served")
         server.send_signal(signal.SIGKILL)
         server.wait()
-    with Server(**settings) as server, client_of(server) as client:
+    with live_server(data_dir=data) as server, client_of(server) as client:
         done = wait_for_end(client, batch.id)
         check_shape(done.to_dict(), Batch)
         assert done.status == "completed"
         assert done.request_counts is not None
         assert (done.request_counts.completed, done.request_counts.failed) == (NUM_LINES, 0)
         assert done.output_file_id is not None
-        check_output(client.files.content(done.output_file_id).text)
+        check_output(client.files.content(done.output_file_id).text, expected)
         assert [each.id for each in client.batches.list()] == [batch.id]
         assert {each.id for each in client.files.list()} == {uploaded.id, done.output_file_id}
         deleted = client.files.delete(uploaded.id)
@@ -111,16 +133,18 @@ def test_a_batch_of_openais_client_survives_a_kill(tmp_path: Path) -> None:
 def test_run_batch_survives_a_kill(tmp_path: Path) -> None:
     source, target, work = (tmp_path / name for name in ("in", "out", "out.part"))
     write_input(source)
+    with live_server() as server:
+        expected = answers(server)
     command = ["-m", "app", "run-batch", str(source), str(target)]
-    with Server(command, cpu_precision="exact") as first:
+    with live_server(command) as first:
         # The database grows beyond what an empty one has.
         wal = work.with_name("out.part-wal")
-        wait_until(lambda: wal.exists() and wal.stat().st_size > 200_000, f"no result: {first.log}")
+        wait_until(lambda: wal.exists() and wal.stat().st_size > 100_000, f"no result: {first.log}")
         first.send_signal(signal.SIGKILL)
         assert first.wait() == -signal.SIGKILL
     assert not target.exists()
-    with Server(command, cpu_precision="exact") as second:
+    with live_server(command) as second:
         assert second.wait() == 0
         assert second.log.splitlines()[-1] == f"{NUM_LINES} of {NUM_LINES} lines, 0 of them failed"
     assert sorted(os.listdir(tmp_path)) == ["in", "out"]
-    check_output(target.read_text(encoding="utf-8"))
+    check_output(target.read_text(encoding="utf-8"), expected)

@@ -55,10 +55,8 @@ CITY: Final[dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as started:
-        yield started
-        assert started.stop() == 0
+def server(bundled_server: Server) -> Server:
+    return bundled_server
 
 
 @pytest.fixture(scope="module")

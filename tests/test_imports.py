@@ -7,6 +7,7 @@ Every import statement counts: inside a function and under `if TYPE_CHECKING` as
 import ast
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Final
@@ -55,8 +56,6 @@ BACKEND_USERS: Final = {
     KERNELS,
     MAKE_MODEL,
     GPU_CHECK,
-    "scripts.bench.cores",
-    "scripts.bench.engine",
     "scripts.bench.models",
     "scripts.guidellm",
     "scripts.model_types",
@@ -86,6 +85,7 @@ def imported(source: str, modules: Iterable[str]) -> Iterator[str]:
                 yield member if member in ours else node.module
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     texts = sources(*PACKAGES)
     return {name: set(imported(text, texts)) for name, text in texts.items()}

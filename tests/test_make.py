@@ -1,6 +1,7 @@
 """What `make` says where something is missing."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,3 +41,22 @@ def test_without_what_builds_the_kernels_one_line_says_so(
         f"no native CPU kernels: {reason}"
     ]
     assert (tmp_path / ".native").exists()
+
+
+def planned(*arguments: str) -> str:
+    """Return what make would run."""
+    command = ["make", "--dry-run", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git knows what belongs to the kernels")
+def test_the_sanitizers_run_once_for_each_change_of_the_kernels(tmp_path: Path) -> None:
+    checked = tmp_path / "checked"
+    everything = planned("test-native-changed", f"CHECKED={checked}")
+    (now,) = re.findall(rf"^echo (\w+) >{checked}$", everything, re.MULTILINE)
+    assert everything.count("-fsanitize=") == 2
+    checked.write_text(f"{now}\n")
+    assert "-fsanitize=" not in planned("test-native-changed", f"CHECKED={checked}")
+    checked.write_text(f"{now[1:]}0\n")
+    assert planned("test-native-changed", f"CHECKED={checked}") == everything

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final, cast
 
 import httpx
@@ -12,6 +13,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel, Field
 
 from scripts.server_process import Server, wait_until
+from tests.support.live import live_server
 from tests.support.responses import PATH, checked_items, events_in, function
 from tests.support.sdk_types import check_shape
 
@@ -58,10 +60,8 @@ FIELDS: Final[list[dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as started:
-        yield started
-        assert started.stop() == 0
+def server(bundled_server: Server) -> Server:
+    return bundled_server
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def post(server: Server, **body: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: ",".join(fields) or "none")
 def test_responses_and_events_have_openais_shape(server: Server, fields: dict[str, Any]) -> None:
-    body = {"input": QUESTION, "max_output_tokens": 40, **fields}
+    body = {"input": QUESTION, "max_output_tokens": 16, **fields}
     answer = post(server, **body).json()
     check_shape(answer, Response)
     events = events_in(post(server, **body, stream=True).text)
@@ -197,25 +197,19 @@ def test_a_response_in_the_background_is_polled_and_cancelled(client: openai.Ope
         client.responses.retrieve(short)
 
 
-def test_responses_outlive_the_server(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = str(tmp_path_factory.mktemp("data"))
-    with Server(data_dir=folder) as first:
+def test_responses_outlive_the_server(tmp_path: Path) -> None:
+    """What ran is failed after a kill, and after a stop that does not wait for it."""
+    settings = {"data_dir": str(tmp_path), "model_id": MODEL, "shutdown_timeout": "0.1"}
+    long = {"input": QUESTION, "max_output_tokens": 8000, "background": True}
+    with live_server(**settings) as first:
         kept = post(first, input=QUESTION, max_output_tokens=4).json()
-        unfinished = post(first, input=QUESTION, max_output_tokens=4000, background=True).json()
+        unfinished = post(first, **long).json()
         first.kill()
-    with Server(data_dir=folder) as second:
+    with live_server(**settings) as second:
         found = [httpx.get(f"{second.url}{PATH}/{each['id']}") for each in (kept, unfinished)]
         continued = post(second, input="And?", previous_response_id=kept["id"], max_output_tokens=4)
+        assert post(second, **long).json()["status"] == "queued"
         assert second.stop() == 0
     assert found[0].json() == kept
     assert found[1].json()["status"] == "failed"
     assert continued.json()["previous_response_id"] == kept["id"]
-
-
-def test_a_shutdown_ends_what_is_in_the_background(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    with Server(data_dir=str(tmp_path_factory.mktemp("data")), shutdown_timeout="0.1") as server:
-        begun = post(server, input=QUESTION, max_output_tokens=4000, background=True).json()
-        assert begun["status"] == "queued"
-        assert server.stop() == 0

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from app.admission.controller import AdmissionTicket
 from app.admission.patience import after_departures
 from app.observability.request_record import RequestRecord, TokenUsage
-from batching import DeadlineExceeded, SequenceStats
+from batching import DeadlineExceeded, SequenceSpec, SequenceStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,20 @@ class AdmittedRequest:
     trace_headers: Mapping[str, str] = field(default_factory=dict)
     on_finish: Callable[[RequestRecord], None] = lambda _: None
 
-    def cache_salt(self, salt: str | None) -> str:
+    def cache_salt(self, salt: str) -> str:
         """Return the salt of the request's cached prefixes: the client's, and its own if any."""
         client_salt = self.ticket.client.cache_salt
         return f"{client_salt}:{salt}" if salt else client_salt
+
+    def applied_to(self, spec: SequenceSpec) -> SequenceSpec:
+        """Return a spec with what this request adds: its priority, its client's salt, the time that is left."""
+        return replace(
+            spec,
+            priority=self.ticket.priority,
+            is_best_effort=self.ticket.is_best_effort,
+            cache_salt=self.cache_salt(spec.cache_salt),
+            time_limit=self.deadline.time_left(),
+        )
 
     async def reserve_tokens(self, num_tokens: int) -> None:
         """Count prompt tokens as waiting; see `AdmissionController.reserve_tokens`.

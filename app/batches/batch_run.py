@@ -55,10 +55,10 @@ class BatchServices:
 
 
 class BatchRun:
-    """Runs a batch that this server has claimed; lines that have a result are not served again.
+    """Runs a batch; lines that have a result are not served again.
 
-    Each status is stored before the work that it stands for begins, so that a server that takes over the
-    batch after a crash knows where to continue.
+    Each status is stored before the work that it stands for begins, so that after a crash the next start
+    knows where to continue.
     """
 
     def __init__(self, batch: StoredBatch, services: BatchServices) -> None:

@@ -1,4 +1,4 @@
-"""Runs the batches of one server."""
+"""Runs the batches of the server."""
 
 import asyncio
 import logging
@@ -16,13 +16,12 @@ logger = logging.getLogger(__name__)
 _MAX_RUNNING: Final = 8
 # Batches beside them that are cancelled or whose time is over: they only have to end.
 _MAX_ENDING: Final = 8
-# Seconds after which expired files are deleted, batches of servers that have ended are looked for, and one that failed for
-# want of disk goes on.
+# Seconds after which expired files are deleted, and a batch that failed for want of disk goes on.
 _SCAN_INTERVAL: Final = 5
 
 
 class BatchRunner:
-    """Claims batches for this server and runs them; it lives on the event loop.
+    """Runs the unfinished batches of the store; it lives on the event loop.
 
     It starts with the first call of `wake`.
     """
@@ -42,7 +41,7 @@ class BatchRunner:
         return len(self._runs)
 
     def counts(self, batch_id: str) -> Counts | None:
-        """Return the counts of a batch that runs here, None for others; the store has them a second later."""
+        """Return the counts of a batch that runs, None for others; the store has them a second later."""
         found = self._runs.get(batch_id)
         return None if found is None else found[0].counts
 
@@ -69,12 +68,12 @@ class BatchRunner:
             self.wake()
 
     async def idle(self) -> None:
-        """Wait until nothing runs here."""
+        """Wait until nothing runs."""
         while tasks := self._tasks():
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """Stop all batches; another server or the next start continues them."""
+        """Stop all batches; the next start continues them."""
         self._is_closed = True
         for task in self._tasks():
             task.cancel()
@@ -92,16 +91,16 @@ class BatchRunner:
             if self._is_sweep_due:
                 self._is_sweep_due = False
                 await in_thread(self.services.storage.files.delete_expired)
-            for batch in await in_thread(self._claim):
+            for batch in await in_thread(self._next):
                 self._start(BatchRun(batch, self.services))
         except OSError as error:
             logger.error("batches cannot be looked up: %s", error)
 
-    def _claim(self) -> list[StoredBatch]:
+    def _next(self) -> list[StoredBatch]:
         now = self.services.now()
         num_ending = sum(run.batch.is_over(now) for run, _ in list(self._runs.values()))
         num_live = len(self._runs) - num_ending
-        return self.services.storage.batches.claim(
+        return self.services.storage.batches.next_to_run(
             set(self._runs),
             _MAX_RUNNING - num_live,
             limit_over=_MAX_ENDING - num_ending,

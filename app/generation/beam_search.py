@@ -21,6 +21,7 @@ from batching import (
     EngineThread,
     FinishReason,
     SamplingParams,
+    SequenceSpec,
     TokenLogprobs,
     TokenOutput,
 )
@@ -53,12 +54,12 @@ class BeamSearch:
 
     def __init__(self, engine: EngineThread, job: GenerationJob, request: AdmittedRequest) -> None:
         """`request` holds the reserved tokens of the prompts, and finishes with `close`."""
-        assert job.beams is not None and job.max_tokens is not None
+        assert job.beams is not None and job.spec.max_tokens is not None
         self._engine = engine
         self._job = job
         self._request = request
-        self._max_tokens = job.max_tokens
-        self._width = job.num_choices
+        self._max_tokens = job.spec.max_tokens
+        self._width = job.spec.num_choices
         self._num_returned = job.beams.num_returned
         self._length_penalty = job.beams.length_penalty
         self._usage = TokenUsage(num_prompt_tokens=job.num_prompt_tokens)
@@ -126,10 +127,10 @@ class BeamSearch:
             for index, beam in enumerate(beams)
             for token_id, logprob in logprobs[index].top
         )
-        ends = self._job.stop_token_ids
+        ends = self._job.spec.stop_token_ids
         best = nlargest(2 * self._width, steps, key=lambda step: step[0])
         # A search looks at more alternatives than the request asks for; only those are kept.
-        num_kept = self._job.sampling.logprobs or 0
+        num_kept = self._job.spec.sampling.logprobs or 0
         kept = [each.top[:num_kept] for each in logprobs]
         return [
             beams[index].followed_by(
@@ -152,15 +153,14 @@ class BeamSearch:
     async def _step(self, prompts: Sequence[Sequence[int]]) -> list[TokenOutput]:
         """Return for each prompt which tokens may come next."""
         sampling = SamplingParams(temperature=0.0, logprobs=2 * self._width)
-        stream = await self._engine.submit(
-            prompts,
+        step = SequenceSpec(
+            prompt=self._job.spec.prompt,
             sampling=sampling,
             max_tokens=1,
-            priority=self._request.ticket.priority,
-            is_best_effort=self._request.ticket.is_best_effort,
-            cache_salt=self._request.cache_salt(self._job.cache_salt),
-            time_limit=self._request.deadline.time_left(),
+            cache_salt=self._job.spec.cache_salt,
         )
+        step = self._request.applied_to(step)
+        stream = await self._engine.submit([step.with_prompt(prompt) for prompt in prompts])
         try:
             outputs = {index: output async for index, output in stream}
         finally:

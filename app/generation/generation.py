@@ -111,13 +111,13 @@ class Generation:
         self._tokens = tokens
         self._choices = choices
         self._request = request
-        self._num_cached_tokens = [0] * len(job.prompts)
-        self._prompt_logprobs: list[Sequence[TokenLogprobs]] = [()] * len(job.prompts)
+        self._num_cached_tokens = [0] * len(job.specs)
+        self._prompt_logprobs: list[Sequence[TokenLogprobs]] = [()] * len(job.specs)
         self._reasons: dict[int, ChoiceFinishReason] = {}
         self._failure: str | None = None
         self._is_held_back = False
         self._pending: deque[Delta | PromptProgress] = deque()
-        self._progress = [PrefillProgress() for _ in job.prompts]
+        self._progress = [PrefillProgress() for _ in job.specs]
         request.held.callback(self.close)
 
     @property
@@ -183,7 +183,7 @@ class Generation:
     async def _next(self) -> Sequence[Delta | PromptProgress]:
         """Return the events of the engine's next output; there may be none."""
         index, output = await anext(self._tokens)
-        prompt_index, choice_index = divmod(index, self._job.num_choices)
+        prompt_index, choice_index = divmod(index, self._job.spec.num_choices)
         if choice_index == 0:
             self._num_cached_tokens[prompt_index] = output.num_cached_tokens
         if not output.token_ids:
@@ -191,10 +191,10 @@ class Generation:
         delta = self._choices[index].feed(output)
         reports: list[PromptProgress] = []
         if delta.is_first and choice_index == 0:
-            self._request.ticket.release_tokens(len(self._job.prompts[prompt_index]))
+            self._request.ticket.release_tokens(len(self._job.specs[prompt_index].prompt))
             self._prompt_logprobs[prompt_index] = delta.prompt_logprobs
-            if self._job.report_progress:
-                num_prompt_tokens = len(self._job.prompts[prompt_index])
+            if self._job.spec.reports_progress:
+                num_prompt_tokens = len(self._job.specs[prompt_index].prompt)
                 reports = self._reports(index, output.num_cached_tokens, num_prompt_tokens)
         elif delta.is_first:
             # Those of one prompt come with its first choice, which is the first to come.
@@ -207,8 +207,8 @@ class Generation:
         return [*reports, delta]
 
     def _reports(self, index: int, num_cached: int, num_prefilled: int) -> list[PromptProgress]:
-        prompt_index = index // self._job.num_choices
-        num_prompt_tokens = len(self._job.prompts[prompt_index])
+        prompt_index = index // self._job.spec.num_choices
+        num_prompt_tokens = len(self._job.specs[prompt_index].prompt)
         elapsed = self._request.deadline.elapsed()
         return [
             PromptProgress(index, num_prompt_tokens, num_cached, number, elapsed)

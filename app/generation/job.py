@@ -6,7 +6,7 @@ checks everything about the request that its schema does not.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from app.generation.choice import TextOptions
@@ -14,11 +14,12 @@ from app.parsing.grammars.marker_tokens import special_ids
 from app.parsing.output_format import GrammarSpec, OutputFormat, Parser
 from batching import (
     AllowedTokens,
+    Constraint,
     EngineThread,
     InvalidRequest,
     ModelInfo,
     SamplingParams,
-    TokenConstraint,
+    SequenceSpec,
     check_token_ids,
 )
 
@@ -98,30 +99,30 @@ class GenerationParams:
 class GenerationJob:
     """Work for one engine: `num_choices` completions of each prompt.
 
-    prompts: token ids.
-    max_tokens: of each choice; None is as many as fit in the context.
-    constraint: what the output must follow; each choice uses a copy.
+    specs: what is asked of the engine, one for each prompt; they differ in nothing else.
     text: how tokens become text.
     new_parser: makes the parser that splits a choice's text into reasoning, content and tool calls.
     """
 
     completion_id: str
     model_id: str
-    prompts: Sequence[Sequence[int]]
-    sampling: SamplingParams
-    max_tokens: int | None
-    stop_token_ids: frozenset[int]
-    constraint: TokenConstraint | None
+    specs: Sequence[SequenceSpec]
     text: TextOptions
     new_parser: Callable[[], Parser]
-    num_choices: int
-    cache_salt: str | None
-    report_progress: bool
     beams: BeamParams | None
 
     @property
+    def spec(self) -> SequenceSpec:
+        """The first spec, for all that they have in common."""
+        return self.specs[0]
+
+    @property
+    def prompts(self) -> list[tuple[int, ...]]:
+        return [spec.prompt for spec in self.specs]
+
+    @property
     def num_prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
+        return sum(len(spec.prompt) for spec in self.specs)
 
 
 def build_job(
@@ -145,26 +146,30 @@ def build_job(
     output = output or OutputFormat()
     model = engine.model
     stop_token_ids = _stop_token_ids(model, params)
-    sampling = sampling_params(model, params)
-    max_tokens = _max_tokens(model, [len(p) for p in prompts], params, max_output_tokens)
-    engine.check(prompts, max_tokens, sampling)
+    spec = SequenceSpec(
+        prompt=tuple(prompts[0]),
+        max_tokens=_max_tokens(model, [len(p) for p in prompts], params, max_output_tokens),
+        sampling=sampling_params(model, params),
+        stop_token_ids=stop_token_ids,
+        cache_salt=params.cache_salt or "",
+        reports_progress=params.report_progress,
+        num_choices=params.num_choices,
+    )
+    engine.check([spec.with_prompt(prompt) for prompt in prompts])
     _check_prompt_logprobs(prompts, params)
     if params.logprobs is not None or params.prompt_logprobs is not None:
         # The first call reads the vocabulary, which takes up to a second.
         engine.grammars.token_bytes(0)
+    spec = replace(spec, constraint=_constraint(engine, params, output.grammar))
+    if spec.max_tokens == 0:
+        # To read a prompt, a token has to be sampled.
+        spec = replace(spec, max_tokens=1)
     return GenerationJob(
         completion_id=completion_id,
         model_id=model.model_id,
-        prompts=prompts,
-        sampling=sampling,
-        max_tokens=max_tokens,
-        stop_token_ids=stop_token_ids,
-        constraint=_constraint(engine, params, output.grammar),
+        specs=[spec.with_prompt(prompt) for prompt in prompts],
         text=_text_options(model, params, stop_token_ids, output.visible_special_ids),
         new_parser=output.new_parser,
-        num_choices=params.num_choices,
-        cache_salt=params.cache_salt,
-        report_progress=params.report_progress,
         beams=params.beams,
     )
 
@@ -263,7 +268,7 @@ def _num_logprobs(params: GenerationParams) -> int:
 
 def _constraint(
     engine: EngineThread, params: GenerationParams, grammar: GrammarSpec | None
-) -> TokenConstraint | None:
+) -> Constraint | None:
     if grammar is None:
         if params.allowed_token_ids is None:
             return None
@@ -271,12 +276,11 @@ def _constraint(
         return AllowedTokens(params.allowed_token_ids)
     if params.allowed_token_ids is not None:
         raise InvalidRequest("allowed_token_ids", f"it cannot be combined with {grammar.param}")
-    matcher = engine.grammars.compile(grammar.grammar, param=grammar.param).matcher()
-    for token_id in grammar.begun:
-        matcher.accept(token_id)
-    if matcher.error is not None:
+    compiled = engine.grammars.compile(grammar.grammar, param=grammar.param)
+    rest = compiled.begun_with(grammar.begun)
+    if rest.error is not None:
         raise InvalidRequest(grammar.param, "the grammar does not allow what the prompt ends with")
-    return matcher
+    return rest
 
 
 def _text_options(

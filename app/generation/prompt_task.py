@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from app.admission.admitted_request import AdmittedRequest
@@ -12,8 +12,7 @@ from batching import (
     EngineError,
     EngineThread,
     FinishReason,
-    PoolingParams,
-    SamplingParams,
+    SequenceSpec,
     SequenceStats,
     TokenOutput,
 )
@@ -24,22 +23,19 @@ _NUM_GROUPS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptJob:
-    """pooling: how the vectors are made; None asks for one token of each prompt.
+    """specs: one for each prompt; each asks for a vector or for one token.
 
     group_size: how many prompts are handed to the engine at a time.
     """
 
     completion_id: str
     model_id: str
-    prompts: Sequence[Sequence[int]]
-    cache_salt: str | None
+    specs: Sequence[SequenceSpec]
     group_size: int
-    pooling: PoolingParams | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
+        return sum(len(spec.prompt) for spec in self.specs)
 
 
 class PromptTask:
@@ -79,7 +75,7 @@ class PromptTask:
             for worker in workers:
                 worker.cancel()
         self._outcome = str(FinishReason.STOP)
-        return [self._outputs[index] for index in range(len(self._job.prompts))]
+        return [self._outputs[index] for index in range(len(self._job.specs))]
 
     def close(self) -> None:
         """Finish the request; a group that is cancelled closes its own stream."""
@@ -92,7 +88,7 @@ class PromptTask:
         )
 
     def _groups(self) -> Iterator[range]:
-        num_prompts, size = len(self._job.prompts), self._job.group_size
+        num_prompts, size = len(self._job.specs), self._job.group_size
         for first in range(0, num_prompts, size):
             yield range(first, min(first + size, num_prompts))
 
@@ -104,19 +100,12 @@ class PromptTask:
     async def _serve(self, group: range) -> None:
         job = self._job
         stream = await self._engine.submit(
-            [job.prompts[index] for index in group],
-            sampling=job.sampling,
-            max_tokens=1 if job.pooling is None else 0,
-            pooling=job.pooling,
-            priority=self._request.ticket.priority,
-            is_best_effort=self._request.ticket.is_best_effort,
-            cache_salt=self._request.cache_salt(job.cache_salt),
-            time_limit=self._request.deadline.time_left(),
+            [self._request.applied_to(job.specs[index]) for index in group]
         )
         self._sequences += stream.sequences
         try:
             async for index, output in stream:
                 self._outputs[group[index]] = output
-                self._request.ticket.release_tokens(len(job.prompts[group[index]]))
+                self._request.ticket.release_tokens(len(job.specs[group[index]].prompt))
         finally:
             stream.close()

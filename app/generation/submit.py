@@ -17,24 +17,11 @@ async def submit(engine: EngineThread, job: GenerationJob, request: AdmittedRequ
         EngineStopped, EngineStalled: the engine serves no requests.
     """
     await request.reserve_tokens(job.num_prompt_tokens)
-    tokens = await engine.submit(
-        job.prompts,
-        sampling=job.sampling,
-        # To read a prompt, a token has to be sampled.
-        max_tokens=1 if job.max_tokens == 0 else job.max_tokens,
-        stop_token_ids=job.stop_token_ids,
-        constraint=job.constraint,
-        priority=request.ticket.priority,
-        is_best_effort=request.ticket.is_best_effort,
-        num_choices=job.num_choices,
-        cache_salt=request.cache_salt(job.cache_salt),
-        reports_progress=job.report_progress,
-        time_limit=request.deadline.time_left(),
-    )
+    tokens = await engine.submit([request.applied_to(spec) for spec in job.specs])
     request.held.callback(tokens.close)
     choices = [
         Choice(index, engine.model.tokenizer, job.text, job.new_parser())
-        for index in range(len(job.prompts) * job.num_choices)
+        for index in range(len(job.specs) * job.spec.num_choices)
     ]
     return Generation(job, tokens, choices, request)
 

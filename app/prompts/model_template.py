@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.prompts.render_pool import POOL
+from app.prompts.template_sandbox import SANDBOX, rendered
 from batching import ModelInfo, Tokenizer
 
 
@@ -19,7 +19,7 @@ def render_turns(model: ModelInfo, turns: Sequence[Mapping[str, Any]], **variabl
     if not model.has_jinja_template:
         return str(tokenizer.apply_chat_template(turns, tokenize=False, **variables))
     template = tokenizer.get_chat_template(None, variables.get("tools"))
-    return POOL.render(template, turns, template_variables(tokenizer, variables))
+    return rendered(SANDBOX, template, turns, template_variables(tokenizer, variables))
 
 
 def template_variables(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from app.prompts.conversation import Conversation
 from app.prompts.harmony_history import harmony_effort, template_turns
 from app.prompts.length_bound import longest_token
 from app.prompts.model_template import render_turns
-from app.prompts.render_pool import RendererLost, TemplateFailed
+from app.prompts.template_sandbox import RendererLost, TemplateFailed
 from app.prompts.turn_order import adapted_turns, takes_system
 from batching import ContextLengthExceeded, InvalidRequest, ModelInfo
 

@@ -1,8 +1,5 @@
 """A model with the chat template of one request."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -11,14 +8,14 @@ from jinja2 import TemplateSyntaxError
 
 from app.prompts import template_process
 from app.prompts.model_template import template_variables
-from app.prompts.render_pool import RendererLost
-from batching import InvalidRequest, ModelInfo, Tokenizer, interruptible, was_killed
+from app.prompts.template_sandbox import TemplateFailed, TemplateTooMuch, rendered
+from batching import InvalidRequest, ModelInfo, Sandbox, SandboxLimits, Tokenizer
 
 PARAM: Final = "chat_template"
-# The process has two seconds of a core, and to exceed them is its fault; on a loaded machine it gets less
-# than a core.
-_WALL_SECONDS: Final = 10.0
-_TOO_MUCH: Final = "the template takes too much time or memory"
+# A process renders one template only, since it may be any client's.
+_SANDBOX: Final = Sandbox(
+    template_process.__file__, SandboxLimits(cpu_seconds=2), wall_seconds=10.0, num_kept=0
+)
 
 
 def check_template(template: str) -> None:
@@ -61,38 +58,19 @@ class _Templated:
         return render(self.chat_template, conversation, variables)
 
 
-def render(
-    template: str,
-    turns: Sequence[Mapping[str, Any]],
-    variables: Mapping[str, Any],
-    *,
-    wall_seconds: float = _WALL_SECONDS,
-) -> str:
+def render(template: str, turns: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
     """Render a template in a process of its own; blocking.
 
     Raises:
         InvalidRequest: the template fails, or takes too much.
         RendererLost: the process was killed, or had no time.
     """
-    # -I: no variable of the environment and no module beside the file is taken notice of.
-    command = [sys.executable, "-I", template_process.__file__]
-    encoded = json.dumps([template, turns, variables], default=str).encode()
-    pipe, none = subprocess.PIPE, subprocess.DEVNULL
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, env={})
-    with process, interruptible(process.kill):
-        try:
-            output, _ = process.communicate(encoded, wall_seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise RendererLost from None
-    if was_killed(process.returncode):
-        raise RendererLost
-    if process.returncode != 0:
-        raise InvalidRequest(PARAM, _TOO_MUCH)
-    answer = json.loads(output)
-    if "text" in answer:
-        return str(answer["text"])
-    # Its own message only: that of another error may hold a part of the prompt.
-    message = answer["message"]
-    known = f": {message}" if message and message in template else ""
-    raise InvalidRequest(PARAM, f"the template fails with this request ({answer['error']}){known}")
+    try:
+        return rendered(_SANDBOX, template, turns, variables)
+    except TemplateTooMuch:
+        raise InvalidRequest(PARAM, "the template takes too much time or memory") from None
+    except TemplateFailed as error:
+        # Its own message only: that of another error may hold a part of the prompt.
+        known = f": {error.reason}" if error.reason and error.reason in template else ""
+        message = f"the template fails with this request ({error.kind}){known}"
+        raise InvalidRequest(PARAM, message) from None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from app.prompts.model_template import render_turns, template_variables
 from app.prompts.render import completion_prompt
-from app.prompts.render_pool import POOL, RendererLost, TemplateFailed
+from app.prompts.template_sandbox import SANDBOX, RendererLost, TemplateFailed, rendered
 from batching import InvalidRequest, ModelInfo, Reranker, check_input
 
 
@@ -63,7 +63,7 @@ class RerankPrompts:
             if template is None:
                 return render_turns(self.model, turns, add_generation_prompt=True)
             variables = template_variables(self.model.tokenizer, {"add_generation_prompt": True})
-            return POOL.render(template, turns, variables)
+            return rendered(SANDBOX, template, turns, variables)
         except RendererLost:
             raise
         # A template is a program of the model's authors, which may raise anything.

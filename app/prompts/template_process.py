@@ -1,22 +1,15 @@
-"""Renders chat templates, in a process that may die of it: one for a request, or one that is kept.
+"""Renders chat templates, as a worker of `batching.sandbox`: it must not import anything of the project.
 
-A template is a program: it may loop for ever or fill the memory, and a thread cannot be stopped.  So it
-runs in a process with limits, by running this file: it must not import anything of the project, which
-would take seconds.  Should a template escape Jinja's sandbox, it can open no file and no connection.
+Should a template escape Jinja's sandbox, it can open no file and no connection.
 
 Templates see what transformers gives them: the same options, filters, functions and variables.
 """
 
 import json
-import resource
-import signal
-import sys
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from functools import lru_cache, partial
-from time import process_time
-from typing import IO, Any, Final, NoReturn
+from functools import lru_cache
+from typing import Any, Final, NoReturn
 
 from jinja2 import Template, TemplateError
 from jinja2.exceptions import SecurityError
@@ -26,11 +19,6 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-# The argument for a process that is kept, for a template of the model; its seconds of a core for each line follow.
-KEPT: Final = "kept"
-
-_CPU_SECONDS: Final = 2
-_MEMORY_BYTES: Final = 512 << 20
 _MAX_CHARACTERS: Final = 4 << 20
 # A long conversation makes a long text: so many characters for each of the request's.
 _MAX_GROWTH: Final = 4
@@ -153,75 +141,22 @@ def _cut(text: str) -> str:
     return text[:end].rstrip() if is_stripped else text[:end]
 
 
-def answer(encoded: bytes, max_characters: int = _MAX_CHARACTERS) -> bytes:
-    """Return the text that a request to this process asks for, or why there is none, as JSON."""
-    template, turns, variables = json.loads(encoded)
+def answer(line: bytes) -> bytes:
+    """Return the text that a line asks for, or why there is none, as JSON."""
+    template, turns, variables = json.loads(line)
     try:
         text = render(template, turns, variables)
         text.encode()
     except Exception as error:
         message = str(error) if isinstance(error, TemplateError) else ""
         return json.dumps({"error": type(error).__name__, "message": message}).encode()
-    if len(text) > max_characters:
+    if len(text) > _MAX_CHARACTERS + _MAX_GROWTH * len(line):
         return json.dumps({"error": "its text is too long", "message": ""}).encode()
     return json.dumps({"text": text}).encode()
 
 
-def import_all() -> None:
+def prepare() -> None:
     """Import what Jinja and Python import at the first use only; later, no file can be opened."""
     uses = "{{ [1] | tojson }}{{ 1 | pprint }}{{ strftime_now('%Y') }}{{ raise_exception('') }}"
     with suppress(TemplateError):
         render(uses, [], {})
-
-
-def answer_lines(lines: IO[bytes], answers: IO[bytes], limit_cpu: Callable[[], None]) -> None:
-    """Answer each line with a line, until there are no more."""
-    for line in lines:
-        limit_cpu()
-        answers.write(answer(line, _MAX_CHARACTERS + _MAX_GROWTH * len(line)) + b"\n")
-        answers.flush()
-
-
-def limit_cpu(
-    seconds: int, set_limit: Callable[[int, tuple[int, int]], None] = resource.setrlimit
-) -> None:
-    """Limit the seconds of a core from now on.
-
-    At the soft limit the process ends by a signal of its own, which tells it from one that was killed; it may be
-    raised again.
-    """
-    with suppress(ValueError, OSError):
-        all_seconds = int(process_time()) + 1 + seconds
-        set_limit(resource.RLIMIT_CPU, (all_seconds, resource.RLIM_INFINITY))
-
-
-def limit_process(
-    set_limit: Callable[[int, tuple[int, int]], None] = resource.setrlimit,
-) -> None:
-    """Limit this process, where the system knows such a limit; else the wall clock remains."""
-    limits = {
-        resource.RLIMIT_AS: _MEMORY_BYTES,
-        resource.RLIMIT_CORE: 0,
-        # What is open stays so.  No other file, and no connection, can be opened, even in place of what is closed.
-        resource.RLIMIT_NOFILE: 0,
-        resource.RLIMIT_NPROC: 0,
-    }
-    for kind, amount in limits.items():
-        with suppress(ValueError, OSError):
-            set_limit(kind, (amount, amount))
-
-
-if __name__ == "__main__":
-    import_all()
-    match sys.argv[1:]:
-        case [kind, seconds] if kind == KEPT:
-            # A terminal and a supervisor signal all processes, and the server has requests to finish.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
-            limit_process()
-            answer_lines(sys.stdin.buffer, sys.stdout.buffer, partial(limit_cpu, int(seconds)))
-        case _:
-            request = sys.stdin.buffer.read()
-            limit_process()
-            limit_cpu(_CPU_SECONDS)
-            sys.stdout.buffer.write(answer(request))

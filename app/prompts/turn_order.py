@@ -15,7 +15,7 @@ from app.parsing.formats.model_format import message_format
 from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, ToolCall
 from app.prompts.harmony_history import template_turns
 from app.prompts.model_template import render_turns
-from app.prompts.render_pool import RendererLost, TemplateTooMuch
+from app.prompts.template_sandbox import RendererLost, TemplateTooMuch
 from batching import ModelInfo
 
 _SEPARATOR: Final = "\n"

@@ -11,21 +11,22 @@ from typing import Final
 from app.storage.batches import BATCHES_SCHEMA, BatchStore
 from app.storage.database import Database
 from app.storage.files import FILES_SCHEMA, FileLimits, FileStore
-from app.storage.presence import Presence
 
 _DATABASE: Final = "batches.sqlite"
 _FILES: Final = "files"
 _WORK: Final = "work"
 _WORK_SUFFIX: Final = ".sqlite"
-_SCHEMA: Final = f"{FILES_SCHEMA}{BATCHES_SCHEMA}PRAGMA user_version = 1"
+_SCHEMA: Final = f"{FILES_SCHEMA}{BATCHES_SCHEMA}PRAGMA user_version = 2"
+# What clients have stored with an earlier version is kept.
+_UPGRADES: Final = {1: "ALTER TABLE batches DROP COLUMN server; PRAGMA user_version = 2"}
 
 DEFAULT_LIMITS: Final = FileLimits()
 
 
 class BatchStorage:
-    """The files and batches of a folder, which several servers may share.
+    """The files and batches of a folder, which no other server uses.
 
-    What a server leaves behind in a crash is removed by the next server that starts.
+    What a server leaves behind in a crash is removed at the next start.
 
     files: what clients upload and what batches write.
     batches: the batches and their statuses.
@@ -48,17 +49,10 @@ class BatchStorage:
         self._remove_folder: Callable[[], object] = lambda: None
         if folder is not None:
             _make(folder)
-        self._presence: Final = Presence(folder)
-        try:
-            path = None if folder is None else folder / _DATABASE
-            self._database: Final = Database(path, _SCHEMA, synchronous="FULL")
-        except OSError:
-            self._presence.close()
-            raise
-        self.batches: Final = BatchStore(self._database, self._presence)
-        self.files: Final = FileStore(
-            self._database, self._files_folder, self._presence.server_id, limits, clock
-        )
+        path = None if folder is None else folder / _DATABASE
+        self._database: Final = Database(path, _SCHEMA, upgrades=_UPGRADES, synchronous="FULL")
+        self.batches: Final = BatchStore(self._database)
+        self.files: Final = FileStore(self._database, self._files_folder, limits, clock)
         if folder is not None:
             self._sweep()
 
@@ -74,7 +68,6 @@ class BatchStorage:
 
     def close(self) -> None:
         self._database.close()
-        self._presence.close()
         self._remove_folder()
 
     def _files_folder(self) -> Path:
@@ -93,7 +86,7 @@ class BatchStorage:
     def _sweep(self) -> None:
         """Delete what crashes have left."""
         self.files.delete_expired()
-        self.files.sweep(self._presence.is_running)
+        self.files.sweep()
         for path in (self._made_folder() / _WORK).glob(f"*{_WORK_SUFFIX}"):
             if not self.batches.is_unfinished(path.stem):
                 self.remove_work(path.stem)

@@ -1,4 +1,4 @@
-"""The store of batches: their status, and which server runs them."""
+"""The store of batches and of their statuses."""
 
 import json
 from collections import Counter
@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 
 from app.storage.database import Database
 from app.storage.files import Page, StoredFile, insert_file
-from app.storage.presence import Presence
 
 FINAL: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 
@@ -17,7 +16,6 @@ CREATE TABLE batches (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
     owner TEXT NOT NULL,
-    server TEXT NOT NULL,
     is_finished INTEGER NOT NULL,
     input_file_id TEXT NOT NULL,
     body TEXT NOT NULL
@@ -27,11 +25,11 @@ CREATE INDEX unfinished_batches ON batches (number) WHERE NOT is_finished;
 """
 
 _UNFINISHED: Final = """
-SELECT id, owner, server,
-    json_extract(body, '$.status') = 'cancelling' OR json_extract(body, '$.expires') <= ?
+SELECT id, owner,
+    json_extract(body, '$.status') = 'cancelling' OR json_extract(body, '$.expires') <= ?,
+    body
 FROM batches WHERE NOT is_finished ORDER BY number
 """
-_TAKE: Final = "UPDATE batches SET server = ? WHERE id = ? RETURNING body"
 
 
 class _Row(NamedTuple):
@@ -42,8 +40,8 @@ class _Row(NamedTuple):
 
     id: str
     owner: str
-    server: str
     is_over: int
+    body: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,18 +88,13 @@ Change = Callable[[StoredBatch], StoredBatch | None]
 
 
 class BatchStore:
-    """Stores the batches of each owner, who sees only their own; each batch is run by one server.
+    """Stores the batches of each owner, who sees only their own."""
 
-    An unfinished batch belongs to the server that added it while that server runs, and afterwards to the
-    first server that claims it.
-    """
-
-    def __init__(self, database: Database, presence: Presence) -> None:
+    def __init__(self, database: Database) -> None:
         self._database: Final = database
-        self._presence: Final = presence
 
     def add(self, batch: StoredBatch) -> bool:
-        """Add a batch of this server; return False if its owner has no such input file.
+        """Add a batch; return False if its owner has no such input file.
 
         Raises:
             OSError: the database cannot be written.
@@ -109,12 +102,11 @@ class BatchStore:
         with self._database.transaction() as database:
             return bool(
                 database.execute(
-                    "INSERT INTO batches (id, owner, server, is_finished, input_file_id, body) "
-                    "SELECT ?, ?, ?, ?, id, ? FROM files WHERE id = ? AND owner = ?",
+                    "INSERT INTO batches (id, owner, is_finished, input_file_id, body) "
+                    "SELECT ?, ?, ?, id, ? FROM files WHERE id = ? AND owner = ?",
                     (
                         batch.id,
                         batch.owner,
-                        self._presence.server_id,
                         batch.is_finished,
                         _to_json(batch),
                         batch.input_file_id,
@@ -173,7 +165,7 @@ class BatchStore:
                 insert_file(database, file)
             return after
 
-    def claim(
+    def next_to_run(
         self,
         running: Container[str],
         limit: int,
@@ -182,33 +174,29 @@ class BatchStore:
         now: float,
         skipped: Container[str] = (),
     ) -> list[StoredBatch]:
-        """Return unfinished batches for this server to run, oldest first; no other server gets them.
+        """Return unfinished batches to start, oldest first.
 
         Owners take turns, so that an owner with few running batches is served first; and one of which none
         runs waits for no other owner: its first batch is returned whatever the limits.
 
-        running: the ids of batches that this server runs already.
+        running: the ids of batches that run already.
         limit: the most batches whose lines are to be served.
         limit_over: the most batches that only have to be finished, which need not wait for others.
         skipped: the ids of batches that are not to run now.
 
         Raises:
-            OSError: the database cannot be written.
+            OSError: the database cannot be read.
         """
-        claimed: list[StoredBatch] = []
-        room = {False: limit, True: limit_over}
         with self._database.transaction() as database:
-            database.execute("BEGIN IMMEDIATE")
             rows = [_Row(*row) for row in database.execute(_UNFINISHED, (now,))]
-            free = self._free_servers({row.server for row in rows})
-            ready = [row for row in rows if row.server in free and row.id not in skipped]
-            for num_before, row in _in_turns(ready, running):
-                if num_before and room[bool(row.is_over)] <= 0:
-                    continue
-                room[bool(row.is_over)] -= 1
-                body = database.execute(_TAKE, (self._presence.server_id, row.id)).fetchone()[0]
-                claimed.append(_from_json(body))
-        return claimed
+        found: list[StoredBatch] = []
+        room = {False: limit, True: limit_over}
+        for num_before, row in _in_turns([row for row in rows if row.id not in skipped], running):
+            if num_before and room[bool(row.is_over)] <= 0:
+                continue
+            room[bool(row.is_over)] -= 1
+            found.append(_from_json(row.body))
+        return found
 
     def num_unfinished(self, owner: str) -> int:
         with self._database.transaction() as database:
@@ -220,11 +208,6 @@ class BatchStore:
         with self._database.transaction() as database:
             query = "SELECT 1 FROM batches WHERE id = ? AND NOT is_finished"
             return database.execute(query, (batch_id,)).fetchone() is not None
-
-    def _free_servers(self, servers: Iterable[str]) -> set[str]:
-        """Return the servers whose batches this one may run: itself, and those that have ended."""
-        own = self._presence.server_id
-        return {s for s in servers if s == own or not self._presence.is_running(s)}
 
 
 def _in_turns(rows: Iterable[_Row], running: Container[str]) -> list[tuple[int, _Row]]:

@@ -2,16 +2,19 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Final, Literal
 
 _BUSY_TIMEOUT: Final = 5.0
 # SQLite's codes of a file that it cannot read; an extended code has more than these bits.
 _UNREADABLE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PRIMARY_CODE: Final = 0xFF
+
+NO_UPGRADES: Final[Mapping[int, str]] = MappingProxyType({})
 
 
 class StorageError(OSError):
@@ -32,15 +35,14 @@ class Database:
         path: Path | None,
         schema: str,
         *,
-        index: str = "",
+        upgrades: Mapping[int, str] = NO_UPGRADES,
         synchronous: Literal["NORMAL", "FULL"] = "NORMAL",
     ) -> None:
         """Open a database file in an existing folder; None is a database in memory.
 
         schema: statements that end with `PRAGMA user_version = ...`; they are executed unless the database
             has this version.
-        index: a statement that adds what databases of this version may lack; a new version would discard
-            their contents.
+        upgrades: statements that are executed instead, by the version that the database has.
         synchronous: `FULL` keeps committed data if the machine loses power.
 
         Raises:
@@ -57,8 +59,7 @@ class Database:
             )
         try:
             with self._readable_errors():
-                self._prepare(schema, synchronous)
-                self._connection.execute(index)
+                self._prepare(schema, upgrades, synchronous)
         except OSError:
             self._connection.close()
             raise
@@ -77,13 +78,15 @@ class Database:
         with self._lock:
             self._connection.close()
 
-    def _prepare(self, schema: str, synchronous: str) -> None:
+    def _prepare(self, schema: str, upgrades: Mapping[int, str], synchronous: str) -> None:
         version = int(schema.rpartition("=")[2].strip(" ;\n"))
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute(f"PRAGMA synchronous = {synchronous}")
         self._connection.execute("PRAGMA foreign_keys = ON")
-        if self._connection.execute("PRAGMA user_version").fetchone() != (version,):
-            self._connection.executescript(f"BEGIN IMMEDIATE;\n{schema};\nCOMMIT;")
+        (found,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if found != version:
+            script = upgrades.get(found, schema)
+            self._connection.executescript(f"BEGIN IMMEDIATE;\n{script};\nCOMMIT;")
 
     @contextmanager
     def _readable_errors(self) -> Iterator[None]:

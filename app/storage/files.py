@@ -25,8 +25,6 @@ Order = Literal["asc", "desc"]
 _DRAFT: Final = ".part"
 # That the smallest file takes of a disk.
 _LEAST_BYTES: Final = 4096
-# Seconds after which a file without a row is what a crash has left, not what a server is adding.
-_ORPHAN_AGE: Final = 3600.0
 
 FILES_SCHEMA: Final = """
 CREATE TABLE files (
@@ -138,14 +136,12 @@ class FileStore:
         self,
         database: Database,
         folder: Callable[[], Path],
-        server_id: str,
         limits: FileLimits,
         clock: Callable[[], float] = time,
     ) -> None:
         """`folder` returns the folder, which exists; it is not called before there is a file."""
         self._database: Final = database
         self._folder: Final = folder
-        self._server_id: Final = server_id
         self._limits: Final = limits
         self._clock: Final = clock
         self._accounts: Final[dict[str, Account]] = {}
@@ -258,20 +254,16 @@ class FileStore:
         for (file_id,) in rows:
             self.path(file_id).unlink(missing_ok=True)
 
-    def sweep(self, is_running: Callable[[str], bool]) -> None:
-        """Delete what servers have left that ended while they wrote it."""
+    def sweep(self) -> None:
+        """Delete what a server has left that ended while it wrote it; called before files are begun."""
         with self._database.transaction() as database:
             known = {row[0] for row in database.execute("SELECT id FROM files")}
         for path in self._folder().iterdir():
-            if path.suffix == _DRAFT:
-                is_left = not is_running(path.name.partition(".")[0])
-            else:
-                is_left = path.name not in known and _age(path, self._clock()) > _ORPHAN_AGE
-            if is_left:
-                path.unlink(missing_ok=True)
+            if path.name not in known:
+                path.unlink()
 
     def _draft_path(self) -> Path:
-        return self._folder() / f"{self._server_id}.{secrets.token_hex(8)}{_DRAFT}"
+        return self._folder() / f"{secrets.token_hex(8)}{_DRAFT}"
 
     def _insert(self, file: StoredFile) -> None:
         with self._database.transaction() as database:
@@ -289,10 +281,3 @@ def insert_file(database: sqlite3.Connection, file: StoredFile) -> None:
     database.execute(
         f"INSERT OR REPLACE INTO files ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", astuple(file)
     )
-
-
-def _age(path: Path, now: float) -> float:
-    try:
-        return now - path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

@@ -24,8 +24,8 @@ class Account:
     """Limits what one owner has on the disk; worker threads share it.
 
     That is what the database counts, and what this server has written since: uploads that are not complete,
-    and results of batches.  The database is not asked for each write, but when something begins, since other
-    servers of the folder write, too, and before a write is refused, since files are deleted.
+    and results of batches.  The database is not asked for each write, but when something begins, and before
+    a write is refused, since files are deleted.
 
     lock: held while one of the numbers changes.
     num_stored: bytes that the database counts, when it was last asked.

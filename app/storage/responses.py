@@ -5,18 +5,17 @@ Every call blocks for a moment, so call it in a worker thread.
 
 import sqlite3
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
 from typing import Final
 
 from app.storage.database import Database
-from app.storage.presence import Presence
 
 _FILE: Final = "responses.sqlite"
 
 # Another one is dropped: what is stored is there for some time only.
-_SCHEMA_VERSION: Final = 2
+_SCHEMA_VERSION: Final = 3
 _SCHEMA: Final = f"""
 DROP TABLE IF EXISTS items;
 DROP TABLE IF EXISTS responses;
@@ -25,12 +24,12 @@ CREATE TABLE responses (
     owner TEXT NOT NULL,
     created REAL NOT NULL,
     num_bytes INTEGER NOT NULL,
-    server TEXT NOT NULL,
     is_finished INTEGER NOT NULL,
     body TEXT NOT NULL,
     input TEXT NOT NULL
 );
 CREATE INDEX responses_by_age ON responses (owner, created, num_bytes);
+CREATE INDEX responses_by_time ON responses (created);
 CREATE TABLE items (
     id TEXT PRIMARY KEY,
     response_id TEXT NOT NULL REFERENCES responses (id) ON DELETE CASCADE,
@@ -39,8 +38,6 @@ CREATE TABLE items (
 CREATE INDEX items_of_response ON items (response_id);
 PRAGMA user_version = {_SCHEMA_VERSION}
 """
-
-_INDEX: Final = "CREATE INDEX IF NOT EXISTS responses_by_time ON responses (created)"
 
 # The newest response stays, however large it is.
 _DROP_OLDEST: Final = """
@@ -71,14 +68,12 @@ class StoredResponse:
 
     input: the list of items that it responds to.
     output: its output items by id, which `body` contains as well.
-    is_elsewhere: another running server generates it.
     """
 
     body: str
     input: str
     is_finished: bool
     output: Mapping[str, str] = field(default_factory=dict)
-    is_elsewhere: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -91,7 +86,7 @@ _DEFAULT_LIMITS: Final = StoreLimits()
 class ResponseStore:
     """Stores the latest responses of each owner for some time.
 
-    An owner sees only their own responses.  Several servers may share a folder.
+    An owner sees only their own responses.
     """
 
     def __init__(
@@ -105,15 +100,9 @@ class ResponseStore:
         Raises:
             OSError: the database cannot be read or written.
         """
-        self._presence: Final = Presence(folder)
         self._limits: Final = limits
         self._clock: Final = clock
-        try:
-            path = None if folder is None else folder / _FILE
-            self._database: Final = Database(path, _SCHEMA, index=_INDEX)
-        except OSError:
-            self._presence.close()
-            raise
+        self._database: Final = Database(None if folder is None else folder / _FILE, _SCHEMA)
 
     def put(self, owner: str, response_id: str, response: StoredResponse) -> None:
         """Add or replace a response, and drop those that are too old or too many.
@@ -124,7 +113,7 @@ class ResponseStore:
         now = self._clock()
         with self._database.transaction() as database:
             database.execute(
-                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
+                "INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
                 "SET body = excluded.body, num_bytes = excluded.num_bytes, "
                 "is_finished = excluded.is_finished",
                 (
@@ -132,7 +121,6 @@ class ResponseStore:
                     owner,
                     now,
                     response.num_bytes,
-                    self._presence.server_id,
                     response.is_finished,
                     response.body,
                     response.input,
@@ -141,30 +129,14 @@ class ResponseStore:
             _put_items(database, response_id, response)
             self._drop_old(database, owner, now)
 
-    def update(self, owner: str, response_id: str, response: StoredResponse) -> None:
-        """Replace a response that is neither finished nor deleted.
-
-        Raises:
-            OSError: the database cannot be written.
-        """
-        with self._database.transaction() as database:
-            found = database.execute(
-                "UPDATE responses SET body = ?, num_bytes = ?, is_finished = ? "
-                "WHERE id = ? AND owner = ? AND NOT is_finished",
-                (response.body, response.num_bytes, response.is_finished, response_id, owner),
-            )
-            if found.rowcount:
-                _put_items(database, response_id, response)
-                self._drop_old(database, owner, self._clock())
-
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        found, server = self._read(owner, response_id)
-        if found is None or found.is_finished or server == self._presence.server_id:
-            return found
-        if self._presence.is_running(server):
-            return replace(found, is_elsewhere=True)
-        # It may have ended after it finished the response.
-        return self._read(owner, response_id)[0]
+        row = self._find(
+            "SELECT body, input, is_finished FROM responses "
+            "WHERE id = ? AND owner = ? AND created >= ?",
+            response_id,
+            owner,
+        )
+        return None if row is None else StoredResponse(row[0], row[1], bool(row[2]))
 
     def item(self, owner: str, item_id: str) -> str | None:
         """Return an item of the output of a response."""
@@ -184,20 +156,6 @@ class ResponseStore:
 
     def close(self) -> None:
         self._database.close()
-        self._presence.close()
-
-    def _read(self, owner: str, response_id: str) -> tuple[StoredResponse | None, str]:
-        """Return a response, and the server that it was added by."""
-        row = self._find(
-            "SELECT body, input, is_finished, server FROM responses "
-            "WHERE id = ? AND owner = ? AND created >= ?",
-            response_id,
-            owner,
-        )
-        if row is None:
-            return None, ""
-        body, items, is_finished, server = row
-        return StoredResponse(body, items, bool(is_finished)), server
 
     def _drop_old(self, database: sqlite3.Connection, owner: str, now: float) -> None:
         limits = self._limits

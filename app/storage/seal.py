@@ -10,7 +10,6 @@ import hmac
 import os
 import secrets
 import zlib
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -74,9 +73,9 @@ class Sealer:
 
 
 def load_key(folder: Path | None) -> bytes:
-    """Return the key of a folder, so that sealed values outlive the server.
+    """Return the key of an existing folder, so that sealed values outlive the server.
 
-    The first server creates the key; without a folder the key lasts as long as the process.
+    The first start creates the key; without a folder the key lasts as long as the process.
 
     Raises:
         OSError: the folder cannot be written to, or the key cannot be read.
@@ -84,9 +83,8 @@ def load_key(folder: Path | None) -> bytes:
     """
     if folder is None:
         return secrets.token_bytes(_NUM_KEY_BYTES)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / _KEY_FILE
-    with suppress(FileExistsError):
+    if not path.exists():
         _create(path)
     key = path.read_bytes()
     if len(key) != _NUM_KEY_BYTES:
@@ -96,16 +94,15 @@ def load_key(folder: Path | None) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Create a key file whole or not at all; of two servers that start at once one wins."""
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    """Create a key file whole or not at all."""
+    draft = path.with_name(f"{path.name}.new")
+    # A start that was killed may have left it.
+    draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(_NUM_KEY_BYTES))
-            # Or a crash of the machine could leave the name without the key.
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(draft, path)
-        sync_folder(path.parent)
-    finally:
-        draft.unlink()
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(secrets.token_bytes(_NUM_KEY_BYTES))
+        # Or a crash of the machine could leave the name without the key.
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
+    sync_folder(path.parent)

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -48,7 +49,8 @@ class WebPage:
     etag: str
 
 
-def load_pages() -> dict[str, WebPage]:
+@cache
+def load_pages() -> Mapping[str, WebPage]:
     """Read the files that are served, by their paths; licences and the like are not."""
     files = sorted(path for path in _STATIC.rglob("*") if path.suffix in _TYPES)
     pages = {f"{_PREFIX}{path.relative_to(_STATIC).as_posix()}": _load(path) for path in files}
@@ -65,7 +67,8 @@ def page_router(pages: Mapping[str, WebPage]) -> APIRouter:
     """Return a router with a route for each file and none besides."""
     router = APIRouter(include_in_schema=False)
     for path, page in pages.items():
-        router.add_api_route(path, _sender(page), methods=["GET", "HEAD"])
+        # Not `add_api_route`: there is nothing to validate, and its analysis was half the making of an app.
+        router.add_route(path, _sender(page), methods=["GET", "HEAD"])
     return router
 
 

@@ -1,13 +1,8 @@
 """Chooses the kind of KV pool that serves a model fastest."""
 
-import platform
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
-import mlx.core as mx
-
-from batching.backend.cpu.host_cache import host_cache
 from batching.backend.devices import Gpu
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import CacheLayout
@@ -16,16 +11,6 @@ from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.cache import native_cache
 from batching.backend.platforms.gpu.kernel_pool import kernel_cache
 from batching.backend.platforms.gpu.pool_kernels import ON_CPU, NoKernels, PoolKernels
-
-# Where MLX's element-wise kernels are scalar; on ARM they use its vectors.
-_SCALAR_MACHINES: Final = ("x86_64", "AMD64")
-
-
-def is_on_host(layout: CacheLayout, gpu: Gpu | None = None) -> bool:
-    """Return whether the pool is kept in numpy arrays: MLX's own CPU kernels would be slow on it."""
-    is_float32 = all(shape.dtype == mx.float32 for shape in layout.shapes)
-    on_cpu = gpu is None and mx.default_device() == mx.cpu
-    return is_float32 and on_cpu and platform.machine() in _SCALAR_MACHINES
 
 
 def kv_cache(
@@ -51,8 +36,6 @@ def kv_cache(
     rounds_inputs: the native attention may round its inputs to 16 bits.
     """
     kind: Callable[..., PagedKVCache] = partial(device_cache, views_decodes=gpu is not Gpu.CUDA)
-    if is_on_host(layout, gpu):
-        kind = host_cache
     if not isinstance(kernels, NoKernels):
         kind = partial(kernel_cache, kernels)
     if native is not None:

@@ -3,6 +3,7 @@
 import gc
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import mlx.core as mx
@@ -12,7 +13,7 @@ from batching.backend.devices import Gpu, select_device
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.hooks.rows import hidden_size_of
 from batching.backend.loader import LoadedModel, load_model
-from batching.backend.memory.device import MIB, device_memory, memory_in_use
+from batching.backend.memory.device import MIB, device_memory, free_buffers, memory_in_use
 from batching.backend.memory.limits import GpuMemory
 from batching.backend.memory.pool_size import BlockBytes, PoolSize, least_window_blocks, pool_size
 from batching.backend.memory.state_size import state_size
@@ -33,12 +34,12 @@ from batching.block_manager import BlockTable
 from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError, UnsupportedKVDType
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo, SamplingDefaults
 from batching.pooling import Embeddings, NoEmbeddings
-from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.stall_budget import MIN_CHUNK
-from batching.steps.step_plan import Slice, StepPlan
+from batching.steps.step_plan import Slice, StartedSequence, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,14 @@ def build_engine(config: EngineConfig) -> LoadedEngine:
         reranker=reranker_of(config, loaded.description, loaded.tokenizer, loaded.vocab_size),
     )
     lines = _startup_lines(config, loaded, backend, native, memory, memory.wire() if memory else 0)
-    return LoadedEngine(engine, model, lines)
+    return LoadedEngine(engine, model, lines, partial(_release, native))
+
+
+def _release(native: Native | NoNative) -> None:
+    """Give the memory of an engine that is gone back to the system."""
+    free_buffers()
+    if isinstance(native, Native):
+        native.module.release_freed()
 
 
 def _load(
@@ -329,10 +337,10 @@ def _paged(
 
 def _compile_kernels(runner: MLXRunner) -> None:
     """Run a step: those of the check were for blocks of another size."""
-    request = BatchRequest(0, [0], max_tokens=1)
-    request.block_table, request.window_table = BlockTable([0]), BlockTable([0])
-    request.state_slot = 0
-    runner.run(StepPlan((Slice(request, 0, 1),)))
+    block = BlockTable([0]).value
+    started = StartedSequence(0, SequenceSpec(prompt=(0,), max_tokens=1), seed=0)
+    read = Slice(0, 0, (0,), block, block, state_slot=0, num_samples=1)
+    runner.run(StepPlan((read,), started=(started,)))
     runner.reset()
 
 

@@ -1,6 +1,6 @@
 """The model runner: runs the scheduler's plans on an MLX model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -18,7 +18,8 @@ from batching.backend.processor.core_lending import NO_LENDING, CoreLending
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
-from batching.request import BatchRequest
+from batching.inputs.sampling_params import SamplingParams
+from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 
 
@@ -57,6 +58,7 @@ class MLXRunner:
         self._head = head
         self._graphs = graphs
         self._lending = lending
+        self._sequences = Sequences()
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
         return self.submit(plan).collect()
@@ -67,8 +69,8 @@ class MLXRunner:
         # Else what is returned for a step would be late by all of the next one.
         return self._cache.takes_queued_steps and not self._sampler.waits_for_logits
 
-    def can_follow(self, request: BatchRequest) -> bool:
-        return self._sampler.can_follow(request)
+    def can_follow(self, sampling: SamplingParams) -> bool:
+        return self._sampler.can_follow(sampling)
 
     def submit(self, plan: StepPlan, after: "MLXStep | None" = None) -> "MLXStep":
         try:
@@ -85,6 +87,7 @@ class MLXRunner:
 
     def reset(self) -> None:
         self._selection.are_finite = self._selection.hidden = None
+        self._sequences.forget()
         self._cache.reset()
 
     def _built_logits(self, step: StepInputs) -> mx.array:
@@ -99,25 +102,29 @@ class MLXRunner:
 
     def _submit(self, plan: StepPlan, after: "MLXStep | None") -> "MLXStep":
         expected = None if after is None else after.sampled
+        sequences = self._sequences.begin(plan)
         if after is not None and plan.copies:
             # They are made at once, and the step in flight writes what they read.
             with self._lending.waiting():
                 mx.eval(after.sampled.tokens, after.written)
         self._cache.copy_blocks(plan.copies)
         self._cache.copy_states(plan.state_copies)
-        step = self._cache.begin(plan.slices)
+        step = self._cache.begin(plan.slices, plan.gone)
         if expected is not None:
             expected.fill(step.tokens, step.attention.slices)
-        pooled = PooledRows.of(step.attention.slices)
-        with self._sampler.masks(step.logit_rows) as masks:
+        pooled = PooledRows.of(step.attention.slices, sequences)
+        with self._sampler.masks(step.logit_rows, sequences) as masks:
             logits, hidden = self._logits_and_hidden(step, pooled)
             self._cache.flush()
             are_finite, self._selection.are_finite = self._selection.are_finite, None
             # The pool is evaluated in any case: lazy writes would pile up from step to step.
             written = self._cache.arrays
             written += [array for array in (are_finite, hidden) if array is not None]
-            with self._sampler.isolate_failures(step.attention.slices, logits, written, expected):
-                sampled = self._sampler.sample(step.logit_rows, logits, masks, expected)
+            isolated = self._sampler.isolate_failures(
+                step.attention.slices, sequences, logits, written, expected
+            )
+            with isolated:
+                sampled = self._sampler.sample(step.logit_rows, sequences, logits, masks, expected)
                 self._lending.lend_before_step(is_queued=after is not None)
                 mx.async_eval(sampled.tokens, sampled.logits, written)
         return MLXStep(
@@ -125,6 +132,7 @@ class MLXRunner:
             self._head,
             self._lending,
             plan,
+            sequences,
             step,
             pooled,
             logits,
@@ -161,6 +169,7 @@ class MLXStep:
     head: PoolingHead
     lending: CoreLending
     plan: StepPlan
+    sequences: Mapping[int, SequenceState]
     inputs: StepInputs
     pooled: PooledRows
     logits: mx.array
@@ -180,18 +189,25 @@ class MLXStep:
             vars(self).clear()
 
     def _collect(self) -> list[SliceOutput]:
-        with self.sampler.isolate_failures(self.slices, self.logits, self.written):
+        with self.sampler.isolate_failures(self.slices, self.sequences, self.logits, self.written):
             with self.lending.waiting():
                 mx.eval(self.sampled.tokens, self.sampled.logits, self.written)
             outputs = self.sampler.outputs(
-                self.plan.slices, self.inputs.logit_rows, self.logits, self.sampled
+                self.plan.slices,
+                self.sequences,
+                self.inputs.logit_rows,
+                self.logits,
+                self.sampled,
             )
         self._check_rows()
+        pairs = list(zip(self.plan.slices, outputs, strict=True))
         if not self.pooled.slices:
-            return outputs
+            return [recorded(s, self.sequences, output) for s, output in pairs]
         vectors = dict(self.pooled.vectors(self.hidden, self.head))
-        pairs = zip(self.plan.slices, outputs, strict=True)
-        return [output._replace(pooled=vectors.get(s.request)) for s, output in pairs]
+        return [
+            recorded(s, self.sequences, output)._replace(vector=vectors.get(s.sequence_id))
+            for s, output in pairs
+        ]
 
     @property
     def slices(self) -> Sequence[Slice]:

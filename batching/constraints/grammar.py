@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from threading import Lock
 from typing import Any, Final, NewType
 
@@ -20,7 +20,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from batching.constraints.compile_limits import CompileInterrupted, CompileLimits
+from batching.constraints import compile_process
 from batching.constraints.compile_process import LIMITS, SpecialTokens
 from batching.constraints.json_patterns import with_enforced_patterns
 from batching.constraints.matcher import (
@@ -32,6 +32,7 @@ from batching.constraints.matcher import (
 )
 from batching.errors import InvalidRequest, RequestFailed
 from batching.model_info import Tokenizer
+from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 
 GrammarText = NewType("GrammarText", str)
 
@@ -41,6 +42,12 @@ MAX_GRAMMAR_LENGTH: Final = 512 * 1024
 MAX_SCHEMA_DEPTH: Final = 100
 # A grammar is checked once, as long as it is among the latest.
 _MAX_CACHED_CHECKS: Final = 64
+
+# An overflow of the stack would end the server: a thread of it has eight times as much on Linux, and more on a Mac.
+_SANDBOX: Final = Sandbox(
+    compile_process.__file__,
+    SandboxLimits(cpu_seconds=2, memory_bytes=1 << 30, stack_bytes=1 << 20),
+)
 
 # Between two JSON tokens: nothing, a space, or a line break and an indentation.  Unbounded, a
 # small model can write blanks until its tokens are used up.
@@ -121,18 +128,59 @@ def _depth(value: Any) -> int:
 
 
 class Grammar:
-    """A compiled grammar.
+    """A grammar as a `Constraint`: two are equal if they have the same text and begin alike.
 
-    Its matchers share the states that the lexer has met, and their limit: compile one for each
-    request, and let only the choices of that request share it.
+    The matchers of a compiled grammar share the states that the lexer has met, and their limit: compile
+    one for each request, and let only the choices of that request share it.
+
+    text: what it was compiled from.
+    begun: tokens at the end of the prompt that are the beginning of the grammar's text.
     """
 
-    def __init__(self, start: GrammarMatcher) -> None:
+    def __init__(
+        self, text: GrammarText, begun: tuple[int, ...] = (), start: GrammarMatcher | None = None
+    ) -> None:
+        """start: its matcher behind `begun`; None if it is not compiled in this process."""
+        self.text = text
+        self.begun = begun
         self._start = start
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grammar) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __repr__(self) -> str:
+        return f"Grammar({self.text!r}, {self.begun})"
+
+    def __reduce__(self) -> tuple[type["Grammar"], tuple[GrammarText, tuple[int, ...]]]:
+        # A matcher has no bytes: who reads the grammar compiles it again.
+        return Grammar, self._value
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing can follow what it begins with; None if something can."""
+        return self._compiled.error
+
     def matcher(self) -> GrammarMatcher:
-        """Return a matcher at the beginning; this costs microseconds."""
-        return self._start.fork()
+        return self._compiled.fork()
+
+    def begun_with(self, token_ids: Sequence[int]) -> "Grammar":
+        """Return the rest of the grammar behind tokens with which the prompt ends."""
+        start = self.matcher()
+        for token_id in token_ids:
+            start.accept(token_id)
+        return Grammar(self.text, (*self.begun, *token_ids), start)
+
+    @property
+    def _value(self) -> tuple[GrammarText, tuple[int, ...]]:
+        return self.text, self.begun
+
+    @property
+    def _compiled(self) -> GrammarMatcher:
+        assert self._start is not None, "a grammar that was read from bytes is compiled first"
+        return self._start
 
 
 class GrammarCompiler:
@@ -146,10 +194,9 @@ class GrammarCompiler:
         self._eos_token_ids = [i for i in sorted(eos_token_ids) if i < vocab_size]
         self._lock = Lock()
         self._loaded: Vocabulary | None = None
-        self._limits: CompileLimits | None = None
         self._is_within_limits = lru_cache(_MAX_CACHED_CHECKS)(self._compiles_within_limits)
 
-    def compile(self, grammar: GrammarText, *, param: str) -> Grammar:
+    def compile(self, grammar: GrammarText, *, param: str = "grammar") -> Grammar:
         """Compile a grammar, which takes milliseconds; the first one a tenth of a second, the worst ones seconds.
 
         Raises:
@@ -166,7 +213,7 @@ class GrammarCompiler:
             raise InvalidGrammar(param, message) from error
         try:
             is_within_limits = self._is_within_limits(grammar)
-        except CompileInterrupted:
+        except SandboxLost:
             message = "the process that compiles the grammar was ended; please try again"
             raise RequestFailed(message) from None
         if not is_within_limits:
@@ -182,7 +229,7 @@ class GrammarCompiler:
         # llguidance does not enforce what it only warns of.
         for warning in [problem] if problem else warnings:
             raise InvalidGrammar(param, reason_of(warning))
-        return Grammar(start)
+        return Grammar(grammar, start=start)
 
     def _first_error(self, start: GrammarMatcher) -> str | None:
         """Return why a completion fails at its first or second token.
@@ -238,12 +285,16 @@ class GrammarCompiler:
             return self._tokenizer.decode([token_id]).encode()
         return tokenizer.decode_bytes([token_id])
 
+    @cached_property
+    def _special_tokens(self) -> SpecialTokens:
+        return _special_tokens(self._vocabulary().tokenizer)
+
     def _compiles_within_limits(self, grammar: GrammarText) -> bool:
-        tokenizer = self._vocabulary().tokenizer
-        with self._lock:
-            if self._limits is None:
-                self._limits = CompileLimits(_special_tokens(tokenizer))
-        return self._limits.allow(grammar)
+        try:
+            _SANDBOX.ask(self._special_tokens.line(grammar))
+        except SandboxExceeded:
+            return False
+        return True
 
 
 def _as_written(tokenizer: str) -> str:

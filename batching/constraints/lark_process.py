@@ -1,23 +1,15 @@
-"""Writes Lark grammars as regular expressions, where rules do not refer to themselves, in a process of its own.
+"""Writes Lark grammars as regular expressions, where rules do not refer to themselves.
 
-Clients write them, so the work is linear in what is read and written, and bounded; should that ever be
-wrong, the process is where it ends.  `batching.constraints.lark_pattern` runs this file, which must not import
-anything of the project: that would take seconds.
+Clients write them, so the work is linear in what is read and written, and bounded.  Should that ever be wrong, the
+process is where it ends: this is a worker of `batching.sandbox`, which must not import anything of the project.
 """
 
 import ast
 import json
 import re
-import resource
-import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import pairwise
-from types import FrameType
-from typing import Final, NamedTuple, NoReturn
-
-_CPU_SECONDS: Final = 2
-_MEMORY_BYTES: Final = 512 << 20
+from typing import Final, NamedTuple
 
 # In characters; a rule that is used twice is written twice.
 _MAX_PATTERN: Final = 64 * 1024
@@ -69,10 +61,6 @@ class NotRegular(Exception):
     """A grammar that cannot be written as a regular expression; the text says why."""
 
 
-class _TooLong(Exception):
-    """The time for one grammar is over."""
-
-
 class _Token(NamedTuple):
     kind: str
     text: str
@@ -98,8 +86,6 @@ def answer(line: bytes) -> bytes:
         reason = str(error)[:_MAX_REASON]
     except RecursionError:
         reason = "it is nested too deep"
-    except (_TooLong, MemoryError):
-        reason = "it takes too much time or memory"
     return json.dumps({"reason": reason}).encode()
 
 
@@ -342,19 +328,3 @@ def _regex(token: str) -> str:
     pattern, _, flags = token[1:].rpartition("/")
     kept = "".join(sorted(set(flags) & set("imsx")))
     return f"(?{kept}:{pattern})"
-
-
-if __name__ == "__main__":
-
-    def stop(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise _TooLong
-
-    signal.signal(signal.SIGPROF, stop)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    with open(0, "rb") as lines, open(0, "wb", closefd=False) as answers:
-        for each in lines:
-            signal.setitimer(signal.ITIMER_PROF, _CPU_SECONDS)
-            answers.write(answer(each) + b"\n")
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            answers.flush()

@@ -1,7 +1,7 @@
 """Which tokens may follow: a grammar, or a list of tokens."""
 
 from collections.abc import Iterable
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +10,10 @@ import numpy.typing as npt
 MaskRow = npt.NDArray[np.int32]
 
 
-class TokenConstraint(Protocol):
-    """Follows one request's output; only one thread at a time uses it.
+class TokenMatcher(Protocol):
+    """Follows one output; only one thread at a time uses it.
 
-    Nothing of it raises: a failure is an `error`, and ends that request only.
+    No method raises: a failure is an `error`, and ends that sequence only.
     """
 
     @property
@@ -37,27 +37,43 @@ class TokenConstraint(Protocol):
         """Advance by the token that was sampled."""
         ...
 
-    def fork(self) -> Self:
-        """Return an independent copy in the same state."""
+
+class Constraint(Protocol):
+    """What an output must follow, as a value: two are equal if they allow the same outputs.
+
+    A plan carries it to the executor, which makes a matcher of it for each sequence.
+    """
+
+    def matcher(self) -> TokenMatcher:
+        """Return a matcher at the beginning of an output; this costs microseconds."""
         ...
 
 
 class AllowedTokens:
-    """The same tokens at every position."""
+    """The same tokens at every position; it is its own matcher, since it has no state."""
 
     is_complete = False
     error = None
 
     def __init__(self, token_ids: Iterable[int]) -> None:
-        self._token_ids = np.array(sorted(set(token_ids)))
+        self.token_ids = tuple(sorted(set(token_ids)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AllowedTokens) and other.token_ids == self.token_ids
+
+    def __hash__(self) -> int:
+        return hash(self.token_ids)
+
+    def __repr__(self) -> str:
+        return f"AllowedTokens({self.token_ids})"
+
+    def matcher(self) -> "AllowedTokens":
+        return self
 
     def fill_mask(self, row: MaskRow) -> None:
         allowed = np.zeros(32 * len(row), np.uint8)
-        allowed[self._token_ids] = 1
+        allowed[list(self.token_ids)] = 1
         row[:] = np.packbits(allowed, bitorder="little").view("<i4")
 
     def accept(self, token_id: int) -> None:
         """Nothing changes."""
-
-    def fork(self) -> Self:
-        return self

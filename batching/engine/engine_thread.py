@@ -4,25 +4,25 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 from typing import Final, TypeVar
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.constraints.grammar import GrammarCompiler
-from batching.constraints.protocol import TokenConstraint
 from batching.engine.engine_worker import EngineWorker
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.request_checks import check_request
 from batching.engine.stream_router import StreamRouter
 from batching.engine.token_stream import Backlog, TokenStream
 from batching.errors import DeadlineExceeded, EngineError, EngineStalled, EngineStopped
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo
 from batching.observer import EngineObserver, SequenceStats
-from batching.pooling import PoolingParams
-from batching.priority_queue import Priority
-from batching.request import GREEDY, BatchRequest, FinishReason, SamplingParams
-from batching.steps.snapshot import EngineSnapshot
+from batching.request import BatchRequest
+from batching.scheduling.snapshot import EngineSnapshot
 from batching.steps.stats import SchedulerStats
+from batching.steps.token_output import FinishReason
 
 # One may be due to a poisoned request or to a passing shortage; this many without a completion
 # in between are the engine's fault.
@@ -132,47 +132,23 @@ class EngineThread:
             return f"{num_failed} steps failed since a completion was finished"
         return None
 
-    def check(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int | None, sampling: SamplingParams
-    ) -> None:
-        """Check that the model can serve these prompts; `submit` relies on it.
+    def check(self, specs: Sequence[SequenceSpec]) -> None:
+        """Check that the model can serve these specs; `submit` relies on it.
 
         Raises:
             RequestError: a prompt or a parameter can never be served; see `check_request`.
         """
-        check_request(self.model, prompts, max_tokens, sampling)
+        for spec in specs:
+            check_request(self.model, spec)
 
-    async def submit(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        sampling: SamplingParams = GREEDY,
-        max_tokens: int | None = None,
-        stop_token_ids: frozenset[int] = frozenset(),
-        constraint: TokenConstraint | None = None,
-        priority: Priority = Priority.NORMAL,
-        is_best_effort: bool = False,
-        num_choices: int = 1,
-        cache_salt: str | None = None,
-        reports_progress: bool = False,
-        pooling: PoolingParams | None = None,
-        time_limit: float | None = None,
-    ) -> TokenStream:
-        """Queue `num_choices` completions of each prompt and return the stream of their tokens.
+    async def submit(self, specs: Sequence[SequenceSpec]) -> TokenStream:
+        """Queue the choices of each spec and return the stream of their tokens.
 
-        The choices of a prompt have consecutive indices in the stream.  It returns when the engine has
-        accepted the requests, so that an engine that has stopped fails here and not in the stream.
+        The choices of a spec have consecutive indices in the stream, which fails at the first of the time
+        limits.  It returns when the engine has accepted the requests, so that an engine that has stopped
+        fails here and not in the stream.
 
         Call `check` first: a request that can never be served fails an assertion here.
-
-        prompts: token ids.
-        max_tokens: of each completion; None is as many as fit in the context.  It must be 0 with `pooling`.
-        constraint: a grammar or a set of tokens that the output must follow; each choice gets a copy.
-        is_best_effort: run only when no other request has work, as the lines of batches do.
-        cache_salt: the prefix cache is shared only by requests with the same salt.
-        reports_progress: the stream also reports how much of the prompt is prefilled.
-        pooling: return one vector for each prompt instead of tokens.
-        time_limit: seconds from now after which the stream raises DeadlineExceeded; None is no limit.
 
         Raises:
             DeadlineExceeded: the time limit was over before the engine accepted the requests.
@@ -181,25 +157,15 @@ class EngineThread:
         if self.is_stalled:
             raise EngineStalled
         requests: list[BatchRequest] = []
-        for prompt in prompts:
-            room = self.model.max_model_len - len(prompt)
-            request = BatchRequest(
-                next(self._request_ids),
-                prompt,
-                max_tokens=room if max_tokens is None else max_tokens,
-                sampling=sampling,
-                stop_token_ids=stop_token_ids,
-                constraint=constraint and constraint.fork(),
-                priority=priority,
-                is_best_effort=is_best_effort,
-                arrival_time=self._clock(),
-                cache_salt=cache_salt or "",
-                reports_progress=reports_progress,
-                pooling=pooling,
-            )
-            fork_ids = itertools.islice(self._request_ids, num_choices - 1)
+        for spec in specs:
+            if spec.max_tokens is None:
+                spec = replace(spec, max_tokens=self.model.max_model_len - len(spec.prompt))
+            arrival_time = self._clock()
+            request = BatchRequest(next(self._request_ids), spec, arrival_time=arrival_time)
+            fork_ids = itertools.islice(self._request_ids, spec.num_choices - 1)
             requests += [request, *map(request.fork, fork_ids)]
-        return await self._add(requests, num_choices, time_limit)
+        limits = [spec.time_limit for spec in specs if spec.time_limit is not None]
+        return await self._add(requests, min(limits, default=None))
 
     async def call(self, func: Callable[[BatchInferenceEngine], T]) -> T:
         """Run `func` on the engine, in its thread, between two steps; return its result.
@@ -221,14 +187,12 @@ class EngineThread:
         for request_id in self._router.fail_all(error, self._clock()):
             self._abort(request_id)
 
-    async def _add(
-        self, requests: Sequence[BatchRequest], num_choices: int, time_limit: float | None
-    ) -> TokenStream:
+    async def _add(self, requests: Sequence[BatchRequest], time_limit: float | None) -> TokenStream:
         loop = asyncio.get_running_loop()
         self._router.bind(loop)
         ids = [request.request_id for request in requests]
         stream = TokenStream(
-            [_sequence_stats(request, num_choices) for request in requests],
+            [_sequence_stats(request) for request in requests],
             lambda index, reason: self._release(ids[index], reason),
             None if time_limit is None else loop.time() + time_limit,
             self._backlog,
@@ -269,11 +233,11 @@ class EngineThread:
             self._worker.post(lambda engine: engine.abort(request_id))
 
 
-def _sequence_stats(request: BatchRequest, num_choices: int) -> SequenceStats:
+def _sequence_stats(request: BatchRequest) -> SequenceStats:
     return SequenceStats(
         num_prompt_tokens=request.num_prompt_tokens,
-        max_tokens=request.max_tokens,
-        num_choices=num_choices,
+        max_tokens=request.spec.output_limit,
+        num_choices=request.spec.num_choices,
         priority=request.priority,
         arrival_time=request.arrival_time,
     )

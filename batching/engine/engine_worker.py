@@ -1,6 +1,5 @@
 """The engine's thread, and the inbox through which other threads call the engine."""
 
-import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -9,7 +8,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from batching.batch_inference import BatchInferenceEngine
+from batching.engine.frozen import freeze, thaw
 from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.mlx_thread import start_mlx_thread
 from batching.engine.stream_router import StreamRouter
 from batching.errors import EngineClosed, EngineStopped
 
@@ -67,8 +68,8 @@ class EngineWorker:
         self._excused = 0.0
         self._excused_before = 0.0
         self._loaded: Future[LoadedEngine] = Future()
+        self._has_started = False
         self._has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mlx-engine", daemon=True)
 
     @property
     def is_stopped(self) -> bool:
@@ -88,8 +89,10 @@ class EngineWorker:
 
     def start(self) -> LoadedEngine:
         """Start the thread and wait until the engine is built; raise what `build` raises."""
-        self._thread.start()
-        return self._loaded.result()
+        self._has_started = True
+        loaded = self._loaded
+        start_mlx_thread(self._main, self._has_ended.set)
+        return loaded.result()
 
     def post(self, func: Callable[[BatchInferenceEngine], T]) -> Job[T]:
         """Queue a call of `func` on the engine.
@@ -105,29 +108,35 @@ class EngineWorker:
         return job
 
     def stop(self, timeout: float | None) -> None:
-        """Ask the thread to end after its current step; wait up to `timeout` seconds for it."""
+        """Ask the thread to end after its current step; wait up to `timeout` seconds for it.
+
+        By then all that was loaded is given back.
+        """
         self._inbox.put(None)
-        if self._thread.ident is not None:
+        if self._has_started:
             self._has_ended.wait(timeout)
 
-    def _run(self) -> None:
-        self._main()
-        self._has_ended.set()
-        # A thread that used MLX must not return: its thread-local destructors take the GIL, and
-        # if the interpreter is about to finalize by then, that aborts the whole process.
-        threading.Event().wait()
-
     def _main(self) -> None:
+        release = self._run()
+        # Only here, where no frame has the engine any more.
+        if release is not None:
+            thaw()
+            release()
+
+    def _run(self) -> Callable[[], None] | None:
+        """Build the engine and run it to its end; return what frees its memory once it is gone.
+
+        None if it could not be built.
+        """
         try:
             loaded = self._build()
         except BaseException as error:
             self._end(EngineStopped())
             self._loaded.set_exception(error)
-            return
+            return None
         # No event loop is bound yet, so the router is this thread's.
         self._router.latest_stats = loaded.engine.stats()
-        # What is loaded stays: without this every full collection would traverse all of it.
-        gc.freeze()
+        freeze()
         self._loaded.set_result(loaded)
         reason = EngineStopped()
         try:
@@ -137,6 +146,8 @@ class EngineWorker:
             logger.exception("the engine failed and stops")
         finally:
             self._end(reason)
+            self._loaded = Future()
+        return loaded.release
 
     def _serve(self, engine: BatchInferenceEngine) -> None:
         try:

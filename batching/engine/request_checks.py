@@ -3,30 +3,24 @@
 from collections.abc import Sequence
 
 from batching.errors import ContextLengthExceeded, EmptyPrompt, InputTooLong, InvalidRequest
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo
-from batching.request import SamplingParams
 
 
-def check_request(
-    model: ModelInfo,
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int | None,
-    sampling: SamplingParams,
-) -> None:
-    """Check that the model can serve each of the prompts.
+def check_request(model: ModelInfo, spec: SequenceSpec) -> None:
+    """Check that the model can serve a request.
 
     Raises:
-        EmptyPrompt: a prompt has no tokens.
-        ContextLengthExceeded: a prompt and its `max_tokens` do not fit the context.
+        EmptyPrompt: the prompt has no tokens.
+        ContextLengthExceeded: the prompt and `max_tokens` do not fit the context.
         InvalidRequest: a token id is not in the vocabulary.
     """
-    limit = model.max_model_len
-    for token_ids in prompts:
-        if not token_ids:
-            raise EmptyPrompt
-        if len(token_ids) + (max_tokens or 1) > limit:
-            raise ContextLengthExceeded(len(token_ids), max_tokens, limit)
-        check_token_ids(model, "prompt", (min(token_ids), max(token_ids)))
+    prompt, sampling, limit = spec.prompt, spec.sampling, model.max_model_len
+    if not prompt:
+        raise EmptyPrompt
+    if len(prompt) + (spec.max_tokens or 1) > limit:
+        raise ContextLengthExceeded(len(prompt), spec.max_tokens, limit)
+    check_token_ids(model, "prompt", (min(prompt), max(prompt)))
     check_token_ids(model, "logprob_token_ids", sampling.logprob_token_ids)
     check_token_ids(model, "logit_bias", [token_id for token_id, _ in sampling.logit_bias])
 

@@ -9,9 +9,9 @@ from typing import Final
 from batching.engine.token_stream import TokenStream
 from batching.errors import EngineError
 from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
-from batching.request import FinishReason, TokenOutput
-from batching.steps.outputs import RequestFailure, RequestOutput
+from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.steps.stats import SchedulerStats
+from batching.steps.token_output import FinishReason, TokenOutput
 
 # Also where a layer above ends it, as at a stop string.
 _COMPLETE: Final = (FinishReason.STOP, FinishReason.LENGTH)

@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from batching.errors import DeadlineExceeded, EngineError, SlowReader
 from batching.observer import SequenceStats
-from batching.request import FinishReason, TokenOutput
+from batching.steps.token_output import FinishReason, TokenOutput
 
 # Tokens and log probabilities, of which each takes a hundred bytes and more.
 _MAX_UNREAD: Final = 1 << 22

@@ -168,17 +168,17 @@ class KVCacheManager:
             keep = self.states.keep(request, hashes, stop, len(drafts), may_end=may_end)
         if self.windows is not None:
             self.windows.grow(request, stop)
-        return Slice(request, request.num_computed_tokens, stop, drafts, forks, keep)
+        return request.make_slice(stop, drafts, tuple(f.request_id for f in forks), keep)
 
-    def commit(self, s: Slice, stop: int) -> None:
-        """Record that a slice is computed up to `stop`, and make its full blocks findable.
+    def commit(self, request: BatchRequest, s: Slice, stop: int) -> None:
+        """Record that a slice of a request is computed up to `stop`, and make its full blocks findable.
 
         If drafts were rejected (`stop` is before the slice's end), the recurrent state at the end is of no
         use; the state at the start is kept, and the tokens are processed again.
         """
         if self.states is not None and stop < s.stop:
             return
-        request, hashes = s.request, self.prefixes.hashes(s.request)
+        hashes = self.prefixes.hashes(request)
         request.num_computed_tokens = stop
         first, last = (at // self.block_manager.block_size for at in (s.start, stop))
         last = min(last, len(hashes))
@@ -187,7 +187,7 @@ class KVCacheManager:
             contents = self.partials.contents(request, range(first, last))
         self.prefix_cache.insert(hashes, request.block_table, first, last, contents)
         if self.states is not None:
-            self.states.commit(s, hashes)
+            self.states.commit(request, s, hashes)
         if self.windows is not None:
             self.windows.commit(request, hashes, first, last)
 

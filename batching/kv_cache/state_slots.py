@@ -103,11 +103,11 @@ class StateSlots:
         held = self._positions[request.state_slot]
         return tuple(sorted(p for p in wanted if p < stop and (p > start or p in held)))
 
-    def commit(self, s: Slice, hashes: Sequence[BlockHash]) -> None:
-        """Record the states of a slice, and store those that are checkpoints."""
-        self._positions[s.state_slot] = (*s.keep, s.stop)
-        for position in self._checkpoint_positions(s.request, hashes, s.start, s.stop):
-            self._store(s.state_slot, hashes, position)
+    def commit(self, request: BatchRequest, s: Slice, hashes: Sequence[BlockHash]) -> None:
+        """Record the states of a request's slice, and store those that are checkpoints."""
+        self._positions[s.slot] = (*s.keep, s.stop)
+        for position in self._checkpoint_positions(request, hashes, s.start, s.stop):
+            self._store(s.slot, hashes, position)
 
     def release(self, request: BatchRequest, hashes: Sequence[BlockHash]) -> None:
         """Take back a request's slot, if it has one, and store its state at the last boundary."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from batching.request import BatchRequest
+from batching.inputs.sampling_params import SamplingParams
 from batching.steps.step_plan import SliceOutput, StepPlan
 
 
@@ -37,7 +37,7 @@ class ModelRunner(Protocol):
         ...
 
     def reset(self) -> None:
-        """Make the pool usable after `run` has raised; all its contents and states are lost."""
+        """Make the pool usable after `run` has raised; its contents, states and sequences are lost."""
         ...
 
 
@@ -55,8 +55,8 @@ class QueuedStep(Protocol):
 class PipelinedRunner(ModelRunner, Protocol[StepT]):
     """A model runner that queues steps on the device, so that Python can plan the next one meanwhile."""
 
-    def can_follow(self, request: BatchRequest) -> bool:
-        """Return whether a step can sample for this request before its previous token is known."""
+    def can_follow(self, sampling: SamplingParams) -> bool:
+        """Return whether a step can sample with these parameters before the token before is known."""
         ...
 
     def submit(self, plan: StepPlan, after: StepT | None = None) -> StepT:

@@ -1,90 +1,113 @@
-"""The plan of one step, and the outputs of running it, as plain values."""
+"""The plan of one step as a message: plain values, which nothing changes and which point to no request."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from batching.block_manager import BlockCopy, BlockTable
+from batching.block_manager import BlockCopy, BlockIds
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import Vector
-from batching.request import BatchRequest, TokenLogprobs
+from batching.steps.token_output import TokenLogprobs
+
+# Stands for the token that a step in flight samples.
+UNKNOWN_TOKEN: Final = -1
+NO_BLOCKS: Final = BlockIds()
+
+
+@dataclass(frozen=True, slots=True)
+class StartedSequence:
+    """A sequence that the executor gets to know: it has its first slice in this step, or is a fork in one.
+
+    A sequence that was preempted has ended for the executor, and starts again with what it has generated.
+
+    seed: 64 bits; a token that is sampled depends on it and on the token's position.
+    output_token_ids: what was generated before it was preempted.
+    """
+
+    sequence_id: int
+    spec: SequenceSpec
+    seed: int
+    output_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The tokens `[start, stop)` of one request that a step processes.
+    """The tokens of one sequence that a step processes, from position `start` on.
 
-    drafts: the last tokens of the slice, proposed to follow the tokens of the request.
+    token_ids: at least one; the last `num_drafts` are proposed to follow the sequence's own.  The last
+        own one is UNKNOWN_TOKEN where the step in flight samples it.
+    blocks, window_blocks: the KV blocks of the sequence, in the main pool and in that of sliding-window
+        layers.
+    state_slot: the slot of its recurrent state; None if the model has none.
+    num_samples: how many tokens are sampled for the sequence: one after each draft and one more, or none.
     forks: other choices of the same prompt, whose first tokens are also sampled from the last row.
-    keep: positions before `stop`, ascending, whose recurrent states stay in the request's slot beside
-        the state at `stop`.  States at positions after `start` are made in this step; the others are
-        there already.  States at all other positions are dropped.  A slice that starts at 0 starts
-        without a state, any other slice with the state at `start`.
+    embeds: it completes a sequence with pooling, whose vector is returned.
+    num_prompt_tokens: how many of its tokens are tokens of the prompt.
+    num_scored: of how many prompt tokens, from position `start + 1` on, log probabilities are returned.
+    is_prefill: the sequence had not begun to decode when this was planned.
+    keep: positions before `stop`, ascending, whose recurrent states stay in the slot beside the state at
+        `stop`.  States at positions after `start` are made in this step; the others are there already.
+        States at all other positions are dropped.  A slice that starts at 0 starts without a state, any
+        other slice with the state at `start`.
     """
 
-    request: BatchRequest
+    sequence_id: int
     start: int
-    stop: int
-    drafts: tuple[int, ...] = ()
-    forks: tuple[BatchRequest, ...] = ()
+    token_ids: tuple[int, ...]
+    blocks: BlockIds = NO_BLOCKS
+    window_blocks: BlockIds = NO_BLOCKS
+    state_slot: int | None = None
+    num_drafts: int = 0
+    num_samples: int = 0
+    forks: tuple[int, ...] = ()
+    embeds: bool = False
+    num_prompt_tokens: int = 0
+    num_scored: int = 0
+    is_prefill: bool = False
     keep: tuple[int, ...] = ()
-    # When it was planned: its tokens are known later, or the request has ended by then.
-    _is_last: bool = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        is_last = self.num_known == self.request.num_tokens
-        object.__setattr__(self, "_is_last", is_last)
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return len(self.token_ids)
 
     @property
-    def state_slot(self) -> int:
-        """The slot of the recurrent state of the request, which is admitted."""
-        assert self.request.state_slot is not None, "an admitted request has a slot"
-        return self.request.state_slot
-
-    @property
-    def samples(self) -> bool:
-        """True if the slice ends with the request's last token, so that the next token is sampled."""
-        return self.request.pooling is None and self._is_last
-
-    @property
-    def embeds(self) -> bool:
-        """True if the slice completes a request with pooling, so that its vector is returned."""
-        return self.request.pooling is not None and self._is_last
-
-    @property
-    def num_samples(self) -> int:
-        """How many tokens are sampled for the request: one after each draft and one more, or none."""
-        return 1 + len(self.drafts) if self.samples else 0
-
-    @property
-    def prompt_logprob_positions(self) -> range:
-        """The prompt positions whose log probabilities this slice computes."""
-        if not self.request.wants_prompt_logprobs:
-            return range(0)
-        return range(self.start + 1, min(self.stop + 1, self.request.num_prompt_tokens))
+    def stop(self) -> int:
+        """The position after the last token, drafts included."""
+        return self.start + len(self.token_ids)
 
     @property
     def num_known(self) -> int:
-        """The position after the request's own tokens in this slice, without drafts."""
-        return self.stop - len(self.drafts)
-
-    def table(self, *, is_windowed: bool = False) -> BlockTable:
-        """Return the request's blocks, in the main pool or in that of sliding-window layers."""
-        return self.request.window_table if is_windowed else self.request.block_table
+        """The position after the sequence's own tokens, without drafts."""
+        return self.stop - self.num_drafts
 
     @property
-    def token_ids(self) -> list[int]:
-        """The tokens of the slice, drafts included."""
-        return [*self.request.token_ids[self.start : self.stop], *self.drafts]
+    def drafts(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+    @property
+    def expects_token(self) -> bool:
+        """True if the step in flight samples its last token."""
+        return self.token_ids[-1] == UNKNOWN_TOKEN
+
+    @property
+    def scored_positions(self) -> range:
+        """The prompt positions whose log probabilities this slice computes."""
+        return range(self.start + 1, self.start + 1 + self.num_scored)
+
+    @property
+    def slot(self) -> int:
+        """The slot of the recurrent state, in a model that has one."""
+        assert self.state_slot is not None, "an admitted sequence has a slot"
+        return self.state_slot
+
+    def table(self, *, is_windowed: bool = False) -> BlockIds:
+        """Return the blocks in the main pool, or in that of sliding-window layers."""
+        return self.window_blocks if is_windowed else self.blocks
 
     def __str__(self) -> str:
-        drafts = f"+{len(self.drafts)}" if self.drafts else ""
-        forks = "".join(f"&{fork.request_id}" for fork in self.forks)
-        tokens = f"{self.start}:{self.stop - len(self.drafts)}"
+        drafts = f"+{self.num_drafts}" if self.num_drafts else ""
+        forks = "".join(f"&{fork}" for fork in self.forks)
         keep = "".join(f"@{position}" for position in self.keep)
-        return f"{self.request.request_id}[{tokens}]{drafts}{forks}{keep}"
+        return f"{self.sequence_id}[{self.start}:{self.num_known}]{drafts}{forks}{keep}"
 
 
 class StateCopy(NamedTuple):
@@ -105,31 +128,44 @@ class StateCopy(NamedTuple):
 class SliceOutput(NamedTuple):
     """The result of processing one slice.
 
-    token_ids: `num_samples` tokens for the request, then one for each fork.
+    token_ids: `num_samples` tokens for the sequence, then one for each fork.
     logprobs: one entry for each of these, if the request asks for them.
-    prompt_logprobs: one entry for each of `prompt_logprob_positions`.
-    pooled: the request's pooled values so far; if the slice `embeds`, the finished vector.
+    prompt_logprobs: one entry for each of `scored_positions`.
+    vector: that of a slice that `embeds`.
+    completed: which of the sequences, itself and its forks, have reached the end of their constraint.
+    errors: which of them cannot follow their constraint any further, and why.
     """
 
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    pooled: Vector | None = None
+    vector: Vector | None = None
+    completed: tuple[int, ...] = ()
+    errors: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The slices of one forward pass, and what happens to the pool before it.
+    """The slices of one forward pass, and what happens before it.
 
-    slices: in the order of service, at most one per request.
+    slices: in the order of service, at most one per sequence.
     copies, state_copies: made before the step, in this order.
-    preempted: requests that lost their blocks to make room.
+    started: the sequences of this step that the executor does not know yet.
+    ended: the ids of sequences that it may forget.
+    preempted: those that it forgets likewise, because they lost their blocks; they start again later.
     """
 
     slices: tuple[Slice, ...]
     copies: tuple[BlockCopy, ...] = ()
-    preempted: tuple[BatchRequest, ...] = ()
+    preempted: tuple[int, ...] = ()
     state_copies: tuple[StateCopy, ...] = ()
+    started: tuple[StartedSequence, ...] = ()
+    ended: tuple[int, ...] = ()
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """The ids of all sequences whose blocks and slots belong to others now."""
+        return frozenset((*self.ended, *self.preempted))
 
     @property
     def num_tokens(self) -> int:
@@ -138,20 +174,25 @@ class StepPlan:
     @property
     def num_prompt_tokens(self) -> int:
         """How many tokens of the step are prompt tokens, those computed again after preemption included."""
-        return sum(max(0, min(s.stop, s.request.num_prompt_tokens) - s.start) for s in self.slices)
+        return sum(s.num_prompt_tokens for s in self.slices)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """How many tokens belong to sequences that decode, their drafts included."""
+        return sum(len(s) for s in self.slices if not s.is_prefill)
 
     def __str__(self) -> str:
         """Return one line for logs and tests, as `0[0:8]&4@4 1[4:5]+2 3>9 -2 1@8>5`.
 
-        In this order: slices, as `request[start:stop]`, with `+` the number of drafts, `&` forks and `@` kept
-        states; copies of blocks, `source>target`; preempted requests, `-request`; copies of states,
+        In this order: slices, as `sequence[start:stop]`, with `+` the number of drafts, `&` forks and `@`
+        kept states; copies of blocks, `source>target`; preempted sequences, `-sequence`; copies of states,
         `source@position>target`.
         """
         return " ".join(
             [
                 *map(str, self.slices),
                 *map(str, self.copies),
-                *(f"-{r.request_id}" for r in self.preempted),
+                *(f"-{sequence_id}" for sequence_id in self.preempted),
                 *map(str, self.state_copies),
             ]
         )

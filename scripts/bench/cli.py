@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from scripts.bench.load.metrics import LIMITED
-from scripts.bench.load.plan import ClosedLoop, OpenLoop, Plan, Point
+from scripts.bench.load.plan import ClosedLoop, Plan, Point
 from scripts.bench.load.scenarios import SCENARIOS, Scenario
 from scripts.bench.load.servers import ServerSpec, our_server, server_at, server_by_command
 
@@ -18,7 +17,6 @@ Without --url it starts `python -m app` with the MLX_SERVER_* settings of the en
 it. Peers get the same prompts in alternating rounds; servers that were started for the run are
 paused while they are not measured. Exits with 1 if a request failed, and with 2 if it cannot begin.
 """
-_OPEN_LOOP_REQUESTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +71,16 @@ def _add_servers(add: Callable[..., object]) -> None:
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("load")
-    add = group.add_argument
+    add = parser.add_argument_group("load").add_argument
     choices = [*SCENARIOS, "all"]
     add("--scenario", action="append", choices=choices, help="repeatable; default: short")
-    arrivals = group.add_mutually_exclusive_group()
-    arrivals.add_argument(
-        "--clients", type=_counts, metavar="N[,N...]", help="at once; several numbers make a sweep"
-    )
-    arrivals.add_argument("--rate", type=_positive, help="open loop: random arrivals per second")
-    words = f"of each client, or of the open loop, there by default {_OPEN_LOOP_REQUESTS}"
-    add("--requests", type=_count, metavar="N", help=words)
+    words = "at once; several numbers make a sweep"
+    add("--clients", type=_counts, metavar="N[,N...]", help=words)
+    add("--requests", type=_count, metavar="N", help="of each client")
     add("--max-tokens", type=_count, metavar="N", help="of each completion")
     words = "send ignore_eos, so that each completion has all its tokens; not all servers know it"
     add("--ignore-eos", action="store_true", help=words)
-    add("--seed", type=int, default=0, help="of the prompts and the arrivals")
+    add("--seed", type=int, default=0, help="of the prompts")
 
 
 def _add_run(add: Callable[..., object]) -> None:
@@ -101,8 +94,6 @@ def _add_run(add: Callable[..., object]) -> None:
     ):
         words += "; default: %(default)g"
         add(flag, type=_positive, default=default, metavar="S", help=words)
-    words = f"what a good request does not exceed; names: {', '.join(LIMITED)}"
-    add("--goodput", type=_limit, nargs="+", metavar="NAME:MS", help=words)
     add("--json", metavar="FILE", help="write all results; - is standard output")
     add("--note", default="", help="a remark for the JSON")
 
@@ -129,15 +120,11 @@ def _plan(args: argparse.Namespace) -> Plan:
         timeout=args.timeout,
         time_limit=args.time_limit,
         ignores_eos=args.ignore_eos,
-        limits=None if args.goodput is None else dict(args.goodput),
     )
 
 
 def _points(scenario: Scenario, args: argparse.Namespace) -> list[Point]:
     max_tokens = args.max_tokens or scenario.max_tokens
-    if args.rate is not None:
-        arrivals = OpenLoop(args.rate, args.requests or _OPEN_LOOP_REQUESTS)
-        return [Point(scenario, arrivals, max_tokens)]
     num_requests = args.requests or scenario.requests_per_client
     return [
         Point(scenario, ClosedLoop(num_clients, num_requests), max_tokens)
@@ -175,10 +162,3 @@ def _positive(text: str) -> float:
     if not 0 < (number := float(text)) < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return number
-
-
-def _limit(text: str) -> tuple[str, float]:
-    name, _, milliseconds = text.partition(":")
-    if name not in LIMITED:
-        raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(LIMITED)}")
-    return name, _positive(milliseconds)

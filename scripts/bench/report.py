@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from scripts.bench.load.metrics import Summary, Values, medians
 from scripts.bench.load.plan import Plan, Point
-from scripts.bench.load.scenarios import PRIORITIES
 from scripts.bench.load.servers import Target
 from scripts.bench.load.session import Outcome
 
@@ -14,7 +13,6 @@ from scripts.bench.load.session import Outcome
 _COLUMNS: Final = (
     ("output_throughput", "output tok/s", 1),
     ("request_throughput", "requests/s", 2),
-    ("goodput", "goodput/s", 2),
     ("ttft_p50_ms", "TTFT p50", 0),
     ("ttft_p99_ms", "TTFT p99", 0),
     ("tpot_p50_ms", "TPOT p50", 1),
@@ -35,7 +33,6 @@ def as_json(
         "timeout",
         "time_limit",
         "ignores_eos",
-        "limits",
     )
     return {
         **circumstances,
@@ -74,11 +71,7 @@ def table(outcome: Outcome) -> str:
 
 def _rows(outcome: Outcome, point: Point) -> Iterator[tuple[str, str, Values]]:
     for server, rounds in outcome.rounds[point].items():
-        summary = medians(rounds)
-        yield point.title, server, summary.values
-        for priority in PRIORITIES:
-            if priority in summary.by_priority:
-                yield f"  {priority}", server, summary.by_priority[priority]
+        yield point.title, server, medians(rounds).values
 
 
 def _number(values: Values, name: str, digits: int) -> str:

@@ -7,8 +7,11 @@ from itertools import count
 from typing import Final
 
 from batching.batch_inference import BatchInferenceEngine
-from batching.request import GREEDY, BatchRequest, SamplingParams, TokenLogprobs
-from batching.steps.outputs import RequestFailure
+from batching.inputs.sampling_params import GREEDY, SamplingParams
+from batching.inputs.sequence_spec import SequenceSpec
+from batching.request import BatchRequest
+from batching.scheduling.outputs import RequestFailure
+from batching.steps.token_output import TokenLogprobs
 
 # With log probabilities no step is queued, without them it is where the pool takes queued ones.
 WITH_LOGPROBS: Final = SamplingParams(temperature=0.0, logprobs=8)
@@ -43,7 +46,12 @@ def answer(
     """
     salt = str(next(_IDS)) if salt is None else salt
     requests = [
-        BatchRequest(next(_IDS), p, max_tokens=max_tokens, sampling=sampling, cache_salt=salt)
+        BatchRequest(
+            next(_IDS),
+            SequenceSpec(
+                prompt=tuple(p), max_tokens=max_tokens, sampling=sampling, cache_salt=salt
+            ),
+        )
         for p in prompts
     ]
     answers = {request.request_id: Answer() for request in requests}

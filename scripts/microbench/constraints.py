@@ -8,7 +8,9 @@ from batching.backend.engine_builder import build_engine
 from batching.config import EngineConfig
 from batching.constraints.grammar import Grammar, GrammarCompiler, json_schema_grammar
 from batching.engine.loaded_engine import LoadedEngine
-from batching.request import BatchRequest, SamplingParams
+from batching.inputs.sampling_params import SamplingParams
+from batching.inputs.sequence_spec import SequenceSpec
+from batching.request import BatchRequest
 from scripts.microbench.timing import QUICK, Pace, Result, Timing
 
 _NUM_ROWS: Final = 16
@@ -60,11 +62,17 @@ def _steps(loaded: LoadedEngine, grammars: list[Grammar], turn: int) -> list[flo
     engine = loaded.engine
     for row in range(_NUM_ROWS):
         prompt = [1 + turn, 2 + row, *range(100, 140)]
-        constraint = grammars[row].matcher() if row < len(grammars) else None
+        constraint = grammars[row] if row < len(grammars) else None
         sampling = SamplingParams(temperature=0.0)
         engine.add(
             BatchRequest(
-                row, prompt, max_tokens=_NUM_TOKENS, sampling=sampling, constraint=constraint
+                row,
+                SequenceSpec(
+                    prompt=tuple(prompt),
+                    max_tokens=_NUM_TOKENS,
+                    sampling=sampling,
+                    constraint=constraint,
+                ),
             )
         )
     while engine.stats().num_waiting or engine.stats().num_prefilling:

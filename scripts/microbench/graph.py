@@ -31,8 +31,8 @@ from batching.backend.self_check.verdict import Verdict, Way
 from batching.block_manager import BlockTable
 from batching.config import BLOCK_SIZE
 from batching.errors import ModelLoadError
-from batching.request import BatchRequest
-from batching.steps.step_plan import Slice, StepPlan
+from batching.inputs.sequence_spec import SequenceSpec
+from batching.steps.step_plan import Slice, StartedSequence, StepPlan
 from scripts.microbench.timing import QUICK, Pace, Result, Timing
 
 # Qwen3-4B's layers, and widths with which there is next to nothing to keep.
@@ -178,10 +178,11 @@ def _decodes(num_rows: int) -> StepPlan:
     blocks = iter(range(_NUM_BLOCKS))
     slices: list[Slice] = []
     for row in range(num_rows):
-        request = BatchRequest(row, [1] * _CONTEXT, max_tokens=9)
-        request.block_table = BlockTable(next(blocks) for _ in range(-(-_CONTEXT // BLOCK_SIZE)))
-        slices.append(Slice(request, _CONTEXT - 1, _CONTEXT))
-    return StepPlan(tuple(slices))
+        table = BlockTable(next(blocks) for _ in range(-(-_CONTEXT // BLOCK_SIZE)))
+        slices.append(Slice(row, _CONTEXT - 1, (1,), table.value, num_samples=1))
+    spec = SequenceSpec(prompt=(1,) * _CONTEXT, max_tokens=9)
+    started = tuple(StartedSequence(row, spec, seed=row) for row in range(num_rows))
+    return StepPlan(tuple(slices), started=started)
 
 
 def _whose(function: _Function) -> str | None:

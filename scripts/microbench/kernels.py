@@ -1,22 +1,25 @@
 """What sampling and one layer's attention cost, on the device that MLX takes."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 import mlx.core as mx
 
-from batching.backend.cpu.host_cache import host_cache
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_pool import device_cache
 from batching.backend.platforms.cpu.native_loader import NoNative, load_native
 from batching.backend.platforms.cpu.sampling import native_sampler
-from batching.backend.sampling.sampler import Sample, Sampler
+from batching.backend.sampling.logit_rows import Sample
+from batching.backend.sampling.sampler import Sampler
 from batching.block_manager import BlockTable
 from batching.config import BLOCK_SIZE
-from batching.request import GREEDY, BatchRequest, SamplingParams
-from batching.steps.step_plan import Slice
+from batching.inputs.sampling_params import GREEDY, SamplingParams
+from batching.inputs.sequence_spec import SequenceSpec
+from batching.steps.sequences import SequenceState
+from batching.steps.step_plan import Slice, StartedSequence
 from scripts.microbench.timing import QUICK, Pace, Result, Timing, compare
 
 # Sizes of the bundled model.
@@ -59,13 +62,11 @@ def _samplers() -> dict[str, Sampler]:
 
 
 def _sampling(sampler: Sampler, logits: mx.array, params: SamplingParams) -> Callable[[], None]:
-    samples: list[Sample] = []
-    for row in range(len(logits)):
-        request = BatchRequest(row, _PROMPT, max_tokens=len(_OUTPUT) + 1, sampling=params)
-        for token_id in _OUTPUT:
-            request.append(token_id)
-        samples.append(Sample(request, request.num_tokens))
-    return lambda: mx.eval(sampler.sample(logits, samples))
+    spec = SequenceSpec(prompt=tuple(_PROMPT), max_tokens=len(_OUTPUT) + 1, sampling=params)
+    started = [StartedSequence(row, spec, row, tuple(_OUTPUT)) for row in range(len(logits))]
+    states = {each.sequence_id: SequenceState(each) for each in started}
+    samples = [Sample(row, len(states[row].token_ids)) for row in states]
+    return lambda: mx.eval(sampler.sample(logits, samples, states))
 
 
 def run_attention(pace: Pace) -> Result:
@@ -73,8 +74,7 @@ def run_attention(pace: Pace) -> Result:
     timings: list[Timing] = []
     for title, slices in islice(_steps(), 1 if pace == QUICK else None):
         cases = {
-            f"{title}, host": _paged(host_cache, slices),
-            f"{title}, device": _paged(device_cache, slices),
+            f"{title}, paged": _paged(device_cache, slices),
             f"{title}, dense": _dense(slices),
         }
         timings += compare(cases, pace)
@@ -96,20 +96,19 @@ def _slices(num_rows: int, start: int, stop: int, num_shared: int = 0) -> list[S
     slices: list[Slice] = []
     for row in range(num_rows):
         first = num_shared + row * num_own
-        request = BatchRequest(row, [0] * stop, max_tokens=1)
-        request.block_table = BlockTable([*range(num_shared), *range(first, first + num_own)])
-        slices.append(Slice(request, start, stop))
+        blocks = BlockTable([*range(num_shared), *range(first, first + num_own)]).value
+        slices.append(Slice(row, start, (0,) * (stop - start), blocks))
     return slices
 
 
 def _paged(
     make: Callable[[list[LayerShape], int, int], PagedKVCache], slices: list[Slice]
 ) -> Callable[[], None]:
-    num_blocks = 1 + slices[-1].request.block_table.block_ids[-1]
+    num_blocks = 1 + slices[-1].blocks.block_ids[-1]
     cache = make([LayerShape(_NUM_HEADS, _DIM, _DIM, mx.float32)], num_blocks, BLOCK_SIZE)
     (layer,) = cache.layers
     for s in slices:
-        cache.begin([Slice(s.request, 0, s.stop)])
+        cache.begin([replace(s, start=0, token_ids=(0,) * s.stop)])
         layer.update_and_fetch(*(_random(s.stop, _NUM_HEADS, 1) for _ in range(2)))
         cache.flush()
         mx.eval(cache.arrays)

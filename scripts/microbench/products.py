@@ -7,7 +7,6 @@ from typing import Final
 import mlx.core as mx
 import mlx.nn as nn
 
-from batching.backend.cpu.modules import replace_modules
 from batching.backend.loader import load_model
 from scripts.microbench.timing import QUICK, Pace, Result, Timing, compare
 
@@ -21,7 +20,6 @@ def run_products(model: str, pace: Pace) -> Result:
         ModelLoadError: the model cannot be found or read.
     """
     loaded = load_model(model, dtype=mx.float32).model
-    replace_modules(loaded)
     layers = [module for module in loaded.modules() if isinstance(module, nn.Linear)]
     embeddings = [module for module in loaded.modules() if isinstance(module, nn.Embedding)]
     # Without a head of its own, a model has the embedding for one.

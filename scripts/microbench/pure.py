@@ -7,6 +7,7 @@ from typing import Final
 
 from batching.block_manager import BlockTable, PagedBlockManager
 from batching.config import BLOCK_SIZE, SchedulerConfig
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.prefix_cache import HashChain, PrefixCache
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
@@ -33,12 +34,20 @@ def _decodes(num_blocks: int, num_finished: int = 0) -> Callable[[], None]:
     scheduler = _scheduler(num_blocks)
     rng = random.Random(0)
     for i in range(num_finished):
-        scheduler.add(BatchRequest(i, _tokens(rng.randint(1, 300), seed=i), max_tokens=2))
+        scheduler.add(
+            BatchRequest(
+                i, SequenceSpec(prompt=tuple(_tokens(rng.randint(1, 300), seed=i)), max_tokens=2)
+            )
+        )
     while scheduler.has_work:
         _step(scheduler)
     for i in range(num_finished, num_finished + _NUM_ROWS):
         # Of all lengths, so that each step has as many requests that need a block.
-        scheduler.add(BatchRequest(i, _tokens(1 + i % BLOCK_SIZE, seed=i), max_tokens=96))
+        scheduler.add(
+            BatchRequest(
+                i, SequenceSpec(prompt=tuple(_tokens(1 + i % BLOCK_SIZE, seed=i)), max_tokens=96)
+            )
+        )
     _step(scheduler)
 
     def step() -> None:
@@ -98,7 +107,9 @@ def _prompts(enable_prefix_cache: bool) -> Callable[[], None]:
 
     def serve() -> None:
         request_id = next(ids)
-        scheduler.add(BatchRequest(request_id, [request_id, *rest], max_tokens=1))
+        scheduler.add(
+            BatchRequest(request_id, SequenceSpec(prompt=(request_id, *rest), max_tokens=1))
+        )
         while scheduler.has_work:
             _step(scheduler)
 

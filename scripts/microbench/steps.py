@@ -9,6 +9,7 @@ from batching.backend.engine_builder import build_engine
 from batching.backend.mlx_runner import MLXRunner
 from batching.config import BLOCK_SIZE, EngineConfig
 from batching.errors import ModelLoadError
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.request import BatchRequest
 from scripts.microbench.pure import NUM_PROMPT_TOKENS, time_prompts
 from scripts.microbench.timing import QUICK, Pace, Result, Timing
@@ -110,7 +111,9 @@ class StepBench:
         for row in range(point.rows):
             rng = random.Random(f"{seed} {point.rows} {row}")
             prompt = rng.choices(range(self._model.vocab_size), k=point.context)
-            requests.append(BatchRequest(row, prompt, max_tokens=_MAX_TOKENS))
+            requests.append(
+                BatchRequest(row, SequenceSpec(prompt=tuple(prompt), max_tokens=_MAX_TOKENS))
+            )
             self._scheduler.add(requests[-1])
         while not all(request.num_output_tokens for request in requests):
             self._step()

@@ -1,1 +1,1 @@
-"""Endurance tests of a live server: departures, overload, unfair loads, long runs; with bounds."""
+"""A long run of a live server, with bounds; and the clients of the reliability tests."""

@@ -95,8 +95,3 @@ def violations(race: Race, aging_rate: float) -> list[str]:
         for high in overtakers(race, low)
         if low.taken is not None and high.sent > low.taken + bound
     ]
-
-
-def waits(outcomes: Sequence[Outcome]) -> list[float]:
-    """Return the seconds from sending to the first token."""
-    return [o.first_token - o.sent for o in outcomes if o.first_token is not None]

@@ -25,13 +25,6 @@ def parse(text: str) -> Mapping[str, float]:
     return sums
 
 
-def num_above(text: str, histogram: str, bound: float) -> int:
-    """Return how many observations exceeded one of a histogram's own bounds."""
-    buckets = re.findall(rf'^{histogram}_bucket\{{.*le="([^"]+)".*\}} (\S+)', text, re.MULTILINE)
-    counts = {float(limit): float(count) for limit, count in buckets}
-    return round(counts[float("inf")] - counts[bound])
-
-
 async def metrics_text(address: Address) -> str:
     outcome = await get(address, "/metrics")
     assert outcome.status == 200, outcome

@@ -11,6 +11,7 @@ import pytest
 
 from app.cli import main
 from app.settings import Settings
+from tests.support.small_model import small_model
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -37,38 +38,35 @@ def test_help_comes_without_the_model_and_without_mlx() -> None:
     imported = set(re.findall(r"\| +([\w.]+)$", imports, re.MULTILINE))
     assert "app.settings" in imported
     assert not {"mlx", "mlx.core", "transformers"} & imported
-
-
-def test_the_version() -> None:
-    assert run("--version") == (0, "mlx-batch-server 0.1.0\n", "")
+    headings = re.findall(r"^(\w.*):$", out, re.MULTILINE)
+    assert headings[:2] == ["options", "Model and address"]
+    # Each stands above a setting.
+    assert len(headings) == 10
+    assert len(re.findall(r"^  --", out, re.MULTILINE)) == len(Settings.model_fields) + 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("flags", "line"),
     [
-        (["--prot=1"], "mlx-batch-server: unknown flag --prot; did you mean --port?"),
-        (["--port=x"], "--port must be a valid integer, not 'x'"),
+        (["--prot=1"], "mlx-batch-server: unknown flag --prot; did you mean --port?\n"),
+        (["--port=x"], "--port must be a valid integer, not 'x'\n"),
+        # One rule over two settings, of which one comes by flag.
+        (["--max-batch-tokens=4"], "--max-batch-tokens (4) must be at least MLX_SERVER_BATCH_MAX_"),
+        (["--port=9", "--api-keys-file", "{here}"], "--api-keys-file cannot be read: {here}: Is a"),
     ],
 )
-def test_a_wrong_flag_or_value_is_one_line_and_status_2(arguments: list[str], line: str) -> None:
-    assert run(*arguments) == (2, "", f"{line}\n")
-
-
-def test_a_bad_value_is_reported_by_what_has_set_it(tmp_path: Path) -> None:
-    """One rule over two settings, of which one comes by flag."""
-    status, _, error = run("--max-batch-tokens=4", BATCH_MAX_BATCH_SIZE="5")
-    assert status == 2
-    assert error.startswith("--max-batch-tokens (4) must be at least MLX_SERVER_BATCH_MAX_")
-    status, _, error = run("--port=9", "--api-keys-file", str(tmp_path), DEVICE="cpu")
-    assert (status, error) == (2, f"--api-keys-file cannot be read: {tmp_path}: Is a directory\n")
-
-
-def test_each_heading_of_the_help_stands_above_a_setting() -> None:
-    _, text, _ = run("--help")
-    headings = re.findall(r"^(\w.*):$", text, re.MULTILINE)
-    assert headings[:2] == ["options", "Model and address"]
-    assert len(headings) == 10
-    assert len(re.findall(r"^  --", text, re.MULTILINE)) == len(Settings.model_fields) + 1
+def test_a_bad_value_is_reported_by_what_has_set_it(
+    flags: list[str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLX_SERVER_BATCH_MAX_BATCH_SIZE", "5")
+    monkeypatch.setenv("MLX_SERVER_DEVICE", "cpu")
+    assert main([flag.format(here=tmp_path) for flag in flags]) == 2
+    assert capsys.readouterr().err.startswith(line.format(here=tmp_path))
 
 
 @pytest.mark.timeout(240)
@@ -77,6 +75,7 @@ def test_a_pool_that_does_not_fit_is_rejected_by_what_has_set_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ["--batch-block-pool-size=99999999", "--port=0", "--device=cpu"]
+    flags += ["--model", str(small_model())]
     assert main([*flags, f"--data-dir={tmp_path}"]) == 2
     assert re.fullmatch(
         r"--batch-block-pool-size: a KV pool of 99999999 blocks needs \d+ MiB; "
@@ -90,6 +89,7 @@ def test_a_dtype_of_the_cache_that_needs_kernels_is_rejected_by_what_has_set_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     flags = ["--kv-cache-dtype=INT8", "--native=off", "--port=0", "--device=cpu"]
+    flags += ["--model", str(small_model())]
     assert main([*flags, f"--data-dir={tmp_path}"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         "--kv-cache-dtype: int8 needs the native kernels, which are off: switched off"

@@ -4,6 +4,7 @@ import pytest
 
 from app.flags import flag_name, name_flags, parse_flags
 from app.settings import Settings, SettingsError, env_name
+from tests.support.rows import rows
 
 
 def help_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -15,7 +16,7 @@ def help_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("field", Settings.model_fields)
+@rows("field", Settings.model_fields)
 def test_every_setting_has_a_flag(field: str) -> None:
     assert parse_flags([f"{flag_name(field)}=x"]) == {field: "x"}
 
@@ -50,7 +51,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "mlx-batch-server 0.1.0\n"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("arguments", "value"),
     [
         (["--enable-batching"], "true"),
@@ -68,7 +69,7 @@ def test_an_empty_value_is_no_value() -> None:
     assert parse_flags(["--model-id", "", "--port=", "--host", "::1"]) == {"host": "::1"}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("arguments", "line"),
     [
         (["--prot", "1"], "unknown flag --prot; did you mean --port?"),

@@ -453,7 +453,7 @@ def test_responses_in_memory_end_with_the_server_and_the_key_does_not(tmp_path: 
     with closing(settings.open_storage()) as again:
         assert again.responses.get("o", "r") is None
         assert again.sealer.unseal("p", sealed) == "text"
-    assert {path.name for path in tmp_path.iterdir()} == {"batches", "signing.key"}
+    assert {path.name for path in tmp_path.iterdir()} == {"batches", "server.lock", "signing.key"}
 
 
 def test_a_folder_that_is_set_and_cannot_be_used_is_rejected(tmp_path: Path) -> None:
@@ -469,6 +469,20 @@ def test_a_folder_that_is_set_and_cannot_be_used_is_rejected(tmp_path: Path) -> 
     assert str(rejected.value) == f"MLX_SERVER_DATA_DIR cannot be used: {fault}"
     path.unlink()
     Settings(data_dir=tmp_path).open_storage().close()
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_folder_of_another_server_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_set: bool
+) -> None:
+    """The platform's folder, too: without it batches would end with the server."""
+    monkeypatch.setattr("app.settings.default_data_dir", lambda: tmp_path)
+    settings = Settings(data_dir=tmp_path) if is_set else Settings()
+    with closing(settings.open_storage()):
+        with pytest.raises(SettingsError) as rejected:
+            settings.open_storage()
+        fault = f"another server uses {tmp_path}; each server needs a folder of its own"
+        assert str(rejected.value) == f"MLX_SERVER_DATA_DIR: {fault}"
 
 
 def test_a_key_that_could_be_guessed_ends_the_start(tmp_path: Path) -> None:

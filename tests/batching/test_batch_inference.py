@@ -8,10 +8,11 @@ from batching.constraints.protocol import AllowedTokens
 from batching.errors import RequestFailed
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.outputs import RequestFailure
 from batching.steps.model_runner import SlicesFailed
-from batching.steps.outputs import RequestFailure
 from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import FakeClock, TokenRunner, expected_output, make_engine
+from tests.support.requests import make_request
 
 CONFIG = SchedulerConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_batched_tokens=8)
 
@@ -37,7 +38,7 @@ def failing_engine(should_fail: Callable[[StepPlan], bool]) -> BatchInferenceEng
 
 
 def request(request_id: int, num_tokens: int = 5, max_tokens: int = 4) -> BatchRequest:
-    return BatchRequest(request_id, [request_id] * num_tokens, max_tokens=max_tokens)
+    return make_request(request_id, [request_id] * num_tokens, max_tokens=max_tokens)
 
 
 def run(engine: BatchInferenceEngine) -> tuple[dict[int, list[int]], dict[int, Exception]]:
@@ -53,7 +54,7 @@ def run(engine: BatchInferenceEngine) -> tuple[dict[int, list[int]], dict[int, E
 
 
 def test_a_failed_step_fails_its_own_requests_and_the_others_complete() -> None:
-    engine = failing_engine(lambda plan: any(s.request.request_id == 1 for s in plan.slices))
+    engine = failing_engine(lambda plan: any(s.sequence_id == 1 for s in plan.slices))
     requests = [request(i) for i in range(4)]
     for r in requests:
         engine.add(r)
@@ -78,7 +79,7 @@ class Poisoned(FailingRunner):
 @pytest.mark.parametrize("num_forks", [0, 1])
 def test_a_request_at_fault_fails_alone_and_the_others_start_over(num_forks: int) -> None:
     scheduler = ContinuousBatchingScheduler(CONFIG)
-    runner = Poisoned(CONFIG, lambda plan: any(s.request.request_id == 1 for s in plan.slices))
+    runner = Poisoned(CONFIG, lambda plan: any(s.sequence_id == 1 for s in plan.slices))
     engine = BatchInferenceEngine(scheduler, runner, clock=FakeClock())
     requests = [request(0), request(2), request(1), request(3)]
     forks = [requests[2].fork(10 + i) for i in range(num_forks)]
@@ -99,7 +100,7 @@ def test_a_request_that_ended_in_a_step_that_raised_afterwards_fails() -> None:
     _, engine = make_engine(CONFIG)
     done = request(0, max_tokens=1)
     engine.add(done)
-    engine.add(BatchRequest(1, [1], max_tokens=3, constraint=Raising([1])))
+    engine.add(make_request(1, [1], max_tokens=3, constraint=Raising([1])))
     outputs, failures = run(engine)
     assert outputs == {}
     assert set(failures) == {0, 1}
@@ -151,9 +152,9 @@ def test_the_stall_of_running_streams_is_bounded_by_time() -> None:
 
 def test_paused_prompts_do_not_lengthen_the_stall_of_running_streams() -> None:
     """Which is as long as a step of decodes, and longer where more prompts wait than streams run."""
-    prompts = [BatchRequest(i, [i] * 150, max_tokens=1, is_best_effort=i > 1) for i in range(1, 5)]
+    prompts = [make_request(i, [i] * 150, max_tokens=1, is_best_effort=i > 1) for i in range(1, 5)]
     assert chunks_beside_a_stream(10.0, *prompts)[:2] == [32, 32]
-    also_live = [BatchRequest(i, [i] * 150, max_tokens=1) for i in range(1, 5)]
+    also_live = [make_request(i, [i] * 150, max_tokens=1) for i in range(1, 5)]
     assert chunks_beside_a_stream(10.0, *also_live)[0] > 32
 
 
@@ -163,7 +164,7 @@ def test_a_prompt_of_best_effort_is_read_in_short_steps_while_others_may_come() 
     engine.add(request(0, num_tokens=4, max_tokens=3))
     for _ in range(3):
         engine.step()
-    engine.add(BatchRequest(1, [1] * 150, max_tokens=1, is_best_effort=True))
+    engine.add(make_request(1, [1] * 150, max_tokens=1, is_best_effort=True))
     engine.step()
     engine.step()
     clock.now += 5.0

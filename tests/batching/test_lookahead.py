@@ -11,13 +11,14 @@ from hypothesis import given, strategies as st
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
+from batching.inputs.sampling_params import SamplingParams
 from batching.pooling import PoolingParams
 from batching.priority_queue import Priority
 from batching.prompt_lookup import PromptLookup
-from batching.request import BatchRequest, SamplingParams
+from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.outputs import RequestFailure
 from batching.steps.model_runner import SlicesFailed
-from batching.steps.outputs import RequestFailure
 from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import (
     FakeClock,
@@ -28,6 +29,7 @@ from tests.support.fakes import (
     small_config,
 )
 from tests.support.pipelined import Pipelined, QueuedPlan
+from tests.support.requests import make_request
 
 LIMITS = small_config(max_num_seqs=4, max_batched_tokens=16, num_blocks=32)
 
@@ -59,7 +61,7 @@ class FailingRunner(TokenRunner):
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
         outputs = super().run(plan)
-        if any(s.request.request_id == 0 and s.start == self._position for s in plan.slices):
+        if any(s.sequence_id == 0 and s.start == self._position for s in plan.slices):
             self._pool = [255] * len(self._pool)
             raise self._error
         return outputs
@@ -131,7 +133,7 @@ def test_what_was_planned_ahead_is_cached_by_its_tokens(num_checkpoints: int | N
     server = Server(replace(LIMITS, num_checkpoints=num_checkpoints))
     r = request(0, 5, 12)
     server.serve(r)
-    again = BatchRequest(1, [*r.token_ids[:-1], 1], max_tokens=1)
+    again = make_request(1, [*r.token_ids[:-1], 1], max_tokens=1)
     server.serve(again)
     assert again.num_cached_tokens == 16
 
@@ -215,7 +217,7 @@ class NeverDrafts(PromptLookup):
 def test_where_a_draft_may_follow_the_token_is_read_first(may_draft: bool) -> None:
     server = Server(small_config(max_draft_tokens=3))
     # Tokens of which there is one kind: whatever follows has been there.
-    r = BatchRequest(0, [7] * 6, max_tokens=3)
+    r = make_request(0, [7] * 6, max_tokens=3)
     if not may_draft:
         r.drafter = NeverDrafts()
     assert [line.startswith("+") for line in server.serve(r)][1] != may_draft

@@ -5,15 +5,17 @@ from collections.abc import Sequence
 import pytest
 
 from batching.pooling import PoolingParams, PoolingType
-from batching.request import BatchRequest, FinishReason, TokenOutput
+from batching.request import BatchRequest
+from batching.steps.token_output import FinishReason, TokenOutput
 from tests.support.fakes import expected_output, expected_vector, make_engine, small_config
+from tests.support.requests import make_request
 
 PROMPT = [7, 3, 11, 40, 2, 9, 9, 1, 30, 22, 5]
 LAST, CLS, MEAN = (PoolingParams(type=kind) for kind in PoolingType)
 
 
 def pooled(request_id: int, prompt: Sequence[int], params: PoolingParams) -> BatchRequest:
-    return BatchRequest(request_id, prompt, max_tokens=0, pooling=params)
+    return make_request(request_id, prompt, max_tokens=0, pooling=params)
 
 
 def run(requests: Sequence[BatchRequest], **changes: object) -> dict[int, list[TokenOutput]]:
@@ -40,7 +42,7 @@ def test_a_request_gets_one_vector_and_no_tokens(params: PoolingParams, prefill_
 
 
 def test_vectors_and_tokens_come_from_the_same_steps() -> None:
-    others = [BatchRequest(i, [i, 4, 8], max_tokens=6) for i in (3, 4, 5)]
+    others = [make_request(i, [i, 4, 8], max_tokens=6) for i in (3, 4, 5)]
     vectors = [pooled(i, PROMPT[i:], p) for i, p in enumerate((LAST, CLS, MEAN))]
     outputs = run([others[0], *vectors, *others[1:]])
     for request, params in zip(vectors, (LAST, CLS, MEAN), strict=True):
@@ -68,7 +70,7 @@ def test_the_prefix_cache_serves_the_last_token_and_all_others_compute_every_row
 def test_a_preempted_request_is_pooled_from_its_beginning(params: PoolingParams) -> None:
     prompt = [*PROMPT, *PROMPT]
     # The first grows while it decodes, and takes the blocks of those that still read.
-    growing = [BatchRequest(i, [i + 1] * 5, max_tokens=24) for i in range(2)]
+    growing = [make_request(i, [i + 1] * 5, max_tokens=24) for i in range(2)]
     requests = [*growing, *(pooled(10 + i, [i, *prompt], params) for i in range(3))]
     outputs = run(requests, num_blocks=14, prefill_chunk=2, max_batched_tokens=6)
     for i in range(3):
@@ -78,7 +80,7 @@ def test_a_preempted_request_is_pooled_from_its_beginning(params: PoolingParams)
 
 
 def test_progress_comes_before_the_vector() -> None:
-    request = BatchRequest(0, PROMPT, max_tokens=0, pooling=LAST, reports_progress=True)
+    request = make_request(0, PROMPT, max_tokens=0, pooling=LAST, reports_progress=True)
     outputs = run([request], prefill_chunk=4)[0]
     assert [output.is_progress for output in outputs] == [True] * (len(outputs) - 1) + [False]
     assert len(outputs) > 1

@@ -7,12 +7,14 @@ import pytest
 
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens
+from batching.inputs.sampling_params import SamplingParams
 from batching.prompt_lookup import PromptLookup
-from batching.request import BatchRequest, SamplingParams
+from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.steps.outputs import RequestFailure, RequestOutput
+from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.steps.step_plan import StepPlan
 from tests.support.fakes import TokenRunner, expected_output, make_engine, small_config
+from tests.support.requests import make_request
 
 
 class Server:
@@ -42,7 +44,7 @@ class Server:
 
     def num_hit(self, request_id: int, prompt: Sequence[int], **kwargs: Any) -> int:
         """Serve a request of one output token; return how many of its tokens were hits."""
-        r = BatchRequest(request_id, prompt, max_tokens=1, **kwargs)
+        r = make_request(request_id, prompt, max_tokens=1, **kwargs)
         self.serve(r)
         return r.num_cached_tokens
 
@@ -67,7 +69,7 @@ def test_turns_that_append_hit_all_that_was_computed() -> None:
     history = list(range(10))
     num_hits = []
     for turn in range(4):
-        r = BatchRequest(turn, history, max_tokens=7)
+        r = make_request(turn, history, max_tokens=7)
         server.serve(r)
         num_hits.append(r.num_cached_tokens)
         history = [*r.token_ids, 40 + turn, 41, 42]
@@ -86,7 +88,7 @@ def test_of_requests_with_one_system_prompt_the_second_stores_its_state() -> Non
 
 def test_requests_that_come_at_once_wait_for_the_state_of_their_system_prompt() -> None:
     server = Server()
-    requests = [BatchRequest(i, prompt_with(40 + i), max_tokens=1) for i in range(4)]
+    requests = [make_request(i, prompt_with(40 + i), max_tokens=1) for i in range(4)]
     lines = server.serve(*requests)
     # The first one keeps its states where the prefix ends and at its own last boundary.
     assert lines[0] == "0[0:40]@32@36"
@@ -100,7 +102,7 @@ def test_a_shifted_tail_hits_the_long_prefix(is_at_once: bool) -> None:
     server = Server(num_blocks=512, max_model_len=2048)
     prefix = [i % 50 for i in range(4 * 64)]
     requests = [
-        BatchRequest(i, prompt_with(50 + i, 25 * i + 7, prefix), max_tokens=1) for i in range(4)
+        make_request(i, prompt_with(50 + i, 25 * i + 7, prefix), max_tokens=1) for i in range(4)
     ]
     for batch in [requests] if is_at_once else [[r] for r in requests]:
         server.serve(*batch)
@@ -121,7 +123,7 @@ def test_a_request_waits_while_the_state_that_it_needs_is_computed_again() -> No
     server.num_hit(0, prompt_with(40))
     assert [server.num_hit(i, [50 + i] * 9) for i in (1, 2, 3)] == [0, 0, 0]
     assert server.scheduler.stats().num_checkpoints_evicted == 2
-    requests = [BatchRequest(i, prompt_with(40 + i), max_tokens=1) for i in (4, 5)]
+    requests = [make_request(i, prompt_with(40 + i), max_tokens=1) for i in (4, 5)]
     assert server.serve(*requests)[0].startswith("4[0:40]@32@36")
     assert [r.num_cached_tokens for r in requests] == [0, 32]
     assert server.scheduler.stats().num_state_missed_tokens == 32
@@ -130,7 +132,7 @@ def test_a_request_waits_while_the_state_that_it_needs_is_computed_again() -> No
 def test_a_state_is_copied_out_of_a_slot_before_the_next_request_gets_it() -> None:
     """Slot 0 is that of both: its states go to 1 and 2, and one of them into 0 again."""
     server = Server(max_num_seqs=1)
-    first, second = (BatchRequest(i, prompt_with(40), max_tokens=1) for i in range(2))
+    first, second = (make_request(i, prompt_with(40), max_tokens=1) for i in range(2))
     assert server.serve(first, second) == ["0[0:40]@36", "1[36:40] 0@36>1 0@40>2 1@36>0"]
 
 
@@ -148,7 +150,7 @@ def test_a_long_prompt_keeps_few_states_far_apart(num_tokens: int, positions: li
     limits = {"num_blocks": 2048, "max_model_len": 8192, "max_num_seqs": 1}
     server = Server(prefill_chunk=512, max_batched_tokens=512, **limits)
     prompt = [i % 60 for i in range(num_tokens)]
-    server.serve(BatchRequest(0, prompt, max_tokens=1), BatchRequest(1, [61], max_tokens=1))
+    server.serve(make_request(0, prompt, max_tokens=1), make_request(1, [61], max_tokens=1))
     assert [c.position for plan in server.plans for c in plan.state_copies] == positions
     assert server.num_hit(2, prompt[: positions[0] + 3]) == positions[0]
     assert server.num_hit(3, prompt) == positions[-1]
@@ -156,7 +158,7 @@ def test_a_long_prompt_keeps_few_states_far_apart(num_tokens: int, positions: li
 
 def test_a_resumed_request_begins_at_its_last_whole_block() -> None:
     server = Server(num_blocks=4, max_num_seqs=2, max_batched_tokens=8)
-    first, last = BatchRequest(0, [0] * 7, max_tokens=6), BatchRequest(1, [1] * 5, max_tokens=5)
+    first, last = make_request(0, [0] * 7, max_tokens=6), make_request(1, [1] * 5, max_tokens=5)
     lines = server.serve(first, last)
     assert lines[2:5] == ["0[7:8] 1[5:6]@4", "0[8:9]@8 -1", "0[9:10]@8"]
     assert lines[-3] == "1[4:7]@4 0@12>4 3@4>0"
@@ -164,14 +166,14 @@ def test_a_resumed_request_begins_at_its_last_whole_block() -> None:
 
 def test_what_a_resumed_request_computes_again_does_not_count_as_missed() -> None:
     server = Server(num_blocks=4, max_num_seqs=2, max_batched_tokens=8, num_checkpoints=0)
-    server.serve(BatchRequest(0, [0] * 7, max_tokens=6), BatchRequest(1, [1] * 5, max_tokens=5))
+    server.serve(make_request(0, [0] * 7, max_tokens=6), make_request(1, [1] * 5, max_tokens=5))
     assert server.scheduler.stats().num_preemptions == 1
     assert server.scheduler.stats().num_state_missed_tokens == 0
 
 
 def test_states_of_forks_are_copied_from_where_the_prompt_ends() -> None:
     server = Server(max_num_seqs=3, num_blocks=8)
-    made = BatchRequest(0, [1] * 6, max_tokens=3)
+    made = make_request(0, [1] * 6, max_tokens=3)
     forks = [made.fork(1), made.fork(2)]
     assert server.serve(made) == [
         "0[0:6]&1&2@4",
@@ -183,7 +185,7 @@ def test_states_of_forks_are_copied_from_where_the_prompt_ends() -> None:
 
 def test_a_fork_without_a_sequence_slot_gets_no_state_slot() -> None:
     server = Server(max_num_seqs=2)
-    made = BatchRequest(0, [1] * 6, max_tokens=2)
+    made = make_request(0, [1] * 6, max_tokens=2)
     fork, requeued = made.fork(1), made.fork(2)
     server.serve(made, num_steps=1)
     assert [made.state_slot, fork.state_slot, requeued.state_slot] == [0, 1, None]
@@ -206,7 +208,7 @@ class Drafter(PromptLookup):
 
 
 def drafting(request_id: int, wrong_position: int | None = None, **kwargs: Any) -> BatchRequest:
-    made = BatchRequest(request_id, [7, 8, 9], **{"max_tokens": 9} | kwargs)
+    made = make_request(request_id, [7, 8, 9], **{"max_tokens": 9} | kwargs)
     made.drafter = Drafter(wrong_position)
     return made
 
@@ -234,7 +236,7 @@ def test_pending_tokens_that_exceed_a_step_are_computed_in_two() -> None:
     limits = {"max_batched_tokens": 9, "max_num_seqs": 5, "max_draft_tokens": 3}
     server = Server(block_size=16, **limits)
     wrong = [drafting(i, wrong_position=6, reports_progress=True) for i in range(2)]
-    late = BatchRequest(2, [1], max_tokens=3)
+    late = make_request(2, [1], max_tokens=3)
     late.fork(3)
     late.fork(4)
     server.serve(*wrong, num_steps=1)
@@ -250,7 +252,7 @@ def test_pending_tokens_that_exceed_a_step_are_computed_in_two() -> None:
 @pytest.mark.parametrize("limits", [{"num_checkpoints": 0}, {"enable_prefix_cache": False}])
 def test_without_checkpoints_nothing_is_kept_and_nothing_is_a_hit(limits: dict[str, Any]) -> None:
     server = Server(**limits)
-    requests = [BatchRequest(i, prompt_with(40), max_tokens=2) for i in range(2)]
+    requests = [make_request(i, prompt_with(40), max_tokens=2) for i in range(2)]
     assert server.serve(*requests) == ["0[0:40] 1[0:24]", "0[40:41] 1[24:40]", "1[40:41]"]
     assert server.num_hit(2, prompt_with(40)) == 0
 
@@ -270,9 +272,9 @@ def test_a_state_whose_blocks_cannot_be_found_is_not_stored() -> None:
     server = Server(num_blocks=5)
     server.num_hit(0, [1] * 5)
     sampling = SamplingParams(prompt_logprobs=0)
-    private = BatchRequest(1, [1] * 5, max_tokens=9, sampling=sampling)
+    private = make_request(1, [1] * 5, max_tokens=9, sampling=sampling)
     server.serve(private, num_steps=1)
-    server.serve(BatchRequest(2, [2] * 12, max_tokens=1), num_steps=1)
+    server.serve(make_request(2, [2] * 12, max_tokens=1), num_steps=1)
     assert server.scheduler.stats().num_checkpoints_skipped == 0
     server.scheduler.abort(private)
     assert server.scheduler.stats().num_checkpoints_skipped == 1
@@ -287,7 +289,7 @@ def test_a_model_without_state_has_no_checkpoints() -> None:
 def test_a_failed_step_loses_all_states() -> None:
     server = Server()
     server.num_hit(0, prompt_with(40))
-    r = BatchRequest(1, prompt_with(41), max_tokens=2)
+    r = make_request(1, prompt_with(41), max_tokens=2)
     server.serve(r, num_steps=1)
     assert server.scheduler.stats().num_checkpoints == 4
     server.scheduler.discard(server.scheduler.schedule(), ())
@@ -302,9 +304,9 @@ def test_a_state_stored_in_a_step_that_raised_afterwards_is_not_copied() -> None
             raise RuntimeError("injected")
 
     _, engine = make_engine(small_config(num_checkpoints=4, max_num_seqs=2, max_batched_tokens=32))
-    engine.add(BatchRequest(0, [0] * 9, max_tokens=3))
-    engine.add(BatchRequest(1, [1] * 9, max_tokens=3, constraint=Raising([1])))
-    engine.add(BatchRequest(2, [2] * 9, max_tokens=3))
+    engine.add(make_request(0, [0] * 9, max_tokens=3))
+    engine.add(make_request(1, [1] * 9, max_tokens=3, constraint=Raising([1])))
+    engine.add(make_request(2, [2] * 9, max_tokens=3))
     failed = {item.request_id for item in engine.step()}
     assert failed == {0, 1}
     while engine.has_work:

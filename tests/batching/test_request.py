@@ -2,13 +2,10 @@ from itertools import product
 
 import pytest
 
-from batching.request import (
-    BatchRequest,
-    FinishReason,
-    InvalidTransition,
-    RequestStatus,
-    SamplingParams,
-)
+from batching.inputs.sampling_params import SamplingParams
+from batching.request import InvalidTransition, RequestStatus
+from batching.steps.token_output import FinishReason
+from tests.support.requests import make_request
 
 LEGAL_MOVES = {
     "waiting -> prefilling",  # admitted
@@ -24,7 +21,7 @@ LEGAL_MOVES = {
 
 @pytest.mark.parametrize(("old", "new"), list(product(RequestStatus, RequestStatus)))
 def test_only_legal_moves_change_the_state(old: RequestStatus, new: RequestStatus) -> None:
-    request = BatchRequest(0, [1], max_tokens=1)
+    request = make_request(0, [1], max_tokens=1)
     request.status = old
     if f"{old} -> {new}" in LEGAL_MOVES:
         request.move_to(new)
@@ -37,13 +34,13 @@ def test_only_legal_moves_change_the_state(old: RequestStatus, new: RequestStatu
 
 @pytest.mark.parametrize("status", RequestStatus)
 def test_a_request_has_ended_once_it_is_completed_or_cancelled(status: RequestStatus) -> None:
-    request = BatchRequest(0, [1], max_tokens=1)
+    request = make_request(0, [1], max_tokens=1)
     request.status = status
     assert request.has_ended == (status in (RequestStatus.COMPLETED, RequestStatus.CANCELLED))
 
 
 def test_the_last_allowed_token_ends_a_request() -> None:
-    request = BatchRequest(0, [1, 2], max_tokens=2, stop_token_ids={9})
+    request = make_request(0, [1, 2], max_tokens=2, stop_token_ids={9})
     request.append(3)
     assert request.finish_reason is None
     request.append(4)
@@ -52,21 +49,21 @@ def test_the_last_allowed_token_ends_a_request() -> None:
 
 
 def test_a_stop_token_ends_a_request_also_as_the_last_allowed_one() -> None:
-    request = BatchRequest(0, [1, 2], max_tokens=1, stop_token_ids={9})
+    request = make_request(0, [1, 2], max_tokens=1, stop_token_ids={9})
     request.append(9)
     assert request.finish_reason is FinishReason.STOP
 
 
 def test_a_stop_token_in_the_prompt_ends_nothing() -> None:
-    assert BatchRequest(0, [9], max_tokens=1, stop_token_ids={9}).finish_reason is None
+    assert make_request(0, [9], max_tokens=1, stop_token_ids={9}).finish_reason is None
 
 
 def test_only_requests_without_a_seed_sample_differently() -> None:
-    unseeded = {BatchRequest(i, [1], max_tokens=1).seed for i in range(8)}
+    unseeded = {make_request(i, [1], max_tokens=1).seed for i in range(8)}
     assert len(unseeded) == 8
     seeded = SamplingParams(seed=0)
-    assert BatchRequest(0, [1], max_tokens=1, sampling=seeded).seed == 0
+    assert make_request(0, [1], max_tokens=1, sampling=seeded).seed == 0
 
 
 def test_repr_says_where_a_request_stands() -> None:
-    assert repr(BatchRequest(7, [1, 2], max_tokens=1)) == "BatchRequest(7 waiting, 0/2 tokens)"
+    assert repr(make_request(7, [1, 2], max_tokens=1)) == "BatchRequest(7 waiting, 0/2 tokens)"

@@ -10,6 +10,7 @@ from batching.kv_cache.window_blocks import WindowBlocks
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from tests.support.fakes import TokenRunner, expected_output, make_engine, small_config
+from tests.support.requests import make_request
 
 WINDOW = 8
 # Of 4 tokens; a request has those of its window, and of what it computes.
@@ -38,7 +39,9 @@ class Server:
             plan = self.scheduler.schedule()
             lines.append(str(plan))
             outputs = self.runner.run(plan)
-            held = [len(s.request.window_table.held) for s in plan.slices]
+            held = [
+                len(s.window_blocks.block_ids) - s.window_blocks.num_dropped for s in plan.slices
+            ]
             self.max_held = max(self.max_held, *held)
             self.scheduler.update(plan, outputs)
         for r in requests:
@@ -51,7 +54,7 @@ class Server:
 
     def num_hit(self, request_id: int, prompt: Sequence[int], max_tokens: int = 1) -> int:
         """Serve a request; return how many of its tokens were hits."""
-        r = BatchRequest(request_id, prompt, max_tokens=max_tokens)
+        r = make_request(request_id, prompt, max_tokens=max_tokens)
         self.serve(r)
         return r.num_cached_tokens
 
@@ -62,7 +65,7 @@ def tokens(first: int, count: int) -> list[int]:
 
 def test_a_request_keeps_what_it_sees_however_long_it_is() -> None:
     server = Server(max_batched_tokens=8)
-    server.serve(BatchRequest(0, tokens(0, 100), max_tokens=100))
+    server.serve(make_request(0, tokens(0, 100), max_tokens=100))
     # The window, and the blocks that a chunk of 8 tokens writes to.
     assert server.max_held == NUM_VISIBLE + 2
 
@@ -70,13 +73,13 @@ def test_a_request_keeps_what_it_sees_however_long_it_is() -> None:
 def test_long_requests_share_few_blocks() -> None:
     """They have 200 blocks of the other layers, and never run out."""
     server = Server(num_window_blocks=4 * (NUM_VISIBLE + 1) + 2, num_blocks=256)
-    server.serve(*(BatchRequest(i, tokens(i, 120), max_tokens=80) for i in range(8)))
+    server.serve(*(make_request(i, tokens(i, 120), max_tokens=80) for i in range(8)))
     assert server.scheduler.stats().num_preemptions == 0
 
 
 def test_short_requests_run_at_once_where_the_windows_of_all_would_not_fit() -> None:
     server = Server(num_window_blocks=8)
-    requests = [BatchRequest(i, tokens(i, 3), max_tokens=4) for i in range(4)]
+    requests = [make_request(i, tokens(i, 3), max_tokens=4) for i in range(4)]
     assert server.serve(*requests) == [
         "0[0:3] 1[0:3] 2[0:2]",
         "0[3:4] 1[3:4] 2[2:3] 3[0:3]",
@@ -90,8 +93,8 @@ def test_a_request_waits_until_there_is_room_for_its_window() -> None:
     """The least number of blocks: a chunk ends where these do."""
     server = Server(num_window_blocks=NUM_VISIBLE + 1, max_batched_tokens=32)
     requests = [
-        BatchRequest(0, tokens(0, 18), max_tokens=2),
-        BatchRequest(1, tokens(1, 6), max_tokens=2),
+        make_request(0, tokens(0, 18), max_tokens=2),
+        make_request(1, tokens(1, 6), max_tokens=2),
     ]
     assert server.serve(*requests) == [
         "0[0:12]",
@@ -105,7 +108,7 @@ def test_a_request_waits_until_there_is_room_for_its_window() -> None:
 
 def test_the_request_that_is_due_last_is_preempted_for_a_block_of_a_window() -> None:
     server = Server(num_window_blocks=5)
-    requests = [BatchRequest(i, tokens(i, 4), max_tokens=7) for i in range(2)]
+    requests = [make_request(i, tokens(i, 4), max_tokens=7) for i in range(2)]
     assert server.serve(*requests) == [
         "0[0:4] 1[0:4]",
         "0[4:5] 1[4:5]",
@@ -122,8 +125,8 @@ def test_the_request_that_is_due_last_is_preempted_for_a_block_of_a_window() -> 
 def test_a_prompt_that_is_due_first_gets_the_block_of_a_decode() -> None:
     server = Server(num_window_blocks=4, prefill_chunk=2)
     requests = [
-        BatchRequest(0, tokens(0, 16), max_tokens=2),
-        BatchRequest(1, tokens(1, 2), max_tokens=6),
+        make_request(0, tokens(0, 16), max_tokens=2),
+        make_request(1, tokens(1, 2), max_tokens=6),
     ]
     assert server.serve(*requests) == [
         "0[0:2] 1[0:2]",
@@ -153,7 +156,7 @@ def test_turns_that_append_hit_all_that_was_computed() -> None:
     history = tokens(0, 30)
     for turn in range(5):
         num_computed = len(history) - 1 if turn else 0
-        request = BatchRequest(turn, [*history, 9, 8, 7] if turn else history, max_tokens=23)
+        request = make_request(turn, [*history, 9, 8, 7] if turn else history, max_tokens=23)
         server.serve(request)
         assert request.num_cached_tokens == num_computed // 4 * 4
         history = request.token_ids
@@ -190,7 +193,7 @@ def test_a_request_waits_while_the_window_that_it_needs_is_computed_again() -> N
     system = tokens(0, 32)
     server.num_hit(0, [*system, *tokens(1, 20)])
     assert [server.num_hit(10 + i, tokens(40 + i, 10)) for i in range(20)] == [0] * 20
-    requests = [BatchRequest(i, [*system, *tokens(i, 20)], max_tokens=1) for i in (4, 5)]
+    requests = [make_request(i, [*system, *tokens(i, 20)], max_tokens=1) for i in (4, 5)]
     assert server.serve(*requests)[0] == "4[0:52]"
     assert [r.num_cached_tokens for r in requests] == [0, 32]
 
@@ -199,7 +202,7 @@ def test_a_hit_shares_no_more_than_the_window() -> None:
     server = Server()
     prompt = tokens(0, 41)
     server.num_hit(0, prompt)
-    again = BatchRequest(1, prompt, max_tokens=3)
+    again = make_request(1, prompt, max_tokens=3)
     server.serve(again, num_steps=1)
     assert again.window_table.num_dropped == 40 // 4 - NUM_VISIBLE
     assert len(again.window_table) == len(again.block_table)
@@ -207,7 +210,7 @@ def test_a_hit_shares_no_more_than_the_window() -> None:
 
 def test_a_fork_copies_the_block_that_it_writes_into() -> None:
     server = Server()
-    made = BatchRequest(0, tokens(0, 22), max_tokens=12)
+    made = make_request(0, tokens(0, 22), max_tokens=12)
     fork = made.fork(1)
     lines = server.serve(made)
     copies = [part for line in lines for part in line.split() if ">" in part]
@@ -219,7 +222,7 @@ def test_a_failed_step_leaves_no_window_behind() -> None:
     server = Server()
     prompt = tokens(0, 30)
     server.num_hit(0, prompt)
-    failing = BatchRequest(1, tokens(1, 30), max_tokens=9)
+    failing = make_request(1, tokens(1, 30), max_tokens=9)
     server.serve(failing, num_steps=3)
     server.scheduler.discard(server.scheduler.schedule())
     server.runner.reset()
@@ -233,9 +236,9 @@ def test_a_failed_step_leaves_no_window_behind() -> None:
 def test_whatever_of_a_window_is_evicted_no_output_changes(num_window_blocks: int) -> None:
     server = Server(num_window_blocks=num_window_blocks)
     prompt = tokens(0, 30)
-    server.serve(BatchRequest(0, prompt, max_tokens=1))
-    server.serve(BatchRequest(1, tokens(1, 30), max_tokens=1))
-    server.serve(BatchRequest(2, prompt, max_tokens=9))
+    server.serve(make_request(0, prompt, max_tokens=1))
+    server.serve(make_request(1, tokens(1, 30), max_tokens=1))
+    server.serve(make_request(2, prompt, max_tokens=9))
 
 
 def test_fewer_blocks_than_one_request_sees_are_rejected() -> None:
@@ -256,7 +259,7 @@ def test_a_block_that_is_given_up_too_early_is_noticed(monkeypatch: pytest.Monke
     monkeypatch.setattr(WindowBlocks, "commit", commit)
     config = small_config(window=WINDOW, num_window_blocks=32)
     _, engine = make_engine(config)
-    engine.add(BatchRequest(0, tokens(0, 20), max_tokens=4))
+    engine.add(make_request(0, tokens(0, 20), max_tokens=4))
     while engine.has_work:
         engine.step()
     assert engine.last_step.has_failed

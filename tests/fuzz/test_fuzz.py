@@ -8,6 +8,7 @@ import pytest
 from tests.fuzz.__main__ import TARGETS, corpus_of
 from tests.fuzz.supervisor import Finding, run
 from tests.fuzz.worker import Engine
+from tests.support.rows import rows
 
 
 def planted(folder: Path, data: bytes) -> dict[str, list[Path]]:
@@ -22,7 +23,7 @@ def test_each_target_takes_its_corpus_within_its_limits(tmp_path: Path) -> None:
     assert not isinstance(done, Finding), done
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@rows("target", TARGETS)
 def test_a_corpus_is_small(target: str) -> None:
     assert 0 < sum(path.stat().st_size for path in corpus_of(target)) < 1 << 14
 

@@ -6,10 +6,13 @@
 
 // For ucontext.h on a Mac.
 #define _XOPEN_SOURCE 700
+// Its longjmp takes another stack for a mistake.
+#undef _FORTIFY_SOURCE
 #include <sanitizer/asan_interface.h>
 #include <ucontext.h>
 
 #include <algorithm>
+#include <csetjmp>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -50,8 +53,32 @@ constexpr int kMaxPosted = 64;
 
 enum class State { kRuns, kAtBarrier, kAtExchange, kEnded };
 
-struct Fiber {
+// Where a fiber or their scheduler goes on.  A switch by ucontext also saves the signals, by two system calls: more
+// than all else that a kernel does here.  The sanitizers know no other switch, so that it is only the first one without.
+#if defined(THREADS_WATCHED) || defined(__SANITIZE_ADDRESS__)
+struct Context {
   ucontext_t context;
+
+  void go_on(Context& other) { swapcontext(&context, &other.context); }
+};
+#else
+struct Context {
+  ucontext_t context;
+  jmp_buf place;
+  bool has_begun = false;
+
+  void go_on(Context& other) {
+    if (_setjmp(place)) return;
+    has_begun = true;
+    if (other.has_begun) _longjmp(other.place, 1);
+    other.has_begun = true;
+    setcontext(&other.context);
+  }
+};
+#endif
+
+struct Fiber {
+  Context context;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   void* tsan = nullptr;
   State state = State::kRuns;
@@ -74,7 +101,7 @@ struct Group {
   std::size_t shared_bytes = 0;
   // Two, since a thread may be at the next barrier when another leaves this one.
   char barrier_tags[2];
-  ucontext_t scheduler;
+  Context scheduler;
   int current = 0;
   std::string error;
 };
@@ -93,13 +120,13 @@ void leave(State state, int line) {
   fiber.line = line;
   // 1: the switch itself orders nothing.
   TSAN(__tsan_switch_to_fiber(tsan_scheduler, 1));
-  swapcontext(&fiber.context, &group->scheduler);
+  fiber.context.go_on(group->scheduler);
 }
 
 void enter(int thread) {
   group->current = thread;
   TSAN(__tsan_switch_to_fiber(group->fibers[thread].tsan, 1));
-  swapcontext(&group->scheduler, &group->fibers[thread].context);
+  group->scheduler.go_on(group->fibers[thread].context);
 }
 
 void run_thread() {
@@ -113,11 +140,13 @@ void run_thread() {
 }
 
 void start(Fiber& fiber) {
-  getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack.get();
-  fiber.context.uc_stack.ss_size = kStackBytes;
-  fiber.context.uc_link = nullptr;
-  makecontext(&fiber.context, run_thread, 0);
+  fiber.context = {};
+  ucontext_t& context = fiber.context.context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack.get();
+  context.uc_stack.ss_size = kStackBytes;
+  context.uc_link = nullptr;
+  makecontext(&context, run_thread, 0);
   TSAN(fiber.tsan = __tsan_create_fiber(0));
   fiber.state = State::kRuns;
   fiber.num_barriers = fiber.num_exchanges = 0;

@@ -6,16 +6,15 @@ from collections.abc import Iterator
 import pytest
 
 from scripts.server_process import Server, num_open_files
-from tests.support.live import AGING_RATE, MAX_QUEUED, check_all_is_well, warm_up
+from tests.support.live import AGING_RATE, MAX_QUEUED, check_all_is_well, live_server, warm_up
 
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[Server]:
-    """Start a server with default settings but those above; it must outlive all tests, and end well."""
+    """Start a server with default settings but these; it must outlive all tests, and end well."""
     if not os.path.isdir("/proc/self/fd"):
         pytest.skip("open files are counted in /proc")
-    with Server(
-        cpu_precision="exact",
+    with live_server(
         max_queued_requests=str(MAX_QUEUED),
         aging_rate=str(AGING_RATE),
         write_timeout="2",

@@ -8,7 +8,7 @@ from scripts.server_process import Address, Server, num_open_files, wait_until
 from scripts.soak import overload
 from scripts.soak.client import CHAT, ask_all
 from scripts.soak.departures import LEAVINGS, storm
-from scripts.soak.gauges import held
+from scripts.soak.gauges import gauges, held
 from scripts.soak.wire import Exchange, request_bytes
 from tests.support.live import MAX_QUEUED, ask_golden, check_all_is_well
 
@@ -21,10 +21,18 @@ def test_clients_that_leave_at_any_point_leave_nothing_behind(server: Server) ->
     address = server.address()
     assert asyncio.run(ask_golden(address)) == []
     num_files = num_open_files(server.pid)
+    num_before = asyncio.run(num_tokens_processed(address))
     left = asyncio.run(storm(address, 4 * len(LEAVINGS), seed=5))
     assert set(left.values()) == {4}
     check_all_is_well(server, num_files)
+    # Had the engine gone on for them, it would have written 3000 for each of some thirty.
+    assert asyncio.run(num_tokens_processed(address)) < num_before + 20_000
     assert asyncio.run(ask_for_every_place(address)) == []
+
+
+async def num_tokens_processed(address: Address) -> float:
+    """Return how many tokens the engine has read or written, for whomever."""
+    return (await gauges(address))["vllm:iteration_tokens_total_sum"]
 
 
 async def ask_for_every_place(address: Address) -> list[str]:
@@ -42,7 +50,7 @@ def test_a_client_that_takes_nothing_is_let_go(server: Server) -> None:
         "max_tokens": 3000,
         "ignore_eos": True,
         "stream": True,
-        "n": 8,
+        "n": 2,
         "logprobs": True,
         "top_logprobs": 20,
     }

@@ -13,17 +13,18 @@ from scripts.server_process import Address, Server, num_open_files, wait_until
 from scripts.soak.client import CHAT, Outcome, ask, ask_all
 from scripts.soak.departures import reset_in_the_stream
 from tests.support.faulty_server import POISON_TOKEN, Fault, seed_for
-from tests.support.golden import GoldenCase
-from tests.support.hostile import MESSAGES
+from tests.support.hostile.apis import MESSAGES
 from tests.support.live import (
-    brief_cases,
     check_all_is_well,
+    golden_cases,
     golden_request,
+    live_server,
     status_of,
     strange,
     warm_up,
 )
 from tests.support.responses import events_in
+from tests.support.small_model import Case
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -36,22 +37,22 @@ LAST_STEP: Final = 5
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(COMMAND, step_timeout="1.5", cpu_precision="exact") as started:
+    with live_server(COMMAND, step_timeout="1.5") as started:
         yield warm_up(started)
         assert started.stop() == 0
 
 
 def poisoned(fault: Fault, step: int, **fields: Any) -> dict[str, Any]:
     """Return a request that is answered until, at a step, it brings a fault along."""
-    case = brief_cases(1)[0]
+    case = golden_cases(1)[0]
     return golden_request(case, max_tokens=40, ignore_eos=True, seed=seed_for(fault, step)) | fields
 
 
 async def ask_beside_others(
     address: Address, *bodies: dict[str, Any]
-) -> tuple[list[Outcome], list[GoldenCase], list[Outcome]]:
+) -> tuple[list[Outcome], list[Case], list[Outcome]]:
     """Ask amid golden requests; return what became of these, and of the golden ones."""
-    cases = brief_cases(NUM_BYSTANDERS)
+    cases = golden_cases(NUM_BYSTANDERS)
     golden = [golden_request(case, stream=i % 4 > 0) for i, case in enumerate(cases)]
     middle = 5  # so that all asked run at once with some of the others
     requests = [*golden[:middle], *bodies, *golden[middle:]]
@@ -103,7 +104,7 @@ def test_requests_that_cannot_be_sampled_fail_alone(server: Server, fault: Fault
 def test_messages_that_cannot_be_sampled_fail_alone(server: Server, fault: Fault) -> None:
     address = server.address()
     num_files = num_open_files(server.pid)
-    body = {"messages": brief_cases(1)[0].messages, "top_k": seed_for(fault, 2)}
+    body = {"messages": golden_cases(1)[0].messages, "top_k": seed_for(fault, 2)}
 
     async def ask_messages() -> tuple[list[httpx.Response], list[str]]:
         async with (
@@ -133,7 +134,7 @@ def test_a_response_that_cannot_be_sampled_fails_alone(server: Server, fault: Fa
     address = server.address()
     num_files = num_open_files(server.pid)
     body = {
-        "input": brief_cases(1)[0].messages,
+        "input": golden_cases(1)[0].messages,
         "max_output_tokens": 40,
         "seed": seed_for(fault, 1),
     }
@@ -151,7 +152,7 @@ def test_a_response_that_cannot_be_sampled_fails_alone(server: Server, fault: Fa
                 pass
             return [*responses[:2], found], outcomes
 
-    cases = brief_cases(NUM_BYSTANDERS)
+    cases = golden_cases(NUM_BYSTANDERS)
     (whole, streamed, background), others = asyncio.run(respond())
     assert whole.status_code == 500
     failed = events_in(streamed.text)[-1]["response"]
@@ -165,7 +166,7 @@ def test_a_text_that_cannot_be_decoded_fails_its_request_alone(server: Server) -
     address = server.address()
     num_files = num_open_files(server.pid)
     bodies = [
-        golden_request(brief_cases(1)[0], stream=stream, n=2, logit_bias={str(POISON_TOKEN): 100})
+        golden_request(golden_cases(1)[0], stream=stream, n=2, logit_bias={str(POISON_TOKEN): 100})
         for stream in (True, False)
     ]
     poisons, cases, others = asyncio.run(ask_beside_others(address, *bodies))
@@ -178,7 +179,7 @@ def test_connections_that_are_reset_concern_no_other(server: Server) -> None:
     address = server.address()
     num_files = num_open_files(server.pid)
 
-    async def reset_some() -> tuple[list[GoldenCase], list[Outcome]]:
+    async def reset_some() -> tuple[list[Case], list[Outcome]]:
         async with asyncio.TaskGroup() as group:
             asked = group.create_task(ask_beside_others(address))
             for seed in range(8):
@@ -200,7 +201,7 @@ def test_a_step_that_does_not_end_is_noticed_and_ends_what_waits_for_it(server: 
         while await status_of(address, "/health") == 200:
             pass
         ready = await status_of(address, "/ready")
-        rejected = await ask(address, CHAT, golden_request(brief_cases(1)[0]))
+        rejected = await ask(address, CHAT, golden_request(golden_cases(1)[0]))
         assert ready == 503
         return await poison, rejected
 
@@ -229,13 +230,13 @@ def test_an_engine_that_fails_again_and_again_says_so_until_it_works_again(serve
     assert statuses == [200, 200, 503]
     assert asyncio.run(status_of(address, "/ready")) == 503
     # It takes requests all the same: only a step that goes well shows that it works again.
-    (outcome,) = asyncio.run(ask_all(address, CHAT, [golden_request(brief_cases(1)[0])]))
+    (outcome,) = asyncio.run(ask_all(address, CHAT, [golden_request(golden_cases(1)[0])]))
     assert outcome.is_complete
     check_all_is_well(server, num_files)
 
 
 def test_an_engine_that_fails_again_and_again_ends_the_process_if_the_operator_wants_that() -> None:
-    with Server(COMMAND, exit_on_engine_failure="true", cpu_precision="exact") as server:
+    with live_server(COMMAND, exit_on_engine_failure="true") as server:
         address = server.address()
 
         async def fail_thrice() -> None:

@@ -1,6 +1,8 @@
 """What the server says of itself is true, and nothing that can be made of it breaks it."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from http import HTTPStatus
 from random import Random
 from typing import Any, Final
@@ -8,19 +10,20 @@ from typing import Any, Final
 import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
-from schemathesis.schemas import APIOperation
+from schemathesis.schemas import APIOperation, BaseSchema
 
 from scripts.server_process import Server
 from tests.support.batches import BATCHES, FILES
-from tests.support.hostile import CHAT, COMPLETIONS, COUNT, MESSAGES, RENDER
-from tests.support.hostile_responses import RESPONSES
+from tests.support.hostile.apis import CHAT, COMPLETIONS, COUNT, MESSAGES, RENDER, RESPONSES
+from tests.support.weekly import WEEK, weekly
 
 pytestmark = pytest.mark.timeout(240)
 
-NUM_EXAMPLES: Final = 15
+# Others each week.
+NUM_EXAMPLES: Final = [4, pytest.param(30, marks=pytest.mark.slow)]
 INPUT_TOKENS: Final = f"{RESPONSES}/input_tokens"
 TIMEOUT: Final = 30.0
 MAX_ANSWER: Final = 2048
@@ -100,21 +103,29 @@ LIMITS: Final[dict[str, Any]] = {
     "timeout": 60,
 }
 
-EXAMPLES: Final = settings(
-    max_examples=NUM_EXAMPLES,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+Test = Callable[..., None]
+
+
+def examples(count: int) -> Callable[[Test], Test]:
+    """Return what makes a test try so many examples."""
+    tried = settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda test: seed(WEEK)(tried(test))
+
+
+@cache
+def document_of(url: str) -> BaseSchema:
+    return schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
 def operation(server: Server, label: str) -> APIOperation[Any, Any, Any, Any]:
     method, path = label.split()
-    host, port = server.address()
-    document = schemathesis.openapi.from_url(f"http://{host}:{port}/openapi.json")
-    found: APIOperation[Any, Any, Any, Any] = document[path][method]
+    found: APIOperation[Any, Any, Any, Any] = document_of(server.url)[path][method]
     return found
 
 
@@ -143,9 +154,12 @@ def _is_above_0(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0
 
 
+@pytest.mark.parametrize("num_examples", NUM_EXAMPLES)
 @pytest.mark.parametrize("label", OPERATIONS)
-def test_what_the_document_allows_is_answered_as_it_says(server: Server, label: str) -> None:
-    @EXAMPLES
+def test_what_the_document_allows_is_answered_as_it_says(
+    server: Server, label: str, num_examples: int
+) -> None:
+    @examples(num_examples)
     @given(operation(server, label).as_strategy(generation_mode=GenerationMode.POSITIVE))
     def try_one(case: Case[Any]) -> None:
         check(case)
@@ -153,9 +167,12 @@ def test_what_the_document_allows_is_answered_as_it_says(server: Server, label: 
     try_one()
 
 
-@pytest.mark.parametrize("label", WITH_BODY)
-def test_what_the_document_forbids_is_rejected_as_it_says(server: Server, label: str) -> None:
-    @EXAMPLES
+@pytest.mark.parametrize("num_examples", NUM_EXAMPLES)
+@pytest.mark.parametrize("label", weekly(WITH_BODY, 6))
+def test_what_the_document_forbids_is_rejected_as_it_says(
+    server: Server, label: str, num_examples: int
+) -> None:
+    @examples(num_examples)
     @given(operation(server, label).as_strategy(generation_mode=GenerationMode.NEGATIVE))
     def try_one(case: Case[Any]) -> None:
         check(case)
@@ -163,22 +180,23 @@ def test_what_the_document_forbids_is_rejected_as_it_says(server: Server, label:
     try_one()
 
 
-@pytest.mark.parametrize("label", [f"POST {path}" for path in SERVED])
+@pytest.mark.parametrize("num_examples", NUM_EXAMPLES)
+@pytest.mark.parametrize("label", weekly([f"POST {path}" for path in SERVED], 6))
 def test_any_fields_beside_a_good_request_are_answered_as_the_document_says(
-    server: Server, label: str
+    server: Server, label: str, num_examples: int
 ) -> None:
     """All fields together are nearly always rejected for one of them; of a few, many are served."""
     made = operation(server, label)
 
-    @EXAMPLES
+    @examples(num_examples)
     @given(
         made.as_strategy(generation_mode=GenerationMode.POSITIVE), st.integers(1, 3), st.integers()
     )
-    def try_one(case: Case[Any], num_fields: int, seed: int) -> None:
+    def try_one(case: Case[Any], num_fields: int, choice: int) -> None:
         good = SERVED[made.path]
         body: Any = case.body if isinstance(case.body, dict) else {}
         others = sorted(set(body) - set(good))
-        names = Random(seed).sample(others, min(num_fields, len(others)))
+        names = Random(choice).sample(others, min(num_fields, len(others)))
         case.body = good | {name: body[name] for name in names}
         check(case)
 

@@ -12,7 +12,7 @@ import pytest
 from scripts.server_process import Address, Server, wait_until
 from scripts.soak.client import CHAT, Outcome, ask
 from scripts.soak.prober import probe
-from tests.support.live import BRIEF, ask_golden, golden_request
+from tests.support.live import ask_golden, golden_cases, golden_request, live_server
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -33,7 +33,7 @@ def serving_at(address: Address, server: Server) -> Iterator[Server]:
 
 async def be_cut_off(server: Server, address: Address) -> Outcome:
     """Be in the middle of an answer while the server crashes."""
-    body = golden_request(BRIEF[0], max_tokens=6000, ignore_eos=True)
+    body = golden_request(golden_cases(1)[0], max_tokens=8000, ignore_eos=True)
     return await ask(address, CHAT, body, on_head=lambda _: server.send_signal(signal.SIGKILL))
 
 
@@ -44,13 +44,13 @@ def close_standard_error() -> None:
 def test_after_a_crash_the_same_port_serves_again() -> None:
     """The second start has nowhere to log to, which does not stop it."""
     address = free_address()
-    with serving_at(address, Server(port=str(address.port), cpu_precision="exact")) as server:
+    with serving_at(address, live_server(port=str(address.port))) as server:
         outcome = asyncio.run(be_cut_off(server, address))
         assert outcome.broken is not None
         assert not outcome.is_done
         assert server.wait() == -signal.SIGKILL
     with serving_at(
-        address, Server(port=str(address.port), cpu_precision="exact", preexec=close_standard_error)
+        address, live_server(port=str(address.port), preexec=close_standard_error)
     ) as server:
         assert asyncio.run(ask_golden(address)) == []
         assert server.stop() == 0
@@ -60,7 +60,7 @@ def test_after_a_crash_the_same_port_serves_again() -> None:
 def test_a_log_on_a_full_disk_does_not_stop_the_server() -> None:
     address = free_address()
     with open("/dev/full", "wb") as full:
-        server = Server(port=str(address.port), cpu_precision="exact", stderr=full.fileno())
+        server = live_server(port=str(address.port), stderr=full.fileno())
     with serving_at(address, server):
         assert asyncio.run(ask_golden(address)) == []
         assert server.stop() == 0

@@ -1,7 +1,7 @@
 import pytest
 
 from scripts.bench.cli import parse
-from scripts.bench.load.plan import ClosedLoop, OpenLoop
+from scripts.bench.load.plan import ClosedLoop
 from scripts.bench.load.scenarios import SCENARIOS
 
 
@@ -11,7 +11,7 @@ def test_without_options_it_is_our_server_with_short_prompts() -> None:
     (point,) = options.plan.points
     assert (point.scenario.name, point.max_tokens) == ("short", 48)
     assert point.arrivals == ClosedLoop(num_clients=16, requests_per_client=2)
-    assert (options.plan.rounds, options.plan.limits) == (3, None)
+    assert options.plan.rounds == 3
 
 
 def test_numbers_of_clients_make_a_sweep() -> None:
@@ -31,16 +31,9 @@ def test_all_means_all_scenarios_with_their_own_clients() -> None:
         "long, 4 clients",
         "mixed, 8 clients",
         "multi-turn, 4 clients",
-        "priority-mix, 24 clients",
     ]
     assert {point.max_tokens for point in options.plan.points} == {5}
-    assert options.plan.num_requests == 3 * 3 * (16 + 8 + 4 + 8 + 4 + 24)
-
-
-def test_a_rate_makes_an_open_loop() -> None:
-    (point,) = parse(["--rate", "2.5", "--requests", "7"]).plan.points
-    assert point.arrivals == OpenLoop(rate=2.5, num_requests=7)
-    assert parse(["--rate", "1"]).plan.points[0].arrivals == OpenLoop(1, 64)
+    assert options.plan.num_requests == 3 * 3 * (16 + 8 + 4 + 8 + 4)
 
 
 def test_servers_have_names_and_the_model_is_for_the_first() -> None:
@@ -54,26 +47,17 @@ def test_servers_have_names_and_the_model_is_for_the_first() -> None:
     ]
 
 
-def test_limits_of_goodput_are_milliseconds() -> None:
-    assert parse(["--goodput", "ttft:2000", "tpot:99.5"]).plan.limits == {
-        "ttft": 2000,
-        "tpot": 99.5,
-    }
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--clients", "0"], "0 is not a count"),
         (["--clients", "4,-1"], "-1 is not a count"),
-        (["--rate", "0"], "0 is not above 0"),
+        (["--timeout", "0"], "0 is not above 0"),
         (["--timeout", "inf"], "inf is not above 0"),
-        (["--goodput", "speed:3"], "'speed' is not one of ttft, tpot, e2e"),
         (["--scenario", "other"], "invalid choice: 'other'"),
         (["--url", "box:80"], "'box:80' is no URL"),
         (["--vs-command", "srv"], "has no {port}"),
         (["--vs-command", "srv '{port}"], "No closing quotation"),
-        (["--rate", "1", "--clients", "2"], "not allowed with argument --rate"),
         (["--json", "no/such/x.json"], "there is no directory no/such"),
         (["--vs", "a=http://a", "--vs", "a=http://b"], "two servers are called 'a'"),
         (["--vs", "ours=http://a"], "two servers are called 'ours'"),

@@ -15,7 +15,6 @@ QUICK = RequestRecord(
         "completion_tokens": 4,
         "prompt_tokens_details": {"cached_tokens": 4},
     },
-    priority="high",
 )
 # Sent at 1, first token after 500 ms, one gap of 300 ms, the end 200 ms later.
 SLOW = RequestRecord(
@@ -27,7 +26,6 @@ SLOW = RequestRecord(
         "completion_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 0},
     },
-    priority="low",
 )
 FAILED = RequestRecord(sent=0.5, ended=4.0, error="HTTP 500: it broke")
 
@@ -67,7 +65,6 @@ def test_throughput_counts_good_requests_over_the_whole_time() -> None:
     assert summary.values["output_throughput"] == pytest.approx(10 / 2)
     assert summary.values["total_throughput"] == pytest.approx(50 / 2)
     assert summary.values["request_throughput"] == pytest.approx(2 / 2)
-    assert "goodput" not in summary.values
 
 
 def test_a_failed_request_takes_time_and_gives_nothing() -> None:
@@ -79,28 +76,8 @@ def test_a_failed_request_takes_time_and_gives_nothing() -> None:
 
 
 def test_nothing_that_succeeded_has_no_numbers() -> None:
-    assert summarise([FAILED]) == Summary(1, 1, "HTTP 500: it broke", {}, {})
-    assert summarise([]) == Summary(0, 0, None, {}, {})
-
-
-@pytest.mark.parametrize(
-    ("limits", "num_good"),
-    [
-        ({"ttft": 500.0}, 2),
-        ({"ttft": 499.0}, 1),
-        ({"ttft": 500.0, "tpot": 99.0}, 1),
-        ({"e2e": 100.0}, 0),
-        ({}, 2),
-    ],
-)
-def test_goodput_counts_requests_within_all_limits(limits: dict[str, float], num_good: int) -> None:
-    values = summarise([QUICK, SLOW], limits).values
-    assert values["goodput"] == pytest.approx(num_good / 2.0)
-
-
-def test_a_single_token_keeps_any_limit_per_token() -> None:
-    single = RequestRecord(sent=0, ended=1, chunk_times=[0.5])
-    assert summarise([single], {"tpot": 0.1}).values["goodput"] == 1
+    assert summarise([FAILED]) == Summary(1, 1, "HTTP 500: it broke", {})
+    assert summarise([]) == Summary(0, 0, None, {})
 
 
 def test_counts_that_a_server_does_not_send_are_left_out() -> None:
@@ -110,19 +87,10 @@ def test_counts_that_a_server_does_not_send_are_left_out() -> None:
     assert not {"prompt_tokens", "cached_tokens", "total_throughput"} & set(values)
 
 
-def test_priorities_have_latencies_of_their_own() -> None:
-    by_priority = summarise([QUICK, SLOW]).by_priority
-    assert list(by_priority) == ["high", "low"]
-    assert by_priority["high"]["ttft_p99_ms"] == pytest.approx(100)
-    assert by_priority["low"]["ttft_p50_ms"] == pytest.approx(500)
-
-
 def test_rounds_give_medians_of_values_and_sums_of_counts() -> None:
     rounds = [
-        Summary(4, 0, None, {"goodput": 1.0, "itl_p50_ms": 9.0}, {"high": {"ttft_p50_ms": 1.0}}),
-        Summary(4, 1, "lost", {"goodput": 5.0}, {}),
-        Summary(4, 1, "late", {"goodput": 2.0, "itl_p50_ms": 7.0}, {"high": {"ttft_p50_ms": 3.0}}),
+        Summary(4, 0, None, {"e2e_p50_ms": 1.0, "itl_p50_ms": 9.0}),
+        Summary(4, 1, "lost", {"e2e_p50_ms": 5.0}),
+        Summary(4, 1, "late", {"e2e_p50_ms": 2.0, "itl_p50_ms": 7.0}),
     ]
-    assert medians(rounds) == Summary(
-        12, 2, "lost", {"goodput": 2.0, "itl_p50_ms": 8.0}, {"high": {"ttft_p50_ms": 2.0}}
-    )
+    assert medians(rounds) == Summary(12, 2, "lost", {"e2e_p50_ms": 2.0, "itl_p50_ms": 8.0})

@@ -1,8 +1,6 @@
-from itertools import product
-
 import pytest
 
-from scripts.bench.load.scenarios import PRIORITIES, SCENARIOS
+from scripts.bench.load.scenarios import SCENARIOS
 from scripts.bench.load.workload import Conversation
 
 NUM_CLIENTS = 8
@@ -64,15 +62,6 @@ def test_a_quarter_of_the_mix_is_long_at_any_time() -> None:
     assert sum(is_long) * 4 == len(is_long)
     by_number = [is_long[number::8] for number in range(8)]
     assert all(sum(column) * 4 == len(column) for column in by_number)
-
-
-def test_priorities_are_mixed_in_equal_parts() -> None:
-    scenario = SCENARIOS["priority-mix"]
-    priorities = [
-        scenario.conversations("r", client, 2)[number].priority
-        for client, number in product(range(24), range(2))
-    ]
-    assert [priorities.count(priority) for priority in PRIORITIES] == [16, 16, 16]
 
 
 def test_turns_of_a_conversation_are_requests() -> None:

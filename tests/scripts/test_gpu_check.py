@@ -7,7 +7,7 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from batching.request import TokenLogprobs
+from batching.steps.token_output import TokenLogprobs
 from scripts.gpu_check.__main__ import main
 from scripts.gpu_check.checks import CHECKS, Check
 from scripts.gpu_check.gates import invariance, kernels, products, recovery
@@ -134,6 +134,7 @@ def test_a_fault_that_does_not_happen_fails_recovery(monkeypatch: pytest.MonkeyP
     assert record.failures[0].startswith("round 1: 0 failed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_wrong", [False, True])
 def test_the_gate_of_kernels_compares_them_with_the_portable_path(
     monkeypatch: pytest.MonkeyPatch, is_wrong: bool

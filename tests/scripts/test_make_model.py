@@ -1,6 +1,8 @@
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Final
 
 import mlx.core as mx
 import numpy as np
@@ -15,6 +17,7 @@ from scripts.make_model.shapes import SHAPES, Shape
 from scripts.make_model.weights import KINDS, QUANTIZATIONS, matrix, mlx_parts
 from scripts.make_model.write import size_of, write_directory, write_gguf
 from tests.support.tiny_shapes import VOCAB_SIZE, tiny_shape
+from tests.support.weekly import weekly
 
 _PROMPT = "A fox"
 
@@ -40,22 +43,25 @@ def _assert_sound(loaded: LoadedModel) -> None:
     assert entropy.min() > 1 and entropy.max() < math.log(VOCAB_SIZE) - 0.5
 
 
-@pytest.mark.parametrize("form", ["model.gguf", "model"])
-@pytest.mark.parametrize("name", SHAPES)
+FORMS: Final = ("model.gguf", "model")
+
+
+@pytest.mark.parametrize(("name", "form"), weekly(product(SHAPES, FORMS), 2))
 def test_each_shape_is_loaded_and_has_sound_logits(name: str, form: str, tmp_path: Path) -> None:
     loaded = _written(tiny_shape(name), tmp_path / form)
     _assert_sound(loaded)
     assert loaded.model_type == SHAPES[name].form.model_type
 
 
-@pytest.mark.parametrize("form", ["model.gguf", "model"])
 @pytest.mark.parametrize(
-    "quantization", sorted({*QUANTIZATIONS} - {SHAPES["qwen3-1.7b"].quantization})
+    ("quantization", "form"),
+    weekly(product(sorted({*QUANTIZATIONS} - {SHAPES["qwen3-1.7b"].quantization}), FORMS), 1),
 )
 def test_each_quantization_is_loaded(quantization: str, form: str, tmp_path: Path) -> None:
     _assert_sound(_written(tiny_shape("qwen3-1.7b", quantization), tmp_path / form))
 
 
+@pytest.mark.slow
 def test_a_mix_of_k_types_has_more_bits_where_they_count(tmp_path: Path) -> None:
     tiny = tiny_shape("qwen3-1.7b", "q4_k_m")
     sizes = {"hidden_size": 256, "intermediate_size": 512}
@@ -75,7 +81,7 @@ def test_a_mix_of_k_types_has_more_bits_where_they_count(tmp_path: Path) -> None
         assert mx.mean(weights).item() == pytest.approx(0, abs=0.003)
 
 
-@pytest.mark.parametrize("form", ["model.gguf", "model"])
+@pytest.mark.parametrize("form", weekly(FORMS, 1))
 def test_experts_of_gpt_oss_stay_mxfp4(form: str, tmp_path: Path) -> None:
     model = _written(tiny_shape("gpt-oss-20b"), tmp_path / form).model
     experts = [m for m in model.modules() if isinstance(m, QuantizedSwitchLinear)]
@@ -97,6 +103,7 @@ def test_both_forms_hold_weights_of_the_deviation_that_inputs_need(
         assert mx.mean(weights).item() == pytest.approx(0, abs=0.003)
 
 
+@pytest.mark.slow
 def test_llama_s_rope_scaling_is_the_same_in_both_forms(tmp_path: Path) -> None:
     tiny = tiny_shape("llama-3.2-3b")
     of_file, of_directory = (_written(tiny, tmp_path / name) for name in ("m.gguf", "m"))
@@ -108,6 +115,7 @@ def test_llama_s_rope_scaling_is_the_same_in_both_forms(tmp_path: Path) -> None:
     assert ours[-1].item() > 500000
 
 
+@pytest.mark.slow
 def test_unused_tokens_have_texts(tmp_path: Path) -> None:
     for form in ("model.gguf", "model"):
         loaded = _written(tiny_shape("mixture"), tmp_path / form)

@@ -11,11 +11,14 @@ import numpy.typing as npt
 from mlx_lm.models.cache import make_prompt_cache
 
 from batching.backend.self_check.verdict import CheckedModel
-from batching.request import BatchRequest, SamplingParams, TokenLogprobs, TokenOutput
+from batching.inputs.sampling_params import SamplingParams
+from batching.request import BatchRequest
 from batching.steps.model_runner import ModelRunner
 from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import SliceOutput, StepPlan
+from batching.steps.token_output import TokenLogprobs, TokenOutput
 from scripts.make_model.tiny_configs import VOCAB_SIZE
+from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
 
 NUM_TOKENS: Final = 8
@@ -91,7 +94,7 @@ def _requests() -> list[BatchRequest]:
         (long, HITTING),
     ]
     requests = [
-        BatchRequest(i, prompt, max_tokens=NUM_TOKENS, sampling=sampling)
+        make_request(i, prompt, max_tokens=NUM_TOKENS, sampling=sampling)
         for i, (prompt, sampling) in enumerate(asked)
     ]
     return [requests[0], requests[0].fork(len(asked)), *requests[1:]]

@@ -7,16 +7,19 @@ from typing import Any
 from zlib import crc32
 
 from batching.batch_inference import BatchInferenceEngine
-from batching.block_manager import BlockTable
+from batching.block_manager import BlockIds
 from batching.config import SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo, Tokenizer
 from batching.pooling import PoolingParams, Vector
-from batching.request import BatchRequest, TokenLogprobs
+from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.model_runner import ModelRunner
+from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
+from batching.steps.token_output import TokenLogprobs
 from tests.support.pipelined import Pipelined
+from tests.support.requests import make_request
 
 VOCAB_SIZE = 64
 
@@ -80,6 +83,7 @@ class TokenRunner:
         self.reset()
 
     def reset(self) -> None:
+        self.sequences = Sequences()
         # 255 is no token: reading a slot that was never written shows.
         self._pool = [255] * self._num_slots
         self._window_pool = [255] * self._num_window_slots
@@ -87,6 +91,7 @@ class TokenRunner:
         self._states: list[dict[int, tuple[int, ...]]] = [{} for _ in range(num_states)]
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
+        self._states_of = self.sequences.begin(plan)
         for copy in plan.copies:
             source, target = (self._block(b) for b in (copy.source, copy.target))
             pool = self._window_pool if copy.is_windowed else self._pool
@@ -96,27 +101,29 @@ class TokenRunner:
             self._states[state_copy.target] = {state_copy.position: state}
         for s in plan.slices:
             assert s.start < s.stop, "a slice has at least one token"
+            known = self._states_of[s.sequence_id].token_ids[s.start : s.num_known]
+            assert known == list(s.token_ids[: len(known)]), "tokens that it does not have"
             for position, token_id in zip(range(s.start, s.stop), s.token_ids, strict=True):
-                self._pool[self._slot(s.request.block_table, position)] = token_id
+                self._pool[self._slot(s.blocks, position)] = token_id
                 if self._window is not None:
-                    slot = self._slot(s.request.window_table, position)
+                    slot = self._slot(s.window_blocks, position)
                     self._window_pool[slot] = token_id
         for s in plan.slices:
             self._read_window(s)
         self._advance_states(plan)
-        return [self._output(s) for s in plan.slices]
+        return [recorded(s, self._states_of, self._output(s)) for s in plan.slices]
 
     def _read_window(self, s: Slice) -> None:
         if self._window is None:
-            assert not len(s.request.window_table)
+            assert not s.window_blocks.block_ids
             return
         seen = range(max(0, s.start - self._window + 1), s.stop)
-        slots = [self._slot(s.request.window_table, position) for position in seen]
-        tokens = [*s.request.token_ids[: s.start], *s.token_ids]
+        slots = [self._slot(s.window_blocks, position) for position in seen]
+        tokens = [*self._states_of[s.sequence_id].token_ids[: s.start], *s.token_ids]
         assert [self._window_pool[slot] for slot in slots] == tokens[seen.start :]
 
     def _advance_states(self, plan: StepPlan) -> None:
-        slots = [s.request.state_slot for s in plan.slices]
+        slots = [s.state_slot for s in plan.slices]
         if self._num_checkpoints is None:
             assert not any(s.keep for s in plan.slices) and set(slots) <= {None}
             return
@@ -126,46 +133,44 @@ class TokenRunner:
             assert list(s.keep) == sorted({p for p in s.keep if 0 < p < s.stop})
             before = {0: (), **self._states[slot]}
             tokens = (*before[s.start], *s.token_ids)
-            assert tokens == tuple(self._prefix(s.request, s.stop)), "another request's state"
+            assert tokens == tuple(self._prefix(s, s.stop)), "another request's state"
             kept = {p: tokens[:p] if p > s.start else before[p] for p in s.keep}
             assert all(state == tokens[:p] for p, state in kept.items())
             self._states[slot] = {**kept, s.stop: tokens}
 
     def _output(self, s: Slice) -> SliceOutput:
-        params = s.request.sampling
-        prefixes = [self._prefix(s.request, s.stop - i) for i in reversed(range(s.num_samples))]
-        sampled = [(s.request, prefix) for prefix in prefixes]
-        sampled += [(fork, prefixes[-1]) for fork in s.forks]
-        scored = [self._prefix(s.request, position) for position in s.prompt_logprob_positions]
+        sequence = self._states_of[s.sequence_id]
+        params = sequence.sampling
+        prefixes = [self._prefix(s, s.stop - i) for i in reversed(range(s.num_samples))]
+        sampled = [(sequence, prefix) for prefix in prefixes]
+        sampled += [(self._states_of[fork], prefixes[-1]) for fork in s.forks]
+        scored = [self._prefix(s, position) for position in s.scored_positions]
         return SliceOutput(
-            [self._choose(request, prefix) for request, prefix in sampled],
+            [self._choose(each, prefix) for each, prefix in sampled],
             [] if params.logprobs is None else [self._named(*each) for each in sampled],
             [self._logprobs(prefix, params.prompt_logprobs or 0) for prefix in scored],
-            self._pooled(s),
+            self._vector(s, sequence),
         )
 
-    def _pooled(self, s: Slice) -> Vector | None:
-        """Return all rows so far, one after the other, or at the end the vector."""
-        if (params := s.request.pooling) is None:
+    def _vector(self, s: Slice, sequence: SequenceState) -> Vector | None:
+        """Keep the rows that are pooled; return the vector at the end."""
+        if (params := sequence.spec.pooling) is None:
             return None
-        pooled = array("d", s.request.pooled or ())
-        for position in params.rows(s.start, s.stop, s.request.num_tokens):
-            pooled.extend(hidden_state(self._prefix(s.request, position + 1)))
-        if not s.embeds:
-            return pooled
-        rows = [pooled[i : i + 4] for i in range(0, len(pooled), 4)]
-        return array("f", _vector(rows, params))
+        positions = params.rows(s.start, s.stop, sequence.num_prompt_tokens)
+        rows = [hidden_state(self._prefix(s, position + 1)) for position in positions]
+        sequence.pooled = [*(sequence.pooled or ()), *rows]
+        return array("f", _vector(sequence.pooled, params)) if s.embeds else None
 
-    def _choose(self, request: BatchRequest, prefix: list[int]) -> int:
+    def _choose(self, sequence: SequenceState, prefix: list[int]) -> int:
         return next_token(prefix)
 
-    def _named(self, request: BatchRequest, prefix: list[int]) -> TokenLogprobs:
+    def _named(self, sequence: SequenceState, prefix: list[int]) -> TokenLogprobs:
         """Return the log probability of what follows; if tokens are named, it is among them."""
-        params = request.sampling
+        params = sequence.sampling
         logprobs = self._logprobs(prefix, params.logprobs or 0)
         if not params.logprob_token_ids:
             return logprobs
-        follows = self._choose(request, prefix)
+        follows = self._choose(sequence, prefix)
         named = {follows: logprobs.logprob} | {
             i: -i / 64 for i in params.logprob_token_ids if i != follows
         }
@@ -174,10 +179,10 @@ class TokenRunner:
     def _logprobs(self, prefix: list[int], num_top: int) -> TokenLogprobs:
         return expected_logprobs(prefix, num_top)
 
-    def _prefix(self, request: BatchRequest, stop: int) -> list[int]:
-        return [self._pool[self._slot(request.block_table, p)] for p in range(stop)]
+    def _prefix(self, s: Slice, stop: int) -> list[int]:
+        return [self._pool[self._slot(s.blocks, p)] for p in range(stop)]
 
-    def _slot(self, table: BlockTable, position: int) -> int:
+    def _slot(self, table: BlockIds, position: int) -> int:
         index = position // self._block_size
         assert index >= table.num_dropped, "the request does not have this block any more"
         block_id = table.block_ids[index]
@@ -229,14 +234,13 @@ class FakeClock:
 def request(request_id: int, num_tokens: int, max_tokens: int, **kwargs: Any) -> BatchRequest:
     """Return a request whose prompt no other request begins with."""
     prompt = [request_id, *range(num_tokens - 1)]
-    return BatchRequest(request_id, prompt, max_tokens=max_tokens, **kwargs)
+    return make_request(request_id, prompt, max_tokens=max_tokens, **kwargs)
 
 
 def right(*requests: BatchRequest) -> bool:
     """Return whether each of the requests has the output that it would have alone."""
     return all(
-        r.output_token_ids == expected_output(r.token_ids[: r.num_prompt_tokens], r.max_tokens)
-        for r in requests
+        r.output_token_ids == expected_output(r.spec.prompt, r.spec.output_limit) for r in requests
     )
 
 

@@ -8,13 +8,15 @@ cannot be decoded.  All else is as `python -m app` has it.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from threading import Event
 from typing import Any, Final
 
 # Before MLX: a fast BLAS must be loaded first.
 import batching.backend  # noqa: F401
+from batching.backend.sampling.logit_rows import Sample
+from batching.steps.sequences import SequenceState
 
 # isort: split
 import mlx.core as mx
@@ -23,17 +25,15 @@ import numpy as np
 from app.cli import main
 from batching.backend import engine_builder
 from batching.backend.loader import LoadedModel, load_model
-from batching.backend.mlx_runner import MLXRunner, MLXStep
+from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.platforms.cpu import sampling as native_sampling
 from batching.backend.sampling import slice_sampler
 from batching.backend.sampling.expected_tokens import SampledTokens
-from batching.backend.sampling.sampler import Masks, Sample, Sampler
-from batching.request import BatchRequest
-from batching.steps.step_plan import StepPlan
+from batching.backend.sampling.sampler import Masks, Sampler
 
-# A token that cannot be decoded; " Poison" in the bundled model's vocabulary.
-POISON_TOKEN: Final = 32_016
+# A token that cannot be decoded: a byte that no answer has.
+POISON_TOKEN: Final = 7
 
 # Seconds that a step takes which stalls.
 STALL_TIME: Final = 4.0
@@ -60,11 +60,12 @@ def seed_for(fault: Fault, step: int) -> int:
     return _FIRST_SEED + fault * _MAX_STEP + step
 
 
-def fault_of(request: BatchRequest) -> Fault | None:
+def fault_of(sequence: SequenceState) -> Fault | None:
     """Return the fault that is due in this step."""
-    number = max(request.sampling.seed or 0, request.sampling.top_k)
+    number = max(sequence.sampling.seed or 0, sequence.sampling.top_k)
     kind, step = divmod(number - _FIRST_SEED, _MAX_STEP)
-    is_due = kind in list(Fault) and request.num_output_tokens >= step
+    num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
+    is_due = kind in list(Fault) and num_output_tokens >= step
     return Fault(kind) if is_due else None
 
 
@@ -91,18 +92,16 @@ _STEP_FAULTS: Final[dict[Fault, Callable[[], None]]] = {
 class FaultyRunner(MLXRunner):
     """Fails in the middle of a step: the pool is written, no request has a token."""
 
-    def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
-        self._faults = {fault_of(s.request) for s in plan.slices}
-        return super().submit(plan, after)
-
     def logits(self, step: StepInputs) -> mx.array:
         logits = super().logits(step)
-        for fault in self._faults:
+        ids = [s.sequence_id for s in step.attention.slices]
+        faults = {each: fault_of(self._sequences.get(each)) for each in ids}
+        for fault in faults.values():
             if fault in _STEP_FAULTS:
                 mx.eval(logits)
                 _STEP_FAULTS[fault]()
         for sample, row in zip(step.logit_rows.samples, step.logit_rows.sample_rows, strict=True):
-            if fault_of(sample.request) is Fault.NOT_A_NUMBER:
+            if faults.get(sample.sequence_id) is Fault.NOT_A_NUMBER:
                 logits[row] = mx.nan
         return logits
 
@@ -112,12 +111,13 @@ class FaultySampler(Sampler):
         self,
         logits: mx.array,
         samples: Sequence[Sample],
+        sequences: Mapping[int, SequenceState],
         masks: Masks | None = None,
         expected: SampledTokens | None = None,
     ) -> tuple[mx.array, mx.array]:
-        if any(fault_of(sample.request) is Fault.SAMPLER for sample in samples):
+        if any(fault_of(sequences[s.sequence_id]) is Fault.SAMPLER for s in samples):
             raise ValueError("injected")
-        return super().sample(logits, samples, masks, expected)
+        return super().sample(logits, samples, sequences, masks, expected)
 
 
 def load_faulty_model(*args: Any, **kwargs: Any) -> LoadedModel:

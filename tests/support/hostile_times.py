@@ -4,52 +4,27 @@
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from threading import Event, Thread
 from time import perf_counter
 from typing import Final
 
 from scripts.server_process import Server
-from tests.support.hostile import (
-    CHAT,
-    CHEAP,
-    GRAMMARS,
-    JSON,
-    SIZES,
-    SURROGATES,
-    TEMPLATES,
-    TOO_MUCH,
-    Bodies,
-    chat,
-    exchange,
-    head,
-    post,
-)
+from tests.support.hostile.apis import CHAT, Attacks, chat
+from tests.support.hostile.forged import forged
+from tests.support.hostile.grammars import cheap, grammars
+from tests.support.hostile.json_bodies import json_bodies
+from tests.support.hostile.numbers import too_much
+from tests.support.hostile.sizes import sizes
+from tests.support.hostile.texts import surrogates
+from tests.support.hostile.wire import exchange, head, post
 
-_GROUPS: Final[dict[str, Bodies]] = {
-    "too much": TOO_MUCH,
-    "json": JSON,
-    "surrogate": SURROGATES,
-    "template": TEMPLATES,
-    "grammar": GRAMMARS,
-    "cheap": CHEAP,
-}
 _NUM_SHOWN: Final = 15
 
 
-def all_requests() -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Yield the names of all requests, and how to make them."""
-    for group, bodies in _GROUPS.items():
-        for name, body in bodies.items():
-            yield f"{group}: {name}", partial(_posted, CHAT, body)
-    for name, (path, body) in SIZES.items():
-        yield f"size: {name}", partial(_posted, path, body)
-
-
-def _posted(path: str, body: Callable[[], bytes]) -> bytes:
-    return post(path, body())
+def attacks() -> Attacks:
+    return too_much() | json_bodies() | surrogates() | forged() | grammars() | cheap() | sizes()
 
 
 @contextmanager
@@ -77,8 +52,8 @@ def main() -> None:
         address = server.address()
         exchange(address, post(CHAT, chat()))
         rows = []
-        for name, make in all_requests():
-            request = make()
+        for name, attack in attacks().items():
+            request = attack.request()
             with watching(address) as longest:
                 began = perf_counter()
                 answer = exchange(address, request)

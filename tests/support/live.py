@@ -1,52 +1,57 @@
-"""What the tests of a live server share: golden requests, and what the server must be like after."""
+"""What the tests of a live server share: golden requests, and what the server must be like after.
+
+The server has a small model, and what that answers alone is golden.
+"""
 
 import asyncio
 from collections.abc import Sequence
 from http import HTTPStatus
+from itertools import cycle, islice
 from typing import Any, Final
 
 from scripts.server_process import Address, Server, num_open_files, wait_until
 from scripts.soak.client import CHAT, Outcome, ask_all, get
 from scripts.soak.gauges import held
-from tests.support.golden import GOLDEN, GoldenCase
+from tests.support.small_model import Case, cases, small_model
 
 # Settings of the shared server: a short queue and quick aging.
 MAX_QUEUED: Final = 64
 AGING_RATE: Final = 2.0
 
-# Those whose answers are short.
-BRIEF: Final = tuple(case for case in GOLDEN if len(case.completion_token_ids) < 16)
+
+def live_server(command: Sequence[str] = ("-m", "app"), **settings: Any) -> Server:
+    """Start a server of the small model, whose answers are exactly those of the model alone."""
+    return Server(command, model=str(small_model()), cpu_precision="exact", **settings)
 
 
-def golden_request(case: GoldenCase, **fields: Any) -> dict[str, Any]:
+def golden_request(case: Case, **fields: Any) -> dict[str, Any]:
     return {
         "messages": case.messages,
         "temperature": 0,
-        "repetition_penalty": 1,
-        "max_tokens": len(case.completion_token_ids),
+        "max_tokens": case.num_tokens,
         "stream": True,
         **fields,
     }
 
 
-def brief_cases(num_cases: int) -> list[GoldenCase]:
+def golden_cases(num_cases: int) -> list[Case]:
     """Return so many cases, the same ones again and again."""
-    return [BRIEF[i % len(BRIEF)] for i in range(num_cases)]
+    return list(islice(cycle(cases()), num_cases))
 
 
-def strange(cases: Sequence[GoldenCase], outcomes: Sequence[Outcome]) -> list[str]:
+def strange(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> list[str]:
     """Return what is not the whole golden answer."""
     return [
-        f"{case.name}: {outcome} {outcome.text!r}"
+        f"{case.messages}: {outcome} {outcome.text!r}"
         for case, outcome in zip(cases, outcomes, strict=True)
         if not outcome.is_complete or outcome.text != case.text
     ]
 
 
-async def ask_golden(address: Address, num_requests: int = len(BRIEF)) -> list[str]:
+async def ask_golden(address: Address, num_requests: int = 3) -> list[str]:
     """Ask golden requests all at once; return what was strange."""
-    cases = brief_cases(num_requests)
-    return strange(cases, await ask_all(address, CHAT, [golden_request(case) for case in cases]))
+    asked = golden_cases(num_requests)
+    return strange(asked, await ask_all(address, CHAT, [golden_request(case) for case in asked]))
 
 
 async def status_of(address: Address, path: str) -> int | None:
@@ -58,7 +63,7 @@ def warm_up(server: Server) -> Server:
     address = server.address()
     assert asyncio.run(ask_golden(address)) == []
     # For its first grammar it starts a process.
-    json_object = golden_request(BRIEF[0], response_format={"type": "json_object"})
+    json_object = golden_request(golden_cases(1)[0], response_format={"type": "json_object"})
     (outcome,) = asyncio.run(ask_all(address, CHAT, [json_object]))
     assert outcome.is_complete
     return server

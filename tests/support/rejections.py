@@ -4,7 +4,8 @@ import json
 import re
 from typing import Final
 
-from tests.support.hostile import CHAT, COUNT, MESSAGES, SECRET, Answer
+from tests.support.hostile.apis import CHAT, COUNT, MESSAGES, SECRET
+from tests.support.hostile.wire import Answer
 
 MAX_ANSWER: Final = 2048
 ERROR_TYPES: Final = {"invalid_request_error", "timeout_error"}

@@ -10,7 +10,7 @@ command line is that of `python -m app`; the context is `MLX_SERVER_MAX_MODEL_LE
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Event
 from typing import Any, Final
@@ -26,9 +26,9 @@ from batching.backend.loader import BUNDLED_MODEL, resolve
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
-from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.steps.step_plan import SliceOutput, StepPlan
+from batching.steps.sequences import Sequences, SequenceState, recorded
+from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 
 _CONTEXT: Final = 65_536
 _BLOCK_SIZE: Final = 32
@@ -70,15 +70,11 @@ class SlowScheduler(ContinuousBatchingScheduler):
 
     def schedule(self, max_prefill_tokens: int | None = None, *, now: float = 0.0) -> StepPlan:
         plan = super().schedule(max_prefill_tokens, now=now)
-        return replace(
-            plan, slices=tuple(s for s in plan.slices if self._due_time(s.request) <= now)
-        )
-
-    def _due_time(self, request: BatchRequest) -> float:
-        if request.request_id not in self._due:
-            is_slow = "[[slow" in self._tokenizer.decode(request.token_ids)
-            self._due[request.request_id] = request.arrival_time + _PREFILL_TIME * is_slow
-        return self._due[request.request_id]
+        for started in plan.started:
+            is_slow = "[[slow" in self._tokenizer.decode(started.spec.prompt)
+            self._due[started.sequence_id] = now + _PREFILL_TIME * is_slow
+        slices = tuple(s for s in plan.slices if self._due[s.sequence_id] <= now)
+        return replace(plan, slices=slices)
 
 
 class ScriptedRunner:
@@ -89,34 +85,37 @@ class ScriptedRunner:
         self._eos_token_id = eos_token_id
         self._answers: dict[int, list[int]] = {}
         self._counting: set[int] = set()
+        self._sequences = Sequences()
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
+        states = self._sequences.begin(plan)
         if not plan.slices:
             Event().wait(_STEP_TIME)
-        if any(s.request.request_id in self._counting for s in plan.slices):
+        if any(s.sequence_id in self._counting for s in plan.slices):
             print_stderr("the scripted model counts")
             Event().wait(_STEP_TIME)
-        return [
-            SliceOutput(
-                [self._next(s.request, i) for i in range(s.num_samples)]
-                + [self._next(fork, 0) for fork in s.forks]
-            )
-            for s in plan.slices
-        ]
+        return [recorded(s, states, self._output(s, states)) for s in plan.slices]
 
     def reset(self) -> None:
-        """There is nothing to lose."""
+        self._sequences.forget()
 
-    def _next(self, request: BatchRequest, index: int) -> int:
-        if request.request_id not in self._answers:
-            prompt = self._tokenizer.decode(request.token_ids[: request.num_prompt_tokens])
+    def _output(self, s: Slice, states: Mapping[int, SequenceState]) -> SliceOutput:
+        own = [self._next(states[s.sequence_id], i) for i in range(s.num_samples)]
+        return SliceOutput([*own, *(self._next(states[fork], 0) for fork in s.forks)])
+
+    def _next(self, sequence: SequenceState, index: int) -> int:
+        sequence_id = sequence.sequence_id
+        if sequence_id not in self._answers:
+            prompt = self._tokenizer.decode(sequence.spec.prompt)
             text = answer(prompt)
             if text == _COUNTED:
-                self._counting.add(request.request_id)
+                self._counting.add(sequence_id)
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-            self._answers[request.request_id] = [*token_ids, self._eos_token_id]
-        tokens = self._answers[request.request_id]
-        return tokens[min(request.num_output_tokens + index, len(tokens) - 1)]
+            self._answers[sequence_id] = [*token_ids, self._eos_token_id]
+        tokens = self._answers[sequence_id]
+        return tokens[
+            min(len(sequence.token_ids) - sequence.num_prompt_tokens + index, len(tokens) - 1)
+        ]
 
 
 def build(config: EngineConfig) -> LoadedEngine:

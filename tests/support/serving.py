@@ -11,10 +11,11 @@ from batching.backend.pooling.head import NO_HEAD, PoolingHead
 from batching.backend.self_check.verdict import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig, blocks_held
-from batching.request import BatchRequest, TokenOutput
+from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.model_runner import ModelRunner
 from batching.steps.stats import SchedulerStats
+from batching.steps.token_output import TokenOutput
 
 # So small a pool that requests are preempted, and chunks that cut every prompt.
 TIGHT = SchedulerConfig(

@@ -28,8 +28,8 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
-from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.steps.sequences import SequenceState
 from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import TokenRunner
 
@@ -114,14 +114,14 @@ class Speaker(TokenRunner):
         self._gate = gate
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
-        if any(s.start >= s.request.num_prompt_tokens for s in plan.slices):
+        if any(not s.num_prompt_tokens for s in plan.slices):
             self._gate.wait()
         return super().run(plan)
 
-    def _choose(self, request: BatchRequest, prefix: list[int]) -> int:
+    def _choose(self, sequence: SequenceState, prefix: list[int]) -> int:
         if self._answer is None:
             return ord("a")
-        position = len(prefix) - request.num_prompt_tokens
+        position = len(prefix) - sequence.num_prompt_tokens
         return self._answer[position] if position < len(self._answer) else END
 
 
@@ -131,7 +131,8 @@ class Breaking(Speaker):
     def run(self, plan: StepPlan) -> list[SliceOutput]:
         assert self._answer is not None, "it breaks at the end of what it says"
         for s in plan.slices:
-            if s.stop - s.request.num_prompt_tokens >= len(self._answer):
+            sequence = self.sequences.get(s.sequence_id)
+            if s.stop - sequence.num_prompt_tokens >= len(self._answer):
                 raise RuntimeError("out of memory")
         return super().run(plan)
 

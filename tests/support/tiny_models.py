@@ -13,6 +13,12 @@ from batching.backend.self_check.verdict import CheckedModel
 Check = Callable[..., CheckedModel]
 
 VOCAB_SIZE: Final = 101
+# Of pools, as parameters of the fixture `device_kind`.
+DEVICE_KINDS: Final = (
+    "on any device",
+    "with native kernels",
+    "with a GPU's kernels",
+)
 
 _COMMON: Final[dict[str, Any]] = {
     "hidden_size": 32,

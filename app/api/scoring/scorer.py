@@ -28,6 +28,7 @@ from batching import (
     PoolingParams,
     Reranker,
     SamplingParams,
+    SequenceSpec,
     TokenOutput,
 )
 
@@ -51,6 +52,19 @@ class _Plan(NamedTuple):
     pooling: PoolingParams | None
     sampling: SamplingParams
     scores: Callable[[Sequence[TokenOutput]], list[float]]
+
+    def specs(self, cache_salt: str | None) -> list[SequenceSpec]:
+        """Return what is asked of the engine: a vector of each prompt, or one token."""
+        return [
+            SequenceSpec(
+                prompt=tuple(prompt),
+                max_tokens=1 if self.pooling is None else 0,
+                pooling=self.pooling,
+                sampling=self.sampling,
+                cache_salt=cache_salt or "",
+            )
+            for prompt in self.prompts
+        ]
 
 
 class ScoreTask:
@@ -100,10 +114,7 @@ async def begin_scoring(
     job = PromptJob(
         completion_id=completion_id,
         model_id=model.model_id,
-        prompts=plan.prompts,
-        pooling=plan.pooling,
-        sampling=plan.sampling,
-        cache_salt=body.cache_salt,
+        specs=plan.specs(body.cache_salt),
         group_size=group_size(request),
     )
     await admitted.reserve_tokens(job.num_prompt_tokens)

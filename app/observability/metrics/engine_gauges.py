@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from itertools import repeat
 from resource import RUSAGE_SELF, getrusage
@@ -173,7 +174,7 @@ class EngineGauges(Collector):
         """`states` are by the name of the model; `server_name` is the label of the process."""
         self._server_name = server_name
         self._states = states
-        self._versions = {name.replace("-", "_"): version(name) for name in _VERSIONS}
+        self._versions = _versions()
 
     def collect(self) -> Iterator[Metric]:
         states = self._states
@@ -243,3 +244,9 @@ def _info(name: str, what: str, facts: Mapping[str, Mapping[str, object]]) -> Ga
     for model, values in facts.items():
         info.add_metric([model, *map(str, values.values())], 1)
     return info
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Return the versions of the packages, which are read from files."""
+    return {name.replace("-", "_"): version(name) for name in _VERSIONS}

@@ -158,9 +158,8 @@ class Watch:
             else:
                 self._strange.add(index)
             self.uses[index].is_shared |= cache is not self._leaves[index]
-        return base.scaled_dot_product_attention(
-            queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
-        )
+        # Not mlx-lm's own: a model of the same type may be served meanwhile, by the same Python module.
+        return attention(queries, keys, values, cache, scale, mask, sinks)
 
     def _is_known_mask(self, mask: mx.array, index: int) -> bool:
         """Return whether a cache says what a mask hides: a chunked one makes none, but has a size."""

@@ -152,8 +152,8 @@ class GatheredLayerCache(LayerCache):
     def _blocks(self, piece: Piece) -> mx.array:
         """`[B, num_blocks]`; any block will do as padding: the mask hides it."""
         width = -(-piece.num_context_tokens // self._block_size)
-        tables = [s.request.block_table.block_ids[:width] for s in piece.slices]
-        return mx.array(np.array([t + [t[0]] * (width - len(t)) for t in tables], np.uint32))
+        tables = [s.blocks.block_ids[:width] for s in piece.slices]
+        return mx.array(np.array([t + t[:1] * (width - len(t)) for t in tables], np.uint32))
 
 
 def _by_row(rows: Any) -> mx.array:

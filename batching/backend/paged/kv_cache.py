@@ -1,13 +1,13 @@
 """The paged KV pool, and the cache objects that the layers of an mlx-lm model get.
 
-There are three kinds of pool: of MLX arrays (`batching.backend.paged.mlx_pool`), of numpy arrays on an
-x86 CPU (`batching.backend.cpu.host_cache`), and that of the native kernels
+There are three kinds of pool: of MLX's own operations (`batching.backend.paged.mlx_pool`), of the GPU kernels
+(`batching.backend.platforms.gpu.kernel_pool`), and of the native CPU kernels
 (`batching.backend.platforms.cpu.pools.cache`).  Layers whose keys and values the model's own code reads are
 gathered into contiguous arrays (`batching.backend.paged.gathered_cache`) in each of them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -41,12 +41,10 @@ class RowAttention(Protocol):
 
 @dataclass(frozen=True)
 class StepInputs:
-    """One step as arrays: its T tokens are a batch of P >= T rows of length 1.
+    """One step as arrays: its T tokens are a batch of T rows of length 1.
 
-    The last P - T rows are padding, whose results are dropped.
-
-    tokens: int32 `[P, 1]`.
-    positions: int32 `[P]`, the position of each row in its request.
+    tokens: int32 `[T, 1]`.
+    positions: int32 `[T]`, the position of each row in its request.
     slots: int64 `[T]`, the slot in the pool of each token, in host memory; see also `slot_rows`.
     logit_rows: the rows whose logits are needed.
     attention: the order of the rows, and how they attend.
@@ -84,20 +82,18 @@ class StepInputs:
         cls,
         attention: RowAttention,
         block_size: int,
-        padded: Callable[[int], int],
         *,
         one_by_one: bool = False,
     ) -> "StepInputs":
-        """Return the inputs of a step; `padded` maps a number of tokens T to the number of rows P."""
+        """Return the inputs of a step."""
         tokens: list[int] = []
         positions: list[int] = []
         for s in attention.slices:
             tokens += s.token_ids
             positions += range(s.start, s.stop)
-        padding = [0] * (padded(len(tokens)) - len(tokens))
         return cls(
-            tokens=mx.array(tokens + padding, dtype=mx.int32)[:, None],
-            positions=mx.array(positions + padding, dtype=mx.int32),
+            tokens=mx.array(tokens, dtype=mx.int32)[:, None],
+            positions=mx.array(positions, dtype=mx.int32),
             slots=_slots(attention.slices, block_size),
             logit_rows=LogitRows.of(attention.slices),
             attention=attention,
@@ -311,7 +307,6 @@ class PagedKVCache:
         caches: Sequence[ModelCache],
         block_size: int,
         attention: Callable[[Sequence[Slice], int], RowAttention],
-        padded: Callable[[int], int] = lambda num_tokens: num_tokens,
         on_use: Sequence[Callable[[int], None]] = (),
         copy_layers: CopyLayers = copy_each,
         *,
@@ -320,7 +315,6 @@ class PagedKVCache:
         """Make a pool of these layers.
 
         attention: makes the attention inputs of a step from its slices and the block size.
-        padded: returns how many rows a step of T tokens takes.
         on_use: called before a step with the highest block that it writes to: the first function for the
             main pool, the second one for the pool of sliding-window layers.
         copy_layers: copies blocks in layers, which may be one call for all of them.
@@ -333,7 +327,6 @@ class PagedKVCache:
         self._has_windows = any(layer.is_windowed for layer in self.layers)
         self._block_size = block_size
         self._attention = attention
-        self._padded = padded
         self._on_use = on_use
         self._copy_layers = copy_layers
         self._one_by_one = one_by_one
@@ -349,17 +342,20 @@ class PagedKVCache:
         written = [array for layer in self.layers for array in layer.state]
         return written + [array for state in self._states for array in state.written]
 
-    def begin(self, slices: Sequence[Slice]) -> StepInputs:
-        """Set up the next forward pass and return its inputs."""
+    def begin(self, slices: Sequence[Slice], gone: Collection[int] = ()) -> StepInputs:
+        """Set up the next forward pass and return its inputs.
+
+        gone: the ids of sequences whose slots of recurrent states belong to others now, or to none.
+        """
         attention = self._attention(slices, self._block_size)
-        step = StepInputs.of(attention, self._block_size, self._padded, one_by_one=self._one_by_one)
+        step = StepInputs.of(attention, self._block_size, one_by_one=self._one_by_one)
         inputs = [step, step.windowed(self._block_size)] if self._has_windows else [step]
         for on_use, each in zip(self._on_use, inputs, strict=False):
             on_use(int(each.slots.max()) // self._block_size)
         for layer in self.layers:
             layer.begin(inputs[layer.is_windowed])
         for state in self._states:
-            state.begin(step)
+            state.begin(step, gone)
         return step
 
     def flush(self) -> None:

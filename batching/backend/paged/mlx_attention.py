@@ -22,7 +22,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from batching.block_manager import BlockTable
+from batching.block_manager import BlockIds
 from batching.steps.step_plan import Slice
 
 # From this many tokens on, a call of its own costs a row less than copying its keys.
@@ -257,7 +257,7 @@ def _bundle(slices: Sequence[Slice], block_size: int, views_decodes: bool) -> li
     buckets: dict[int, list[Slice]] = {}
     for s in slices:
         num_blocks = -(-s.stop // block_size)
-        is_view = views_decodes and len(s.request.block_table.runs) == 1
+        is_view = views_decodes and len(s.blocks.runs) == 1
         if len(s) > 1 or (is_view and s.stop >= _MIN_VIEW_TOKENS):
             alone.append([s])
         else:
@@ -274,7 +274,7 @@ def _first_block(start: int, block_size: int, window: SlidingWindow | None) -> i
 
 def _decodes(
     slices: Sequence[Slice],
-    tables: Sequence[BlockTable],
+    tables: Sequence[BlockIds],
     block_size: int,
     window: SlidingWindow | None,
 ) -> RowGroup:
@@ -285,7 +285,7 @@ def _decodes(
     ]
     width = max(map(len, block_ids))
     # Any block will do as padding: the mask hides it.
-    blocks = np.array([ids + [ids[0]] * (width - len(ids)) for ids in block_ids])
+    blocks = np.array([ids + ids[:1] * (width - len(ids)) for ids in block_ids])
     starts = np.array(firsts)[:, None] * block_size
     stops = np.array([s.stop for s in slices])[:, None]
     num_tokens = int((stops - starts).max())
@@ -298,7 +298,7 @@ def _decodes(
 
 
 def _decode_view(
-    s: Slice, table: BlockTable, block_size: int, window: SlidingWindow | None
+    s: Slice, table: BlockIds, block_size: int, window: SlidingWindow | None
 ) -> RowGroup:
     base = (table.runs[0].first_block - table.num_dropped) * block_size
     start = 0 if window is None else max(0, window.first(s.start))
@@ -306,7 +306,7 @@ def _decode_view(
 
 
 def _chunk(
-    s: Slice, table: BlockTable, block_size: int, window: SlidingWindow | None, views: bool
+    s: Slice, table: BlockIds, block_size: int, window: SlidingWindow | None, views: bool
 ) -> RowGroup:
     first = _first_block(s.start, block_size, window)
     start = first * block_size

@@ -1,7 +1,7 @@
 """What a layer keeps besides keys and values in the pool: one state a request and position."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,7 +10,6 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
 from batching.backend.paged.pieces import Piece
-from batching.request import BatchRequest
 from batching.steps.step_plan import Slice, StateCopy
 
 
@@ -35,8 +34,9 @@ class StateCache(ABC):
 
     def reset(self) -> None:
         self._slots: dict[int, dict[int, Any]] = {}
-        # Of the last step, whose states may be rows of a batch.
-        self._requests: dict[int, BatchRequest] = {}
+        # The sequence of each slot of the last step, whose states may be rows of a batch.
+        self._owners: dict[int, int] = {}
+        self._gone: Collection[int] = ()
         self._views: dict[tuple[int, int], tuple[Piece, Any]] = {}
         self._copied: list[mx.array] = []
         # To be evaluated with the step.
@@ -47,14 +47,16 @@ class StateCache(ABC):
         assert self._step is not None, "a step begins before the model runs"
         return self._step
 
-    def begin(self, step: StepPieces) -> None:
+    def begin(self, step: StepPieces, gone: Collection[int] = ()) -> None:
+        """Begin a step; the slots of the sequences `gone` belong to others now, or to none."""
         self._step = step
+        self._gone = gone
         self._views = {}
 
     def copy(self, copy: StateCopy) -> None:
         state = self._slots[copy.source][copy.position]
         self._slots[copy.target] = {copy.position: self._kept(state)}
-        self._requests.pop(copy.target, None)
+        self._owners.pop(copy.target, None)
 
     def make_mask(self, num_tokens: int) -> None:
         """Return None, for no mask: nothing is padded."""
@@ -74,17 +76,17 @@ class StateCache(ABC):
     def flush(self) -> None:
         """Keep the states after the step, and those before it that the plan asks for."""
         kept: dict[int, dict[int, Any]] = {}
-        requests: dict[int, BatchRequest] = {}
+        owners: dict[int, int] = {}
         self.written = []
         for piece, view in self._views.values():
             states = self._end(view, len(piece.slices))
             for s, state in zip(piece.slices, states, strict=True):
                 stop = piece.start + len(piece) if piece.is_chunk else s.stop
-                kept.setdefault(s.state_slot, self._earlier(s))[stop] = state
-                requests[s.state_slot] = s.request
-        self._leave_batch(self._requests.keys() - kept.keys())
+                kept.setdefault(s.slot, self._earlier(s))[stop] = state
+                owners[s.slot] = s.sequence_id
+        self._leave_batch(self._owners.keys() - kept.keys())
         self._slots.update(kept)
-        self._requests = requests
+        self._owners = owners
         self._views = {}
         self.written += self._copied
         self._copied = []
@@ -95,7 +97,7 @@ class StateCache(ABC):
         They would keep the states of their last batch in memory.
         """
         for slot in slots:
-            if self._requests[slot].state_slot == slot:
+            if self._owners[slot] not in self._gone:
                 states = self._slots[slot]
                 self._slots[slot] = {at: self._kept(state) for at, state in states.items()}
             else:
@@ -125,13 +127,13 @@ class StateCache(ABC):
     def _arrays(self, state: Any) -> Sequence[mx.array]: ...
 
     def _state(self, s: Slice) -> Any:
-        return None if s.start == 0 else self._slots[s.state_slot][s.start]
+        return None if s.start == 0 else self._slots[s.slot][s.start]
 
     def _earlier(self, s: Slice) -> dict[int, Any]:
         """Return the states up to the slice's start that stay in its slot."""
         if s.start == 0:
             return {}
-        states = self._slots[s.state_slot]
+        states = self._slots[s.slot]
         # What is kept for longer than a step must not keep the others of its batch alive.
         return {
             at: states[at] if at == s.start else self._kept(states[at])
@@ -246,7 +248,7 @@ class OwnCaches(StateCache):
         super().__init__()
 
     def can_share(self, s: Slice) -> Hashable:
-        return s.request.request_id
+        return s.sequence_id
 
     def _begin(self, states: Sequence[Any]) -> Any:
         (state,) = states

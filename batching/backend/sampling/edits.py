@@ -10,30 +10,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batching.backend.sampling.host_draw import NEVER
-from batching.request import BatchRequest, SamplingParams
+from batching.inputs.sampling_params import SamplingParams
+from batching.steps.sequences import SequenceState
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
 class TokenCounts:
-    """How often each token of a request occurs in its output, updated as the request grows.
+    """How often each token of a sequence occurs in its output, updated as the sequence grows.
 
     tokens: int `[n]`, distinct; those of the prompt are among them, too.
     times: float64 `[n]`.
     """
 
-    def __init__(self, request: BatchRequest) -> None:
-        self._num_counted = request.num_prompt_tokens
+    def __init__(self, sequence: SequenceState) -> None:
+        self._num_counted = sequence.num_prompt_tokens
         self.tokens: IntArray = np.empty(0, np.int64)
         self.times: FloatArray = np.empty(0)
         self._index: dict[int, int] = {}
-        self._insert(request.token_ids[: self._num_counted])
+        self._insert(sequence.token_ids[: self._num_counted])
 
-    def catch_up(self, request: BatchRequest) -> None:
-        """Count the tokens that are known and were not counted yet."""
-        self._add(request.token_ids[self._num_counted : request.num_known_tokens])
-        self._num_counted = request.num_known_tokens
+    def catch_up(self, sequence: SequenceState) -> None:
+        """Count the tokens that were not counted yet."""
+        self._add(sequence.token_ids[self._num_counted :])
+        self._num_counted = len(sequence.token_ids)
 
     def followed_by(self, tokens: Sequence[int]) -> "TokenCounts":
         """Return the counts with these tokens at the end of the output."""

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from batching.request import BatchRequest
 from batching.steps.step_plan import Slice
 
 
@@ -14,23 +13,23 @@ class SampledTokens(NamedTuple):
 
     tokens: uint32 `[S]`.
     logits: float32 `[S]`, of these tokens.
-    indices: the index in `tokens` for each request that samples one token.
+    indices: the index in `tokens` for each sequence that samples one token, by its id.
     """
 
     tokens: mx.array
     logits: mx.array
-    indices: Mapping[BatchRequest, int]
+    indices: Mapping[int, int]
 
     def fill(self, tokens: mx.array, slices: Iterable[Slice]) -> None:
-        """Put those that requests expect into int32 `[P, 1]`, in the order of the slices."""
+        """Put those that slices expect into int32 `[P, 1]`, in the order of the slices."""
         rows: list[int] = []
         taken: list[int] = []
         row = 0
         for s in slices:
-            if s.request.expects_token:
+            if s.expects_token:
                 # It is pending alone.
                 rows.append(row)
-                taken.append(self.indices[s.request])
+                taken.append(self.indices[s.sequence_id])
             row += len(s)
         if not rows:
             return

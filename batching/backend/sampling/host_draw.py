@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from batching.request import SamplingParams
+from batching.inputs.sampling_params import SamplingParams
 
 # Added to the logit of a token that must not follow.  Finite, so that a mask that leaves only
 # such tokens decides.

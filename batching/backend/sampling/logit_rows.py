@@ -7,15 +7,26 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from batching.backend.sampling.sampler import Sample
-from batching.request import BatchRequest
 from batching.steps.step_plan import Slice
+
+
+class Sample(NamedTuple):
+    """One token to sample: for a sequence, at this position of its tokens.
+
+    drafts: the draft tokens between the sequence's own tokens and this position.
+    expects_token: the step in flight samples the token before it.
+    """
+
+    sequence_id: int
+    position: int
+    drafts: tuple[int, ...] = ()
+    expects_token: bool = False
 
 
 class PromptLogprobRow(NamedTuple):
     """The prompt token at `position` whose log probability comes from this one of the L rows."""
 
-    request: BatchRequest
+    sequence_id: int
     position: int
     row: int
 
@@ -42,24 +53,18 @@ class LogitRows:
         sample_rows: list[int] = []
         scores: list[PromptLogprobRow] = []
         for first, s in zip(accumulate(map(len, slices), initial=0), slices, strict=False):
-            for position in s.prompt_logprob_positions:
-                scores.append(PromptLogprobRow(s.request, position, len(rows)))
+            for position in s.scored_positions:
+                scores.append(PromptLogprobRow(s.sequence_id, position, len(rows)))
                 rows.append(first + position - 1 - s.start)
             for i in range(s.num_samples):
-                samples.append(Sample(s.request, s.num_known + i, s.drafts[:i]))
+                drafts, position = s.drafts[:i], s.num_known + i
+                samples.append(Sample(s.sequence_id, position, drafts, s.expects_token))
                 sample_rows.append(len(rows))
                 rows.append(first + len(s) - s.num_samples + i)
-            samples += (Sample(fork, fork.num_tokens) for fork in s.forks)
+            samples += (Sample(fork, s.stop) for fork in s.forks)
             sample_rows += [len(rows) - 1] * len(s.forks)
         return cls(
             mx.array(rows, dtype=mx.int32), tuple(samples), tuple(sample_rows), tuple(scores)
-        )
-
-    @property
-    def needs_logprobs(self) -> bool:
-        """True if a request asks for log probabilities."""
-        return bool(self.scores) or any(
-            sample.request.sampling.logprobs is not None for sample in self.samples
         )
 
     def sampled(self, logits: mx.array) -> mx.array:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.backend.sampling.host_draw import largest
-from batching.request import TokenLogprobs
+from batching.steps.token_output import TokenLogprobs
 
 
 def token_logprobs(

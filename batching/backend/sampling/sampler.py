@@ -1,7 +1,7 @@
 """Samples one token for each row of logits, whatever mixture of parameters the rows have."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
@@ -17,7 +17,9 @@ from batching.backend.sampling.edits import (
 )
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.host_draw import MIN_TEMPERATURE, NEVER, draw
-from batching.request import BatchRequest, SamplingParams
+from batching.backend.sampling.logit_rows import Sample
+from batching.inputs.sampling_params import SamplingParams
+from batching.steps.sequences import SequenceState
 
 _MASK_64: Final = (1 << 64) - 1
 
@@ -44,17 +46,6 @@ class Masks(Protocol):
     def apply(self, logits: mx.array) -> mx.array: ...
 
 
-class Sample(NamedTuple):
-    """One token to sample: for a request, at this position of its tokens.
-
-    drafts: the draft tokens between the request's own tokens and this position.
-    """
-
-    request: BatchRequest
-    position: int
-    drafts: tuple[int, ...] = ()
-
-
 class Sampler:
     """Samples all rows of a step at once; a row costs only what its parameters need.
 
@@ -76,12 +67,13 @@ class Sampler:
         self._draw = draw or (draw_on_host if mx.default_device() == mx.cpu else draw_on_device)
         self.waits_for_logits: Final = self._draw is draw_on_host
         self._arg_max = arg_max or plain_arg_max
-        self._counts: WeakKeyDictionary[BatchRequest, TokenCounts] = WeakKeyDictionary()
+        self._counts: WeakKeyDictionary[SequenceState, TokenCounts] = WeakKeyDictionary()
 
     def sample(
         self,
         logits: mx.array,
         samples: Sequence[Sample],
+        sequences: Mapping[int, SequenceState],
         masks: "Masks | None" = None,
         expected: SampledTokens | None = None,
     ) -> tuple[mx.array, mx.array]:
@@ -90,11 +82,13 @@ class Sampler:
         If the logits of a row are not finite, a token is returned nevertheless; the runner checks its logit.
 
         logits: `[S, vocab_size]`, one row for each sample.
-        expected: the tokens that the step in flight samples, if requests wait for some.
+        sequences: those of the samples, by their ids.
+        expected: the tokens that the step in flight samples, if sequences wait for some.
         """
-        requests = [sample.request for sample in samples]
-        edits = [self._edits(sample, expected) for sample in samples]
-        is_greedy = all(r.sampling.temperature < MIN_TEMPERATURE for r in requests)
+        states = [sequences[sample.sequence_id] for sample in samples]
+        pairs = list(zip(samples, states, strict=True))
+        edits = [self._edits(sample, state, expected) for sample, state in pairs]
+        is_greedy = all(state.sampling.temperature < MIN_TEMPERATURE for state in states)
         if is_greedy and not any(edits) and masks is None:
             return self._arg_max(logits)
         given, logits = logits, logits.astype(mx.float32)
@@ -103,32 +97,34 @@ class Sampler:
             later = [edit if edit is not None and edit.expected else None for edit in edits]
             now = [None if edit is not None and edit.expected else edit for edit in edits]
             logits, edits = masks.apply(edited(logits, now)), later
-        seeds = [draw_seed(sample.request.seed, sample.position) for sample in samples]
-        params = [request.sampling for request in requests]
+        seeds = [draw_seed(state.seed, sample.position) for sample, state in pairs]
+        params = [state.sampling for state in states]
         before = None if expected is None else expected.tokens
         tokens = self._draw(logits, params, seeds, edits, before)
         return tokens, _chosen(given, tokens)
 
-    def _edits(self, sample: Sample, expected: SampledTokens | None) -> Edits | None:
-        params, banned = sample.request.sampling, set(_banned(sample))
+    def _edits(
+        self, sample: Sample, state: SequenceState, expected: SampledTokens | None
+    ) -> Edits | None:
+        params, banned = state.sampling, set(_banned(sample, state))
         if not (params.has_penalties or params.logit_bias or banned):
             return None
         edits = NO_EDITS
         if params.has_penalties:
             row = None
-            if expected is not None and sample.request.expects_token:
-                row = expected.indices[sample.request]
-            edits = penalties(params, self._counted(sample), row)
+            if expected is not None and sample.expects_token:
+                row = expected.indices[sample.sequence_id]
+            edits = penalties(params, self._counted(sample, state), row)
         if params.logit_bias or banned:
             edits = with_bias(edits, dict(params.logit_bias), banned)
         return edits
 
-    def _counted(self, sample: Sample) -> TokenCounts:
+    def _counted(self, sample: Sample, state: SequenceState) -> TokenCounts:
         """Return how often each token occurs in the output before a sample."""
-        counts = self._counts.get(sample.request)
+        counts = self._counts.get(state)
         if counts is None:
-            counts = self._counts[sample.request] = TokenCounts(sample.request)
-        counts.catch_up(sample.request)
+            counts = self._counts[state] = TokenCounts(state)
+        counts.catch_up(state)
         return counts.followed_by(sample.drafts) if sample.drafts else counts
 
 
@@ -136,15 +132,15 @@ def _chosen(logits: mx.array, tokens: mx.array) -> mx.array:
     return mx.take_along_axis(logits, tokens[:, None], axis=-1).squeeze(1)
 
 
-def _banned(sample: Sample) -> Iterable[int]:
+def _banned(sample: Sample, state: SequenceState) -> Iterable[int]:
     """Yield the tokens that would end the output too early, or complete a bad word."""
-    request, params = sample.request, sample.request.sampling
-    if sample.position - request.num_prompt_tokens < params.min_tokens:
-        yield from request.stop_token_ids
+    params = state.sampling
+    if sample.position - state.num_prompt_tokens < params.min_tokens:
+        yield from state.spec.stop_token_ids
     for *beginning, last in params.bad_words:
         start = sample.position - len(beginning)
-        tokens = [*request.token_ids[start:], *sample.drafts][-len(beginning) :]
-        if start >= request.num_prompt_tokens and (not beginning or tokens == beginning):
+        tokens = [*state.token_ids[start:], *sample.drafts][-len(beginning) :]
+        if start >= state.num_prompt_tokens and (not beginning or tokens == beginning):
             yield last
 
 

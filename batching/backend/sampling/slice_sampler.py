@@ -1,6 +1,6 @@
 """From logits to the output of each slice, and to the requests at fault if that fails."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 
@@ -13,8 +13,9 @@ from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_outputs import slice_outputs
 from batching.backend.sampling.token_masks import MaskFiller, TokenMasks
-from batching.request import BatchRequest
+from batching.inputs.sampling_params import SamplingParams
 from batching.steps.model_runner import SlicesFailed
+from batching.steps.sequences import SequenceState
 from batching.steps.step_plan import Slice, SliceOutput
 
 
@@ -25,42 +26,50 @@ class SliceSampler:
         self._sampler = sampler or Sampler()
         self._mask_filler = MaskFiller(vocab_size)
 
-    def masks(self, logit_rows: LogitRows) -> AbstractContextManager[TokenMasks | None]:
+    def masks(
+        self, logit_rows: LogitRows, sequences: Mapping[int, SequenceState]
+    ) -> AbstractContextManager[TokenMasks | None]:
         """Fill the masks of constraints while the model runs."""
-        return self._mask_filler.filling(logit_rows.samples)
+        return self._mask_filler.filling(logit_rows.samples, sequences)
 
     @property
     def waits_for_logits(self) -> bool:
         return self._sampler.waits_for_logits
 
-    def can_follow(self, request: BatchRequest) -> bool:
-        """Return whether a token of a request can be sampled before the one before it is known."""
-        return request.sampling.logprobs is None and not request.sampling.bad_words
+    def can_follow(self, sampling: SamplingParams) -> bool:
+        """Return whether a token can be sampled before the one before it is known."""
+        return sampling.logprobs is None and not sampling.bad_words
 
     def sample(
         self,
         logit_rows: LogitRows,
+        sequences: Mapping[int, SequenceState],
         logits: mx.array,
         masks: TokenMasks | None,
         expected: SampledTokens | None = None,
     ) -> SampledTokens:
         """Sample from logits `[L, vocab_size]`, lazily.
 
-        expected: what the step in flight samples, if requests expect tokens.
+        sequences: those of the step, by their ids.
+        expected: what the step in flight samples, if sequences expect tokens.
         """
         if not logit_rows.samples:
             return SampledTokens(mx.zeros(0, mx.uint32), mx.zeros(0), {})
-        if logit_rows.needs_logprobs:
+        samples = logit_rows.samples
+        has_logprobs = any(sequences[s.sequence_id].sampling.logprobs is not None for s in samples)
+        if has_logprobs or logit_rows.scores:
             # Now, so that the arg-max reads them and does not compute the product again.
             mx.async_eval(logits)
-        samples = logit_rows.samples
-        tokens, chosen = self._sampler.sample(logit_rows.sampled(logits), samples, masks, expected)
-        index = {sample.request: i for i, sample in enumerate(samples)}
+        tokens, chosen = self._sampler.sample(
+            logit_rows.sampled(logits), samples, sequences, masks, expected
+        )
+        index = {sample.sequence_id: i for i, sample in enumerate(samples)}
         return SampledTokens(tokens, chosen.astype(mx.float32), index)
 
     def outputs(
         self,
         slices: Sequence[Slice],
+        sequences: Mapping[int, SequenceState],
         logit_rows: LogitRows,
         logits: mx.array,
         sampled: SampledTokens,
@@ -72,15 +81,15 @@ class SliceSampler:
         """
         if not all(flags := np.isfinite(host_array(sampled.logits)).tolist()):
             pairs = zip(logit_rows.samples, flags, strict=True)
-            raise not_finite(
-                sample.request.request_id for sample, is_finite in pairs if not is_finite
-            )
-        return slice_outputs(slices, logit_rows, logits, host_array(sampled.tokens).tolist())
+            raise not_finite(sample.sequence_id for sample, is_finite in pairs if not is_finite)
+        token_ids = host_array(sampled.tokens).tolist()
+        return slice_outputs(slices, sequences, logit_rows, logits, token_ids)
 
     @contextmanager
     def isolate_failures(
         self,
         slices: Sequence[Slice],
+        sequences: Mapping[int, SequenceState],
         logits: mx.array,
         written: Sequence[mx.array],
         expected: SampledTokens | None = None,
@@ -96,13 +105,14 @@ class SliceSampler:
         except SlicesFailed:
             raise
         except Exception as error:
-            if failed_ids := self._failing_ids(slices, logits, written, expected):
+            if failed_ids := self._failing_ids(slices, sequences, logits, written, expected):
                 raise SlicesFailed(failed_ids) from error
             raise
 
     def _failing_ids(
         self,
         slices: Sequence[Slice],
+        sequences: Mapping[int, SequenceState],
         logits: mx.array,
         written: Sequence[mx.array],
         expected: SampledTokens | None,
@@ -116,16 +126,21 @@ class SliceSampler:
         return request_ids(
             s
             for s, w, start in zip(slices, logit_rows, starts, strict=False)
-            if not self._succeeds(s, w, logits[start : start + len(w.rows)], expected)
+            if not self._succeeds(s, sequences, w, logits[start : start + len(w.rows)], expected)
         )
 
     def _succeeds(
-        self, s: Slice, logit_rows: LogitRows, logits: mx.array, expected: SampledTokens | None
+        self,
+        s: Slice,
+        sequences: Mapping[int, SequenceState],
+        logit_rows: LogitRows,
+        logits: mx.array,
+        expected: SampledTokens | None,
     ) -> bool:
         try:
-            with self.masks(logit_rows) as masks:
-                sampled = self.sample(logit_rows, logits, masks, expected)
-                self.outputs([s], logit_rows, logits, sampled)
+            with self.masks(logit_rows, sequences) as masks:
+                sampled = self.sample(logit_rows, sequences, logits, masks, expected)
+                self.outputs([s], sequences, logit_rows, logits, sampled)
         except Exception:
             return False
         return True
@@ -133,7 +148,7 @@ class SliceSampler:
 
 def request_ids(slices: Iterable[Slice]) -> set[int]:
     """Return the ids of the requests that slices belong to."""
-    return {request.request_id for s in slices for request in (s.request, *s.forks)}
+    return {each for s in slices for each in (s.sequence_id, *s.forks)}
 
 
 def not_finite(failed_ids: Iterable[int]) -> SlicesFailed:

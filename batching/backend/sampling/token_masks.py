@@ -8,8 +8,9 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
-from batching.backend.sampling.sampler import Sample
-from batching.constraints.protocol import MaskRow, TokenConstraint
+from batching.backend.sampling.logit_rows import Sample
+from batching.constraints.protocol import MaskRow, TokenMatcher
+from batching.steps.sequences import SequenceState
 
 # The eight bits of a byte, lowest first: 0 where set, else minus infinity.
 _TERMS: Final = np.where(
@@ -48,40 +49,44 @@ class MaskFiller:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="token-masks")
 
     @contextmanager
-    def filling(self, samples: Sequence[Sample]) -> Iterator[TokenMasks | None]:
+    def filling(
+        self, samples: Sequence[Sample], sequences: Mapping[int, SequenceState]
+    ) -> Iterator[TokenMasks | None]:
         """Fill the masks of the constrained samples inside; None if there is none.
 
-        At the end the thread is done with them, also if the model failed: a constraint of a
-        request that starts over, or is forked, must not be used by two threads at once.
+        At the end the thread is done with them, also if the model failed: a matcher must not be used
+        by two threads at once.
         """
-        masks = self.start(samples)
+        masks = self.start(samples, sequences)
         try:
             yield masks
         finally:
             if masks is not None:
                 masks.wait()
 
-    def start(self, samples: Sequence[Sample]) -> TokenMasks | None:
+    def start(
+        self, samples: Sequence[Sample], sequences: Mapping[int, SequenceState]
+    ) -> TokenMasks | None:
         """Begin with the masks of the constrained samples; None if there is none."""
-        constraints = {
-            row: request.constraint
-            for row, (request, *_) in enumerate(samples)
-            if request.constraint is not None
+        matchers = {
+            row: matcher
+            for row, sample in enumerate(samples)
+            if (matcher := sequences[sample.sequence_id].matcher) is not None
         }
-        if not constraints:
+        if not matchers:
             return None
-        return TokenMasks(list(constraints), self._executor.submit(self._fill, constraints))
+        return TokenMasks(list(matchers), self._executor.submit(self._fill, matchers))
 
-    def _fill(self, constraints: Mapping[int, TokenConstraint]) -> MaskRow:
-        masks = np.zeros((len(constraints), self._num_words), np.int32)
-        for row, constraint in zip(masks, constraints.values(), strict=True):
-            _fill(constraint, row)
+    def _fill(self, matchers: Mapping[int, TokenMatcher]) -> MaskRow:
+        masks = np.zeros((len(matchers), self._num_words), np.int32)
+        for row, matcher in zip(masks, matchers.values(), strict=True):
+            _fill(matcher, row)
         return masks
 
 
-def _fill(constraint: TokenConstraint, row: MaskRow) -> None:
+def _fill(matcher: TokenMatcher, row: MaskRow) -> None:
     try:
-        constraint.fill_mask(row)
+        matcher.fill_mask(row)
     except BaseException as error:
         # A panic of Rust is no Exception: no handler would stop it in the waiting thread.
         raise RuntimeError("a constraint failed to fill its mask") from error

@@ -10,8 +10,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from batching.backend.choose_pool import is_on_host
-from batching.backend.cpu.modules import replace_modules
 from batching.backend.devices import Gpu
 from batching.backend.exceptions import one_line
 from batching.backend.hooks.attention import hook_attention
@@ -82,13 +80,11 @@ def check_model(
     hook_ranges(model)
     join_rows(model)
     try:
-        layout = Observation(model, [0, 1]).layout()
+        Observation(model, [0, 1]).layout()
     except Exception as error:
         # Its caches must be of the very class that it makes, perhaps.
         reason = f"its caches cannot be watched ({error})"
         return _own_caches(model, probe_prompts(vocab_size)[0], native, reason, gpu)
-    if native is None and is_on_host(layout, gpu):
-        replace_modules(model)
     if known is not None:
         prompts = probe_prompts(vocab_size)
         observed = Observation(model, prompts[0])

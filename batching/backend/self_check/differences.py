@@ -36,12 +36,12 @@ def row_differences(
         logits = runner.logits(step)
         cache.flush()
         mx.eval(logits, cache.arrays)
-        for row, (request_id, position) in enumerate(_positions(step.logit_rows)):
-            if request_id != DRAFTED:
-                reference = expected[request_id]
+        for row, (sequence_id, position) in enumerate(_positions(step.logit_rows)):
+            if sequence_id != DRAFTED:
+                reference = expected[sequence_id]
                 scale = float(mx.abs(reference).max())
                 off = float(mx.abs(logits[row] - reference[position]).max())
-                differences[request_id, position] = off / scale
+                differences[sequence_id, position] = off / scale
     return differences
 
 
@@ -61,8 +61,8 @@ def _fill_with_nan(cache: PagedKVCache, script: Script) -> None:
 
 
 def _positions(rows: LogitRows) -> list[tuple[int, int]]:
-    """Return the request and the position of the token that each of the L rows is for."""
-    positions = {score.row: (score.request.request_id, score.position - 1) for score in rows.scores}
+    """Return the sequence and the position of the token that each of the L rows is for."""
+    positions = {score.row: (score.sequence_id, score.position - 1) for score in rows.scores}
     for sample, row in zip(rows.samples, rows.sample_rows, strict=True):
-        positions[row] = (sample.request.request_id, sample.position - 1)
+        positions[row] = (sample.sequence_id, sample.position - 1)
     return [positions[row] for row in range(len(rows.rows))]

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from batching.backend.self_check.probe_sequence import ProbeSequence, ProbeStep, Read
 from batching.block_manager import BlockCopy, BlockTable
 from batching.config import blocks_in_window
-from batching.request import BatchRequest, SamplingParams
 from batching.steps.step_plan import Slice, StateCopy, StepPlan
 
 BLOCK_SIZE: Final = 4
@@ -14,10 +14,10 @@ NUM_BLOCKS: Final = 32
 # The last one begins with `_NUM_SHARED` tokens of the first.
 PROMPT_LENGTHS: Final = (41, 12, 15, 7, 14)
 _NUM_SHARED: Final = 8
-# Spreads the blocks of a request over the pool; prime to its size.
+# Spreads the blocks of a sequence over the pool; prime to its size.
 _STRIDE: Final = 13
 _CHECKPOINT: Final = len(PROMPT_LENGTHS)
-# A request with wrong tokens, which nothing is compared with.
+# A sequence with wrong tokens, which nothing is compared with, in the blocks of another one.
 DRAFTED: Final = -1
 
 
@@ -34,13 +34,13 @@ def probe_prompts(vocab_size: int, salt: int = 0) -> list[list[int]]:
 class Script(NamedTuple):
     """Steps over a pool of so many blocks.
 
-    requests: makes a request of each prompt, whose id is the index of the prompt.
+    sequences: makes a sequence of each prompt, whose id is the index of the prompt.
     steps: yields what is to be done with them.
     """
 
     num_blocks: int
-    requests: Callable[[Sequence[Sequence[int]]], list[BatchRequest]]
-    steps: Callable[[Sequence[BatchRequest]], Iterator[StepPlan]]
+    sequences: Callable[[Sequence[Sequence[int]]], list[ProbeSequence]]
+    steps: Callable[[Sequence[ProbeSequence]], Iterator[ProbeStep]]
 
     @property
     def num_window_blocks(self) -> int:
@@ -49,9 +49,8 @@ class Script(NamedTuple):
 
     def nan_slice(self) -> Slice:
         """Return a slice whose keys and values fill that block."""
-        request = BatchRequest(0, [0] * BLOCK_SIZE, max_tokens=1)
-        request.block_table, request.window_table = BlockTable([0]), BlockTable([self.num_blocks])
-        return Slice(request, 0, BLOCK_SIZE)
+        tokens, last = [0] * BLOCK_SIZE, BlockTable([self.num_blocks])
+        return ProbeSequence(0, tokens, BlockTable([0]), last).sampled(0, BLOCK_SIZE).to_slice()
 
     def plans(self, prompts: Sequence[Sequence[int]], window: int | None) -> Iterator[StepPlan]:
         """Yield the steps.
@@ -59,72 +58,69 @@ class Script(NamedTuple):
         window: layers with it have blocks of their own, in which there is NaN once they have left it;
             None is no such layers.
         """
-        requests = self.requests(prompts)
-        for plan in self.steps(requests):
+        sequences = self.sequences(prompts)
+        for step in self.steps(sequences):
             copies: tuple[BlockCopy, ...] = ()
             if window is not None:
-                copies = _give_up(plan.slices, requests, window, self.num_blocks)
-            yield replace(plan, copies=copies)
+                copies = _give_up(step.reads, sequences, window, self.num_blocks)
+            slices = tuple(read.to_slice() for read in step.reads)
+            yield StepPlan(slices, copies, state_copies=step.state_copies)
 
 
 def _give_up(
-    slices: Sequence[Slice], requests: Sequence[BatchRequest], window: int, nan_block: int
+    reads: Sequence[Read], sequences: Sequence[ProbeSequence], window: int, nan_block: int
 ) -> tuple[BlockCopy, ...]:
-    """Drop the blocks that no token of these slices sees; return the copies that overwrite them."""
+    """Drop the blocks that no token of these reads sees; return the copies that overwrite them."""
     dropped: set[int] = set()
-    for s in slices:
-        first = s.start // BLOCK_SIZE - blocks_in_window(window, BLOCK_SIZE)
-        if first > s.request.window_table.num_dropped:
-            dropped.update(s.request.window_table.drop(first))
-    held = {block_id for request in requests for block_id in request.window_table.held}
+    for read in reads:
+        first = read.start // BLOCK_SIZE - blocks_in_window(window, BLOCK_SIZE)
+        table = read.sequence.window_blocks
+        if first > table.num_dropped:
+            dropped.update(table.drop(first))
+    held = {block_id for each in sequences for block_id in each.window_blocks.held}
     return tuple(BlockCopy(nan_block, block_id, True) for block_id in sorted(dropped - held))
 
 
-def _steps(requests: Sequence[BatchRequest]) -> Iterator[StepPlan]:
-    a, b, c, d, e = requests
-    wrong = BatchRequest(DRAFTED, [*c.token_ids[:11], *d.token_ids[:2]], max_tokens=1)
-    wrong.block_table, wrong.window_table = c.block_table, c.window_table
-    wrong.state_slot = c.state_slot
-    slots = [request.state_slot or 0 for request in (a, e)]
-    yield _plan(Slice(a, 0, 5))
-    yield _plan(Slice(a, 5, 30, keep=(_NUM_SHARED,)), Slice(b, 0, 4))
-    yield _plan(
-        *(Slice(a, 30, 39), Slice(b, 4, 6), Slice(c, 0, 7), Slice(d, 0, 1)),
+def _steps(sequences: Sequence[ProbeSequence]) -> Iterator[ProbeStep]:
+    a, b, c, d, e = sequences
+    drafted = [*c.token_ids[:11], *d.token_ids[:2]]
+    wrong = replace(c, sequence_id=DRAFTED, token_ids=drafted)
+    slots = [sequence.state_slot or 0 for sequence in (a, e)]
+    yield _step(a.scored(0, 5))
+    yield _step(a.scored(5, 30, keep=(_NUM_SHARED,)), b.scored(0, 4))
+    yield _step(
+        *(a.scored(30, 39), b.scored(4, 6), c.scored(0, 7), d.scored(0, 1)),
         copies=[StateCopy(slots[0], _CHECKPOINT, _NUM_SHARED)],
     )
-    yield _plan(
-        *(Slice(a, 39, 40), Slice(b, 6, 7), Slice(c, 7, 9), Slice(d, 1, 2)),
-        Slice(e, _NUM_SHARED, 13),
+    yield _step(
+        *(a.scored(39, 40), b.scored(6, 7), c.scored(7, 9), d.scored(1, 2)),
+        e.scored(_NUM_SHARED, 13),
         copies=[StateCopy(_CHECKPOINT, slots[1], _NUM_SHARED)],
     )
-    yield _plan(*(Slice(r, n, n + 1) for r, n in ((a, 40), (b, 7), (c, 9), (d, 2), (e, 13))))
-    yield _plan(Slice(b, 8, 9), Slice(wrong, 10, 13, keep=(10,)), Slice(d, 3, 4))
-    yield _plan(Slice(b, 9, 10), Slice(c, 10, 12), Slice(d, 4, 5))
-    yield _plan(Slice(c, 12, 13), Slice(b, 10, 11), Slice(d, 5, 6))
-    yield _plan(Slice(d, 6, 7), Slice(c, 13, 14), Slice(b, 11, 12))
+    yield _step(*(r.scored(n, n + 1) for r, n in ((a, 40), (b, 7), (c, 9), (d, 2), (e, 13))))
+    yield _step(b.scored(8, 9), wrong.sampled(10, 13, keep=(10,)), d.scored(3, 4))
+    yield _step(b.scored(9, 10), c.scored(10, 12), d.scored(4, 5))
+    yield _step(c.scored(12, 13), b.scored(10, 11), d.scored(5, 6))
+    yield _step(d.scored(6, 7), c.scored(13, 14), b.scored(11, 12))
 
 
-def _requests(prompts: Sequence[Sequence[int]]) -> list[BatchRequest]:
+def _sequences(prompts: Sequence[Sequence[int]]) -> list[ProbeSequence]:
     scattered = iter([block * _STRIDE % NUM_BLOCKS for block in range(NUM_BLOCKS)])
-    requests: list[BatchRequest] = []
+    sequences: list[ProbeSequence] = []
     for index, prompt in enumerate(prompts):
-        # So that every token gets logits.
-        sampling = SamplingParams(prompt_logprobs=0)
-        request = BatchRequest(index, prompt, max_tokens=1, sampling=sampling)
         is_last = index == len(prompts) - 1
-        shared = requests[0].block_table.block_ids[: _NUM_SHARED // BLOCK_SIZE] if is_last else []
+        shared = sequences[0].blocks.block_ids[: _NUM_SHARED // BLOCK_SIZE] if is_last else []
         missing = -(-len(prompt) // BLOCK_SIZE) - len(shared)
-        request.block_table = BlockTable([*shared, *(next(scattered) for _ in range(missing))])
+        blocks = BlockTable([*shared, *(next(scattered) for _ in range(missing))])
         # Unlike the others, and scattered as they are.
-        request.window_table = BlockTable(NUM_BLOCKS - 1 - b for b in request.block_table.block_ids)
-        request.state_slot = index
-        requests.append(request)
-    return requests
+        windows = BlockTable(NUM_BLOCKS - 1 - b for b in blocks.block_ids)
+        sequences.append(ProbeSequence(index, prompt, blocks, windows, state_slot=index))
+    return sequences
 
 
-def _plan(*slices: Slice, copies: Sequence[StateCopy] = ()) -> StepPlan:
-    return StepPlan(slices, state_copies=tuple(copies))
+def _step(*reads: Read, copies: Sequence[StateCopy] = ()) -> ProbeStep:
+    return ProbeStep(reads, tuple(copies))
 
 
 # Chunks beside decodes, a prefix that is found, and drafts that are wrong.
-SHORT: Final = Script(NUM_BLOCKS, _requests, _steps)
+SHORT: Final = Script(NUM_BLOCKS, _sequences, _steps)

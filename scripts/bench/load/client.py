@@ -34,8 +34,6 @@ class RequestRecord:
     chunk_times: list[float] = field(default_factory=list)
     text: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
-    priority: str | None = None
-    status: int | None = None
     error: str | None = None
 
     @property
@@ -129,9 +127,7 @@ class ChatClient:
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def ask(
-        self, messages: Messages, max_tokens: int, priority: str | None = None
-    ) -> RequestRecord:
+    async def ask(self, messages: Messages, max_tokens: int) -> RequestRecord:
         """Send a conversation and read the completion to its end."""
         body: dict[str, Any] = {
             "model": self._model,
@@ -142,9 +138,7 @@ class ChatClient:
             "stream_options": {"include_usage": True},
             **self._options,
         }
-        if priority is not None:
-            body["priority"] = priority
-        record = RequestRecord(self._clock(), priority=priority)
+        record = RequestRecord(self._clock())
         try:
             async with asyncio.timeout(self._timeout):
                 await self._stream(body, record)
@@ -161,7 +155,6 @@ class ChatClient:
 
     async def _stream(self, body: dict[str, Any], record: RequestRecord) -> None:
         async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-            record.status = response.status_code
             if response.status_code != httpx.codes.OK:
                 text = (await response.aread()).decode(errors="replace")
                 raise StreamFault(f"HTTP {response.status_code}: {_message_in(text)}")

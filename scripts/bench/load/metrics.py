@@ -16,8 +16,6 @@ from scripts.bench.load.client import RequestRecord
 Values = Mapping[str, float]
 
 PERCENTILES: Final = (50, 90, 99)
-# What a limit of `--goodput` can be about: what each request has one of.
-LIMITED: Final = ("ttft", "tpot", "e2e")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +26,17 @@ class Summary:
     num_failed: int
     first_error: str | None
     values: Values
-    by_priority: Mapping[str, Values]
 
 
-def summarise(records: Sequence[RequestRecord], limits: Values | None = None) -> Summary:
-    """Sum up a run; `limits` are milliseconds that a good request does not exceed."""
+def summarise(records: Sequence[RequestRecord]) -> Summary:
+    """Sum up a run."""
     good = [record for record in records if record.error is None]
     errors = [record.error for record in records if record.error is not None]
-    priorities = dict.fromkeys(r.priority for r in good if r.priority is not None)
     return Summary(
         num_requests=len(records),
         num_failed=len(errors),
         first_error=next(iter(errors), None),
-        values=_values(good, _duration(records), limits),
-        by_priority={p: latencies(r for r in good if r.priority == p) for p in priorities},
+        values=_values(good, _duration(records)),
     )
 
 
@@ -69,17 +64,12 @@ def _percentiles(samples: Sequence[float]) -> Iterable[float]:
 
 def medians(summaries: Sequence[Summary]) -> Summary:
     """Return one summary of several runs: the medians of their values, the sums of their counts."""
-    priorities = dict.fromkeys(name for summary in summaries for name in summary.by_priority)
     errors = (s.first_error for s in summaries if s.first_error is not None)
     return Summary(
         num_requests=sum(summary.num_requests for summary in summaries),
         num_failed=sum(summary.num_failed for summary in summaries),
         first_error=next(errors, None),
         values=_medians([summary.values for summary in summaries]),
-        by_priority={
-            name: _medians([s.by_priority[name] for s in summaries if name in s.by_priority])
-            for name in priorities
-        },
     )
 
 
@@ -95,7 +85,7 @@ def _duration(records: Sequence[RequestRecord]) -> float:
     return max(record.ended for record in records) - min(record.sent for record in records)
 
 
-def _values(good: Sequence[RequestRecord], duration: float, limits: Values | None) -> Values:
+def _values(good: Sequence[RequestRecord], duration: float) -> Values:
     if not good or duration <= 0:
         return {}
     values = _token_counts(good)
@@ -105,8 +95,6 @@ def _values(good: Sequence[RequestRecord], duration: float, limits: Values | Non
         num_tokens = values["prompt_tokens"] + values["output_tokens"]
         values["total_throughput"] = num_tokens / duration
     values["request_throughput"] = len(good) / duration
-    if limits is not None:
-        values["goodput"] = sum(_is_within(record, limits) for record in good) / duration
     return values | latencies(good)
 
 
@@ -120,9 +108,3 @@ def _token_counts(records: Sequence[RequestRecord]) -> dict[str, float]:
     if cached:
         counts["cached_tokens"] = sum(cached)
     return counts
-
-
-def _is_within(record: RequestRecord, limits: Values) -> bool:
-    """True if the request keeps all limits; what it does not have keeps any limit."""
-    measured = {"ttft": record.ttft, "tpot": record.tpot, "e2e": record.e2e}
-    return all((measured[name] or 0.0) * 1000 <= limit for name, limit in limits.items())

@@ -1,18 +1,15 @@
-"""What is measured: points of load, each a closed loop of clients or an open loop of arrivals."""
+"""What is measured: points of load, each a closed loop of clients."""
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 from scripts.bench.load.client import Messages, RequestRecord
-from scripts.bench.load.metrics import Values
 from scripts.bench.load.scenarios import Scenario
 from scripts.bench.load.workload import Conversation
 
-# Messages and a priority go in; whatever goes wrong is in the record.
-Ask = Callable[[Messages, str | None], Awaitable[RequestRecord]]
+# Whatever goes wrong is in the record.
+Ask = Callable[[Messages], Awaitable[RequestRecord]]
 
 
 async def converse(conversation: Conversation, ask: Ask) -> list[RequestRecord]:
@@ -23,7 +20,7 @@ async def converse(conversation: Conversation, ask: Ask) -> list[RequestRecord]:
     records = []
     for question in conversation.questions:
         messages.append({"role": "user", "content": question})
-        record = await ask(tuple(messages), conversation.priority)
+        record = await ask(tuple(messages))
         records.append(record)
         if record.error is not None:
             break
@@ -40,34 +37,6 @@ async def closed_loop(clients: Sequence[Sequence[Conversation]], ask: Ask) -> li
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(client(conversations)) for conversations in clients]
     return [record for task in tasks for record in task.result()]
-
-
-async def open_loop(
-    conversations: Sequence[Conversation],
-    gaps: Iterator[float],
-    ask: Ask,
-    clock: Callable[[], float] = perf_counter,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> list[RequestRecord]:
-    """Start a conversation after each gap, however many are in flight.
-
-    The arrivals are points in time: a late one does not delay those after it.
-    """
-    arrival = clock()
-    async with asyncio.TaskGroup() as group:
-        tasks = []
-        for conversation in conversations:
-            arrival += next(gaps)
-            await sleep(max(0.0, arrival - clock()))
-            tasks.append(group.create_task(converse(conversation, ask)))
-    return [record for task in tasks for record in task.result()]
-
-
-def poisson_gaps(rate: float, seed: str) -> Iterator[float]:
-    """Yield the seconds between arrivals of which there are `rate` a second on average."""
-    rng = random.Random(seed)
-    while True:
-        yield rng.expovariate(rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,27 +63,11 @@ class ClosedLoop:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenLoop:
-    """Conversations begin at random moments, `rate` a second, whether others wait or not."""
-
-    rate: float
-    num_requests: int
-
-    @property
-    def label(self) -> str:
-        return f"{self.rate:g} arrivals/s"
-
-    def serve(self, scenario: Scenario, run: str, ask: Ask) -> Awaitable[list[RequestRecord]]:
-        conversations = scenario.conversations(run, 0, self.num_requests)
-        return open_loop(conversations, poisson_gaps(self.rate, run), ask)
-
-
-@dataclass(frozen=True, slots=True)
 class Point:
     """One load that every server gets in every round."""
 
     scenario: Scenario
-    arrivals: ClosedLoop | OpenLoop
+    arrivals: ClosedLoop
     max_tokens: int
 
     @property
@@ -128,7 +81,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The points with what they have in common; times are in seconds, limits in milliseconds."""
+    """The points with what they have in common; times are in seconds."""
 
     points: tuple[Point, ...]
     rounds: int
@@ -137,7 +90,6 @@ class Plan:
     timeout: float
     time_limit: float
     ignores_eos: bool
-    limits: Values | None
 
     @property
     def num_requests(self) -> int:

@@ -12,9 +12,6 @@ _LONG: Final = 760
 _SYSTEM: Final = 424
 _TURNS: Final = 4
 
-# In the order in which reports list them; our server's names (app/api/openai/schemas/sampling.py).
-PRIORITIES: Final = ("high", "normal", "low")
-
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -45,7 +42,6 @@ class Scenario:
     requests_per_client: int = 2
     num_turns: int = 1
     shares_text: bool = False
-    has_priorities: bool = False
 
     def conversations(self, run: str, client: int, num_requests: int) -> list[Conversation]:
         """Return a client's conversations, whose turns together are `num_requests`.
@@ -56,7 +52,7 @@ class Scenario:
         for number, start in enumerate(range(0, num_requests, self.num_turns)):
             whole = self.conversation(Position(run, client, number))
             questions = whole.questions[: num_requests - start]
-            conversations.append(Conversation(questions, whole.system, whole.priority))
+            conversations.append(Conversation(questions, whole.system))
         return conversations
 
 
@@ -80,11 +76,6 @@ def _shared_prefix(position: Position) -> Conversation:
 def _multi_turn(position: Position) -> Conversation:
     writer = position.writer()
     return Conversation(tuple(writer.question(_SHORT) for _ in range(_TURNS)))
-
-
-def _priority_mix(position: Position) -> Conversation:
-    priority = PRIORITIES[position.step % len(PRIORITIES)]
-    return Conversation(_short(position).questions, priority=priority)
 
 
 SCENARIOS: Final = {
@@ -118,14 +109,6 @@ SCENARIOS: Final = {
             requests_per_client=_TURNS,
             num_turns=_TURNS,
             shares_text=True,
-        ),
-        Scenario(
-            "priority-mix",
-            "short prompts of high, normal and low priority in equal parts, more than fit at once",
-            _priority_mix,
-            24,
-            32,
-            has_priorities=True,
         ),
     )
 }

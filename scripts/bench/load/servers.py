@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -134,6 +135,8 @@ def _open(spec: ServerSpec, stack: ExitStack, start_timeout: float) -> Target:
     port = str(_free_port())
     command = [word.replace("{port}", port) for word in spec.command]
     named = {name: value.replace("{port}", port) for name, value in spec.environment.items()}
+    # Of this project's servers each needs a folder of its own.
+    named["MLX_SERVER_DATA_DIR"] = stack.enter_context(TemporaryDirectory())
     process = ServerProcess(command, os.environ | named)
     stack.callback(process.stop, _STOP_TIMEOUT)
     url = f"http://127.0.0.1:{port}"

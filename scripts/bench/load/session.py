@@ -3,19 +3,16 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Never
 
 from tqdm import tqdm
 
 from scripts.bench.load.client import ChatClient, Messages, RequestRecord
 from scripts.bench.load.metrics import Summary, summarise
-from scripts.bench.load.plan import Ask, Plan, Point, converse
+from scripts.bench.load.plan import Plan, Point, converse
 from scripts.bench.load.servers import Target
 
-# What servers say to a field that they do not take.
-_REJECTED: Final = (400, 422)
-_PROBE_TOKENS: Final = 8
 # Prompts that share nothing should find nothing; beyond this share a note says so.
 _MAX_CACHED_SHARE: Final = 0.25
 
@@ -67,7 +64,6 @@ class _Session:
         self.outcome = Outcome()
         self._plan = plan
         self._bar = bar
-        self._accepts_priority: dict[str, bool] = {}
 
     async def measure(self, point: Point, number: int, target: Target) -> None:
         """Give a server one round of a point's load."""
@@ -76,7 +72,7 @@ class _Session:
         )
         with target.awake():
             records = await self._serve(point, number, target)
-        summary = summarise(records, self._plan.limits)
+        summary = summarise(records)
         self.outcome.add(point, target.name, summary)
         self._note_oddities(point, target, summary)
 
@@ -85,7 +81,10 @@ class _Session:
         # A new client each time: connections do not outlive a server's pause.
         options = {"ignore_eos": True} if self._plan.ignores_eos else {}
         async with ChatClient(target.url, target.model, self._plan.timeout, options) as client:
-            ask = await self._asker(client, point, target)
+
+            async def ask(messages: Messages) -> RequestRecord:
+                return await client.ask(messages, point.max_tokens)
+
             warmup = (
                 converse(
                     point.scenario.conversations(f"{run_name}/warm-up", client_number, 1)[0], ask
@@ -94,34 +93,12 @@ class _Session:
             )
             await asyncio.gather(*warmup)
 
-            async def ask_and_count(messages: Messages, priority: str | None) -> RequestRecord:
-                record = await ask(messages, priority)
+            async def ask_and_count(messages: Messages) -> RequestRecord:
+                record = await ask(messages)
                 self._bar.update()
                 return record
 
             return await point.arrivals.serve(point.scenario, run_name, ask_and_count)
-
-    async def _asker(self, client: ChatClient, point: Point, target: Target) -> Ask:
-        sends_priority = point.scenario.has_priorities and await self._probe(client, target)
-
-        async def ask(messages: Messages, priority: str | None) -> RequestRecord:
-            sent = priority if sends_priority else None
-            record = await client.ask(messages, point.max_tokens, sent)
-            return replace(record, priority=priority)
-
-        return ask
-
-    async def _probe(self, client: ChatClient, target: Target) -> bool:
-        """True unless the server rejects a request for nothing but its priority."""
-        if target.name not in self._accepts_priority:
-            hello = [{"role": "user", "content": "Say hello."}]
-            with_field = await client.ask(hello, _PROBE_TOKENS, "normal")
-            is_rejected = with_field.status in _REJECTED
-            without = await client.ask(hello, _PROBE_TOKENS) if is_rejected else with_field
-            self._accepts_priority[target.name] = not (is_rejected and without.status == 200)
-            if not self._accepts_priority[target.name]:
-                self.outcome.note(f"{target.name} rejects the field priority: sent without it")
-        return self._accepts_priority[target.name]
 
     def _note_oddities(self, point: Point, target: Target, summary: Summary) -> None:
         values = summary.values

@@ -49,7 +49,6 @@ class Conversation:
 
     questions: tuple[str, ...]
     system: str | None = None
-    priority: str | None = None
 
 
 class Writer:

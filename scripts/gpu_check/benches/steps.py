@@ -12,6 +12,7 @@ from batching.backend.exceptions import one_line
 from batching.backend.mlx_runner import MLXRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import BLOCK_SIZE, SchedulerConfig
+from batching.inputs.sequence_spec import SequenceSpec
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from scripts.gpu_check.benches.shape import (
@@ -173,7 +174,11 @@ class StepBench:
                 ContinuousBatchingScheduler(limits), self._runner, max_stall=1e9
             )
             began = perf_counter()
-            engine.add(BatchRequest(next(_IDS), prompt(1, num_tokens, 100), max_tokens=1))
+            engine.add(
+                BatchRequest(
+                    next(_IDS), SequenceSpec(prompt=tuple(prompt(1, num_tokens, 100)), max_tokens=1)
+                )
+            )
             while engine.has_work:
                 engine.step()
             seconds.append(perf_counter() - began)
@@ -190,7 +195,10 @@ class StepBench:
         # The contexts are there at once, and no model has read them.
         engine = BatchInferenceEngine(scheduler, NoRunner(), max_stall=1e9)
         requests = [
-            BatchRequest(next(_IDS), prompt(row, point.context, 100), max_tokens=_MAX_TOKENS)
+            BatchRequest(
+                next(_IDS),
+                SequenceSpec(prompt=tuple(prompt(row, point.context, 100)), max_tokens=_MAX_TOKENS),
+            )
             for row in range(point.rows)
         ]
         engine.add(*requests)

@@ -6,7 +6,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from batching.request import GREEDY, SamplingParams
+from batching.inputs.sampling_params import GREEDY, SamplingParams
 from scripts.gpu_check.gates.families import MARGINS
 from scripts.gpu_check.models import serve_tiny
 from scripts.gpu_check.record import Options, Record

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from batching.request import TokenLogprobs
 from batching.steps.step_plan import SliceOutput, StepPlan
+from batching.steps.token_output import TokenLogprobs
+from tests.support.rows import rows
 from tests.support.speaker import END, Speaker, served
 
 pytestmark = pytest.mark.anyio
@@ -47,8 +48,8 @@ def text_of(tokens: Sequence[int]) -> str:
     return bytes(token for token in tokens if token != END).decode()
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
-@pytest.mark.parametrize("max_tokens", [1, 2, 4])
+@rows("length_penalty", [0.0, 1.0, 2.0, -1.0])
+@rows("max_tokens", [1, 2, 4])
 async def test_a_search_as_wide_as_there_are_answers_finds_the_best(
     length_penalty: float, max_tokens: int
 ) -> None:
@@ -93,7 +94,7 @@ async def test_a_stop_string_ends_a_beams_text() -> None:
     assert response.json()["choices"][0]["text"] == "a"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "param"),
     [
         ({"stream": True}, "stream"),
@@ -121,7 +122,7 @@ class Failing(Chain):
     """Fails after a prompt that ends with `b`; any other search would go on for long."""
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
-        if any(s.request.token_ids[-1] == ord("b") for s in plan.slices):
+        if any(s.token_ids[-1] == ord("b") for s in plan.slices):
             raise RuntimeError("out of memory")
         return super().run(plan)
 

@@ -9,6 +9,7 @@ from app.parsing.events import ContentPiece, ToolCallArguments, ToolCallStart, j
 from app.parsing.formats.message_parser import MessageParser
 from app.parsing.tools.tool_format import call_text
 from batching import FinishReason, TokenLogprobs, TokenOutput
+from tests.support.rows import rows
 from tests.support.speaker import ByteTokenizer
 from tests.support.tool_formats import GENERAL
 
@@ -26,7 +27,7 @@ def ended(text: str, reason: FinishReason, stops: Sequence[str] = ()) -> list[De
     return deltas
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "stops", "reason", "finish_reason"),
     [
         (CALL, (), FinishReason.STOP, "tool_calls"),

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import example, given, strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
 from app.generation.detokenizer import Detokenizer
+from tests.support.rows import rows
 from tests.support.speaker import ByteTokenizer
 
 TRAINING_TEXT = "the quick brown fox 你好 你们好 Grüße größer 👋👋🏽 naïve café \ufffd\ufffd"
@@ -116,7 +116,7 @@ def test_a_text_round_trips(text: str) -> None:
     assert "".join(pieces(BYTE_LEVEL, BYTE_LEVEL.encode(text))) == text
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@rows("size", [1, 2, 3])
 def test_a_character_without_its_last_bytes_is_left_out(size: int) -> None:
     emoji = "👋".encode()[:size]
     assert "".join(pieces(BYTE_LEVEL, byte_ids(b"a\xff" + b"b" + emoji))) == "a\ufffdb"
@@ -124,7 +124,7 @@ def test_a_character_without_its_last_bytes_is_left_out(size: int) -> None:
     assert "".join(pieces(SENTENCEPIECE, [SENTENCEPIECE.token_id("fox"), *tokens])) == "fox"
 
 
-@pytest.mark.parametrize(
+@rows(
     "tokens",
     [
         ["▁the", "▁fox"],
@@ -151,7 +151,7 @@ def test_a_special_token_has_no_text() -> None:
     assert pieces(BYTE_LEVEL, [*byte_ids(b"a"), end, *byte_ids(b"b")]) == ["a", "", "b", ""]
 
 
-@pytest.mark.parametrize("data", [b"a", b"\xff", b"\xc3\xa9"])
+@rows("data", [b"a", b"\xff", b"\xc3\xa9"])
 def test_the_work_for_a_token_does_not_grow(data: bytes) -> None:
     tokenizer = byte_level()
     ids = byte_ids(data) * 500
@@ -159,8 +159,8 @@ def test_the_work_for_a_token_does_not_grow(data: bytes) -> None:
     assert tokenizer.num_decoded < 20 * len(ids)
 
 
-@pytest.mark.parametrize("offset", [-1, 1], ids=["a special token", "an id of no token"])
-@pytest.mark.parametrize("before", [b"", b"a", b"\xc3"])
+@rows("offset", [-1, 1])
+@rows("before", [b"", b"a", b"\xc3"])
 def test_the_work_does_not_grow_with_tokens_of_no_text(offset: int, before: bytes) -> None:
     tokenizer = byte_level()
     pieces(tokenizer, [*byte_ids(before), *[tokenizer.vocab_size + offset] * 1000])

@@ -7,6 +7,7 @@ import pytest
 from app.generation import job as job_module
 from app.generation.job import GenerationJob, GenerationParams, build_job, sampling_params
 from batching import InvalidRequest, ModelInfo, SamplingDefaults, SamplingParams
+from tests.support.rows import rows
 from tests.support.speaker import END, MODEL_ID, ByteTokenizer, speaking_manager
 
 SILENT = ModelInfo("m", ByteTokenizer(), frozenset({END}), END + 1, 128)
@@ -33,7 +34,7 @@ def test_what_a_request_sets_is_not_overridden(top_k: int) -> None:
     assert sampling_params(MODEL, params) == SamplingParams(temperature=0.0)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("asked", "num_choices", "limit", "expected"),
     [
         (10, 1, 10_000, 10),
@@ -58,7 +59,7 @@ def test_max_tokens_are_clamped_to_context_and_server(
         )
     finally:
         manager.close()
-    assert job.max_tokens == expected
+    assert job.spec.max_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_log_probabilities_of_outputs_bound_their_tokens(
 ) -> None:
     """Where the request does not say how many tokens it wants, it gets fewer."""
     monkeypatch.setattr(job_module, "MAX_LOGPROBS", 4096)
-    assert built(params).max_tokens == expected
+    assert built(params).spec.max_tokens == expected
 
 
 def test_more_log_probabilities_than_that_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from app.observability.request_record import RequestRecord
 from batching import DeadlineExceeded, PoolingParams, Priority, RequestFailed, SamplingParams
 from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import expected_vector
+from tests.support.requests import specs
 from tests.support.speaker import Served, Speaker, served
 
 pytestmark = pytest.mark.anyio
@@ -50,10 +51,8 @@ class Begun:
         job = PromptJob(
             completion_id="embd-1",
             model_id="fake",
-            prompts=PROMPTS,
-            cache_salt=None,
+            specs=specs(PROMPTS, max_tokens=0, pooling=PoolingParams()),
             group_size=4,
-            pooling=PoolingParams(),
         )
         request.ticket.reserve_tokens(job.num_prompt_tokens)
         self.task = PromptTask(server.engine, job, request)
@@ -88,7 +87,7 @@ async def test_a_later_request_does_not_wait_for_all_prompts() -> None:
     class Watching(Gated):
         def run(self, plan: StepPlan) -> list[SliceOutput]:
             outputs = super().run(plan)
-            order.extend(s.request.token_ids for s in plan.slices)
+            order.extend(s.token_ids for s in plan.slices)
             return outputs
 
     async with served(runner=Watching, is_gated=True) as server:
@@ -97,7 +96,7 @@ async def test_a_later_request_does_not_wait_for_all_prompts() -> None:
         await asyncio.to_thread(server.gate.reached.wait)
         later = asyncio.create_task(
             server.engine.submit(
-                [[99]], sampling=SamplingParams(), max_tokens=0, pooling=PoolingParams()
+                specs([[99]], sampling=SamplingParams(), max_tokens=0, pooling=PoolingParams())
             )
         )
         await asyncio.sleep(0)  # it is queued, and waits for the engine

@@ -1,9 +1,9 @@
 """Stop strings: the output does not depend on how the text is split into pieces."""
 
-import pytest
 from hypothesis import given, strategies as st
 
 from app.generation.stop_strings import StopStrings
+from tests.support.rows import rows
 
 # Two letters, so that texts and stop strings overlap in every way.
 texts = st.text("ab", max_size=20)
@@ -39,7 +39,7 @@ def test_no_more_is_held_back_than_may_become_a_stop_string(text: str, stops: li
         assert held == "" or any(stop.startswith(held) for stop in stops)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("stops", "pieces", "outputs"),
     [
         ([], ["ab", "c"], ["ab", "c"]),

@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from app.http.authentication import Authentication, client_for_key, read_keys
 from app.http.client import ANONYMOUS, VISITOR, Client
 from tests.support.raw_http import running, split
+from tests.support.rows import rows
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +55,7 @@ class Guarded:
         return self.app.clients[-1]
 
 
-@pytest.mark.parametrize(
+@rows(
     "headers",
     [
         {"authorization": "Bearer sk-one"},
@@ -71,7 +72,7 @@ async def test_a_valid_key_is_accepted(headers: dict[str, str]) -> None:
     assert client == client_for_key("sk-one", share_prefix_cache=False)
 
 
-@pytest.mark.parametrize(
+@rows(
     "headers",
     [
         {},
@@ -130,7 +131,7 @@ async def test_without_keys_all_clients_are_anonymous() -> None:
     assert await server.client_with(authorization="Bearer sk-one") is ANONYMOUS
 
 
-@pytest.mark.parametrize(
+@rows(
     ("path", "status"),
     [
         ("/health", 200),
@@ -244,9 +245,7 @@ class TestKeysFile:
     def test_an_empty_file_has_none(self) -> None:
         assert read_keys("\n# nothing\n") == []
 
-    @pytest.mark.parametrize(
-        "key", ["sk one", "sk\tone", "sk-é", "sk\x00one", "sk\x0cone", "sk\x7fone", "\xa0sk-one"]
-    )
+    @rows("key", ["sk one", "sk\tone", "sk-é", "sk\x00one", "sk\x0cone", "sk\x7fone", "\xa0sk-one"])
     def test_a_key_that_no_header_can_carry_is_rejected_without_showing_it(self, key: str) -> None:
         with pytest.raises(ValueError, match=r"^line 2: ") as rejected:
             read_keys(f"sk-zero\n{key}\n")

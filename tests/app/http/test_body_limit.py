@@ -23,6 +23,7 @@ from tests.support.raw_http import (
     split,
     timers_have_fired,
 )
+from tests.support.rows import rows
 from tests.support.speaker import served
 
 pytestmark = pytest.mark.anyio
@@ -110,8 +111,8 @@ class TestAccepted:
             connection.read(b"abc")
         assert app.bodies == [b"abc"]
 
-    @pytest.mark.parametrize("length", [b"", b"Content-Length: 0\r\n"])
-    @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"POST"])
+    @rows("length", [b"", b"Content-Length: 0\r\n"])
+    @rows("method", [b"GET", b"HEAD", b"POST"])
     def test_a_request_without_one_is_passed_on(self, method: bytes, length: bytes) -> None:
         app = App()
         head = HEAD.replace(b"POST", method) + length + b"Connection: close\r\n\r\n"
@@ -423,7 +424,7 @@ def lengths(*values: bytes) -> Iterable[tuple[bytes, bytes]]:
     return [(b"content-length", value) for value in values]
 
 
-@pytest.mark.parametrize("headers", [lengths(b"x"), lengths(b"-5"), lengths(b"0" * 5000)])
+@rows("headers", [lengths(b"x"), lengths(b"-5"), lengths(b"0" * 5000)])
 async def test_a_body_with_an_invalid_length_is_counted(
     headers: Iterable[tuple[bytes, bytes]],
 ) -> None:

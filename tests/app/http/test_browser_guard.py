@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from app.http.browser_guard import BrowserGuard, HostNames, checked_names, is_loopback
 from app.settings import Settings
 from tests.support.raw_http import Site, running, split
+from tests.support.rows import rows
 from tests.support.speaker import speaking_app
 
 KEYS: Final = SecretStr("sk-one")
@@ -52,7 +53,7 @@ def status(site: Site, data: bytes) -> int:
 class TestHost:
     """A server on loopback without keys answers to loopback's names only."""
 
-    @pytest.mark.parametrize(
+    @rows(
         "host",
         [
             "localhost",
@@ -73,7 +74,7 @@ class TestHost:
         assert names is not None
         assert names.allow(host)
 
-    @pytest.mark.parametrize(
+    @rows(
         "host",
         [
             "evil.example",
@@ -141,7 +142,7 @@ class TestHost:
             _, _, body = split(server.ask(request(host="\xe9" * 9000)))
         assert len(body) < 1000
 
-    @pytest.mark.parametrize(
+    @rows(
         ("settings", "host", "allowed"),
         [
             ({"allowed_hosts": "chat.example, *.Example.org"}, "CHAT.example:80", True),
@@ -183,7 +184,7 @@ class TestHost:
         names = checked_names(made.host, made.allowed_host_names, has_keys=has_keys)
         assert (names is None or names.allow(host)) == allowed
 
-    @pytest.mark.parametrize(
+    @rows(
         ("host", "expected"),
         [
             ("127.0.0.1", True),
@@ -200,7 +201,7 @@ class TestHost:
 class TestOrigin:
     """Without keys, no page of another site may have anything changed or computed."""
 
-    @pytest.mark.parametrize(
+    @rows(
         "headers",
         [
             ["Origin: https://evil.example"],
@@ -214,7 +215,7 @@ class TestOrigin:
             ["Sec-Fetch-Site: same-site"],
         ],
     )
-    @pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
+    @rows("content_type", ["application/json", "text/plain"])
     def test_a_page_of_another_site_is_refused(self, headers: list[str], content_type: str) -> None:
         with site() as server:
             code, fields, body = split(server.ask(chat(*headers, content_type=content_type)))
@@ -224,7 +225,7 @@ class TestOrigin:
         assert "MLX_SERVER_CORS_ORIGINS" in error["message"]
         assert "access-control-allow-origin" not in fields
 
-    @pytest.mark.parametrize(
+    @rows(
         "headers",
         [
             [],
@@ -246,7 +247,7 @@ class TestOrigin:
         with site() as server:
             assert status(server, chat(*headers)) == 200
 
-    @pytest.mark.parametrize(
+    @rows(
         ("origins", "origin", "expected"),
         [
             ("https://chat.example", "https://chat.example", 200),
@@ -269,8 +270,8 @@ class TestOrigin:
             assert status(server, chat(origin)) == 401
             assert status(server, chat(origin, "Authorization: Bearer sk-one")) == 200
 
-    @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
-    @pytest.mark.parametrize(
+    @rows("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
+    @rows(
         "headers",
         [
             ["Origin: https://evil.example"],

@@ -26,6 +26,7 @@ from batching import (
     ModelNotFound,
     RequestFailed,
 )
+from tests.support.rows import rows
 from tests.support.speaker import served
 
 pytestmark = pytest.mark.anyio
@@ -43,7 +44,7 @@ def anthropic(error: Exception) -> dict[str, Any]:
     return inner
 
 
-@pytest.mark.parametrize(
+@rows(
     ("path", "is_anthropic"),
     [
         (MESSAGES, True),
@@ -73,7 +74,7 @@ async def test_at_the_path_of_both_apis_the_client_says_which_is_its(path: str) 
         assert "request-id" not in other.headers
 
 
-@pytest.mark.parametrize(
+@rows(
     ("error", "kind"),
     [
         (InvalidRequest("x", "no"), "invalid_request_error"),
@@ -98,7 +99,7 @@ def test_each_error_has_a_type_of_anthropics(error: Exception, kind: str) -> Non
     assert "secret" not in written["message"]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("error", "message"),
     [
         (InvalidRequest("tools", "no"), "tools: no"),
@@ -131,7 +132,7 @@ def test_the_text_is_short_and_ascii() -> None:
         assert len(body) < 5000
 
 
-@pytest.mark.parametrize(
+@rows(
     ("content", "message"),
     [
         (b'{"model": ', "the request body is not valid JSON: Expecting value"),

@@ -16,6 +16,7 @@ from batching import (
 )
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import EmptyPrompt
+from tests.support.rows import rows
 from tests.support.speaker import served
 
 pytestmark = pytest.mark.anyio
@@ -45,7 +46,7 @@ async def test_a_wrong_method_is_a_405_that_names_the_right_one() -> None:
     assert response.json()["error"]["code"] == "method_not_supported"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("content", "message"),
     [
         (b'{"model": ', "the request body is not valid JSON: Expecting value"),

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.http.client import Client
 from app.http.errors.responses import register_handlers
 from app.http.json_body import MAX_PARTS, JsonRoute, num_parts, read_json
+from tests.support.rows import rows
 from tests.support.speaker import served
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +68,7 @@ def app() -> FastAPI:
     return made
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "message"),
     [
         (b"[" + b"[]," * MAX_PARTS + b"1]", f"more than {MAX_PARTS} lists, objects and members"),
@@ -79,7 +80,6 @@ def app() -> FastAPI:
         (b'{"a": 1', "not valid JSON: Expecting ',' delimiter"),
         (b"[]", "must be a JSON object"),
     ],
-    ids=lambda value: value[:12] if isinstance(value, bytes) else "",
 )
 async def test_what_cannot_be_parsed_is_a_400(body: bytes, message: str) -> None:
     transport = httpx.ASGITransport(app())

@@ -14,6 +14,7 @@ from app.observability.logs import summarize_exception
 from app.storage.database import StorageError
 from batching import InvalidRequest
 from tests.support.raw_http import LAST_GET, running, split
+from tests.support.rows import rows
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +58,7 @@ async def ask(
 
 
 class TestIds:
-    @pytest.mark.parametrize("client_id", [b"a", b"trace-7/{b}%s", b"~" * 128])
+    @rows("client_id", [b"a", b"trace-7/{b}%s", b"~" * 128])
     async def test_the_id_of_the_client_is_kept(self, client_id: bytes) -> None:
         seen = []
         app = App(lambda scope: seen.append(scope["state"]["request_id"]))
@@ -66,7 +67,7 @@ class TestIds:
         assert seen == [client_id.decode()]
         assert response.headers["x-mine"] == "yes"
 
-    @pytest.mark.parametrize(
+    @rows(
         "client_id", [None, b"", b"a b", b"a\tb", b"\xc3\xa9", b"a\nx-y: z", b"a\r\n", b"~" * 129]
     )
     async def test_other_requests_get_a_new_one(self, client_id: bytes | None) -> None:
@@ -76,7 +77,7 @@ class TestIds:
         assert len(one) == 36
         assert one != two
 
-    @pytest.mark.parametrize(
+    @rows(
         ("path", "is_anthropic"),
         [
             ("/v1/messages", True),
@@ -113,7 +114,7 @@ async def nothing_is_sent(message: Message) -> None:
 
 
 class TestCount:
-    @pytest.mark.parametrize(
+    @rows(
         ("path", "num_open"),
         [("/v1/models", 1), ("/healthy", 1), ("/health", 0), ("/ready", 0), ("/metrics", 0)],
     )
@@ -332,7 +333,7 @@ class TestSummaries:
             "ValueError",
         ]
 
-    @pytest.mark.parametrize(
+    @rows(
         ("error", "name"),
         [
             (StorageError("disk is full"), "StorageError (disk is full)"),

@@ -27,6 +27,7 @@ from batching.config import SchedulerConfig
 from batching.observer import EngineObserver
 from tests.support.fakes import ByteTokenizer, loaded_engine
 from tests.support.metrics_page import MODEL, PROCESS, MetricsPage as Page
+from tests.support.requests import specs
 
 # As Prometheus 3 sends it.
 ACCEPT: Final = (
@@ -447,10 +448,10 @@ async def test_what_an_engine_does_is_counted(metrics: Metrics, engine: EngineMe
     prompt = list(range(12))
     async with running(engine) as thread:
         for priority in Priority:
-            stream = await thread.submit([prompt], max_tokens=6, priority=priority)
+            stream = await thread.submit(specs([prompt], max_tokens=6, priority=priority))
             num_tokens = sum([len(output.token_ids) async for _, output in stream])
             assert num_tokens == 6
-        stream = await thread.submit([prompt], max_tokens=6, num_choices=2)
+        stream = await thread.submit(specs([prompt], max_tokens=6, num_choices=2))
         assert sum([len(output.token_ids) async for _, output in stream]) == 12
         stats = await thread.stats()
     page = Page(metrics)

@@ -15,11 +15,12 @@ from app.server.watchdog import Watchdog
 from batching import NewTokens, Priority, SequenceStats, StepRecord
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
-from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from scripts.sse import chunks_in
 from tests.support.busy_threads import busy
 from tests.support.fakes import TokenRunner
+from tests.support.requests import make_request
+from tests.support.rows import rows
 from tests.support.speaker import Breaking, Served, served, served_endlessly
 
 pytestmark = pytest.mark.anyio
@@ -196,7 +197,7 @@ class TestDeadlines:
             server.client.headers["X-Request-Timeout"] = "1000"
             assert (await server.complete(timeout=0.05)).status_code == 504
 
-    @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf"])
+    @rows("value", ["soon", "0", "-1", "nan", "inf"])
     async def test_an_invalid_timeout_header_is_a_400(self, value: str) -> None:
         async with served() as server:
             server.client.headers["X-Request-Timeout"] = value
@@ -412,7 +413,7 @@ def test_the_throughput_of_a_prefill_is_logged_before_its_first_token(
     caplog.set_level("INFO", logger="app.observability.throughput_log")
     scheduler = ContinuousBatchingScheduler(SchedulerConfig(prefill_chunk=256))
     engine = BatchInferenceEngine(scheduler, TokenRunner(scheduler.config))
-    engine.add(BatchRequest(0, [1] * 600, max_tokens=2))
+    engine.add(make_request(0, [1] * 600, max_tokens=2))
     log = ThroughputLogger()
     log.log_if_due(0.0)
     for now in (10.0, 20.0, 30.0, 40.0):

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from app.parsing.tool_spec import FreeformInput, ToolSpec
 from batching import InvalidRequest
+from tests.support.rows import rows
 from tests.support.tool_formats import FORMATS
 from tests.support.tool_templates import written
 from tests.support.tool_walks import calls_in, follows, walked
@@ -98,7 +99,7 @@ class TestFreeform:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.integers(0))
 def test_whatever_the_model_prefers_follows_the_definition(name: str, seed: int) -> None:
     freeform = FreeformInput(
@@ -118,7 +119,7 @@ def test_a_grammar_that_would_be_written_for_ever_is_not() -> None:
         FORMATS["json_tools"].grammar(doubled, "required", is_parallel=True)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("pattern", "text"),
     [("^a$", "a"), (r"a\$", "a$"), (r"\\$", "\\"), ("a/b\n", "a/b\n"), (r"\/[/]", "//")],
 )

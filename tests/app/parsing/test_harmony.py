@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, strategies as st
 
 from app.parsing.events import (
@@ -14,6 +13,7 @@ from app.parsing.events import (
     join_pieces,
 )
 from app.parsing.harmony.harmony_parser import MARKERS, HarmonyParser
+from tests.support.rows import rows
 
 ANALYSIS = "<|channel|>analysis<|message|>Need the weather.<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>It rains.<|return|>"
@@ -33,7 +33,7 @@ def parse(
     return join_pieces([*events, *parser.flush()]), parser
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "events"),
     [
         ("", []),

@@ -23,6 +23,7 @@ from app.parsing.tool_spec import AllowedTools, FreeformInput, NamedTool, ToolCh
 from batching import InvalidRequest, choice_grammar, json_schema_grammar
 from tests.support.harmony_model import harmony_tokenizer
 from tests.support.marker_tokenizer import MarkerTokenizer
+from tests.support.rows import rows
 
 TOKENIZER = harmony_tokenizer()
 PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
@@ -162,7 +163,7 @@ def test_a_call_or_content_in_a_format() -> None:
     assert asked is not None and asked.param == "response_format"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("ends", "after_call", "after_final"),
     [
         (("<|return|>", "<|call|>"), "", ""),
@@ -183,7 +184,7 @@ def test_a_marker_that_is_no_end_token_ends_the_message_too(
     assert parser.is_finished
 
 
-@pytest.mark.parametrize(
+@rows(
     ("begun", "text"),
     [
         ("<|channel|>", 'final<|message|>{"day": 1}'),
@@ -233,7 +234,7 @@ def test_a_spelt_marker_is_no_way_out_of_free_text() -> None:
     assert not walk.accept(ord(">"))
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(st.data())
 def test_whatever_the_model_prefers_it_calls(data: st.DataObject) -> None:
     of = output(tools=TOOLS, tool_choice="required")

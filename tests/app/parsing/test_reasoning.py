@@ -3,11 +3,11 @@
 import re
 from itertools import pairwise
 
-import pytest
 from hypothesis import example, given, strategies as st
 
 from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece, join_pieces
 from app.parsing.reasoning.reasoning_parser import ReasoningParser
+from tests.support.rows import rows
 
 START, END = "<a>", "</a>"
 
@@ -43,7 +43,7 @@ def test_the_pieces_do_not_matter(text: str, cuts: list[int], is_open: bool) -> 
     assert parse(pieces, is_open=is_open) == expected("".join(pieces), is_open=is_open)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("is_open", "pieces", "events"),
     [
         (False, ["Hi"], [[ContentPiece("Hi")]]),

@@ -13,6 +13,7 @@ from app.parsing.output_format import GrammarSpec, OutputFormat
 from app.parsing.reasoning.reasoning_markers import ReasoningMarkers, reasoning_markers
 from batching import GrammarText, choice_grammar
 from tests.support.marker_tokenizer import MarkerTokenizer
+from tests.support.rows import rows
 
 YES_OR_NO = GrammarSpec(choice_grammar(["yes", "no"]), "structured_outputs")
 GEMMA = ("<|channel>thought", "<channel|>")
@@ -138,7 +139,7 @@ def test_what_the_user_says_of_markers_is_no_reasoning(
     assert events(output(tokenizer, prompt), "yes") == [ContentPiece("yes")]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("begun", "is_open"),
     [("<think>\nI a", True), ("<think>I a</think>ye", False), ("ye", False), ("", False)],
 )

@@ -15,6 +15,7 @@ from app.parsing.grammars.schema_types import TYPES, keyword_budget, parameter_t
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.tool_call_literals import json_of
 from batching import InvalidRequest
+from tests.support.rows import rows
 from tests.support.tool_formats import FORMATS
 from tests.support.tool_templates import written
 from tests.support.tool_walks import calls_in, follows, walked
@@ -79,7 +80,7 @@ class TestSchema:
             assert follows(text, grammar) or is_python_word(name, key, value)
             assert calls_in(FORMATS[name], text, [STRICT]) == [("f", arguments)]
 
-    @pytest.mark.parametrize("key", WRONG)
+    @rows("key", WRONG)
     def test_no_other_values_are_possible(self, name: str, key: str) -> None:
         grammar = FORMATS[name].grammar([STRICT], "auto", is_parallel=True)
         for value in WRONG[key]:
@@ -93,7 +94,7 @@ class TestSchema:
         for keys in ("", "a", "ac", "abcd"):
             assert not follows(written(name, [("f", dict.fromkeys(keys, 1))]), grammar)
 
-    @settings(max_examples=5, deadline=None)
+    @settings(max_examples=2, deadline=None)
     @given(st.integers(0))
     def test_whatever_the_model_prefers_follows_the_schema(self, name: str, seed: int) -> None:
         shapes = {key: value for key, value in SHAPES.items() if key not in ("name", "deep")}
@@ -142,7 +143,7 @@ def test_a_value_of_any_type_names_its_type_in_kimi_k3() -> None:
         assert calls_in(FORMATS["kimi_k3"], written("kimi_k3", calls), [spec]) == calls
 
 
-@pytest.mark.parametrize(
+@rows(
     ("schema", "refused", "message"),
     [
         ({"type": "string", "pattern": "^a$"}, (*TAGS, *GEMMA), "'pattern' of a string"),
@@ -166,7 +167,7 @@ def test_what_cannot_be_enforced_is_refused_if_it_is_strict(
         assert not follows(text.replace('"a"}', '""}').replace('"a")', '"")'), grammar)
 
 
-@pytest.mark.parametrize("name", [*TAGS, *GEMMA, "pythonic"])
+@rows("name", [*TAGS, *GEMMA, "pythonic"])
 def test_the_name_of_a_parameter_that_a_format_cannot_hold_is_refused(name: str) -> None:
     for key in ("a>b", "", " a"):
         with pytest.raises(InvalidRequest, match="a parameter named"):
@@ -179,7 +180,7 @@ def types_of(schema: Any, definitions: Any) -> frozenset[str]:
     ]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("schema", "types"),
     [
         (None, TYPES),
@@ -204,7 +205,7 @@ ANY = frozenset(TYPES)
 NULLABLE = frozenset({"string", "null"})
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "types", "value"),
     [
         (" 5 ", ANY, 5),
@@ -234,7 +235,7 @@ def test_a_value_is_json_or_a_literal_of_python_or_else_text(
     assert (text if read is None else json.loads(read)) == value
 
 
-@pytest.mark.parametrize(
+@rows(
     ("written_string", "value"),
     [
         (r"'\n\t\\\'\"\d'", "\n\t\\'\"\\d"),
@@ -315,7 +316,7 @@ literals = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(literals)
 def test_a_literal_is_what_python_reads(literal: str) -> None:
     try:
@@ -330,7 +331,7 @@ def test_a_literal_is_what_python_reads(literal: str) -> None:
     assert json.loads(json_of(f" {literal} ", ANY) or "0") == value
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "read"),
     [
         # Not whole, so brackets that may mean nothing do.
@@ -436,7 +437,7 @@ def test_a_schema_that_refers_to_itself_is_enforced_as_far_as_it_is_followed() -
                 FORMATS[name].grammar([strict], "auto", is_parallel=True)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("name", "text"),
     [
         ("pythonic", "<|tool_call_start|>[f(a=" + "[" * 5000 + "<|tool_call_end|>"),

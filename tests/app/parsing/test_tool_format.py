@@ -14,6 +14,7 @@ from batching import (
     InvalidRequest,
     ModelInfo,
 )
+from tests.support.rows import rows
 from tests.support.tool_formats import (
     CODER,
     END_ID,
@@ -110,7 +111,7 @@ class TestEnforced:
         assert follows(call, single) and follows("Fine.", single)
         assert not follows(f"{call}\n{call}", single)
 
-    @pytest.mark.parametrize("mode", ["auto", "required"])
+    @rows("mode", ["auto", "required"])
     def test_of_allowed_tools_no_other_is_called(
         self, name: str, mode: Literal["auto", "required"]
     ) -> None:
@@ -127,7 +128,7 @@ class TestEnforced:
         assert format_.grammar(TOOLS, "auto", is_parallel=True) is None
         assert format_.grammar(STRICT, "none", is_parallel=True) is None
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=5, deadline=None)
     @given(st.integers(0))
     def test_whatever_the_model_prefers_it_calls(self, name: str, seed: int) -> None:
         grammar = FORMATS[name].grammar(TOOLS, "required", is_parallel=False)
@@ -139,7 +140,7 @@ class TestEnforced:
             assert isinstance(arguments.get("is_rainy", True), bool)
 
 
-@pytest.mark.parametrize("name", ["general", "mistral", "mistral_args", "kimi_k2"])
+@rows("name", ["general", "mistral", "mistral_args", "kimi_k2"])
 def test_arguments_in_json_of_tools_that_are_not_strict_are_any_object(name: str) -> None:
     grammar = FORMATS[name].grammar(STRICT, "auto", is_parallel=True)
     assert follows(written(name, [("now", {"x": [1]})]), grammar)
@@ -185,7 +186,7 @@ def test_a_text_that_must_match_a_pattern_is_rejected_if_it_is_strict() -> None:
     assert CODER.grammar([tool("f", schema)], "required", is_parallel=True) is not None
 
 
-@pytest.mark.parametrize(
+@rows(
     ("format_", "is_native", "num_id_characters"),
     [
         (GENERAL, False, None),
@@ -223,7 +224,7 @@ def test_a_marker_that_is_no_token_is_spelt_in_the_grammar() -> None:
     assert not follows("Hi [CALL] there", strict)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@rows("name", FORMATS)
 def test_ids_and_the_number_of_calls_are_up_to_the_caller(name: str) -> None:
     parser = FORMATS[name].parsers(TOOLS, is_parallel=False, new_id=lambda: "own")()
     events = [*parser.add(written(name, [NOW, RAIN])), *parser.flush()]

@@ -19,6 +19,7 @@ from app.parsing.events import (
 from app.parsing.tool_spec import ToolSpec
 from app.prompts.chat_history import template_messages
 from app.prompts.conversation import ChatMessage, ToolCall
+from tests.support.rows import rows
 from tests.support.tool_formats import FORMATS, parse_by_mlx_lm
 from tests.support.tool_templates import rendered, written
 
@@ -121,7 +122,7 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
 
 @pytest.mark.parametrize("name", FORMATS)
 class TestFormat:
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(some_calls, st.lists(st.integers(0, 10**6), max_size=5))
     def test_calls_are_what_was_written_and_what_mlx_lm_reads(
         self, name: str, calls: Calls, places: list[int]
@@ -137,7 +138,7 @@ class TestFormat:
         if name != "general" and is_read_alike_by_mlx_lm(name, calls):
             assert parse_by_mlx_lm(name, text, tools) == calls
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(some_calls)
     def test_a_history_holds_what_the_model_wrote(self, name: str, calls: Calls) -> None:
         """So that the next turn finds all of it in the prefix cache."""
@@ -252,7 +253,7 @@ BROKEN: dict[str, tuple[str, list[tuple[str, str]], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@rows("name", BROKEN)
 def test_what_is_missing_in_a_call_swallows_no_other(name: str) -> None:
     text, calls, content = BROKEN[name]
     events = events_of(name, [text], [SPEC])
@@ -269,7 +270,7 @@ def kimi_call(call_id: str, arguments: str, end: str = "<|tool_call_end|>") -> s
     return f"<|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{arguments}{end}"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("name", "text", "calls"),
     [
         (
@@ -353,7 +354,7 @@ def test_a_call_is_found_where_the_end_of_the_one_before_is_missing(
     assert events_of(name, [*text, " ok"], [SPEC]) == events
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@rows("name", FORMATS)
 def test_a_start_marker_that_begins_no_call_hides_none(name: str) -> None:
     start = FORMATS[name].start
     text = f"It is {start} or{start}{written(name, [('f', {'s': 'x'})])}"
@@ -364,7 +365,7 @@ def test_a_start_marker_that_begins_no_call_hides_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(some_calls, st.lists(st.integers(0, 10**6), max_size=6), st.randoms(use_true_random=False))
 def test_the_pieces_of_damaged_calls_do_not_matter(
     name: str, calls: Calls, places: list[int], random: Any
@@ -377,7 +378,7 @@ def test_the_pieces_of_damaged_calls_do_not_matter(
     assert events_of(name, list("".join(damaged)), tools) == events
 
 
-@pytest.mark.parametrize(
+@rows(
     ("inner", "calls"),
     [
         # The end of a value is missing, and so may be the value.
@@ -392,7 +393,7 @@ def test_the_pieces_of_damaged_calls_do_not_matter(
         ("{s}a {n} b {/f} c\n {n}{/s}\n{/f}", [("f", '{"s": "a {n} b {/f} c\\n {n}"}')]),
     ],
 )
-@pytest.mark.parametrize("name", ["qwen3_coder", "minimax_m2"])
+@rows("name", ["qwen3_coder", "minimax_m2"])
 def test_a_value_without_an_end_swallows_neither_parameters_nor_calls(
     name: str, inner: str, calls: list[tuple[str, str]]
 ) -> None:
@@ -433,7 +434,7 @@ K3_ARGUMENT = '<|open|>argument key="a" type="string"<|sep|>x<|close|>argument<|
 K3_JSON = '<|open|>json type="object"<|sep|>{"n": 1}<|close|>json<|sep|>'
 
 
-@pytest.mark.parametrize(
+@rows(
     ("arguments", "read"),
     [
         (K3_JSON + K3_ARGUMENT, '{"n": 1}'),
@@ -451,7 +452,7 @@ def test_a_call_of_kimi_k3_has_one_object_or_single_arguments(arguments: str, re
     assert events_of("kimi_k3", list(text), []) == events
 
 
-@pytest.mark.parametrize(
+@rows(
     ("name", "text", "calls", "content"),
     [
         ("mistral_args", '[TOOL_CALLS][{"name": "f"}]', [("f", "{}")], ""),

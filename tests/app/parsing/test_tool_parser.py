@@ -21,6 +21,7 @@ from app.parsing.reasoning.reasoning_parser import ReasoningParser
 from app.parsing.tools.tool_call_json import JsonSyntax
 from app.parsing.tools.tool_format import ToolFormat, call_text
 from app.parsing.tools.tool_parser import ToolCallParser, new_call_id
+from tests.support.rows import rows
 
 START, END = "<tool_call>", "</tool_call>"
 CALL = call_text("f", '{"a": 1}')
@@ -134,7 +135,7 @@ def test_arguments_are_streamed() -> None:
     assert parser.flush() == []
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "calls", "content"),
     [
         ('{"name": "f"}', [("f", "{}")], ""),
@@ -172,7 +173,7 @@ def test_frequent_errors_of_models_are_corrected(
     assert content_of(events) == content
 
 
-@pytest.mark.parametrize(
+@rows(
     "text",
     [
         "",
@@ -200,7 +201,7 @@ def test_what_is_not_a_call_is_content(text: str) -> None:
     assert events == [ContentPiece(f"a {START}{text}{END} b")]
 
 
-@pytest.mark.parametrize("length", range(len(START), len(CALL)))
+@rows("length", range(len(START), len(CALL)))
 def test_a_truncated_call_is_no_content(length: int) -> None:
     parser = json_parser()
     events = events_of([CALL[:length]], parser)

@@ -10,6 +10,7 @@ from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.tool_format import call_text
 from app.prompts.chat_history import template_messages, with_description
 from app.prompts.conversation import ChatMessage
+from tests.support.rows import rows
 from tests.support.tool_formats import GENERAL, JSON, MISTRAL
 
 CALL_ID = "call_0123456789abcdef"
@@ -65,7 +66,7 @@ def test_a_result_keeps_its_own_name_and_may_have_no_call() -> None:
     assert [turn.get("name") for turn in rendered] == [None, "own", None]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("arguments", "rendered"),
     [
         ("", {}),

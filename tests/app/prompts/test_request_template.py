@@ -1,11 +1,6 @@
 """Chat templates that requests bring: rendered as transformers does, within limits."""
 
 import json
-import resource
-import signal
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from typing import Any, Final
 
 import pytest
@@ -15,11 +10,9 @@ from pydantic import SecretStr
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from app.prompts import template_process
-from app.prompts.render_pool import RendererLost
 from app.prompts.request_template import check_template, render
-from app.prompts.template_process import answer, limit_process
-from batching import Interruption, InvalidRequest
-from batching.interruption import Interrupted
+from app.prompts.template_process import answer
+from batching import InvalidRequest
 from tests.support.speaker import END, ByteTokenizer, served
 
 TURNS: Final[list[dict[str, Any]]] = [
@@ -120,24 +113,6 @@ def test_names_in_a_namespace_begin_without_an_underscore() -> None:
         template_process.render("{{ namespace(_a=1) }}", TURNS, {})
 
 
-def test_a_loaded_machine_does_not_render_for_ever() -> None:
-    with pytest.raises(RendererLost, match="try again"):
-        render("x", TURNS, {}, wall_seconds=0.0001)
-
-
-def test_a_process_that_was_killed_is_not_the_requests_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Killed(subprocess.Popen[bytes]):
-        def communicate(self, *args: Any, **kwargs: Any) -> tuple[bytes, bytes]:
-            self.kill()
-            return super().communicate(*args, **kwargs)
-
-    monkeypatch.setattr(subprocess, "Popen", Killed)
-    with pytest.raises(RendererLost):
-        render("x", TURNS, {})
-
-
 def test_the_answer_of_the_process_is_json() -> None:
     request = json.dumps(["{{ messages[0].content }}", TURNS, {}]).encode()
     assert json.loads(answer(request)) == {"text": "Be <b>brief</b>."}
@@ -145,18 +120,6 @@ def test_the_answer_of_the_process_is_json() -> None:
     assert failed == {"error": "ZeroDivisionError", "message": ""}
     long = json.loads(answer(json.dumps(["{{ 'a' * 5000000 }}", TURNS, {}]).encode()))
     assert long["error"] == "its text is too long"
-
-
-def test_the_process_can_open_nothing() -> None:
-    limits: dict[int, tuple[int, int]] = {}
-
-    def refuse(kind: int, limit: tuple[int, int]) -> None:
-        limits[kind] = limit
-        raise ValueError("this system knows no such limit")
-
-    template_process.import_all()
-    limit_process(refuse)
-    assert limits[resource.RLIMIT_NOFILE] == (0, 0)
 
 
 def test_a_template_is_checked_by_compiling_it() -> None:
@@ -223,22 +186,3 @@ async def test_without_the_setting_a_template_is_refused_by_its_name() -> None:
     for refused in answers:
         assert refused["error"]["param"] == "chat_template"
         assert "MLX_SERVER_ALLOW_REQUEST_CHAT_TEMPLATE=true" in refused["error"]["message"]
-
-
-def test_a_rendering_ends_when_its_caller_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, interruption = Event(), Interruption()
-
-    class Begun(subprocess.Popen[bytes]):
-        def communicate(self, *args: Any, **kwargs: Any) -> tuple[bytes, bytes]:
-            begun.set()
-            # What is not sent is waited for.
-            assert self.wait(20) == -signal.SIGKILL
-            return super().communicate(*args, **kwargs)
-
-    monkeypatch.setattr(subprocess, "Popen", Begun)
-    with ThreadPoolExecutor(1) as threads:
-        rendering = threads.submit(interruption.run, lambda: render("a", TURNS, {}))
-        assert begun.wait(20)
-        interruption.interrupt()
-        with pytest.raises(Interrupted):
-            rendering.result(20)

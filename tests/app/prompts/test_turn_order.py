@@ -10,13 +10,14 @@ from mlx_lm.tool_parsers import json_tools
 
 from app.parsing.formats.model_format import message_format
 from app.parsing.tool_spec import ToolSpec
-from app.prompts import model_template
+from app.prompts import model_template, template_process
 from app.prompts.conversation import ChatMessage, Conversation, ToolCall
 from app.prompts.render import chat_prompt
-from app.prompts.render_pool import RendererLost, RenderPool
+from app.prompts.template_sandbox import RendererLost
 from app.prompts.turn_order import TurnOrder, adapted_turns, turn_order
-from batching import ModelInfo
+from batching import ModelInfo, Sandbox, SandboxLimits
 from tests.support.marker_tokenizer import MarkerTokenizer
+from tests.support.rows import rows
 from tests.support.speaker import END, VOCAB_SIZE, ByteTokenizer
 
 CHATML: Final = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -88,13 +89,14 @@ def test_a_process_without_an_answer_says_nothing_of_a_template(
     model = replace(tokenizer.model, has_jinja_template=True)
     monkeypatch.setattr(tokenizer, "get_chat_template", lambda *_: CHATML, raising=False)
     with monkeypatch.context() as patched:
-        patched.setattr(model_template, "POOL", RenderPool(1, wall_seconds=0))
+        late = Sandbox(template_process.__file__, SandboxLimits(1), wall_seconds=0)
+        patched.setattr(model_template, "SANDBOX", late)
         with pytest.raises(RendererLost):
             rendered(model, SYSTEM, USER)
     assert turn_order(model) == TurnOrder(True, True, True)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("template", "order"),
     [
         (CHATML, TurnOrder(True, True, True)),
@@ -107,7 +109,7 @@ def test_a_template_is_judged_by_what_it_renders(template: str, order: TurnOrder
     assert turn_order(model_with(template)) == order
 
 
-@pytest.mark.parametrize(
+@rows(
     ("template", "text"),
     [
         (CHATML, "[system]Be brief.[user]Hi[system]It is late.[assistant]Hello[user]Hi"),

@@ -18,6 +18,7 @@ from app.server.connection_limit import (
     max_files,
 )
 from tests.support.raw_http import GET, LAST_GET, Connection, Site, running, split
+from tests.support.rows import rows
 
 MOST: Final = 3
 
@@ -154,7 +155,7 @@ def test_the_log_has_a_line_at_times(caplog: pytest.LogCaptureFixture) -> None:
     assert len(limit.rejections) == 6
 
 
-@pytest.mark.parametrize(
+@rows(
     ("wanted", "num_files", "expected"),
     [(1024, 65_536, 1024), (1024, 1024, 256), (1024, 1, 1), (1, 1024, 1)],
 )
@@ -165,7 +166,7 @@ def test_connections_fit_the_open_files(wanted: int, num_files: int, expected: i
     assert taken <= max(num_files, 3)
 
 
-@pytest.mark.parametrize(("num_files", "expected"), [(65_536, 64), (512, 64), (128, 16), (1, 0)])
+@rows(("num_files", "expected"), [(65_536, 64), (512, 64), (128, 16), (1, 0)])
 def test_refused_clients_fit_the_open_files(num_files: int, expected: int) -> None:
     assert fitting_lingering(num_files) == expected
 

@@ -479,7 +479,7 @@ class TestMain:
         def fail() -> None:
             raise OSError(24, "Too many open files")
 
-        monkeypatch.setattr("app.cli.POOL.warm_up", fail)
+        monkeypatch.setattr("app.cli.SANDBOX.warm_up", fail)
         assert main() == 2
         assert capsys.readouterr().err == (
             "the processes that render chat templates cannot be started: "

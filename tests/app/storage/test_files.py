@@ -1,8 +1,9 @@
 """Files on disk: what a crash leaves is cleared, and what is not a file is none."""
 
-import os
+import json
+import sqlite3
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -22,38 +23,15 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in (folder / "files").iterdir()}
 
 
-def test_drafts_of_servers_that_ended_are_cleared_and_others_stay(tmp_path: Path) -> None:
-    with closing(BatchStorage(folder=tmp_path)) as running:
-        draft = running.files.begin("me")
-        draft.write(b"half")
-        (tmp_path / "files" / "0000.abc.part").touch()
-        with closing(BatchStorage(folder=tmp_path)):
-            (left,) = left_in(tmp_path)
-        running.files.discard(draft)
-    assert left.endswith(".part")
-    assert left_in(tmp_path) == set()
-
-
-def test_files_without_a_row_are_cleared_once_no_server_can_be_adding_them(tmp_path: Path) -> None:
+def test_drafts_and_files_without_a_row_are_cleared(tmp_path: Path) -> None:
+    with closing(BatchStorage(folder=tmp_path)) as storage:
+        storage.files._draft_path().write_bytes(b"half")
+        storage.files.end(storage.files.begin_output(), "file-unknown")
+        file = StoredFile("file-1", "me", "batch", "a", 0, 0)
+        storage.files.add(file, storage.files.begin("me"))
+    assert len(left_in(tmp_path)) == 3
     with closing(BatchStorage(folder=tmp_path)):
-        pass
-    for name, age in (("file-old", 7200.0), ("file-new", 0.0)):
-        path = tmp_path / "files" / name
-        path.touch()
-        time = path.stat().st_mtime - age
-        os.utime(path, (time, time))
-    with closing(BatchStorage(folder=tmp_path)):
-        assert left_in(tmp_path) == {"file-new"}
-
-
-def test_a_file_that_goes_while_the_folder_is_read_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(BatchStorage(folder=tmp_path)):
-        gone = tmp_path / "files" / "file-gone"
-        monkeypatch.setattr(Path, "iterdir", lambda _: iter([gone]))
-        with closing(BatchStorage(folder=tmp_path)):
-            pass
+        assert left_in(tmp_path) == {"file-1"}
 
 
 def test_results_of_batches_that_have_ended_are_cleared(tmp_path: Path) -> None:
@@ -104,36 +82,58 @@ def test_an_empty_file_counts_as_what_it_takes_of_the_disk(tmp_path: Path) -> No
             storage.files.begin("me")
 
 
+def a_batch(batch_id: str, owner: str) -> StoredBatch:
+    return StoredBatch(
+        id=batch_id,
+        owner=owner,
+        endpoint="/v1/chat/completions",
+        input_file_id=f"file-{owner}",
+        completion_window="24h",
+        created=0,
+        expires=60,
+    )
+
+
 def test_owners_of_batches_take_turns(tmp_path: Path) -> None:
     with closing(BatchStorage(folder=tmp_path)) as storage:
         for owner in ("one", "two"):
             file = StoredFile(f"file-{owner}", owner, "batch", "a", 0, 0)
             storage.files.add(file, storage.files.begin(owner))
         for number, owner in enumerate(("one", "one", "one", "two", "one", "two")):
-            batch = StoredBatch(
-                id=f"{owner}-{number}",
-                owner=owner,
-                endpoint="/v1/chat/completions",
-                input_file_id=f"file-{owner}",
-                completion_window="24h",
-                created=0,
-                expires=60,
-            )
-            assert storage.batches.add(batch)
+            assert storage.batches.add(a_batch(f"{owner}-{number}", owner))
 
-        def claimed(running: set[str], limit: int) -> list[str]:
-            found = storage.batches.claim(running, limit, limit_over=limit, now=1)
+        def started(running: set[str], limit: int) -> list[str]:
+            found = storage.batches.next_to_run(running, limit, limit_over=limit, now=1)
             return [batch.id for batch in found]
 
-        assert claimed(set(), 3) == ["one-0", "two-3", "one-1"]
-        assert claimed({"one-0", "one-1"}, 3) == ["two-3", "two-5", "one-2"]
+        assert started(set(), 3) == ["one-0", "two-3", "one-1"]
+        assert started({"one-0", "one-1"}, 3) == ["two-3", "two-5", "one-2"]
         assert storage.batches.num_unfinished("two") == 2
         # One of which none runs waits for no other.
-        assert claimed({"one-0", "one-1"}, 0) == ["two-3"]
+        assert started({"one-0", "one-1"}, 0) == ["two-3"]
         # Those that only have to end take no room of the others.
         storage.batches.change("one-0", lambda batch: replace(batch, status="cancelling"))
-        found = storage.batches.claim({"one-1"}, 1, limit_over=1, now=1)
+        found = storage.batches.next_to_run({"one-1"}, 1, limit_over=1, now=1)
         assert {batch.id for batch in found} == {"one-0", "two-3"}
+
+
+def test_batches_outlive_an_upgrade(tmp_path: Path) -> None:
+    with closing(BatchStorage(folder=tmp_path)):
+        pass
+    with closing(sqlite3.connect(tmp_path / "batches.sqlite")) as database, database:
+        database.execute("ALTER TABLE batches ADD COLUMN server TEXT NOT NULL DEFAULT ''")
+        database.execute(
+            "INSERT INTO batches (id, owner, is_finished, input_file_id, body) "
+            "VALUES ('batch_1', 'me', 0, 'file-1', ?)",
+            (json.dumps(asdict(a_batch("batch_1", "me"))),),
+        )
+        database.execute("PRAGMA user_version = 1")
+    with closing(BatchStorage(folder=tmp_path)) as storage:
+        (kept,) = storage.batches.next_to_run((), 1, limit_over=1, now=1)
+        assert replace(kept, errors=()) == a_batch("batch_1", "me")
+        file = StoredFile("file-me", "me", "batch", "a", 0, 0)
+        storage.files.add(file, storage.files.begin("me"))
+        assert storage.batches.add(a_batch("batch_2", "me"))
 
 
 def test_the_files_of_another_owner_are_not_deleted(tmp_path: Path) -> None:
@@ -148,7 +148,6 @@ def test_a_database_that_is_none_is_reported_by_its_name(tmp_path: Path) -> None
     (tmp_path / "batches.sqlite").write_text("no database" * 100, encoding="ascii")
     with pytest.raises(OSError, match=r"/batches\.sqlite: "):
         BatchStorage(folder=tmp_path)
-    assert list(tmp_path.glob("*.running")) == []
 
 
 def test_a_database_in_a_folder_that_is_none_is_reported(tmp_path: Path) -> None:
@@ -184,4 +183,5 @@ def test_storage_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> No
     (tmp_path / "batches").touch()
     with pytest.raises(OSError, match="batches"):
         open_storage(tmp_path, StoreLimits(), keeps_responses=True)
-    assert list(tmp_path.glob("*.running")) == []
+    (tmp_path / "batches").unlink()
+    open_storage(tmp_path, StoreLimits(), keeps_responses=True).close()

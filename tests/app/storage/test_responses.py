@@ -1,21 +1,17 @@
 """Stored responses: whose they are, how many, for how long, and where."""
 
-import errno
 import sqlite3
 import stat
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
-from app.storage.presence import Presence
 from app.storage.responses import ResponseStore, StoredResponse, StoreLimits
 from app.storage.storage import Storage
+from tests.support.rows import rows
 
 
 class Clock:
@@ -53,31 +49,17 @@ def test_a_response_is_its_owners(store: ResponseStore) -> None:
     assert store.get("me", "other") is None
 
 
-@pytest.mark.parametrize("write", [ResponseStore.put, ResponseStore.update])
 def test_a_response_is_replaced_and_keeps_its_input_and_its_age(
-    store: ResponseStore, clock: Clock, write: Callable[..., None]
+    store: ResponseStore, clock: Clock
 ) -> None:
     store.put("me", "r", StoredResponse("begun", "[1]", False))
     assert store.get("me", "r") == StoredResponse("begun", "[1]", False)
     clock.now += 50
-    write(store, "me", "r", response("done", item="text"))
+    store.put("me", "r", response("done", item="text"))
     assert store.get("me", "r") == StoredResponse("done", "[1]", True)
     assert store.item("me", "item") == "text"
     clock.now += 11
     assert store.get("me", "r") is None
-
-
-def test_a_response_that_is_finished_or_deleted_or_of_another_is_not_updated(
-    store: ResponseStore,
-) -> None:
-    store.put("me", "done", response("done"))
-    store.put("you", "yours", StoredResponse("begun", "[]", False))
-    for name in ("done", "yours", "deleted"):
-        store.update("me", name, response("late", item="text"))
-    assert store.get("me", "done") == StoredResponse("done", "[]", True)
-    assert store.get("you", "yours") == StoredResponse("begun", "[]", False)
-    assert store.get("me", "deleted") is None
-    assert store.item("me", "item") is None
 
 
 def test_a_deleted_response_is_gone_with_its_items(store: ResponseStore) -> None:
@@ -97,7 +79,7 @@ def test_the_oldest_of_an_owner_are_dropped(store: ResponseStore) -> None:
     assert store.get("you", "yours") is not None
 
 
-@pytest.mark.parametrize("part", ["body", "input", "output"])
+@rows("part", ["body", "input", "output"])
 def test_the_oldest_are_dropped_when_the_bytes_of_an_owner_are_too_many(part: str) -> None:
     parts: dict[str, Any] = {"body": "", "input": ""}
     parts[part] = {"item": "x" * 40} if part == "output" else "\u00e9" * 20
@@ -116,7 +98,7 @@ def test_a_response_that_grows_drops_others_and_the_newest_always_stays() -> Non
         store.put("me", "old", StoredResponse("1234", "", True))
         store.put("me", "new", StoredResponse("1234", "", False))
         assert store.get("me", "old") is not None
-        store.update("me", "new", StoredResponse("x" * 100, "", True))
+        store.put("me", "new", StoredResponse("x" * 100, "", True))
         assert store.get("me", "old") is None
         assert store.get("me", "new") is not None
 
@@ -157,99 +139,6 @@ def test_what_another_version_stored_is_dropped(tmp_path: Path) -> None:
     with closing(ResponseStore(folder=tmp_path)) as store:
         store.put("me", "r", response())
         assert store.get("me", "r") is not None
-
-
-# Shared by several servers
-
-OTHER: Final = """
-import sys
-from pathlib import Path
-from app.storage.presence import Presence
-from app.storage.responses import ResponseStore, StoredResponse
-
-store = ResponseStore(folder=Path(sys.argv[1]))
-store.put("me", "r", StoredResponse("begun", "[]", False))
-print("begun", flush=True)
-if sys.stdin.readline():
-    store.update("me", "r", StoredResponse("done", "[]", True))
-    store.close()
-"""
-
-
-@contextmanager
-def other_server(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run another process that stores an unfinished response, and finishes it after a line."""
-    with subprocess.Popen(
-        [sys.executable, "-c", OTHER, folder],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "begun\n"
-            yield process
-        finally:
-            process.kill()
-
-
-def test_a_response_of_another_server_is_elsewhere_until_that_one_is_killed(tmp_path: Path) -> None:
-    begun = StoredResponse("begun", "[]", False)
-    with closing(ResponseStore(folder=tmp_path)) as store:
-        store.put("me", "own", begun)
-        with other_server(tmp_path) as process:
-            assert store.get("me", "r") == replace(begun, is_elsewhere=True)
-            assert store.get("me", "own") == begun
-            process.kill()
-            process.wait()
-            assert store.get("me", "r") == begun
-    assert [path.name for path in tmp_path.iterdir()] == ["responses.sqlite"]
-
-
-def test_a_server_that_ends_leaves_its_finished_response_and_no_file(tmp_path: Path) -> None:
-    with closing(ResponseStore(folder=tmp_path)) as store, other_server(tmp_path) as process:
-        assert len(list(tmp_path.glob("*.running"))) == 2
-        process.communicate("go on\n")
-        assert process.returncode == 0
-        assert len(list(tmp_path.glob("*.running"))) == 1
-        assert store.get("me", "r") == StoredResponse("done", "[]", True)
-
-
-def test_a_response_that_is_finished_as_its_server_ends_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The row is read before the end is written, and the server looked up after its end."""
-    is_running = Presence.is_running
-    with closing(ResponseStore(folder=tmp_path)) as store, other_server(tmp_path) as process:
-
-        def is_running_late(presence: Presence, server_id: str) -> bool:
-            process.communicate("go on\n")
-            return is_running(presence, server_id)
-
-        monkeypatch.setattr(Presence, "is_running", is_running_late)
-        assert store.get("me", "r") == StoredResponse("done", "[]", True)
-
-
-def test_a_server_removes_what_killed_ones_left(tmp_path: Path) -> None:
-    with other_server(tmp_path) as process:
-        process.kill()
-        process.wait()
-    assert len(list(tmp_path.glob("*.running"))) == 1
-    with closing(ResponseStore(folder=tmp_path)):
-        assert len(list(tmp_path.glob("*.running"))) == 1
-    assert list(tmp_path.glob("*.running")) == []
-
-
-def test_a_folder_without_locks_is_an_os_error_and_left_clean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr("fcntl.flock", fail)
-    with pytest.raises(OSError, match="no locks"):
-        ResponseStore(folder=tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_by_default_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

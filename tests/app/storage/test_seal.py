@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from app.storage.data_dir import default_data_dir
 from app.storage.database import StorageError
 from app.storage.seal import ForgedValue, SealedTooLong, Sealer, load_key
+from tests.support.rows import rows
 
 SEALER = Sealer(b"k" * 32)
 
@@ -45,7 +46,7 @@ def test_a_value_serves_one_purpose_and_one_key() -> None:
         Sealer(b"o" * 32).unseal("reasoning", sealed)
 
 
-@pytest.mark.parametrize("text", ["a" * 10, "\U0001f600" * 10, "\u00e9" * 9 + "a"])
+@rows("text", ["a" * 10, "\U0001f600" * 10, "\u00e9" * 9 + "a"])
 def test_a_text_may_have_so_many_characters(text: str) -> None:
     sealed = SEALER.seal("reasoning", text)
     assert SEALER.unseal("reasoning", sealed, 10) == text
@@ -67,12 +68,12 @@ def test_a_text_without_end_is_not_decompressed(monkeypatch: pytest.MonkeyPatch)
     assert sizes == [41]
 
 
-def test_servers_of_one_folder_share_a_key_that_others_cannot_read(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "data"
-    key = load_key(folder)
-    assert load_key(folder) == key != load_key(None)
-    assert [path.name for path in folder.iterdir()] == ["signing.key"]
-    assert (folder / "signing.key").stat().st_mode & 0o077 == 0
+def test_a_folder_keeps_its_key_which_others_cannot_read(tmp_path: Path) -> None:
+    (tmp_path / "signing.key.new").write_bytes(b"of a start that was killed")
+    key = load_key(tmp_path)
+    assert load_key(tmp_path) == key != load_key(None)
+    assert [path.name for path in tmp_path.iterdir()] == ["signing.key"]
+    assert (tmp_path / "signing.key").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"k" * 33])
@@ -91,7 +92,7 @@ def test_a_key_is_on_the_disk_before_it_has_its_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     done: list[str] = []
-    link, fsync = os.link, os.fsync
+    rename, fsync = os.rename, os.fsync
 
     def sync(descriptor: int) -> None:
         size = os.fstat(descriptor).st_size
@@ -100,10 +101,10 @@ def test_a_key_is_on_the_disk_before_it_has_its_name(
 
     def name(draft: Path, path: Path) -> None:
         done.append("name")
-        link(draft, path)
+        rename(draft, path)
 
     monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(os, "link", name)
+    monkeypatch.setattr(os, "rename", name)
     load_key(tmp_path)
     assert done == ["32 bytes", "name", "folder"]
 

@@ -1,29 +1,19 @@
 import os
-import platform
 import shutil
 import sys
 from functools import partial
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
-from batching.backend import choose_pool as kv_cache
 from batching.backend.devices import Gpu, default_gpu
-from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.long_steps import MIN_TOKENS
 from tests.support.host_kernels import HostKernels
 from tests.support.model_files import write_model
-from tests.support.tiny_models import Check
-
-
-@pytest.fixture(scope="session")
-def bundled_model() -> LoadedModel:
-    """The bundled model in float32, as a Linux CPU serves it."""
-    return load_model(BUNDLED_MODEL, dtype=mx.float32)
+from tests.support.tiny_models import DEVICE_KINDS, Check
 
 
 def has_compiler() -> bool:
@@ -42,11 +32,9 @@ def native() -> Native:
     return found
 
 
-@pytest.fixture(
-    params=["on any device", "on an x86 CPU", "with native kernels", "with a GPU's kernels"]
-)
-def device_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Check:
-    """Return what checks a model to be served: by MLX alone, as on a GPU; with numpy; natively; on kernels.
+@pytest.fixture(params=DEVICE_KINDS)
+def device_kind(request: pytest.FixtureRequest) -> Check:
+    """Return what checks a model to be served: by MLX alone, on the native kernels, or on those of a GPU.
 
     It takes a model, the size of its vocabulary, and perhaps a type of the keys and values.
     """
@@ -60,10 +48,6 @@ def device_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         # Long contexts have tests of their own.
         length = MIN_TOKENS - 1
         return partial(check_model, gpu=Gpu.METAL, kernels=kernels, max_model_len=length)
-    if request.param == "on any device":
-        monkeypatch.setattr(kv_cache, "_SCALAR_MACHINES", ())
-    elif platform.machine() not in kv_cache._SCALAR_MACHINES:
-        pytest.skip("not an x86 CPU")
     return partial(check_model, gpu=default_gpu())
 
 

@@ -1,12 +1,12 @@
 """Each model type of mlx-lm is served batched and cached, and returns what a plain pass returns."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Final
 
 import mlx.nn as nn
 import pytest
 
-from batching.backend import choose_pool
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
 from batching.backend.self_check.check import check_model
@@ -24,6 +24,7 @@ from tests.support.model_zoo import (
     ZOO,
     make_tiny,
 )
+from tests.support.weekly import weekly
 
 PAGE: Final = (ROOT / MODEL_TYPES_PAGE).read_text(encoding="utf-8")
 ROWS: Final = rows_on(PAGE)
@@ -34,6 +35,9 @@ TOLERANCE_OF_8_BITS: Final = {"afm7": 0.1, "deepseek_v41": 0.1}
 # The kernels round in another order than MLX, which this one magnifies: by 2.6e-4 in MXFP4 with one seed,
 # by 2e-5 to 5e-5 in all else that was tried.
 TOLERANCE_OF_QUANTIZED: Final = {**TOLERANCE_OF_8_BITS, "kimi_k3": 1e-3}
+QUANTIZABLE: Final = [name for name in ZOO if name not in UNQUANTIZABLE]
+# Keys and values of all tokens, of windows, beside sinks, as latents, and beside and without recurrent states.
+KINDS: Final = ("qwen3", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_5", "mamba2")
 QUANTIZED: Final = ((4, "affine"), (8, "affine"), (4, "mxfp4"))
 
 
@@ -62,7 +66,7 @@ def check(name: str, model: nn.Module, native: Native | NoNative) -> CheckedMode
     return check_model(use_kernels(model, native), VOCAB_SIZE, native)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", weekly(ZOO, 5, always=KINDS))
 def test_as_this_machine_serves_it(name: str) -> None:
     model = make_tiny(name)
     checked = check(name, model, load_native("auto"))
@@ -76,22 +80,16 @@ def test_the_page_has_a_row_for_each_type_and_counts_them() -> None:
     assert summary(ROWS) in PAGE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("bits", "mode"), QUANTIZED)
-@pytest.mark.parametrize("name", [name for name in ZOO if name not in UNQUANTIZABLE])
-def test_quantized(name: str, bits: int, mode: str) -> None:
+@pytest.mark.parametrize(("quantization", "name"), weekly(product(QUANTIZED, QUANTIZABLE), 3))
+def test_quantized(name: str, quantization: tuple[int, str]) -> None:
+    bits, mode = quantization
     model, plain = (make_tiny(name, bits=bits, mode=mode) for _ in range(2))
     checked = check(name, model, load_native("auto"))
     assert_conforms(name, model, checked, plain, TOLERANCE_OF_QUANTIZED)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("machines", [("x86_64", "AMD64"), ()], ids=["host pool", "device pool"])
-@pytest.mark.parametrize("name", ZOO)
-def test_without_the_kernels(
-    name: str, machines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choose_pool, "_SCALAR_MACHINES", machines)
+@pytest.mark.parametrize("name", weekly(ZOO, 3))
+def test_without_the_kernels(name: str) -> None:
     model = make_tiny(name)
     assert_conforms(name, model, check_model(model, VOCAB_SIZE), make_tiny(name))
 

@@ -223,7 +223,7 @@ def check(header: GgufHeader, size: int) -> None:
     assert sum(t.num_bytes for t in header.tensors.values()) <= size
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(st.binary(max_size=200), st.sampled_from([2, 3]))
 @example(bytes(200), 3)
 def test_any_bytes_are_a_header_or_rejected(tmp_path: Path, content: bytes, version: int) -> None:
@@ -372,8 +372,8 @@ def test_groups_of_no_weights_are_rejected(directory: Path, changes: dict[str, A
 def test_no_damage_ends_the_process(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     """`mx.load` reads safetensors that have passed as valid without a look at where they end."""
     path = write(tmp_path)
-    command = [sys.executable, "-m", "tests.support.damaged_files", str(path), "5", "150"]
+    command = [sys.executable, "-m", "tests.support.damaged_files", str(path), "5", "60"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"(\d+ loaded, )?\d+ rejected", done.stdout)
-    assert np.sum([int(n) for n in re.findall(r"\d+", done.stdout)]) == 150
+    assert np.sum([int(n) for n in re.findall(r"\d+", done.stdout)]) == 60

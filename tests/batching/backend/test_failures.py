@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Final
 
 import mlx.core as mx
@@ -12,10 +13,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from batching.backend import choose_pool as kv_cache
 from batching.backend.mlx_runner import MLXRunner, MLXStep
-from batching.backend.sampling.logit_rows import LogitRows
-from batching.backend.sampling.sampler import Sample, Sampler
+from batching.backend.sampling.logit_rows import LogitRows, Sample
+from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler
 from batching.backend.sampling.token_masks import MaskFiller
 from batching.backend.self_check.check import check_model
@@ -23,12 +23,21 @@ from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens, MaskRow
-from batching.request import BatchRequest, SamplingParams
+from batching.inputs.sampling_params import SamplingParams
+from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.outputs import RequestFailure
 from batching.steps.model_runner import SlicesFailed
-from batching.steps.outputs import RequestFailure
-from batching.steps.step_plan import Slice, SliceOutput, StepPlan
-from tests.support.tiny_models import VOCAB_SIZE, Check, insist_on_own_caches, tiny_model
+from batching.steps.step_plan import SliceOutput, StepPlan
+from tests.support.requests import make_request, respec, slice_of, states_of
+from tests.support.tiny_models import (
+    DEVICE_KINDS,
+    VOCAB_SIZE,
+    Check,
+    insist_on_own_caches,
+    tiny_model,
+)
+from tests.support.weekly import weekly_pairs
 
 NUM_TOKENS: Final = 10
 # A token that no healthy prompt has, and that the model does not say: see `poisoned_model`.
@@ -40,8 +49,6 @@ CONFIG: Final = SchedulerConfig(
 )
 
 WITH_STATES: Final = replace(CONFIG, num_checkpoints=4)
-
-on_both_pools = pytest.mark.usefixtures("device_kind")
 
 
 def memory_in_use() -> int:
@@ -77,7 +84,7 @@ def healthy(constraint: AllowedTokens | None = None) -> list[BatchRequest]:
     logprobs = SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=1)
     kinds = [SamplingParams(temperature=0.0), seeded, logprobs] * 2
     return [
-        BatchRequest(i, p, max_tokens=NUM_TOKENS, sampling=sampling, constraint=constraint)
+        make_request(i, p, max_tokens=NUM_TOKENS, sampling=sampling, constraint=constraint)
         for i, (p, sampling) in enumerate(zip(PROMPTS, kinds, strict=True))
     ]
 
@@ -144,16 +151,32 @@ def damaged_kit(
     return Kit(model, check_on_a_pool(model, VOCAB_SIZE))
 
 
-@pytest.fixture(params=[Way.PIECES, Way.OWN])
+STATEFUL_WAYS: Final = (Way.PIECES, Way.OWN)
+
+
+@pytest.fixture(params=STATEFUL_WAYS)
 def stateful_kit(request: pytest.FixtureRequest) -> Kit:
     """A recurrent model on the pool, and one on cache objects of its own."""
+    return replace(stateful(request.param))
+
+
+@cache
+def stateful(way: Way) -> Kit:
     model = tiny_model("mamba")
     model.lm_head.weight[POISON] = 0
-    if request.param == Way.OWN:
+    if way is Way.OWN:
         insist_on_own_caches(model)
     kit = damaged_kit(model, model.backbone.embeddings)
-    assert kit.check.way == request.param
+    assert kit.check.way == way
     return kit
+
+
+@cache
+def served_with_a_state(way: Way) -> Served:
+    """Return what requests get that nothing disturbs."""
+    served = serve(stateful(way).runner(), healthy(), WITH_STATES)
+    assert not served.failed
+    return served
 
 
 def serve(
@@ -181,7 +204,7 @@ def serve(
 
 
 def poisoned(prompt: list[int], **fields: Any) -> BatchRequest:
-    return BatchRequest(99, prompt, max_tokens=NUM_TOKENS, **fields)
+    return make_request(99, prompt, max_tokens=NUM_TOKENS, **fields)
 
 
 DAMAGED: Final = [*PROMPTS[2][:5], POISON, *PROMPTS[5]]
@@ -197,9 +220,12 @@ POISONS: Final[dict[str, Callable[[], BatchRequest]]] = {
 }
 
 
-@on_both_pools
-@pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("are_constrained", [False, True])
+@pytest.mark.usefixtures("device_kind")
+@pytest.mark.parametrize(
+    ("device_kind", "poison", "are_constrained"),
+    weekly_pairs(DEVICE_KINDS, POISONS, [False, True]),
+    indirect=["device_kind"],
+)
 def test_a_poisoned_request_fails_alone(kit: Kit, poison: str, are_constrained: bool) -> None:
     constraint = AllowedTokens(range(POISON)) if are_constrained else None
     expected = serve(kit.runner(), healthy(constraint))
@@ -221,7 +247,7 @@ def test_the_forks_of_a_poisoned_request_fail_with_it(kit: Kit) -> None:
     assert served.answers == expected.answers
 
 
-@on_both_pools
+@pytest.mark.usefixtures("device_kind")
 def test_a_damaged_token_fails_its_request_before_the_prompt_is_read(kit: Kit) -> None:
     """Else a request that is aborted meanwhile would leave it in blocks that are used again."""
     request = poisoned(DAMAGED)
@@ -257,9 +283,16 @@ def fail_in_layer(model: nn.Module, fail: FailsOnce) -> None:
     layer.__class__ = type("Failing", (layer_type,), {"__call__": call})
 
 
-@on_both_pools
-@pytest.mark.parametrize("error", [RuntimeError("no memory"), ValueError("a shape"), MemoryError()])
-@pytest.mark.parametrize("place", ["before the model", "in a layer", "behind the last layer"])
+@pytest.mark.usefixtures("device_kind")
+@pytest.mark.parametrize(
+    ("device_kind", "place", "error"),
+    weekly_pairs(
+        DEVICE_KINDS,
+        ["before the model", "in a layer", "behind the last layer"],
+        [RuntimeError("no memory"), ValueError("a shape"), MemoryError()],
+    ),
+    indirect=["device_kind"],
+)
 def test_a_forward_pass_that_raises_ends_its_step_only(
     kit: Kit, place: str, error: Exception
 ) -> None:
@@ -292,9 +325,10 @@ class Chaos:
             raise self._random.choice([RuntimeError("no memory"), ValueError(), MemoryError()])
 
 
-@on_both_pools
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.usefixtures("device_kind")
+@pytest.mark.parametrize(
+    ("device_kind", "seed"), weekly_pairs(DEVICE_KINDS, range(4)), indirect=["device_kind"]
+)
 def test_whatever_fails_at_random_steps_the_others_get_the_same_tokens(kit: Kit, seed: int) -> None:
     expected = serve(kit.runner(), healthy()).answers
     kit.before_step = Chaos(seed, 0.02)
@@ -316,9 +350,12 @@ def test_whatever_fails_at_random_steps_the_others_get_the_same_tokens(kit: Kit,
         assert answer == expected[request_id % 10]
 
 
-@on_both_pools
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["the model", "a request"])
+@pytest.mark.usefixtures("device_kind")
+@pytest.mark.parametrize(
+    ("device_kind", "kind"),
+    weekly_pairs(DEVICE_KINDS, ["the model", "a request"]),
+    indirect=["device_kind"],
+)
 def test_failures_leave_no_memory_behind(kit: Kit, kind: str) -> None:
     def failing_once(runner: MLXRunner) -> None:
         kit.in_model = Chaos(0, 1.0) if kind == "the model" else lambda: None
@@ -329,14 +366,13 @@ def test_failures_leave_no_memory_behind(kit: Kit, kind: str) -> None:
     runner = kit.runner()
     failing_once(runner)
     before = memory_in_use() + mx.get_cache_memory()
-    for _ in range(80):
+    for _ in range(40):
         failing_once(runner)
         used = mx.get_active_memory() + mx.get_cache_memory()
     # What other tests' garbage took may be freed meanwhile; little of this one's is new.
     assert used <= before + 16384
 
 
-@pytest.mark.usefixtures("on_any_device")
 def test_the_pool_is_made_again_without_the_old_one_beside_it(kit: Kit) -> None:
     """Else an allocation that failed would fail again, and the engine with it."""
     config = SchedulerConfig(num_blocks=4096, block_size=32)
@@ -350,20 +386,16 @@ def test_the_pool_is_made_again_without_the_old_one_beside_it(kit: Kit) -> None:
     assert memory_in_use() <= before + 4096
 
 
-@pytest.fixture
-def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "_SCALAR_MACHINES", ())
-
-
 # Models with a state
 
 
-@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize(
+    ("stateful_kit", "poison"), weekly_pairs(STATEFUL_WAYS, POISONS), indirect=["stateful_kit"]
+)
 def test_a_poisoned_request_of_a_model_with_a_state_fails_alone(
     stateful_kit: Kit, poison: str
 ) -> None:
-    expected = serve(stateful_kit.runner(), healthy(), WITH_STATES)
-    assert not expected.failed
+    expected = served_with_a_state(stateful_kit.check.way)
     requests = healthy()
     requests.insert(2, POISONS[poison]())
     served = serve(stateful_kit.runner(), requests, WITH_STATES)
@@ -372,7 +404,7 @@ def test_a_poisoned_request_of_a_model_with_a_state_fails_alone(
 
 
 def test_a_model_with_a_state_recovers_from_what_raises_in_it(stateful_kit: Kit) -> None:
-    expected = serve(stateful_kit.runner(), healthy(), WITH_STATES)
+    expected = served_with_a_state(stateful_kit.check.way)
     stateful_kit.in_model = chaos = Chaos(3, 0.05)
     served = serve(stateful_kit.runner(), healthy(), WITH_STATES)
     assert chaos.num_raised > 0
@@ -401,18 +433,18 @@ class Step:
     sampler: SliceSampler = field(default_factory=lambda: SliceSampler(VOCAB_SIZE))
 
     def __post_init__(self) -> None:
-        self.slices = [Slice(r, r.num_tokens - 1, r.num_tokens) for r in self.requests]
+        self.slices = [slice_of(r, r.num_tokens - 1, r.num_tokens) for r in self.requests]
         self.logits = mx.random.normal((len(self.requests), VOCAB_SIZE))
 
     def run(self, written: list[mx.array] | None = None) -> list[SliceOutput]:
-        rows = LogitRows.of(self.slices)
+        rows, states = LogitRows.of(self.slices), states_of(self.requests)
         with (
-            self.sampler.masks(rows) as masks,
-            self.sampler.isolate_failures(self.slices, self.logits, written or []),
+            self.sampler.masks(rows, states) as masks,
+            self.sampler.isolate_failures(self.slices, states, self.logits, written or []),
         ):
-            sampled = self.sampler.sample(rows, self.logits, masks)
+            sampled = self.sampler.sample(rows, states, self.logits, masks)
             mx.eval(sampled.tokens, written or [])
-            return self.sampler.outputs(self.slices, rows, self.logits, sampled)
+            return self.sampler.outputs(self.slices, states, rows, self.logits, sampled)
 
 
 def test_only_requests_whose_rows_are_not_finite_fail() -> None:
@@ -427,8 +459,8 @@ def test_only_requests_whose_rows_are_not_finite_fail() -> None:
 
 def test_several_requests_can_be_at_fault() -> None:
     requests = healthy()
-    requests[1].constraint = Broken(Panic("x"))
-    requests[3].sampling = OUT_OF_RANGE
+    respec(requests[1], constraint=Broken(Panic("x")))
+    respec(requests[3], sampling=OUT_OF_RANGE)
     with pytest.raises(SlicesFailed) as caught:
         Step(requests).run()
     assert caught.value.request_ids == {1, 3}
@@ -438,10 +470,10 @@ def test_several_requests_can_be_at_fault() -> None:
 def test_logprobs_that_are_not_finite_fail_the_request_for_them() -> None:
     """The head overflowed at a token of a prompt, and not where an answer goes on."""
     sampling = SamplingParams(temperature=0.0, prompt_logprobs=1)
-    requests = [BatchRequest(i, [1, 2, 3], max_tokens=2, sampling=sampling) for i in range(3)]
+    requests = [make_request(i, [1, 2, 3], max_tokens=2, sampling=sampling) for i in range(3)]
     step = Step(requests)
     # Two tokens of each prompt are scored, and one is sampled.
-    step.slices = [Slice(r, 0, 3) for r in requests]
+    step.slices = [slice_of(r, 0, 3) for r in requests]
     step.logits = mx.random.normal((9, VOCAB_SIZE))
     assert len(step.run()) == 3
     step.logits[4, 7] = mx.inf
@@ -455,9 +487,9 @@ def test_the_choices_of_one_prompt_fail_together() -> None:
     requests = healthy()[:3]
     requests[1].fork(7)
     fork = requests[1].fork(8)
-    fork.constraint = Broken(Panic("x"))
+    respec(fork, constraint=Broken(Panic("x")))
     step = Step(requests)
-    step.slices[1] = replace(step.slices[1], forks=tuple(requests[1].forks))
+    step.slices[1] = replace(step.slices[1], forks=(7, 8))
     with pytest.raises(SlicesFailed) as caught:
         step.run()
     assert caught.value.request_ids == {1, 7, 8}
@@ -509,8 +541,8 @@ def test_no_constraint_is_at_work_when_a_step_has_failed() -> None:
         has_failed.set()
         raise RuntimeError("the model")
 
-    request = BatchRequest(0, [1], max_tokens=2, constraint=Slow([1]))
+    request = make_request(0, [1], max_tokens=2, constraint=Slow([1]))
     with pytest.raises(RuntimeError, match="the model"):
-        with MaskFiller(VOCAB_SIZE).filling([Sample(request, 1)]):
+        with MaskFiller(VOCAB_SIZE).filling([Sample(0, 1)], states_of([request])):
             fail()
     assert done

@@ -25,10 +25,11 @@ from batching.backend.loader import (
     resolve,
 )
 from batching.errors import ModelLoadError
-from batching.request import BatchRequest
 from tests.support.arrays import parameters
 from tests.support.model_files import CONFIG, edit_config, rejection
 from tests.support.model_zoo import make_tiny, tiny_config
+from tests.support.requests import make_request
+from tests.support.weekly import weekly
 
 GOLDEN: Any = json.loads((Path(__file__).parents[2] / "data/golden_smollm2.json").read_text())
 CASES: dict[str, Any] = {case["name"]: case for case in GOLDEN["cases"]}
@@ -68,7 +69,7 @@ def test_the_chat_template_gives_the_golden_prompt(bundled: LoadedModel, name: s
 
 
 @needs_bundled
-@pytest.mark.parametrize("name", ["short_capital", "short_colors", "one_char"])
+@pytest.mark.parametrize("name", weekly(["short_capital", "short_colors", "one_char"], 1))
 def test_greedy_outputs_are_the_golden_ones(bundled: LoadedModel, name: str) -> None:
     case = CASES[name]
     cache = make_prompt_cache(bundled.model)
@@ -96,7 +97,7 @@ def test_at_its_defaults_the_bundled_model_knows_the_capital_of_france() -> None
     defaults = asdict(loaded.model.sampling_defaults)
     sampling = {name: value for name, value in defaults.items() if value is not None}
     requests = [
-        BatchRequest(
+        make_request(
             seed,
             CASES["short_capital"]["prompt_token_ids"],
             max_tokens=32,

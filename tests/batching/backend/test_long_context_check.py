@@ -4,13 +4,13 @@ The GPU is a value here; what computes is the CPU, with the faults of a GPU plan
 """
 
 from dataclasses import replace
+from itertools import product
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from batching.backend import choose_pool
 from batching.backend.devices import Gpu
 from batching.backend.hooks.undo import Changes
 from batching.backend.paged.kv_cache import LayerCache
@@ -19,9 +19,10 @@ from batching.backend.self_check import check as self_check
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.long_steps import LONG, MAX_TOKENS, MIN_TOKENS, long_prompt
 from batching.backend.self_check.verdict import Way
-from batching.request import BatchRequest
+from tests.support.requests import make_request
 from tests.support.serving import limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, insist_on_own_caches, tiny_model
+from tests.support.weekly import weekly
 
 FAMILIES: Final = ["llama", "mistral", "qwen3_moe", "gpt_oss", "gemma2", "stablelm", "mamba"]
 
@@ -51,7 +52,7 @@ def misread(group: RowGroup) -> RowGroup:
 
 def outputs(model: nn.Module, **options: Any) -> list[list[int]]:
     checked = check_model(model, VOCAB_SIZE, **options)
-    requests = [BatchRequest(i, [i + 1] * 9, max_tokens=6) for i in range(3)]
+    requests = [make_request(i, [i + 1] * 9, max_tokens=6) for i in range(3)]
     serve(make_runner(model, VOCAB_SIZE, checked), limits(checked), requests)
     return [request.output_token_ids for request in requests]
 
@@ -61,7 +62,6 @@ def test_attention_over_a_view_that_cuda_reads_wrong_is_found(
 ) -> None:
     plant_cudas_view(monkeypatch)
     # Where decodes are viewed, only a long context shows it ...
-    monkeypatch.setattr(choose_pool, "_SCALAR_MACHINES", ())
     assert check_model(tiny_model("llama"), VOCAB_SIZE).way is Way.RAGGED
     found = check_model(tiny_model("llama"), VOCAB_SIZE, gpu=Gpu.METAL)
     assert found.way is not Way.RAGGED
@@ -71,8 +71,7 @@ def test_attention_over_a_view_that_cuda_reads_wrong_is_found(
     assert (checked.way, checked.reason) == (Way.RAGGED, "")
 
 
-@pytest.mark.parametrize("gpu", Gpu)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "gpu"), weekly(product(FAMILIES, Gpu), 4))
 def test_a_model_is_served_as_without_a_long_context(family: str, gpu: Gpu) -> None:
     short = check_model(tiny_model(family), VOCAB_SIZE)
     checked = check_model(tiny_model(family), VOCAB_SIZE, gpu=gpu)
@@ -158,13 +157,13 @@ def test_the_steps_reach_what_they_are_made_for() -> None:
     for plan in LONG.plans([prompt, prompt], window=None):
         decodes = [s for s in plan.slices if len(s) == 1]
         lengths = {s.stop for s in decodes}
-        is_run = all(len(s.request.block_table.runs) == 1 for s in decodes)
+        is_run = all(len(s.blocks.runs) == 1 for s in decodes)
         if decodes and min(lengths) > 256:
             kinds.add((len(decodes), is_run, len(lengths) == 1))
         for s in plan.slices:
-            assert s.samples
-            assert s.request.block_table.runs[0].first_block > 0
-            last_rows.append((s.request.request_id, s.stop))
+            assert s.num_samples
+            assert s.blocks.runs[0].first_block > 0
+            last_rows.append((s.sequence_id, s.stop))
     assert kinds == {(1, True, True), (1, False, True), (2, False, True), (2, False, False)}
     assert len(last_rows) == len(set(last_rows)) == 17
     assert LONG.num_blocks * 4 % 256 == 0

@@ -6,7 +6,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
 
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.kv_cache import PagedKVCache
@@ -16,11 +15,14 @@ from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.batch_inference import BatchInferenceEngine
 from batching.constraints.protocol import AllowedTokens
-from batching.request import BatchRequest, SamplingParams
+from batching.inputs.sampling_params import SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.steps.outputs import RequestFailure
+from batching.scheduling.outputs import RequestFailure
+from tests.support.greedy import most_probable
+from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
-from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, Check, tiny_model
+from tests.support.tiny_models import DEVICE_KINDS, FAMILIES, VOCAB_SIZE, Check, tiny_model
+from tests.support.weekly import weekly_pairs
 
 NUM_TOKENS = 12
 RNG = np.random.default_rng(3)
@@ -29,35 +31,34 @@ PROMPTS = [RNG.integers(0, VOCAB_SIZE, size).tolist() for size in (1, 5, 19, 23,
 PROMPTS += [[*PROMPTS[3][:17], 1, 2], PROMPTS[5][:30]]
 
 
-def generate(model: nn.Module, prompt: list[int]) -> list[int]:
-    """Decode greedily on mlx-lm's own cache, one request at a time."""
-    cache, token_ids, output = make_prompt_cache(model), prompt, list[int]()
-    for _ in range(NUM_TOKENS):
-        logits = model(mx.array([token_ids]), cache=cache)[0, -1]
-        token_ids = [int(mx.argmax(logits))]
-        output += token_ids
-    return output
+def alone(model: nn.Module, prompt: list[int], output: list[int]) -> list[int]:
+    """Return what the model would say instead of an output by itself."""
+    return most_probable(model, prompt, output, VOCAB_SIZE)
 
 
 def greedy(runner: MLXRunner, check: CheckedModel, prompts: list[list[int]]) -> list[list[int]]:
     """Return the completions of a batch."""
-    requests = [BatchRequest(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(prompts)]
+    requests = [make_request(i, p, max_tokens=NUM_TOKENS) for i, p in enumerate(prompts)]
     serve(runner, limits(check), requests)
     return [r.output_token_ids for r in requests]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("device_kind", "family"),
+    weekly_pairs(DEVICE_KINDS, FAMILIES, size=7),
+    indirect=["device_kind"],
+)
 def test_a_ragged_batch_gives_the_tokens_of_the_model_alone(
     device_kind: Check, family: str
 ) -> None:
-    model = tiny_model(family)
-    expected = [generate(model, p) for p in PROMPTS]
-    assert len({tuple(e) for e in expected}) > 4, "the model must tell its prompts apart"
+    model, plain = tiny_model(family), tiny_model(family)
     check = device_kind(model, VOCAB_SIZE)
     assert check.way not in (Way.WHOLE, Way.OWN)
-    assert greedy(make_runner(model, VOCAB_SIZE, check), check, PROMPTS) == expected
+    outputs = greedy(make_runner(model, VOCAB_SIZE, check), check, PROMPTS)
+    assert [alone(plain, *each) for each in zip(PROMPTS, outputs, strict=True)] == outputs
+    assert len({*map(tuple, outputs)}) > 4, "the model must tell its prompts apart"
     # The hooks leave the model usable as it was.
-    assert generate(model, PROMPTS[2]) == expected[2]
+    assert alone(model, PROMPTS[2], outputs[2]) == outputs[2]
 
 
 def pool_bytes(cache: PagedKVCache) -> int:
@@ -106,12 +107,13 @@ def test_pieces_have_choices_logprobs_and_constraints_too(family: str) -> None:
     check = check_model(model, VOCAB_SIZE)
     assert check.way is Way.PIECES
     sampling = SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=0)
-    made = BatchRequest(0, PROMPTS[2], max_tokens=NUM_TOKENS, sampling=sampling)
+    made = make_request(0, PROMPTS[2], max_tokens=NUM_TOKENS, sampling=sampling)
     fork = made.fork(1)
-    constrained = BatchRequest(2, PROMPTS[2], max_tokens=4, constraint=AllowedTokens({5}))
+    constrained = make_request(2, PROMPTS[2], max_tokens=4, constraint=AllowedTokens({5}))
     runner = make_runner(model, VOCAB_SIZE, check)
     outputs = serve(runner, limits(check), [made, fork, constrained]).outputs
-    assert made.output_token_ids == fork.output_token_ids == generate(model, PROMPTS[2])
+    output = made.output_token_ids
+    assert fork.output_token_ids == output == alone(model, PROMPTS[2], output)
     assert constrained.output_token_ids == [5] * 4
     for request_id in (0, 1):
         returned = [each for output in outputs[request_id] for each in output.logprobs]
@@ -125,7 +127,11 @@ def test_pieces_have_choices_logprobs_and_constraints_too(family: str) -> None:
     assert [each.logprob for each in returned] == pytest.approx(of_prompt, abs=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("device_kind", "family"),
+    weekly_pairs(DEVICE_KINDS, FAMILIES, size=4),
+    indirect=["device_kind"],
+)
 def test_the_head_runs_on_the_selected_rows_only(device_kind: Check, family: str) -> None:
     model = tiny_model(family)
     tokens = mx.array([[1], [2], [3]])
@@ -142,11 +148,12 @@ def test_logits_that_are_no_numbers_fail_the_step_and_leave_nothing_behind() -> 
     engine = BatchInferenceEngine(ContinuousBatchingScheduler(TIGHT), runner)
     norm = model.model.norm.weight
     model.model.norm.weight = norm * mx.nan
-    engine.add(BatchRequest(0, PROMPTS[2], max_tokens=2))
+    engine.add(make_request(0, PROMPTS[2], max_tokens=2))
     assert [type(item) for item in engine.step()] == [RequestFailure]
     model.model.norm.weight = norm
-    healthy = BatchRequest(1, PROMPTS[2], max_tokens=NUM_TOKENS)
+    healthy = make_request(1, PROMPTS[2], max_tokens=NUM_TOKENS)
     engine.add(healthy)
     while engine.has_work:
         engine.step()
-    assert healthy.output_token_ids == generate(model, PROMPTS[2])
+    output = healthy.output_token_ids
+    assert output == alone(model, PROMPTS[2], output)

@@ -1,6 +1,7 @@
 """The zoo has a tiny model of each type of mlx-lm, and each shows a wrong state in its logits."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, Final
 
 import mlx.core as mx
@@ -21,11 +22,14 @@ from tests.support.model_zoo import (
     ZOO,
     make_tiny,
 )
+from tests.support.weekly import weekly
 from tests.support.zoo.recurrent import RECURRENT
 
 PROMPT: Final[list[int]] = np.random.default_rng(0).integers(1, VOCAB_SIZE, 40).tolist()
 HEAD: Final = 30
 STATEFUL: Final = (*RECURRENT, "longcat_flash_ngram")
+QUANTIZABLE: Final = [model_type for model_type in ZOO if model_type not in UNQUANTIZABLE]
+MODES: Final = ((4, "affine"), (8, "affine"), (4, "mxfp4"))
 QUANTIZED: Final = (nn.QuantizedLinear, nn.QuantizedEmbedding)
 
 
@@ -69,7 +73,7 @@ def test_each_model_type_has_an_entry() -> None:
     assert {*INCONSISTENT, *UNQUANTIZABLE} <= {*CONFIGS}
 
 
-@pytest.fixture(scope="module", params=ZOO)
+@pytest.fixture(scope="module", params=weekly(ZOO, 12))
 def tiny(request: pytest.FixtureRequest) -> tuple[str, nn.Module, mx.array]:
     """Return a model type, its model, and the logits of the prompt."""
     model = make_tiny(request.param)
@@ -98,7 +102,7 @@ def test_no_parameter_is_constant(tiny: tuple[str, nn.Module, mx.array]) -> None
     assert [path for path, differs in varies.items() if not differs] == []
 
 
-@pytest.mark.parametrize("model_type", STATEFUL)
+@pytest.mark.parametrize("model_type", weekly(STATEFUL, 4))
 def test_each_recurrent_state_changes_the_next_logits(model_type: str) -> None:
     model = make_tiny(model_type)
     expected = next_logits(model)
@@ -110,9 +114,11 @@ def test_each_recurrent_state_changes_the_next_logits(model_type: str) -> None:
         assert difference(expected, next_logits(model, zeroed=entry)) > 1e-4, entry
 
 
-@pytest.mark.parametrize(("bits", "mode"), [(4, "affine"), (8, "affine"), (4, "mxfp4")])
-@pytest.mark.parametrize("model_type", [t for t in ZOO if t not in UNQUANTIZABLE])
-def test_a_quantized_model_gives_finite_logits(model_type: str, bits: int, mode: str) -> None:
+@pytest.mark.parametrize(("quantization", "model_type"), weekly(product(MODES, QUANTIZABLE), 8))
+def test_a_quantized_model_gives_finite_logits(
+    model_type: str, quantization: tuple[int, str]
+) -> None:
+    bits, mode = quantization
     model = make_tiny(model_type, bits=bits, mode=mode)
     assert any(isinstance(module, QUANTIZED) for module in model.modules())
     assert bool(mx.isfinite(logits(model, PROMPT[:10], make_prompt_cache(model))).all())

@@ -15,11 +15,13 @@ from batching.backend.paged.state_cache import arrays_of
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import check_model
 from batching.batch_inference import BatchInferenceEngine
-from batching.request import BatchRequest, TokenOutput
+from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.step_plan import SliceOutput, StepPlan
+from batching.steps.token_output import TokenOutput
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
+from tests.support.requests import make_request
 from tests.support.serving import TIGHT
 
 NUM_CHECKPOINTS: Final = 6
@@ -58,7 +60,7 @@ def requests(first_id: int, count: int) -> Iterator[BatchRequest]:
         own = rng.integers(1, VOCAB_SIZE, rng.integers(1, 9)).tolist()
         # They end one after the other, so that batches change all the time.
         max_tokens = int(rng.integers(1, 7))
-        request = BatchRequest(request_id, [*shared, *own], max_tokens=max_tokens)
+        request = make_request(request_id, [*shared, *own], max_tokens=max_tokens)
         yield request
         if request_id % 10 == 0:
             yield request.fork(request_id + 1_000_000)
@@ -78,7 +80,7 @@ def test_states_are_as_many_as_reckoned_and_memory_stays_flat() -> None:
     used: list[int] = []
     for turn in range(10):
         # The last one is alone in its steps, so that always as much is left.
-        last = BatchRequest(1000 * turn + 500, [turn + 1] * 10, max_tokens=3)
+        last = make_request(1000 * turn + 500, [turn + 1] * 10, max_tokens=3)
         for batch in ([*requests(1000 * turn, 60)], [last]):
             for request in batch:
                 if request.fork_of is None:

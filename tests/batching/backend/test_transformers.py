@@ -13,9 +13,11 @@ import pytest
 
 from batching.backend.engine_builder import build_engine
 from batching.config import EngineConfig, NativeMode
-from batching.request import BatchRequest, SamplingParams, TokenOutput
+from batching.inputs.sampling_params import SamplingParams
+from batching.steps.token_output import TokenOutput
 from tests.support.model_files import write_model
 from tests.support.reference_weights import CONFIGS, TOKENS, weight
+from tests.support.requests import make_request
 
 GOLDEN: Final[dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "data" / "golden_transformers.json").read_text(encoding="utf-8")
@@ -73,7 +75,7 @@ def test_log_probabilities_are_those_of_transformers(
         )
     )
     sampling = SamplingParams(temperature=0.0, prompt_logprobs=0)
-    built.engine.add(BatchRequest(0, TOKENS, max_tokens=1, sampling=sampling))
+    built.engine.add(make_request(0, TOKENS, max_tokens=1, sampling=sampling))
     found: list[float] = []
     while built.engine.has_work:
         for _, output in built.engine.step():

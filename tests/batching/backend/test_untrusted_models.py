@@ -8,7 +8,8 @@ import mlx.core as mx
 import pytest
 import transformers.dynamic_module_utils
 
-from app.prompts.render_pool import POOL, TemplateFailed
+from app.prompts import template_sandbox
+from app.prompts.template_sandbox import SANDBOX, TemplateFailed
 from batching.backend import loader
 from batching.backend.gguf.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
@@ -219,7 +220,9 @@ def rendered(tokenizer: Any) -> str:
     """Render a conversation; what the sandbox rejects renders as nothing."""
     messages = [{"role": "user", "content": "a"}]
     try:
-        return POOL.render(tokenizer.get_chat_template(None, None), messages, {})
+        return template_sandbox.rendered(
+            SANDBOX, tokenizer.get_chat_template(None, None), messages, {}
+        )
     except TemplateFailed:
         return ""
 
@@ -258,7 +261,7 @@ def test_a_template_reaches_nothing_but_its_conversation(
 def test_a_loop_without_end_is_rejected(directory: Path, source: Any) -> None:
     tokenizer = source(directory, "{% for i in range(10**9) %}{% endfor %}")
     with pytest.raises(TemplateFailed, match="OverflowError"):
-        POOL.render(tokenizer.get_chat_template(None, None), [], {})
+        template_sandbox.rendered(SANDBOX, tokenizer.get_chat_template(None, None), [], {})
 
 
 def test_a_template_in_a_config_is_rendered_in_the_same_sandbox(directory: Path) -> None:

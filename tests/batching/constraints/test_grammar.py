@@ -1,10 +1,9 @@
 """Grammars: what is let through, what is rejected, and that no grammar takes the server down."""
 
 import json
-import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from batching.constraints import grammar
-from batching.constraints.compile_limits import CompileLimits
 from batching.constraints.grammar import (
     MAX_GRAMMAR_LENGTH,
     Grammar,
@@ -31,6 +29,7 @@ from batching.constraints.grammar import (
 )
 from batching.constraints.matcher import GrammarMatcher
 from batching.errors import InvalidRequest, RequestFailed
+from batching.sandbox.sandbox import SandboxProcess
 from tests.support.fakes import ByteTokenizer
 from tests.support.schemas import SCHEMAS
 
@@ -495,12 +494,11 @@ def test_threads_compile_at_once_with_one_vocabulary() -> None:
 def test_what_a_grammar_costs_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    class Counted(CompileLimits):
-        def allow(self, grammar: str) -> bool:
-            tried.append(grammar)
-            return super().allow(grammar)
+    def count(line: bytes) -> bytes:
+        tried.append(json.loads(line)[-1])
+        return b""
 
-    monkeypatch.setattr(grammar, "CompileLimits", Counted)
+    monkeypatch.setattr(grammar._SANDBOX, "ask", count)
     compiler = GrammarCompiler(FastTokenizer(byte_level()), VOCAB_SIZE, ENDS)
     costs, more = regex_grammar("costs"), regex_grammar("more costs")
     for text in (costs, costs, more, costs):
@@ -511,9 +509,12 @@ def test_what_a_grammar_costs_is_found_out_once(monkeypatch: pytest.MonkeyPatch)
 def test_a_process_that_is_ended_from_outside_says_nothing_of_the_grammar(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def fail(_: SandboxProcess) -> NoReturn:
+        raise OSError("no room for processes")
+
     compiler = GrammarCompiler(FastTokenizer(byte_level()), VOCAB_SIZE, ENDS)
     with monkeypatch.context() as patched:
-        patched.setattr(sys, "executable", "/bin/false")
+        patched.setattr(SandboxProcess, "start", fail)
         with pytest.raises(RequestFailed, match="please try again"):
             compiler.compile(json_object_grammar(), param="response_format")
     compiler.compile(json_object_grammar(), param="response_format")

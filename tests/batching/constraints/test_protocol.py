@@ -3,10 +3,12 @@
 import numpy as np
 
 from batching.constraints.protocol import AllowedTokens, MaskRow
-from batching.request import BatchRequest, FinishReason
+from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.steps.outputs import RequestFailure, RequestOutput
+from batching.scheduling.outputs import RequestFailure, RequestOutput
+from batching.steps.token_output import FinishReason
 from tests.support.fakes import TokenRunner, expected_output, small_config
+from tests.support.requests import make_request
 
 
 def test_a_mask_has_a_bit_for_each_allowed_token() -> None:
@@ -18,7 +20,8 @@ def test_a_mask_has_a_bit_for_each_allowed_token() -> None:
     allowed.accept(31)
     assert not allowed.is_complete
     assert allowed.error is None
-    assert allowed.fork() is allowed
+    assert allowed.matcher() is allowed
+    assert allowed == AllowedTokens([95, 0, 31, 32])
 
 
 class Script:
@@ -28,6 +31,7 @@ class Script:
         self._length = length
         self._failure = failure
         self.taken: list[int] = []
+        self.matchers: list[Script] = []
 
     @property
     def is_complete(self) -> bool:
@@ -43,8 +47,9 @@ class Script:
     def accept(self, token_id: int) -> None:
         self.taken.append(token_id)
 
-    def fork(self) -> "Script":
-        return Script(self._length, self._failure)
+    def matcher(self) -> "Script":
+        self.matchers.append(Script(self._length, self._failure))
+        return self.matchers[-1]
 
 
 def serve(request: BatchRequest) -> list[RequestOutput | RequestFailure]:
@@ -61,19 +66,19 @@ def serve(request: BatchRequest) -> list[RequestOutput | RequestFailure]:
 
 
 def test_a_completion_ends_where_nothing_may_follow() -> None:
-    request = BatchRequest(0, [1, 2, 3], max_tokens=9, constraint=Script(2))
+    request = make_request(0, [1, 2, 3], max_tokens=9, constraint=Script(2))
     fork = request.fork(1)
     serve(request)
     expected = expected_output([1, 2, 3], 2)
     for each in (request, fork):
         assert each.output_token_ids == expected
         assert each.finish_reason is FinishReason.STOP
-        assert isinstance(each.constraint, Script)
-        assert each.constraint.taken == expected
+    assert isinstance(request.spec.constraint, Script)
+    assert [each.taken for each in request.spec.constraint.matchers] == [expected, expected]
 
 
 def test_a_constraint_that_fails_ends_its_request_only() -> None:
-    items = serve(BatchRequest(0, [1, 2, 3], max_tokens=9, constraint=Script(2, "too complex")))
+    items = serve(make_request(0, [1, 2, 3], max_tokens=9, constraint=Script(2, "too complex")))
     first, last = items
     assert isinstance(first, RequestOutput)
     assert isinstance(last, RequestFailure)

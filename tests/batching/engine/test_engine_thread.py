@@ -25,11 +25,12 @@ from batching.errors import (
     RequestFailed,
     SlowReader,
 )
+from batching.inputs.sampling_params import SamplingParams
 from batching.observer import NewTokens, Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
-from batching.request import GREEDY, FinishReason, SamplingParams, TokenLogprobs, TokenOutput
 from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import SliceOutput, StepPlan
+from batching.steps.token_output import FinishReason, TokenLogprobs, TokenOutput
 from tests.support.fakes import (
     VOCAB_SIZE,
     ByteTokenizer,
@@ -38,6 +39,7 @@ from tests.support.fakes import (
     expected_output,
     loaded_engine,
 )
+from tests.support.requests import specs
 
 pytestmark = pytest.mark.anyio
 
@@ -109,7 +111,7 @@ async def is_idle(thread: EngineThread) -> bool:
 async def test_concurrent_requests_get_each_their_own_completion() -> None:
     async with running() as (thread, _):
         prompts = [[i, *range(i % 5)] for i in range(20)]
-        streams = await asyncio.gather(*(thread.submit([p], max_tokens=9) for p in prompts))
+        streams = await asyncio.gather(*(thread.submit(specs([p], max_tokens=9)) for p in prompts))
         outputs = await asyncio.gather(*map(collect, streams))
         assert outputs == [expected_output(p, 9) for p in prompts]
         assert await is_idle(thread)
@@ -118,17 +120,17 @@ async def test_concurrent_requests_get_each_their_own_completion() -> None:
 async def test_the_last_output_says_why_it_is_the_last() -> None:
     async with running() as (thread, _):
         stop = expected_output([1, 2], 3)[-1]
-        stream = await thread.submit([[1, 2]], stop_token_ids=frozenset({stop}))
+        stream = await thread.submit(specs([[1, 2]], stop_token_ids=frozenset({stop})))
         outputs = [output async for _, output in stream]
         assert [o.finish_reason for o in outputs] == [None, None, FinishReason.STOP]
         assert [item async for item in stream] == []
-        stream = await thread.submit([[1, 2]], max_tokens=1)
+        stream = await thread.submit(specs([[1, 2]], max_tokens=1))
         assert [o.finish_reason async for _, o in stream] == [FinishReason.LENGTH]
 
 
 async def test_a_sequence_that_is_finished_early_yields_nothing_more() -> None:
     async with running() as (thread, _):
-        stream = await thread.submit([[1, 2]], max_tokens=3, num_choices=2)
+        stream = await thread.submit(specs([[1, 2]], max_tokens=3, num_choices=2))
         while not await is_idle(thread):
             pass
         # All was delivered before that call returned, so the stream has both sequences whole.
@@ -141,12 +143,12 @@ async def test_a_sequence_that_is_finished_early_yields_nothing_more() -> None:
 async def test_without_max_tokens_a_completion_fills_the_context() -> None:
     async with running() as (thread, _):
         # The prompt takes two steps, of which the first one gives no token.
-        assert len(await collect(await thread.submit([[1] * 20]))) == LIMIT - 20
+        assert len(await collect(await thread.submit(specs([[1] * 20])))) == LIMIT - 20
 
 
 async def test_the_progress_of_a_prefill_is_reported_on_request() -> None:
     async with running() as (thread, _):
-        stream = await thread.submit([[1] * 20], max_tokens=1, reports_progress=True)
+        stream = await thread.submit(specs([[1] * 20], max_tokens=1, reports_progress=True))
         outputs = [(o.num_read_tokens, len(o.token_ids)) async for _, o in stream]
         assert outputs == [(16, 0), (0, 1)]
 
@@ -154,7 +156,7 @@ async def test_the_progress_of_a_prefill_is_reported_on_request() -> None:
 @pytest.mark.parametrize("num_outputs", [0, 1, 3])
 async def test_closing_a_stream_frees_the_request(num_outputs: int) -> None:
     async with running() as (thread, _):
-        stream = await thread.submit([[1, 2]], priority=Priority.LOW)
+        stream = await thread.submit(specs([[1, 2]], priority=Priority.LOW))
         for _ in range(num_outputs):
             await anext(stream)
         stream.close()
@@ -164,10 +166,10 @@ async def test_closing_a_stream_frees_the_request(num_outputs: int) -> None:
 
 async def test_a_submit_that_is_cancelled_leaves_nothing_behind() -> None:
     async with running(gate_is_open=False) as (thread, runner):
-        first = await thread.submit([[1]])
+        first = await thread.submit(specs([[1]]))
         await asyncio.to_thread(runner.is_running.wait)
         # The engine is inside a step, so this submit cannot have been served.
-        task = asyncio.create_task(thread.submit([[2]]))
+        task = asyncio.create_task(thread.submit(specs([[2]])))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -192,20 +194,20 @@ async def test_what_can_never_be_served_is_rejected_by_the_check(
 ) -> None:
     async with running() as (thread, _):
         with pytest.raises(error, match=message):
-            thread.check([[1], prompt], max_tokens, GREEDY)
+            thread.check(specs([[1], prompt], max_tokens=max_tokens))
 
 
 async def test_a_bias_for_an_unknown_token_is_rejected() -> None:
     async with running() as (thread, _):
         sampling = SamplingParams(logit_bias=((1, 2.0), (99, 1.0)))
         with pytest.raises(InvalidRequest, match="token id 99 is not in") as caught:
-            thread.check([[1]], 1, sampling)
+            thread.check(specs([[1]], max_tokens=1, sampling=sampling))
         assert caught.value.param == "logit_bias"
 
 
 async def test_a_failed_step_raises_in_its_streams_and_the_engine_continues() -> None:
     async with running(gate_is_open=False) as (thread, runner):
-        stream = await thread.submit([[1]], max_tokens=3)
+        stream = await thread.submit(specs([[1]], max_tokens=3))
         runner.fail = RuntimeError("injected")
         runner.gate.set()
         with pytest.raises(RequestFailed):
@@ -213,7 +215,9 @@ async def test_a_failed_step_raises_in_its_streams_and_the_engine_continues() ->
         assert [item async for item in stream] == []
         runner.fail = None
         assert thread.is_alive
-        assert await collect(await thread.submit([[1]], max_tokens=3)) == expected_output([1], 3)
+        assert await collect(await thread.submit(specs([[1]], max_tokens=3))) == expected_output(
+            [1], 3
+        )
 
 
 async def test_three_failed_steps_are_unhealthy_until_a_completion_is_finished() -> None:
@@ -222,10 +226,10 @@ async def test_three_failed_steps_are_unhealthy_until_a_completion_is_finished()
         for _ in range(3):
             assert thread.unhealthy_reason is None
             with pytest.raises(RequestFailed):
-                await collect(await thread.submit([[1]]))
+                await collect(await thread.submit(specs([[1]])))
         assert thread.unhealthy_reason == "3 steps failed since a completion was finished"
         runner.fail = None
-        await collect(await thread.submit([[1]], max_tokens=1))
+        await collect(await thread.submit(specs([[1]], max_tokens=1)))
         assert thread.unhealthy_reason is None
         await asyncio.to_thread(thread.stop)
         assert thread.unhealthy_reason == "the engine has stopped"
@@ -250,10 +254,10 @@ def test_a_completion_that_its_caller_finishes_is_a_finished_one() -> None:
 async def test_a_request_past_its_deadline_ends_in_any_state() -> None:
     async with running(gate_is_open=False) as (thread, runner):
         # In the step, and in the inbox behind it.
-        running_one = await thread.submit([[1]], time_limit=0.05)
+        running_one = await thread.submit(specs([[1]], time_limit=0.05))
         await asyncio.to_thread(runner.is_running.wait)
         with pytest.raises(DeadlineExceeded):
-            await thread.submit([[2]], time_limit=0.01)
+            await thread.submit(specs([[2]], time_limit=0.01))
         with pytest.raises(DeadlineExceeded):
             await collect(running_one)
         (sequence,) = running_one.sequences
@@ -390,16 +394,16 @@ async def test_a_stalled_step_is_detected_and_no_request_waits_for_it() -> None:
     async with running(gate_is_open=False, step_timeout=0.02) as (thread, runner):
         assert not thread.is_stalled
         thread.observer = watcher = Watcher()
-        stream = await thread.submit([[1]])
+        stream = await thread.submit(specs([[1]]))
         await asyncio.to_thread(runner.is_running.wait)
         with pytest.raises(EngineStalled):
-            await thread.submit([[2]])
+            await thread.submit(specs([[2]]))
         assert thread.is_stalled
         assert thread.unhealthy_reason is not None
         assert thread.unhealthy_reason.startswith("a step of the model has not ended for ")
         # Rejected at once now, without waiting.
         with pytest.raises(EngineStalled):
-            await thread.submit([[3]])
+            await thread.submit(specs([[3]]))
         thread.fail_streams(EngineStalled())
         with pytest.raises(EngineStalled):
             await collect(stream)
@@ -414,9 +418,9 @@ async def test_a_wait_that_is_longer_than_the_step_is_waited_on() -> None:
     """As after a pause of the process, which the engine's clock is excused from."""
     clock = FakeClock()
     async with running(gate_is_open=False, step_timeout=0.01, clock=clock) as (thread, runner):
-        await thread.submit([[1]], max_tokens=1)
+        await thread.submit(specs([[1]], max_tokens=1))
         await asyncio.to_thread(runner.is_running.wait)
-        waiting = asyncio.create_task(thread.submit([[2]], max_tokens=1))
+        waiting = asyncio.create_task(thread.submit(specs([[2]], max_tokens=1)))
         # More than one timeout of the wait is over, and none of the step.
         done, _ = await asyncio.wait([waiting], timeout=0.1)
         assert not done
@@ -428,7 +432,7 @@ async def test_seconds_that_are_excused_count_for_the_step_in_which_they_pass() 
     clock = FakeClock()
     async with running(gate_is_open=False, step_timeout=5.0, clock=clock) as (thread, runner):
         thread.excuse(100.0)
-        stream = await thread.submit([[1]], max_tokens=1)
+        stream = await thread.submit(specs([[1]], max_tokens=1))
         await asyncio.to_thread(runner.is_running.wait)
         clock.now += 6.0
         assert thread.is_stalled
@@ -442,9 +446,9 @@ async def test_seconds_that_are_excused_count_for_the_step_in_which_they_pass() 
 
 async def test_the_counts_of_requests_are_those_of_now_while_a_step_runs() -> None:
     async with running(gate_is_open=False) as (thread, runner):
-        first = await thread.submit([[1]])
+        first = await thread.submit(specs([[1]]))
         await asyncio.to_thread(runner.is_running.wait)
-        waiting = asyncio.create_task(thread.submit([[2], [3]]))
+        waiting = asyncio.create_task(thread.submit(specs([[2], [3]])))
         await asyncio.sleep(0)
         stats = thread.latest_stats
         assert (stats.num_running, stats.num_waiting) == (0, 3)
@@ -484,7 +488,7 @@ async def test_an_observer_is_notified_of_every_step_and_every_sequence() -> Non
     async with running() as (thread, _):
         thread.observer = watcher = Watcher()
         # Two chunks of a prompt, then two tokens.
-        stream = await thread.submit([[1] * 20], max_tokens=2, priority=Priority.HIGH)
+        stream = await thread.submit(specs([[1] * 20], max_tokens=2, priority=Priority.HIGH))
         await collect(stream)
         assert await is_idle(thread)
         assert [step.num_tokens for step in watcher.steps] == [16, 4, 1]
@@ -513,7 +517,7 @@ async def test_an_observer_is_notified_of_every_step_and_every_sequence() -> Non
 async def test_an_observer_is_notified_of_aborted_and_failed_sequences() -> None:
     async with running(gate_is_open=False) as (thread, runner):
         thread.observer = watcher = Watcher()
-        left = await thread.submit([[1]])
+        left = await thread.submit(specs([[1]]))
         await asyncio.to_thread(runner.is_running.wait)
         left.close()
         left.finish(0, FinishReason.STOP)
@@ -524,7 +528,7 @@ async def test_an_observer_is_notified_of_aborted_and_failed_sequences() -> None
         assert await is_idle(thread)
         runner.fail = RuntimeError("injected")
         with pytest.raises(RequestFailed):
-            await collect(await thread.submit([[1]]))
+            await collect(await thread.submit(specs([[1]])))
         assert [sequence.finish_reason for sequence in watcher.ended] == [
             FinishReason.ABORT,
             FinishReason.ERROR,
@@ -542,7 +546,7 @@ async def test_an_observer_that_raises_costs_no_stream_a_token(
     async with running() as (thread, _):
         watcher = Watcher()
         thread.observer = Observers(Broken(), watcher)
-        output = await collect(await thread.submit([[1]], max_tokens=3))
+        output = await collect(await thread.submit(specs([[1]], max_tokens=3)))
         assert output == expected_output([1], 3)
         assert await is_idle(thread)
         assert len(watcher.steps) == 3
@@ -551,10 +555,10 @@ async def test_an_observer_that_raises_costs_no_stream_a_token(
 
 async def test_if_the_engine_dies_every_stream_and_call_fails() -> None:
     async with running(gate_is_open=False) as (thread, runner):
-        streams = [await thread.submit([[1]])]
+        streams = [await thread.submit(specs([[1]]))]
         await asyncio.to_thread(runner.is_running.wait)
         # These wait in the inbox while the engine is inside its last step.
-        late = [asyncio.create_task(thread.submit([[i]])) for i in range(3)]
+        late = [asyncio.create_task(thread.submit(specs([[i]]))) for i in range(3)]
         abandoned = asyncio.create_task(thread.stats())
         await asyncio.sleep(0)
         abandoned.cancel()
@@ -568,13 +572,13 @@ async def test_if_the_engine_dies_every_stream_and_call_fails() -> None:
             assert type(result) is EngineStopped
         assert not thread.is_alive
         with pytest.raises(EngineStopped):
-            await thread.submit([[1]])
+            await thread.submit(specs([[1]]))
         streams[0].close()
 
 
 async def test_stopping_ends_open_streams() -> None:
     async with running(gate_is_open=False) as (thread, runner):
-        stream = await thread.submit([[1]])
+        stream = await thread.submit(specs([[1]]))
         await asyncio.to_thread(runner.is_running.wait)
         for _ in range(2):
             thread.stop(timeout=0)
@@ -584,14 +588,14 @@ async def test_stopping_ends_open_streams() -> None:
             await anext(stream)
         await asyncio.to_thread(thread.stop)
         with pytest.raises(EngineClosed):
-            await thread.submit([[1]])
+            await thread.submit(specs([[1]]))
         assert not thread.is_alive
 
 
 async def test_a_stream_closed_while_its_last_token_is_delivered_gets_nothing() -> None:
     """Tokens of a step may be on their way to the loop while the client leaves."""
     async with running(gate_is_open=False) as (thread, runner):
-        stream = await thread.submit([[1]], max_tokens=1)
+        stream = await thread.submit(specs([[1]], max_tokens=1))
         await asyncio.to_thread(runner.is_running.wait)
         runner.gate.set()
         stream.close()
@@ -622,7 +626,7 @@ def test_a_closed_event_loop_gets_nothing() -> None:
     thread.start()
 
     async def submit() -> None:
-        await thread.submit([[1]], max_tokens=1)
+        await thread.submit(specs([[1]], max_tokens=1))
         await asyncio.to_thread(runners[0].is_running.wait)
 
     asyncio.run(submit())

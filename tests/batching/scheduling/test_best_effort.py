@@ -9,6 +9,7 @@ from batching.priority_queue import Priority
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from tests.support.fakes import TokenRunner, request, right, small_config
+from tests.support.requests import make_request
 
 
 class Server:
@@ -110,7 +111,7 @@ def test_they_make_way_for_a_sequence_slot() -> None:
     server.add(*lines)
     assert server.plans([0.0, 0.1]) == ["0[0:3] 1[0:5]", "0[3:4] 1[5:6]"]
     server.add(other)
-    assert server.plans([0.2, 0.3]) == ["2[0:2]", "2[2:3]"]
+    assert server.plans([0.2, 0.3]) == ["2[0:2] -1", "2[2:3]"]
     assert server.scheduler.stats().num_preemptions == 1
     # Its first block is in the prefix cache.
     assert server.plans([0.4]) == ["0[4:5] 1[4:7]"]
@@ -123,7 +124,7 @@ def test_they_make_way_for_blocks() -> None:
     server.add(*lines)
     assert server.plans([0.0, 0.1]) == ["0[0:7] 1[0:1]", "0[7:8] 1[1:7]"]
     server.add(other)
-    assert server.plans([0.2]) == ["2[0:8]"]
+    assert server.plans([0.2]) == ["2[0:8] -1 -0"]
     assert server.scheduler.stats().num_preemptions == 2
     server.finish()
     assert right(*lines, other)
@@ -166,7 +167,7 @@ def test_one_that_has_waited_advances_though_others_always_wait() -> None:
     times = [100.0, 100.1, 100.2, 100.3, 100.4, 100.6, 100.7]
     assert server.plans(times) == [
         "0[0:2]",
-        "1[0:2]",
+        "1[0:2] -0",
         "2[0:2]",
         "3[0:2]",
         "4[0:2]",
@@ -182,7 +183,7 @@ def test_while_others_wait_none_starts_only_to_be_stopped() -> None:
     assert server.plans([100.0]) == ["0[0:2]"]
     server.add(waits, *(request(i, 2, 1, arrival_time=90.0) for i in range(2, 6)))
     assert server.plans([100.1, 100.2, 100.3]) == [
-        "2[0:2] 3[0:2]",
+        "2[0:2] 3[0:2] -0",
         "4[0:2] 5[0:2]",
         "0[0:3] 1[0:2]",
     ]
@@ -194,18 +195,23 @@ def test_one_that_makes_way_keeps_its_place_in_the_queue() -> None:
     server.add(old)
     assert server.plans([0.0]) == ["0[0:2]"]
     server.add(request(1, 2, 1, arrival_time=25.0), request(2, 2, 1, arrival_time=26.0))
-    assert server.plans([30.0, 30.1, 30.2, 30.3]) == ["1[0:2]", "0[0:3]", "2[0:2]", "0[0:4]"]
+    assert server.plans([30.0, 30.1, 30.2, 30.3]) == [
+        "1[0:2] -0",
+        "0[0:3]",
+        "2[0:2] -0",
+        "0[0:4]",
+    ]
     assert right(old)
 
 
 def test_nobody_else_waits_for_a_prefix_that_they_compute() -> None:
     server, prefix = Server(), list(range(8))
-    computes = BatchRequest(0, [*prefix, 1, 2], max_tokens=1, is_best_effort=True)
+    computes = make_request(0, [*prefix, 1, 2], max_tokens=1, is_best_effort=True)
     server.add(computes)
     assert server.plans([0.0]) == ["0[0:8]"]
     server.add(
-        BatchRequest(1, [*range(20, 30), 1], max_tokens=1, is_best_effort=True),
-        BatchRequest(2, [*range(20, 30), 2], max_tokens=1),
+        make_request(1, [*range(20, 30), 1], max_tokens=1, is_best_effort=True),
+        make_request(2, [*range(20, 30), 2], max_tokens=1),
     )
     assert server.plans([0.1]) == ["2[0:8]"]
 
@@ -213,9 +219,9 @@ def test_nobody_else_waits_for_a_prefix_that_they_compute() -> None:
 def test_a_slot_stays_reserved_for_one_that_waits_for_a_prefix_when_they_make_way() -> None:
     """Else the last one would take the slot, and that one be overtaken."""
     server, prefix = Server(max_num_seqs=3), list(range(17))
-    server.add(line(0, 2, 9), BatchRequest(1, prefix, max_tokens=1))
+    server.add(line(0, 2, 9), make_request(1, prefix, max_tokens=1))
     assert server.plans([1.0]) == ["1[0:8]"]
-    waits = BatchRequest(2, prefix, max_tokens=1)
+    waits = make_request(2, prefix, max_tokens=1)
     server.add(waits, request(3, 5, 9), request(4, 5, 1))
     assert server.plans([1.1, 1.2, 1.3]) == [
         "1[8:12] 3[0:4]",
@@ -228,12 +234,12 @@ def test_a_slot_stays_reserved_for_one_that_waits_for_a_prefix_when_they_make_wa
 
 def test_one_that_waits_for_a_prefix_makes_way_with_the_one_that_computes_it() -> None:
     server, prefix = Server(max_num_seqs=2), list(range(20))
-    lines = [BatchRequest(i, prefix, max_tokens=1, is_best_effort=True) for i in range(2)]
+    lines = [make_request(i, prefix, max_tokens=1, is_best_effort=True) for i in range(2)]
     server.add(*lines)
     assert server.plans([1.0]) == ["0[0:8]"]
     assert server.scheduler.stats().num_awaiting_prefix == 1
     server.add(request(2, 2, 2), request(3, 2, 2))
-    assert server.plans([2.0, 2.1]) == ["2[0:2] 3[0:2]", "2[2:3] 3[2:3]"]
+    assert server.plans([2.0, 2.1]) == ["2[0:2] 3[0:2] -0", "2[2:3] 3[2:3]"]
     server.finish()
     assert right(*lines)
 
@@ -243,8 +249,8 @@ def test_what_may_have_to_make_way_is_read_before_the_next_plan(is_best_effort: 
     server = Server(max_num_seqs=1)
     server.add(request(0, 2, 9, is_best_effort=is_best_effort))
     plan = server.scheduler.schedule()
-    assert server.scheduler.can_expect(plan)
+    assert server.scheduler.can_expect(plan, lambda _: True)
     server.add(request(1, 2, 1))
-    assert server.scheduler.can_expect(plan) is not is_best_effort
+    assert server.scheduler.can_expect(plan, lambda _: True) is not is_best_effort
     server.scheduler.abort(server.scheduler._waiting.peek())
-    assert server.scheduler.can_expect(plan)
+    assert server.scheduler.can_expect(plan, lambda _: True)

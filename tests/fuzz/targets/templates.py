@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from app.prompts.render_pool import POOL, TemplateFailed
+from app.prompts.template_sandbox import SANDBOX, TemplateFailed, rendered
 from tests.fuzz.mutations import bytes_mutation
 from tests.fuzz.target import Target
 
@@ -67,14 +67,14 @@ _WORDS: Final = (
     *(b"{% include 'a' %}", b"{% import 'os' as o %}", b"generation", b"endgeneration", b"break"),
 )
 
-POOL.warm_up()
+SANDBOX.warm_up()
 
 
 def run(data: bytes) -> None:
     """It renders, or fails as its request does, and shows nothing of the process."""
     template = data.decode(errors="replace")
     try:
-        text = POOL.render(template, _TURNS, _VARIABLES)
+        text = rendered(SANDBOX, template, _TURNS, _VARIABLES)
     except TemplateFailed:
         return
     leaks = [leak for leak in _LEAKS if leak in text and leak not in template]

@@ -9,14 +9,14 @@ from typing import Any, Final
 import pytest
 
 from app.http import json_body
-from app.prompts import model_template
-from app.prompts.render_pool import RenderPool
+from app.prompts import model_template, template_process
 from app.server_state import ServerState
 from app.worker_threads import WorkerThreads
-from batching import Priority
+from batching import Priority, Sandbox, SandboxLimits
 from batching.steps.step_plan import SliceOutput, StepPlan
 from scripts.server_process import wait_until
 from tests.support.raw_http import LONG, Connection, Site, running, split
+from tests.support.rows import rows
 from tests.support.speaker import MODEL_ID, ByteTokenizer, Speaker, speaking_app, speaking_manager
 
 CHATS: Final = "/v1/chat/completions"
@@ -207,15 +207,16 @@ class EndlessTemplate(ByteTokenizer):
 def test_one_that_leaves_while_its_prompt_is_rendered(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = RenderPool(1, cpu_seconds=1000, wall_seconds=1000)
-    monkeypatch.setattr(model_template, "POOL", pool)
+    limits = SandboxLimits(cpu_seconds=1000)
+    sandbox = Sandbox(template_process.__file__, limits, wall_seconds=1000, num_processes=1)
+    monkeypatch.setattr(model_template, "SANDBOX", sandbox)
     with serving(tokenizer=EndlessTemplate()) as server:
         with server.connection() as connection:
             connection.send(request(path))
-            wait_until(pool._free.empty, "it is not rendered")
+            wait_until(lambda: not sandbox._free, "it is not rendered")
         server.wait_for(0, 0, 0)
-        wait_until(lambda: not pool._free.empty(), "the process is still held", timeout=LONG)
-    pool.close()
+        wait_until(lambda: bool(sandbox._free), "the process is still held", timeout=LONG)
+    sandbox.close()
 
 
 def test_one_that_leaves_while_its_own_template_is_rendered() -> None:
@@ -276,8 +277,8 @@ def test_one_that_leaves_in_the_engine(path: str, stream: bool) -> None:
             server.wait_for(1, 1, 1)
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 3])
-@pytest.mark.parametrize("stream", [False, True])
+@rows("num_steps", [0, 1, 3])
+@rows("stream", [False, True])
 def test_one_that_leaves_while_it_is_read_or_answered(num_steps: int, stream: bool) -> None:
     with stepping() as (server, step):
         with server.connection() as connection:

@@ -13,12 +13,12 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from app.prompts import template_process
 from batching.backend.gguf.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.weights_cache import cache
 from batching.backend.weights_cache.cache import GIB, CacheEntry, NotKept, WeightsCache
 from batching.errors import ModelLoadError
+from batching.sandbox import child
 from tests.support.gguf_writer import Value, write_gguf
 
 # Vocabularies in which each token can be cut at every place.
@@ -160,11 +160,10 @@ def test_what_is_mapped_is_replaced_and_never_shortened(entry: CacheEntry) -> No
 # What a template would run that has escaped from Jinja's sandbox.
 ESCAPED: Final = """
 import importlib.util, os, socket, sys
-spec = importlib.util.spec_from_file_location("template_process", sys.argv[1])
-process = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(process)
-process.import_all()
-process.limit_process()
+spec = importlib.util.spec_from_file_location("child", sys.argv[1])
+child = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(child)
+child.limit_process(512 << 20)
 os.close(2)
 tried = [
     lambda: os.open(sys.argv[1], os.O_RDONLY),
@@ -187,6 +186,6 @@ os._exit(0)
 
 def test_a_number_that_a_template_frees_opens_nothing() -> None:
     """What is open goes on to be read and written."""
-    command = [sys.executable, "-I", "-c", ESCAPED, template_process.__file__]
+    command = [sys.executable, "-I", "-c", ESCAPED, child.__file__]
     done = subprocess.run(command, input=b"a line\n", capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"a line\n"), done.stderr

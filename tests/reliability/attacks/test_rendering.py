@@ -4,13 +4,17 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from threading import Event
 from typing import Any
 
 import pytest
 
-from app.prompts import model_template, render_pool
-from app.prompts.render_pool import RenderPool, RenderProcess
+from app.prompts import model_template, template_process
+from app.prompts.template_sandbox import rendered
+from batching import Sandbox, SandboxLimits
+from batching.sandbox import sandbox as room
+from batching.sandbox.sandbox import SandboxProcess
 from tests.support.speaker import ByteTokenizer, served
 
 
@@ -32,20 +36,20 @@ class Templated(ByteTokenizer):
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[RenderPool]:
+def sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
     """Replace the server's processes by one."""
-    made = RenderPool(1)
-    monkeypatch.setattr(model_template, "POOL", made)
-    yield made
-    made.close()
+    made = Sandbox(template_process.__file__, SandboxLimits(5), wall_seconds=5, num_processes=1)
+    monkeypatch.setattr(model_template, "SANDBOX", made)
+    with closing(made):
+        yield made
 
 
 def kill_before_answers(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
     """Kill as many renderers when they have got their line, as a system without memory does; return their ids."""
     killed: list[int] = []
-    start = RenderProcess.start
+    start = SandboxProcess.start
 
-    def start_to_be_killed(self: RenderProcess) -> Any:
+    def start_to_be_killed(self: SandboxProcess) -> Any:
         line = start(self)
         process = self._process
         assert process is not None
@@ -55,12 +59,12 @@ def kill_before_answers(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int
             killed.append(process.pid)
         return line
 
-    monkeypatch.setattr(RenderProcess, "start", start_to_be_killed)
+    monkeypatch.setattr(SandboxProcess, "start", start_to_be_killed)
     return killed
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("pool")
+@pytest.mark.usefixtures("sandbox")
 async def test_a_renderer_that_is_killed_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     killed = kill_before_answers(monkeypatch, 1)
     async with served(tokenizer=Templated()) as server:
@@ -69,7 +73,7 @@ async def test_a_renderer_that_is_killed_costs_no_request(monkeypatch: pytest.Mo
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("pool")
+@pytest.mark.usefixtures("sandbox")
 async def test_where_renderers_are_killed_it_is_not_the_requests_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -85,33 +89,30 @@ async def test_where_renderers_are_killed_it_is_not_the_requests_fault(
     assert (again.status_code, len(killed)) == (200, 3)
 
 
-def test_the_wait_for_a_process_counts_against_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_process_counts_against_no_request(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request waits longer than all of its own rendering may take, and is rendered then."""
     clock = [0.0]
-    monkeypatch.setattr(render_pool, "monotonic", lambda: clock[0])
-    pool = RenderPool(1, wall_seconds=5)
-    process = pool._free.get()
-    asked = Event()
-    get = pool._free.get
+    monkeypatch.setattr(room, "monotonic", lambda: clock[0])
+    acquire, asked = sandbox._places.acquire, Event()
+    acquire()
 
-    def get_later(*args: Any, **kwargs: Any) -> RenderProcess:
+    def acquire_later() -> bool:
         asked.set()
-        return get(*args, **kwargs)
+        return acquire()
 
-    monkeypatch.setattr(pool._free, "get", get_later)
-    try:
-        with ThreadPoolExecutor() as threads:
-            waiting = threads.submit(pool.render, "a", [], {})
-            asked.wait()
-            clock[0] += 60
-            pool._free.put(process)
-            assert waiting.result() == "a"
-    finally:
-        pool.close()
+    monkeypatch.setattr(sandbox._places, "acquire", acquire_later)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(rendered, sandbox, "a", [], {})
+        asked.wait()
+        clock[0] += 60
+        sandbox._places.release()
+        assert waiting.result() == "a"
 
 
 @pytest.mark.anyio
-@pytest.mark.usefixtures("pool")
+@pytest.mark.usefixtures("sandbox")
 async def test_a_request_tokenizes_its_prompt_and_nothing_else() -> None:
     """The markers of the model's format are known once a request has needed them."""
     tokenizer = Templated()

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.http.body_limit import MAX_STREAMED
 from tests.support.raw_http import LONG, SHORT, Site, running, split
+from tests.support.rows import rows
 from tests.support.speaker import speaking_app
 
 KEYS: Final = SecretStr("one,two")
@@ -130,7 +131,7 @@ def test_a_body_that_has_arrived_is_served_however_late_the_loop_is() -> None:
                 assert split(client.read_all())[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/docs", "/metrics", "/v1/models", "/server/events"])
+@rows("path", ["/docs", "/metrics", "/v1/models", "/server/events"])
 def test_nothing_is_computed_for_a_page_of_another_site(path: str) -> None:
     """Not for an image, a script or a frame in it either, which the page cannot look into."""
     with site() as server, server.connection() as page:

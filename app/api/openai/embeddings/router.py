@@ -12,7 +12,7 @@ from app.api.serving import NUMBER_BYTES, admit, engine_for, prepared, respond_w
 from app.generation.prompt_task import PromptJob, PromptTask
 from app.http.json_body import JsonRoute
 from app.prompts.inputs import InputReader
-from batching import Embeddings, InvalidRequest, PoolingParams
+from batching import Embeddings, InvalidRequest, PoolingParams, SequenceSpec
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -29,12 +29,15 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
         reader = input_reader(
             request, model, truncation, add_special_tokens=body.add_special_tokens
         )
+        prompts = await prepared(request, partial(_prompts, reader, embeddings, body))
+        salt = body.cache_salt or ""
         job = PromptJob(
             completion_id=new_id("embd"),
             model_id=model.model_id,
-            prompts=await prepared(request, partial(_prompts, reader, embeddings, body)),
-            pooling=params,
-            cache_salt=body.cache_salt,
+            specs=[
+                SequenceSpec(prompt=tuple(p), max_tokens=0, pooling=params, cache_salt=salt)
+                for p in prompts
+            ],
             group_size=group_size(request),
         )
         await admitted.reserve_tokens(job.num_prompt_tokens)

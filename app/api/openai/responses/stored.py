@@ -52,10 +52,7 @@ class OwnResponses:
             is_finished = response.status not in _UNFINISHED
             items = {item.id: item.model_dump_json(exclude_unset=True) for item in response.output}
             stored = StoredResponse(body, input_items(), is_finished, items)
-            # One in the background is added at first; then another server may end or delete it.
-            is_new = response.status == "queued" or not response.background
-            write = self._store.put if is_new else self._store.update
-            write(self._owner, response.id, stored)
+            self._store.put(self._owner, response.id, stored)
 
         # To its end: the response of a cancelled task must not be replaced by this one later.
         await in_thread(put)

@@ -70,7 +70,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
         raise InvalidRequest("response_id", "Cannot cancel a synchronous response.")
     # What is ended is stored as cancelled, also if the client leaves meanwhile.
     with anyio.CancelScope(shield=True):
-        if await _stop(request, response_id) or stored.is_elsewhere:
+        if await _stop(request, response_id):
             stored = await own.get(response_id)
             if not stored.is_finished:
                 response = ResponseObject.model_validate_json(stored.body)
@@ -125,7 +125,7 @@ async def _current(request: Request, response_id: str) -> Response:
 
     def read() -> str:
         stored = own.read(response_id)
-        if stored.is_finished or is_worked_on or stored.is_elsewhere:
+        if stored.is_finished or is_worked_on:
             return stored.body
         response = ResponseObject.model_validate_json(stored.body)
         response.status = "failed"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from batching.backend.sampling.edits import Edits, ExpectedEdit
 from batching.backend.sampling.sampler import Draw, Sampler
-from batching.request import SamplingParams
+from batching.inputs.sampling_params import SamplingParams
 
 _Floats = npt.NDArray[np.float32]
 _StoredExpected = tuple[int, float, float, _Floats, _Floats]

@@ -11,10 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from batching.backend.cpu.modules import Frequencies
+from batching.backend.frequencies import Frequencies, frequencies_of
 from batching.backend.hooks.undo import Changes
 from batching.backend.platforms.cpu.layers.norms import rms_norm_offset
-from batching.backend.platforms.cpu.layers.rotary import frequencies_of
 from batching.backend.platforms.gpu.pool_kernels import HeadNorms, Rotation
 from batching.backend.platforms.gpu.step_rows import padded
 

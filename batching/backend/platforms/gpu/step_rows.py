@@ -97,7 +97,7 @@ class KernelAttention:
 
     def _decode_rows(self, window: SlidingWindow | None) -> DecodeRows:
         block_size = self._block_size
-        tables: list[list[int]] = []
+        tables: list[tuple[int, ...]] = []
         ranges: list[tuple[int, int]] = []
         for s in self._decoded:
             block_ids = s.table(is_windowed=self._is_windowed).block_ids

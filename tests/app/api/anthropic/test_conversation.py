@@ -12,6 +12,7 @@ from app.parsing.tool_spec import NamedTool
 from app.prompts.conversation import ChatMessage, Conversation, ToolCall
 from app.storage.seal import Sealer
 from batching import InvalidRequest
+from tests.support.rows import rows
 
 SEALER: Final = Sealer(b"a key")
 USER: Final = {"role": "user", "content": "Hi"}
@@ -93,7 +94,7 @@ def test_results_come_in_the_order_of_the_calls() -> None:
     assert contents == ["1", "2", "of nothing"]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("content", "fields", "expected"),
     [
         ("3", {}, "3"),
@@ -124,7 +125,7 @@ def test_thinking_comes_back_as_reasoning() -> None:
     assert (turn.reasoning, turn.content) == ("Hm.\nAha.\nSo.", "3")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("block", "message"),
     [
         (thinking("Hm.", signature="forged"), "Invalid `signature` in `thinking` block"),
@@ -202,7 +203,7 @@ def test_a_reference_to_a_tool_that_is_not_there_is_refused() -> None:
         conversation({"role": "user", "content": [result([reference])]}, tools=[ADD])
 
 
-@pytest.mark.parametrize(
+@rows(
     ("choice", "expected", "is_parallel"),
     [
         (None, "auto", True),
@@ -228,7 +229,7 @@ def test_tools_of_servers_alone_are_none() -> None:
     assert conversation(tools=[WEB_SEARCH]).tool_choice == "none"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "switch", "effort"),
     [
         ({}, None, None),
@@ -245,7 +246,7 @@ def test_thinking_is_switched(fields: Any, switch: bool | None, effort: str | No
 IMAGE: Final = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "message"),
     [
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "type 'image' cannot be read"),

@@ -16,6 +16,7 @@ from app.parsing.events import ContentPiece, MessageEvent, ToolCallArguments, To
 from app.storage.seal import Sealer
 from batching import FinishReason
 from tests.support.byte_tokenizers import Bytes, Thinking
+from tests.support.rows import rows
 from tests.support.speaker import (
     MODEL_ID,
     Breaking,
@@ -271,7 +272,7 @@ async def test_the_input_is_an_object_also_where_the_text_is_none(
     assert all(call["input"] == expected for call in calls)
 
 
-@pytest.mark.parametrize(
+@rows(
     "arguments",
     [
         '{"x": ' + "[" * 300 + "]" * 300 + "}",
@@ -280,7 +281,6 @@ async def test_the_input_is_an_object_also_where_the_text_is_none(
         '{"x": "\\"input\\":{}", "input":{}}',
         "{}",
     ],
-    ids=["deep", "long", "large", "like the field", "empty"],
 )
 def test_the_input_is_what_a_stream_has(arguments: str) -> None:
     said: list[MessageEvent] = [

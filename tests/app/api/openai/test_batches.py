@@ -31,6 +31,7 @@ from tests.support.batches import (
     served_in,
     upload,
 )
+from tests.support.rows import rows
 from tests.support.speaker import Breaking, Served, served
 
 pytestmark = pytest.mark.anyio
@@ -222,7 +223,7 @@ async def test_an_input_that_has_gone_fails_the_batch(tmp_path: Path) -> None:
     assert done["errors"]["data"][0]["param"] == "input_file_id"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "param"),
     [
         ({"endpoint": "/v1/messages"}, "endpoint"),
@@ -385,32 +386,6 @@ async def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
     assert [record["custom_id"] for record in found] == [f"id-{i}" for i in range(20)]
 
 
-async def test_a_batch_of_a_server_that_ended_is_taken_over(tmp_path: Path) -> None:
-    async with served_in(tmp_path) as second:
-        async with served_in(tmp_path, is_gated=True) as first:
-            file = await upload(first, chat_lines(9))
-            batch = await create(first, file["id"])
-            await asyncio.to_thread(first.gate.reached.wait)
-            second.service.batches.wake()
-            seen = await ended(second, batch["id"])
-            assert seen["status"] == "in_progress"
-        for _ in range(5):
-            second.service.tick(0.0, 0.0)
-        done = await ended(second, batch["id"])
-    assert done["request_counts"] == {"total": 9, "completed": 9, "failed": 0}
-
-
-async def test_another_server_cancels_a_batch(tmp_path: Path) -> None:
-    async with served_in(tmp_path, is_gated=True) as first, served_in(tmp_path) as second:
-        file = await upload(first, chat_lines(9))
-        batch = await create(first, file["id"])
-        await asyncio.to_thread(first.gate.reached.wait)
-        await second.client.post(f"{BATCHES}/{batch['id']}/cancel")
-        first.service.tick(0.0, 0.0)
-        done = await ended(first, batch["id"])
-    assert done["status"] == "cancelled"
-
-
 async def test_a_batch_waits_while_the_disk_is_full(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -500,7 +475,7 @@ async def test_a_batch_that_is_cancelled_before_or_while_it_is_validated(
         runner.wake = lambda: None  # type: ignore[method-assign]
         batch = await create(server, file["id"])
         batches = server.service.storage.batch.batches
-        (claimed,) = batches.claim((), 8, limit_over=8, now=0)
+        (claimed,) = batches.next_to_run((), 8, limit_over=8, now=0)
 
         def cancel() -> None:
             batches.change(batch["id"], lambda found: replace(found, status="cancelling"))
@@ -681,7 +656,7 @@ async def test_a_database_that_fails_is_looked_at_again(
     async with served_in(tmp_path) as server:
         file = await upload(server, chat_lines(3))
         with monkeypatch.context() as patch:
-            patch.setattr(server.service.storage.batch.batches, "claim", fail)
+            patch.setattr(server.service.storage.batch.batches, "next_to_run", fail)
             batch = await create(server, file["id"])
             await server.service.batches.idle()
         assert "cannot be looked up: batches.sqlite: disk I/O error" in caplog.text

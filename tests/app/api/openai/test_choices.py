@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.generation.generation import PrefillProgress
-from batching.request import BatchRequest
+from batching.steps.sequences import SequenceState
 from tests.support.chunks import chunks
 from tests.support.fakes import expected_logprobs
 from tests.support.speaker import END, Speaker, served
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.anyio
 class Variants(Speaker):
     """Says its bytes to the first request, and to the next ones each a letter less of them."""
 
-    def _choose(self, request: BatchRequest, prefix: list[int]) -> int:
+    def _choose(self, sequence: SequenceState, prefix: list[int]) -> int:
         assert self._answer is not None
-        place = len(prefix) - request.num_prompt_tokens + request.request_id % 3
+        place = len(prefix) - sequence.num_prompt_tokens + sequence.sequence_id % 3
         return self._answer[place] if place < len(self._answer) else END
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.chunks import chunks
+from tests.support.rows import rows
 from tests.support.speaker import END, MODEL_ID, served
 
 pytestmark = pytest.mark.anyio
@@ -32,14 +33,14 @@ async def test_an_answer_has_all_that_openai_sends() -> None:
     }
 
 
-@pytest.mark.parametrize("prompt", ["Hi", ["Hi"], [72, 105], [[72, 105]]])
+@rows("prompt", ["Hi", ["Hi"], [72, 105], [[72, 105]]])
 async def test_a_prompt_is_text_or_tokens(prompt: Any) -> None:
     async with served() as server:
         answer = (await server.complete(prompt)).json()
     assert answer["usage"]["prompt_tokens"] == 2
 
 
-@pytest.mark.parametrize(
+@rows(
     ("prompt", "message"),
     [
         (["a"] * 1025, "prompt: it has 1025 items, and 1024 are the most"),

@@ -3,10 +3,10 @@
 import itertools
 import json
 
-import pytest
 from hypothesis import example, given, strategies as st
 
 from app.api.openai.custom_input import CustomInput
+from tests.support.rows import rows
 
 
 def read(pieces: list[str]) -> str:
@@ -37,7 +37,7 @@ def test_text_is_read_as_it_arrives() -> None:
     assert reader.flush() == ""
 
 
-@pytest.mark.parametrize(
+@rows(
     ("arguments", "text"),
     [
         ('{"a": 1, "input": "x"}', "x"),

@@ -11,6 +11,7 @@ from app.api.openai.chat.response import ResponseCustomCall
 from app.parsing.events import ToolCallArguments, ToolCallStart
 from tests.support.byte_tokenizers import Bytes
 from tests.support.chunks import chunks
+from tests.support.rows import rows
 from tests.support.sdk_types import check_shape
 from tests.support.speaker import MODEL_ID, Served, served
 
@@ -97,7 +98,7 @@ def test_a_text_that_comes_late_is_written_before_the_next_call(arguments: str) 
     assert [piece.index for piece in pieces] == [0, 0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("length", range(10, 70, 6))
+@rows("length", range(10, 70, 6))
 async def test_a_call_that_is_cut_has_the_text_that_has_come(length: int) -> None:
     async with served(patch("ab" * 20).encode(), tokenizer=Bytes()) as server:
         fields = {"tools": [PATCH], "tool_choice": "required", "max_tokens": length}

@@ -12,6 +12,7 @@ import pytest
 
 from batching.pooling import Embeddings, NoEmbeddings, PoolingParams, PoolingType
 from tests.support.fakes import expected_vector
+from tests.support.rows import rows
 from tests.support.speaker import END, MODEL_ID, ByteTokenizer, Served, served
 
 pytestmark = pytest.mark.anyio
@@ -93,7 +94,7 @@ async def test_the_first_dimensions_are_normalized_again(
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize(("is_normalized", "asked"), [(True, False), (False, None), (False, True)])
+@rows(("is_normalized", "asked"), [(True, False), (False, None), (False, True)])
 async def test_the_model_says_whether_vectors_are_normalized_unless_the_request_does(
     is_normalized: bool, asked: bool | None
 ) -> None:
@@ -145,7 +146,7 @@ class Framing(ByteTokenizer):
         return ["ab", "c"]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("text", "fields", "kept"),
     [
         ("abcdef", {}, [END, *b"abcdef", END]),

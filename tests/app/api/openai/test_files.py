@@ -12,6 +12,7 @@ from starlette.types import Message
 from app.storage.database import StorageError
 from app.storage.files import FileLimits, FileStore
 from tests.support.batches import BATCHES, CHAT, FILES, create, full_disk, served_in, upload
+from tests.support.rows import rows
 from tests.support.speaker import Served, served
 
 pytestmark = pytest.mark.anyio
@@ -146,7 +147,7 @@ async def test_what_is_no_form_is_refused(tmp_path: Path) -> None:
         assert left_in(tmp_path) == []
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "word"),
     [
         ({"expires_after[seconds]": b"7200"}, "anchor"),

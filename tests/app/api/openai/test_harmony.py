@@ -9,6 +9,7 @@ import pytest
 from tests.support.chunks import chunks
 from tests.support.harmony_model import harmony_tokenizer
 from tests.support.marker_tokenizer import MarkerTokenizer
+from tests.support.rows import rows
 from tests.support.speaker import Served, served
 
 pytestmark = pytest.mark.anyio
@@ -88,7 +89,7 @@ async def test_reasoning_and_content() -> None:
     assert choice["message"]["content"] == joined(deltas, "content") == "It rains."
 
 
-@pytest.mark.parametrize("ends", [("<|return|>", "<|call|>"), ("<|return|>",), ()])
+@rows("ends", [("<|return|>", "<|call|>"), ("<|return|>",), ()])
 async def test_a_message_ends_at_its_last_marker(ends: tuple[str, ...]) -> None:
     tokenizer = harmony_tokenizer(ends=ends)
     for text, fields, reason in (
@@ -126,7 +127,7 @@ async def test_a_stop_string_in_a_call_is_no_call() -> None:
     assert choice["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "text"),
     [
         ({"tools": TOOLS, "tool_choice": "required"}, CALL),

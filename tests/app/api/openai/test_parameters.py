@@ -13,6 +13,7 @@ from app.prompts.render import completion_prompt
 from batching import InvalidRequest
 from tests.support.byte_tokenizers import Bytes, Thinking
 from tests.support.chunks import chunks
+from tests.support.rows import rows
 from tests.support.speaker import END, ByteTokenizer, served
 
 pytestmark = pytest.mark.anyio
@@ -261,7 +262,7 @@ async def test_a_role_of_the_template_is_passed_on() -> None:
     assert rendered.json()["prompt"] == "documents: Some.\nassistant:"
 
 
-@pytest.mark.parametrize(
+@rows(
     "fields",
     [
         {"response_format": {"type": "json_object"}},
@@ -293,7 +294,7 @@ async def test_a_grammar_that_cannot_be_compiled_is_the_clients_fault() -> None:
     assert without == 200
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "param"),
     [
         ({"top_logprobs": 1}, "top_logprobs"),
@@ -399,12 +400,12 @@ async def test_what_the_engine_is_asked() -> None:
         ends = job(chat_request(ignore_eos=True, stop_token_ids=[7]))
         with pytest.raises(InvalidRequest):
             job(chat_request(stop_token_ids=[END + 1]))
-    assert made.sampling.min_tokens == 2
-    assert made.sampling.bad_words == (tuple(b"no"), tuple(b" no"), tuple(b" so"))
-    assert made.stop_token_ids == {END}
-    assert made.constraint is not None
-    assert ends.stop_token_ids == {7}
-    assert ends.constraint is None
+    assert made.spec.sampling.min_tokens == 2
+    assert made.spec.sampling.bad_words == (tuple(b"no"), tuple(b" no"), tuple(b" so"))
+    assert made.spec.stop_token_ids == {END}
+    assert made.spec.constraint is not None
+    assert ends.spec.stop_token_ids == {7}
+    assert ends.spec.constraint is None
 
 
 async def test_long_prompts_are_cut_at_their_beginning() -> None:

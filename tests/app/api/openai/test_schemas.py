@@ -8,6 +8,7 @@ from app.api.openai.chat.request import ChatCompletionRequest
 from app.api.openai.schemas import unsupported
 from app.generation.job import sampling_params
 from batching import ModelInfo, Priority, SamplingParams
+from tests.support.rows import rows
 from tests.support.speaker import END, ByteTokenizer, served
 
 NAN = float("nan")
@@ -70,7 +71,7 @@ def test_minus_one_turns_top_k_off_too() -> None:
     assert sampling(chat_request(top_k=-1)).top_k == 0
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "priority"),
     [
         ({"priority": "high"}, Priority.HIGH),
@@ -87,7 +88,7 @@ def test_priorities(fields: dict[str, Any], priority: Priority) -> None:
     assert chat_request(**fields).queue_priority is priority
 
 
-@pytest.mark.parametrize(
+@rows(
     "fields",
     [
         {"temperature": 2},
@@ -246,7 +247,7 @@ async def test_a_message_that_cannot_be_read_is_pointed_at(
     assert error["message"].startswith(f"{param}: {reason}")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "name", "value"),
     [
         ({"repeat_penalty": 1.5}, "repetition_penalty", 1.5),
@@ -351,7 +352,7 @@ async def test_an_unsupported_completion_field_is_named(name: str) -> None:
     assert (await rejection("/v1/completions", **{name: value}))["param"] == name
 
 
-@pytest.mark.parametrize(("name", "accepted"), list(unsupported.CHAT.items()))
+@rows(("name", "accepted"), list(unsupported.CHAT.items()))
 def test_the_default_of_an_unsupported_field_is_accepted(
     name: str, accepted: tuple[Any, ...]
 ) -> None:

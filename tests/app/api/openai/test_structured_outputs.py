@@ -13,6 +13,7 @@ from batching import (
     lark_grammar,
     regex_grammar,
 )
+from tests.support.rows import rows
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -50,13 +51,13 @@ def test_any_json_object() -> None:
     assert ResponseFormat.model_validate(body).grammar() == json_object_grammar()
 
 
-@pytest.mark.parametrize("extra", [{}, {"strict": False}, {"strict": True}, {"description": "d"}])
+@rows("extra", [{}, {"strict": False}, {"strict": True}, {"description": "d"}])
 def test_a_schema_is_enforced_strict_or_not(extra: dict[str, Any]) -> None:
     body = ResponseFormat.model_validate(named(schema=SCHEMA, **extra))
     assert body.grammar() == json_schema_grammar(SCHEMA)
 
 
-@pytest.mark.parametrize(
+@rows(
     "body",
     [
         {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
@@ -80,7 +81,7 @@ def test_a_name_has_64_letters_digits_dashes_and_lines() -> None:
         assert fault(ResponseFormat, named(name=name))[0] == "json_schema.name"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "param"),
     [
         ({}, "type"),
@@ -115,7 +116,7 @@ def test_a_schema_has_a_size(schema: dict[str, Any], message: str) -> None:
 # structured_outputs
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "grammar"),
     [
         ({"json": SCHEMA}, json_schema_grammar(SCHEMA)),
@@ -133,14 +134,14 @@ def test_each_way_to_ask(body: dict[str, Any], grammar: str) -> None:
     assert StructuredOutputs.model_validate(body).grammar() == grammar
 
 
-@pytest.mark.parametrize(
+@rows(
     "body", [{}, {"json_object": False}, {"regex": "a", "choice": ["a"]}, {"json": {}, "regex": ""}]
 )
 def test_exactly_one_way_is_asked_for(body: dict[str, Any]) -> None:
     assert "exactly one of" in fault(StructuredOutputs, body)[1]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("body", "param"),
     [
         ({"json": "{"}, "json"),

@@ -10,6 +10,7 @@ from app.api.openai.schemas.response_options import ResponseOptions, StreamOptio
 from app.generation.choice import Delta, TokenWithLogprob
 from app.parsing.events import ContentPiece, ReasoningPiece, ToolCallArguments, ToolCallStart
 from batching import FinishReason, TokenLogprobs
+from tests.support.rows import rows
 
 # A name that needs escapes itself, and looks like the text of a chunk.
 COMMON = common_fields("id-1", 'a "content":"" \\ model')
@@ -78,7 +79,7 @@ def test_deltas_of_text_are_written_as_their_chunks_are(
 PIECE = ContentPiece("a")
 
 
-@pytest.mark.parametrize(
+@rows(
     "delta",
     [
         Delta(0, is_first=True, events=[PIECE]),

@@ -10,6 +10,7 @@ from app.api.openai.chat.messages import MessageParam
 from app.api.openai.schemas.tool_choice import ToolChoice, ToolChoiceObject
 from app.api.openai.schemas.tools import AnyTool, CustomToolCall, Tool, ToolList
 from app.parsing.tool_spec import AllowedTools, NamedTool
+from tests.support.rows import rows
 
 tool_lists: TypeAdapter[list[AnyTool]] = TypeAdapter(ToolList)
 tool_choices: TypeAdapter[ToolChoiceObject] = TypeAdapter(ToolChoice)
@@ -64,7 +65,7 @@ def test_a_tool_is_passed_to_the_template_as_openai_writes_it() -> None:
     assert parsed.to_spec().template_fields() == {"type": "function", "function": function}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("parameters", "schema"),
     [
         (None, {"type": "object", "properties": {}, "additionalProperties": False}),
@@ -82,7 +83,7 @@ def parameter(schema: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": schema}}
 
 
-@pytest.mark.parametrize(
+@rows(
     "keyword",
     ["properties", "required", "$defs", "definitions", "type", "anyOf", "enum", "items", "pattern"],
 )
@@ -102,7 +103,7 @@ def test_a_whole_number_may_be_written_as_another() -> None:
     assert [str(found[name]) for name in ("minItems", "maxItems")] == ["0", "3"]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("schema", "message"),
     [
         (parameter({"maxItems": 0.5}), "properties.a.maxItems must be a whole number"),
@@ -123,7 +124,7 @@ def test_a_keyword_of_another_type_is_named(schema: dict[str, Any], message: str
     assert reported.startswith(message)
 
 
-@pytest.mark.parametrize(
+@rows(
     "tools",
     [
         [tool(name="a" * 64), tool(name="A_9-z", strict=None, description=None)],
@@ -138,7 +139,7 @@ def test_tools_that_are_accepted(tools: Any) -> None:
     assert len(tool_lists.validate_python(tools)) == len(tools)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("tools", "where", "message"),
     [
         ([tool(name=f"f{i}") for i in range(129)], "", "List should have at most 128 items"),
@@ -184,7 +185,7 @@ def test_tools_that_are_rejected(tools: Any, where: str, message: str) -> None:
     assert reported[1].startswith(message)
 
 
-@pytest.mark.parametrize("choice", ["none", "auto", "required"])
+@rows("choice", ["none", "auto", "required"])
 def test_a_word_is_a_choice(choice: str) -> None:
     assert tool_choices.validate_python(choice).to_choice() == choice
     assert tool_choices.validate_python({"type": choice}).to_choice() == choice
@@ -205,7 +206,7 @@ def test_tools_are_chosen_by_name() -> None:
     assert both.to_choice() == AllowedTools(frozenset({"f", "h"}), "auto")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("choice", "where"),
     [
         ("any", ""),
@@ -236,7 +237,7 @@ def test_a_choice_that_cannot_be_read_is_pointed_at(choice: Any, where: str) -> 
     assert fault(tool_choices, choice)[0] == where
 
 
-@pytest.mark.parametrize(
+@rows(
     ("names", "choice", "message"),
     [
         ([], "none", None),
@@ -265,7 +266,7 @@ def test_a_choice_is_of_the_tools_that_are_there(
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("message", "content", "reasoning"),
     [
         ({"role": "assistant", "tool_calls": [CALL]}, "", None),
@@ -329,7 +330,7 @@ def test_a_call_without_a_type_is_a_functions(kind: object) -> None:
     assert turn.to_message().tool_calls[0].name == "f"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("message", "where", "text"),
     [
         ({"role": "function", "content": "4"}, "", "this role is called 'tool' now"),

@@ -7,9 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from app.prompts.render_pool import POOL, RendererLost
+from app.prompts.template_sandbox import SANDBOX
+from batching import SandboxLost
 from batching.pooling import Embeddings, NoEmbeddings, PoolingParams, PoolingType, Reranker
-from batching.request import BatchRequest, TokenLogprobs
+from batching.steps.sequences import SequenceState
+from batching.steps.token_output import TokenLogprobs
 from tests.support.fakes import expected_vector
 from tests.support.speaker import END, MODEL_ID, ByteTokenizer, Served, Speaker, served
 
@@ -28,14 +30,14 @@ LAST = Embeddings(pooling=PoolingType.LAST, size=4)
 class Judge(Speaker):
     """Finds a document the more relevant the more often it has a `c`."""
 
-    def _named(self, request: BatchRequest, prefix: list[int]) -> TokenLogprobs:
+    def _named(self, sequence: SequenceState, prefix: list[int]) -> TokenLogprobs:
         return TokenLogprobs(-1.0, ((END, -1.0), (YES, -2.0), (NO, -2.0 - prefix.count(ord("c")))))
 
 
 class Certain(Judge):
     """Is as certain as numbers can be."""
 
-    def _named(self, request: BatchRequest, prefix: list[int]) -> TokenLogprobs:
+    def _named(self, sequence: SequenceState, prefix: list[int]) -> TokenLogprobs:
         return TokenLogprobs(-1.0, ((YES, -5000.0), (NO, -1.0)))
 
 
@@ -187,9 +189,9 @@ async def test_a_renderer_that_was_killed_is_not_the_querys_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object) -> str:
-        raise RendererLost
+        raise SandboxLost
 
-    monkeypatch.setattr(POOL, "render", fail)
+    monkeypatch.setattr(SANDBOX, "ask", fail)
     async with reranking() as server:
         response = await rerank(server, documents=["a"])
     assert response.status_code == 503

@@ -14,7 +14,9 @@ import pytest
 from batching.backend.engine_builder import build_engine
 from batching.backend.loader import LoadedModel, load_model
 from batching.config import EngineConfig
-from batching.request import BatchRequest, SamplingParams, TokenLogprobs, TokenOutput
+from batching.inputs.sampling_params import SamplingParams
+from batching.steps.token_output import TokenLogprobs, TokenOutput
+from tests.support.requests import make_request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -66,7 +68,7 @@ def test_greedy_completions_in_one_batch_are_those_of_the_reference(path: Path, 
     greedy = SamplingParams(temperature=0.0, logprobs=1)
     for index, case in enumerate(CASES):
         prompt = case["prompt_token_ids"]
-        engine.add(BatchRequest(index, prompt, max_tokens=32, sampling=greedy))
+        engine.add(make_request(index, prompt, max_tokens=32, sampling=greedy))
     found: dict[int, list[TokenLogprobs]] = {index: [] for index in range(len(CASES))}
     while engine.has_work:
         for index, output in engine.step():

@@ -34,6 +34,7 @@ from tests.support.gguf_models import (
 from tests.support.gguf_writer import Q4_0, Q8_0, write_gguf
 from tests.support.model_files import CONFIG, rejection, write_model
 from tests.support.model_zoo import make_tiny, tiny_config
+from tests.support.weekly import weekly_pairs
 
 
 def test_a_share_of_the_memory_is_less_what_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +68,8 @@ def write_float_gguf(directory: Path) -> Path:
     return write_gguf(directory / "f.gguf", BPE | metadata_of(config), tensors_of(model, config))
 
 
-every_file = pytest.mark.parametrize(
-    "write", [write_model, write_quantized_gguf, write_float_gguf], ids=lambda write: write.__name__
-)
-every_dtype = pytest.mark.parametrize("dtype", [None, mx.float32, mx.bfloat16])
+FILES: Final = (write_model, write_quantized_gguf, write_float_gguf)
+every_file = pytest.mark.parametrize("write", FILES, ids=lambda write: write.__name__)
 
 
 def have_memory(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
@@ -80,8 +79,7 @@ def have_memory(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
     monkeypatch.setattr(memory, "device_memory", lambda: total)
 
 
-@every_file
-@every_dtype
+@pytest.mark.parametrize(("write", "dtype"), weekly_pairs(FILES, [None, mx.float32, mx.bfloat16]))
 def test_weights_that_fit_to_the_byte_are_loaded_and_others_are_not_begun(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,6 +1,7 @@
 """Paged attention against attention over each request's own contiguous keys and values."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,22 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batching.backend.cpu.host_cache import HostLayerCache, host_cache
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow, StepAttention
 from batching.backend.paged.mlx_pool import DeviceLayerCache, device_cache
 from batching.block_manager import BlockCopy, BlockTable
-from batching.request import BatchRequest
 from batching.steps.step_plan import Slice
+from tests.support.requests import make_request, slice_of
 
 MakeCache = Callable[[list[LayerShape], int, int], PagedKVCache]
 
-both_kinds = pytest.mark.parametrize("make_cache", [device_cache, host_cache])
 every_way = pytest.mark.parametrize(
     "make_cache",
-    [device_cache, partial(device_cache, views_decodes=False), host_cache],
-    ids=["with views", "gathered", "on the host"],
+    [device_cache, partial(device_cache, views_decodes=False)],
+    ids=["with views", "gathered"],
 )
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
@@ -67,7 +66,7 @@ def reference(
 
 def pool_keys(cache: PagedKVCache) -> np.ndarray[Any, Any]:
     layer = cache.layers[0]
-    assert isinstance(layer, DeviceLayerCache | HostLayerCache)
+    assert isinstance(layer, DeviceLayerCache)
     return np.array(layer.pool.keys)
 
 
@@ -92,7 +91,7 @@ def steps(draw: st.DrawFn) -> list[tuple[int, int, list[int]]]:
 
 
 @every_way
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=40)
 @given(
     steps(),
     st.sampled_from([(2, 2), (4, 2), (3, 1)]),
@@ -123,27 +122,27 @@ def test_it_is_attention_whatever_the_rows_the_blocks_and_the_window(
     # Requests that share a block have the same tokens in it.
     pool = rng.normal(size=(2, NUM_BLOCKS, BLOCK_SIZE, num_heads, DIM)).astype(np.float32)
     for i, (start, stop, blocks) in enumerate(step):
-        request = BatchRequest(i, [0] * stop, max_tokens=1)
+        request = make_request(i, [0] * stop, max_tokens=1)
         request.block_table = BlockTable(blocks)
-        slices.append(Slice(request, start, stop))
+        slices.append(slice_of(request, start, stop))
         contents.append(pool[:, blocks].reshape(2, -1, num_heads, DIM)[:, :stop])
 
     def write(parts: list[Slice]) -> None:
         inputs = cache.begin(parts)
         order = inputs.attention.slices
-        rows = [contents[s.request.request_id][:, s.start : s.stop] for s in order]
-        k, v = (as_rows([r[i] for r in rows], len(inputs.tokens)) for i in (0, 1))
+        rows = [contents[s.sequence_id][:, s.start : s.stop] for s in order]
+        k, v = (as_rows([r[i] for r in rows]) for i in (0, 1))
         layer.update_and_fetch(k, v)
         cache.flush()
 
-    before = [Slice(s.request, 0, s.start) for s in slices if s.start]
+    before = [replace(s, start=0, token_ids=(0,) * s.start) for s in slices if s.start]
     if before:
         write(before)
     write(slices)
     order = layer.step.attention.slices
     queries = [rng.normal(size=(len(s), num_queries, DIM)).astype(np.float32) for s in order]
     out = layer.attend(
-        as_rows(queries, len(layer.step.tokens)),
+        as_rows(queries),
         scale=DIM**-0.5,
         # A model makes one of its own for chunks.
         mask=mx.zeros(1) if is_chunked else layer.make_mask(1, window_size=size),
@@ -152,50 +151,32 @@ def test_it_is_attention_whatever_the_rows_the_blocks_and_the_window(
     got = np.array(out.squeeze(2))
     expected = []
     for q, s in zip(queries, order, strict=True):
-        k, v = contents[s.request.request_id]
+        k, v = contents[s.sequence_id]
         expected.append(reference(q, k, v, s.start, window, soft_cap, sinks))
-    num_tokens = sum(map(len, order))
-    assert np.allclose(got[:num_tokens], np.concatenate(expected), atol=2e-5)
-    assert not got[num_tokens:].any()
+    assert np.allclose(got, np.concatenate(expected), atol=2e-5)
 
 
-def as_rows(parts: list[np.ndarray[Any, Any]], num_rows: int) -> mx.array:
-    """`[L, H, D]` each as `[num_rows, H, 1, D]`; the padding is not read."""
-    rows = np.concatenate(parts)
-    padding = np.full((num_rows - len(rows), *rows.shape[1:]), np.nan, np.float32)
-    return mx.array(np.concatenate([rows, padding]))[:, :, None]
-
-
-@pytest.mark.parametrize(("num_tokens", "num_rows"), [(32, 32), (33, 40), (40, 40)])
-def test_rows_are_padded_to_what_is_computed_soonest(num_tokens: int, num_rows: int) -> None:
-    cache = host_cache([LayerShape(1, DIM, DIM, mx.float32)], NUM_BLOCKS, BLOCK_SIZE)
-    request = BatchRequest(0, range(num_tokens), max_tokens=1)
-    request.block_table = BlockTable(range(10))
-    step = cache.begin([Slice(request, 0, num_tokens)])
-    padding = [0] * (num_rows - num_tokens)
-    assert step.tokens[:, 0].tolist() == [*range(num_tokens), *padding]
-    assert step.positions.tolist() == [*range(num_tokens), *padding]
-    assert len(step.slots) == num_tokens
-    assert step.logit_rows.rows.tolist() == [num_tokens - 1]
+def as_rows(parts: list[np.ndarray[Any, Any]]) -> mx.array:
+    """`[L, H, D]` each as `[T, H, 1, D]`."""
+    return mx.array(np.concatenate(parts))[:, :, None]
 
 
 @pytest.mark.parametrize("num_tokens", [100, 600])
 def test_long_rows_are_read_as_views_and_short_ones_together(num_tokens: int) -> None:
     requests = []
     for i in range(3):
-        request = BatchRequest(i, [0] * num_tokens, max_tokens=1)
+        request = make_request(i, [0] * num_tokens, max_tokens=1)
         request.block_table = BlockTable(range(i * 20, i * 20 + 19))
         requests.append(request)
-    attention = StepAttention([Slice(r, num_tokens - 1, num_tokens) for r in requests], 32)
+    attention = StepAttention([slice_of(r, num_tokens - 1, num_tokens) for r in requests], 32)
     assert [g.num_rows for g in attention.groups(None)] == ([3] if num_tokens == 100 else [1] * 3)
 
 
-@both_kinds
-def test_a_write_changes_its_slots_and_nothing_else(make_cache: MakeCache) -> None:
-    cache = make_cache([LayerShape(1, DIM, DIM, mx.float32)], NUM_BLOCKS, BLOCK_SIZE)
-    request = BatchRequest(0, [0] * 6, max_tokens=1)
+def test_a_write_changes_its_slots_and_nothing_else() -> None:
+    cache = device_cache([LayerShape(1, DIM, DIM, mx.float32)], NUM_BLOCKS, BLOCK_SIZE)
+    request = make_request(0, [0] * 6, max_tokens=1)
     request.block_table = BlockTable([9, 3])
-    cache.begin([Slice(request, 0, 6)])
+    cache.begin([slice_of(request, 0, 6)])
     ones = mx.ones((6, 1, 1, DIM))
     cache.layers[0].update_and_fetch(ones, ones)
     cache.flush()
@@ -203,12 +184,11 @@ def test_a_write_changes_its_slots_and_nothing_else(make_cache: MakeCache) -> No
     assert written.tolist() == [12, 13, 36, 37, 38, 39]
 
 
-@both_kinds
-def test_a_copied_block_has_its_sources_contents(make_cache: MakeCache) -> None:
-    cache = make_cache([LayerShape(2, DIM, DIM, mx.float32)], 4, BLOCK_SIZE)
-    request = BatchRequest(0, [0] * 4 * BLOCK_SIZE, max_tokens=1)
+def test_a_copied_block_has_its_sources_contents() -> None:
+    cache = device_cache([LayerShape(2, DIM, DIM, mx.float32)], 4, BLOCK_SIZE)
+    request = make_request(0, [0] * 4 * BLOCK_SIZE, max_tokens=1)
     request.block_table = BlockTable(range(4))
-    cache.begin([Slice(request, 0, 4 * BLOCK_SIZE)])
+    cache.begin([slice_of(request, 0, 4 * BLOCK_SIZE)])
     rows = mx.random.normal((4 * BLOCK_SIZE, 2, 1, DIM))
     cache.layers[0].update_and_fetch(rows, rows)
     cache.flush()
@@ -219,12 +199,11 @@ def test_a_copied_block_has_its_sources_contents(make_cache: MakeCache) -> None:
     assert (after == before[:, [0, 1, 0, 1]]).all()
 
 
-@both_kinds
-def test_a_write_that_was_never_read_is_dropped(make_cache: MakeCache) -> None:
-    cache = make_cache([LayerShape(1, DIM, DIM, mx.float32)], 4, BLOCK_SIZE)
-    request = BatchRequest(0, [0] * 3, max_tokens=1)
+def test_a_write_that_was_never_read_is_dropped() -> None:
+    cache = device_cache([LayerShape(1, DIM, DIM, mx.float32)], 4, BLOCK_SIZE)
+    request = make_request(0, [0] * 3, max_tokens=1)
     request.block_table = BlockTable([1])
-    cache.begin([Slice(request, 0, 3)])
+    cache.begin([slice_of(request, 0, 3)])
     cache.layers[0].update_and_fetch(mx.ones((3, 1, 1, DIM)), mx.ones((3, 1, 1, DIM)))
     cache.reset()
     cache.flush()

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from batching.backend.paged.mlx_attention import (
 )
 from batching.backend.paged.mlx_pool import DeviceLayerCache, device_cache
 from batching.block_manager import BlockTable
-from batching.request import BatchRequest
 from batching.steps.step_plan import Slice
+from tests.support.requests import make_request, slice_of
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
@@ -31,9 +32,9 @@ LAYER = LayerShape(NUM_HEADS, DIM, DIM, mx.float32)
 
 
 def decode(request_id: int, num_tokens: int, blocks: list[int]) -> Slice:
-    request = BatchRequest(request_id, [0] * num_tokens, max_tokens=1)
+    request = make_request(request_id, [0] * num_tokens, max_tokens=1)
     request.block_table = BlockTable(blocks)
-    return Slice(request, num_tokens - 1, num_tokens)
+    return slice_of(request, num_tokens - 1, num_tokens)
 
 
 def rows(num_rows: int, num_heads: int = NUM_HEADS) -> mx.array:
@@ -44,9 +45,9 @@ def rows(num_rows: int, num_heads: int = NUM_HEADS) -> mx.array:
 
 def filled(cache: PagedKVCache) -> DeviceLayerCache:
     """Write random keys and values into all slots of a cache's only layer."""
-    cache.begin(
-        [whole := Slice(decode(9, NUM_BLOCKS * BLOCK_SIZE, [*range(NUM_BLOCKS)]).request, 0, 256)]
-    )
+    blocks = BlockTable(range(NUM_BLOCKS)).value
+    whole = Slice(9, 0, (0,) * (NUM_BLOCKS * BLOCK_SIZE), blocks)
+    cache.begin([whole])
     layer = cache.layers[0]
     assert isinstance(layer, DeviceLayerCache)
     layer.update_and_fetch(rows(len(whole)), rows(len(whole)))
@@ -81,8 +82,7 @@ def test_no_decode_attends_to_a_view_where_views_are_read_wrong(
 ) -> None:
     """A decode by itself, some side by side, and those of layers with blocks of their own."""
     first, second = (decode(i, num_tokens, [*range(i * 150, i * 150 + 150)]) for i in (0, 1))
-    for s in (first, second):
-        s.request.window_table = BlockTable(s.request.block_table.block_ids)
+    first, second = (replace(s, window_blocks=s.blocks) for s in (first, second))
     for slices in ([first], [first, second]):
         for of_layer in (lambda a: a, StepAttention.windowed):
             attention = of_layer(StepAttention(slices, BLOCK_SIZE, views_decodes=False))
@@ -95,8 +95,8 @@ def test_no_decode_attends_to_a_view_where_views_are_read_wrong(
 
 
 def test_a_chunk_is_a_view_anyway() -> None:
-    request = decode(0, 9, [3, 4, 5]).request
-    [group] = StepAttention([Slice(request, 2, 9)], BLOCK_SIZE, views_decodes=False).groups(None)
+    chunk = Slice(0, 2, (0,) * 7, BlockTable([3, 4, 5]).value)
+    [group] = StepAttention([chunk], BLOCK_SIZE, views_decodes=False).groups(None)
     assert isinstance(group.context, RunContext)
 
 

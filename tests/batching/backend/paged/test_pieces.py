@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batching.backend.paged.pieces import DeferredMask, Piece, cut
-from batching.request import BatchRequest
 from batching.steps.step_plan import Slice
+from tests.support.requests import make_request, slice_of
 
 MAX_LENGTH: Final = 12
 WINDOWS: Final = st.sampled_from([None, 1, 3, 8, 100])
@@ -24,8 +24,8 @@ def steps(draw: st.DrawFn) -> list[Slice]:
         start = draw(st.integers(0, 20))
         stop = start + draw(st.sampled_from([1, 1, 1, 2, 5, MAX_LENGTH]))
         keep = draw(st.sets(st.integers(max(0, start - 3), stop - 1)))
-        request = BatchRequest(request_id, range(1, stop + 1), max_tokens=1)
-        slices.append(Slice(request, start, stop, keep=tuple(sorted(keep))))
+        request = make_request(request_id, range(1, stop + 1), max_tokens=1)
+        slices.append(slice_of(request, start, stop, keep=tuple(sorted(keep))))
     return slices
 
 
@@ -113,7 +113,7 @@ def test_a_row_sees_its_window_and_itself(
 
 
 def test_a_mask_has_a_name_unless_an_array_is_wanted() -> None:
-    (piece,) = cut([Slice(BatchRequest(0, range(1, 6), max_tokens=1), 0, 5)])
+    (piece,) = cut([slice_of(make_request(0, range(1, 6), max_tokens=1), 0, 5)])
     assert DeferredMask(None, is_array=False).of(piece) == "causal"
     assert isinstance(DeferredMask(None, is_array=True).of(piece), mx.array)
     assert isinstance(DeferredMask(3, is_array=False).of(piece), mx.array)
@@ -121,9 +121,9 @@ def test_a_mask_has_a_name_unless_an_array_is_wanted() -> None:
 
 @pytest.mark.parametrize("offset", [1, 7])
 def test_decodes_split_where_their_kind_changes(offset: int) -> None:
-    requests = [BatchRequest(i, range(1, 12), max_tokens=1) for i in range(4)]
-    (piece,) = cut([Slice(r, offset + i, offset + i + 1) for i, r in enumerate(requests)])
-    parts = list(piece.split(lambda s: s.request.request_id // 3))
+    requests = [make_request(i, range(1, 12), max_tokens=1) for i in range(4)]
+    (piece,) = cut([slice_of(r, offset + i, offset + i + 1) for i, r in enumerate(requests)])
+    parts = list(piece.split(lambda s: s.sequence_id // 3))
     assert [(part.first_row, part.stop_row) for part in parts] == [(0, 3), (3, 4)]
     offsets = [part.offset.tolist() for part in parts if isinstance(part.offset, mx.array)]
     assert offsets == [[offset, offset + 1, offset + 2], [offset + 3]]

@@ -11,6 +11,7 @@ from batching.backend.paged.pieces import Piece, cut
 from batching.backend.paged.state_cache import OwnCaches, RecurrentStates, StateCache
 from batching.request import BatchRequest
 from batching.steps.step_plan import Slice, StateCopy
+from tests.support.requests import make_request, slice_of
 
 NUM_SLOTS: Final = 4
 
@@ -27,10 +28,10 @@ class Total:
         self.sum = mx.zeros((1,))
 
 
-def run(cache: StateCache, slices: Sequence[Slice]) -> None:
+def run(cache: StateCache, slices: Sequence[Slice], gone: tuple[int, ...] = ()) -> None:
     """Add each token to the state of its request."""
     step = Step(slices, one_by_one=isinstance(cache, OwnCaches))
-    cache.begin(step)
+    cache.begin(step, gone)
     for piece in step.pieces:
         view, token_ids = cache.piece(piece), [s.token_ids for s in piece.slices]
         if piece.is_chunk:
@@ -54,7 +55,7 @@ def state(cache: StateCache, slot: int, position: int) -> float:
 
 
 def request(slot: int, num_tokens: int = 40) -> BatchRequest:
-    made = BatchRequest(slot, [100 * (slot + 1) + i for i in range(num_tokens)], max_tokens=1)
+    made = make_request(slot, [100 * (slot + 1) + i for i in range(num_tokens)], max_tokens=1)
     made.state_slot = slot
     return made
 
@@ -90,7 +91,7 @@ def test_a_state_is_that_of_its_requests_tokens(kind: str, data: st.DataObject) 
             choices = sorted({*earlier, *range(start + 1, stop)})
             keep = set(data.draw(st.lists(st.sampled_from(choices)))) if choices else set()
             keep |= {start} if rejected else set()
-            slices.append(Slice(requests[slot], start, stop, keep=tuple(sorted(keep))))
+            slices.append(slice_of(requests[slot], start, stop, keep=tuple(sorted(keep))))
             held[slot] = {*keep, stop}
             at[slot] = start if rejected else stop
         run(cache, slices)
@@ -103,10 +104,10 @@ def test_a_state_is_that_of_its_requests_tokens(kind: str, data: st.DataObject) 
 def test_a_copy_is_not_changed_by_what_its_source_does_next(cache: StateCache) -> None:
     source, fork = request(0), request(1)
     fork.token_ids[:5] = source.token_ids[:5]
-    run(cache, [Slice(source, 0, 5)])
+    run(cache, [slice_of(source, 0, 5)])
     cache.copy(StateCopy(0, 1, 5))
     cache.copy(StateCopy(0, 3, 5))
-    run(cache, [Slice(source, 5, 6), Slice(fork, 5, 6)])
+    run(cache, [slice_of(source, 5, 6), slice_of(fork, 5, 6)])
     assert state(cache, 0, 6) == expected(source, 6)
     assert state(cache, 1, 6) == expected(fork, 6)
     assert state(cache, 3, 5) == expected(source, 5)
@@ -115,14 +116,14 @@ def test_a_copy_is_not_changed_by_what_its_source_does_next(cache: StateCache) -
 def test_an_unchanged_batch_goes_on_with_the_arrays_that_it_left() -> None:
     cache = RecurrentStates(1)
     requests = [request(slot) for slot in range(3)]
-    run(cache, [Slice(r, 0, 2) for r in requests])
-    run(cache, [Slice(r, 2, 3) for r in requests])
+    run(cache, [slice_of(r, 0, 2) for r in requests])
+    run(cache, [slice_of(r, 2, 3) for r in requests])
     left = cache._slots[0][3].arrays[0]
     assert all(cache._slots[slot][3].arrays[0] is left for slot in range(3))
-    step = Step([Slice(r, 3, 4) for r in requests], one_by_one=False)
+    step = Step([slice_of(r, 3, 4) for r in requests], one_by_one=False)
     cache.begin(step)
     assert cache.piece(step.pieces[0])[0] is left
-    reordered = Step([Slice(r, 3, 4) for r in requests[::-1]], one_by_one=False)
+    reordered = Step([slice_of(r, 3, 4) for r in requests[::-1]], one_by_one=False)
     cache.begin(reordered)
     assert cache.piece(reordered.pieces[0])[0].tolist() == left.tolist()[::-1]
 
@@ -130,10 +131,9 @@ def test_an_unchanged_batch_goes_on_with_the_arrays_that_it_left() -> None:
 def test_a_request_that_pauses_or_leaves_holds_no_batch() -> None:
     cache = RecurrentStates(1)
     requests = [request(slot) for slot in range(3)]
-    run(cache, [Slice(r, 0, 2) for r in requests])
-    run(cache, [Slice(r, 2, 3) for r in requests])
-    requests[2].state_slot = None
-    run(cache, [Slice(requests[0], 3, 4)])
+    run(cache, [slice_of(r, 0, 2) for r in requests])
+    run(cache, [slice_of(r, 2, 3) for r in requests])
+    run(cache, [slice_of(requests[0], 3, 4)], gone=(2,))
     assert cache._slots[1][3].arrays[0].shape == (1,)
     assert state(cache, 1, 3) == expected(requests[1], 3)
     assert 2 not in cache._slots
@@ -142,15 +142,14 @@ def test_a_request_that_pauses_or_leaves_holds_no_batch() -> None:
 def test_a_slot_that_is_taken_again_before_its_request_runs_keeps_what_was_copied_there() -> None:
     cache = RecurrentStates(1)
     gone, other = request(0), request(1)
-    run(cache, [Slice(gone, 0, 4), Slice(other, 0, 4)])
-    gone.state_slot = None
+    run(cache, [slice_of(gone, 0, 4), slice_of(other, 0, 4)])
     cache.copy(StateCopy(1, 0, 4))
-    run(cache, [Slice(other, 4, 5)])
+    run(cache, [slice_of(other, 4, 5)], gone=(gone.request_id,))
     assert state(cache, 0, 4) == expected(other, 4)
 
 
 def test_after_a_reset_there_is_nothing(cache: StateCache) -> None:
-    run(cache, [Slice(request(0), 0, 5)])
+    run(cache, [slice_of(request(0), 0, 5)])
     cache.reset()
     assert cache._slots == {}
     assert cache.written == []
@@ -159,11 +158,11 @@ def test_after_a_reset_there_is_nothing(cache: StateCache) -> None:
 def test_requests_with_states_of_other_shapes_share_no_call() -> None:
     cache = RecurrentStates(1)
     requests = [request(slot) for slot in range(3)]
-    slices = [Slice(r, 0, 2) for r in requests]
+    slices = [slice_of(r, 0, 2) for r in requests]
     step = Step(slices, one_by_one=False)
     cache.begin(step)
     for piece, width in zip(step.pieces, (2, 2, 3), strict=True):
         cache.piece(piece)[0] = mx.zeros((1, width))
     cache.flush()
-    kinds = [cache.can_share(Slice(r, 2, 3)) for r in requests]
+    kinds = [cache.can_share(slice_of(r, 2, 3)) for r in requests]
     assert kinds == [((2,),), ((2,),), ((3,),)]

@@ -7,8 +7,9 @@ from batching.backend.self_check.check import check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.errors import RequestFailed
 from batching.pooling import PoolingParams, PoolingType
-from batching.request import BatchRequest, TokenOutput
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.steps.token_output import TokenOutput
+from tests.support.requests import make_request
 from tests.support.serving import TIGHT, make_runner
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 
@@ -25,7 +26,7 @@ def test_a_request_that_overflows_fails_alone(pooling: PoolingType) -> None:
     engine = BatchInferenceEngine(scheduler, make_runner(model, VOCAB_SIZE, checked), max_stall=1e9)
     params = PoolingParams(type=pooling)
     for request_id, prompt in enumerate(([1, 2, 3], [POISON, 4], [5, 6, 7, 8])):
-        engine.add(BatchRequest(request_id, prompt, max_tokens=0, pooling=params))
+        engine.add(make_request(request_id, prompt, max_tokens=0, pooling=params))
     outputs: dict[int, object] = {}
     while engine.has_work:
         outputs |= dict(engine.step())

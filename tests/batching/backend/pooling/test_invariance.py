@@ -15,10 +15,14 @@ from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.pooling.head import DenseLayer, PoolingHead
 from batching.backend.self_check.check import check_model
 from batching.config import SchedulerConfig
+from batching.inputs.sampling_params import SamplingParams
 from batching.pooling import PoolingParams, PoolingType, Vector
-from batching.request import BatchRequest, SamplingParams, TokenOutput
+from batching.request import BatchRequest
+from batching.steps.token_output import TokenOutput
+from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
-from tests.support.tiny_models import VOCAB_SIZE, Check, tiny_model
+from tests.support.tiny_models import DEVICE_KINDS, VOCAB_SIZE, Check, tiny_model
+from tests.support.weekly import weekly_pairs
 
 ROOMY: Final = SchedulerConfig(num_blocks=64, block_size=4, max_num_seqs=5, max_batched_tokens=256)
 # So few blocks that requests which decode take those of others, which are read in small chunks.
@@ -33,7 +37,7 @@ HEAD: Final = PoolingHead(
 
 def pooled(first_id: int, params: PoolingParams) -> list[BatchRequest]:
     return [
-        BatchRequest(first_id + i, prompt, max_tokens=0, pooling=params)
+        make_request(first_id + i, prompt, max_tokens=0, pooling=params)
         for i, prompt in enumerate(PROMPTS)
     ]
 
@@ -41,7 +45,7 @@ def pooled(first_id: int, params: PoolingParams) -> list[BatchRequest]:
 def neighbours() -> list[BatchRequest]:
     """Return requests that are served first, and need more blocks from token to token."""
     return [
-        BatchRequest(
+        make_request(
             100 + i,
             [i, 3, 8, 1, 2],
             max_tokens=40,
@@ -87,8 +91,7 @@ def vector(output: TokenOutput) -> Vector:
     return output.embedding
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("pooling", PoolingType)
+@pytest.mark.parametrize(("family", "pooling"), weekly_pairs(FAMILIES, PoolingType))
 def test_bits_depend_on_no_neighbour_no_chunk_and_no_preemption(
     family: str, pooling: PoolingType, native: Native
 ) -> None:
@@ -99,7 +102,11 @@ def test_bits_depend_on_no_neighbour_no_chunk_and_no_preemption(
     assert others == [alone] * len(others)
 
 
-@pytest.mark.parametrize("pooling", PoolingType)
+@pytest.mark.parametrize(
+    ("device_kind", "pooling"),
+    weekly_pairs(DEVICE_KINDS, PoolingType),
+    indirect=["device_kind"],
+)
 def test_without_the_kernels_vectors_differ_by_what_the_products_of_the_library_do(
     pooling: PoolingType, device_kind: Check
 ) -> None:
@@ -119,7 +126,7 @@ def test_the_vector_is_the_hidden_states_of_the_model() -> None:
         PoolingType.MEAN: hidden.mean(0),
     }
     for pooling, row in rows.items():
-        request = BatchRequest(
+        request = make_request(
             2, PROMPTS[2], max_tokens=0, pooling=PoolingParams(type=pooling, normalize=False)
         )
         (output,) = served(runner, ROOMY, [request])

@@ -1,9 +1,11 @@
 """The BLAS under MLX: loaded first, really used, and no condition for running."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -27,32 +29,51 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@needs_blas
-def test_mlx_calls_the_loaded_openblas(tmp_path: Path) -> None:
+class Started(NamedTuple):
+    """What a process that imports the server's package knows, and what its linker has bound."""
+
+    blas: str
+    limits: list[list[int]]
+    bindings: list[str]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Started:
     code = """
+import ctypes, json, resource
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
 import batching.backend
 import mlx.core as mx
+after = resource.getrlimit(resource.RLIMIT_NOFILE)
 mx.eval(mx.ones((64, 64)) @ mx.ones((64, 64)))
+scope = ctypes.CDLL(None)
+found = hasattr(scope, "openblas_get_config") and hasattr(scope, "cblas_sgemm")
+if found:
+    scope.openblas_get_config.restype = ctypes.c_char_p
+print(json.dumps([scope.openblas_get_config().decode() if found else "", [before, after]]))
 """
-    run(code, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(tmp_path / "linker"))
-    lines = "".join(path.read_text() for path in tmp_path.iterdir()).splitlines()
-    bindings = [line for line in lines if "libmlx" in line and "`cblas_sgemm'" in line]
-    assert bindings
-    assert all("openblas" in line.partition(" to ")[2] for line in bindings)
+    folder = tmp_path_factory.mktemp("linker")
+    done = run(code, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(folder / "log"))
+    blas, limits = json.loads(done.stdout)
+    lines = "".join(path.read_text() for path in folder.iterdir()).splitlines()
+    sgemm = [line for line in lines if "libmlx" in line and "`cblas_sgemm'" in line]
+    return Started(blas, limits, sgemm)
 
 
 @needs_blas
-def test_the_global_scope_has_its_symbols() -> None:
-    code = """
-import ctypes
-import batching.backend
-import mlx.core
-scope = ctypes.CDLL(None)
-scope.openblas_get_config.restype = ctypes.c_char_p
-scope.cblas_sgemm
-print(scope.openblas_get_config().decode())
-"""
-    assert run(code).stdout.startswith("OpenBLAS")
+def test_mlx_calls_the_loaded_openblas(started: Started) -> None:
+    assert started.bindings
+    assert all("openblas" in line.partition(" to ")[2] for line in started.bindings)
+
+
+@needs_blas
+def test_the_global_scope_has_its_symbols(started: Started) -> None:
+    assert started.blas.startswith("OpenBLAS")
+
+
+def test_the_limit_of_open_files_stays(started: Started) -> None:
+    before, after = started.limits
+    assert before == after
 
 
 def test_the_servers_import_works_without_the_package() -> None:
@@ -95,16 +116,6 @@ print(blas.load_blas())
     reason = "OpenBLAS cannot be loaded: "
     assert failed == f"{reason}it cannot be opened"
     assert read_only == f"{reason}[Errno 2] No usable temporary directory found in ['/tmp']"
-
-
-def test_the_limit_of_open_files_stays() -> None:
-    code = """
-import resource
-before = resource.getrlimit(resource.RLIMIT_NOFILE)
-import batching.backend
-print(before == resource.getrlimit(resource.RLIMIT_NOFILE))
-"""
-    assert run(code).stdout.strip() == "True"
 
 
 def test_once_mlx_is_imported_it_is_too_late() -> None:

@@ -16,7 +16,9 @@ from batching.backend.engine_builder import build_engine
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
-from batching.request import GREEDY, BatchRequest
+from batching.inputs.sampling_params import GREEDY
+from batching.request import BatchRequest
+from tests.support.requests import make_request
 
 # Temperature, top_k, top_p, min_p, top_n_sigma and seed.
 ROW = (0.0, 1, 1.0, 0.0, 0.0, 0)
@@ -168,7 +170,7 @@ def watched_engine(
 
 def request_of(request_id: int, num_prompt_tokens: int) -> BatchRequest:
     prompt = [1 + (request_id + i) % 30 for i in range(num_prompt_tokens)]
-    return BatchRequest(request_id, prompt, max_tokens=4, sampling=GREEDY)
+    return make_request(request_id, prompt, max_tokens=4, sampling=GREEDY)
 
 
 def generate(engine: BatchInferenceEngine, num_prompt_tokens: int) -> list[int]:

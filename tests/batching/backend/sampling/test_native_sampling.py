@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.sampling import native_draw
 from batching.backend.sampling.edits import Edits
-from batching.request import SamplingParams
+from batching.inputs.sampling_params import SamplingParams
 
 Array = NDArray[Any]
 RunSample = Callable[..., list[int]]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -10,29 +11,28 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batching.backend.platforms.cpu.sampling import native_draw
+from batching.backend.sampling.logit_rows import Sample
 from batching.backend.sampling.logprobs import token_logprobs
-from batching.backend.sampling.sampler import (
-    Draw,
-    Sample,
-    Sampler,
-    draw_on_device,
-    draw_on_host,
-    draw_seed,
-)
+from batching.backend.sampling.sampler import Draw, Sampler, draw_on_device, draw_on_host, draw_seed
 from batching.backend.sampling.token_masks import MaskFiller
 from batching.constraints.protocol import AllowedTokens, MaskRow
-from batching.request import BatchRequest, SamplingParams
+from batching.inputs.sampling_params import SamplingParams
+from batching.request import BatchRequest
+from tests.support.requests import make_request, respec, states_of
 
 VOCAB_SIZE = 32
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=VOCAB_SIZE).astype(np.float32) * 3
 
 
+IDS = count()
+
+
 def request(
     prompt: list[int] | None = None, output: list[int] | None = None, **params: Any
 ) -> BatchRequest:
     params.setdefault("seed", 0)
-    made = BatchRequest(0, prompt or [0], max_tokens=999, sampling=SamplingParams(**params))
+    made = make_request(next(IDS), prompt or [0], max_tokens=999, sampling=SamplingParams(**params))
     for token in output or []:
         made.append(token)
     return made
@@ -58,18 +58,18 @@ def new_sampler() -> Sampler:
 
 
 def samples(requests: Sequence[BatchRequest]) -> list[Sample]:
-    return [Sample(r, r.num_tokens) for r in requests]
+    return [Sample(r.request_id, r.num_tokens) for r in requests]
 
 
 def sample(*requests: BatchRequest, logits: np.ndarray[Any, Any] = LOGITS) -> list[int]:
     rows = mx.array(np.tile(logits, (len(requests), 1)))
-    tokens, chosen = new_sampler().sample(rows, samples(requests))
+    tokens, chosen = new_sampler().sample(rows, samples(requests), states_of(requests))
     token_ids: list[int] = np.array(tokens).tolist()
     assert np.array(chosen).tolist() == logits[token_ids].tolist()
     return token_ids
 
 
-def draws(num: int = 2000, *, logits: np.ndarray[Any, Any] = LOGITS, **params: Any) -> Counter[int]:
+def draws(num: int = 800, *, logits: np.ndarray[Any, Any] = LOGITS, **params: Any) -> Counter[int]:
     return Counter(sample(*(request(seed=s, **params) for s in range(num)), logits=logits))
 
 
@@ -84,7 +84,7 @@ def test_temperature_zero_takes_the_most_likely_token() -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_are_those_of_the_distribution(temperature: float) -> None:
-    counts = draws(temperature=temperature)
+    counts = draws(2000, temperature=temperature)
     expected = probabilities(LOGITS / temperature)
     actual = np.array([counts[t] for t in range(VOCAB_SIZE)]) / counts.total()
     assert np.abs(actual - expected).max() < 0.04
@@ -165,7 +165,8 @@ def test_banned_tokens_do_not_count_for_top_n_sigma() -> None:
 
 def test_top_n_sigma_of_logits_that_are_not_finite_gives_a_token() -> None:
     logits = mx.array(np.where(np.arange(VOCAB_SIZE) == 3, np.inf, LOGITS)[None])
-    tokens, _ = new_sampler().sample(logits, samples([request(top_n_sigma=1.0)]))
+    rows = [request(top_n_sigma=1.0)]
+    tokens, _ = new_sampler().sample(logits, samples(rows), states_of(rows))
     assert 0 <= int(np.array(tokens)[0]) < VOCAB_SIZE
 
 
@@ -193,11 +194,11 @@ def penalised(logits: np.ndarray[Any, Any], r: BatchRequest) -> np.ndarray[Any, 
     """The definitions, one token at a time."""
     out = logits.astype(np.float64).copy()
     for token in set(r.token_ids):
-        factor = r.sampling.repetition_penalty
+        factor = r.spec.sampling.repetition_penalty
         out[token] = out[token] / factor if out[token] > 0 else out[token] * factor
     for token, times in Counter(r.output_token_ids).items():
-        out[token] -= r.sampling.presence_penalty + times * r.sampling.frequency_penalty
-    for token, bias in r.sampling.logit_bias:
+        out[token] -= r.spec.sampling.presence_penalty + times * r.spec.sampling.frequency_penalty
+    for token, bias in r.spec.sampling.logit_bias:
         out[token] += bias
     return out
 
@@ -205,7 +206,7 @@ def penalised(logits: np.ndarray[Any, Any], r: BatchRequest) -> np.ndarray[Any, 
 tokens = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     st.lists(
         st.builds(
@@ -224,13 +225,14 @@ tokens = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12)
 )
 def test_penalties_are_those_of_the_definitions_in_any_mixture(rows: list[BatchRequest]) -> None:
     logits = np.stack([np.roll(LOGITS, i) for i in range(len(rows))])
-    sampler = new_sampler()
+    sampler, states = new_sampler(), states_of(rows)
     # Twice: the second time the counts are kept from the first.
     for _ in range(2):
-        got = np.array(sampler.sample(mx.array(logits), samples(rows))[0]).tolist()
+        got = np.array(sampler.sample(mx.array(logits), samples(rows), states)[0]).tolist()
         assert got == [int(penalised(logits[i], r).argmax()) for i, r in enumerate(rows)]
         for r, token in zip(rows, got, strict=True):
             r.append(token)
+            states[r.request_id].append(token)
 
 
 def test_a_draw_depends_on_seed_and_position_and_not_on_the_neighbours() -> None:
@@ -249,7 +251,8 @@ def test_positions_and_seeds_draw_unlike_numbers() -> None:
 
 def test_half_precision_logits_are_sampled_in_single_precision() -> None:
     logits = mx.array(LOGITS)[None].astype(mx.bfloat16)
-    tokens, _ = new_sampler().sample(logits, samples([request(temperature=0.0)]))
+    rows = [request(temperature=0.0)]
+    tokens, _ = new_sampler().sample(logits, samples(rows), states_of(rows))
     assert np.array(tokens).tolist() == [int(np.array(logits.astype(mx.float32)).argmax())]
 
 
@@ -268,14 +271,12 @@ class Fixed:
     def accept(self, token_id: int) -> None:
         """It never changes."""
 
-    def fork(self) -> "Fixed":
+    def matcher(self) -> "Fixed":
         return self
 
 
 def constrained(allowed: set[int], **params: Any) -> BatchRequest:
-    made = request(**params)
-    made.constraint = Fixed(allowed)
-    return made
+    return respec(request(**params), constraint=Fixed(allowed))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 5.0])
@@ -286,22 +287,24 @@ def test_a_constraint_leaves_what_it_allows_and_no_neighbour_notices(temperature
         *(constrained(allowed, seed=s, temperature=temperature) for s in range(300)),
     ]
     logits = mx.array(np.tile(LOGITS, (len(rows), 1)))
-    masks = MaskFiller(VOCAB_SIZE).start(samples(rows))
-    sampled = np.array(new_sampler().sample(logits, samples(rows), masks)[0]).tolist()
+    states = states_of(rows)
+    masks = MaskFiller(VOCAB_SIZE).start(samples(rows), states)
+    sampled = np.array(new_sampler().sample(logits, samples(rows), states, masks)[0]).tolist()
     assert sampled[0] == sample(request(seed=9))[0]
     best = max(allowed, key=lambda token: LOGITS[token])
     assert set(sampled[1:]) == ({best} if temperature == 0 else allowed)
 
 
 def test_without_constraints_there_are_no_masks() -> None:
-    assert MaskFiller(VOCAB_SIZE).start(samples([request()])) is None
+    row = request()
+    assert MaskFiller(VOCAB_SIZE).start(samples([row]), states_of([row])) is None
 
 
 def test_where_a_mask_leaves_only_what_must_not_come_the_mask_counts() -> None:
     end = constrained({3}, temperature=0.0, min_tokens=5)
-    end.stop_token_ids = frozenset({3})
-    masks = MaskFiller(VOCAB_SIZE).start(samples([end]))
-    tokens, _ = new_sampler().sample(mx.array(LOGITS[None]), samples([end]), masks)
+    states = states_of([respec(end, stop_token_ids=frozenset({3}))])
+    masks = MaskFiller(VOCAB_SIZE).start(samples([end]), states)
+    tokens, _ = new_sampler().sample(mx.array(LOGITS[None]), samples([end]), states, masks)
     assert np.array(tokens) == [3]
 
 
@@ -309,7 +312,8 @@ def test_no_stop_token_comes_before_min_tokens() -> None:
     best, second = np.argsort(-LOGITS)[:2].tolist()
     early = request(output=[5], temperature=0.0, min_tokens=2)
     late = request(output=[5, 5], temperature=0.0, min_tokens=2)
-    early.stop_token_ids = late.stop_token_ids = frozenset({best})
+    for each in (early, late):
+        respec(each, stop_token_ids=frozenset({best}))
     assert sample(early, late) == [second, best]
 
 
@@ -338,10 +342,12 @@ def test_after_drafts_a_token_is_sampled_as_after_the_same_output(params: dict[s
     def tokens(output: list[int], drafts: tuple[int, ...] = ()) -> list[int]:
         requests = [request(output=output, seed=seed, **params) for seed in range(50)]
         for r in requests:
-            r.stop_token_ids = frozenset(np.argsort(-LOGITS)[:3].tolist())
+            respec(r, stop_token_ids=frozenset(np.argsort(-LOGITS)[:3].tolist()))
         rows = mx.array(np.tile(LOGITS, (50, 1)))
-        after = [Sample(r, r.num_tokens + len(drafts), drafts) for r in requests]
-        sampled: list[int] = np.array(new_sampler().sample(rows, after)[0]).tolist()
+        after = [Sample(r.request_id, r.num_tokens + len(drafts), drafts) for r in requests]
+        sampled: list[int] = np.array(
+            new_sampler().sample(rows, after, states_of(requests))[0]
+        ).tolist()
         return sampled
 
     assert tokens([5], (6, 5, 6)) == tokens([5, 6, 5, 6])

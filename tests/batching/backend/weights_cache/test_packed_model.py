@@ -30,13 +30,15 @@ from batching.backend.self_check.check import _Probe, check_model
 from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
 from batching.backend.weights_cache import cache, identity
 from batching.config import ShareWeights
-from batching.request import BatchRequest, SamplingParams
-from batching.steps.outputs import RequestOutput
+from batching.inputs.sampling_params import SamplingParams
+from batching.scheduling.outputs import RequestOutput
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.gguf_models import BPE, metadata_of, random_model, tensors_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.model_files import write_model
 from tests.support.model_zoo import make_tiny, tiny_config
+from tests.support.requests import make_request
+from tests.support.weekly import weekly, weekly_pairs
 
 pytestmark = pytest.mark.usefixtures("native", "keeps_any_size")
 
@@ -92,7 +94,7 @@ def start(config: EngineConfig) -> tuple[str, list[Any]]:
     [line] = [line for line in loaded.startup_lines if line.startswith("packed ")]
     logprobs = SamplingParams(temperature=0.0, logprobs=3)
     requests = [
-        BatchRequest(number, list(prompt), max_tokens=6, sampling=logprobs)
+        make_request(number, list(prompt), max_tokens=6, sampling=logprobs)
         for number, prompt in enumerate(PROMPTS)
     ]
     loaded.engine.add(*requests)
@@ -115,17 +117,14 @@ NOTES: Final = [
 ]
 
 
-@pytest.mark.parametrize("text", NOTES)
 def test_a_note_of_something_else_is_not_believed(
-    config: EngineConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    config: EngineConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(config)
     notes = the_file(folder).with_suffix(".json")
     [(key, of_model)] = json.loads(notes.read_text()).items()
     [name] = [name for name in of_model if name.startswith("check")]
     assert of_model[name] == ["ragged", False, ""]
-    wrong = text.replace("key", key).replace("check", name)
-    notes.write_text(wrong)
     checked: list[_Probe] = []
     plain = _Probe.fastest
 
@@ -134,9 +133,11 @@ def test_a_note_of_something_else_is_not_believed(
         return plain(probe)
 
     monkeypatch.setattr(_Probe, "fastest", fastest)
-    start(config)
-    assert len(checked) == 1
-    assert json.loads(notes.read_text())[key].items() >= of_model.items()
+    for num_checks, text in enumerate(NOTES, 1):
+        notes.write_text(text.replace("key", key).replace("check", name))
+        start(config)
+        assert len(checked) == num_checks, text
+        assert json.loads(notes.read_text())[key].items() >= of_model.items(), text
 
 
 def test_what_a_check_found_is_known_for_all_ways(tmp_path: Path) -> None:
@@ -165,9 +166,12 @@ def the_file(folder: Path) -> Path:
     return file
 
 
-@every_kind
-@pytest.mark.parametrize("sharing", ["always", "never", "auto"])
-@pytest.mark.parametrize("precision", ["exact", "fast", "auto"])
+@pytest.mark.parametrize(
+    ("write_it", "sharing", "precision"),
+    weekly_pairs(
+        [write_directory, write_file], ["always", "never", "auto"], ["exact", "fast", "auto"]
+    ),
+)
 def test_a_second_start_packs_nothing_and_gives_the_same_bits(
     tmp_path: Path,
     folder: Path,
@@ -214,7 +218,7 @@ def test_without_a_matrix_unit_shifts_are_those_of_the_first_start(
     assert start(config)[1] == first
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "qwen3_moe", "qwen3_next"])
+@pytest.mark.parametrize("name", weekly(["deepseek_v3", "gpt_oss", "qwen3_moe", "qwen3_next"], 2))
 def test_experts_routers_and_recurrent_layers_are_those_of_the_first_start(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -324,36 +328,37 @@ def change_weights(file: Path) -> None:
     overwrite(file, file.stat().st_size - 1, b"\xa5")
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (cut_off, "bytes, not "),
-        (lengthen, "bytes, not "),
-        (empty, "it has no header"),
-        (claim_a_long_header, "it has no header"),
-        (break_the_header, "its header cannot be read"),
-        (change_the_header, "its header has been changed"),
-        (change_weights, "its weights have been changed"),
-    ],
-)
+DAMAGES: Final[dict[Callable[[Path], None], str]] = {
+    cut_off: "bytes, not ",
+    lengthen: "bytes, not ",
+    empty: "it has no header",
+    claim_a_long_header: "it has no header",
+    break_the_header: "its header cannot be read",
+    change_the_header: "its header has been changed",
+    change_weights: "its weights have been changed",
+}
+
+
 def test_a_damaged_file_is_made_again(
-    config: EngineConfig,
-    folder: Path,
-    caplog: pytest.LogCaptureFixture,
-    damage: Callable[[Path], None],
-    reason: str,
+    config: EngineConfig, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, first = start(config)
-    damage(the_file(folder))
-    line, second = start(config)
-    assert line.startswith("in ")
-    assert reason in caplog.text
-    # It is deleted, and written by the next start.
-    assert list(folder.iterdir()) == []
+    file = the_file(folder)
+    content = file.read_bytes()
+    for damage, reason in DAMAGES.items():
+        file.write_bytes(content)
+        damage(file)
+        caplog.clear()
+        line, second = start(config)
+        assert line.startswith("in "), damage
+        assert reason in caplog.text, damage
+        assert first == second, damage
+        # It is deleted, and written by the next start.
+        assert list(folder.iterdir()) == [], damage
     start(config)
     line, third = start(config)
     assert line.startswith("mapped from ")
-    assert first == second == third
+    assert first == third
 
 
 def test_weights_that_cannot_be_taken_are_packed(

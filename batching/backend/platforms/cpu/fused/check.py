@@ -31,7 +31,6 @@ from batching.backend.platforms.cpu.pools.cache import (
     layer_cache,
 )
 from batching.block_manager import BlockTable
-from batching.request import BatchRequest
 from batching.steps.step_plan import Slice
 
 _NUM_ROWS: Final = 12
@@ -158,10 +157,9 @@ class FusedCheck:
 
     def _cache(self, attention: _Pooled, start: int) -> NativeLayerCache:
         cache = layer_cache(self._native, attention.shape, max(_BLOCKS) + 1, _BLOCK_SIZE)
-        request = BatchRequest(0, [0] * _NUM_ROWS, max_tokens=1)
-        request.block_table = BlockTable(list(_BLOCKS))
-        rows = NativeAttention(self._native, [Slice(request, 0, _NUM_ROWS)], _BLOCK_SIZE)
-        step = StepInputs.of(rows, _BLOCK_SIZE, lambda num_tokens: num_tokens)
+        probe = Slice(0, 0, (0,) * _NUM_ROWS, BlockTable(_BLOCKS).value)
+        rows = NativeAttention(self._native, [probe], _BLOCK_SIZE)
+        step = StepInputs.of(rows, _BLOCK_SIZE)
         cache.begin(replace(step, positions=step.positions + start))
         return cache
 

@@ -15,7 +15,6 @@ from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.cache import NativeAttention
 from batching.backend.platforms.cpu.pools.states import NativeStates, StateCells
 from batching.block_manager import BlockTable
-from batching.request import BatchRequest
 from batching.steps.step_plan import Slice
 
 _NUM_ROWS: Final = 12
@@ -35,15 +34,15 @@ def compare_states(
     """Compare outputs of successive slices of random rows, each with the states of the one before."""
     rng = np.random.default_rng(0)
     x = mx.array(rng.standard_normal((_NUM_ROWS, 1, half.size)), mx.float32)
-    request = BatchRequest(0, [0] * _NUM_ROWS, max_tokens=1)
-    request.block_table, request.state_slot = BlockTable(list(range(_NUM_ROWS))), 0
+    blocks = BlockTable(range(_NUM_ROWS)).value
     cache, own = NativeStates(0, StateCells(native), is_first=True), ArraysCache(half.num_arrays)
     plain, outputs = [], []
     for start, stop, keep in _SLICES:
         rows = x[start:stop]
         plain.append(module(rows.swapaxes(0, 1), mask=None, cache=own).swapaxes(0, 1))
-        attention = NativeAttention(native, [Slice(request, start, stop, keep=keep)], _BLOCK_SIZE)
-        cache.begin(StepInputs.of(attention, _BLOCK_SIZE, lambda num_tokens: num_tokens))
+        read = Slice(0, start, (0,) * (stop - start), blocks, state_slot=0, keep=keep)
+        attention = NativeAttention(native, [read], _BLOCK_SIZE)
+        cache.begin(StepInputs.of(attention, _BLOCK_SIZE))
         outputs.append(fused(rows, None, cache, AS_CACHED))
         mx.eval(outputs)
         cache.flush()

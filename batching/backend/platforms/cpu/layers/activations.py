@@ -9,8 +9,6 @@ from mlx.nn import gelu_approx as mlx_gelu, silu as mlx_silu
 from mlx_lm.models import activations
 from mlx_lm.models.activations import precise_swiglu as mlx_precise_swiglu, swiglu as mlx_swiglu
 
-from batching.backend.cpu.modules import swiglu as portable_swiglu
-
 
 def rebind_activations(model: nn.Module, kernels: Any) -> None:
     """Rebind what the models call by name, in their own modules, or as a name of mlx.nn."""
@@ -33,7 +31,7 @@ def rebind_activations(model: nn.Module, kernels: Any) -> None:
 
     for name in {type(module).__module__ for module in model.modules()} - {activations.__name__}:
         names = vars(sys.modules[name])
-        if names.get("swiglu") in (mlx_swiglu, portable_swiglu):
+        if names.get("swiglu") is mlx_swiglu:
             names["swiglu"] = swiglu
         if names.get("precise_swiglu") is mlx_precise_swiglu:
             names["precise_swiglu"] = precise_swiglu

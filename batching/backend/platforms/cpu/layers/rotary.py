@@ -6,15 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from batching.backend.cpu.modules import (
-    Frequencies,
-    plain_frequencies,
-    tabulated_frequencies,
-)
+from batching.backend.frequencies import Frequencies, frequencies_of
 
-# Of those with a table of frequencies: it, and what may scale the rotated numbers.
-_TABLE: Final = "_freqs"
-_FACTORS: Final = ("_scale", "mscale")
 _POSITIONS: Final = (0, 1, 7, 40)
 _TOLERANCE: Final = 1e-4
 
@@ -90,16 +83,6 @@ def replace_rope(module: nn.Module, kernels: Any, step_angles: StepAngles) -> No
         if _rotates_alike(module, len(frequencies.radians)):
             return
     module.__class__ = plain
-
-
-def frequencies_of(module: nn.Module) -> Frequencies | None:
-    """Return by what a rotary embedding turns pairs; None if a module is none, or one of another kind."""
-    if type(module) is nn.RoPE:
-        return plain_frequencies(module.dims, module.base, module.scale)
-    if set(module) != {_TABLE} or module[_TABLE].ndim != 1:
-        return None
-    factors = [getattr(module, name) for name in _FACTORS if hasattr(module, name)]
-    return tabulated_frequencies(tuple(module[_TABLE].tolist()), factors[0] if factors else 1.0)
 
 
 def _may_be_traditional(module: nn.Module) -> tuple[bool, ...]:

@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from batching.backend.cpu.pages import PoolPages, Region
 from batching.backend.paged.kv_cache import (
     CopyLayers,
     LayerCache,
@@ -24,6 +23,7 @@ from batching.backend.paged.layout import LayerLayout, LayerShape
 from batching.backend.paged.make_caches import make_caches
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.platforms.cpu.native_loader import Native
+from batching.backend.platforms.cpu.pools.pages import PoolPages, Region
 from batching.backend.platforms.cpu.pools.states import NativeStates, StateCells
 from batching.steps.step_plan import Slice
 

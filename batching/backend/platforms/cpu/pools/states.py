@@ -1,6 +1,6 @@
 """Recurrent states in the memory of the kernels, read and written by one operation a layer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import pairwise
 
 import mlx.core as mx
@@ -9,7 +9,6 @@ import numpy as np
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.paged.state_cache import RecurrentStates, StepPieces
 from batching.backend.platforms.cpu.native_loader import Native
-from batching.request import BatchRequest
 from batching.steps.step_plan import Slice, StateCopy
 
 
@@ -29,14 +28,16 @@ class StateCells:
         # How many slots hold each cell.
         self._num_holders: list[int] = []
         self._free: list[int] = []
-        # Of the last step; those that are not in the next one have ended, or pause.
-        self._requests: dict[int, BatchRequest] = {}
+        # The sequence of each slot of the last step; those that are not in the next one are gone, or pause.
+        self._owners: dict[int, int] = {}
+        self._gone: Collection[int] = ()
         self._slices: list[Slice] = []
         self._planned: dict[int, dict[int, int]] = {}
         self._step: object | None = None
 
-    def begin(self, slices: Iterable[Slice]) -> None:
+    def begin(self, slices: Iterable[Slice], gone: Collection[int] = ()) -> None:
         self._slices = list(slices)
+        self._gone = gone
         self._step = None
 
     def step(self) -> object:
@@ -50,24 +51,24 @@ class StateCells:
     def copy(self, copy: StateCopy) -> None:
         cell = self._slots[copy.source][copy.position]
         self._put(copy.target, {copy.position: cell})
-        self._requests.pop(copy.target, None)
+        self._owners.pop(copy.target, None)
 
     def flush(self) -> None:
         """Keep the states after the step, and those before it that the plan asks for."""
-        requests = {s.state_slot: s.request for s in self._slices}
-        for slot in self._requests.keys() - requests.keys():
-            if self._requests[slot].state_slot != slot:
+        owners = {s.slot: s.sequence_id for s in self._slices}
+        for slot in self._owners.keys() - owners.keys():
+            if self._owners[slot] in self._gone:
                 self._put(slot, {})
         for slot, states in self._planned.items():
             self._put(slot, states)
-        self._requests, self._planned = requests, {}
+        self._owners, self._planned = owners, {}
 
     def _rows(self) -> list[tuple[int, int, int, int]]:
         """Return first row, number of rows, and the cells before and after, of each piece of the step."""
         rows: list[tuple[int, int, int, int]] = []
         row = 0
         for s in self._slices:
-            before = self._slots[s.state_slot] if s.start else {}
+            before = self._slots[s.slot] if s.start else {}
             states = {at: before[at] for at in s.keep if at <= s.start}
             source = before[s.start] if s.start else -1
             for start, stop in pairwise((s.start, *(p for p in s.keep if p > s.start), s.stop)):
@@ -76,7 +77,7 @@ class StateCells:
                 rows.append((row, stop - start, source, target))
                 states[stop] = source = target
                 row += stop - start
-            self._planned[s.state_slot] = states
+            self._planned[s.slot] = states
         return rows
 
     def _take(self) -> int:
@@ -114,12 +115,12 @@ class NativeStates(RecurrentStates):
         if self._is_first:
             self._cells.reset()
 
-    def begin(self, step: StepPieces) -> None:
-        super().begin(step)
+    def begin(self, step: StepPieces, gone: Collection[int] = ()) -> None:
+        super().begin(step, gone)
         self._output = None
         if self._is_first:
             assert isinstance(step, StepInputs)
-            self._cells.begin(step.attention.slices)
+            self._cells.begin(step.attention.slices, gone)
 
     def copy(self, copy: StateCopy) -> None:
         if self._is_first:

@@ -4,13 +4,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.storage.responses import ResponseStore, StoredResponse, StoreLimits
-from app.storage.storage import Storage, open_storage
+from app.storage.responses import ResponseStore, StoredResponse
+from app.storage.storage import Storage
 from tests.support.responses import PATH, checked_response, respond, response
 from tests.support.speaker import Breaking, Served, served, served_endlessly
 
@@ -120,15 +119,15 @@ async def test_a_response_that_ends_while_it_is_cancelled_stays_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The cancellation comes while the end is being written, which nothing interrupts."""
-    update, tasks, is_ending = ResponseStore.update, NoticedTasks(), threading.Event()
+    put, tasks, is_ending = ResponseStore.put, NoticedTasks(), threading.Event()
 
-    def update_late(store: ResponseStore, owner: str, name: str, stored: StoredResponse) -> None:
+    def put_late(store: ResponseStore, owner: str, name: str, stored: StoredResponse) -> None:
         if stored.is_finished:
             is_ending.set()
             assert tasks.asked.wait(20)
-        update(store, owner, name, stored)
+        put(store, owner, name, stored)
 
-    monkeypatch.setattr(ResponseStore, "update", update_late)
+    monkeypatch.setattr(ResponseStore, "put", put_late)
     async with served(b"Hello!") as server:
         object.__setattr__(server.service, "detached", tasks)
         begun = await begin(server)
@@ -199,42 +198,6 @@ async def test_a_response_that_was_lost_with_its_server_has_failed() -> None:
         cancelled = await server.client.post(f"{PATH}/{begun['id']}/cancel")
     assert (lost["status"], lost["error"]["code"]) == ("failed", "server_error")
     assert cancelled.json() == lost
-
-
-@asynccontextmanager
-async def two_servers(folder: Path) -> AsyncIterator[tuple[Served, Served, dict[str, Any]]]:
-    """Yield servers that share a folder, and a response that the first one generates."""
-    async with served_endlessly() as first, served() as second:
-        for server in (first, second):
-            storage = open_storage(folder, StoreLimits(), keeps_responses=True)
-            object.__setattr__(server.service, "storage", storage)
-        yield first, second, await begin(first)
-        for server in (first, second):
-            server.service.storage.close()
-
-
-async def test_a_response_of_another_server_is_in_progress(tmp_path: Path) -> None:
-    async with two_servers(tmp_path) as (first, second, begun):
-        assert (await current(second, begun["id"]))["status"] in ("queued", "in_progress")
-        await first.client.post(f"{PATH}/{begun['id']}/cancel")
-        assert (await current(second, begun["id"]))["status"] == "cancelled"
-
-
-@pytest.mark.parametrize(("method", "path"), [("POST", "/cancel"), ("DELETE", "")])
-async def test_what_another_server_cancels_or_deletes_does_not_come_back(
-    tmp_path: Path, method: str, path: str
-) -> None:
-    async with two_servers(tmp_path) as (first, second, begun):
-        url = f"{PATH}/{begun['id']}"
-        assert (await second.client.request(method, url + path)).status_code == 200
-        found = await second.client.get(url)
-        await asyncio.to_thread(first.gate.reached.wait)
-        first.gate.open()
-        first.engine.stop()
-        await asyncio.gather(*first.service.detached.values())
-        for server in (first, second):
-            assert (await server.client.get(url)).json() == found.json()
-    assert found.status_code == 404 if method == "DELETE" else found.json()["status"] == "cancelled"
 
 
 async def test_a_response_ends_with_its_engine() -> None:

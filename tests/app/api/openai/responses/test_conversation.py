@@ -13,6 +13,7 @@ from app.prompts.conversation import ChatMessage, Conversation, ToolCall
 from app.storage.seal import Sealer
 from batching import InvalidRequest, Priority
 from tests.support.responses import custom, function
+from tests.support.rows import rows
 
 SEALER: Final = Sealer(b"k" * 32)
 
@@ -45,7 +46,7 @@ def rejection(input_: Any = "Hi", **fields: Any) -> tuple[str, str]:
     return ".".join(where), error["msg"]
 
 
-@pytest.mark.parametrize(
+@rows(
     "item",
     [
         {"role": "user", "content": "Hi"},
@@ -131,7 +132,7 @@ def test_what_the_assistant_wrote_at_once_is_one_turn() -> None:
     assert messages(items) == [user(), turn, *results, last]
 
 
-@pytest.mark.parametrize(
+@rows(
     "fields",
     [
         {"content": [{"type": "reasoning_text", "text": "hm"}]},
@@ -145,7 +146,7 @@ def test_reasoning_comes_back_however_it_was_kept(fields: dict[str, Any]) -> Non
     assert messages(items) == [ChatMessage(role="assistant", content="4", reasoning="hm")]
 
 
-@pytest.mark.parametrize("value", ["", "forged", SEALER.seal("thinking", "hm")])
+@rows("value", ["", "forged", SEALER.seal("thinking", "hm")])
 def test_reasoning_that_was_not_sealed_here_is_rejected(value: str) -> None:
     items = ["Hi", {"type": "reasoning", "summary": [], "encrypted_content": value}]
     with pytest.raises(InvalidRequest) as caught:
@@ -174,7 +175,7 @@ NOT_READ: Final[list[tuple[Any, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("input_", "param"), NOT_READ)
+@rows(("input_", "param"), NOT_READ)
 def test_what_cannot_be_read_is_rejected_by_its_field(input_: Any, param: str) -> None:
     assert rejection(input_)[0] == param
 
@@ -253,7 +254,7 @@ def test_hosted_tools_alone_are_none() -> None:
     assert (list(made.tools), made.tool_choice) == ([], "none")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("choice", "expected"),
     [
         ("none", "none"),
@@ -335,7 +336,7 @@ REJECTED_TOOLS: Final[list[tuple[dict[str, Any], str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "text"), REJECTED_TOOLS)
+@rows(("fields", "param", "text"), REJECTED_TOOLS)
 def test_tools_that_cannot_be_are_rejected(fields: dict[str, Any], param: str, text: str) -> None:
     found, message = rejection(**fields)
     assert found == param
@@ -345,7 +346,7 @@ def test_tools_that_cannot_be_are_rejected(fields: dict[str, Any], param: str, t
 # Other fields
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "param"),
     [
         ({"prompt": {"id": "p"}}, "prompt"),

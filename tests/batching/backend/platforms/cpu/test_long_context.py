@@ -14,9 +14,9 @@ from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
-from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from tests.support.model_zoo import make_tiny
+from tests.support.requests import make_request
 
 _NUM_TOKENS: Final = 32768
 _NUM_NEW: Final = 8
@@ -54,7 +54,7 @@ def test_a_long_prompt_in_any_chunks_in_flat_memory(native: Native, kv_dtype: mx
         sizes: list[int] = []
         outputs: list[list[int]] = []
         for i in range(num_times):
-            request = BatchRequest(i, prompt, max_tokens=_NUM_NEW)
+            request = make_request(i, prompt, max_tokens=_NUM_NEW)
             engine.add(request)
             while engine.has_work:
                 list(engine.step())

@@ -32,6 +32,7 @@ from batching.config import CpuPrecision, EngineConfig
 from batching.errors import ModelLoadError
 from scripts.server_process import ROOT, Server
 from tests.support.model_zoo import make_tiny, tiny_config
+from tests.support.weekly import weekly
 
 PACKAGE: Final = "mlx_cpu_kernels"
 MLX_VERSION: Final = importlib.metadata.version("mlx")
@@ -294,10 +295,9 @@ def test_the_start_says_what_is_rounded(
     assert used[-1] == 32
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("mode", ["off", "auto"])
-def test_the_start_says_which_kernels_compute(mode: str) -> None:
-    with Server(native=mode) as server:
+@pytest.mark.parametrize("mode", weekly(["off", "auto"], 1))
+def test_the_start_says_which_kernels_compute(mode: str, directory: Path) -> None:
+    with Server(native=mode, model=str(directory)) as server:
         server.wait_for_line("^serving ")
         assert server.stop() == 0
     assert f"kernels   {load_native(mode)}" in server.log

@@ -15,6 +15,7 @@ from batching.request import BatchRequest
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.kernel_models import Unqueued
 from tests.support.model_zoo import make_tiny
+from tests.support.requests import make_request
 from tests.support.serving import limits, make_runner, serve
 
 LENGTHS = (5, 9, 13)
@@ -32,7 +33,7 @@ def _ends_if_it_hangs() -> Iterator[None]:
 def requests() -> list[BatchRequest]:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(1, VOCAB_SIZE, length).tolist() for length in LENGTHS]
-    return [BatchRequest(i, prompt, max_tokens=20) for i, prompt in enumerate(prompts)]
+    return [make_request(i, prompt, max_tokens=20) for i, prompt in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("model_type", ["afm7", "gemma4", "gemma4-shared", "gemma4_text"])

@@ -23,9 +23,9 @@ from batching.backend.self_check.verdict import Way
 from batching.config import EngineConfig, GpuKernelsMode
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError
-from batching.request import BatchRequest
 from tests.support.cpu_kernels import cpu_kernels
 from tests.support.host_kernels import HostKernels
+from tests.support.requests import make_request
 from tests.support.tiny_models import VOCAB_SIZE, insist_on_own_caches, tiny_model
 
 DOES_NOT_COMPILE: Final = (
@@ -136,7 +136,7 @@ def test_kernels_that_are_right_are_used(
     # Steps are queued; and what they need was compiled at the start.
     assert loaded.engine._pipeline is not None
     num_made = len(kernels._made)
-    request = BatchRequest(0, [1, 2, 3], max_tokens=5)
+    request = make_request(0, [1, 2, 3], max_tokens=5)
     loaded.engine.add(request)
     while loaded.engine.has_work:
         loaded.engine.step()

@@ -22,12 +22,13 @@ from batching.backend.platforms.gpu.pool_kernels import (
 )
 from batching.backend.platforms.gpu.source_kernels import Kernel, SourceKernels, load_kernels
 from batching.backend.self_check.check import check_model
-from batching.request import BatchRequest
 from tests.support.cpu_kernels import cpu_kernels
 from tests.support.host_kernels import HostKernels
 from tests.support.model_zoo import make_tiny
+from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
+from tests.support.weekly import weekly
 from tests.support.zoo.latent import LATENT_MODELS
 
 HEADS: Final = 4
@@ -179,21 +180,24 @@ def test_each_kernel_is_made_once_whatever_the_step(native: Native) -> None:
         made.clear()
         config = replace(limits(checked), block_size=block_size)
         for size in (3, 40):
-            requests = [BatchRequest(i, [i] * size, max_tokens=8) for i in range(3)]
+            requests = [make_request(i, [i] * size, max_tokens=8) for i in range(3)]
             serve(make_runner(model, VOCAB_SIZE, checked, config), config, requests)
         assert [name.rsplit("_", 1)[0] for name in made] == names
 
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [
-        ("qwen3", mx.bfloat16),
-        ("qwen3", mx.float16),
-        ("gemma2", mx.bfloat16),
-        ("gpt_oss", mx.float32),
-        ("mistral", mx.float32),
-        ("deepseek_v3", mx.float32),
-    ],
+    weekly(
+        [
+            ("qwen3", mx.bfloat16),
+            ("qwen3", mx.float16),
+            ("gemma2", mx.bfloat16),
+            ("gpt_oss", mx.float32),
+            ("mistral", mx.float32),
+            ("deepseek_v3", mx.float32),
+        ],
+        2,
+    ),
 )
 def test_the_check_at_load_finds_them_right(native: Native, family: str, dtype: mx.Dtype) -> None:
     """Windows and sinks, soft caps, norms of heads, 16 bits, and latents."""

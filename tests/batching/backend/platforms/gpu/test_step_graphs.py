@@ -21,9 +21,9 @@ from batching.backend.platforms.gpu import step_graphs
 from batching.backend.platforms.gpu.step_graphs import COMPILE_AT, StepGraphs
 from batching.backend.platforms.gpu.step_rows import KernelAttention
 from batching.block_manager import BlockTable
-from batching.request import BatchRequest
 from batching.steps.step_plan import Slice
 from tests.support.kernel_models import BLOCK_SIZE, FAMILIES, NUM_BLOCKS, Served, served
+from tests.support.requests import make_request, slice_of
 from tests.support.tiny_models import VOCAB_SIZE
 
 
@@ -69,10 +69,10 @@ def decodes(num_rows: int, at: int = 9) -> list[Slice]:
     """Return slices of a token each, of requests with blocks of their own."""
     slices: list[Slice] = []
     for row in range(num_rows):
-        request = BatchRequest(row, [(7 * row + i) % VOCAB_SIZE for i in range(at)], max_tokens=9)
+        request = make_request(row, [(7 * row + i) % VOCAB_SIZE for i in range(at)], max_tokens=9)
         blocks = range(8 * row, 8 * row + 8)
         request.block_table, request.window_table = BlockTable(blocks), BlockTable(blocks)
-        slices.append(Slice(request, at - 1, at))
+        slices.append(slice_of(request, at - 1, at))
     return slices
 
 
@@ -109,10 +109,10 @@ def test_the_shapes_that_were_not_seen_for_the_longest_time_are_forgotten(native
 
 def test_steps_with_chunks_are_built_each_time(native: Native) -> None:
     steps = Steps.of("qwen3", native, is_check=True)
-    chunk = BatchRequest(0, [1] * 12, max_tokens=1)
+    chunk = make_request(0, [1] * 12, max_tokens=1)
     chunk.block_table = BlockTable(range(40, 44))
     for _ in range(3):
-        steps.logits([*decodes(2), Slice(chunk, 0, 12)])
+        steps.logits([*decodes(2), slice_of(chunk, 0, 12)])
     assert steps.num_built == 3
 
 
@@ -127,16 +127,15 @@ def test_another_pool_is_read_after_a_reset(native: Native) -> None:
     assert steps.num_built == 2
 
 
-def test_a_graph_keeps_no_request(native: Native) -> None:
+def test_a_graph_keeps_no_step(native: Native) -> None:
     steps = Steps.of("mistral", native, is_check=True)
-    slices = decodes(2)
-    request = weakref.ref(slices[0].request)
+    built: list[weakref.ref[StepInputs]] = []
+    steps.before = lambda step: built.append(weakref.ref(step))
     for _ in range(3):
-        steps.logits(slices)
-    assert steps.num_built == 2
-    del slices
+        steps.logits(decodes(2))
+    assert len(built) == 2
     steps.cache.begin(decodes(1))
-    assert request() is None
+    assert [step() for step in built] == [None, None]
 
 
 def reads_numbers(step: StepInputs) -> None:

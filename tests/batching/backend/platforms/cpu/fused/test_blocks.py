@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.models import gemma, llama
 
-from batching.backend.cpu.modules import Frequencies
+from batching.backend.frequencies import Frequencies
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.platforms.cpu.fused import blocks, halves, latent
@@ -28,10 +28,10 @@ from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.cache import NativeLayerCache
 from batching.backend.self_check.check import check_model
 from batching.block_manager import BlockTable
-from batching.request import BatchRequest
-from batching.steps.step_plan import Slice
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import ZOO, make_tiny
+from tests.support.requests import make_request, slice_of
+from tests.support.weekly import weekly, weekly_pairs
 
 # What is one operation in the layers of a model.  "block": attention, and the MLP or the mixture of
 # experts, with norms and residuals.  "attention": this half of a block, the rest being the model's.
@@ -111,18 +111,21 @@ def _name(path: object) -> str:
     return names.get(type(path), "lone mixture")
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", weekly(ZOO, 12))
 def test_the_fused_paths_of_each_model_type(native: Native, name: str) -> None:
     assert paths(use_kernels(make_tiny(name), native)) == PATHS_OF[name]
 
 
-@pytest.mark.parametrize("input_bits", [8, 16])
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("deepseek_v3", "gemma3_text", "gpt_oss", "llama", "minicpm", "minicpm3", "ministral3"),
-        *("phi", "phi3", "qwen2_moe"),
-    ],
+    ("name", "input_bits"),
+    weekly_pairs(
+        [
+            *("deepseek_v3", "gemma3_text", "gpt_oss", "llama", "minicpm", "minicpm3"),
+            *("ministral3", "phi", "phi3", "qwen2_moe"),
+        ],
+        [8, 16],
+        size=4,
+    ),
 )
 def test_they_are_the_same_in_any_precision(native: Native, name: str, input_bits: int) -> None:
     model = use_kernels(make_tiny(name, bits=4), native, input_bits=input_bits)
@@ -135,21 +138,25 @@ def logits(model: nn.Module, native: Native) -> mx.array:
     cache = check.cache(24, 4, num_window_blocks=24 if check.layout.window else 0)
     runner = MLXRunner(model, VOCAB_SIZE, check.selection, cache)
     prompts = [[(7 * i + size) % VOCAB_SIZE for i in range(size)] for size in (41, 14)]
-    requests = [BatchRequest(i, prompt, max_tokens=1) for i, prompt in enumerate(prompts)]
+    requests = [make_request(i, prompt, max_tokens=1) for i, prompt in enumerate(prompts)]
     for request, first in zip(requests, (0, 12), strict=True):
         request.state_slot = first
         request.block_table = request.window_table = BlockTable(list(range(first, first + 11)))
-    step = cache.begin([Slice(r, 0, r.num_tokens) for r in requests])
+    step = cache.begin([slice_of(r, 0, r.num_tokens) for r in requests])
     return runner.logits(step)
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4", "granite"),
-        *("hunyuan_v1_dense", "lfm2", "llama", "minicpm3", "ministral3", "mistral"),
-        *("olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3", "youtu_llm"),
-    ],
+    weekly(
+        [
+            *("exaone4", "gemma2", "gemma3_text", "gemma4_text", "glm4", "granite"),
+            *("hunyuan_v1_dense", "lfm2", "llama", "minicpm3", "ministral3", "mistral"),
+            *("olmo2", "olmo3", "phi3", "qwen2", "qwen3", "smollm3", "youtu_llm"),
+        ],
+        3,
+        always=["llama"],
+    ),
 )
 def test_a_fused_block_is_its_modules_bit_for_bit(native: Native, name: str) -> None:
     model, unfused = make_tiny(name), replace_modules(make_tiny(name), native)
@@ -159,10 +166,14 @@ def test_a_fused_block_is_its_modules_bit_for_bit(native: Native, name: str) -> 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("cohere2", "deepseek_v3", "falcon_h1", "gemma", "granitemoehybrid", "kimi_vl", "mamba2"),
-        *("mistral4", "nemotron", "nemotron_h", "phi", "qwen3_5", "starcoder2"),
-    ],
+    weekly(
+        [
+            *("cohere2", "deepseek_v3", "falcon_h1", "gemma", "granitemoehybrid", "kimi_vl"),
+            *("mamba2", "mistral4", "nemotron", "nemotron_h", "phi", "qwen3_5", "starcoder2"),
+        ],
+        2,
+        always=["deepseek_v3"],
+    ),
 )
 def test_a_fused_block_is_its_modules_but_for_rounding(native: Native, name: str) -> None:
     """Blocks with another order of sums, or with an activation that MLX computes otherwise."""
@@ -270,29 +281,32 @@ def other_residual(monkeypatch: pytest.MonkeyPatch) -> None:
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("input_bits", [8, 32])
 @pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("gemma3_text", without_offset),
-        ("olmo2", without_offset),
-        ("llama", no_rotation),
-        ("phi3", no_rotation),
-        ("llama", no_window),
-        ("gemma3_text", other_scale),
-        ("gemma2", no_soft_cap),
-        ("gpt_oss", no_sinks),
-        ("hunyuan_v1_dense", norms_first),
-        ("ministral3", no_factors),
-        ("mistral4", no_factors),
-        ("glm4_moe_lite", no_rotated_latents),
-        ("deepseek_v3", no_rotated_latents),
-        ("minicpm3", no_rotated_latents),
-    ],
+    ("case", "input_bits"),
+    weekly_pairs(
+        [
+            ("gemma3_text", without_offset),
+            ("olmo2", without_offset),
+            ("llama", no_rotation),
+            ("phi3", no_rotation),
+            ("llama", no_window),
+            ("gemma3_text", other_scale),
+            ("gemma2", no_soft_cap),
+            ("gpt_oss", no_sinks),
+            ("hunyuan_v1_dense", norms_first),
+            ("ministral3", no_factors),
+            ("mistral4", no_factors),
+            ("glm4_moe_lite", no_rotated_latents),
+            ("deepseek_v3", no_rotated_latents),
+            ("minicpm3", no_rotated_latents),
+        ],
+        [8, 32],
+    ),
 )
 def test_what_computes_something_else_is_not_fused(
-    native: Native, name: str, fault: Fault, input_bits: int, monkeypatch: pytest.MonkeyPatch
+    native: Native, case: tuple[str, Fault], input_bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name, fault = case
     model = replace_modules(make_tiny(name, bits=4), native, input_bits=input_bits)
     fault(monkeypatch)
     replace_blocks(model, native)
@@ -347,9 +361,8 @@ def test_a_block_of_one_half_is_one_operation(
 def test_a_rotary_embedding_with_another_table_is_not_replaced(
     native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        rotary, "plain_frequencies", lambda dims, base, scale: Frequencies(1 / np.arange(1.0, 17.0))
-    )
+    other = Frequencies(1 / np.arange(1.0, 17.0))
+    monkeypatch.setattr(rotary, "frequencies_of", lambda module: other)
     model = use_kernels(make_tiny("llama"), native)
     assert not any(isinstance(module, RoPE) for module in model.modules())
     assert paths(model) == ("lone MLP",)

@@ -14,10 +14,10 @@ from batching.backend.platforms.cpu.pools.cache import NativeLatentCache
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.block_manager import BlockTable
-from batching.request import BatchRequest
-from batching.steps.step_plan import Slice
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
+from tests.support.requests import make_request, slice_of
+from tests.support.weekly import weekly
 
 PROMPTS = [[(7 * i + size) % VOCAB_SIZE for i in range(size)] for size in (37, 14)]
 KEPT = ["deepseek_v3", "glm4_moe_lite", "kimi_linear", "kimi_vl", "longcat_flash", "mistral4"]
@@ -37,18 +37,18 @@ def last_logits(
     """Return those of the last step, whose slices are of prompts, from and to a position."""
     cache = check.cache(24, 4)
     runner = MLXRunner(model, VOCAB_SIZE, check.selection, cache)
-    requests = [BatchRequest(i, prompt, max_tokens=1) for i, prompt in enumerate(PROMPTS)]
+    requests = [make_request(i, prompt, max_tokens=1) for i, prompt in enumerate(PROMPTS)]
     for request, first in zip(requests, (0, 12), strict=True):
         request.block_table = request.window_table = BlockTable(list(range(first, first + 11)))
         request.state_slot = request.request_id
     for step in steps:
-        logits = runner.logits(cache.begin([Slice(requests[i], a, b) for i, a, b in step]))
+        logits = runner.logits(cache.begin([slice_of(requests[i], a, b) for i, a, b in step]))
         mx.eval(logits, cache.arrays)
         cache.flush()
     return logits[-1]
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", weekly(KEPT, 2))
 def test_latents_are_kept_once_in_a_pool_of_the_kernels(native: Native, name: str) -> None:
     _, check = checked(name, native)
     assert check.way in (Way.RAGGED, Way.PIECES)
@@ -59,7 +59,9 @@ def test_latents_are_kept_once_in_a_pool_of_the_kernels(native: Native, name: st
     assert [len(layer.pool.regions) for layer in layers] == [1] * len(layers)
 
 
-@pytest.mark.parametrize("name", [*KEPT[:2], *EXPANDED, "ministral3", "phi", "starcoder2"])
+@pytest.mark.parametrize(
+    "name", weekly([*KEPT[:2], *EXPANDED, "ministral3", "phi", "starcoder2"], 3)
+)
 def test_no_bit_of_a_row_depends_on_chunks_or_on_other_rows(native: Native, name: str) -> None:
     model, check = checked(name, native)
     alone = last_logits(model, check, [[(1, 0, 14)]])
@@ -71,7 +73,7 @@ def test_no_bit_of_a_row_depends_on_chunks_or_on_other_rows(native: Native, name
     assert mx.array_equal(alone, cut)
 
 
-@pytest.mark.parametrize("name", [*KEPT, *EXPANDED])
+@pytest.mark.parametrize("name", weekly([*KEPT, *EXPANDED], 2, always=["deepseek_v3"]))
 def test_logits_are_those_of_the_model_without_kernels(native: Native, name: str) -> None:
     plain = make_tiny(name)
     expected = plain(mx.array([PROMPTS[1]]))[0, -1]

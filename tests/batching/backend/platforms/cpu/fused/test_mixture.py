@@ -19,6 +19,7 @@ from batching.backend.platforms.cpu.layers.replace import replace_modules
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from tests.support.model_zoo import ZOO, make_tiny
+from tests.support.weekly import weekly, weekly_pairs
 
 GROUPS: Final = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
 MIXTURES: Final = [
@@ -64,7 +65,7 @@ CASES: Final = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes"), CASES)
+@pytest.mark.parametrize(("name", "changes"), weekly(CASES, 8))
 def test_mixtures_are_those_of_the_model(
     native: Native, name: str, changes: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,8 +80,9 @@ def test_mixtures_are_those_of_the_model(
         np.testing.assert_allclose(np.array(half(x)), expected, 0, 1e-5 * largest)
 
 
-@pytest.mark.parametrize("input_bits", [8, 16, 32])
-@pytest.mark.parametrize("name", ["glm4_moe", "gpt_oss", "qwen2_moe"])
+@pytest.mark.parametrize(
+    ("name", "input_bits"), weekly_pairs(["glm4_moe", "gpt_oss", "qwen2_moe"], [8, 16, 32])
+)
 def test_a_row_does_not_depend_on_others(native: Native, name: str, input_bits: int) -> None:
     model = replace_modules(make_tiny(name, bits=4), native, input_bits=input_bits)
     half = MixtureHalf(native.module, mixtures(model)[0])
@@ -143,26 +145,29 @@ def other_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routers, "_EPSILONS", (0.0, 1e-5))
 
 
-@pytest.mark.parametrize("input_bits", [8, 32])
 @pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        ("deepseek_v3", no_correction),
-        ("deepseek_v3", no_factor),
-        ("deepseek_v3", no_groups),
-        ("glm4_moe", no_correction),
-        ("glm4_moe", no_shared),
-        ("gpt_oss", other_router),
-        ("lfm2_moe", other_epsilon),
-        ("qwen2_moe", no_shared),
-        ("qwen2_moe", other_gate),
-        ("qwen3_moe", other_router),
-        ("qwen3_next", other_gate),
-    ],
+    ("case", "input_bits"),
+    weekly_pairs(
+        [
+            ("deepseek_v3", no_correction),
+            ("deepseek_v3", no_factor),
+            ("deepseek_v3", no_groups),
+            ("glm4_moe", no_correction),
+            ("glm4_moe", no_shared),
+            ("gpt_oss", other_router),
+            ("lfm2_moe", other_epsilon),
+            ("qwen2_moe", no_shared),
+            ("qwen2_moe", other_gate),
+            ("qwen3_moe", other_router),
+            ("qwen3_next", other_gate),
+        ],
+        [8, 32],
+    ),
 )
 def test_what_computes_something_else_is_not_fused(
-    native: Native, name: str, fault: Fault, input_bits: int, monkeypatch: pytest.MonkeyPatch
+    native: Native, case: tuple[str, Fault], input_bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name, fault = case
     changes = {**GROUPS, "routed_scaling_factor": 2.5} if name == "deepseek_v3" else {}
     make_model = make(name, monkeypatch, **changes)
     assert halves(use_kernels(make_model(bits=4), native, input_bits=input_bits))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Final
 
 import mlx.core as mx
@@ -22,10 +23,11 @@ from batching.backend.platforms.cpu.pools.states import NativeStates, StateCells
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import CheckedModel, Way
 from batching.block_manager import BlockTable
-from batching.request import BatchRequest
-from batching.steps.step_plan import Slice, StateCopy
+from batching.steps.step_plan import StateCopy
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
+from tests.support.requests import make_request, slice_of
+from tests.support.weekly import weekly, weekly_pairs
 
 DELTA_NETS: Final = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 SHORT_CONVOLUTIONS: Final = ("lfm2", "lfm2_moe")
@@ -62,7 +64,7 @@ class Requests:
         num_blocks = BLOCKS_EACH * len(prompts)
         self.cache = served.check.cache(num_blocks, BLOCK_SIZE)
         self._runner = MLXRunner(served.model, VOCAB_SIZE, served.check.selection, self.cache)
-        self.requests = [BatchRequest(i, prompt, max_tokens=1) for i, prompt in enumerate(prompts)]
+        self.requests = [make_request(i, prompt, max_tokens=1) for i, prompt in enumerate(prompts)]
         for i, request in enumerate(self.requests):
             first = BLOCKS_EACH * i
             request.block_table = BlockTable(list(range(first, first + BLOCKS_EACH)))
@@ -70,7 +72,7 @@ class Requests:
 
     def step(self, spans: Spans) -> dict[int, mx.array]:
         """Return the logits of each request's rows."""
-        slices = [Slice(self.requests[i], *span[:2], keep=span[2]) for i, span in spans.items()]
+        slices = [slice_of(self.requests[i], *span[:2], keep=span[2]) for i, span in spans.items()]
         step = self.cache.begin(slices)
         all_rows = replace(step.logit_rows, rows=mx.arange(len(step.tokens)))
         logits = self._runner.logits(replace(step, logit_rows=all_rows))
@@ -96,7 +98,7 @@ def fused_halves(model: nn.Module) -> list[Any]:
     return [getattr(path, "attention", path) for path in fused if path]
 
 
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("name", weekly(MIXERS, 2, always=KINDS))
 def test_they_are_served_by_it_with_mlx_lm_s_logits(native: Native, name: str) -> None:
     hybrid = served(native, name)
     assert hybrid.check.way is Way.PIECES
@@ -109,15 +111,13 @@ def test_they_are_served_by_it_with_mlx_lm_s_logits(native: Native, name: str) -
         assert difference < TOLERANCE
 
 
-@pytest.mark.parametrize("input_bits", [8, 16])
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize(("name", "input_bits"), weekly_pairs(MIXERS, [8, 16]))
 def test_they_are_the_same_in_any_precision(native: Native, name: str, input_bits: int) -> None:
     model = use_kernels(make_tiny(name, bits=4), native, input_bits=input_bits)
     assert any(isinstance(half, RecurrentHalf) for half in fused_halves(model))
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("input_bits", [8, 16, 32])
+@pytest.mark.parametrize(("name", "input_bits"), weekly_pairs(KINDS, [8, 16, 32]))
 def test_bits_depend_on_no_neighbour_nor_on_how_a_prompt_is_cut(
     native: Native, input_bits: int, name: str
 ) -> None:
@@ -172,13 +172,17 @@ def test_drafts_that_are_wrong_are_taken_back(native: Native, name: str) -> None
 
 def cells_of(native: Native) -> tuple[StateCells, Callable[..., list[list[int]]]]:
     cells = StateCells(native)
-    requests = [BatchRequest(i, [0] * 30, max_tokens=1) for i in range(3)]
+    requests = [make_request(i, [0] * 30, max_tokens=1) for i in range(3)]
     for i, request in enumerate(requests):
         request.state_slot = i
 
-    def step(*spans: tuple[int, int, int, tuple[int, ...]]) -> list[list[int]]:
+    def step(
+        *spans: tuple[int, int, int, tuple[int, ...]], gone: tuple[int, ...] = ()
+    ) -> list[list[int]]:
         """Return the cells before and after of each piece."""
-        cells.begin([Slice(requests[i], start, stop, keep=keep) for i, start, stop, keep in spans])
+        cells.begin(
+            [slice_of(requests[i], start, stop, keep=keep) for i, start, stop, keep in spans], gone
+        )
         rows = [list(row[2:]) for row in cells._rows()]
         cells.flush()
         return rows
@@ -210,10 +214,9 @@ def test_a_copied_state_is_shared(native: Native) -> None:
 
 
 def test_what_a_request_leaves_is_free(native: Native) -> None:
-    cells, step = cells_of(native)
+    _, step = cells_of(native)
     step((0, 0, 4, ()), (1, 0, 4, ()))
-    cells._requests[1].state_slot = None
-    step((0, 4, 5, ()))
+    step((0, 4, 5, ()), gone=(1,))
     assert step((2, 0, 4, ())) == [[-1, 1]]
 
 
@@ -293,19 +296,16 @@ def other_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("input_bits", [8, 32])
+FAULTS: Final[dict[Fault, Sequence[str]]] = {
+    **dict.fromkeys((other_columns, other_order_of_taps, states_that_are_lost), MIXERS),
+    no_bias_of_taps: (*SHORT_CONVOLUTIONS, *MAMBAS),
+    **dict.fromkeys((no_skip, other_gates, other_steps, norms_of_other_width), MAMBAS),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "fault"),
-    [
-        *(
-            (name, fault)
-            for fault in (other_columns, other_order_of_taps, states_that_are_lost)
-            for name in MIXERS
-        ),
-        *((name, no_bias_of_taps) for name in (*SHORT_CONVOLUTIONS, *MAMBAS)),
-        *((name, fault) for fault in (no_skip, other_gates, other_steps) for name in MAMBAS),
-        *((name, norms_of_other_width) for name in MAMBAS),
-    ],
+    ("fault", "name", "input_bits"),
+    [case for fault in FAULTS for case in weekly(product([fault], FAULTS[fault], [8, 32]), 2)],
 )
 def test_what_computes_something_else_is_not_fused(
     native: Native, name: str, fault: Fault, input_bits: int, monkeypatch: pytest.MonkeyPatch

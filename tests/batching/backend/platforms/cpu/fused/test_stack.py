@@ -20,6 +20,7 @@ from batching.backend.self_check.steps import BLOCK_SIZE, SHORT, probe_prompts
 from batching.backend.self_check.verdict import CheckedModel, Way
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import ZOO, make_tiny
+from tests.support.weekly import weekly, weekly_pairs
 
 _NAMES: Final = """
     cohere2 deepseek deepseek_v2 deepseek_v3 deepseek_v3-direct dots1 ernie4_5 ernie4_5_moe exaone4
@@ -83,12 +84,12 @@ def same(steps: Steps, expected: list[mx.array]) -> bool:
     return len(computed) == len(expected) and all(map(mx.array_equal, computed, expected))
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", weekly(ZOO, 8))
 def test_the_models_whose_layers_are_one_operation(native: Native, name: str) -> None:
     assert len(stacks(use_kernels(make_tiny(name), native))) == (name in STACKED)
 
 
-@pytest.mark.parametrize("name", STACKED)
+@pytest.mark.parametrize("name", weekly(STACKED, 3))
 def test_they_are_the_layers_bit_for_bit(native: Native, name: str) -> None:
     expected = list(Steps(make_plain(native, name), native).logits())
     model = make_stacked(native, name)
@@ -99,9 +100,15 @@ def test_they_are_the_layers_bit_for_bit(native: Native, name: str) -> None:
     assert is_one_operation(stack)
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.int8])
-@pytest.mark.parametrize("input_bits", [8, 16])
-@pytest.mark.parametrize("name", ["deepseek_v3", "gemma3_text", "phi", "qwen3_5", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("name", "input_bits", "dtype"),
+    weekly_pairs(
+        ["deepseek_v3", "gemma3_text", "phi", "qwen3_5", "qwen3_moe"],
+        [8, 16],
+        [mx.float32, mx.bfloat16, mx.int8],
+        size=3,
+    ),
+)
 def test_in_any_precision(native: Native, name: str, input_bits: int, dtype: mx.Dtype) -> None:
     plain = make_plain(native, name, input_bits=input_bits)
     model = make_stacked(native, name, input_bits=input_bits)

@@ -1,0 +1,42 @@
+"""Threads for engines, which are used again and never end."""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+_lock = threading.Lock()
+_idle: list["_MLXThread"] = []
+
+
+class _MLXThread:
+    """A thread that runs one function after the other.
+
+    A thread that has used MLX must not return: its thread-local destructors take the GIL, and if the
+    interpreter is about to finalize by then, that aborts the whole process.  MLX also keeps a stream of
+    each thread for ever.  So a thread whose engine has ended waits for the next engine.
+    """
+
+    def __init__(self) -> None:
+        self._functions: SimpleQueue[tuple[Callable[[], None], Callable[[], None]]] = SimpleQueue()
+        threading.Thread(target=self._run, name="mlx-engine", daemon=True).start()
+
+    def start(self, function: Callable[[], None], on_end: Callable[[], None]) -> None:
+        self._functions.put((function, on_end))
+
+    def _run(self) -> None:
+        while True:
+            function, on_end = self._functions.get()
+            function()
+            # It holds what it ran.
+            del function
+            with _lock:
+                _idle.append(self)
+            on_end()
+            del on_end
+
+
+def start_mlx_thread(function: Callable[[], None], on_end: Callable[[], None]) -> None:
+    """Run a function, which must not raise, in a thread that no other engine uses; then call `on_end`."""
+    with _lock:
+        thread = _idle.pop() if _idle else _MLXThread()
+    thread.start(function, on_end)

@@ -1,0 +1,68 @@
+"""Plans as bytes, for an executor in another process or on another machine."""
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from batching.block_manager import BlockCopy, BlockIds, Run
+from batching.constraints.grammar import Grammar
+from batching.constraints.protocol import AllowedTokens
+from batching.inputs.sampling_params import SamplingParams
+from batching.inputs.sequence_spec import SequenceSpec
+from batching.pooling import PoolingParams, PoolingType
+from batching.priority_queue import Priority
+from batching.steps.step_plan import Slice, StartedSequence, StateCopy, StepPlan
+
+# A plan is made of these, of numbers, texts and tuples: nothing else is read.
+_CLASSES: Final = (
+    *(StepPlan, StartedSequence, Slice, StateCopy, BlockCopy, BlockIds, Run),
+    *(SequenceSpec, SamplingParams, PoolingParams, PoolingType, Priority),
+    *(AllowedTokens, Grammar, frozenset),
+)
+_BY_NAME: Final = {(each.__module__, each.__qualname__): each for each in _CLASSES}
+
+
+class InvalidPlan(Exception):
+    """Bytes that are no plan."""
+
+
+def encode(plan: StepPlan) -> bytes:
+    """Return a plan as bytes; a grammar is written as its text."""
+    return pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def decode(data: bytes, compile_grammar: Callable[[Grammar], Grammar]) -> StepPlan:
+    """Return the plan of these bytes, which may come from anybody: no code is looked up in them.
+
+    compile_grammar: returns a grammar that has matchers in this process, of one that is only a text.
+
+    Raises:
+        InvalidPlan: the bytes are no plan.
+    """
+    try:
+        plan = _Reader(io.BytesIO(data)).load()
+    except Exception as error:
+        raise InvalidPlan("the bytes are no plan") from error
+    if not isinstance(plan, StepPlan):
+        raise InvalidPlan(f"the bytes are a {type(plan).__name__}, not a plan")
+    return replace(plan, started=tuple(_compiled(s, compile_grammar) for s in plan.started))
+
+
+def _compiled(
+    started: StartedSequence, compile_grammar: Callable[[Grammar], Grammar]
+) -> StartedSequence:
+    constraint = started.spec.constraint
+    if not isinstance(constraint, Grammar):
+        return started
+    return replace(started, spec=replace(started.spec, constraint=compile_grammar(constraint)))
+
+
+class _Reader(pickle.Unpickler):
+    """Finds the classes of plans, and no other."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (found := _BY_NAME.get((module, name))) is not None:
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a plan")

@@ -1,0 +1,104 @@
+"""The APIs that a hostile client asks, and a short request of each."""
+
+import json
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel
+
+from app.api.anthropic.request import MessagesRequest
+from app.api.openai.chat.request import ChatCompletionRequest
+from app.api.openai.completions.request import CompletionRequest
+from app.api.openai.responses.request import ResponseRequest
+from tests.support.hostile.wire import post
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+RENDER: Final = "/v1/chat/completions/render"
+MESSAGES: Final = "/v1/messages"
+COUNT: Final = "/v1/messages/count_tokens"
+RESPONSES: Final = "/v1/responses"
+
+REQUESTS: Final[dict[str, type[BaseModel]]] = {
+    CHAT: ChatCompletionRequest,
+    COMPLETIONS: CompletionRequest,
+    MESSAGES: MessagesRequest,
+    RESPONSES: ResponseRequest,
+}
+
+# It stands in the prompts, and in no answer.
+SECRET: Final = "marmalade-4711"
+
+# Some less than the server takes, for what stands around it.
+NUM_BYTES: Final = (4 << 20) - 1024
+
+# A body is made when it is sent: some are large.
+Body = Callable[[], bytes]
+
+
+class Attack(NamedTuple):
+    path: str
+    body: Body
+    content_type: str = "application/json"
+
+    def request(self) -> bytes:
+        return post(self.path, self.body(), self.content_type)
+
+
+Attacks = dict[str, Attack]
+
+
+def to(path: str, bodies: dict[str, Body]) -> Attacks:
+    """Return bodies for a path, under names that begin with it."""
+    return {f"{path}: {name}": Attack(path, body) for name, body in bodies.items()}
+
+
+def chat(content: Any = SECRET, **fields: Any) -> bytes:
+    messages = [{"role": "user", "content": content}]
+    return json.dumps({"messages": messages, "max_tokens": 1} | fields).encode()
+
+
+def chatting(content: Any = SECRET, **fields: Any) -> Body:
+    return lambda: chat(content, **fields)
+
+
+def chat_with(field: str, value: str) -> bytes:
+    """Return a request with a field that json does not write so."""
+    return chat()[:-1] + f", {json.dumps(field)}: {value}}}".encode()
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    """Return a tool of the Chat Completions API."""
+    return {"type": "function", "function": {"name": "f"} | fields}
+
+
+def complete(**fields: Any) -> bytes:
+    return json.dumps({"prompt": SECRET, "max_tokens": 1} | fields).encode()
+
+
+def message(content: Any = SECRET, **fields: Any) -> bytes:
+    """Return a request of Anthropic's API."""
+    return chat(content, **fields)
+
+
+def ask(input_: Any = SECRET, **fields: Any) -> bytes:
+    """Return a request of the Responses API."""
+    return json.dumps({"input": input_, "max_output_tokens": 1} | fields).encode()
+
+
+def asking(input_: Any = SECRET, **fields: Any) -> Body:
+    return lambda: ask(input_, **fields)
+
+
+def items(*given: Any) -> Body:
+    return asking([*given, {"role": "user", "content": SECRET}])
+
+
+def filled(before: str, unit: str, after: str) -> bytes:
+    """Return as many units as a body may have."""
+    count = (NUM_BYTES - len(before) - len(after)) // len(unit.encode())
+    return (before + unit * count + after).encode()
+
+
+def nested(depth: int, value: str = "1") -> str:
+    return "[" * depth + value + "]" * depth

@@ -1,0 +1,209 @@
+"""Half of a character, everywhere where a text may stand."""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import partial
+from typing import Any, Final
+
+from tests.support.hostile.apis import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    SECRET,
+    Attack,
+    Attacks,
+)
+
+SURROGATE: Final = "\ud800"
+
+_PARAMETERS: Final = {"type": "object", "properties": {"a": {"description": "a"}}}
+_FUNCTION: Final = {"name": "f", "description": "a", "parameters": _PARAMETERS}
+_SCHEMA: Final = {"name": "x", "schema": {"const": "a"}}
+_GRAMMAR: Final = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+_USER: Final = {"role": "user", "content": SECRET}
+
+# Requests that are served; together they have every field that holds a text.
+_CHATS: Final[list[dict[str, Any]]] = [
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "a"},
+            {
+                "role": "assistant",
+                "content": "a",
+                "reasoning_content": "a",
+                "tool_calls": [
+                    {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ],
+            },
+            {"role": "tool", "content": SECRET, "tool_call_id": "a"},
+        ],
+        "tools": [{"type": "function", "function": _FUNCTION}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "stop": "a",
+        "bad_words": ["a"],
+        "cache_salt": "a",
+        "chat_template_kwargs": {"x": "a"},
+        "priority": "high",
+        "service_tier": "auto",
+    },
+    {"response_format": {"type": "json_schema", "json_schema": _SCHEMA}},
+    *[
+        {"structured_outputs": demand}
+        for demand in (
+            {"json": {"const": "a"}},
+            {"json": '{"const": "a"}'},
+            {"regex": "a"},
+            {"choice": ["a"]},
+            {"grammar": 'start: "a"'},
+        )
+    ],
+]
+_COMPLETIONS: Final[list[dict[str, Any]]] = [{"prompt": SECRET}, {"prompt": ["a"], "stop": ["a"]}]
+_MESSAGES: Final[list[dict[str, Any]]] = [
+    {
+        "system": "a",
+        "messages": [
+            {"role": "user", "content": "a"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "tool_use", "id": "a", "name": "f", "input": {"x": "a"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "a", "content": "a"}],
+            },
+        ],
+        "stop_sequences": ["a"],
+        "tools": [{"name": "f", "description": "a", "input_schema": _PARAMETERS}],
+        "tool_choice": {"type": "tool", "name": "f"},
+    },
+    {"output_config": {"format": {"type": "json_schema", "schema": {"const": "a"}}}},
+]
+_RESPONSES: Final[list[dict[str, Any]]] = [
+    {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]},
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "a"},
+            {"type": "custom_tool_call", "call_id": "b", "name": "g", "input": "a"},
+            {"type": "custom_tool_call_output", "call_id": "b", "output": "a"},
+            {"type": "message", "role": "user", "content": SECRET},
+        ],
+        "instructions": "a",
+        "tools": [
+            {"type": "function", **_FUNCTION},
+            {"type": "custom", "name": "g", "description": "a", "format": _GRAMMAR},
+            {"type": "namespace", "name": "n", "description": "a", "tools": []},
+            {"type": "mcp", "server_label": "a", "server_url": "a"},
+        ],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "f"}],
+        },
+        "metadata": {"k": "a"},
+        "user": "a",
+        "prompt_cache_key": "a",
+        "safety_identifier": "a",
+        "include": ["message.output_text.logprobs"],
+        "stop": "a",
+        "chat_template_kwargs": {"x": "a"},
+        "service_tier": "auto",
+    },
+    {"text": {"format": {"type": "json_schema", **_SCHEMA}}},
+    {
+        "tools": [{"type": "function", **_FUNCTION}],
+        "tool_choice": {"type": "function", "name": "f"},
+    },
+]
+_SERVED: Final[dict[str, tuple[list[dict[str, Any]], dict[str, Any]]]] = {
+    CHAT: (_CHATS, {"messages": [_USER], "max_tokens": 1}),
+    COMPLETIONS: (_COMPLETIONS, {"max_tokens": 1}),
+    MESSAGES: (_MESSAGES, {"messages": [_USER], "max_tokens": 1}),
+    RESPONSES: (_RESPONSES, {"input": SECRET, "max_output_tokens": 1}),
+}
+# Fields that only a request has that is served no more, or by an earlier answer.
+_MORE: Final[dict[str, list[dict[str, Any]]]] = {
+    CHAT: [{"model": "a"}],
+    COMPLETIONS: [{"prompt": "a", "model": "a"}],
+    MESSAGES: [
+        {"model": "a"},
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "a", "signature": "a"},
+                        {"type": "redacted_thinking", "data": "a"},
+                    ],
+                },
+                _USER,
+            ]
+        },
+        {"messages": [{"role": "user", "content": [{"type": "tool_reference", "tool_name": "a"}]}]},
+    ],
+    RESPONSES: [
+        {"model": "a", "previous_response_id": "a"},
+        {
+            "input": [
+                {"id": "a"},
+                {"type": "function_call", "call_id": "a", "name": "f", "namespace": "a"},
+                {"role": "user", "content": "a", "id": "a", "status": "a"},
+                {"type": "reasoning", "summary": [], "encrypted_content": "a"},
+                {
+                    "type": "reasoning",
+                    "summary": [],
+                    "content": [{"type": "reasoning_text", "text": "a"}],
+                },
+            ]
+        },
+    ],
+}
+# Their keys are the client's own.
+_MAPS: Final = ("parameters", "input_schema", "chat_template_kwargs", "metadata")
+
+
+def served() -> Attacks:
+    """Return the requests in which the texts stand, which are no attacks."""
+    return {
+        f"{path}: {number}": Attack(path, partial(_encoded, rest | fields))
+        for path, (requests, rest) in _SERVED.items()
+        for number, fields in enumerate(requests)
+    }
+
+
+def surrogates() -> Attacks:
+    """Return each request with half of a character in place of one of its texts or keys."""
+    return {
+        f"{path}: {place}": Attack(path, partial(_encoded, rest | changed))
+        for path, (requests, rest) in _SERVED.items()
+        for number, fields in enumerate([*requests, *_MORE[path]])
+        for place, changed in _with_surrogate(fields, str(number))
+    }
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()
+
+
+def _with_surrogate(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield copies of a value, each with one text exchanged, and where that stands."""
+    if isinstance(value, str):
+        yield place, SURROGATE
+        return
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in list(pairs) if isinstance(value, dict | list) else ():
+        for where, changed in _with_surrogate(inner, f"{place}.{key}"):
+            copy = deepcopy(value)
+            copy[key] = changed
+            yield where, copy
+        if key in _MAPS:
+            copy = deepcopy(value)
+            copy[key][SURROGATE] = 1
+            yield f"{place}.{key}: a key", copy
