@@ -210,6 +210,12 @@ def test_no_part_of_batching_imports_the_whole() -> None:
     assert [edge for edge in edges(parts) if edge[1] == "batching"] == []
 
 
+def test_the_kernels_package_needs_nothing_of_the_server() -> None:
+    package = [name for name in graph() if within(name, "kernels.mlx_cpu_kernels")]
+    assert package
+    assert [edge for edge in edges(package) if within(edge[1], *PACKAGES)] == []
+
+
 def test_no_test_file_imports_another() -> None:
     """What they share lies in `tests.support`."""
     texts = sources("tests")

@@ -1,6 +1,7 @@
 """The native kernels are loaded where they fit, and else missed aloud."""
 
 import gc
+import hashlib
 import importlib
 import importlib.metadata
 import json
@@ -181,6 +182,13 @@ def test_kernels_that_do_not_fit_leave_the_slower_path(install: Install, directo
     install(NOT_LOADED, mlx_version="0.1.2")
     config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=8, device="cpu")
     assert f"kernels   off: {reason()}" in build_engine(config).startup_lines
+
+
+def test_a_change_of_the_interface_is_noticed() -> None:
+    """Once a server with this number is published, a change needs another number, and else the new digest."""
+    stub = (ROOT / "kernels" / PACKAGE / "_native.pyi").read_bytes()
+    declared = hashlib.sha256(stub).hexdigest()[:16]
+    assert {extension.INTERFACE_VERSION: declared} == {1: "e48f7ecd9a3bd562"}
 
 
 def test_the_installed_kernels_have_the_interface_that_is_called(native: Native) -> None:
