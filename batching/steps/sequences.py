@@ -58,9 +58,6 @@ class Sequences:
         ids = (each for s in plan.slices for each in (s.sequence_id, *s.forks))
         return {sequence_id: self._states[sequence_id] for sequence_id in ids}
 
-    def get(self, sequence_id: int) -> SequenceState:
-        return self._states[sequence_id]
-
     def forget(self) -> None:
         self._states.clear()
 

@@ -286,6 +286,15 @@ def test_a_model_without_state_has_no_checkpoints() -> None:
     assert server.scheduler.stats().num_checkpoints is None
 
 
+def test_a_state_is_of_no_use_where_the_window_is_gone() -> None:
+    server = Server(window=8, num_window_blocks=18, num_checkpoints=64)
+    prompt = list(range(52))
+    assert [server.num_hit(i, prompt) for i in range(2)] == [0, 48]
+    others = [[(150 + 7 * i + 3 * j) % 256 for j in range(12)] for i in range(8)]
+    assert [server.num_hit(10 + i, other) for i, other in enumerate(others)] == [0] * 8
+    assert [server.num_hit(20 + i, prompt) for i in range(2)] == [0, 48]
+
+
 def test_a_failed_step_loses_all_states() -> None:
     server = Server()
     server.num_hit(0, prompt_with(40))

@@ -25,12 +25,13 @@ import numpy as np
 from app.cli import main
 from batching.backend import engine_builder
 from batching.backend.loader import LoadedModel, load_model
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.mlx_runner import MLXRunner, MLXStep
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.platforms.cpu import sampling as native_sampling
 from batching.backend.sampling import slice_sampler
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Masks, Sampler
+from batching.steps.step_plan import StepPlan
 
 # A token that cannot be decoded: a byte that no answer has.
 POISON_TOKEN: Final = 7
@@ -92,10 +93,14 @@ _STEP_FAULTS: Final[dict[Fault, Callable[[], None]]] = {
 class FaultyRunner(MLXRunner):
     """Fails in the middle of a step: the pool is written, no request has a token."""
 
+    def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
+        self._states = self._sequences.begin(plan)
+        return super().submit(plan, after)
+
     def logits(self, step: StepInputs) -> mx.array:
         logits = super().logits(step)
         ids = [s.sequence_id for s in step.attention.slices]
-        faults = {each: fault_of(self._sequences.get(each)) for each in ids}
+        faults = {each: fault_of(self._states[each]) for each in ids}
         for fault in faults.values():
             if fault in _STEP_FAULTS:
                 mx.eval(logits)

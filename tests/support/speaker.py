@@ -130,8 +130,9 @@ class Breaking(Speaker):
 
     def run(self, plan: StepPlan) -> list[SliceOutput]:
         assert self._answer is not None, "it breaks at the end of what it says"
+        states = self.sequences.begin(plan)
         for s in plan.slices:
-            sequence = self.sequences.get(s.sequence_id)
+            sequence = states[s.sequence_id]
             if s.stop - sequence.num_prompt_tokens >= len(self._answer):
                 raise RuntimeError("out of memory")
         return super().run(plan)

@@ -241,6 +241,7 @@ def test_a_value_is_json_or_a_literal_of_python_or_else_text(
         (r"'\n\t\\\'\"\d'", "\n\t\\'\"\\d"),
         (r"'\x41\u00e9\U0001f600\ud83d\ude00'", "Aé😀😀"),
         (r"'\xzz\U99999999'", "\\xzz\\U99999999"),
+        (r"'\101\7\08'", "A\a\08"),
         ("'it's'", "it's"),
         ("'say ' again'", "say ' again"),
         ("'a' ", "a"),

@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from batching.constraints.grammar import Grammar, GrammarText, choice_grammar
+from batching.constraints.protocol import AllowedTokens
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.steps.codec import InvalidPlan, decode, encode
 from batching.steps.sequences import SequenceState
@@ -31,6 +32,15 @@ def test_a_grammar_is_compiled_again_where_it_is_read() -> None:
     assert decode(encode(written), compile_grammar) == written
     assert compiled == [text]
     assert decode(encode(written), lambda _: Grammar(text)) != written
+
+
+def test_equal_plans_print_and_hash_as_one() -> None:
+    allowed = SequenceSpec(prompt=(1,), max_tokens=3, constraint=AllowedTokens([5, 2, 5]))
+    for spec in (allowed, plan_with(Grammar(GrammarText("x"), (5,))).started[0].spec):
+        read = decode(encode(StepPlan((), started=(StartedSequence(0, spec, 1),))), lambda g: g)
+        assert hash(read.started[0].spec) == hash(spec)
+        assert repr(read.started[0].spec) == repr(spec)
+    assert "constraint=AllowedTokens((2, 5))" in repr(allowed)
 
 
 def test_a_grammar_that_is_only_a_text_has_no_matcher() -> None:
