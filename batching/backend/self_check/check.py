@@ -37,7 +37,7 @@ from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
 # Of the largest logit: rounding differs with the shape of a product, outputs do not.
 _TOLERANCE: Final[dict[mx.Dtype, float]] = {mx.float32: 1e-3}
 _COARSE_TOLERANCE: Final = 6e-2
-# A value midway between two steps of 8 bits rounds either way, and that grows in later layers.
+# A key midway between two steps of 8 bits rounds either way, and that grows in later layers.
 _TOLERANCE_OF_8_BITS: Final = 0.3
 # Of so many rows one may differ in models with experts, which the last bit may choose.
 _ROWS_PER_LEAP: Final = 16
@@ -298,8 +298,6 @@ class _Probe:
         return float(rounded[-1]), max(tolerance, of_keys)
 
     def _tolerance(self, layout: CacheLayout) -> float:
-        if min_input_bits(self.model) == 8:
-            return _TOLERANCE_OF_8_BITS
         dtypes = {shape.dtype for shape in layout.shapes} or {mx.float32}
         return max(_TOLERANCE.get(dtype, _COARSE_TOLERANCE) for dtype in dtypes)
 

@@ -6,7 +6,6 @@ import mlx.nn as nn
 
 from batching.backend.exceptions import one_line
 from batching.backend.platforms.cpu.fused.blocks import replace_blocks
-from batching.backend.platforms.cpu.fused.stack import stack_layers
 from batching.backend.platforms.cpu.layers.one_input import of_one_input
 from batching.backend.platforms.cpu.layers.packing import Packing
 from batching.backend.platforms.cpu.layers.replace import replace_modules
@@ -34,5 +33,4 @@ def use_kernels(
             # The code of a model can raise anything.
             logger.warning("inputs are not scaled by channel: %s", one_line(error))
     replace_blocks(model, native)
-    stack_layers(model, native.module)
     return model

@@ -29,7 +29,6 @@ from batching.backend.platforms.cpu.fused.parts import (
     UnknownPart,
 )
 from batching.backend.platforms.cpu.fused.recurrent import RecurrentHalf
-from batching.backend.platforms.cpu.fused.stacking import Stacking
 from batching.backend.platforms.cpu.native_loader import Native
 
 _ATTENTION: Final = (("self_attn",), ("attention",), ("linear_attn",), ("mamba",), ("conv",))
@@ -105,13 +104,6 @@ class FusedBlock:
         if self._is_parallel and not isinstance(self.mlp, MixtureHalf):
             return self.mlp(x, attended)
         return self.mlp(attended)
-
-    def add_to(self, stacking: Stacking, mask: Any, cache: Any) -> None:
-        self.attention.add_to(stacking, mask, cache)
-        if isinstance(self.mlp, MlpHalf):
-            self.mlp.add_to(stacking, is_parallel=self._is_parallel)
-        elif isinstance(self.mlp, MixtureHalf):
-            self.mlp.add_to(stacking)
 
 
 class _UnfusedMlp:

@@ -23,7 +23,6 @@ from batching.backend.platforms.cpu.fused.latent import LatentHalf
 from batching.backend.platforms.cpu.fused.mixture import MixtureHalf
 from batching.backend.platforms.cpu.fused.parts import AS_CACHED, TOLERANCE, OfRows
 from batching.backend.platforms.cpu.fused.recurrent import RecurrentHalf
-from batching.backend.platforms.cpu.fused.stacking import Stacking
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.cache import (
     NativeAttention,
@@ -60,8 +59,6 @@ class FusedAttention(Protocol):
     def __call__(
         self, x: mx.array, mask: Any, cache: Any, rows: OfRows = AS_CACHED
     ) -> mx.array: ...
-
-    def add_to(self, stacking: Stacking, mask: Any, cache: Any) -> None: ...
 
 
 _Pooled = AttentionHalf | LatentHalf
