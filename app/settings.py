@@ -196,9 +196,9 @@ class Settings(BaseSettings):
         default="auto",
         description="Native CPU kernels: `auto` uses them if they are built; `require` does not start without.",
     )
-    cpu_precision: Literal["auto", "exact", "fast", "fastest"] = Field(
+    cpu_precision: Literal["auto", "exact"] = Field(
         default="auto",
-        description="With native kernels, activations that are multiplied with quantized weights: `fast` quantizes them to 16 bits, `fastest` to 8 (without VNNI only for weights of up to 6 bits), `exact` not. `auto` has 8 bits for weights of up to 4 bits if the processor has VNNI, for those of up to 6 bits if it has AVX2 and no VNNI and the model 256 MiB of packed weights or more, else 16, and keys and values in bfloat16: on average it loses no more than a model in bfloat16. Where the processor has AMX, `auto` and `fastest` multiply in bfloat16.",
+        description="With native kernels: `exact` computes in float32. `auto` rounds the activations that are multiplied with quantized weights to 16 bits, or to 8 for weights of up to 4 bits where the processor has VNNI, and multiplies in bfloat16 where it has AMX; keys and values are bfloat16.",
     )
     cpu_threads: int | None = Field(
         default=None,
@@ -214,10 +214,6 @@ class Settings(BaseSettings):
         default=64,
         ge=0,
         description="Most GiB of packed weights in that folder; those used last stay. 0 keeps and reads none.",
-    )
-    share_weights: Literal["auto", "always", "never"] = Field(
-        default="auto",
-        description="Map packed weights, so that processes share their memory, or read them into memory of their own; `auto` maps them if the system does so in large pages, without which short steps take up to a tenth longer.",
     )
     gpu_kernels: Literal["auto", "off", "require"] = Field(
         default="auto",
@@ -416,7 +412,6 @@ class Settings(BaseSettings):
         "native",
         "gpu_kernels",
         "cpu_precision",
-        "share_weights",
         "response_store",
         "log_level",
         "log_format",

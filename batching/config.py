@@ -11,11 +11,10 @@ UNKNOWN_CONTEXT: Final = 4096
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDTypeName = Literal["auto", "float32", "bfloat16", "int8"]
-CpuPrecision = Literal["auto", "exact", "fast", "fastest"]
+CpuPrecision = Literal["auto", "exact"]
 NativeMode = Literal["auto", "off", "require"]
 GpuKernelsMode = Literal["auto", "off", "require"]
 DeviceName = Literal["auto", "cpu", "gpu"]
-ShareWeights = Literal["auto", "always", "never"]
 GenerationConfigSource = Literal["auto", "openai"]
 Pooling = Literal["auto", "last", "mean", "cls", "off"]
 
@@ -129,13 +128,12 @@ class EngineConfig(BatchLimits):
     rerank_template: the prompt template of a reranker that does not declare itself as one.
     rerank_tokens: its tokens for an irrelevant and a relevant document, separated by a comma.
     native: whether the native CPU kernels are used; `require` fails without them.
-    cpu_precision: how these round the activations that they multiply with quantized weights.
+    cpu_precision: whether these round activations, keys and values.
     cpu_threads: the number of their threads; None follows the number of cores.
     gpu_kernels: whether the kernels of this project read and write the pool of a GPU.
     async_scheduling: queue a step while the previous one runs, where the pool allows it.
     weights_cache_dir: the folder of packed weights; None is a folder beside the hub's cache.
     weights_cache_gib: the most GiB of packed weights in that folder; 0 keeps none.
-    share_weights: whether packed weights are mapped, so that processes share their memory.
     mlx_cache_mib: MiB of freed buffers that MLX keeps on a GPU.
     wired_limit_mib: MiB that are wired on a Mac; None is the weights and the KV pool.
 
@@ -167,7 +165,6 @@ class EngineConfig(BatchLimits):
     async_scheduling: bool = True
     weights_cache_dir: Path | None = None
     weights_cache_gib: int = 64
-    share_weights: ShareWeights = "auto"
     gpu_kernels: GpuKernelsMode = "auto"
     mlx_cache_mib: int = 1024
     wired_limit_mib: int | None = None

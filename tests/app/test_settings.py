@@ -59,9 +59,8 @@ OTHER_VALUES: Final = {
     "pooling": "mean",
     "rerank_template": "{{ messages }}",
     "rerank_tokens": "0,1",
-    "cpu_precision": "fastest",
+    "cpu_precision": "exact",
     "weights_cache_dir": "weights",
-    "share_weights": "never",
     "host": "::1",
     "api_keys": "key",
     "api_keys_file": "keys",
@@ -265,6 +264,8 @@ def test_settings_do_not_change() -> None:
         ("MAX_STALL_MS", "inf", "must be a finite number, not 'inf'"),
         ("MEMORY_FRACTION", "1", "must be less than 1, not '1'"),
         ("DEVICE", "tpu", "must be 'auto', 'cpu' or 'gpu', not 'tpu'"),
+        ("CPU_PRECISION", "fast", "must be 'auto' or 'exact', not 'fast'"),
+        ("CPU_PRECISION", "Fastest", "must be 'auto' or 'exact', not 'fastest'"),
     ],
 )
 def test_a_bad_value_is_one_line_with_the_variable_and_its_limit(
