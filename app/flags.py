@@ -14,9 +14,10 @@ RUN_BATCH: Final = "run-batch"
 
 # What stands above groups of settings, by the first one of each.
 HEADINGS: Final = {
-    "model": "Model and address",
+    "model": "Model",
     "enable_batching": "Batching and the KV cache",
     "dtype": "Device and precision",
+    "host": "Address",
     "max_queued_requests": "Limits",
     "api_keys": "Keys and access",
     "read_timeout": "Timeouts and shutdown",

@@ -30,7 +30,7 @@ class Storage:
             self.lock.close()
 
 
-def open_storage(
+def open_folder(
     folder: Path,
     limits: StoreLimits,
     *,
