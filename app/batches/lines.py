@@ -123,8 +123,7 @@ def parse_line(line: Line, rules: LineRules) -> LineRequest:
         NotJsonLines: the line is not a JSON object.
     """
     if line.text is None:
-        message = f"the line is longer than {rules.max_line_bytes} bytes"
-        raise BadLine("line_too_long", message)
+        raise BadLine("line_too_long", f"the line is longer than {rules.max_line_bytes} bytes")
     fields = _object(line.number, line.text)
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_CUSTOM_ID:

@@ -65,8 +65,7 @@ def _checked_lengths(messages: Any) -> Any:
     check_length(messages, MAX_MESSAGES)
     blocks = _contents(messages)
     if len(blocks) + len(_contents(blocks)) > _MAX_BLOCKS:
-        message = f"its turns have more than {_MAX_BLOCKS} blocks"
-        raise field_error(message)
+        raise field_error(f"its turns have more than {_MAX_BLOCKS} blocks")
     return messages
 
 

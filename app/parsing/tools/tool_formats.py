@@ -1,6 +1,7 @@
 """The formats of tool calls for which mlx-lm has a parser, by the name of its module."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from app.parsing.grammars.tool_grammar import CallSyntax
@@ -19,27 +20,20 @@ _GLM: Final = TagSyntax(
     is_gap_optional=True,
 )
 
+_GEMMA: Final = LiteralSyntax(
+    head="call:",
+    bracket="{",
+    assign=":",
+    comma=",",
+    quote="<escape>",
+    opening="",
+    closing="",
+    separator=None,
+)
+
 SYNTAXES: Final[Mapping[str, CallSyntax]] = {
-    "function_gemma": LiteralSyntax(
-        head="call:",
-        bracket="{",
-        assign=":",
-        comma=",",
-        quote="<escape>",
-        opening="",
-        closing="",
-        separator=None,
-    ),
-    "gemma4": LiteralSyntax(
-        head="call:",
-        bracket="{",
-        assign=":",
-        comma=",",
-        quote='<|"|>',
-        opening="",
-        closing="",
-        separator=None,
-    ),
+    "function_gemma": _GEMMA,
+    "gemma4": replace(_GEMMA, quote='<|"|>'),
     "glm47": _GLM,
     "json_tools": JsonSyntax(),
     "kimi_k2": KimiSyntax(),

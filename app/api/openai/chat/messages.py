@@ -101,8 +101,7 @@ def _checked_lengths(messages: Any) -> Any:
     check_length(messages, MAX_MESSAGES)
     calls = [turn.get("tool_calls") for turn in messages if isinstance(turn, dict)]
     if sum(len(each) for each in calls if isinstance(each, list)) > _MAX_TOOL_CALLS:
-        message = f"its turns have more than {_MAX_TOOL_CALLS} tool calls"
-        raise field_error(message)
+        raise field_error(f"its turns have more than {_MAX_TOOL_CALLS} tool calls")
     return messages
 
 

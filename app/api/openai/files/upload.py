@@ -99,8 +99,7 @@ class _Upload:
         if form.filename is None:
             raise InvalidRequest(FILE, "the form has no file")
         if (purpose := form.fields.get("purpose")) != "batch":
-            message = "files are for batches here: it must be 'batch'"
-            raise InvalidRequest("purpose", message)
+            raise InvalidRequest("purpose", "files are for batches here: it must be 'batch'")
         created = int(self.state.storage.batch.clock())
         ttl = _ttl(form.fields)
         return StoredFile(

@@ -167,8 +167,7 @@ _KINDS: Final[dict[str, Callable[[Any], AnyTool]]] = {
 def _check_tools(tools: list[AnyTool]) -> list[AnyTool]:
     specs = [each.spec for each in callable_tools(tools)]
     if len(specs) > _MAX_TOOLS:
-        message = f"there are {len(specs)} tools, and {_MAX_TOOLS} are the most"
-        raise field_error(message)
+        raise field_error(f"there are {len(specs)} tools, and {_MAX_TOOLS} are the most")
     check_tool_specs(specs)
     return tools
 
@@ -221,8 +220,7 @@ class AllowedChoice(RequestModel):
 
 
 def _refuse_hosted(data: Any) -> NamedChoice:
-    message = f"the tool {data['type']!r} does not run on this server"
-    raise field_error(message, "type")
+    raise field_error(f"the tool {data['type']!r} does not run on this server", "type")
 
 
 _CHOICES: Final[dict[str, Callable[[Any], NamedChoice | AllowedChoice]]] = {
@@ -247,8 +245,7 @@ def check_tool_choice(names: Collection[str], choice: ToolChoice) -> None:
     chosen += choice.names if isinstance(choice, AllowedChoice) else []
     for name in chosen:
         if name not in names:
-            message = f"there is no tool named {name[:80]!r}"
-            raise field_error(message, "tool_choice")
+            raise field_error(f"there is no tool named {name[:80]!r}", "tool_choice")
     must_call = choice == "required" or getattr(choice, "mode", "") == "required"
     if must_call and not (chosen if isinstance(choice, AllowedChoice) else names):
         raise field_error("'required' needs a tool that can be called here", "tool_choice")

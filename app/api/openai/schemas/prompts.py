@@ -19,8 +19,7 @@ def read_prompts(value: Any, *, max_prompts: int) -> Prompts:
         prompts = value
     check_length(prompts, max_prompts)
     if sum(len(prompt) for prompt in prompts if isinstance(prompt, list)) > _MAX_TOKEN_IDS:
-        message = f"it has more than {_MAX_TOKEN_IDS} tokens"
-        raise field_error(message)
+        raise field_error(f"it has more than {_MAX_TOKEN_IDS} tokens")
     return [_prompt(prompt) for prompt in prompts]
 
 

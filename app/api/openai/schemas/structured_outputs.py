@@ -38,8 +38,7 @@ def _parsed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if len(value) > _MAX_SCHEMA_TEXT_LENGTH:
-        message = f"it is longer than {_MAX_SCHEMA_TEXT_LENGTH} characters"
-        raise field_error(message)
+        raise field_error(f"it is longer than {_MAX_SCHEMA_TEXT_LENGTH} characters")
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
