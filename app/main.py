@@ -47,7 +47,7 @@ from app.storage.storage import Storage
 from app.web.pages import load_pages, page_router
 from batching import Observers, SchedulerManager
 
-# What the lines of a batch may be sent to.
+# The endpoints to which the lines of a batch may be sent.
 BATCH_ENDPOINTS: Final[Mapping[str, ModuleType]] = {
     "/v1/chat/completions": chat,
     "/v1/completions": completions,

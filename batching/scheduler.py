@@ -167,13 +167,13 @@ class ContinuousBatchingScheduler:
         num_reserved = len(best_effort) if is_due else 0
         step.add_decodes(others, num_reserved)
         if (num_reserved or not step.slices) and not self._admission.is_awaited:
-            # Before others are admitted, or these would take the room, and one in flight be preempted.
+            # This comes before the admission of others, which would take the room, so that one in flight would be preempted.
             step.make_room(best_effort)
         if not step.has_preempted:
             # A preempted request is first in the queue; it must not come back before the
             # room that it made is used.
             self._admit(now, is_best_effort_due=is_due)
-        # Fewer, if some made way.
+        # There are fewer best-effort requests now if some made way.
         num_reserved = min(num_reserved, self._running.num_best_effort)
         step.add_prefills(is_best_effort=False, num_reserved=num_reserved)
         if self._running.has_best_effort and (is_due or not step.slices):

@@ -1,4 +1,4 @@
-"""What the endpoints of embeddings, scores and rankings share."""
+"""The common parts of the endpoints of embeddings, scores and rankings."""
 
 from fastapi import Request
 

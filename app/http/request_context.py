@@ -138,7 +138,7 @@ def _log_rejection(request_id: str, scope: Scope, status: int, body: bytes) -> N
 
 
 def _fault(body: bytes) -> dict[str, str | None]:
-    """Return what the body of an error says, but for its message."""
+    """Return the members of the body of an error, without its message."""
     try:
         error = json.loads(body)["error"]
         field = _FIELD.match(error.get("param") or "")

@@ -60,7 +60,7 @@ _HEADERS: Final = {503: [("Retry-After", "1")]}
 _LINGER: Final = 1.0
 
 
-# Of a request that is read to its end; the second, which h11 documents and does not list, if it asks to upgrade.
+# The states of a request that is read to its end; the second one, which h11 documents and does not list, if it asks to upgrade.
 _REQUEST_READ: Final = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
 
 
@@ -294,7 +294,7 @@ def protocol_class(
 
     read_timeout: seconds from the connection, or the first byte of a later request, to the whole head.
     write_timeout: seconds within which a client must read some of the buffered data.
-    limit, unsent: of all connections of one server.
+    limit, unsent: shared by all connections of one server.
     """
     members = {
         "read_timeout": read_timeout,

@@ -10,7 +10,7 @@ import anyio
 
 T = TypeVar("T")
 
-# What takes long: it yields wherever it may be interrupted, and returns its result.
+# Long work: it yields wherever it may be interrupted, and returns its result.
 Pieces = Generator[None, None, T]
 
 

@@ -1,4 +1,4 @@
-"""What chat and completions responses have in common, streamed or not."""
+"""The common parts of chat and completions responses, streamed or not."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -36,7 +36,7 @@ _NAMED: Final = ("properties", "$defs", "definitions")
 _LISTED: Final = ("anyOf", "oneOf", "allOf")
 _SINGLE: Final = ("items", "additionalProperties")
 _COUNTS: Final = ("minItems", "maxItems")
-# Those whose value may be null.
+# Keywords whose value may be null.
 _NULLABLE: Final = ("const", "default")
 
 _FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {

@@ -1,4 +1,4 @@
-"""What is checked of the tools that clients define, in any API."""
+"""Checks of the tools that clients define, in any API."""
 
 import json
 from collections.abc import Iterable

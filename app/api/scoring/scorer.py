@@ -46,7 +46,7 @@ class Comparison:
 
 
 class _Plan(NamedTuple):
-    """What the model reads, and what its outputs say of each pair."""
+    """The prompts that the model reads, and the score of each pair in its outputs."""
 
     prompts: Sequence[Sequence[int]]
     pooling: PoolingParams | None

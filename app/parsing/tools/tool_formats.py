@@ -111,8 +111,8 @@ SYNTAXES: Final[Mapping[str, CallSyntax]] = {
     ),
 }
 
-# What is a token of its own in some models: grammars name it by its number, and it is else hidden
-# from the text.
+# Markers that are tokens of their own in some models: grammars name them by number, as they are hidden
+# from the text otherwise.
 INNER_MARKERS: Final = (
     *("<escape>", '<|"|>', "[ARGS]", "[CALL_ID]"),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),

@@ -20,7 +20,7 @@ from batching import InvalidRequest
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1/batches")
 
-# Of one key.
+# The limit is for each key.
 _MAX_UNFINISHED: Final = 256
 _RETRY_AFTER: Final = 60
 

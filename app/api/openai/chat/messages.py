@@ -12,7 +12,7 @@ from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import MAX_MESSAGES, Text, check_length, field_error
 from app.prompts.conversation import ChatMessage
 
-_MAX_TOOL_CALLS: Final = 8192  # of all turns
+_MAX_TOOL_CALLS: Final = 8192  # in all turns together
 _TEXT_FIELDS: Final = {"text": "text", "refusal": "refusal"}
 
 

@@ -44,7 +44,7 @@ _NOT_OF_BEAMS: Final = frozenset(
 )
 
 
-# What these mean where sampling does not follow the model's defaults.
+# The values of these fields where sampling does not follow the model's defaults.
 _NO_EFFECT: Final = {"min_p": 0, "repetition_penalty": 1, "top_k": 0, "top_n_sigma": -1, "top_p": 1}
 
 

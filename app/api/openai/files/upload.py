@@ -21,9 +21,9 @@ from batching import InvalidRequest
 
 logger = logging.getLogger(__name__)
 
-# What is written at once, and held in memory of an upload that stalls: every connection may have one.
+# Bytes that are written at once.  An upload that stalls holds them in memory, and every connection may have one.
 _CHUNK: Final = 1 << 16
-# What a form may have beside its file.
+# Bytes that a form may have beside its file.
 _FRAME: Final = 1 << 20
 _MAX_FILENAME: Final = 255
 _TTL: Final = range(3600, 2_592_001)

@@ -38,7 +38,7 @@ class OutputOptions:
 class OutputWriter:
     """Turns generated text into items, of which at most the last one is open.
 
-    num_logprobs: of all tokens so far, and of their alternatives.
+    num_logprobs: how many log probabilities there are so far, those of alternatives included.
     """
 
     def __init__(self, options: OutputOptions) -> None:
@@ -81,7 +81,7 @@ class OutputWriter:
     def _begin(self, item: OpenItem, kind: object) -> Iterator[Event]:
         yield from self._end("completed")
         if kind is not ContentPiece:
-            # What is left are the tokens of markers.
+            # The tokens that are left are those of markers.
             self._tokens.clear()
         self._open, self._kind = item, kind
         added = item.item("in_progress")

@@ -19,7 +19,7 @@ from app.api.openai.responses.output_items import (
 )
 from app.generation.choice import TokenWithLogprob
 
-# An event but for its number: the type, without `response.`, and its fields.
+# An event without its number: the type, without `response.`, and its fields.
 Event = tuple[str, dict[str, Any]]
 
 

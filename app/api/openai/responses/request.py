@@ -33,7 +33,7 @@ _MAX_METADATA: Final = 16
 LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
-# What is known from elsewhere and would change the output.
+# Fields of other APIs that would change the output.
 _UNSUPPORTED: Final[Defaults] = {
     "prompt": (),
     "conversation": (),
@@ -108,7 +108,7 @@ class ReasoningConfig(RequestModel):
 
 
 class PromptCacheOptions(RequestModel):
-    """What is cached does not depend on them."""
+    """The options have no effect on the prefix cache."""
 
     defaults: ClassVar[Defaults] = {"prewarm": (False,)}
 

@@ -22,7 +22,7 @@ from app.parsing import tool_spec
 from app.parsing.tool_spec import FreeformInput, ToolSpec
 
 _MAX_TOOLS: Final = 512
-# Of what a hosted tool has besides its type.
+# Limits of the fields of a hosted tool besides its type.
 _MAX_DEPTH: Final = 64
 _MAX_HOSTED: Final = 512 * 1024
 _SEPARATOR: Final = "__"
@@ -83,7 +83,7 @@ class FunctionTool(Function):
 
 
 class CustomFormat(RequestModel):
-    """What the input of a custom tool has to follow; `text` is any text."""
+    """The format of a custom tool's input; `text` is any text."""
 
     type: Literal["text", "grammar"]
     syntax: Syntax = "lark"

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from app.api.schemas.fields import TokenId, check_encodable, check_length, field_error
 
-_MAX_TOKEN_IDS: Final = 1 << 20  # of all prompts together
+_MAX_TOKEN_IDS: Final = 1 << 20  # in all prompts together
 
 Prompts = list[str | list[int]]
 

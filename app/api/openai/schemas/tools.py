@@ -59,7 +59,7 @@ class Grammar(RequestModel):
 
 
 class CustomFormat(RequestModel):
-    """What the input has to follow; `text` is any text."""
+    """The format of the input; `text` is any text."""
 
     type: Literal["text", "grammar"]
     grammar: Grammar | None = None
@@ -124,7 +124,7 @@ def custom_names(tools: Iterable[AnyTool]) -> frozenset[str]:
 
 
 class CalledFunction(RequestModel):
-    """What a model called before; `arguments` should be the text of a JSON object."""
+    """A function that a model called before; `arguments` should be the text of a JSON object."""
 
     name: GivenName
     arguments: Text = ""
