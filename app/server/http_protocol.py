@@ -136,7 +136,7 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self._incoming = bytearray()
         self._read_timer = _Timer(self.loop, self.read_timeout, self._give_up_reading)
         self._write_timer = _Timer(self.loop, self.write_timeout, self._check_writing)
-        self._linger_timer = _Timer(self.loop, _LINGER, self._close)
+        self._linger_timer = _Timer(self.loop, _LINGER, lambda: self.transport.close())
         self._num_unsent = 0
         self._is_refused = False
 
@@ -239,9 +239,6 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self._respond(HTTPStatus.SERVICE_UNAVAILABLE)
         self.transport.write_eof()
         self._linger_timer.start()
-
-    def _close(self) -> None:
-        self.transport.close()
 
     def _reject(self, status: int) -> None:
         """Respond in place of the app, and close."""
