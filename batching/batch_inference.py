@@ -14,12 +14,7 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.snapshot import EngineSnapshot
 from batching.scheduling.stall_budget import MIN_CHUNK, StallBudget
-from batching.steps.model_runner import (
-    ModelRunner,
-    PipelinedRunner,
-    QueuedStep,
-    SlicesFailed,
-)
+from batching.steps.model_runner import ModelRunner, PipelinedRunner, QueuedStep, SlicesFailed
 from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import SliceOutput, StepPlan
 

@@ -173,10 +173,7 @@ class BatchRequest:
         """
         digest = sha256(f"{self.seed} {len(self.forks)}".encode()).digest()
         request = BatchRequest(
-            request_id,
-            self.spec,
-            arrival_time=self.arrival_time,
-            seed=int.from_bytes(digest[:8]),
+            request_id, self.spec, arrival_time=self.arrival_time, seed=int.from_bytes(digest[:8])
         )
         request.fork_of = self
         self.forks.append(request)

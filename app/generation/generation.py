@@ -10,13 +10,7 @@ from app.generation.choice import Choice, ChoiceFinishReason, Delta, TokenWithLo
 from app.generation.job import GenerationJob
 from app.observability.request_record import TokenUsage
 from app.parsing.events import MessageEvent, join_pieces
-from batching import (
-    DeadlineExceeded,
-    FinishReason,
-    SequenceStats,
-    TokenLogprobs,
-    TokenStream,
-)
+from batching import DeadlineExceeded, FinishReason, SequenceStats, TokenLogprobs, TokenStream
 
 
 @dataclass(frozen=True, slots=True)

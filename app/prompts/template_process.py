@@ -88,11 +88,7 @@ def _tojson(
 ) -> str:
     """Return JSON as it is; Jinja's own filter writes it for HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

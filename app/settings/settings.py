@@ -24,11 +24,7 @@ class Settings(EngineSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        env_file=".env",
-        env_ignore_empty=True,
-        extra="forbid",
-        frozen=True,
+        env_prefix=ENV_PREFIX, env_file=".env", env_ignore_empty=True, extra="forbid", frozen=True
     )
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
@@ -175,9 +171,7 @@ class Settings(EngineSettings):
         "are deleted.",
     )
     max_file_lines: int = Field(
-        default=50_000,
-        ge=1,
-        description="Most lines of the input file of a batch, blank ones too.",
+        default=50_000, ge=1, description="Most lines of the input file of a batch, blank ones too."
     )
     batch_lines_beside_requests: int = Field(
         default=1,

@@ -31,11 +31,7 @@ class Storage:
 
 
 def open_folder(
-    folder: Path,
-    limits: StoreLimits,
-    *,
-    keeps_responses: bool,
-    files: FileLimits = DEFAULT_LIMITS,
+    folder: Path, limits: StoreLimits, *, keeps_responses: bool, files: FileLimits = DEFAULT_LIMITS
 ) -> Storage:
     """Open the stores of a folder, which is created if necessary.
 

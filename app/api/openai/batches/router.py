@@ -63,9 +63,7 @@ async def create_batch(body: BatchRequest, request: Request) -> BatchObject:
 
 @router.get("")
 async def list_batches(
-    request: Request,
-    after: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    request: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> BatchList:
     """List the client's batches, the newest first."""
     state = server_state(request)

@@ -135,10 +135,7 @@ _CALLABLE: Final[dict[str, Callable[[Any], FunctionTool | CustomTool]]] = {
     "function": FunctionTool.model_validate,
     "custom": CustomTool.model_validate,
 }
-_NestedTool = Annotated[
-    FunctionTool | CustomTool,
-    BeforeValidator(by_type(_CALLABLE)),
-]
+_NestedTool = Annotated[FunctionTool | CustomTool, BeforeValidator(by_type(_CALLABLE))]
 
 
 class NamespaceTool(RequestModel):

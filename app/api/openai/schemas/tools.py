@@ -15,12 +15,7 @@ from app.api.openai.schemas.custom_tools import (
 from app.api.schemas.base import RequestModel
 from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import GivenName, Text, field_error
-from app.api.schemas.tools import (
-    Parameters,
-    check_tool_specs,
-    check_tools_size,
-    full_parameters,
-)
+from app.api.schemas.tools import Parameters, check_tool_specs, check_tools_size, full_parameters
 from app.parsing.tool_spec import FreeformInput, ToolSpec
 from app.prompts import conversation
 

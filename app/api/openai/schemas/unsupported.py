@@ -73,7 +73,4 @@ COMPLETIONS: Final[Defaults] = {
     "prompt_embeds": (),
 }
 
-MESSAGE: Final[Defaults] = {
-    "function_call": (),
-    "audio": (),
-}
+MESSAGE: Final[Defaults] = {"function_call": (), "audio": ()}
