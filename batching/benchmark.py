@@ -145,8 +145,7 @@ def _speedup(sequential: Report, batched: Report) -> float:
 
 
 def main(
-    argv: Sequence[str] | None = None,
-    build: Callable[[EngineConfig], LoadedEngine] = build_engine,
+    argv: Sequence[str] | None = None, build: Callable[[EngineConfig], LoadedEngine] = build_engine
 ) -> int:
     args = _parser().parse_args(argv)
     try:
