@@ -11,11 +11,10 @@ UNKNOWN_CONTEXT: Final = 4096
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDTypeName = Literal["auto", "float32", "bfloat16", "int8"]
-CpuPrecision = Literal["auto", "exact", "fast", "fastest"]
+CpuPrecision = Literal["auto", "exact"]
 NativeMode = Literal["auto", "off", "require"]
 GpuKernelsMode = Literal["auto", "off", "require"]
 DeviceName = Literal["auto", "cpu", "gpu"]
-ShareWeights = Literal["auto", "always", "never"]
 GenerationConfigSource = Literal["auto", "openai"]
 Pooling = Literal["auto", "last", "mean", "cls", "off"]
 
@@ -26,7 +25,7 @@ class BatchLimits:
 
     block_size: tokens in a KV block.
     max_num_seqs: the most requests that run at once.
-    max_batched_tokens: the most tokens in one step.
+    max_num_batched_tokens: the most tokens in one step.
     prefill_chunk: the most prompt tokens of one request in one step.
     enable_prefix_cache: whether requests with a common prefix share blocks.
     aging_rate: priority classes that a waiting request climbs per second.
@@ -38,17 +37,17 @@ class BatchLimits:
 
     block_size: int = BLOCK_SIZE
     max_num_seqs: int = 8
-    max_batched_tokens: int = 512
+    max_num_batched_tokens: int = 512
     prefill_chunk: int = 256
     enable_prefix_cache: bool = True
     aging_rate: float = 0.1
     max_draft_tokens: int = 7
 
     def __post_init__(self) -> None:
-        _check_minimum(self, "block_size", "max_num_seqs", "max_batched_tokens", "prefill_chunk")
-        if self.max_batched_tokens < self.max_num_seqs:
+        _check_minimum(self, "block_size", "max_num_seqs", "prefill_chunk")
+        if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"max_batched_tokens ({self.max_batched_tokens}) must be at least "
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each running request reads one token a step"
             )
         _check_not_below_zero(self, "max_draft_tokens")
@@ -103,7 +102,7 @@ class SchedulerConfig(BatchLimits):
     @property
     def num_blocks_in_chunk(self) -> int:
         """How many blocks the chunk of one prompt fills in a step."""
-        return -(-min(self.prefill_chunk, self.max_batched_tokens) // self.block_size)
+        return -(-min(self.prefill_chunk, self.max_num_batched_tokens) // self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +128,12 @@ class EngineConfig(BatchLimits):
     rerank_template: the prompt template of a reranker that does not declare itself as one.
     rerank_tokens: its tokens for an irrelevant and a relevant document, separated by a comma.
     native: whether the native CPU kernels are used; `require` fails without them.
-    cpu_precision: how these round the activations that they multiply with quantized weights.
+    cpu_precision: whether these round activations, keys and values.
     cpu_threads: the number of their threads; None follows the number of cores.
     gpu_kernels: whether the kernels of this project read and write the pool of a GPU.
     async_scheduling: queue a step while the previous one runs, where the pool allows it.
     weights_cache_dir: the folder of packed weights; None is a folder beside the hub's cache.
     weights_cache_gib: the most GiB of packed weights in that folder; 0 keeps none.
-    share_weights: whether packed weights are mapped, so that processes share their memory.
     mlx_cache_mib: MiB of freed buffers that MLX keeps on a GPU.
     wired_limit_mib: MiB that are wired on a Mac; None is the weights and the KV pool.
 
@@ -167,7 +165,6 @@ class EngineConfig(BatchLimits):
     async_scheduling: bool = True
     weights_cache_dir: Path | None = None
     weights_cache_gib: int = 64
-    share_weights: ShareWeights = "auto"
     gpu_kernels: GpuKernelsMode = "auto"
     mlx_cache_mib: int = 1024
     wired_limit_mib: int | None = None

@@ -64,7 +64,7 @@ class _Backend:
     config: the configuration with the changes that this model needed.
     limits: the scheduler's limits within which the runner is correct.
     pool_line, packed_line: lines of the start-up banner.
-    rounding_note: as of PackedModel.
+    scales_inputs: as of PackedModel.
     kernels: the kernels of a GPU's pool, or why there are none.
     """
 
@@ -75,7 +75,7 @@ class _Backend:
     embeddings: Embeddings | NoEmbeddings
     kernels: PoolKernels | NoKernels
     packed_line: str = ""
-    rounding_note: str = ""
+    scales_inputs: bool = False
 
 
 class _CannotRun(ModelLoadError):
@@ -215,7 +215,7 @@ def _load_as(
         return loaded, replace(
             backend,
             packed_line=packed_line,
-            rounding_note=packed.rounding_note if packed else "",
+            scales_inputs=packed is not None and packed.scales_inputs,
         )
     except CannotUseFile:
         # It is gone now, if it can be deleted.
@@ -375,25 +375,23 @@ def _pool_line(config: EngineConfig, layout: CacheLayout, size: PoolSize, block:
     )
 
 
-def _precision_note(config: EngineConfig, native: Native | NoNative, rounding_note: str) -> str:
+def _precision_note(config: EngineConfig, native: Native | NoNative, *, scales_inputs: bool) -> str:
     if config.cpu_precision == "exact" or isinstance(native, NoNative):
         return ""
-    bits = precision.input_bits(config, native)
-    name = config.cpu_precision
     if precision.uses_bfloat16(config, native):
-        return f"; {name}: weights and activations are multiplied in bfloat16"
+        return "; auto: weights and activations are multiplied in bfloat16"
+    bits = precision.input_bits(config, native)
     if bits == 32:
-        name = "fast" if name == "auto" else name
-        return f"; this processor has no {name} mode, inputs of products are not rounded"
-    line = f"; {name}: quantized weights are multiplied with activations of {bits} bits"
-    return f"{line}, {rounding_note}" if rounding_note else line
+        return "; auto: this processor multiplies no integers, activations are not rounded"
+    line = f"; auto: quantized weights are multiplied with activations of {bits} bits"
+    return f"{line}, 4-bit ones with 8 bits, scaled by channel" if scales_inputs else line
 
 
 def _kernels_line(
     config: EngineConfig, native: Native | NoNative, memory: GpuMemory | None, backend: _Backend
 ) -> str:
     if memory is None:
-        note = _precision_note(config, native, backend.rounding_note)
+        note = _precision_note(config, native, scales_inputs=backend.scales_inputs)
         return f"kernels   {native}{note}"
     return f"kernels   of the KV cache: {backend.kernels}"
 
@@ -437,6 +435,6 @@ def _startup_lines(
         f"context   {limits.max_request_tokens} tokens a request",
         f"kv cache  {backend.pool_line}",
         *_embeddings_line(backend.embeddings),
-        f"batch     up to {limits.max_num_seqs} requests, {limits.max_batched_tokens} tokens a step",
+        f"batch     up to {limits.max_num_seqs} requests, {limits.max_num_batched_tokens} tokens a step",
         _memory_line(memory, wired),
     )

@@ -21,7 +21,6 @@ from batching.backend.precision import FurtherRounding
 from batching.backend.self_check.verdict import Verdict, Way
 from batching.backend.weights.storage import dtype_name
 from batching.backend.weights_cache.cache import CacheEntry, NotKept, WeightsCache, default_folder
-from batching.backend.weights_cache.large_pages import maps_large_pages
 from batching.backend.weights_cache.weights_file import WeightsFile
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
@@ -30,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 # What is noted beside the weights.
 _SHIFTS: Final = "inputs, scaled by channel"
-# Of packed weights.  By default smaller models have no two levels of scales: they are fast as it is, and a near
-# tie of theirs decides a whole answer (the bundled one's, of the capital of France).
-_MIN_TWO_LEVEL_BYTES: Final = 1 << 28
 
 
 class CannotUseFile(Exception):
@@ -45,14 +41,13 @@ class _Stored:
 
     file: WeightsFile
     kernels: Any
-    is_mapped: bool
 
     @property
     def others(self) -> Mapping[str, mx.array]:
         return self.file.others
 
     def packed(self, path: str) -> Any:
-        return self.file.packed(self.kernels, path, is_mapped=self.is_mapped)
+        return self.file.packed(self.kernels, path)
 
 
 class PackedModel:
@@ -68,10 +63,8 @@ class PackedModel:
         further_rounding: FurtherRounding | None,
         dtype: mx.Dtype | None,
     ) -> None:
-        self._sharing, self._precision = config.share_weights, config.cpu_precision
         self._native, self._loaded, self._input_bits = native, loaded, input_bits
         self._further_rounding = further_rounding
-        self._has_two_levels = False
         self._packing = Packing(native.module)
         folder = config.weights_cache_dir or default_folder()
         max_bytes = config.weights_cache_gib << 30
@@ -121,77 +114,38 @@ class PackedModel:
 
     def _from(self, file: WeightsFile) -> tuple[LoadedModel, str]:
         started = time.monotonic()
-        is_mapped = self._is_mapped(file.descriptor, file.layouts, file.sizes, file.offsets)
-        stored = _Stored(file, self._native.module, is_mapped)
+        stored = _Stored(file, self._native.module)
         model = self._use_kernels(Packing(self._native.module, self._input_bits, stored=stored))
-        how = "mapped" if is_mapped else "read"
-        return model, f"{how} from {file.path} in {time.monotonic() - started:.1f} s"
+        return model, f"read from {file.path} in {time.monotonic() - started:.1f} s"
 
     def _packed(self) -> tuple[LoadedModel, str]:
         started = time.monotonic()
         packing = Packing(self._native.module, self._input_bits, self._loaded.read)
         model = self._use_kernels(packing)
         line = f"in {time.monotonic() - started:.1f} s"
-        is_mapped = False
-
-        def share(descriptor: int, offsets: Mapping[str, int]) -> None:
-            nonlocal is_mapped
-            sizes = {name: weights.nbytes for name, weights in packing.packed.items()}
-            layouts = {name: weights.layout for name, weights in packing.packed.items()}
-            is_mapped = self._is_mapped(descriptor, layouts, sizes, offsets)
-            for name, weights in packing.packed.items() if is_mapped else ():
-                weights.map(descriptor, offsets[name])
-
         try:
-            self._entry.keep(packing.packed, packing.others, share)
+            self._entry.keep(packing.packed, packing.others)
         except NotKept as reason:
             return model, f"{line}, not kept: {reason}"
         seconds = time.monotonic() - started
-        shared = " and mapped" if is_mapped else ""
-        return model, f"{line}, after {seconds:.1f} s kept{shared} in {self._entry.path}"
-
-    def _is_mapped(
-        self,
-        descriptor: int,
-        layouts: Mapping[str, Mapping[str, int]],
-        sizes: Mapping[str, int],
-        offsets: Mapping[str, int],
-    ) -> bool:
-        if self._sharing != "auto" or not sizes:
-            return self._sharing == "always"
-        name = max(sizes, key=lambda name: sizes[name])
-        where = (sizes[name], descriptor, offsets[name])
-        return maps_large_pages(self._native.module, layouts[name], *where)
+        return model, f"{line}, after {seconds:.1f} s kept in {self._entry.path}"
 
     @property
-    def rounding_note(self) -> str:
-        """With which weights activations are rounded to 8 bits, and how these are scaled; "" if with none."""
-        if self._packing.shifts:
-            return "4-bit ones with 8 bits, scaled by channel"
-        if self._has_two_levels:
-            return "those of up to 6 bits with 8 bits, in two levels of scales"
-        return ""
+    def scales_inputs(self) -> bool:
+        """Whether activations are rounded to 8 bits, scaled by channel, for some weights."""
+        return bool(self._packing.shifts)
 
     def round_further(self) -> None:
         """Multiply in bfloat16, or round activations to 8 bits where that loses little.
 
         It must not be called while the model runs.
         """
-        may_use_two_levels = self._may_use_two_levels()
         for weights in self._packing.of_one_input:
-            if self._further_rounding is FurtherRounding.BFLOAT16:
-                self._native.module.use_bfloat16(weights)
-            elif may_use_two_levels:
-                self._has_two_levels |= self._native.module.use_two_levels(weights)
+            self._native.module.use_bfloat16(weights)
         shifts = self._packing.shifts
         scale_inputs(self._native.module, self._packing.packed, shifts)
         if self._packing.finds_shifts:
             self._entry.keep_note(_SHIFTS, {k: b64encode(v).decode() for k, v in shifts.items()})
-
-    def _may_use_two_levels(self) -> bool:
-        num_bytes = sum(weights.nbytes for weights in self._packing.packed.values())
-        is_asked = self._precision == "fastest" or num_bytes >= _MIN_TWO_LEVEL_BYTES
-        return is_asked and self._further_rounding is FurtherRounding.TWO_LEVELS
 
     def _known_shifts(self) -> Shifts | None:
         """Return those of an earlier start; None if they are not known."""
@@ -206,7 +160,7 @@ class PackedModel:
             known = self._known_shifts()
             packing.finds_shifts, packing.shifts = known is None, known or {}
         else:
-            packing.finds_inputs = self._further_rounding is not None
+            packing.finds_inputs = self._further_rounding is FurtherRounding.BFLOAT16
         model = use_kernels(self._loaded.model, self._native, packing=packing)
         evaluate(model)
         return replace(self._loaded, model=model)

@@ -10,10 +10,6 @@ from batching.config import EngineConfig
 
 _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.int8}
-# To how many bits each `cpu_precision` rounds the activations that are multiplied with quantized weights.
-_INPUT_BITS: Final = {"exact": 32, "auto": 16, "fast": 16, "fastest": 8}
-# The modes that round further than to these bits, where the processor can without losing much.
-_ROUNDS_FURTHER: Final = ("auto", "fastest")
 
 
 class FurtherRounding(Enum):
@@ -21,12 +17,10 @@ class FurtherRounding(Enum):
 
     BFLOAT16: and so are weights; a matrix unit of the processor multiplies both.
     SCALED: to 8 bits, scaled by channel, for weights of up to 4 bits.
-    TWO_LEVELS: to 8 bits with two levels of scales, for weights of up to 6 bits.
     """
 
     BFLOAT16 = auto()
     SCALED = auto()
-    TWO_LEVELS = auto()
 
 
 def weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype | None:
@@ -43,22 +37,18 @@ def weights_dtype(config: EngineConfig, native: Native | NoNative) -> mx.Dtype |
 
 def input_bits(config: EngineConfig, native: Native | NoNative) -> int:
     """Return to how many bits the kernels round activations before products; 32 is not at all."""
-    if not isinstance(native, Native):
+    if config.cpu_precision == "exact" or isinstance(native, NoNative):
         return 32
-    # What is multiplied in bfloat16 is packed in the same order.
-    bits = 16 if uses_bfloat16(config, native) else _INPUT_BITS[config.cpu_precision]
-    return max(bits, native.min_input_bits)
+    return max(16, native.min_input_bits)
 
 
 def further_rounding(config: EngineConfig, native: Native | NoNative) -> FurtherRounding | None:
     """Return how the kernels round further than to `input_bits`, or None."""
-    if isinstance(native, NoNative) or config.cpu_precision not in _ROUNDS_FURTHER:
+    if config.cpu_precision == "exact" or isinstance(native, NoNative):
         return None
     if native.supports_bfloat16:
         return FurtherRounding.BFLOAT16
-    if native.min_input_bits == 8:
-        return FurtherRounding.SCALED
-    return FurtherRounding.TWO_LEVELS if native.supports_two_levels else None
+    return FurtherRounding.SCALED if native.min_input_bits == 8 else None
 
 
 def uses_bfloat16(config: EngineConfig, native: Native | NoNative) -> bool:

@@ -64,16 +64,10 @@ def _formats(native: Native) -> list[tuple[str, int, dict[str, int]]]:
         ("8 bits", 8, {}),
         ("4 bits", 4, {}),
     ]
-    formats += [
-        (f"4 bits, inputs of {bits}", 4, {"input_bits": bits})
-        for bits in (16, 8)
-        if bits >= native.min_input_bits
-    ]
+    if native.min_input_bits <= 16:
+        formats += [("4 bits, inputs of 16", 4, {"input_bits": 16})]
     if native.min_input_bits == 8:
-        formats += [("4 bits, inputs of 8, scaled", 4, {"input_bits": 8, "max_shift": 2})]
-    if native.supports_two_levels:
-        name = "4 bits, inputs of 8 in two levels"
-        formats += [(name, 4, {"input_bits": 16, "levels": 2})]
+        formats += [("4 bits, inputs of 8, scaled", 4, {"input_bits": 16, "max_shift": 2})]
     return formats
 
 
@@ -87,7 +81,6 @@ def _product(
     bits: int,
     *,
     max_shift: int = 0,
-    levels: int = 1,
     **options: int,
 ) -> Case:
     weight = mx.random.normal((2 * _WIDTH, _SIZE))
@@ -98,8 +91,6 @@ def _product(
     packed = [first, *(pack() for _ in range(_MEMORY // first.nbytes))]
     if max_shift:
         kernels.scale_inputs(packed, bytes(i % (max_shift + 1) for i in range(_SIZE)))
-    if levels == 2:
-        kernels.use_two_levels(packed)
     x = mx.random.normal((num_rows, _SIZE))
     mx.eval(x)
 

@@ -42,8 +42,8 @@ inline bool has_amx() {
 inline std::vector<std::string_view> supported_isas() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool has_avx512 = __builtin_cpu_supports("x86-64-v4");
-  const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
+  const bool has_vnni =
+      __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vnni");
   const bool has_vbmi = has_vnni && __builtin_cpu_supports("avx512vbmi");
   const bool has_bf16 = has_vbmi && __builtin_cpu_supports("avx512bf16");
   const bool has_avx2 = __builtin_cpu_supports("x86-64-v3");
@@ -54,7 +54,6 @@ inline std::vector<std::string_view> supported_isas() {
   if (has_bf16) isas.push_back("avx512_bf16");
   if (has_vbmi) isas.push_back("avx512_vbmi");
   if (has_vnni) isas.push_back("avx512_vnni");
-  if (has_avx512) isas.push_back("avx512");
   if (has_vnni_256) isas.push_back("avx2_vnni");
   if (has_avx2) isas.push_back("avx2");
   if (has_bf16) isas.push_back("emulated_amx");

@@ -43,11 +43,6 @@ constexpr int SUPER = 8;
 constexpr int HALF_GROUP = 16;
 /// Inputs of 8 bits that share a scale.
 constexpr int INT8_GROUP = 16;
-/// Adjacent inputs of a row that are packed with their factors, and the bytes of both: see
-/// InputType::kInt8TwoLevel.
-constexpr int TWO_LEVEL_INPUTS = 16, TWO_LEVEL_BYTES = TWO_LEVEL_INPUTS + 4 * sizeof(int16_t);
-/// Of weights of 6 bits: the products of four of them and inputs of 8 bits have room in 16.
-constexpr int MAX_TWO_LEVEL_CENTER = 32;
 /// Inputs that a matrix unit multiplies at a time.
 constexpr int UNIT_INPUTS = 32;
 /// Bytes behind its packed inputs that may be read, too.
@@ -64,11 +59,8 @@ static_assert(MXFP4_CODES[7] << MAX_SHIFT < 256, "the largest stays within its b
 enum class InputType : int32_t {
   kFloat32,
   kInt16,     // the largest input of a group becomes 32767
-  kInt8,      // the largest input of an INT8_GROUP becomes 127
+  kInt8,      // the largest input of an INT8_GROUP, scaled by channel, becomes 127; of weights of 4 bits
   kBfloat16,  // and so are the dequantized weights
-  // The largest of four inputs becomes 127; each four of a group have an integer factor of their
-  // own, and the group has a scale (VS-Quant, Dai et al. 2021).
-  kInt8TwoLevel,
 };
 
 /// Weights `[outputs, inputs]` as the kernels read them, one panel of outputs after the other.
@@ -94,7 +86,7 @@ struct Panels {
   int center;
   int exponent;  // for InputType::kBfloat16: weights times two to its power are float16
   const uint8_t* data;
-  /// For inputs of 8 bits, `[num_inputs]` or null: an input is divided by two to the power of its
+  /// For inputs of 8 bits, `[num_inputs]`: an input is divided by two to the power of its
   /// shift before it is rounded, and its weights are shifted to the left.
   const uint8_t* shifts = nullptr;
 
@@ -110,7 +102,6 @@ struct Panels {
 
   /// Bytes that integers of so many inputs of a row take once they are packed.
   ALWAYS_INLINE size_t integer_bytes(size_t count) const {
-    if (input_type == InputType::kInt8TwoLevel) return count / TWO_LEVEL_INPUTS * TWO_LEVEL_BYTES;
     return input_type == InputType::kInt8 ? count : 2 * count;
   }
 
@@ -191,10 +182,7 @@ struct Prefetcher {
 /// `[tile][input / 8][row][8]` with, for each group, the scale, the scale times the sum of the
 /// integers, and that sum, `[tile][group][row]` each.  16-bit integers of four inputs are in the
 /// order 0, 2, 1, 3.  Where weights have groups of HALF_GROUP, there are the sums of these, too.  Scales
-/// and sums of integers of 8 bits are those of each INT8_GROUP; only `sums` are of a group.  Those with two
-/// levels of scales are `[tile][input / TWO_LEVEL_INPUTS][row][TWO_LEVEL_BYTES]`: the integers, then their
-/// factors of 16 bits, two for each eight inputs, of 0, 1, 4, 5 and of 2, 3, 6, 7; sums are of integers
-/// times factors.  Of bfloat16 there are only the numbers, `[tile][input / UNIT_INPUTS][row][UNIT_INPUTS]`,
+/// and sums of integers of 8 bits are those of each INT8_GROUP; only `sums` are of a group.  Of bfloat16 there are only the numbers, `[tile][input / UNIT_INPUTS][row][UNIT_INPUTS]`,
 /// in the order of 16-bit integers.
 struct PackedInputs {
   float* floats;
@@ -439,10 +427,9 @@ struct Kernels {
   const char* name;
   int columns;  // of a panel
   // What the processor has instructions for.
-  // Of integers that weights can be packed for, 8 or 16; 32 is none.  For 8, see also Panels::shifts.
+  // The fewest bits of integers that inputs can be rounded to, 8 or 16; 32 is none.
   int min_input_bits;
   bool multiplies_bfloat16;
-  bool has_two_levels;  // see InputType::kInt8TwoLevel
   /// Rows of a tile, at most.
   int (*max_tile_rows)(const Panels& weights);
   /// Pack one row `[size]` of a tile; see PackedInputs.
@@ -452,8 +439,6 @@ struct Kernels {
                          const PackedInputs& to);
   void (*pack_row_int8)(const float* x, const uint8_t* shifts, int row, int height, int size,
                         int group, const PackedInputs& to);
-  void (*pack_row_two_level)(const float* x, int row, int height, int size, int group,
-                             const PackedInputs& to);
   void (*pack_row_bf16)(const float* x, float factor, int row, int height, int size,
                         const PackedInputs& to);
   /// Compute panels [panel, next); `scratch` has space for `columns` floats per input, and for an

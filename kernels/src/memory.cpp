@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <new>
 #include <system_error>
-#include <utility>
 
 #include "thread_pool.h"
 
@@ -46,22 +45,8 @@ Memory::Memory(size_t size) : size_(size) {
 #endif
 }
 
-Memory::Memory(size_t size, FilePart mapped) : size_(size) {
-  data_ = mmap(nullptr, size, PROT_READ, MAP_SHARED, mapped.file, static_cast<off_t>(mapped.offset));
-  if (data_ == MAP_FAILED) fail(errno);
-  madvise(data_, size, MADV_WILLNEED);
-#ifdef MADV_POPULATE_READ
-  madvise(data_, size, MADV_POPULATE_READ);
-#endif
-}
-
 Memory::~Memory() {
   if (size_) munmap(data_, size_);
-}
-
-void Memory::swap(Memory& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
 }
 
 void read_file(const Memory& memory, FilePart part) {

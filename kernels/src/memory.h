@@ -13,18 +13,14 @@ struct FilePart {
 };
 
 /// Zeroed memory of the system, null if there is none, backed by pages when first touched, large
-/// ones if available; or a part of a file.
+/// ones if available.
 class Memory {
  public:
   /// Throws std::bad_alloc.
   explicit Memory(size_t size);
-  /// Map a file that never changes, to be read only: its pages are those of all processes that do.
-  /// The offset is a multiple of the page size.  Throws std::system_error.
-  Memory(size_t size, FilePart mapped);
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
-  void swap(Memory& other) noexcept;
 
   void* data() const { return data_; }
   size_t size() const { return size_; }

@@ -89,20 +89,8 @@ Layout layout_of(const Weights& weights) {
           {"exponent", panels.exponent}};
 }
 
-/// Raise OSError for what throws std::system_error.
-template <typename Call>
-auto or_os_error(const Call& call) {
-  try {
-    return call();
-  } catch (const std::system_error& error) {
-    errno = error.code().value();
-    PyErr_SetFromErrno(PyExc_OSError);
-    throw nb::python_error();
-  }
-}
-
-/// Packed weights, in `size` bytes of a file.
-Weights stored_weights(const Layout& layout, size_t size, int file, size_t offset, bool is_mapped) {
+/// Packed weights, in `size` bytes of a file; raises OSError.
+Weights stored_weights(const Layout& layout, size_t size, int file, size_t offset) {
   const Panels panels{.format = static_cast<Format>(layout.at("format")),
                       .num_outputs = layout.at("outputs"),
                       .num_inputs = layout.at("inputs"),
@@ -117,9 +105,13 @@ Weights stored_weights(const Layout& layout, size_t size, int file, size_t offse
   if (panels.columns != kernels()->columns ||
       size != panels.panel_bytes() * panels.num_panels() * num_matrices)
     throw std::invalid_argument("these weights are packed for other kernels");
-  const FilePart part{file, offset};
-  return or_os_error(
-      [&] { return std::make_shared<PackedWeights>(panels, num_matrices, part, is_mapped); });
+  try {
+    return std::make_shared<PackedWeights>(panels, num_matrices, FilePart{file, offset});
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
 }
 
 void scale_inputs(const std::vector<std::shared_ptr<PackedWeights>>& weights,
@@ -138,19 +130,6 @@ void use_bfloat16(const PackedOfOneInput& weights) {
   if (std::all_of(weights.begin(), weights.end(),
                   [](const auto& each) { return each->can_use_bfloat16(); }))
     for (const auto& each : weights) each->use_bfloat16(exponent);
-}
-
-/// Likewise round the inputs to 8 bits with two levels of scales; tell whether it is done.
-bool use_two_levels(const PackedOfOneInput& weights) {
-  if (!std::all_of(weights.begin(), weights.end(),
-                   [](const auto& each) { return each->can_use_two_levels(); }))
-    return false;
-  for (const auto& each : weights) each->use_two_levels();
-  return true;
-}
-
-void map_weights(const std::shared_ptr<PackedWeights>& weights, int file, size_t offset) {
-  or_os_error([&] { weights->map({file, offset}); });
 }
 
 // Temperature, top-k, top-p, min-p, top-n-sigma and seed.
@@ -360,37 +339,6 @@ std::shared_ptr<StateStep> make_state_step(const Rows& rows) {
   return std::make_shared<StateStep>(std::move(pieces));
 }
 
-void add_attention(const std::shared_ptr<Stack>& stack, std::shared_ptr<const AttentionHalf> half,
-                   std::shared_ptr<Pool> pool, int step, int rotation, int window, bool is_chunked,
-                   float soft_cap) {
-  graph::check_attention(*half, pool->layout());
-  stack->add_attention(std::move(half), std::move(pool), {step, rotation},
-                       {window, is_chunked, soft_cap});
-}
-
-void add_latent(const std::shared_ptr<Stack>& stack, std::shared_ptr<const LatentHalf> half,
-                std::shared_ptr<Pool> pool, int step, int rotation, int window) {
-  graph::check_latent(*half, pool->layout());
-  stack->add_latent(std::move(half), std::move(pool), {step, rotation}, window);
-}
-
-void add_mixer(const std::shared_ptr<Stack>& stack, std::shared_ptr<const Mixer> mixer,
-               std::shared_ptr<StatePool> pool) {
-  if (pool->cell_floats() != mixer->state_size())
-    throw std::invalid_argument("the pool has the mixer's states");
-  stack->add_mixer(std::move(mixer), std::move(pool));
-}
-
-void add_mlp(const std::shared_ptr<Stack>& stack, std::shared_ptr<const MlpHalf> half,
-             bool is_parallel) {
-  graph::check_mlp(*half);
-  stack->add_mlp(std::move(half), is_parallel);
-}
-
-void add_mixture(const std::shared_ptr<Stack>& stack, std::shared_ptr<const MixtureHalf> half) {
-  stack->add_mixture(std::move(half));
-}
-
 /// A callable that is called, and at last dropped, in a thread that does not hold the interpreter's lock.
 struct Callable {
   nb::object object;
@@ -429,11 +377,9 @@ NB_MODULE(_native, m) {
   nb::module_::import_("mlx.core");
   m.def("min_input_bits", [] { return kernels() ? kernels()->min_input_bits : 32; });
   m.def("supports_bfloat16", [] { return kernels() && kernels()->multiplies_bfloat16; });
-  m.def("supports_two_levels", [] { return kernels() && kernels()->has_two_levels; });
   m.def("isa", [] { return kernels() ? kernels()->name : ""; });
   m.def("missing_isa", [] { return std::string(missing_isa()); });
   m.def("weight_bytes", &PackedWeights::all_bytes);
-  m.def("mapped_bytes", &PackedWeights::mapped_bytes);
   m.def("release_freed", &release_freed);
   m.def("set_num_threads", &set_num_threads, "num_threads"_a, "nodes"_a = Nodes{});
   m.def("num_threads", [] { return threads().num_threads(); });
@@ -446,7 +392,6 @@ NB_MODULE(_native, m) {
       .def_prop_ro("nbytes", [](const Weights& weights) { return weights->num_bytes(); })
       .def_prop_ro("bytes", &bytes_of)
       .def_prop_ro("layout", &layout_of)
-      .def("map", &map_weights, "file"_a, "offset"_a)
       .def_prop_ro("can_scale_inputs",
                    [](const Weights& weights) { return weights->can_scale_inputs(); })
       .def_prop_ro("num_matrices", [](const Weights& weights) { return weights->num_matrices(); })
@@ -469,10 +414,8 @@ NB_MODULE(_native, m) {
 
   m.def("pack", &graph::pack, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bits"_a = 0, "input_bits"_a = 32);
-  m.def("stored_weights", &stored_weights, "layout"_a, "size"_a, "file"_a, "offset"_a,
-        "is_mapped"_a);
+  m.def("stored_weights", &stored_weights, "layout"_a, "size"_a, "file"_a, "offset"_a);
   m.def("use_bfloat16", &use_bfloat16, "weights"_a);
-  m.def("use_two_levels", &use_two_levels, "weights"_a);
   m.def("scale_inputs", &scale_inputs, "weights"_a, "shifts"_a);
   m.def("linear", &graph::linear, "x"_a, "weights"_a, "biases"_a);
   nb::class_<ExpertLayer>(m, "ExpertLayer").def_prop_ro("nbytes", [](const ExpertLayer& layer) {
@@ -542,15 +485,5 @@ NB_MODULE(_native, m) {
         "norm_width"_a = 0, "gates_first"_a = false, "residual"_a = 0.0f);
   m.def("run_mixer", &graph::run_mixer, "x"_a, "mixer"_a, "pool"_a, "step"_a);
 
-  nb::class_<Shared<Stack>>(m, "Stack")
-      .def(nb::new_([] { return std::make_shared<Stack>(); }))
-      .def("add_attention", &add_attention, "half"_a, "pool"_a, "step"_a, "rotation"_a,
-           "window"_a = 0, "is_chunked"_a = false, "soft_cap"_a = 0.0f)
-      .def("add_latent", &add_latent, "half"_a, "pool"_a, "step"_a, "rotation"_a, "window"_a = 0)
-      .def("add_mixer", &add_mixer, "mixer"_a, "pool"_a)
-      .def("add_mlp", &add_mlp, "half"_a, "is_parallel"_a = false)
-      .def("add_mixture", &add_mixture, "half"_a);
-  m.def("run_stack", &graph::run_stack, "x"_a, "stack"_a, "steps"_a, "rotations"_a,
-        "states"_a.none() = nb::none());
   m.def("host_kernel", &host_kernel, "run"_a, "inputs"_a, "output_shapes"_a, "output_dtypes"_a);
 }

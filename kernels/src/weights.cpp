@@ -342,15 +342,14 @@ void pack_panel(const PlainWeights& plain, const Panels& panels, int matrix, int
   }
 }
 
-std::atomic<size_t> total_bytes{0}, total_mapped_bytes{0};
+std::atomic<size_t> total_bytes{0};
 
 }  // namespace
 
 PackedWeights::PackedWeights(const PlainWeights& plain, int columns)
     : num_matrices_(plain.num_matrices),
       panels_(layout(plain, columns)),
-      memory_(matrix_bytes() * num_matrices_),
-      is_mapped_(false) {
+      memory_(matrix_bytes() * num_matrices_) {
   auto* data = static_cast<uint8_t*>(memory_.data());
   // Panel by panel: the memory is that of the node whose threads write, and later read, this panel.
   threads().for_each(num_matrices_ * panels_.num_panels(), [&](int i) {
@@ -358,34 +357,18 @@ PackedWeights::PackedWeights(const PlainWeights& plain, int columns)
     pack_panel(plain, panels_, matrix, panel,
                data + matrix * matrix_bytes() + panel * panels_.panel_bytes());
   });
-  use_memory();
+  panels_.data = data;
   total_bytes += memory_.size();
 }
 
-PackedWeights::PackedWeights(const Panels& layout, int num_matrices, FilePart part, bool is_mapped)
-    : num_matrices_(num_matrices),
-      panels_(layout),
-      memory_(is_mapped ? Memory(matrix_bytes() * num_matrices_, part)
-                        : Memory(matrix_bytes() * num_matrices_)),
-      is_mapped_(is_mapped) {
-  if (!is_mapped) read_file(memory_, part);
-  use_memory();
+PackedWeights::PackedWeights(const Panels& layout, int num_matrices, FilePart part)
+    : num_matrices_(num_matrices), panels_(layout), memory_(matrix_bytes() * num_matrices_) {
+  read_file(memory_, part);
+  panels_.data = static_cast<const uint8_t*>(memory_.data());
   total_bytes += memory_.size();
-  if (is_mapped_) total_mapped_bytes += memory_.size();
 }
 
-PackedWeights::~PackedWeights() {
-  total_bytes -= memory_.size();
-  if (is_mapped_) total_mapped_bytes -= memory_.size();
-}
-
-void PackedWeights::map(FilePart part) {
-  Memory mapped(memory_.size(), part);
-  memory_.swap(mapped);
-  use_memory();
-  if (!is_mapped_) total_mapped_bytes += memory_.size();
-  is_mapped_ = true;
-}
+PackedWeights::~PackedWeights() { total_bytes -= memory_.size(); }
 
 bool PackedWeights::can_scale_inputs() const {
   return kernels()->min_input_bits == 8 && has_nibbles(panels_.format) &&
@@ -402,16 +385,6 @@ void PackedWeights::scale_inputs(Shifts shifts) {
   shifts_ = std::move(shifts);
 }
 
-bool PackedWeights::can_use_two_levels() const {
-  return kernels()->has_two_levels && panels_.input_type == InputType::kInt16 &&
-         panels_.center <= MAX_TWO_LEVEL_CENTER;
-}
-
-void PackedWeights::use_two_levels() {
-  if (!can_use_two_levels()) throw std::invalid_argument("these inputs cannot have two levels");
-  panels_.input_type = InputType::kInt8TwoLevel;
-}
-
 bool PackedWeights::can_use_bfloat16() const {
   if (!kernels()->multiplies_bfloat16 || panels_.num_inputs % UNIT_INPUTS != 0) return false;
   const bool has_integers = panels_.input_type == InputType::kInt16;
@@ -425,10 +398,7 @@ void PackedWeights::use_bfloat16(int exponent) {
   panels_.exponent = exponent;
 }
 
-void PackedWeights::use_memory() { panels_.data = static_cast<const uint8_t*>(memory_.data()); }
-
 size_t PackedWeights::all_bytes() { return total_bytes; }
-size_t PackedWeights::mapped_bytes() { return total_mapped_bytes; }
 
 Panels PackedWeights::panels(int matrix) const {
   Panels of_matrix = panels_;

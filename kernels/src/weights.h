@@ -30,16 +30,11 @@ using Shifts = std::shared_ptr<const std::vector<uint8_t>>;
 class PackedWeights {
  public:
   PackedWeights(const PlainWeights& plain, int columns);
-  /// What others were packed to, in a file: read, or mapped to share its pages.
-  /// Throws std::system_error.
-  PackedWeights(const Panels& layout, int num_matrices, FilePart part, bool is_mapped);
+  /// What others were packed to, read from a file.  Throws std::system_error.
+  PackedWeights(const Panels& layout, int num_matrices, FilePart part);
   ~PackedWeights();
   PackedWeights(const PackedWeights&) = delete;
   PackedWeights& operator=(const PackedWeights&) = delete;
-
-  /// Take these weights from a file that has them; not while anything computes with them.
-  /// Throws std::system_error.
-  void map(FilePart part);
 
   /// Whether inputs can be scaled by channel.
   bool can_scale_inputs() const;
@@ -48,13 +43,6 @@ class PackedWeights {
   /// Throws std::invalid_argument.
   void scale_inputs(Shifts shifts);
 
-  /// Whether inputs can be rounded to 8 bits with two levels of scales.
-  bool can_use_two_levels() const;
-  /// Round inputs so; see InputType::kInt8TwoLevel.  Not while anything computes with these weights; for
-  /// all layers of one input or for none.
-  /// Throws std::invalid_argument.
-  void use_two_levels();
-
   /// Whether these weights can be multiplied in bfloat16.
   bool can_use_bfloat16() const;
   /// Round inputs and dequantized weights to bfloat16.  Not while anything computes with these weights;
@@ -62,9 +50,8 @@ class PackedWeights {
   /// Throws std::invalid_argument.
   void use_bfloat16(int exponent);
 
-  /// Bytes of all packed weights of this process, and those of them that are mapped.
+  /// Bytes of all packed weights of this process.
   static size_t all_bytes();
-  static size_t mapped_bytes();
 
   int num_matrices() const { return num_matrices_; }
   Panels panels(int matrix = 0) const;
@@ -74,7 +61,6 @@ class PackedWeights {
   size_t num_bytes() const { return memory_.size(); }
 
  private:
-  void use_memory();
   size_t matrix_bytes() const { return panels_.panel_bytes() * panels_.num_panels(); }
   float quantized(const uint8_t* panel, size_t input, size_t column) const;
 
@@ -82,7 +68,6 @@ class PackedWeights {
   Panels panels_;
   Shifts shifts_;
   Memory memory_;
-  bool is_mapped_;
 };
 
 using Weights = std::shared_ptr<const PackedWeights>;

@@ -52,7 +52,6 @@ void test_mixture();
 void test_latent();
 void test_recurrent();
 void test_sampling();
-void test_stack();
 void test_threads();
 void test_parts();
 

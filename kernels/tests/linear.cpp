@@ -39,7 +39,7 @@ using LayerPointer = std::unique_ptr<Layer>;
 
 std::string describe(const PlainWeights& plain) {
   const char* const names[] = {"float32", "bfloat16", "8 bits", "4 bits", "MXFP4"};
-  const char* const inputs[] = {" ", ", inputs of 16, ", ", inputs of 8, "};
+  const char* const inputs[] = {" ", ", inputs of 16, "};
   return std::string(names[static_cast<int>(plain.format)]) +
          (plain.bits ? " of " + std::to_string(plain.bits) : "") +
          inputs[static_cast<int>(plain.input_type)] +
@@ -164,7 +164,6 @@ struct Kind {
   InputType input_type = InputType::kFloat32;
   bool is_scaled = false;  // by channel
   bool in_bfloat16 = false;
-  bool has_two_levels = false;
   int bits = 0;  // of a weight; 0 is any
 
   bool is_quantized() const { return native::is_quantized(format); }
@@ -174,7 +173,6 @@ struct Kind {
 std::vector<InputType> input_types() {
   std::vector<InputType> types{InputType::kFloat32};
   if (kernels()->min_input_bits <= 16) types.push_back(InputType::kInt16);
-  if (kernels()->min_input_bits <= 8) types.push_back(InputType::kInt8);
   return types;
 }
 
@@ -186,8 +184,7 @@ Shifts random_shifts(Random& random, int num_inputs) {
 
 int random_bits(Random& random, const Kind& kind) {
   if (kind.bits) return kind.bits;
-  if (kind.format == Format::kBits8)
-    return kind.has_two_levels ? random.between(5, 6) : random.one_of({5, 6, 8, 8});
+  if (kind.format == Format::kBits8) return random.one_of({5, 6, 8, 8});
   return kind.format == Format::kBits4 ? random.one_of({2, 3, 4, 4}) : 4;
 }
 
@@ -242,36 +239,15 @@ struct Product {
     const InputType type = packed.panels().input_type;
     return describe(layer->plain) + (packed.panels().shifts ? ", scaled" : "") +
            (type == InputType::kBfloat16 ? ", in bfloat16" : "") +
-           (type == InputType::kInt8TwoLevel ? ", two levels" : "") + ", " +
-           std::to_string(num_rows) + " rows" +
+           ", " + std::to_string(num_rows) + " rows" +
            (bias.empty() ? "" : ", bias") + (residual.empty() ? "" : ", residual");
   }
 };
 
-double largest_of(const float* x, int first, int next) {
-  double largest = 0;
-  for (int i = first; i < next; i++) largest = std::max(largest, std::abs(double{x[i]}));
-  return largest;
-}
-
-/// By how much the integers of each input of a row differ, if they have two levels of scales.
-std::vector<double> two_level_steps(const float* x, const Panels& panels) {
-  constexpr double TOP = 127, MAX_FACTOR = 2048;
-  const int group = panels.input_group();
-  std::vector<double> steps;
-  for (int i = 0; i < panels.num_inputs; i++) {
-    const int first = i / group * group;
-    double largest = 0;
-    for (int at = i / 8 * 8; at < i / 8 * 8 + 8; at++)
-      if (at / 2 % 2 == i / 2 % 2) largest = std::max(largest, std::abs(double{x[at]}));
-    // A factor is a whole number, rounded up.
-    steps.push_back((largest + largest_of(x, first, first + group) / MAX_FACTOR) / TOP);
-  }
-  return steps;
-}
-
-/// The same of those that have one scale, scaled by channel or not.
-std::vector<double> one_level_steps(const float* x, const Panels& panels) {
+/// By how much the integers of each input of a row differ, scaled by channel or not.
+std::vector<double> steps_of(const Product& product, int row) {
+  const Panels panels = product.packed.panels();
+  const float* x = product.x.data() + static_cast<size_t>(row) * panels.num_inputs;
   const bool is_int8 = panels.input_type == InputType::kInt8;
   const int top = is_int8 ? 127 : 32767, group = is_int8 ? INT8_GROUP : panels.input_group();
   const auto factor = [&](int i) { return panels.shifts ? std::ldexp(1.0, panels.shifts[i]) : 1; };
@@ -283,13 +259,6 @@ std::vector<double> one_level_steps(const float* x, const Panels& panels) {
     steps.push_back(largest / top * factor(i));
   }
   return steps;
-}
-
-std::vector<double> steps_of(const Product& product, int row) {
-  const Panels panels = product.packed.panels();
-  const float* x = product.x.data() + static_cast<size_t>(row) * panels.num_inputs;
-  return panels.input_type == InputType::kInt8TwoLevel ? two_level_steps(x, panels)
-                                                       : one_level_steps(x, panels);
 }
 
 /// The effect of rounding inputs to integers, and of adding up the two parts of a weight, q * scale
@@ -454,20 +423,9 @@ std::vector<Kind> bfloat16_kinds() {
   return kinds;
 }
 
-/// The kinds whose inputs can have two levels of scales.
-std::vector<Kind> two_level_kinds() {
-  if (!kernels()->has_two_levels) return {};
-  std::vector<Kind> kinds;
-  for (Format format : {Format::kBits8, Format::kBits4, Format::kMxfp4})
-    kinds.push_back(
-        {.format = format, .input_type = InputType::kInt16, .has_two_levels = true});
-  return kinds;
-}
-
 /// Round inputs as a kind says.
 void round_further(Random& random, const Kind& kind, PackedWeights& packed) {
   if (kind.in_bfloat16) packed.use_bfloat16(packed.panels().exponent);
-  if (kind.has_two_levels) packed.use_two_levels();
   if (kind.is_scaled) packed.scale_inputs(random_shifts(random, packed.panels().num_inputs));
 }
 
@@ -503,7 +461,6 @@ void test_several_of_one_input(Random& random, Kind kind, const std::vector<Form
       const int group = kind.is_quantized() ? random.one_of({16, 32}) : 0;
       products.emplace_back(random, make_layer(random, kind, NUM_INPUTS, group), 30);
       if (kind.is_scaled) products.back().packed.scale_inputs(shifts);
-      if (kind.has_two_levels) products.back().packed.use_two_levels();
       least = std::min(least, products.back().packed.panels().exponent);
       products.back().x = products.front().x;
     }
@@ -553,26 +510,6 @@ void test_what_cannot_be_multiplied_in_bfloat16(Random& random) {
   }
 }
 
-/// The largest weights and inputs, of one sign or of both: no sum of theirs may leave its bits.
-void test_largest_sums_of_two_levels(Random& random) {
-  constexpr int LARGEST_OF_MXFP4 = 7;
-  for (Kind kind : two_level_kinds())
-    for (int i = 0; i < 8; i++) {
-      if (kind.format == Format::kBits8) kind.bits = 6;
-      LayerPointer layer = make_layer(random, kind, 256, 128);
-      const bool is_mxfp4 = kind.format == Format::kMxfp4;
-      const int largest = is_mxfp4 ? LARGEST_OF_MXFP4 : (1 << layer->plain.bits) - 1;
-      fill_integers(*layer, [=] { return largest; });
-      Product product(random, std::move(layer), 3);
-      for (size_t at = 0; at < product.x.size(); at++)
-        product.x[at] = at < 256 || (at < 512 && at % 2) ? 1.0f : -1.0f;
-      product.packed.use_two_levels();
-      multiply({product.args()});
-      check_product(product);
-      check_rows_alone(product);
-    }
-}
-
 /// An input alone is not rounded, whatever it is scaled by.
 void test_single_inputs(Random& random, const Kind& kind) {
   constexpr int SIZE = 128;
@@ -592,26 +529,6 @@ void test_single_inputs(Random& random, const Kind& kind) {
       expected.push_back({x * weight.value, x * (4 * weight.tolerance + 1e-30)});
     }
   expect_close(product.y, expected, "single inputs: " + product.name());
-}
-
-void test_what_cannot_have_two_levels(Random& random) {
-  std::vector<Kind> kinds{{Format::kFloat32}, {Format::kBits4}};
-  if (kernels()->min_input_bits <= 16)
-    for (const int bits : kernels()->has_two_levels ? std::vector{8} : std::vector{4, 8})
-      kinds.push_back({.format = bits == 4 ? Format::kBits4 : Format::kBits8,
-                       .input_type = InputType::kInt16,
-                       .bits = bits});
-  for (const Kind& kind : kinds) {
-    Product product(random, make_layer(random, kind), 1);
-    const InputType before = product.packed.panels().input_type;
-    bool is_refused = false;
-    try {
-      product.packed.use_two_levels();
-    } catch (const std::invalid_argument&) {
-      is_refused = product.packed.panels().input_type == before;
-    }
-    expect(is_refused, "two levels of scales: " + product.name());
-  }
 }
 
 void test_wrong_shifts(Random& random) {
@@ -661,11 +578,10 @@ bool are_same(const PackedWeights& one, const PackedWeights& other) {
          std::equal(one.panels().data, one.panels().data + one.num_bytes(), other.panels().data);
 }
 
-/// Packed weights that are written to a file, and taken from there.
+/// Packed weights that are written to a file, and read from there.
 void test_stored(Random& random, const Kind& kind) {
   const LayerPointer layer = make_layer(random, kind, 0, 0, random.between(1, 3));
-  PackedWeights packed(layer->plain, kernels()->columns);
-  const PackedWeights reference(layer->plain, kernels()->columns);
+  const PackedWeights packed(layer->plain, kernels()->columns);
   constexpr size_t OFFSET = 1 << 16;
   std::FILE* file = std::tmpfile();
   std::fseek(file, OFFSET, SEEK_SET);
@@ -673,29 +589,21 @@ void test_stored(Random& random, const Kind& kind) {
   std::fflush(file);
   const FilePart part{fileno(file), OFFSET};
   const int matrices = packed.num_matrices();
-  const size_t all = PackedWeights::all_bytes(), mapped_before = PackedWeights::mapped_bytes();
+  const size_t all = PackedWeights::all_bytes();
   {
-    const PackedWeights read(packed.panels(), matrices, part, false);
-    const PackedWeights mapped(packed.panels(), matrices, part, true);
-    packed.map(part);
-    expect(are_same(read, reference), "weights that are read");
-    expect(are_same(mapped, reference), "weights that are mapped");
-    expect(are_same(packed, reference), "weights that are mapped later");
-    expect(PackedWeights::all_bytes() == all + 2 * packed.num_bytes(), "bytes of weights");
-    expect(PackedWeights::mapped_bytes() == mapped_before + 2 * packed.num_bytes(),
-           "mapped bytes of weights");
+    const PackedWeights read(packed.panels(), matrices, part);
+    expect(are_same(read, packed), "weights that are read");
+    expect(PackedWeights::all_bytes() == all + packed.num_bytes(), "bytes of weights");
   }
-  expect(PackedWeights::mapped_bytes() == mapped_before + packed.num_bytes(),
-         "mapped bytes of weights that are gone");
+  expect(PackedWeights::all_bytes() == all, "bytes of weights that are gone");
   bool has_failed = false;
   try {
-    const PackedWeights beyond(packed.panels(), matrices, {part.file, OFFSET + 1}, false);
+    const PackedWeights beyond(packed.panels(), matrices, {part.file, OFFSET + 1});
   } catch (const std::system_error&) {
     has_failed = true;
   }
   expect(has_failed, "a file that is too short");
   std::fclose(file);
-  expect(are_same(packed, reference), "mapped weights of a file that is closed");
 }
 
 }  // namespace
@@ -797,9 +705,7 @@ void test_unequal_experts(Random& random, const Kind& kind) {
 void test_experts(Random& random) {
   for (InputType input_type : input_types())
     test_unequal_experts(random, {Format::kBits4, input_type});
-  for (const Kind& kind : two_level_kinds()) test_unequal_experts(random, kind);
-  for (const auto& kinds : {bfloat16_kinds(), two_level_kinds()})
-    for (const Kind& kind : kinds) test_experts(random, kind);
+  for (const Kind& kind : bfloat16_kinds()) test_experts(random, kind);
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kBits4,
                         Format::kMxfp4})
     for (InputType input_type : input_types())
@@ -815,26 +721,24 @@ void test_linear() {
       if (input_type == InputType::kFloat32 || is_quantized(format))
         test_kind(random, {format, input_type});
   if (kernels()->min_input_bits == 8) {
-    test_kind(random, {Format::kBits4, InputType::kInt16, true});
-    test_kind(random, {Format::kMxfp4, InputType::kInt8, true});
-    for (const Format format : {Format::kBits4, Format::kMxfp4})
-      test_single_inputs(random, {format, InputType::kInt8, true});
+    for (const Format format : {Format::kBits4, Format::kMxfp4}) {
+      const Kind scaled{format, InputType::kInt16, true};
+      test_kind(random, scaled);
+      test_single_inputs(random, scaled);
+      test_experts(random, scaled);
+    }
     test_several_of_one_input(random, {Format::kBits4, InputType::kInt16, true}, {Format::kBits4});
   }
-  for (const auto& kinds : {bfloat16_kinds(), two_level_kinds()})
-    for (const Kind& kind : kinds) test_kind(random, kind);
+  for (const Kind& kind : bfloat16_kinds()) test_kind(random, kind);
   test_many_rows_in_bfloat16(random);
   test_what_cannot_be_multiplied_in_bfloat16(random);
-  test_what_cannot_have_two_levels(random);
   test_wrong_shifts(random);
   const std::vector<Format> quantized{Format::kBits8, Format::kBits4};
   test_several_of_one_input(random, {Format::kFloat32}, {Format::kFloat32, Format::kBfloat16});
   for (InputType input_type : input_types())
     test_several_of_one_input(random, {Format::kBits4, input_type}, quantized);
-  for (const auto& kinds : {bfloat16_kinds(), two_level_kinds()})
-    if (!kinds.empty()) test_several_of_one_input(random, kinds.back(), quantized);
-  test_largest_sums_of_two_levels(random);
-  for (const Kind& kind : two_level_kinds()) test_single_inputs(random, kind);
+  if (const auto kinds = bfloat16_kinds(); !kinds.empty())
+    test_several_of_one_input(random, kinds.back(), quantized);
   test_two_callers(random);
   test_experts(random);
   for (Format format : {Format::kFloat32, Format::kBfloat16, Format::kBits8, Format::kMxfp4})

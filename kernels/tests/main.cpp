@@ -25,7 +25,6 @@ int main() {
     test_latent();
     test_recurrent();
     test_sampling();
-    test_stack();
   } catch (const std::exception& error) {
     expect(false, error.what());
   }

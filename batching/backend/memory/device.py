@@ -7,7 +7,7 @@ from typing import Final
 import mlx.core as mx
 
 from batching.backend.memory.host import available_memory, memory_limit
-from batching.backend.platforms.cpu.native_loader import mapped_bytes, weight_bytes
+from batching.backend.platforms.cpu.native_loader import weight_bytes
 from batching.errors import ModelLoadError
 
 MIB: Final = 1 << 20
@@ -36,7 +36,7 @@ def free_memory() -> int:
     free_buffers()
     left = max(0, device_memory() - memory_in_use())
     if mx.default_device() == mx.cpu:
-        available = available_memory(mapped=mapped_bytes())
+        available = available_memory()
         return left if available is None else min(left, available)
     # Only CUDA says what other processes have left.
     return min(left, int(mx.device_info().get("free_memory", left)))

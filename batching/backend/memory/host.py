@@ -29,36 +29,33 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def available_memory(root: Path = Path("/"), *, mapped: int = 0) -> int | None:
+def available_memory(root: Path = Path("/")) -> int | None:
     """Return the bytes that this process can still use; None where the system does not say.
 
-    The page cache counts as free, since it holds the model that has just been read, except for the
-    `mapped` bytes that this process uses of it.
+    The page cache counts as free, since it holds the model that has just been read.
     """
     left = [
-        _left_of_the_machine(root, mapped),
-        *(_left(*group, mapped) for group in control_groups(root, "memory")),
+        _left_of_the_machine(root),
+        *(_left(*group) for group in control_groups(root, "memory")),
     ]
     return min((number for number in left if number is not None), default=None)
 
 
-def _left_of_the_machine(root: Path, mapped: int) -> int | None:
+def _left_of_the_machine(root: Path) -> int | None:
     kilobytes = re.search(
         r"^MemAvailable: +(\d+) kB$", read_text(root / "proc/meminfo"), re.MULTILINE
     )
-    return max(0, int(kilobytes[1]) * 1024 - mapped) if kilobytes else None
+    return int(kilobytes[1]) * 1024 if kilobytes else None
 
 
-def _left(group: Path, version: int, mapped: int) -> int | None:
+def _left(group: Path, version: int) -> int | None:
     names = _NAMES[version]
     limit, used = _number(group / names.limit), _number(group / names.used)
     if limit is None or used is None:
         return None
     stat = read_text(group / "memory.stat")
     reclaimable = re.search(rf"^{names.reclaimable} (\d+)$", stat, re.MULTILINE)
-    # What is mapped is either among that, or counts as used, in this group or in that which read it.
-    free = max(0, int(reclaimable[1]) - mapped) if reclaimable else 0
-    return max(0, limit - used + free)
+    return max(0, limit - used + (int(reclaimable[1]) if reclaimable else 0))
 
 
 def _number(path: Path) -> int | None:

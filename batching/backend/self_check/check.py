@@ -13,6 +13,7 @@ import numpy as np
 from batching.backend.devices import Gpu
 from batching.backend.exceptions import one_line
 from batching.backend.hooks.attention import hook_attention
+from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.flat_rows import flatten_rows
 from batching.backend.hooks.observe import Observation, own_layout
 from batching.backend.hooks.per_head import join_rows
@@ -21,7 +22,6 @@ from batching.backend.hooks.regroup import regroup
 from batching.backend.hooks.rows import RowSelection, select_rows
 from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped
-from batching.backend.hooks.undo import Changes
 from batching.backend.paged.layout import CacheLayout
 from batching.backend.platforms.cpu.layers.replace import min_input_bits
 from batching.backend.platforms.cpu.native_loader import Native
@@ -37,7 +37,7 @@ from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
 # Of the largest logit: rounding differs with the shape of a product, outputs do not.
 _TOLERANCE: Final[dict[mx.Dtype, float]] = {mx.float32: 1e-3}
 _COARSE_TOLERANCE: Final = 6e-2
-# A value midway between two steps of 8 bits rounds either way, and that grows in later layers.
+# A key midway between two steps of 8 bits rounds either way, and that grows in later layers.
 _TOLERANCE_OF_8_BITS: Final = 0.3
 # Of so many rows one may differ in models with experts, which the last bit may choose.
 _ROWS_PER_LEAP: Final = 16
@@ -58,6 +58,7 @@ def check_model(
     gpu: Gpu | None = None,
     kernels: PoolKernels | NoKernels = ON_CPU,
     max_model_len: int = MAX_TOKENS,
+    changes: Changes | None = None,
 ) -> CheckedModel:
     """Return the fastest way of serving a model that gives the right logits, hooked into the model.
 
@@ -74,11 +75,12 @@ def check_model(
     kernels: the kernels of a GPU's pool; they are used if the same steps are right with them.
     max_model_len: bounds the long context, in tokens.
     """
+    changes = changes or Changes()
     if gpu is Gpu.CUDA:
-        flatten_rows(model)
-    hook_attention(model)
-    hook_ranges(model)
-    join_rows(model)
+        flatten_rows(model, changes)
+    hook_attention(model, changes)
+    hook_ranges(model, changes)
+    join_rows(model, changes)
     try:
         Observation(model, [0, 1]).layout()
     except Exception as error:
@@ -298,8 +300,6 @@ class _Probe:
         return float(rounded[-1]), max(tolerance, of_keys)
 
     def _tolerance(self, layout: CacheLayout) -> float:
-        if min_input_bits(self.model) == 8:
-            return _TOLERANCE_OF_8_BITS
         dtypes = {shape.dtype for shape in layout.shapes} or {mx.float32}
         return max(_TOLERANCE.get(dtype, _COARSE_TOLERANCE) for dtype in dtypes)
 

@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +38,6 @@ MIN_BYTES: Final = 256 * MIB
 # What is left of a disk for others: a share of it, or so many bytes if these are fewer.
 _FREE_SHARE: Final = 0.05
 _FREE_BYTES: Final = 8 * GIB
-
-
-# What is done with a file's descriptor, and where its packed weights begin.
-Then = Callable[[int, Mapping[str, int]], None]
 
 
 class NotKept(Exception):
@@ -176,8 +172,8 @@ class CacheEntry:
             return False
         return True
 
-    def keep(self, packed: Mapping[str, Any], others: Mapping[str, mx.array], then: Then) -> None:
-        """Write packed weights to the file; `then` gets its descriptor, and where each begins.
+    def keep(self, packed: Mapping[str, Any], others: Mapping[str, mx.array]) -> None:
+        """Write packed weights to the file.
 
         Raises:
             NotKept: they stay as they are.
@@ -191,7 +187,7 @@ class CacheEntry:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_folder(self.path.parent)
             self.cache.make_room(num_bytes, self.path)
-            write(self.path, self.key, packed, others, then)
+            write(self.path, self.key, packed, others)
         except AlreadyWritten:
             raise NotKept("another process writes the same file") from None
         except OSError as error:

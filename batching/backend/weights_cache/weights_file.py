@@ -1,7 +1,7 @@
 """A file of packed weights and of the arrays beside them, in the format of safetensors.
 
-Packed weights are bytes, aligned so that they can be mapped; `__metadata__` has their layouts, and
-digests by which a file that is not what was written is recognised.
+Packed weights are bytes; `__metadata__` has their layouts, and digests by which a file that is not what was written
+is recognised.
 """
 
 import errno
@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +69,10 @@ class WeightsFile:
     offsets: Mapping[str, int]
     others: Mapping[str, mx.array]
 
-    def packed(self, kernels: Any, name: str, *, is_mapped: bool) -> Any:
+    def packed(self, kernels: Any, name: str) -> Any:
         """Return packed weights; raise KeyError if there are none of this name."""
         where = (self.sizes[name], self.descriptor, self.offsets[name])
-        return kernels.stored_weights(self.layouts[name], *where, is_mapped)
+        return kernels.stored_weights(self.layouts[name], *where)
 
 
 @contextmanager
@@ -92,8 +92,6 @@ def opened(path: Path, key: str) -> Iterator[WeightsFile | None]:
 
 def open_private(path: Path) -> int:
     """Open a file for reading that no other user can change, shorten or replace, now or later.
-
-    What is mapped of it is served, and to read a page that was cut off ends the process.
 
     Raises:
         PermissionError: another user can.
@@ -196,18 +194,11 @@ def size_of(packed: Mapping[str, Any], others: Mapping[str, mx.array]) -> int:
     return of_packed + sum(array.nbytes for array in others.values()) + _ALIGNMENT
 
 
-def write(
-    path: Path,
-    key: str,
-    packed: Mapping[str, Any],
-    others: Mapping[str, mx.array],
-    then: Callable[[int, Mapping[str, int]], None],
-) -> None:
+def write(path: Path, key: str, packed: Mapping[str, Any], others: Mapping[str, mx.array]) -> None:
     """Write a file in place of the one that is there, if any.
 
     A file of this name is always a whole one, which is not written to any more: it gets its name when all is on the
-    disk, and takes that of another, which stays as it is where it is mapped.  `then` is called with a descriptor to
-    read it by, and where packed weights begin.
+    disk, and takes that of another, which stays as it is where it is open.
 
     Raises:
         AlreadyWritten: another process is about it.
@@ -216,7 +207,7 @@ def write(
     part = path.with_name(f"{path.name}.part")
     with _locked(part) as descriptor:
         try:
-            offsets = _write(descriptor, key, packed, others)
+            _write(descriptor, key, packed, others)
             os.fsync(descriptor)
             # Not even this user shortens it by mistake.
             os.fchmod(descriptor, stat.S_IRUSR)
@@ -224,13 +215,6 @@ def write(
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        # What is mapped by the other descriptor would keep the lock.
-        reader = open_private(path)
-        try:
-            if os.path.samestat(os.fstat(reader), os.fstat(descriptor)):
-                then(reader, offsets)
-        finally:
-            os.close(reader)
 
 
 @contextmanager
@@ -264,7 +248,7 @@ def remove_abandoned(folder: Path) -> None:
 
 def _write(
     descriptor: int, key: str, packed: Mapping[str, Any], others: Mapping[str, mx.array]
-) -> Mapping[str, int]:
+) -> None:
     header, start = _layout(key, packed, others)
     end = start + max((end for _, end in _entries(header)), default=0)
     if hasattr(os, "posix_fallocate"):
@@ -284,7 +268,6 @@ def _write(
     metadata["digest"] = _digest_of(header)
     text = json.dumps(header).encode().ljust(start - 8)
     _write_at(descriptor, np.frombuffer((start - 8).to_bytes(8, "little") + text, np.uint8), 0)
-    return offsets
 
 
 def _write_at(descriptor: int, data: Any, offset: int) -> None:

@@ -29,7 +29,6 @@ using I32 = int32_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias
 using U32 = uint32_t __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 using U16 = uint16_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 using U16Pairs = uint16_t __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
-using I16Pairs = int16_t __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 using I16 = int16_t __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 using I8 = int8_t __attribute__((vector_size(LANES), aligned(1), may_alias));
 using U8 = uint8_t __attribute__((vector_size(LANES), aligned(1), may_alias));
@@ -253,8 +252,6 @@ ALWAYS_INLINE U16Pairs mxfp4_codes(U16Pairs q) {
 ALWAYS_INLINE I32 add_products(I32 sums, I32 a, I32 b) {
 #if defined(__AVX512VNNI__)
   return (I32)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
-#elif defined(__AVX512F__)
-  return sums + (I32)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVXVNNI__)
   return (I32)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
 #else
@@ -266,52 +263,29 @@ ALWAYS_INLINE I32 add_products(I32 sums, I32 a, I32 b) {
 // bytes, or of two 16-bit integers, to 32 bits.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define HAS_VNNI
-constexpr int MIN_INPUT_BITS = 8;
-constexpr bool HAS_TWO_LEVELS = false;
+#endif
 
 #if defined(__AVX512VBMI__)
+#define HAS_SHIFTS
 /// Look up each byte of `indices` in a table of 64; their upper two bits do not matter.
 ALWAYS_INLINE I32 look_up(I32 table, I32 indices) {
   return (I32)_mm512_permutexvar_epi8((__m512i)indices, (__m512i)table);
 }
-#else
+#elif defined(__AVXVNNI__)
+#define HAS_SHIFTS
 /// Shift each byte to the left by its own count; all have room for a shift by MAX_SHIFT.
 ALWAYS_INLINE I32 shift_bytes(I32 bytes, I32 by) {
-#if defined(__AVX512F__)
-  const auto low = (I32)_mm512_sllv_epi16((__m512i)bytes, (__m512i)(by & 0x00ff00ff));
-  const auto high = (I32)_mm512_sllv_epi16((__m512i)bytes, (__m512i)((U16Pairs)by >> 8));
-  return (low & 0x00ff00ff) | (high & ~0x00ff00ff);
-#else
   // A product of polynomials over GF(2) with x^n, of no higher degree than 7, is a shift by n.
   const __m256i powers = _mm256_set1_epi32(0x08040201);
   return (I32)_mm256_gf2p8mul_epi8((__m256i)bytes, _mm256_shuffle_epi8(powers, (__m256i)by));
-#endif
 }
 #endif
+
+// Inputs of 8 bits are scaled by channel, so that bytes of weights are shifted.
+#if defined(HAS_SHIFTS)
+constexpr int MIN_INPUT_BITS = 8;
 #else
 constexpr int MIN_INPUT_BITS = 16;
-constexpr bool HAS_TWO_LEVELS = true;
-
-/// Sums of the products of each two unsigned bytes, of weights, and signed ones, of the inputs of one
-/// word; they saturate.
-ALWAYS_INLINE I16Pairs byte_products(I32 weights, I32 inputs) {
-#if defined(__AVX512F__)
-  return (I16Pairs)_mm512_maddubs_epi16((__m512i)weights, (__m512i)inputs);
-#else
-  return (I16Pairs)_mm256_maddubs_epi16((__m256i)weights, (__m256i)inputs);
-#endif
-}
-
-/// In lanes 0, 1, 4, 5 of each eight the largest of these, and in 2, 3, 6, 7 likewise.
-ALWAYS_INLINE I32 max_of_fours(I32 v) {
-#if defined(__AVX512F__)
-  v = max(v, (I32)_mm512_shuffle_epi32((__m512i)v, _MM_PERM_CDAB));
-  return max(v, (I32)_mm512_shuffle_i32x4((__m512i)v, (__m512i)v, _MM_SHUFFLE(2, 3, 0, 1)));
-#else
-  v = max(v, (I32)_mm256_shuffle_epi32((__m256i)v, _MM_SHUFFLE(2, 3, 0, 1)));
-  return max(v, (I32)_mm256_permute2x128_si256((__m256i)v, (__m256i)v, 1));
-#endif
-}
 #endif
 
 /// Four bytes in each lane.
@@ -344,7 +318,6 @@ ALWAYS_INLINE I32 dot(I32 sums, I32 weights, const uint8_t* word) {
 
 #else
 constexpr int MIN_INPUT_BITS = 32;
-constexpr bool HAS_TWO_LEVELS = false;
 #endif
 
 }  // namespace

@@ -83,7 +83,6 @@ void InputPacker::pack(const float* x, const RowRange& rows, int row) const {
     case InputType::kFloat32: return k.pack_row(x, m, height, size, group, to);
     case InputType::kInt16: return k.pack_row_int16(x, m, height, size, group, to);
     case InputType::kInt8: return k.pack_row_int8(x, weights_.shifts, m, height, size, group, to);
-    case InputType::kInt8TwoLevel: return k.pack_row_two_level(x, m, height, size, group, to);
     case InputType::kBfloat16: return k.pack_row_bf16(x, input_factor_, m, height, size, to);
   }
 }

@@ -67,8 +67,6 @@ int num_outputs(const std::vector<Layer>& layers) {
   return total;
 }
 
-}  // namespace
-
 void check_attention(const AttentionHalf& half, const PoolLayout& layout) {
   const int q_size = half.num_heads * layout.key_dim * (half.is_gated ? 2 : 1);
   const int k_size = layout.num_heads * layout.key_dim;
@@ -99,6 +97,8 @@ void check_mlp(const MlpHalf& half) {
   require(fits(half.norm, half.size()) && fits(half.output, half.size()),
           "norms are of what they normalize");
 }
+
+}  // namespace
 
 mx::array run_attention(const mx::array& x, const std::optional<mx::array>& cosines,
                         const std::optional<mx::array>& sines, bool traditional,

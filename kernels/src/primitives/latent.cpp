@@ -61,8 +61,6 @@ void check_sizes(const LatentHalf& half) {
           "a matrix for each head, of a query and of a value");
 }
 
-}  // namespace
-
 void check_latent(const LatentHalf& half, const PoolLayout& layout) {
   check_sizes(half);
   const bool is_latent = !half.is_expanded();
@@ -73,6 +71,8 @@ void check_latent(const LatentHalf& half, const PoolLayout& layout) {
           "the half and the pool have the same heads");
   require(half.num_heads / layout.num_heads <= MAX_TILE, "too many query heads for a key head");
 }
+
+}  // namespace
 
 mx::array run_latent(const mx::array& x, const std::optional<mx::array>& cosines,
                      const std::optional<mx::array>& sines, bool traditional,

@@ -15,9 +15,9 @@ mx::array evaluated(const mx::array& x, mx::Dtype dtype) {
 
 InputType input_type_of(int bits) {
   if (bits == 32) return InputType::kFloat32;
-  require(bits == 16 || bits == 8, "inputs have 8, 16 or 32 bits");
-  require(bits >= kernels()->min_input_bits, "this processor has no products of such integers");
-  return bits == 16 ? InputType::kInt16 : InputType::kInt8;
+  require(bits == 16, "inputs have 16 or 32 bits");
+  require(kernels()->min_input_bits <= 16, "this processor has no products of integers");
+  return InputType::kInt16;
 }
 
 }  // namespace

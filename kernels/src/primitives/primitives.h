@@ -16,7 +16,6 @@
 #include "operations/mixer.h"
 #include "operations/mixture.h"
 #include "operations/sampling.h"
-#include "operations/stack.h"
 #include "pool.h"
 #include "weights.h"
 
@@ -126,10 +125,7 @@ mx::array run_latent(const mx::array& x, const std::optional<mx::array>& cosines
 mx::array run_mlp(const mx::array& x, std::shared_ptr<const MlpHalf> half,
                   const std::optional<mx::array>& residual);
 
-/// Throw std::invalid_argument if parts do not fit to each other, or not to the pool.
-void check_attention(const AttentionHalf& half, const PoolLayout& layout);
-void check_latent(const LatentHalf& half, const PoolLayout& layout);
-void check_mlp(const MlpHalf& half);
+/// Throw std::invalid_argument if parts do not fit to each other.
 void check_router(const Router& router);
 void check_mixture(const MixtureHalf& half);
 
@@ -139,13 +135,6 @@ mx::array run_mixture(const mx::array& x, std::shared_ptr<const MixtureHalf> hal
 /// A recurrent mixer, for x `[rows, 1, size]`; the states of the step are in the pool afterwards.
 mx::array run_mixer(const mx::array& x, std::shared_ptr<const Mixer> mixer,
                     std::shared_ptr<StatePool> pool, std::shared_ptr<const StateStep> step);
-
-/// All layers of a model, for x `[rows, 1, size]`.  A rotation is cosines, sines `[rows, dims / 2]`, and
-/// whether it is the traditional one; states are none if no layer has some.
-mx::array run_stack(const mx::array& x, std::shared_ptr<const Stack> stack,
-                    std::vector<std::shared_ptr<const Step>> steps,
-                    const std::vector<std::tuple<mx::array, mx::array, bool>>& rotations,
-                    std::shared_ptr<const StateStep> states);
 
 /// Given the addresses of its inputs and its outputs, in a thread of MLX.
 using HostKernel = std::function<void(const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs)>;

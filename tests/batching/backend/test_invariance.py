@@ -97,31 +97,26 @@ class Rounding(NamedTuple):
     """Bits of inputs, whether 8 are enough where they can be scaled by channel, and keys and values.
 
     in_bfloat16: a matrix unit multiplies what is packed for 16 bits.
-    has_two_levels: 8 bits are enough, with two levels of scales.
     """
 
     input_bits: int = 32
     is_scaled: bool = False
     kv_dtype: mx.Dtype | None = None
     in_bfloat16: bool = False
-    has_two_levels: bool = False
 
     def skip_if_unknown(self, native: Native) -> None:
         is_known = native.supports_bfloat16 or not self.in_bfloat16
         is_known &= native.min_input_bits == 8 or not self.is_scaled
-        is_known &= native.supports_two_levels or not self.has_two_levels
         if not is_known or self.input_bits < native.min_input_bits:
             pytest.skip("this processor has no such mode")
 
 
 EXACT: Final = Rounding()
-FAST: Final = Rounding(16)
-# By default: in bfloat16, else with scaled inputs or two levels of scales, where these are known.
+ROUNDED: Final = Rounding(16)
+# By default: in bfloat16, else with scaled inputs, where these are known.
 BFLOAT16: Final = Rounding(16, kv_dtype=mx.bfloat16, in_bfloat16=True)
 UNSCALED: Final = Rounding(16, kv_dtype=mx.bfloat16)
 SCALED: Final = Rounding(16, is_scaled=True, kv_dtype=mx.bfloat16)
-TWO_LEVELS: Final = Rounding(16, kv_dtype=mx.bfloat16, has_two_levels=True)
-FASTEST: Final = Rounding(8, is_scaled=True)
 
 
 def with_kernels(
@@ -147,15 +142,14 @@ def on_kernels(
         native.module,
         rounding.input_bits,
         finds_shifts=rounding.is_scaled,
-        finds_inputs=rounding.in_bfloat16 or rounding.has_two_levels,
+        finds_inputs=rounding.in_bfloat16,
     )
     model = use_kernels(plain.model, native, packing=packing)
     loaded = replace(plain, model=model)
     check = check_model(model, loaded.vocab_size, native, rounding.kv_dtype, known=RIGHT)
     scale_inputs(native.module, packing.packed, packing.shifts)
-    module = native.module
     for weights in packing.of_one_input:
-        (module.use_two_levels if rounding.has_two_levels else module.use_bfloat16)(weights)
+        native.module.use_bfloat16(weights)
     return loaded, check
 
 
@@ -237,7 +231,7 @@ def test_alone(bundled: Bundled) -> None:
 @in_both_ways
 def test_in_a_batch_of_16_with_unlike_neighbours(bundled: Bundled) -> None:
     sizes: list[int] = []
-    config = SchedulerConfig(num_blocks=256, max_num_seqs=16, max_batched_tokens=512)
+    config = SchedulerConfig(num_blocks=256, max_num_seqs=16, max_num_batched_tokens=512)
     scheduler, engine = bundled.engine(config, lambda plan: sizes.append(len(plan.slices)))
     for r in unlike_neighbours(9):
         engine.add(r)
@@ -295,7 +289,7 @@ def assert_golden_in_chunks(
 ) -> None:
     chunks: set[int] = set()
     config = SchedulerConfig(
-        num_blocks=256, max_num_seqs=12, max_batched_tokens=512, prefill_chunk=prefill_chunk
+        num_blocks=256, max_num_seqs=12, max_num_batched_tokens=512, prefill_chunk=prefill_chunk
     )
     scheduler, engine = bundled.engine(
         config, lambda plan: chunks.update(len(s) for s in plan.slices)
@@ -391,7 +385,7 @@ def test_masks_of_others_leave_the_penalty_of_the_token_on_its_way(native: Nativ
         for penalty in (-20.0, 20.0)
         for seed in range(3)
     ]
-    config = SchedulerConfig(num_blocks=64, max_num_seqs=8, max_batched_tokens=64)
+    config = SchedulerConfig(num_blocks=64, max_num_seqs=8, max_num_batched_tokens=64)
 
     def serve_all() -> list[list[int]]:
         scheduler, engine = bundled.engine(config)
@@ -562,12 +556,10 @@ def agreement(bundled: Bundled) -> tuple[int, list[float]]:
     [
         BFLOAT16,
         SCALED,
-        TWO_LEVELS,
         EXACT,
         pytest.param(UNSCALED, marks=pytest.mark.slow),
-        pytest.param(Rounding(8, kv_dtype=mx.bfloat16), marks=pytest.mark.slow),
         pytest.param(Rounding(16, kv_dtype=mx.int8), marks=pytest.mark.slow),
-        pytest.param(FAST, marks=pytest.mark.slow),
+        pytest.param(ROUNDED, marks=pytest.mark.slow),
     ],
 )
 def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
@@ -614,15 +606,11 @@ def test_with_kernels_no_bit_of_the_output_depends_on_anything_but_the_request(
         (BFLOAT16, 6, 0.0153),
         # 0.0134 to 0.0157; the highest of a processor whose default is another, as of the next.
         (SCALED, 4, 0.018),
-        # 0.0109 on a Zen 3, and 5 texts.
-        (TWO_LEVELS, 3, 0.0153),
-        pytest.param(FASTEST, 4, 0.018, marks=pytest.mark.slow),
         pytest.param(UNSCALED, 6, 0.006, marks=pytest.mark.slow),
-        pytest.param(FAST, 10, 0.0006, marks=pytest.mark.slow),
+        pytest.param(ROUNDED, 10, 0.0006, marks=pytest.mark.slow),
         pytest.param(Rounding(kv_dtype=mx.bfloat16), 6, 0.006, marks=pytest.mark.slow),
         pytest.param(Rounding(kv_dtype=mx.int8), 6, 0.0153, marks=pytest.mark.slow),
         pytest.param(Rounding(16, kv_dtype=mx.int8), 6, 0.0153, marks=pytest.mark.slow),
-        pytest.param(Rounding(8), 0, 0.03, marks=pytest.mark.slow),
     ],
 )
 def test_rounded_inputs_and_keys_stay_near_the_golden_logprobs(

@@ -72,7 +72,7 @@ def plant_in_rope(model: nn.Module, fault: Callable[[mx.array], mx.array]) -> No
         layer.self_attn.rope.__class__ = type("Faulty", (plain,), {"__call__": call})
 
 
-@pytest.mark.parametrize("input_bits", [None, 32, 16, 8])
+@pytest.mark.parametrize("input_bits", [None, 32, 16])
 def test_a_model_whose_batch_differs_is_served_one_by_one(
     request: pytest.FixtureRequest, input_bits: int | None
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_model_whose_batch_differs_is_served_one_by_one(
         native = request.getfixturevalue("native")
         assert native is not None
         if input_bits < native.min_input_bits:
-            pytest.skip("this processor has no fast mode")
+            pytest.skip("this processor multiplies no integers")
         quantize(model)
         model = replace_modules(model, native, input_bits=input_bits)
         assert check_model(model, VOCAB_SIZE, native).way == Way.RAGGED
@@ -324,10 +324,12 @@ def chunks_are_sliding(patch: Patch) -> None:
 
 
 def ranges_are_off_by_one(patch: Patch) -> None:
-    def shifted(*args: Any) -> mx.array:
-        return ranges.arange(*args) + isinstance(args[0], mx.array)
+    arange = ranges.arange
 
-    patch.setattr(ranges.MLX, "arange", shifted)
+    def shifted(*args: Any) -> mx.array:
+        return arange(*args) + isinstance(args[0], mx.array)
+
+    patch.setattr(ranges, "arange", shifted)
 
 
 @pytest.mark.parametrize("plant", weekly([chunks_are_sliding, ranges_are_off_by_one], 1))

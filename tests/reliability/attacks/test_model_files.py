@@ -70,7 +70,7 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheEntry:
 
 
 def keep(entry: CacheEntry) -> None:
-    entry.keep({}, {"norm": mx.ones(8)}, lambda *_: None)
+    entry.keep({}, {"norm": mx.ones(8)})
 
 
 def file_of_mode(mode: int) -> Callable[[Path], None]:
@@ -146,7 +146,7 @@ def test_nothing_is_written_where_another_user_could_place_links(
     assert precious.read_text(encoding="utf-8") == "text"
 
 
-def test_what_is_mapped_is_replaced_and_never_shortened(entry: CacheEntry) -> None:
+def test_a_file_that_is_read_is_replaced_and_never_changed(entry: CacheEntry) -> None:
     with entry.opened() as file:
         assert file is not None
         before = os.fstat(file.descriptor)

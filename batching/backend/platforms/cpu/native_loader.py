@@ -13,7 +13,7 @@ from batching.backend.processor.cores import Nodes, usable_cores
 from batching.errors import ModelLoadError
 
 # Of `mlx_cpu_kernels`, a package that is installed by itself: kernels/README.md.
-INTERFACE_VERSION: Final = 1
+INTERFACE_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,8 @@ class Native:
 
     cores: the cores that the process may use, for the start-up banner.
     nodes: the NUMA nodes among which the threads are divided, if there are several.
-    min_input_bits: the fewest bits of activations for which weights can be packed; 32 is not rounded at
-        all.  Those of 8 bits can be scaled by channel for weights of 4 bits.
-    supports_two_levels: activations of 8 bits can have two levels of scales.
+    min_input_bits: the fewest bits of activations that are multiplied with quantized weights: 8, scaled by
+        channel, with weights of up to 4 bits only; 32 is not rounded at all.
     supports_bfloat16: a matrix unit multiplies in bfloat16.
     missing_isa: a faster instruction set of the processor for which the extension was not built, or "".
     lends_core: the threads use all hardware threads or all of the quota, so the engine's thread has to
@@ -35,7 +34,6 @@ class Native:
     isa: str
     num_threads: int
     min_input_bits: int
-    supports_two_levels: bool = False
     supports_bfloat16: bool = False
     missing_isa: str = ""
     cores: str = ""
@@ -107,7 +105,6 @@ def _load() -> Native | NoNative:
         module.isa(),
         module.num_threads(),
         module.min_input_bits(),
-        module.supports_two_levels(),
         module.supports_bfloat16(),
         module.missing_isa(),
     )
@@ -130,9 +127,3 @@ def weight_bytes() -> int:
     """Return the bytes of packed weights, which MLX does not count."""
     found = _load() if _load.cache_info().currsize else None
     return int(found.module.weight_bytes()) if isinstance(found, Native) else 0
-
-
-def mapped_bytes() -> int:
-    """Return the bytes of packed weights that are mapped from files."""
-    found = _load() if _load.cache_info().currsize else None
-    return int(found.module.mapped_bytes()) if isinstance(found, Native) else 0

@@ -1,5 +1,5 @@
-// Products of quantized weights and integer inputs without VNNI; those of 16 bits, here: a block of weights is
-// unpacked into registers and multiplied with all rows of a tile.
+// Products of quantized weights and inputs of 16 bits without VNNI: a block of weights is unpacked into registers and
+// multiplied with all rows of a tile.
 //
 // AVX2 has 16 registers, and a product of integers takes two instructions, so that a tile of sums in
 // registers would have few rows, and unpacking would be a third of the work.  The sums are in the L1
@@ -11,7 +11,6 @@
 #include "kernels.h"
 #include "kernels/linear/int_sums.h"
 #include "kernels/linear/integers.h"
-#include "kernels/linear/two_level.h"
 #include "kernels/microkernel.h"
 
 namespace {
@@ -104,27 +103,16 @@ void multiply_blocks(const native::Panels& weights, const native::PackedInputs& 
 template <typename Int, bool HAS_HALVES, native::Format FORMAT>
 void multiply_ints(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
                    const int32_t* begins, int height, float* y, size_t ldy, Prefetcher prefetcher) {
-  if constexpr (sizeof(Int) == 1) {
-    const auto run = [&]<int ROWS>() {
-      const auto multiply = has_biases(weights)
-                                ? multiply_two_level<FORMAT, HAS_HALVES, true, ROWS>
-                                : multiply_two_level<FORMAT, HAS_HALVES, false, ROWS>;
-      multiply(weights, x, p, begins, height, y, ldy, prefetcher);
-    };
-    if (height == 1) return run.template operator()<1>();
-    if (height == 2) return run.template operator()<2>();
-    return run.template operator()<0>();
-  } else {
-    alignas(64) float results[MAX_ROWS_INT * COLUMNS];
-    for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
-    if (height == 1)
-      multiply_int16<FORMAT, 1, HAS_HALVES>(weights, x, p, begins, results, prefetcher);
-    else if (height == 2)
-      multiply_int16<FORMAT, 2, HAS_HALVES>(weights, x, p, begins, results, prefetcher);
-    else
-      multiply_blocks<FORMAT, HAS_HALVES>(weights, x, p, begins, height, results, prefetcher);
-    copy_rows(results, height, y, ldy);
-  }
+  static_assert(sizeof(Int) == 2);
+  alignas(64) float results[MAX_ROWS_INT * COLUMNS];
+  for (int i = 0; i < height * COLUMNS; i += LANES) store(results + i, F32{});
+  if (height == 1)
+    multiply_int16<FORMAT, 1, HAS_HALVES>(weights, x, p, begins, results, prefetcher);
+  else if (height == 2)
+    multiply_int16<FORMAT, 2, HAS_HALVES>(weights, x, p, begins, results, prefetcher);
+  else
+    multiply_blocks<FORMAT, HAS_HALVES>(weights, x, p, begins, height, results, prefetcher);
+  copy_rows(results, height, y, ldy);
 }
 
 #endif

@@ -25,8 +25,7 @@ struct IntSums {
     for (int m = 0; m < ROWS; m++)
       for (int v = 0; v < COUNT; v++) parts[0][m][v] = splat_int(begins[m]);
   }
-  /// Add the products of eight inputs of each row, with weights that are shifted if it is said how.
-  template <bool IS_SHIFTED = false>
+  /// Add the products of eight inputs of each row; with 8 bits their weights are shifted.
   ALWAYS_INLINE void add(const uint8_t* inputs, const uint8_t* p, const uint8_t* shifts = nullptr) {
     U16Pairs loaded[COUNT];
     for (int at = 0; at < 2 * WORDS; at++) {
@@ -34,7 +33,7 @@ struct IntSums {
       I32 w[COUNT];
       for (int v = 0; v < COUNT; v++) {
         if (at % (FOURS * WORDS) == 0) loaded[v] = load_pairs(p + 4 * (four * COLUMNS + LANES * v));
-        if constexpr (IS_SHIFTED)
+        if constexpr (sizeof(Int) == 1)
           w[v] = shifted_weights<FORMAT, ROWS>(loaded[v], four, shifts + 4 * four);
         else
           w[v] = weights_of<Int, FORMAT>(loaded[v], four % FOURS, at % WORDS);

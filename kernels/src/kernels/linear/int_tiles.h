@@ -46,9 +46,11 @@ void linear_tile_int(const native::LinearArgs& args, int tile, const uint8_t* p,
     multiply_ints<Int, HAS_HALVES, FORMAT>(w, x, p, begins, height, y, ldy, prefetcher);
   };
   switch (w.format) {
-    case native::Format::kBits8: run.template operator()<native::Format::kBits8>(); break;
-    case native::Format::kBits4: run.template operator()<native::Format::kBits4>(); break;
-    default: run.template operator()<native::Format::kMxfp4>();
+    case native::Format::kBits4: return run.template operator()<native::Format::kBits4>();
+    case native::Format::kMxfp4: return run.template operator()<native::Format::kMxfp4>();
+    default:
+      // With inputs of 8 bits weights have 4.
+      if constexpr (sizeof(Int) == 2) run.template operator()<native::Format::kBits8>();
   }
 }
 

@@ -120,7 +120,7 @@ void pack_row_int8(const float* x, const uint8_t* shifts, int row, int height, i
       F32 values[SIZE];
       I32 by[SIZE], top{}, sums{};
       for (int i = 0; i < SIZE; i++) {
-        by[i] = shifts ? load_bytes(shifts + LANES * i) : I32{};
+        by[i] = load_bytes(shifts + LANES * i);
         values[i] = load(x + LANES * i) * (F32)((127 - by[i]) << 23);
         top = max(top, (I32)absolute(values[i]));
       }
@@ -136,7 +136,7 @@ void pack_row_int8(const float* x, const uint8_t* shifts, int row, int height, i
       to.totals[part] = total;
       if (to.half_sums) to.half_sums[part] = scaled;
       group_total += scaled;
-      if (shifts) shifts += GROUP;
+      shifts += GROUP;
     }
     to.sums[at] = group_total;
   }

@@ -36,8 +36,7 @@ int max_tile_rows(const Panels& weights) {
   switch (weights.input_type) {
     case InputType::kFloat32: return MAX_ROWS;
     case InputType::kBfloat16: return max_rows_amx(weights);
-    case InputType::kInt8:
-    case InputType::kInt8TwoLevel: return max_rows_int<int8_t>();
+    case InputType::kInt8: return max_rows_int<int8_t>();
     default: return max_rows_int<int16_t>();
   }
 }
@@ -47,8 +46,7 @@ Tiles tiles_of(const LinearArgs& args) { return {args.num_rows, max_tile_rows(ar
 LinearTile linear_tile_of(const Panels& weights) {
   switch (weights.input_type) {
     case InputType::kInt16: return native::NATIVE_ISA::int16_tile(weights);
-    case InputType::kInt8:
-    case InputType::kInt8TwoLevel: return native::NATIVE_ISA::int8_tile(weights);
+    case InputType::kInt8: return native::NATIVE_ISA::int8_tile(weights);
     default: return native::NATIVE_ISA::float_tile(weights);
   }
 }
@@ -116,8 +114,7 @@ void linear_tiles(const LinearArgs& args, int panel, int next, int first_tile, i
 void prepare_tiles(const LinearArgs& args, float* scratch) {
   const InputType type = args.weights.input_type;
   // With biases and 8 bits sums begin with 0.
-  if (type == InputType::kInt16 || type == InputType::kInt8TwoLevel ||
-      (type == InputType::kInt8 && !has_biases(args.weights)))
+  if (type == InputType::kInt16 || (type == InputType::kInt8 && !has_biases(args.weights)))
     begin_sums(args, reinterpret_cast<int32_t*>(scratch));
 }
 

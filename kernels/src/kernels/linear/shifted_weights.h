@@ -7,7 +7,7 @@
 
 namespace {
 
-#if defined(HAS_VNNI)
+#if defined(HAS_SHIFTS)
 
 #if defined(__AVX512VBMI__)
 /// `[weight][shift]`.

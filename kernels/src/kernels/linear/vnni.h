@@ -65,7 +65,7 @@ struct GroupsInt8 {
 /// Add the products of groups until `end` to a tile's results in COUNT vectors of columns, from `first`
 /// on: the sums of INT8_GROUP inputs are scaled, and the sum of these by the scale of the group of
 /// weights, of GROUP inputs if that is not 0.
-template <native::Format FORMAT, bool IS_SHIFTED, bool IS_BIASED, int GROUP, int ROWS, int COUNT>
+template <native::Format FORMAT, bool IS_BIASED, int GROUP, int ROWS, int COUNT>
 ALWAYS_INLINE void multiply_groups_int8(const native::Panels& weights, const uint8_t* panel,
                                         GroupsInt8& at, int end, int first, float* y,
                                         size_t ldy, Prefetcher& prefetcher) {
@@ -81,10 +81,10 @@ ALWAYS_INLINE void multiply_groups_int8(const native::Panels& weights, const uin
       // Without a center to subtract they begin with 0.
       Sums sums = IS_BIASED ? Sums() : Sums(at.begins);
       for (int i = 0; i < native::INT8_GROUP; i += EIGHT) {
-        sums.template add<IS_SHIFTED>(at.inputs, at.p + 4 * LANES * first, at.shifts);
+        sums.add(at.inputs, at.p + 4 * LANES * first, at.shifts);
         at.inputs += Sums::INPUT_BYTES * ROWS;
         at.p += Sums::WEIGHT_BYTES;
-        if (IS_SHIFTED) at.shifts += EIGHT;
+        at.shifts += EIGHT;
       }
       for (int m = 0; m < ROWS; m++)
         for (int v = 0; v < COUNT; v++)
@@ -111,7 +111,7 @@ ALWAYS_INLINE void multiply_groups_int8(const native::Panels& weights, const uin
 
 /// Compute one tile of a panel of inputs of 8 bits.  With few vectors at a time, the others follow while
 /// weights are in the L1 cache.
-template <native::Format FORMAT, bool IS_SHIFTED, int GROUP, int ROWS>
+template <native::Format FORMAT, int GROUP, int ROWS>
 void multiply_int8(const native::Panels& weights, const native::PackedInputs& x, const uint8_t* p,
                    const int32_t* begins, float* y, size_t ldy, Prefetcher prefetcher) {
   constexpr int COUNT = vectors_at_once(ROWS), INPUTS = 256;
@@ -129,7 +129,7 @@ void multiply_int8(const native::Panels& weights, const native::PackedInputs& x,
       const GroupsInt8 begin = at;
       for (int first = 0; first < VECTORS; first += COUNT) {
         at = begin;
-        multiply_groups_int8<FORMAT, IS_SHIFTED, IS_BIASED, GROUP, ROWS, COUNT>(
+        multiply_groups_int8<FORMAT, IS_BIASED, GROUP, ROWS, COUNT>(
             weights, p, at, end, first, y, ldy, prefetcher);
       }
     }
@@ -144,14 +144,10 @@ ALWAYS_INLINE void multiply_rows_int(const native::Panels& weights, const native
                                      const uint8_t* p, const int32_t* begins, float* y, size_t ldy,
                                      Prefetcher prefetcher) {
   if constexpr (sizeof(Int) == 1) {
-    const auto multiply = [&]<int GROUP>() __attribute__((always_inline)) {
-      constexpr bool CAN_SHIFT = has_nibbles(FORMAT);
-      weights.shifts
-          ? multiply_int8<FORMAT, CAN_SHIFT, GROUP, ROWS>(weights, x, p, begins, y, ldy, prefetcher)
-          : multiply_int8<FORMAT, false, GROUP, ROWS>(weights, x, p, begins, y, ldy, prefetcher);
-    };
     // The loop over the usual group has no branch.
-    weights.group == 32 ? multiply.template operator()<32>() : multiply.template operator()<0>();
+    const auto multiply =
+        weights.group == 32 ? multiply_int8<FORMAT, 32, ROWS> : multiply_int8<FORMAT, 0, ROWS>;
+    multiply(weights, x, p, begins, y, ldy, prefetcher);
   } else {
     alignas(64) float results[ROWS * COLUMNS] = {};
     HAS_HALVES ? multiply_halves_int16<FORMAT, ROWS>(weights, x, p, begins, results, prefetcher)

@@ -83,14 +83,3 @@ def test_a_group_that_is_over_its_limit_has_nothing_left(root: Root) -> None:
 def test_a_system_without_such_files_says_nothing(tmp_path: Path) -> None:
     assert available_memory(tmp_path) is None
     assert memory_limit(tmp_path) is None
-
-
-def test_what_is_mapped_of_files_is_not_free(root: Root) -> None:
-    assert available_memory(root.path, mapped=3 * GIB) == 5 * GIB
-    root.write_group(V2, str(6 * GIB), used=5 * GIB, inactive=3 * GIB)
-    assert available_memory(root.path, mapped=2 * GIB) == 2 * GIB
-
-
-def test_what_is_mapped_and_counts_as_used_is_not_counted_twice(root: Root) -> None:
-    root.write_group(V2, str(6 * GIB), used=4 * GIB)
-    assert available_memory(root.path, mapped=3 * GIB) == 2 * GIB

@@ -1,7 +1,6 @@
 """A second start takes packed weights from their file, or packs again if that is not what it should be."""
 
 import fcntl
-import gc
 import json
 import logging
 import os
@@ -19,17 +18,17 @@ from mlx_lm.utils import save_config, save_model
 from safetensors import safe_open
 
 from batching import EngineConfig
-from batching.backend import engine_builder, packed_model
+from batching.backend import engine_builder
 from batching.backend.engine_builder import build_engine
-from batching.backend.hooks.undo import Changes
+from batching.backend.hooks.changes import Changes
 from batching.backend.loader import load_model
+from batching.backend.packed_model import PackedModel
 from batching.backend.platforms.cpu.layers.packing import Packing, StoredDiffers
 from batching.backend.platforms.cpu.layers.replace import replace_modules
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check.check import _Probe, check_model
 from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
 from batching.backend.weights_cache import cache, identity
-from batching.config import ShareWeights
 from batching.inputs.sampling_params import SamplingParams
 from batching.scheduling.outputs import RequestOutput
 from scripts.make_model.tiny_configs import VOCAB_SIZE
@@ -84,7 +83,6 @@ def config_of(model: Path, folder: Path) -> EngineConfig:
         device="cpu",
         native="require",
         weights_cache_dir=folder,
-        share_weights="always",
     )
 
 
@@ -167,24 +165,16 @@ def the_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("write_it", "sharing", "precision"),
-    weekly_pairs(
-        [write_directory, write_file], ["always", "never", "auto"], ["exact", "fast", "auto"]
-    ),
+    ("write_it", "precision"), weekly_pairs([write_directory, write_file], ["exact", "auto"])
 )
 def test_a_second_start_packs_nothing_and_gives_the_same_bits(
     tmp_path: Path,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     write_it: Callable[[Path], Path],
-    sharing: ShareWeights,
     precision: Any,
 ) -> None:
-    config = replace(
-        config_of(write_it(tmp_path / "model"), folder),
-        share_weights=sharing,
-        cpu_precision=precision,
-    )
+    config = replace(config_of(write_it(tmp_path / "model"), folder), cpu_precision=precision)
     line, plain = start(replace(config, weights_cache_gib=0))
     assert line.endswith("not kept: the cache is off")
     assert not folder.exists()
@@ -200,8 +190,7 @@ def test_a_second_start_packs_nothing_and_gives_the_same_bits(
         lambda *_: pytest.fail("it is looked at"),
     )
     line, second = start(config)
-    how = "mapped" if sharing == "always" else "read"
-    assert line.startswith(f"{how} from {the_file(folder)} in ")
+    assert line.startswith(f"read from {the_file(folder)} in ")
     assert plain == first == second
 
 
@@ -228,52 +217,21 @@ def test_experts_routers_and_recurrent_layers_are_those_of_the_first_start(
     config = config_of(directory, folder)
     _, plain = start(replace(config, weights_cache_gib=0))
     line, first = start(config)
-    assert " kept and mapped in " in line
+    assert " kept in " in line
     monkeypatch.setattr(Packing, "_pack", lambda *_: pytest.fail("it is packed"))
     line, second = start(config)
-    assert line.startswith("mapped from ")
+    assert line.startswith("read from ")
     assert plain == first == second
 
 
-def test_inputs_are_rounded_further_by_default(config: EngineConfig, native: Native) -> None:
-    default, fast = (start(replace(config, cpu_precision=each)) for each in ("auto", "fast"))
-    fast_pool = start(replace(config, cpu_precision="fast", kv_cache_dtype="bfloat16"))
-    assert default[1] != fast[1]
-    rounds_further = native.min_input_bits == 8 or native.supports_bfloat16
-    assert (default[1] != fast_pool[1]) == rounds_further
-
-
-def test_two_levels_of_scales_are_of_large_models_by_default(
+def test_inputs_are_rounded_further_by_default(
     config: EngineConfig, native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not native.supports_two_levels:
-        pytest.skip("this processor adds four products at once")
-    fastest = replace(config, cpu_precision="fastest", kv_cache_dtype="bfloat16")
-    small, with_two_levels = start(config)[1], start(fastest)[1]
-    assert small != with_two_levels
-    gc.collect()
-    before = native.module.weight_bytes()
-    loaded = build_engine(config)
-    num_bytes = native.module.weight_bytes() - before
-    del loaded
-    monkeypatch.setattr(packed_model, "_MIN_TWO_LEVEL_BYTES", num_bytes)
-    assert start(config)[1] == with_two_levels
-    monkeypatch.setattr(packed_model, "_MIN_TWO_LEVEL_BYTES", num_bytes + 1)
-    assert start(config)[1] == small
-
-
-def test_mapped_weights_are_counted_and_end_with_the_model(
-    config: EngineConfig, native: Native
-) -> None:
-    gc.collect()
-    before = native.module.mapped_bytes()
-    start(config)
-    loaded = build_engine(config)
-    mapped = native.module.mapped_bytes() - before
-    assert 0 < mapped <= native.module.weight_bytes()
-    del loaded
-    gc.collect()
-    assert native.module.mapped_bytes() == before
+    _, default = start(config)
+    monkeypatch.setattr(PackedModel, "round_further", lambda _: None)
+    _, without = start(config)
+    rounds_further = native.min_input_bits == 8 or native.supports_bfloat16
+    assert (default != without) == rounds_further
 
 
 def test_small_models_are_not_kept(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +315,7 @@ def test_a_damaged_file_is_made_again(
         assert list(folder.iterdir()) == [], damage
     start(config)
     line, third = start(config)
-    assert line.startswith("mapped from ")
+    assert line.startswith("read from ")
     assert first == third
 
 
@@ -418,7 +376,7 @@ def test_weights_of_a_model_that_has_changed_are_packed_again(
     # In place of the other file.
     assert f" in {the_file(folder)}" in line
     line, _ = start(config)
-    assert line.startswith("mapped from ")
+    assert line.startswith("read from ")
 
 
 def test_weights_of_another_version_are_packed_again(
@@ -437,7 +395,7 @@ def test_each_precision_has_a_file(config: EngineConfig, folder: Path, native: N
     start(replace(config, cpu_precision="exact", dtype="bfloat16"))
     assert len(list(folder.glob("*.safetensors"))) == 2
     if native.min_input_bits < 32:
-        start(replace(config, cpu_precision="fastest"))
+        start(config)
         assert len(list(folder.glob("*.safetensors"))) == 3
 
 
@@ -474,7 +432,7 @@ def test_a_file_of_the_model_that_cannot_be_read_is_no_obstacle(config: EngineCo
     (Path(config.model) / "code.py").mkdir()
     start(config)
     line, _ = start(config)
-    assert line.startswith("mapped from ")
+    assert line.startswith("read from ")
 
 
 @contextmanager
@@ -511,7 +469,7 @@ def test_of_two_that_start_at_once_one_writes(config: EngineConfig, folder: Path
     assert part.stat().st_size > 0
     # It ended without an end: what it left is no file of weights.
     line, _ = start(config)
-    assert " kept and mapped in " in line
+    assert " kept in " in line
     assert the_file(folder) == file
 
 

@@ -1,15 +1,12 @@
 """What a module of a model is called with."""
 
 import inspect
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.platforms.cpu.fused.parts import OfRows
-
-_COMPARED: Final = (bool, int, float, str, SlidingWindow)
 
 
 class OfRowsNames(NamedTuple):
@@ -39,39 +36,12 @@ class Arguments(NamedTuple):
     is_known: bool
 
 
-class More(NamedTuple):
-    """What a module is called with beside x."""
-
-    given: tuple[Any, ...]
-    named: dict[str, Any]
-
-    def is_same(self, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
-        """Whether a call with x and more has the same beside x; an array is the same one only."""
-        return (
-            len(given) == len(self.given) + 1
-            and named.keys() == self.named.keys()
-            and all(map(_is_same, given[1:], self.given))
-            and all(_is_same(value, self.named[key]) for key, value in named.items())
-        )
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    return value is other or (
-        type(value) is type(other) and isinstance(value, _COMPARED) and bool(value == other)
-    )
-
-
 class Parameters:
     """Finds, in what a module is called with, what all modules of its kind are given."""
 
     def __init__(self, module: nn.Module) -> None:
         self._names = list(inspect.signature(type(module).__call__).parameters)[1:]
         self._of_rows = OfRowsNames.of(module)
-
-    @property
-    def takes_rows(self) -> bool:
-        """Whether a module takes what `OfRows` has."""
-        return any(self._of_rows)
 
     def arguments(self, given: tuple[Any, ...], named: dict[str, Any]) -> Arguments:
         more = {**dict(zip(self._names, given, strict=False)), **named}

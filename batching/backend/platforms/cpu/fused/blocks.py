@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from batching.backend.hooks.attention import hook_attention
+from batching.backend.hooks.changes import Changes, running
 from batching.backend.platforms.cpu.fused.arguments import Parameters
 from batching.backend.platforms.cpu.fused.check import FusedAttention, FusedCheck
 from batching.backend.platforms.cpu.fused.halves import AttentionHalf, MlpHalf
@@ -29,7 +30,6 @@ from batching.backend.platforms.cpu.fused.parts import (
     UnknownPart,
 )
 from batching.backend.platforms.cpu.fused.recurrent import RecurrentHalf
-from batching.backend.platforms.cpu.fused.stacking import Stacking
 from batching.backend.platforms.cpu.native_loader import Native
 
 _ATTENTION: Final = (("self_attn",), ("attention",), ("linear_attn",), ("mamba",), ("conv",))
@@ -106,13 +106,6 @@ class FusedBlock:
             return self.mlp(x, attended)
         return self.mlp(attended)
 
-    def add_to(self, stacking: Stacking, mask: Any, cache: Any) -> None:
-        self.attention.add_to(stacking, mask, cache)
-        if isinstance(self.mlp, MlpHalf):
-            self.mlp.add_to(stacking, is_parallel=self._is_parallel)
-        elif isinstance(self.mlp, MixtureHalf):
-            self.mlp.add_to(stacking)
-
 
 class _UnfusedMlp:
     """What a model has in place of a gated MLP."""
@@ -165,11 +158,17 @@ def _norms(names: set[str]) -> tuple[_Norms, str]:
     raise UnknownPart(f"a block has {names}")
 
 
-def replace_blocks(model: nn.Module, native: Native) -> None:
-    """Make blocks, or else attention and MLPs, run as operations on the kernels' pool."""
-    kernels = native.module
-    check = FusedCheck(native)
-    hook_attention(model)
+def replace_blocks(model: nn.Module, native: Native, changes: Changes) -> None:
+    """Make blocks, or else attention and MLPs, run as operations on the kernels' pool.
+
+    changes: gets the function for attention; the modules are replaced for good.
+    """
+    hook_attention(model, changes)
+    with running(model):
+        _replace_blocks(model, native.module, FusedCheck(native))
+
+
+def _replace_blocks(model: nn.Module, kernels: Any, check: FusedCheck) -> None:
     replaced: set[int] = set()
     # A module comes before those in it.
     for module in model.modules():

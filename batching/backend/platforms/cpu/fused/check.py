@@ -10,9 +10,9 @@ import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
+from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped, soft_cap
-from batching.backend.hooks.undo import Changes
 from batching.backend.host_array import host_array
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.paged.mlx_attention import SlidingWindow
@@ -23,7 +23,6 @@ from batching.backend.platforms.cpu.fused.latent import LatentHalf
 from batching.backend.platforms.cpu.fused.mixture import MixtureHalf
 from batching.backend.platforms.cpu.fused.parts import AS_CACHED, TOLERANCE, OfRows
 from batching.backend.platforms.cpu.fused.recurrent import RecurrentHalf
-from batching.backend.platforms.cpu.fused.stacking import Stacking
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.cache import (
     NativeAttention,
@@ -60,8 +59,6 @@ class FusedAttention(Protocol):
     def __call__(
         self, x: mx.array, mask: Any, cache: Any, rows: OfRows = AS_CACHED
     ) -> mx.array: ...
-
-    def add_to(self, stacking: Stacking, mask: Any, cache: Any) -> None: ...
 
 
 _Pooled = AttentionHalf | LatentHalf

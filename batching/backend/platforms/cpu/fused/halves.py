@@ -29,7 +29,6 @@ from batching.backend.platforms.cpu.fused.parts import (
     layers_of,
     norm_of,
 )
-from batching.backend.platforms.cpu.fused.stacking import Stacking
 from batching.backend.platforms.cpu.layers.rotary import RoPE
 from batching.backend.platforms.cpu.pools.cache import NativeLayerCache
 
@@ -112,7 +111,7 @@ class AttentionHalf:
     def __call__(
         self, x: mx.array, mask: Any, cache: NativeLayerCache, rows: OfRows = AS_CACHED
     ) -> mx.array:
-        rope = self._used_rope
+        rope = self._rope if self.rotates else None
         positions = cache.offset if rows.positions is None else rows.positions
         angles = (None, None) if rope is None else rope.angles(positions)
 
@@ -132,20 +131,6 @@ class AttentionHalf:
             return attended
 
         return cache.run_attention(run, mask)
-
-    @property
-    def _used_rope(self) -> RoPE | None:
-        return self._rope if self.rotates else None
-
-    def add_to(self, stacking: Stacking, mask: Any, cache: NativeLayerCache) -> None:
-        """Add it to what is one operation."""
-        stacking.stack.add_attention(
-            self.half,
-            cache.pool,
-            *stacking.use(cache, self._used_rope),
-            *cache.kernel_window(mask),
-            self.shape.soft_cap,
-        )
 
 
 class MlpHalf:
@@ -168,10 +153,6 @@ class MlpHalf:
         """residual: what the output is added to, if not to x."""
         output: mx.array = self._kernels.run_mlp(x, self.half, residual)
         return output
-
-    def add_to(self, stacking: Stacking, *, is_parallel: bool = False) -> None:
-        """is_parallel: it has one input with the half before it."""
-        stacking.stack.add_mlp(self.half, is_parallel)
 
 
 def _is_gated(layers: Sequence[tuple[Any, list[float]]], heads: int, num_key_heads: int) -> bool:

@@ -20,7 +20,6 @@ from batching.backend.platforms.cpu.fused.parts import (
     layers_of,
     norm_of,
 )
-from batching.backend.platforms.cpu.fused.stacking import Stacking
 from batching.backend.platforms.cpu.layers.per_head import HeadLinear
 from batching.backend.platforms.cpu.layers.rotary import RoPE
 from batching.backend.platforms.cpu.pools.cache import NativeLayerCache
@@ -99,7 +98,7 @@ class LatentHalf:
     def __call__(
         self, x: mx.array, mask: Any, cache: NativeLayerCache, rows: OfRows = AS_CACHED
     ) -> mx.array:
-        rope = self._used_rope
+        rope = self._rope if self.rotates else None
         positions = cache.offset if rows.positions is None else rows.positions
         angles = (None, None) if rope is None else rope.angles(positions)
 
@@ -120,18 +119,6 @@ class LatentHalf:
             return attended
 
         return cache.run_attention(run, mask)
-
-    @property
-    def _used_rope(self) -> RoPE | None:
-        return self._rope if self.rotates else None
-
-    def add_to(self, stacking: Stacking, mask: Any, cache: NativeLayerCache) -> None:
-        """Add it to what is one operation."""
-        window = cache.kernel_window(mask)
-        if window.is_chunked:
-            raise TypeError(_NO_CHUNKS)
-        use = stacking.use(cache, self._used_rope)
-        stacking.stack.add_latent(self.half, cache.pool, *use, window.size)
 
 
 def _packed(head: nn.Module) -> Any:

@@ -13,7 +13,6 @@ from batching.backend.platforms.cpu.fused.routers import (
     find_router,
     packed_layer,
 )
-from batching.backend.platforms.cpu.fused.stacking import Stacking
 from batching.backend.platforms.cpu.layers.experts import Experts
 
 _EXPERTS: Final = (("switch_mlp",), ("experts",))
@@ -58,9 +57,6 @@ class MixtureHalf:
     def __call__(self, x: mx.array) -> mx.array:
         output: mx.array = self._run(x, self._half)
         return output
-
-    def add_to(self, stacking: Stacking) -> None:
-        stacking.stack.add_mixture(self._half)
 
 
 def _first(x: mx.array) -> mx.array:

@@ -19,7 +19,7 @@ _LIMIT: Final = re.compile("clip|clamp|limit")
 # How far a half may be off, as a share of the largest change of x, by the bits that inputs of layers are
 # rounded to: where it is not the same kernels as before, the seventh digit may differ, and be rounded to
 # another integer.  A wrong guess is off by much more.
-TOLERANCE: Final = {32: 1e-5, 16: 1e-3, 8: 5e-2}
+TOLERANCE: Final = {32: 1e-5, 16: 1e-3}
 
 
 class UnknownPart(Exception):

@@ -21,7 +21,6 @@ from batching.backend.platforms.cpu.fused.parts import (
     floats_of,
     norm_of,
 )
-from batching.backend.platforms.cpu.fused.stacking import Stacking
 from batching.backend.platforms.cpu.layers.linear import Linear
 from batching.backend.platforms.cpu.layers.recurrent import Conv1d
 from batching.backend.platforms.cpu.pools.states import NativeStates
@@ -62,9 +61,6 @@ class RecurrentHalf:
             return mixed
 
         return cache.run(self._mixer.pool, run)
-
-    def add_to(self, stacking: Stacking, mask: Any, cache: NativeStates) -> None:
-        stacking.stack.add_mixer(self._mixer, stacking.state_pool(cache))
 
 
 def _layer(kernels: Any, layer: nn.Module) -> tuple[Any, list[float]]:

@@ -61,13 +61,6 @@ class RoPE(nn.Module):
         """Return cosines and sines, `[T, dims / 2]`."""
         return self.step_angles.of(positions, self.frequencies)
 
-    def rotates_as(self, other: "RoPE") -> bool:
-        return (
-            self.step_angles is other.step_angles
-            and self.frequencies is other.frequencies
-            and self.is_traditional == other.is_traditional
-        )
-
 
 def replace_rope(module: nn.Module, kernels: Any, step_angles: StepAngles) -> None:
     """Let a rotary embedding rotate by angles, if it then rotates as before."""

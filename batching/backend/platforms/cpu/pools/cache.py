@@ -210,7 +210,7 @@ class NativeLayerCache(LayerCache):
             queries,
             *self._written,
             self.pool,
-            self.native_step(),
+            self._native_step(),
             scale,
             window.size if window else 0,
             self.shape.soft_cap,
@@ -226,19 +226,12 @@ class NativeLayerCache(LayerCache):
     def run_attention(
         self, run: Callable[[object, object, SlidingWindow], mx.array], mask: object
     ) -> mx.array:
-        """Run what writes and attends, given pool, step and window."""
-        self._attended = run(self.pool, self.native_step(), self.kernel_window(mask))
+        """Run what writes and attends, given pool, step and window; one of size 0 is none."""
+        window = self.window(mask) or SlidingWindow(0)
+        self._attended = run(self.pool, self._native_step(), window)
         return self._attended
 
-    def kernel_window(self, mask: object) -> SlidingWindow:
-        """Return the window in which attention with a mask is; one of size 0 is none."""
-        return self.window(mask) or SlidingWindow(0)
-
-    def wrote(self, output: mx.array) -> None:
-        """Keep the output of an operation that has written in its place."""
-        self._attended = output
-
-    def native_step(self) -> object:
+    def _native_step(self) -> object:
         """Return what the kernels are given of the step."""
         attention = self.step.attention
         assert isinstance(attention, NativeAttention)

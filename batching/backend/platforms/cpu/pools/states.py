@@ -146,16 +146,3 @@ class NativeStates(RecurrentStates):
             self._pool = make_pool()
         self._output = run(self._pool, self._cells.step())
         return self._output
-
-    @property
-    def pool(self) -> object | None:
-        """That of the kernels, once it has run."""
-        return self._pool
-
-    def native_step(self) -> object:
-        """Return what the kernels are given of the step."""
-        return self._cells.step()
-
-    def wrote(self, output: mx.array) -> None:
-        """Keep the output of an operation that has written in its place."""
-        self._output = output

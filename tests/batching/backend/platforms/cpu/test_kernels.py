@@ -95,10 +95,8 @@ def test_products_with_quantized_weights(
 
 @EXAMPLES
 @QUANTIZED_PRODUCTS
-@pytest.mark.parametrize("input_bits", [8, 16])
 def test_products_with_integer_inputs(
     kernels: Any,
-    input_bits: int,
     rows: int,
     outputs: int,
     groups: int,
@@ -107,18 +105,18 @@ def test_products_with_integer_inputs(
     seed: int,
 ) -> None:
     """The error is at most that of rounding the inputs, half a step of each group."""
-    if input_bits < kernels.min_input_bits():
-        pytest.skip("this processor has no products of such integers")
+    if kernels.min_input_bits() > 16:
+        pytest.skip("this processor has no products of integers")
     rng = np.random.default_rng(seed)
     weight = mx.array(rng.standard_normal((outputs, groups * group)).astype(np.float32))
     parts = mx.quantize(weight, group_size=group, bits=bits)
     plain = np.array(mx.dequantize(*parts, group_size=group, bits=bits)).astype(np.float64)
-    packed = kernels.pack(*parts, bits, input_bits=input_bits)
+    packed = kernels.pack(*parts, bits, input_bits=16)
     x = rng.standard_normal((rows, groups, group)).astype(np.float32)
     x *= 10.0 ** rng.integers(-6, 6, (rows, groups, 1))
     x[0, 0] = 0
     (y,) = kernels.linear(mx.array(x.reshape(rows, -1)), [packed], [None])
-    step = np.abs(x).max(axis=-1, keepdims=True) / (2 ** (input_bits - 1) - 1)
+    step = np.abs(x).max(axis=-1, keepdims=True) / (2**15 - 1)
     most = (np.broadcast_to(step / 2, x.shape).reshape(rows, -1)) @ np.abs(plain).T
     exact = x.reshape(rows, -1) @ plain.T
     scale = np.abs(x.reshape(rows, -1)) @ np.abs(plain).T
@@ -167,68 +165,6 @@ def test_products_with_inputs_scaled_by_channel(
     assert mx.array_equal(kernels.embed(tokens, scaled), kernels.embed(tokens, unscaled))
 
 
-def two_level_steps(x: np.ndarray, group: int) -> np.ndarray:
-    """Return by how much the integers of inputs `[rows, groups * group]` differ, at most.
-
-    Inputs 0, 1, 4, 5 of each eight have a scale, and 2, 3, 6, 7 another: whole multiples of the group's.
-    """
-    eights = np.abs(x).reshape(-1, group // 8, 2, 2, 2)
-    fours = eights.max(axis=(-3, -1), keepdims=True)
-    of_group = fours.max(axis=(-4, -2), keepdims=True)
-    return np.broadcast_to((fours + of_group / 2048) / 127, eights.shape).reshape(x.shape)
-
-
-@EXAMPLES
-@given(
-    rows=NUM_ROWS,
-    outputs=st.integers(1, 200),
-    groups=st.integers(1, 6),
-    group=st.sampled_from([32, 64, 128]),
-    bits=st.sampled_from([2, 3, 4, 5, 6, "mxfp4"]),
-    seed=st.integers(0, 1000),
-)
-def test_products_with_two_levels_of_scales(
-    kernels: Any, rows: int, outputs: int, groups: int, group: int, bits: Any, seed: int
-) -> None:
-    """The error is at most that of rounding each four inputs, also where their sizes differ by far."""
-    if not kernels.supports_two_levels():
-        pytest.skip("this processor adds four products at once")
-    rng = np.random.default_rng(seed)
-    mode, bits, group = ("mxfp4", 4, 32) if bits == "mxfp4" else ("affine", bits, group)
-    weight = mx.array(rng.standard_normal((outputs, groups * group)).astype(np.float32))
-    parts = mx.quantize(weight, group_size=group, bits=bits, mode=mode)
-    dequantized = mx.dequantize(*parts, group_size=group, bits=bits, mode=mode).astype(mx.float32)
-    plain = np.array(dequantized).astype(np.float64)
-    biases = None if mode == "mxfp4" else parts[2]
-    packed, in_16_bits = (kernels.pack(*parts[:2], biases, bits, input_bits=16) for _ in range(2))
-    assert kernels.use_two_levels([packed])
-    x = rng.standard_normal((rows, groups * group)).astype(np.float32)
-    x *= 10.0 ** rng.integers(-4, 4, x.shape)
-    (y,) = kernels.linear(mx.array(x), [packed], [None])
-    scale = np.abs(x) @ np.abs(plain).T
-    most = two_level_steps(x, group) / 2 @ np.abs(plain).T
-    assert np.all(np.abs(np.array(y) - x @ plain.T) <= most * 1.01 + 2e-6 * scale)
-    (alone,) = kernels.linear(mx.array(x[-1:]), [packed], [None])
-    assert mx.array_equal(alone, y[-1:])
-    tokens = mx.array(rng.integers(0, outputs, (5, 1)))
-    assert mx.array_equal(kernels.embed(tokens, packed), kernels.embed(tokens, in_16_bits))
-
-
-def test_two_levels_are_of_all_weights_of_an_input_or_of_none(kernels: Any) -> None:
-    def packed(bits: int, input_bits: int) -> Any:
-        parts = mx.quantize(mx.ones((40, 64)), group_size=32, bits=bits)
-        return kernels.pack(*parts, bits, input_bits=input_bits)
-
-    input_bits = max(16, kernels.min_input_bits())
-    four, six, eight = (packed(bits, input_bits) for bits in (4, 6, 8))
-    before = four.layout
-    assert not kernels.use_two_levels([four, packed(4, 32)])
-    assert not kernels.use_two_levels([four, eight])
-    assert four.layout == before
-    assert kernels.use_two_levels([four, six]) == kernels.supports_two_levels()
-    assert (four.layout != before) == kernels.supports_two_levels()
-
-
 @EXAMPLES
 @given(
     rows=NUM_ROWS,
@@ -269,26 +205,21 @@ def test_products_in_bfloat16(
 
 @pytest.mark.parametrize("is_centered", [False, True])
 @pytest.mark.parametrize("is_scaled", [False, True])
-@pytest.mark.parametrize("input_bits", [8, 16])
 def test_nan_and_infinite_inputs_give_nan(
-    kernels: Any, input_bits: int, *, is_scaled: bool, is_centered: bool
+    kernels: Any, *, is_scaled: bool, is_centered: bool
 ) -> None:
-    if input_bits < kernels.min_input_bits() or (is_scaled and kernels.min_input_bits() > 8):
+    if kernels.min_input_bits() > (8 if is_scaled else 16):
         pytest.skip("this processor has no products of such integers")
     words, scales, biases = mx.quantize(mx.ones((40, 64)), group_size=32)
-    packed = kernels.pack(
-        words, scales, -8 * scales if is_centered else biases, 4, input_bits=input_bits
-    )
+    packed = kernels.pack(words, scales, -8 * scales if is_centered else biases, 4, input_bits=16)
     if is_scaled:
         kernels.scale_inputs([packed], bytes([1, 2] * 32))
     x = mx.zeros((3, 64))
     x[0, 5] = mx.nan
     x[1, 40] = mx.inf
-    for _ in range(2):
-        (y,) = kernels.linear(x, [packed], [None])
-        assert np.isnan(np.array(y[:2])).all()
-        assert np.array_equal(np.array(y[2]), np.zeros(40))
-        kernels.use_two_levels([packed])
+    (y,) = kernels.linear(x, [packed], [None])
+    assert np.isnan(np.array(y[:2])).all()
+    assert np.array_equal(np.array(y[2]), np.zeros(40))
 
 
 @EXAMPLES
@@ -781,11 +712,8 @@ def test_wrong_shapes_are_rejected(kernels: Any) -> None:
     if kernels.min_input_bits() <= 16:
         unlike.append(kernels.pack(*parts, 4, input_bits=16))
     if kernels.min_input_bits() == 8:
-        unlike.append(kernels.pack(*parts, 4, input_bits=8))
-        kernels.scale_inputs(unlike[-1:], bytes(64))
-    if kernels.supports_two_levels():
         unlike.append(kernels.pack(*parts, 4, input_bits=16))
-        assert kernels.use_two_levels(unlike[-1:])
+        kernels.scale_inputs(unlike[-1:], bytes(64))
     layer = kernels.expert_layer(packed)
     pool = kernels.pool(2, 4, 2, 8, 8)
     step = kernels.step(*(np.array(a, np.int32) for a in ([(0, 1, 0, 0)], [0], [0])))

@@ -28,7 +28,7 @@ from batching.backend.platforms.cpu.layers.packing import Packing
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native, weight_bytes
 from batching.backend.processor.cores import Cores, usable_cores
-from batching.config import CpuPrecision, EngineConfig
+from batching.config import EngineConfig
 from batching.errors import ModelLoadError
 from scripts.server_process import ROOT, Server
 from tests.support.model_zoo import make_tiny, tiny_config
@@ -91,7 +91,6 @@ def module_of(isa: str, missing_isa: str = "", num_threads: int = 3) -> str:
             f"num_threads = lambda: {num_threads}",
             "weight_bytes = lambda: 0",
             "min_input_bits = lambda: 32",
-            "supports_two_levels = lambda: False",
             "supports_bfloat16 = lambda: False",
             f"missing_isa = lambda: {missing_isa!r}",
         ]
@@ -188,7 +187,7 @@ def test_a_change_of_the_interface_is_noticed() -> None:
     """Once a server with this number is published, a change needs another number, and else the new digest."""
     stub = (ROOT / "kernels" / PACKAGE / "_native.pyi").read_bytes()
     declared = hashlib.sha256(stub).hexdigest()[:16]
-    assert {extension.INTERFACE_VERSION: declared} == {1: "e48f7ecd9a3bd562"}
+    assert {extension.INTERFACE_VERSION: declared} == {2: "4ddfd41586c871a4"}
 
 
 def test_the_installed_kernels_have_the_interface_that_is_called(native: Native) -> None:
@@ -245,53 +244,35 @@ def test_a_model_that_does_not_run_on_the_kernels_is_served_without_them(
         build_engine(replace(config, native="require"))
 
 
-@pytest.mark.parametrize(("precision", "num_bits"), [("auto", 16), ("fast", 16), ("fastest", 8)])
 def test_the_start_says_what_is_rounded(
-    directory: Path,
-    native: Native,
-    monkeypatch: pytest.MonkeyPatch,
-    precision: CpuPrecision,
-    num_bits: int,
+    directory: Path, native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = EngineConfig(
-        model=str(directory),
-        model_id="tiny",
-        num_blocks=8,
-        device="cpu",
-        cpu_precision=precision,
-    )
+    config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=8, device="cpu")
     used: list[int] = []
 
     def use_kernels_and_tell(*args: Any, packing: Packing) -> nn.Module:
         used.append(packing.input_bits)
         return use_kernels(*args, packing=packing)
 
+    def line(**has: Any) -> str:
+        """Return the line of a processor that has something else; all weights stay as they are packed."""
+        monkeypatch.setattr(engine_builder, "load_native", lambda *_: replace(native, **has))
+        lines = build_engine(config).startup_lines
+        assert ", bfloat16)" in "".join(lines)
+        (found,) = [line for line in lines if line.startswith("kernels ")]
+        return found
+
     monkeypatch.setattr(packed_model, "use_kernels", use_kernels_and_tell)
-    if native.min_input_bits < 32 and precision != "fast":
-        # Without a matrix unit, all weights stay as they are.
-        with_unit = replace(native, supports_bfloat16=True)
-        monkeypatch.setattr(engine_builder, "load_native", lambda *_: with_unit)
-        what = f"{precision}: weights and activations are multiplied in bfloat16"
-        assert f"kernels   {native}; {what}" in build_engine(config).startup_lines
-        assert used == [16]
-    in_integers = replace(native, supports_bfloat16=False)
-    monkeypatch.setattr(engine_builder, "load_native", lambda *_: in_integers)
-    num_bits = max(num_bits, native.min_input_bits)
-    if num_bits < 32:
-        what = f"{precision}: quantized weights are multiplied with activations of {num_bits} bits"
-        if native.min_input_bits == 8 and precision != "fast":
+    if native.min_input_bits < 32:
+        what = "auto: weights and activations are multiplied in bfloat16"
+        assert line(supports_bfloat16=True) == f"kernels   {native}; {what}"
+        what = "auto: quantized weights are multiplied with activations of 16 bits"
+        if native.min_input_bits == 8:
             what += ", 4-bit ones with 8 bits, scaled by channel"
-        elif native.supports_two_levels and precision == "fastest":
-            what += ", those of up to 6 bits with 8 bits, in two levels of scales"
-        assert f"kernels   {native}; {what}" in build_engine(config).startup_lines
-        assert used[-1] == num_bits
-    kv_dtype = "bfloat16" if precision == "auto" else "float32"
-    assert f", {kv_dtype})" in "".join(build_engine(config).startup_lines)
-    without = replace(in_integers, min_input_bits=32, supports_two_levels=False)
-    monkeypatch.setattr(engine_builder, "load_native", lambda *_: without)
-    name = "fast" if precision == "auto" else precision
-    why = f"this processor has no {name} mode, inputs of products are not rounded"
-    assert f"kernels   {native}; {why}" in build_engine(config).startup_lines
+        assert line(supports_bfloat16=False) == f"kernels   {native}; {what}"
+        assert used == [16, 16]
+    what = "auto: this processor multiplies no integers, activations are not rounded"
+    assert line(supports_bfloat16=False, min_input_bits=32) == f"kernels   {native}; {what}"
     assert used[-1] == 32
 
 
@@ -339,9 +320,8 @@ def test_a_model_whose_attention_is_its_own_code_is_not_rounded_by_default(
     assert "tiny is computed as with MLX_SERVER_CPU_PRECISION=exact" in caplog.text
     used = weight_bytes() - before
     caplog.clear()
-    rounded = build_engine(replace(config, cpu_precision="fast"))
-    assert rounded.startup_lines != built.startup_lines
+    exact = build_engine(replace(config, cpu_precision="exact"))
     assert not caplog.text
     # The first try left nothing.
     assert weight_bytes() - before <= 2 * used
-    del built, rounded
+    del built, exact

@@ -1,8 +1,6 @@
 """Where inputs are rounded further, all weights of an input take part in that or none."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,39 +15,26 @@ from batching.backend.platforms.cpu.native_loader import Native
 from tests.support.logits import error, logits_of
 from tests.support.model_zoo import make_tiny
 
-
-@dataclass(frozen=True)
-class Way:
-    """How inputs are rounded further, and the bits of the weights with which they can and cannot be.
-
-    0 bits are bfloat16, 32 are float32.
-    """
-
-    native: Native
-    use: Callable[[Sequence[Any]], None]
-    bits: Sequence[int]
-    other_bits: int
+# Of weights with which inputs can be rounded to bfloat16, and cannot; 0 are bfloat16, 32 float32.
+BITS: Final = (4, 0)
+OTHER_BITS: Final = 32
 
 
-@pytest.fixture(params=["in bfloat16", "two levels of scales"])
-def way(native: Native, request: pytest.FixtureRequest) -> Way:
-    if request.param == "in bfloat16":
-        if not native.supports_bfloat16:
-            pytest.skip("this processor has no matrix unit")
-        return Way(native, native.module.use_bfloat16, (4, 0), 32)
-    if not native.supports_two_levels:
-        pytest.skip("this processor adds four products at once")
-    return Way(native, native.module.use_two_levels, (4, 6), 8)
+@pytest.fixture
+def with_unit(native: Native) -> Native:
+    if not native.supports_bfloat16:
+        pytest.skip("this processor has no matrix unit")
+    return native
 
 
-def rounded_further(way: Way, model: nn.Module) -> tuple[set[str], float]:
-    """Return with which weights inputs are rounded further, and what that changes of the logits."""
-    packing = Packing(way.native.module, 16, finds_inputs=True)
-    model = use_kernels(model, way.native, packing=packing)
+def in_bfloat16(native: Native, model: nn.Module) -> tuple[set[str], float]:
+    """Return with which weights inputs are rounded to bfloat16, and what that changes of the logits."""
+    packing = Packing(native.module, 16, finds_inputs=True)
+    model = use_kernels(model, native, packing=packing)
     types = {path: weights.layout["input_type"] for path, weights in packing.packed.items()}
     before = logits_of(model)
     for weights in packing.of_one_input:
-        way.use(weights)
+        native.module.use_bfloat16(weights)
     changed = {p for p, w in packing.packed.items() if w.layout["input_type"] != types[p]}
     return changed, error(logits_of(model), before)
 
@@ -99,14 +84,16 @@ class Mixture(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["gate_proj", "up_proj"])
-def test_gate_and_up_of_experts_are_rounded_both_or_not_at_all(way: Way, name: str) -> None:
+def test_gate_and_up_of_experts_are_rounded_both_or_not_at_all(
+    with_unit: Native, name: str
+) -> None:
     """They read what was packed once."""
     others = {"embed_tokens", "experts.down_proj"}
-    for bits in way.bits:
-        changed, difference = rounded_further(way, Mixture(name, bits, bits))
+    for bits in BITS:
+        changed, difference = in_bfloat16(with_unit, Mixture(name, bits, bits))
         assert changed == others | {"experts.gate_proj", "experts.up_proj"}
         assert 0 < difference < 0.01
-        assert rounded_further(way, Mixture(name, bits, way.other_bits))[0] == others
+        assert in_bfloat16(with_unit, Mixture(name, bits, OTHER_BITS))[0] == others
 
 
 def test_gate_and_up_share_an_input(native: Native) -> None:
@@ -116,13 +103,13 @@ def test_gate_and_up_share_an_input(native: Native) -> None:
 @pytest.mark.parametrize(
     "name", ["deepseek_v3", "gemma3_text", "gpt_oss", "lfm2_moe", "phi3", "qwen3_moe", "qwen3_next"]
 )
-def test_other_kinds_of_models(way: Way, name: str) -> None:
+def test_other_kinds_of_models(with_unit: Native, name: str) -> None:
     """What they compute changes by little, in blocks that are fused, too."""
-    for bits in way.bits:
+    for bits in BITS:
         model = make_tiny(name, bits=bits) if bits else make_tiny(name)
         if not bits:
             model.set_dtype(mx.bfloat16)
-        changed, difference = rounded_further(way, model)
+        changed, difference = in_bfloat16(with_unit, model)
         assert changed
         # Rounding may lead to other experts.
         assert 0 < difference < 0.3
