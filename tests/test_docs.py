@@ -28,6 +28,7 @@ from scripts.generated_docs import (
     main,
     stale_files,
 )
+from scripts.house.picture import HOUSE
 
 DOCUMENTS: Final = tuple(
     path
@@ -98,7 +99,7 @@ def test_the_tables_have_every_setting_with_its_flag() -> None:
 def test_a_stale_file_is_reported_and_then_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in (SETTINGS, ARCHITECTURE):
+    for name in (SETTINGS, ARCHITECTURE, HOUSE):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     fresh = read(ROOT / SETTINGS)
