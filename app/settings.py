@@ -195,8 +195,8 @@ class Settings(BaseSettings):
         description="Most GiB of packed weights in that folder; those used last stay. 0 keeps and reads none.",
     )
     gpu_kernels: Literal["auto", "off", "require"] = Field(
-        default="auto",
-        description="Kernels that write and read the KV cache of a GPU in place: `auto` uses them if a check at the start finds them right; `require` does not start without.",
+        default="off",
+        description="Kernels that write and read the KV cache of a GPU in place: `off` until a report of `make gpu-check` on such a GPU is in the repository; `auto` uses them if a check at the start finds them right; `require` does not start without.",
     )
     mlx_cache_mib: int = Field(
         default=1024,
