@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] = ()) -> int:
             print_stderr(line, logging.WARNING)
         return run(settings, SchedulerManager([settings.engine_config()]))
     except PoolTooLarge as error:
-        reason = f"{env_name('batch_block_pool_size')}: {error}"
+        reason = f"{env_name('num_blocks')}: {error}"
     except UnsupportedKVDType as error:
         reason = f"{env_name('kv_cache_dtype')}: {error}"
     except (

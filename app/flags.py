@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from app import __version__
-from app.settings import ENV_PREFIX, Settings, SettingsError, env_name
+from app.settings import ENV_PREFIX, FORMER_NAMES, Settings, SettingsError, env_name
 
 PROGRAM: Final = "mlx-batch-server"
 RUN_BATCH: Final = "run-batch"
@@ -107,6 +107,8 @@ def _parser(files: Sequence[str]) -> argparse.ArgumentParser:
         if field in HEADINGS:
             group = parser.add_argument_group(HEADINGS[field])
         _add(group, field, schema)
+    for former, field in FORMER_NAMES.items():
+        parser.add_argument(flag_name(former), dest=field, help=argparse.SUPPRESS)
     return parser
 
 

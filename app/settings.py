@@ -8,9 +8,21 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from app.admission.controller import AdmissionLimits
 from app.http.authentication import read_keys, split_keys
@@ -26,6 +38,12 @@ from batching import RERANK_TEMPLATES, EngineConfig
 logger = logging.getLogger(__name__)
 
 ENV_PREFIX: Final = "MLX_SERVER_"
+# Former names of fields, which variables and flags may still use.
+FORMER_NAMES: Final = {
+    "batch_max_batch_size": "max_num_seqs",
+    "batch_block_pool_size": "num_blocks",
+    "max_batch_tokens": "max_num_batched_tokens",
+}
 # A template has one of them, and a path hardly any.
 _TEMPLATE_MARKS: Final = ("{{", "{%")
 
@@ -66,19 +84,22 @@ class Settings(BaseSettings):
         default=True,
         description="Serve many requests at once; `false` serves one at a time through the same code.",
     )
-    batch_max_batch_size: int = Field(
-        default=8, ge=1, description="Most requests that share a step of the model."
+    max_num_seqs: int = Field(
+        default=8,
+        ge=1,
+        validate_default=True,
+        description="Most requests that share a step of the model.",
     )
-    batch_block_pool_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+    num_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=1024,
         description="KV cache blocks of 32 tokens, shared by all requests. Unless this is set, there "
         "are fewer where they would take more than half of the free memory; a number that is set and "
         "does not fit is rejected. `auto` takes what fits in `MLX_SERVER_MEMORY_FRACTION`.",
     )
-    max_batch_tokens: int = Field(
+    max_num_batched_tokens: int = Field(
         default=512,
         ge=1,
-        description="Most tokens in one step; at least `MLX_SERVER_BATCH_MAX_BATCH_SIZE`.",
+        description="Most tokens in one step; at least `MLX_SERVER_MAX_NUM_SEQS`.",
     )
     prefill_chunk: int = Field(
         default=256, ge=1, description="Most prompt tokens of one request in one step."
@@ -367,6 +388,21 @@ class Settings(BaseSettings):
         default="text", description="Lines for people, or one JSON object a line."
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Let the environment and `.env` use former names."""
+        for source in (env_settings, dotenv_settings):
+            assert isinstance(source, EnvSettingsSource)
+            source.env_vars = _renamed(source.env_vars)
+        return init_settings, env_settings, dotenv_settings
+
     @field_validator(
         "generation_config",
         "pooling",
@@ -379,12 +415,17 @@ class Settings(BaseSettings):
         "response_store",
         "log_level",
         "log_format",
-        "batch_block_pool_size",
+        "num_blocks",
         mode="before",
     )
     @classmethod
     def _ignore_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("max_num_seqs")
+    @classmethod
+    def _one_without_batching(cls, value: int, info: ValidationInfo) -> int:
+        return value if info.data.get("enable_batching", True) else 1
 
     @field_validator("api_keys_file", "data_dir", "weights_cache_dir")
     @classmethod
@@ -397,18 +438,13 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _each_request_gets_a_token(self) -> Self:
-        if self.max_batch_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"{env_name('max_batch_tokens')} ({self.max_batch_tokens}) must be at least "
-                f"{env_name('batch_max_batch_size')} ({self.max_num_seqs}): each running request "
+                f"{env_name('max_num_batched_tokens')} ({self.max_num_batched_tokens}) must be at "
+                f"least {env_name('max_num_seqs')} ({self.max_num_seqs}): each running request "
                 "reads a token a step"
             )
         return self
-
-    @property
-    def max_num_seqs(self) -> int:
-        """The most requests that run at once; 1 without batching."""
-        return self.batch_max_batch_size if self.enable_batching else 1
 
     @property
     def served_model_id(self) -> str:
@@ -516,8 +552,7 @@ class Settings(BaseSettings):
 
     def limits(self) -> AdmissionLimits:
         """Return the limits of admission control."""
-        shared = self._shared_with(AdmissionLimits)
-        return AdmissionLimits(max_running=self.max_num_seqs, **shared)
+        return AdmissionLimits(**self._shared_with(AdmissionLimits))
 
     def engine_config(self) -> EngineConfig:
         """Return the configuration of the engine.
@@ -525,12 +560,10 @@ class Settings(BaseSettings):
         Raises:
             SettingsError: a template cannot be read or compiled.
         """
-        size = None if self.batch_block_pool_size == "auto" else self.batch_block_pool_size
-        is_set = "batch_block_pool_size" in self.model_fields_set
+        size = None if self.num_blocks == "auto" else self.num_blocks
+        is_set = "num_blocks" in self.model_fields_set
         derived = {
             "model_id": self.served_model_id,
-            "max_num_seqs": self.max_num_seqs,
-            "max_batched_tokens": self.max_batch_tokens,
             "num_blocks": size if is_set else None,
             "max_blocks": size,
             "chat_template": self.chat_template_text(),
@@ -595,6 +628,23 @@ def env_name(field: str) -> str:
     return f"{ENV_PREFIX}{field}".upper()
 
 
+def _renamed(variables: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the variables with the fields' names of today; the names are in lower case.
+
+    Raises:
+        SettingsError: both names of a field are set.
+    """
+    renamed = dict(variables)
+    for former, field in FORMER_NAMES.items():
+        old, new = env_name(former), env_name(field)
+        if old.lower() not in renamed:
+            continue
+        if new.lower() in renamed:
+            raise SettingsError(f"{old} is the former name of {new}: set one of them, not both")
+        renamed[new.lower()] = renamed.pop(old.lower())
+    return renamed
+
+
 def load_settings(flags: Mapping[str, str] | None = None) -> Settings:
     """Return the settings from `flags` (values by field name), the environment and `.env`, in this order.
 
@@ -615,7 +665,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
     pydantic-settings rejects such a line in `.env` but does not look for one in the environment.
     """
-    known = {env_name(field) for field in Settings.model_fields}
+    known = {env_name(field) for field in (*Settings.model_fields, *FORMER_NAMES)}
     ours = (name for name in sorted(environ) if name.upper().startswith(ENV_PREFIX))
     return [_unknown(name) for name in ours if name.upper() not in known]
 

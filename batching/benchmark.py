@@ -154,7 +154,7 @@ def main(
             model=args.model,
             model_id=args.model,
             max_num_seqs=args.batch_size,
-            max_batched_tokens=max(512, args.batch_size),
+            max_num_batched_tokens=max(512, args.batch_size),
         )
         sequential_config = replace(batched_config, max_num_seqs=1)
         sequential = run(sequential_config, args.requests, args.max_tokens, "sequential", build)

@@ -25,7 +25,7 @@ class BatchLimits:
 
     block_size: tokens in a KV block.
     max_num_seqs: the most requests that run at once.
-    max_batched_tokens: the most tokens in one step.
+    max_num_batched_tokens: the most tokens in one step.
     prefill_chunk: the most prompt tokens of one request in one step.
     enable_prefix_cache: whether requests with a common prefix share blocks.
     aging_rate: priority classes that a waiting request climbs per second.
@@ -37,17 +37,17 @@ class BatchLimits:
 
     block_size: int = BLOCK_SIZE
     max_num_seqs: int = 8
-    max_batched_tokens: int = 512
+    max_num_batched_tokens: int = 512
     prefill_chunk: int = 256
     enable_prefix_cache: bool = True
     aging_rate: float = 0.1
     max_draft_tokens: int = 7
 
     def __post_init__(self) -> None:
-        _check_minimum(self, "block_size", "max_num_seqs", "max_batched_tokens", "prefill_chunk")
-        if self.max_batched_tokens < self.max_num_seqs:
+        _check_minimum(self, "block_size", "max_num_seqs", "prefill_chunk")
+        if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"max_batched_tokens ({self.max_batched_tokens}) must be at least "
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each running request reads one token a step"
             )
         _check_not_below_zero(self, "max_draft_tokens")
@@ -102,7 +102,7 @@ class SchedulerConfig(BatchLimits):
     @property
     def num_blocks_in_chunk(self) -> int:
         """How many blocks the chunk of one prompt fills in a step."""
-        return -(-min(self.prefill_chunk, self.max_batched_tokens) // self.block_size)
+        return -(-min(self.prefill_chunk, self.max_num_batched_tokens) // self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ class ContinuousBatchingScheduler:
 
     - the output of a request depends only on the request
     - a request that is neither prefilling nor running holds no block
-    - a plan never has more than `max_batched_tokens` tokens
+    - a plan never has more than `max_num_batched_tokens` tokens
 
     Ownership: `KVCacheManager` owns the blocks, `AdmissionQueue` the waiting requests, and this class the
     admitted ones.
@@ -194,7 +194,7 @@ class ContinuousBatchingScheduler:
             self._turns.serve_others(now)
         is_due = self._turns.is_due(now)
         num_reserved = len(best_effort) if is_due else 0
-        budget = self.config.max_batched_tokens - num_reserved
+        budget = self.config.max_num_batched_tokens - num_reserved
         slices = list(self._decodes(others, budget, step))
         if (num_reserved or not slices) and not self._admission.is_awaited:
             # Before others are admitted, or these would take the room, and one in flight be preempted.
@@ -205,7 +205,7 @@ class ContinuousBatchingScheduler:
             self._admit(now, is_best_effort_due=is_due)
         # Fewer, if some made way.
         num_reserved = min(num_reserved, sum(r.is_best_effort for r in self._running))
-        budget = self.config.max_batched_tokens - num_reserved - sum(map(len, slices))
+        budget = self.config.max_num_batched_tokens - num_reserved - sum(map(len, slices))
         slices += self._prefills(step.bounded(budget) if slices else budget)
         if self._runs_best_effort and (is_due or not slices):
             slices += self._best_effort(best_effort, slices, step)
@@ -327,7 +327,7 @@ class ContinuousBatchingScheduler:
 
         requests: the best-effort requests that were admitted before this step.
         """
-        budget = self.config.max_batched_tokens - sum(map(len, others))
+        budget = self.config.max_num_batched_tokens - sum(map(len, others))
         slices = list(self._decodes(requests, budget, step))
         budget -= sum(map(len, slices))
         if others or slices or self.expects_others(step.now):
@@ -378,7 +378,7 @@ class ContinuousBatchingScheduler:
 
         Each request gets the same share, so that the one that is due first does not take it all.
         """
-        max_rows = min(self.config.max_drafting_rows, self.config.max_batched_tokens)
+        max_rows = min(self.config.max_drafting_rows, self.config.max_num_batched_tokens)
         return max_rows // max(1, num_decoding)
 
     def _decode(self, request: BatchRequest, max_rows: int, budget: int) -> Slice:

@@ -34,7 +34,7 @@ _QUESTIONS: Final = (
     ),
 )
 # Few blocks for many requests with a common beginning: all that the map shows is there.
-_SETTINGS: Final[dict[str, Any]] = {"batch_block_pool_size": "132", "batch_max_batch_size": "8"}
+_SETTINGS: Final[dict[str, Any]] = {"num_blocks": "132", "max_num_seqs": "8"}
 _BEGINNING: Final = "You are a patient teacher who explains everything with a long story. " * 14
 _TOPICS: Final = (
     *("rivers", "bridges", "bread", "stars", "trains", "whales", "paper", "glass", "maps", "tides"),

@@ -205,7 +205,7 @@ def test_a_client_that_leaves_frees_its_blocks(caplog: pytest.LogCaptureFixture)
         model_id=MODEL,
         num_blocks=256,
         device="cpu",
-        max_batched_tokens=32,
+        max_num_batched_tokens=32,
     )
     manager = SchedulerManager([config])
     engine = manager.get(MODEL)

@@ -23,14 +23,14 @@ _MINUTE: Final = 60.0
 class AdmissionLimits:
     """The limits of admission control.
 
-    max_running: the most requests that run at once; further ones wait.
+    max_num_seqs: the most requests that run at once; further ones wait.
     max_queued_requests, max_queued_tokens: the most waiting requests, and tokens of their prompts.
     max_requests_per_key: the most unfinished requests of one API key; None is no limit.
     requests_per_minute: the most new requests of one API key in a minute; None is no limit.
     shutdown_timeout: the most seconds that a shutdown takes, for its `Retry-After`.
     """
 
-    max_running: int = 8
+    max_num_seqs: int = 8
     max_queued_requests: int = 128
     max_queued_tokens: int = 131_072
     max_requests_per_key: int | None = None
@@ -39,7 +39,7 @@ class AdmissionLimits:
 
     def max_requests(self, priority: Priority) -> int:
         """Return the number of unfinished requests at which a request of this priority is rejected."""
-        return self.max_running + int(self.max_queued_requests * QUEUE_SHARE[priority])
+        return self.max_num_seqs + int(self.max_queued_requests * QUEUE_SHARE[priority])
 
 
 class AdmissionController:
@@ -57,7 +57,7 @@ class AdmissionController:
         self.num_waiting_tokens = 0
         self._num_batch_requests = 0
         self._last_live = -math.inf
-        self._rate = ServiceRate(limits.max_running)
+        self._rate = ServiceRate(limits.max_num_seqs)
         self._num_of_client: Counter[str] = Counter()
         self._buckets: dict[str, TokenBucket] = {}
 
@@ -148,7 +148,7 @@ class AdmissionController:
             raise QuotaExceeded(f"this API key may send {limit} requests a minute", seconds)
 
     def _retry_after(self, now: float) -> int:
-        num_waiting = max(1, self.num_requests - self.limits.max_running)
+        num_waiting = max(1, self.num_requests - self.limits.max_num_seqs)
         return self._rate.seconds_for(num_waiting, now)
 
 

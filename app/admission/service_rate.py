@@ -14,11 +14,11 @@ MAX_RETRY_AFTER: Final = 120
 class ServiceRate:
     """Counts the requests that ended since the server last had nothing to do.
 
-    max_running: requests that are served at once.
+    max_num_seqs: requests that are served at once.
     """
 
-    def __init__(self, max_running: int) -> None:
-        self._max_running = max_running
+    def __init__(self, max_num_seqs: int) -> None:
+        self._max_num_seqs = max_num_seqs
         self._ends: deque[float] = deque(maxlen=_MAX_ENDS)
         self._busy_since = 0.0
         self._last_dropped = -math.inf
@@ -41,7 +41,7 @@ class ServiceRate:
     def _seconds_per_request(self, now: float) -> float:
         if not self._ends:
             # None has ended yet, or lately: as if all that run ended now.
-            return (now - max(self._busy_since, self._last_dropped)) / self._max_running
+            return (now - max(self._busy_since, self._last_dropped)) / self._max_num_seqs
         # A full window begins with its first end, and not with the first moment looked at.
         is_full = len(self._ends) == _MAX_ENDS
         since = self._ends[0] if is_full else max(self._busy_since, now - _WINDOW)

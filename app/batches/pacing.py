@@ -25,9 +25,9 @@ class Pacer:
     def __init__(self, admission: AdmissionController, num_beside_live: int = 1) -> None:
         """`num_beside_live` is the number of slots while live requests come."""
         limits = admission.limits
-        num_waiting = max(_MIN_WAITING, limits.max_running // _SLOTS_PER_WAITING)
+        num_waiting = max(_MIN_WAITING, limits.max_num_seqs // _SLOTS_PER_WAITING)
         self._num_slots: Final = min(
-            limits.max_running + num_waiting, limits.max_requests(Priority.LOW)
+            limits.max_num_seqs + num_waiting, limits.max_requests(Priority.LOW)
         )
         self._num_beside_live: Final = num_beside_live
         self._admission: Final = admission

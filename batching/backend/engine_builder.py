@@ -435,6 +435,6 @@ def _startup_lines(
         f"context   {limits.max_request_tokens} tokens a request",
         f"kv cache  {backend.pool_line}",
         *_embeddings_line(backend.embeddings),
-        f"batch     up to {limits.max_num_seqs} requests, {limits.max_batched_tokens} tokens a step",
+        f"batch     up to {limits.max_num_seqs} requests, {limits.max_num_batched_tokens} tokens a step",
         _memory_line(memory, wired),
     )

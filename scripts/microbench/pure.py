@@ -122,7 +122,7 @@ def _scheduler(num_blocks: int, enable_prefix_cache: bool = True) -> ContinuousB
     config = SchedulerConfig(
         num_blocks=num_blocks,
         max_num_seqs=_NUM_ROWS,
-        max_batched_tokens=_NUM_ROWS * BLOCK_SIZE,
+        max_num_batched_tokens=_NUM_ROWS * BLOCK_SIZE,
         enable_prefix_cache=enable_prefix_cache,
     )
     return ContinuousBatchingScheduler(config)

@@ -75,7 +75,7 @@ class StepBench:
             # Half as much again, so that a growing table finds the next block empty.
             num_blocks=3 * max(max_tokens, 2 * NUM_PROMPT_TOKENS) // (2 * BLOCK_SIZE),
             # Prompts of one length are read in the same steps, and none beside a decode.
-            max_batched_tokens=max_rows * _PREFILL_CHUNK,
+            max_num_batched_tokens=max_rows * _PREFILL_CHUNK,
             prefill_chunk=_PREFILL_CHUNK,
             max_draft_tokens=0,
         )

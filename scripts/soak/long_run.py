@@ -61,7 +61,7 @@ class Sample:
 
 def long_run(seconds: float, warm_up: float) -> Iterator[Check]:
     """Yield whether a server stays as it is for some seconds after those of a warm-up."""
-    with Server(batch_block_pool_size=_SMALL_POOL, max_queued_requests="64") as server:
+    with Server(num_blocks=_SMALL_POOL, max_queued_requests="64") as server:
         address = server.address()
         texts = asyncio.run(mixed.reference_texts(address))
         num_files = num_open_files(server.pid)

@@ -51,7 +51,10 @@ def test_help_comes_without_the_model_and_without_mlx() -> None:
         (["--prot=1"], "mlx-batch-server: unknown flag --prot; did you mean --port?\n"),
         (["--port=x"], "--port must be a valid integer, not 'x'\n"),
         # One rule over two settings, of which one comes by flag.
-        (["--max-batch-tokens=4"], "--max-batch-tokens (4) must be at least MLX_SERVER_BATCH_MAX_"),
+        (
+            ["--max-num-batched-tokens=4"],
+            "--max-num-batched-tokens (4) must be at least MLX_SERVER_MAX_NUM_SEQS (5)",
+        ),
         (["--port=9", "--api-keys-file", "{here}"], "--api-keys-file cannot be read: {here}: Is a"),
     ],
 )
@@ -63,7 +66,7 @@ def test_a_bad_value_is_reported_by_what_has_set_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLX_SERVER_BATCH_MAX_BATCH_SIZE", "5")
+    monkeypatch.setenv("MLX_SERVER_MAX_NUM_SEQS", "5")
     monkeypatch.setenv("MLX_SERVER_DEVICE", "cpu")
     assert main([flag.format(here=tmp_path) for flag in flags]) == 2
     assert capsys.readouterr().err.startswith(line.format(here=tmp_path))
@@ -74,11 +77,11 @@ def test_a_pool_that_does_not_fit_is_rejected_by_what_has_set_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = ["--batch-block-pool-size=99999999", "--port=0", "--device=cpu"]
+    flags = ["--num-blocks=99999999", "--port=0", "--device=cpu"]
     flags += ["--model", str(small_model())]
     assert main([*flags, f"--data-dir={tmp_path}"]) == 2
     assert re.fullmatch(
-        r"--batch-block-pool-size: a KV pool of 99999999 blocks needs \d+ MiB; "
+        r"--num-blocks: a KV pool of 99999999 blocks needs \d+ MiB; "
         r"\d+ MiB are free, which hold \d+ blocks",
         capsys.readouterr().err.splitlines()[-1],
     )

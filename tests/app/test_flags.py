@@ -30,7 +30,7 @@ def test_the_help_has_each_flags_meaning_default_and_variable(
         and "Port to listen on; 0 takes a free one. (default: 8000; MLX_SERVER_PORT)\n" in text
     )
     assert "--device auto|cpu|gpu" in text
-    assert "--batch-block-pool-size N|auto" in text
+    assert "--num-blocks N|auto" in text
     assert "--api-keys-file FILE" in text
     assert "Others on this machine see a flag" in text
     for field in Settings.model_fields:
@@ -41,7 +41,7 @@ def test_the_help_has_each_flags_meaning_default_and_variable(
 def test_the_help_calls_other_settings_by_their_flags(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "at least --batch-max-batch-size. (default" in help_text(capsys, monkeypatch)
+    assert "at least --max-num-seqs. (default" in help_text(capsys, monkeypatch)
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

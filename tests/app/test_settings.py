@@ -10,7 +10,15 @@ import pytest
 from pydantic import ValidationError
 
 from app.admission.controller import AdmissionLimits
-from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
+from app.flags import flag_name, parse_flags
+from app.settings import (
+    FORMER_NAMES,
+    Settings,
+    SettingsError,
+    env_name,
+    load_settings,
+    unknown_variables,
+)
 from app.storage.responses import StoredResponse, StoreLimits
 from batching import RERANK_TEMPLATES, EngineConfig
 
@@ -39,7 +47,7 @@ OTHER_VALUES: Final = {
     "model": "org/model",
     "model_id": "mine",
     "chat_template": "{{ messages }}",
-    "batch_block_pool_size": "64",
+    "num_blocks": "64",
     "memory_fraction": "0.25",
     "state_cache_mib": "64",
     "dtype": "float16",
@@ -157,10 +165,8 @@ def test_a_setting_arrives_with_its_value_where_there_is_a_field_of_its_name(
     [
         ("model", {"model": "org/model", "model_id": "org/model"}),
         ("model_id", {"model_id": "mine"}),
-        ("batch_max_batch_size", {"max_num_seqs": 9}),
         ("enable_batching", {"max_num_seqs": 1}),
-        ("max_batch_tokens", {"max_batched_tokens": 513}),
-        ("batch_block_pool_size", {"num_blocks": 64, "max_blocks": 64}),
+        ("num_blocks", {"num_blocks": 64, "max_blocks": 64}),
     ],
 )
 def test_a_setting_that_has_another_name_there_arrives(
@@ -170,7 +176,7 @@ def test_a_setting_that_has_another_name_there_arrives(
 
 
 def test_without_batching_one_request_runs_at_a_time_and_keeps_its_cache() -> None:
-    config = Settings(enable_batching=False, batch_max_batch_size=8).engine_config()
+    config = Settings(enable_batching=False, max_num_seqs=8).engine_config()
     assert (config.max_num_seqs, config.enable_prefix_cache) == (1, True)
 
 
@@ -193,7 +199,7 @@ def test_a_rerankers_template_is_a_name_a_file_or_a_text(tmp_path: Path) -> None
 def test_the_size_of_the_pool_is_a_ceiling_unless_it_is_set(
     monkeypatch: pytest.MonkeyPatch, value: str, num_blocks: int | None, max_blocks: int | None
 ) -> None:
-    monkeypatch.setenv("MLX_SERVER_BATCH_BLOCK_POOL_SIZE", value)
+    monkeypatch.setenv("MLX_SERVER_NUM_BLOCKS", value)
     config = load_settings().engine_config()
     assert (config.num_blocks, config.max_blocks) == (num_blocks, max_blocks)
 
@@ -228,10 +234,10 @@ def test_flags_outrank_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     Path(".env").write_text("MLX_SERVER_HOST=::1\nMLX_SERVER_PORT=9000\n", encoding="utf-8")
     monkeypatch.setenv("MLX_SERVER_PORT", "9001")
     monkeypatch.setenv("MLX_SERVER_MODEL_ID", "mine")
-    flags = {"port": "9002", "batch_block_pool_size": "AUTO", "cpu_threads": "3"}
+    flags = {"port": "9002", "num_blocks": "AUTO", "cpu_threads": "3"}
     settings = load_settings(flags)
     assert (settings.host, settings.port, settings.model_id) == ("::1", 9002, "mine")
-    assert (settings.batch_block_pool_size, settings.cpu_threads) == ("auto", 3)
+    assert (settings.num_blocks, settings.cpu_threads) == ("auto", 3)
 
 
 def test_an_empty_value_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,9 +258,9 @@ def test_settings_do_not_change() -> None:
         ("PORT", "65536", "must be less than or equal to 65535, not '65536'"),
         ("PORT", "http", "must be a valid integer, not 'http'"),
         ("ENABLE_BATCHING", "maybe", "must be a valid boolean, not 'maybe'"),
-        ("BATCH_MAX_BATCH_SIZE", "0", "must be greater than or equal to 1, not '0'"),
-        ("BATCH_BLOCK_POOL_SIZE", "all", "must be a valid integer or 'auto', not 'all'"),
-        ("BATCH_BLOCK_POOL_SIZE", "0", "must be greater than or equal to 1 or 'auto', not '0'"),
+        ("MAX_NUM_SEQS", "0", "must be greater than or equal to 1, not '0'"),
+        ("NUM_BLOCKS", "all", "must be a valid integer or 'auto', not 'all'"),
+        ("NUM_BLOCKS", "0", "must be greater than or equal to 1 or 'auto', not '0'"),
         ("MAX_STALL_MS", "inf", "must be a finite number, not 'inf'"),
         ("MEMORY_FRACTION", "1", "must be less than 1, not '1'"),
         ("DEVICE", "tpu", "must be 'auto', 'cpu' or 'gpu', not 'tpu'"),
@@ -307,9 +313,9 @@ def test_a_template_that_cannot_be_used_ends_the_start(
 
 
 def test_a_step_has_a_token_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLX_SERVER_MAX_BATCH_TOKENS", "4")
+    monkeypatch.setenv("MLX_SERVER_MAX_NUM_BATCHED_TOKENS", "4")
     reported = (
-        "MLX_SERVER_MAX_BATCH_TOKENS (4) must be at least MLX_SERVER_BATCH_MAX_BATCH_SIZE (8): "
+        "MLX_SERVER_MAX_NUM_BATCHED_TOKENS (4) must be at least MLX_SERVER_MAX_NUM_SEQS (8): "
         "each running request reads a token a step"
     )
     assert rejection() == [reported]
@@ -337,11 +343,45 @@ def test_a_variable_that_sets_nothing_is_reported() -> None:
         "HOME": "/",
         "MLX_SERVER_PORT": "1",
         "mlx_server_host": "::1",
-        "MLX_SERVER_BATCH_SIZE": "4",
+        "MLX_SERVER_NUM_BLOCK": "4",
+        "MLX_SERVER_MAX_BATCH_TOKENS": "9",
     }
     assert unknown_variables(environ) == [
-        "MLX_SERVER_BATCH_SIZE is not a setting; did you mean MLX_SERVER_BATCH_MAX_BATCH_SIZE?"
+        "MLX_SERVER_NUM_BLOCK is not a setting; did you mean MLX_SERVER_NUM_BLOCKS?"
     ]
+
+
+@pytest.mark.parametrize(("former", "field"), FORMER_NAMES.items())
+def test_a_former_name_still_works(
+    monkeypatch: pytest.MonkeyPatch, former: str, field: str
+) -> None:
+    Path(".env").write_text(f"{env_name(former)}=300\n", encoding="utf-8")
+    assert getattr(load_settings(), field) == 300
+    monkeypatch.setenv(env_name(former).lower(), "400")
+    assert getattr(load_settings(), field) == 400
+    assert getattr(load_settings(parse_flags([f"{flag_name(former)}=500"])), field) == 500
+    assert f"{env_name(field)} must be" in _rejection_of(monkeypatch, former, "x")
+    assert unknown_variables(os.environ) == []
+
+
+def _rejection_of(monkeypatch: pytest.MonkeyPatch, field: str, value: str) -> str:
+    with monkeypatch.context() as environment:
+        environment.setenv(env_name(field), value)
+        return rejection()[0]
+
+
+def test_a_variable_under_both_names_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_SERVER_NUM_BLOCKS", "64")
+    Path(".env").write_text("MLX_SERVER_BATCH_BLOCK_POOL_SIZE=32\n", encoding="utf-8")
+    assert load_settings().num_blocks == 64
+    monkeypatch.setenv("MLX_SERVER_BATCH_BLOCK_POOL_SIZE", "")
+    assert load_settings().num_blocks == 64
+    monkeypatch.setenv("MLX_SERVER_BATCH_BLOCK_POOL_SIZE", "32")
+    reported = (
+        "MLX_SERVER_BATCH_BLOCK_POOL_SIZE is the former name of MLX_SERVER_NUM_BLOCKS: "
+        "set one of them, not both"
+    )
+    assert rejection() == [reported]
 
 
 def test_an_env_file_that_is_no_text_is_reported_in_one_line(
@@ -358,8 +398,7 @@ def test_the_defaults_are_those_of_admission_control() -> None:
 
 
 def test_a_limit_that_has_another_name_there_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reached(monkeypatch, "batch_max_batch_size")[1] == {"max_running": 9}
-    assert reached(monkeypatch, "enable_batching")[1] == {"max_running": 1}
+    assert reached(monkeypatch, "enable_batching")[1] == {"max_num_seqs": 1}
 
 
 class TestKeys:

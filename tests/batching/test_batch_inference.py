@@ -14,7 +14,7 @@ from batching.steps.step_plan import SliceOutput, StepPlan
 from tests.support.fakes import FakeClock, TokenRunner, expected_output, make_engine
 from tests.support.requests import make_request
 
-CONFIG = SchedulerConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_batched_tokens=8)
+CONFIG = SchedulerConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_num_batched_tokens=8)
 
 
 class FailingRunner(TokenRunner):
@@ -190,7 +190,7 @@ def slow_engine(max_stall: float) -> tuple[BatchInferenceEngine, FakeClock, list
 
     A prompt token costs 10 ms, a step of decodes 300.
     """
-    config = SchedulerConfig(num_blocks=64, max_batched_tokens=256, prefill_chunk=256)
+    config = SchedulerConfig(num_blocks=64, max_num_batched_tokens=256, prefill_chunk=256)
     clock = FakeClock()
     chunks: list[int] = []
 

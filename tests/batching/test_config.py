@@ -11,7 +11,10 @@ from batching.config import EngineConfig, SchedulerConfig
     [
         ({"num_blocks": 0}, "num_blocks must be at least 1, not 0"),
         ({"prefill_chunk": -1}, "prefill_chunk must be at least 1, not -1"),
-        ({"max_num_seqs": 9, "max_batched_tokens": 8}, r"max_batched_tokens \(8\) must be at"),
+        (
+            {"max_num_seqs": 9, "max_num_batched_tokens": 8},
+            r"max_num_batched_tokens \(8\) must be at",
+        ),
         ({"aging_rate": 0.0}, "aging_rate must be above 0"),
         ({"aging_rate": float("nan")}, "aging_rate must be above 0"),
         ({"max_draft_tokens": -1}, "max_draft_tokens must not be below 0"),

@@ -31,7 +31,7 @@ from tests.support.fakes import (
 from tests.support.pipelined import Pipelined, QueuedPlan
 from tests.support.requests import make_request
 
-LIMITS = small_config(max_num_seqs=4, max_batched_tokens=16, num_blocks=32)
+LIMITS = small_config(max_num_seqs=4, max_num_batched_tokens=16, num_blocks=32)
 
 
 class Watched(Pipelined):

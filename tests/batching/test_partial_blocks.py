@@ -18,7 +18,7 @@ NO_OTHER = 9
 
 def limits(**changes: Any) -> SchedulerConfig:
     return small_config(
-        **{"block_size": 8, "max_batched_tokens": 32, "min_copied_tokens": 2} | changes
+        **{"block_size": 8, "max_num_batched_tokens": 32, "min_copied_tokens": 2} | changes
     )
 
 

@@ -72,7 +72,7 @@ def test_a_preempted_request_is_pooled_from_its_beginning(params: PoolingParams)
     # The first grows while it decodes, and takes the blocks of those that still read.
     growing = [make_request(i, [i + 1] * 5, max_tokens=24) for i in range(2)]
     requests = [*growing, *(pooled(10 + i, [i, *prompt], params) for i in range(3))]
-    outputs = run(requests, num_blocks=14, prefill_chunk=2, max_batched_tokens=6)
+    outputs = run(requests, num_blocks=14, prefill_chunk=2, max_num_batched_tokens=6)
     for i in range(3):
         (output,) = outputs[10 + i]
         assert list(output.embedding or ()) == expected_vector([i, *prompt], params)

@@ -21,7 +21,7 @@ class Server:
     """A scheduler and a runner that live through several rounds of traffic."""
 
     def __init__(self, **changes: Any) -> None:
-        limits = {"num_blocks": 64, "num_checkpoints": 8, "max_batched_tokens": 64}
+        limits = {"num_blocks": 64, "num_checkpoints": 8, "max_num_batched_tokens": 64}
         self.config: SchedulerConfig = small_config(**limits | changes)
         self.scheduler = ContinuousBatchingScheduler(self.config)
         self.runner = TokenRunner(self.config)
@@ -148,7 +148,7 @@ def test_a_state_is_copied_out_of_a_slot_before_the_next_request_gets_it() -> No
 )
 def test_a_long_prompt_keeps_few_states_far_apart(num_tokens: int, positions: list[int]) -> None:
     limits = {"num_blocks": 2048, "max_model_len": 8192, "max_num_seqs": 1}
-    server = Server(prefill_chunk=512, max_batched_tokens=512, **limits)
+    server = Server(prefill_chunk=512, max_num_batched_tokens=512, **limits)
     prompt = [i % 60 for i in range(num_tokens)]
     server.serve(make_request(0, prompt, max_tokens=1), make_request(1, [61], max_tokens=1))
     assert [c.position for plan in server.plans for c in plan.state_copies] == positions
@@ -157,7 +157,7 @@ def test_a_long_prompt_keeps_few_states_far_apart(num_tokens: int, positions: li
 
 
 def test_a_resumed_request_begins_at_its_last_whole_block() -> None:
-    server = Server(num_blocks=4, max_num_seqs=2, max_batched_tokens=8)
+    server = Server(num_blocks=4, max_num_seqs=2, max_num_batched_tokens=8)
     first, last = make_request(0, [0] * 7, max_tokens=6), make_request(1, [1] * 5, max_tokens=5)
     lines = server.serve(first, last)
     assert lines[2:5] == ["0[7:8] 1[5:6]@4", "0[8:9]@8 -1", "0[9:10]@8"]
@@ -165,7 +165,7 @@ def test_a_resumed_request_begins_at_its_last_whole_block() -> None:
 
 
 def test_what_a_resumed_request_computes_again_does_not_count_as_missed() -> None:
-    server = Server(num_blocks=4, max_num_seqs=2, max_batched_tokens=8, num_checkpoints=0)
+    server = Server(num_blocks=4, max_num_seqs=2, max_num_batched_tokens=8, num_checkpoints=0)
     server.serve(make_request(0, [0] * 7, max_tokens=6), make_request(1, [1] * 5, max_tokens=5))
     assert server.scheduler.stats().num_preemptions == 1
     assert server.scheduler.stats().num_state_missed_tokens == 0
@@ -233,7 +233,7 @@ def test_pending_tokens_and_drafts_share_the_drafting_rows() -> None:
 
 def test_pending_tokens_that_exceed_a_step_are_computed_in_two() -> None:
     """Three more requests decode now, so that the first two's tokens do not all fit."""
-    limits = {"max_batched_tokens": 9, "max_num_seqs": 5, "max_draft_tokens": 3}
+    limits = {"max_num_batched_tokens": 9, "max_num_seqs": 5, "max_draft_tokens": 3}
     server = Server(block_size=16, **limits)
     wrong = [drafting(i, wrong_position=6, reports_progress=True) for i in range(2)]
     late = make_request(2, [1], max_tokens=3)
@@ -312,7 +312,9 @@ def test_a_state_stored_in_a_step_that_raised_afterwards_is_not_copied() -> None
         def accept(self, token_id: int) -> None:
             raise RuntimeError("injected")
 
-    _, engine = make_engine(small_config(num_checkpoints=4, max_num_seqs=2, max_batched_tokens=32))
+    _, engine = make_engine(
+        small_config(num_checkpoints=4, max_num_seqs=2, max_num_batched_tokens=32)
+    )
     engine.add(make_request(0, [0] * 9, max_tokens=3))
     engine.add(make_request(1, [1] * 9, max_tokens=3, constraint=Raising([1])))
     engine.add(make_request(2, [2] * 9, max_tokens=3))

@@ -283,7 +283,7 @@ def test_an_abort_frees_the_blocks_at_once(num_steps: int) -> None:
 
 
 def test_a_step_that_raised_cancels_its_requests_and_clears_the_cache() -> None:
-    scheduler = ContinuousBatchingScheduler(small_config(max_batched_tokens=4, max_num_seqs=3))
+    scheduler = ContinuousBatchingScheduler(small_config(max_num_batched_tokens=4, max_num_seqs=3))
     cached = make_request(9, list(range(5)), max_tokens=1)
     trace(scheduler, [cached])
     decoding, reading, idle = request(0, 2, 9), request(1, 9, 1), request(2, 9, 1)
@@ -340,7 +340,7 @@ def test_a_fork_without_a_sequence_slot_waits_with_its_first_token() -> None:
 
 @pytest.mark.parametrize("num_steps", [0, 1])
 def test_if_a_request_is_aborted_its_first_fork_prefills_the_prompt(num_steps: int) -> None:
-    scheduler = ContinuousBatchingScheduler(small_config(max_batched_tokens=4))
+    scheduler = ContinuousBatchingScheduler(small_config(max_num_batched_tokens=4))
     made = forked(6, 1, 2)
     forks = list(made.forks)
     trace(scheduler, [made], num_steps=num_steps)
@@ -351,7 +351,7 @@ def test_if_a_request_is_aborted_its_first_fork_prefills_the_prompt(num_steps: i
 
 
 def test_a_step_that_raised_cancels_the_forks_of_its_requests_too() -> None:
-    scheduler = ContinuousBatchingScheduler(small_config(max_batched_tokens=4))
+    scheduler = ContinuousBatchingScheduler(small_config(max_num_batched_tokens=4))
     made = forked(6, 1, 1)
     (fork,) = made.forks
     scheduler.add(made)
@@ -450,7 +450,7 @@ def loads(draw: st.DrawFn) -> tuple[SchedulerConfig, list[BatchRequest]]:
         num_blocks=draw(st.integers(3, 14)),
         block_size=draw(st.sampled_from([1, 2, 4, 8])),
         max_num_seqs=num_slots,
-        max_batched_tokens=num_slots + draw(st.integers(0, 12)),
+        max_num_batched_tokens=num_slots + draw(st.integers(0, 12)),
         prefill_chunk=draw(st.integers(1, 9)),
         enable_prefix_cache=draw(st.booleans()),
         max_draft_tokens=draw(st.sampled_from([0, 1, 7])),
@@ -610,7 +610,7 @@ def test_a_plan_stays_within_its_limits_and_always_advances(
         plan = scheduler.schedule(now=now)
         now += 0.2
         assert now < 1000, "requests keep taking each other's room"
-        assert 0 < plan.num_tokens <= limits.max_batched_tokens
+        assert 0 < plan.num_tokens <= limits.max_num_batched_tokens
         assert len(plan.slices) <= limits.max_num_seqs
         chunks = [s for s in plan.slices if s.is_prefill]
         assert all(len(s) <= limits.prefill_chunk for s in chunks)

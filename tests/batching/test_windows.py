@@ -64,7 +64,7 @@ def tokens(first: int, count: int) -> list[int]:
 
 
 def test_a_request_keeps_what_it_sees_however_long_it_is() -> None:
-    server = Server(max_batched_tokens=8)
+    server = Server(max_num_batched_tokens=8)
     server.serve(make_request(0, tokens(0, 100), max_tokens=100))
     # The window, and the blocks that a chunk of 8 tokens writes to.
     assert server.max_held == NUM_VISIBLE + 2
@@ -91,7 +91,7 @@ def test_short_requests_run_at_once_where_the_windows_of_all_would_not_fit() -> 
 
 def test_a_request_waits_until_there_is_room_for_its_window() -> None:
     """The least number of blocks: a chunk ends where these do."""
-    server = Server(num_window_blocks=NUM_VISIBLE + 1, max_batched_tokens=32)
+    server = Server(num_window_blocks=NUM_VISIBLE + 1, max_num_batched_tokens=32)
     requests = [
         make_request(0, tokens(0, 18), max_tokens=2),
         make_request(1, tokens(1, 6), max_tokens=2),
@@ -189,7 +189,7 @@ def test_a_long_prompt_evicts_no_window_in_which_a_request_will_begin() -> None:
 
 
 def test_a_request_waits_while_the_window_that_it_needs_is_computed_again() -> None:
-    server = Server(num_window_blocks=18, max_batched_tokens=64)
+    server = Server(num_window_blocks=18, max_num_batched_tokens=64)
     system = tokens(0, 32)
     server.num_hit(0, [*system, *tokens(1, 20)])
     assert [server.num_hit(10 + i, tokens(40 + i, 10)) for i in range(20)] == [0] * 20

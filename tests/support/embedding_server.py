@@ -56,7 +56,7 @@ async def serving(directory: Path, **settings: Any) -> AsyncIterator[httpx.Async
         model_id="tiny",
         device="cpu",
         cpu_precision="exact",
-        batch_block_pool_size=64,
+        num_blocks=64,
         **settings,
     )
     manager = SchedulerManager([chosen.engine_config()])

@@ -246,7 +246,7 @@ def right(*requests: BatchRequest) -> bool:
 
 def small_config(**changes: Any) -> SchedulerConfig:
     """Return limits that a few requests of a few tokens reach."""
-    limits = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_batched_tokens": 8}
+    limits = {"num_blocks": 16, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 8}
     return SchedulerConfig(**{**limits, **changes})
 
 

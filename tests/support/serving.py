@@ -19,7 +19,7 @@ from batching.steps.token_output import TokenOutput
 
 # So small a pool that requests are preempted, and chunks that cut every prompt.
 TIGHT = SchedulerConfig(
-    num_blocks=30, block_size=4, max_num_seqs=5, max_batched_tokens=16, prefill_chunk=7
+    num_blocks=30, block_size=4, max_num_seqs=5, max_num_batched_tokens=16, prefill_chunk=7
 )
 
 

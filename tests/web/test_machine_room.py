@@ -19,7 +19,7 @@ SEND = f"""(priorities) => priorities.forEach((priority) =>
 
 
 def test_requests_run_in_lanes_and_wait_in_the_queue(chromium: Any) -> None:
-    with scripted_server(batch_max_batch_size="2") as server:
+    with scripted_server(max_num_seqs="2") as server:
         with new_visit(chromium, server.url) as visit:
             visit.open("#room")
             expect(visit.page.locator("#no-lanes")).to_be_visible()

@@ -1,12 +1,13 @@
 """The hook for attention: replaces the function that mlx-lm's models call."""
 
+from types import ModuleType
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base
 
-from batching.backend.hooks.undo import python_modules
+from batching.backend.hooks.changes import Changes, plain, python_modules
 from batching.backend.paged.kv_cache import LayerCache, SharedKeys
 from batching.backend.paged.latent_cache import Latents, PendingScores
 
@@ -33,12 +34,16 @@ def attention(
     )
 
 
-def hook_attention(model: nn.Module) -> None:
-    """Replace the attention function in every Python module that the model's classes come from.
+def hook_attention(model: nn.Module, changes: Changes) -> None:
+    """Rebind the attention function in every Python module that the model's classes come from.
 
-    Models import the function by name, so each of these names is rebound.  Models that run on mlx-lm's
-    own caches are not affected.
+    Models import the function by name, so each of these names is rebound.
     """
-    for module in python_modules(model):
-        if module is not base and vars(module).get(FUNCTION) is base.scaled_dot_product_attention:
-            setattr(module, FUNCTION, attention)
+    for module in attending_modules(model):
+        changes.rebind(model, module, FUNCTION, attention)
+
+
+def attending_modules(model: nn.Module) -> list[ModuleType]:
+    """Return the Python modules of a model's classes that import mlx-lm's attention function."""
+    function = base.scaled_dot_product_attention
+    return [m for m in python_modules(model) if m is not base and plain(m, FUNCTION) is function]

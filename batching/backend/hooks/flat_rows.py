@@ -10,14 +10,16 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
+from batching.backend.hooks.changes import Changes
 
-def flatten_rows(model: nn.Module) -> None:
+
+def flatten_rows(model: nn.Module, changes: Changes) -> None:
     """Let a quantized matrix multiply the rows of a step in one product."""
     for module in model.modules():
         if type(module) is nn.QuantizedLinear:
-            module.__class__ = QuantizedLinear
+            changes.set_attribute(module, "__class__", QuantizedLinear)
         elif type(module) is nn.QuantizedEmbedding:
-            module.__class__ = QuantizedEmbedding
+            changes.set_attribute(module, "__class__", QuantizedEmbedding)
 
 
 class QuantizedLinear(nn.QuantizedLinear):

@@ -1,14 +1,12 @@
 """The hook for position ranges that a model's own code makes (Llama 4)."""
 
-from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import base
 
-from batching.backend.hooks.attention import FUNCTION
-from batching.backend.hooks.undo import python_modules
+from batching.backend.hooks.attention import attending_modules
+from batching.backend.hooks.changes import Changes, plain
 
 
 def arange(*args: Any, **kwargs: Any) -> mx.array:
@@ -23,19 +21,8 @@ def arange(*args: Any, **kwargs: Any) -> mx.array:
     return mx.arange(*args, **kwargs)
 
 
-def _mlx() -> ModuleType:
-    module = ModuleType(mx.__name__, mx.__doc__)
-    vars(module).update({**vars(mx), "arange": arange})
-    return module
-
-
-# All of MLX, but for ranges of rows.
-MLX: Final = _mlx()
-
-
-def hook_ranges(model: nn.Module) -> None:
-    """Rebind MLX in the model files that a model's classes come from: those that know attention."""
-    for module in python_modules(model):
-        names = vars(module)
-        if module is not base and FUNCTION in names and names.get("mx") is mx:
-            names["mx"] = MLX
+def hook_ranges(model: nn.Module, changes: Changes) -> None:
+    """Rebind `mx.arange` in the model files that a model's classes come from: those that know attention."""
+    for module in attending_modules(model):
+        if plain(module, "mx") is mx:
+            changes.rebind_within(model, module, "mx", arange=arange)

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from batching.backend.hooks.undo import Changes
+from batching.backend.hooks.changes import Changes
 from batching.backend.paged.gathered_cache import GatheredLayerCache
 from batching.backend.paged.kv_cache import CacheTuple, StepInputs
 from batching.backend.paged.pieces import DeferredMask, Piece

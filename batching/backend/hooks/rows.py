@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from batching.backend.hooks.undo import Changes
+from batching.backend.hooks.changes import Changes
 
 
 class RowSelection:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import mlx.nn as nn
 
-from batching.backend.hooks.undo import Changes
+from batching.backend.hooks.changes import Changes
 
 # As mlx-lm's models call them: `sliding_window`, `window_size`, `attention_chunk_size`, `index_topk`.
 # From `floor_scale` positions on, Llama 4 scales queries by their position.

@@ -8,7 +8,7 @@ from typing import Any, Final
 import mlx.core as mx
 import mlx.nn as nn
 
-from batching.backend.hooks.undo import Changes
+from batching.backend.hooks.changes import Changes
 from batching.backend.paged.kv_cache import LayerCache
 
 _CAP: Final = "attn_logit_softcapping"

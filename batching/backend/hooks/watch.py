@@ -8,12 +8,11 @@ from typing import Any, Final, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import base
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, RotatingKVCache
 
-from batching.backend.hooks.attention import FUNCTION, attention
+from batching.backend.hooks.attention import FUNCTION, attending_modules, attention
+from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.soft_cap import soft_cap
-from batching.backend.hooks.undo import Changes, python_modules
 
 KEYS_AND_VALUES: Final = (KVCache, RotatingKVCache, ChunkedKVCache)
 
@@ -79,9 +78,8 @@ class Watch:
             else:
                 methods = self._keys_and_values(index, kind)
             changes.set_attribute(leaf, "__class__", type(kind.__name__, (kind,), methods))
-        for module in python_modules(model):
-            if vars(module).get(FUNCTION) in (base.scaled_dot_product_attention, attention):
-                changes.set_attribute(module, FUNCTION, self._attention)
+        for module in attending_modules(model):
+            changes.rebind(model, module, FUNCTION, self._attention)
         try:
             yield
         finally:
@@ -158,7 +156,6 @@ class Watch:
             else:
                 self._strange.add(index)
             self.uses[index].is_shared |= cache is not self._leaves[index]
-        # Not mlx-lm's own: a model of the same type may be served meanwhile, by the same Python module.
         return attention(queries, keys, values, cache, scale, mask, sinks)
 
     def _is_known_mask(self, mask: mx.array, index: int) -> bool:

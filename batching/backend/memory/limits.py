@@ -71,7 +71,7 @@ class GpuMemory:
         if wanted > most:
             logger.warning(
                 "weights and KV cache take %d MiB, and macOS lets a GPU wire %d MiB of them, so that it may move "
-                "the rest: set fewer blocks (MLX_SERVER_BATCH_BLOCK_POOL_SIZE), or "
+                "the rest: set fewer blocks (MLX_SERVER_NUM_BLOCKS), or "
                 "sudo sysctl iogpu.wired_limit_mb=%d",
                 *(-(-wanted // MIB), most // MIB, -(-wanted // MIB)),
             )

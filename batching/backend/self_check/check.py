@@ -13,6 +13,7 @@ import numpy as np
 from batching.backend.devices import Gpu
 from batching.backend.exceptions import one_line
 from batching.backend.hooks.attention import hook_attention
+from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.flat_rows import flatten_rows
 from batching.backend.hooks.observe import Observation, own_layout
 from batching.backend.hooks.per_head import join_rows
@@ -21,7 +22,6 @@ from batching.backend.hooks.regroup import regroup
 from batching.backend.hooks.rows import RowSelection, select_rows
 from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped
-from batching.backend.hooks.undo import Changes
 from batching.backend.paged.layout import CacheLayout
 from batching.backend.platforms.cpu.layers.replace import min_input_bits
 from batching.backend.platforms.cpu.native_loader import Native
@@ -58,6 +58,7 @@ def check_model(
     gpu: Gpu | None = None,
     kernels: PoolKernels | NoKernels = ON_CPU,
     max_model_len: int = MAX_TOKENS,
+    changes: Changes | None = None,
 ) -> CheckedModel:
     """Return the fastest way of serving a model that gives the right logits, hooked into the model.
 
@@ -74,11 +75,12 @@ def check_model(
     kernels: the kernels of a GPU's pool; they are used if the same steps are right with them.
     max_model_len: bounds the long context, in tokens.
     """
+    changes = changes or Changes()
     if gpu is Gpu.CUDA:
-        flatten_rows(model)
-    hook_attention(model)
-    hook_ranges(model)
-    join_rows(model)
+        flatten_rows(model, changes)
+    hook_attention(model, changes)
+    hook_ranges(model, changes)
+    join_rows(model, changes)
     try:
         Observation(model, [0, 1]).layout()
     except Exception as error:

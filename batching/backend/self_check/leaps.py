@@ -9,7 +9,7 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 
-from batching.backend.hooks.undo import Changes
+from batching.backend.hooks.changes import Changes
 from batching.backend.platforms.cpu.layers.linear import Embedding
 
 # Of an embedding, as a share of its size: as much as rounding adds up to in many layers.

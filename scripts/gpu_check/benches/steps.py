@@ -78,7 +78,7 @@ def run(options: Options, record: Record, bits: int | None) -> None:
         model,
         chosen,
         max_num_seqs=max(point.rows for point in fitting),
-        max_batched_tokens=2048,
+        max_num_batched_tokens=2048,
         num_blocks=max(map(_num_tokens, fitting)) // BLOCK_SIZE,
         enable_prefix_cache=False,
         max_draft_tokens=0,
@@ -166,7 +166,7 @@ class StepBench:
 
     def prefill(self, num_tokens: int, chunk: int) -> None:
         """Read a prompt twice; the first time kernels are compiled."""
-        limits = replace(self._limits, prefill_chunk=chunk, max_batched_tokens=max(chunk, 128))
+        limits = replace(self._limits, prefill_chunk=chunk, max_num_batched_tokens=max(chunk, 128))
         seconds = []
         mx.reset_peak_memory()
         for _ in range(2):

@@ -25,7 +25,7 @@ def fill(controller: AdmissionController, priority: Priority) -> list[AdmissionT
 
 
 def test_the_less_urgent_are_rejected_first() -> None:
-    controller = admission(max_running=2, max_queued_requests=10)
+    controller = admission(max_num_seqs=2, max_queued_requests=10)
     low = fill(controller, Priority.LOW)
     assert len(low) == 2 + 5
     assert not controller.is_full
@@ -42,7 +42,7 @@ def test_the_less_urgent_are_rejected_first() -> None:
 
 
 def test_without_a_queue_those_that_run_are_all() -> None:
-    controller = admission(max_running=3, max_queued_requests=0)
+    controller = admission(max_num_seqs=3, max_queued_requests=0)
     assert len(fill(controller, Priority.LOW)) == 3
 
 
@@ -67,7 +67,7 @@ def test_prompts_that_wait_are_bounded_together_and_one_always_fits() -> None:
 
 def test_a_rejection_says_how_long_the_queue_takes() -> None:
     clock = FakeClock(1000.0)
-    controller = admission(clock, max_running=1, max_queued_requests=10)
+    controller = admission(clock, max_num_seqs=1, max_queued_requests=10)
     tickets = fill(controller, Priority.HIGH)
     # Nothing is known of how long they take.
     with pytest.raises(QueueFull) as caught:
@@ -86,7 +86,7 @@ def test_a_rejection_says_how_long_the_queue_takes() -> None:
 
 def test_a_ticket_that_was_never_used_does_not_count_for_the_service_rate() -> None:
     clock = FakeClock()
-    controller = admission(clock, max_running=1, max_queued_requests=1)
+    controller = admission(clock, max_num_seqs=1, max_queued_requests=1)
     waiting = controller.admit(ANONYMOUS, Priority.HIGH)
     for _ in range(50):
         clock.now += 0.01
@@ -101,7 +101,7 @@ def test_a_ticket_that_was_never_used_does_not_count_for_the_service_rate() -> N
 
 
 def test_the_rate_is_that_of_the_last_minute_of_work() -> None:
-    rate = ServiceRate(max_running=2)
+    rate = ServiceRate(max_num_seqs=2)
     rate.begin(0.0)
     # As if both that run ended now.
     assert rate.seconds_for(8, 0.5) == 2

@@ -18,7 +18,7 @@ Turn = asyncio.Task[Slot]
 
 
 def controller(clock: FakeClock, **limits: int) -> AdmissionController:
-    return AdmissionController(AdmissionLimits(**{"max_running": 4, **limits}), clock)
+    return AdmissionController(AdmissionLimits(**{"max_num_seqs": 4, **limits}), clock)
 
 
 async def ask(pacer: Pacer, num_lines: int) -> tuple[list[Slot], list[Turn]]:
@@ -42,7 +42,7 @@ async def test_lines_fill_the_batch_and_a_few_wait() -> None:
 
 async def test_lines_leave_the_queue_to_others() -> None:
     for num_running, num_queued in ((1, 2), (2, 0)):
-        limits = {"max_running": num_running, "max_queued_requests": num_queued}
+        limits = {"max_num_seqs": num_running, "max_queued_requests": num_queued}
         slots, waiting = await ask(Pacer(controller(FakeClock(), **limits)), 3)
         assert (len(slots), len(waiting)) == (2, 1)
         waiting[0].cancel()
@@ -80,7 +80,7 @@ async def test_lines_themselves_are_not_live() -> None:
 
 
 async def test_a_full_queue_and_a_shutdown_hold_lines_back() -> None:
-    admission = controller(FakeClock(), max_running=1, max_queued_requests=4)
+    admission = controller(FakeClock(), max_num_seqs=1, max_queued_requests=4)
     pacer = Pacer(admission, 9)
     live = [admission.admit(ANONYMOUS, Priority.NORMAL) for _ in range(3)]
     slots, (turn,) = await ask(pacer, 1)
@@ -110,7 +110,7 @@ async def test_a_slot_that_is_free_is_for_the_key_that_has_the_fewest() -> None:
 
 
 async def test_lines_that_are_cancelled_leave_their_slots_to_others() -> None:
-    pacer = Pacer(controller(FakeClock(), max_running=1, max_queued_requests=0))
+    pacer = Pacer(controller(FakeClock(), max_num_seqs=1, max_queued_requests=0))
     (slot,), (first, second, third) = await ask(pacer, 4)
     first.cancel()
     slot.release()

@@ -64,7 +64,7 @@ def processor(path: Path, work: WorkFile, dispatch: Dispatcher) -> LineProcessor
         RULES,
         work,
         client=CLIENT,
-        pacer=Pacer(AdmissionController(AdmissionLimits(max_running=1))),
+        pacer=Pacer(AdmissionController(AdmissionLimits(max_num_seqs=1))),
         dispatch=dispatch,
         on_record=lambda _: None,
     )

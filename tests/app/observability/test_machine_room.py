@@ -48,7 +48,7 @@ async def test_all_watchers_get_the_same_frames() -> None:
 
 
 async def test_a_frame_has_what_runs_and_no_text() -> None:
-    async with served_endlessly(batch_max_batch_size=2) as server:
+    async with served_endlessly(max_num_seqs=2) as server:
         watch = EngineWatch(server.engine)
         watcher = watch.watch()
         frames = watcher.frames()

@@ -429,7 +429,9 @@ def test_any_accept_header_gets_a_page(accept: str) -> None:
     assert "charset=utf-8" in content_type
 
 
-CONFIG: Final = SchedulerConfig(num_blocks=24, block_size=4, max_num_seqs=4, max_batched_tokens=16)
+CONFIG: Final = SchedulerConfig(
+    num_blocks=24, block_size=4, max_num_seqs=4, max_num_batched_tokens=16
+)
 
 
 @asynccontextmanager

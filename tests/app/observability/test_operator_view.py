@@ -44,7 +44,7 @@ async def test_a_server_is_healthy_before_it_is_ready_and_after() -> None:
 
 
 async def test_a_server_with_a_full_queue_is_not_ready_and_says_when_to_retry() -> None:
-    async with served(max_queued_requests=0, batch_max_batch_size=1) as server:
+    async with served(max_queued_requests=0, max_num_seqs=1) as server:
         await probe(server, "/health")
         admitted = server.admitted()
         assert await probe(server, "/ready") == (503, "the queue is full")

@@ -41,10 +41,10 @@ class WatchedRunner(MLXRunner):
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
         self.num_drafts += sum(len(s.drafts) for s in plan.slices)
-        outputs = super().run(plan)
-        states = [self._sequences.get(s.sequence_id) for s in plan.slices if s.num_samples]
-        self.num_mixed_steps += len({state.matcher is None for state in states}) == 2
-        return outputs
+        states = self._sequences.begin(plan)
+        sampled = [states[s.sequence_id] for s in plan.slices if s.num_samples]
+        self.num_mixed_steps += len({state.matcher is None for state in sampled}) == 2
+        return super().run(plan)
 
 
 class Server:

@@ -45,7 +45,7 @@ POISON: Final = VOCAB_SIZE - 1
 RNG: Final = np.random.default_rng(11)
 PROMPTS: Final = [RNG.integers(0, POISON, size).tolist() for size in (1, 6, 19, 23, 9, 40)]
 CONFIG: Final = SchedulerConfig(
-    num_blocks=64, block_size=4, max_num_seqs=5, max_batched_tokens=24, prefill_chunk=7
+    num_blocks=64, block_size=4, max_num_seqs=5, max_num_batched_tokens=24, prefill_chunk=7
 )
 
 WITH_STATES: Final = replace(CONFIG, num_checkpoints=4)

@@ -231,7 +231,7 @@ def test_alone(bundled: Bundled) -> None:
 @in_both_ways
 def test_in_a_batch_of_16_with_unlike_neighbours(bundled: Bundled) -> None:
     sizes: list[int] = []
-    config = SchedulerConfig(num_blocks=256, max_num_seqs=16, max_batched_tokens=512)
+    config = SchedulerConfig(num_blocks=256, max_num_seqs=16, max_num_batched_tokens=512)
     scheduler, engine = bundled.engine(config, lambda plan: sizes.append(len(plan.slices)))
     for r in unlike_neighbours(9):
         engine.add(r)
@@ -289,7 +289,7 @@ def assert_golden_in_chunks(
 ) -> None:
     chunks: set[int] = set()
     config = SchedulerConfig(
-        num_blocks=256, max_num_seqs=12, max_batched_tokens=512, prefill_chunk=prefill_chunk
+        num_blocks=256, max_num_seqs=12, max_num_batched_tokens=512, prefill_chunk=prefill_chunk
     )
     scheduler, engine = bundled.engine(
         config, lambda plan: chunks.update(len(s) for s in plan.slices)
@@ -385,7 +385,7 @@ def test_masks_of_others_leave_the_penalty_of_the_token_on_its_way(native: Nativ
         for penalty in (-20.0, 20.0)
         for seed in range(3)
     ]
-    config = SchedulerConfig(num_blocks=64, max_num_seqs=8, max_batched_tokens=64)
+    config = SchedulerConfig(num_blocks=64, max_num_seqs=8, max_num_batched_tokens=64)
 
     def serve_all() -> list[list[int]]:
         scheduler, engine = bundled.engine(config)

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import pytest
 
 from batching.backend.devices import Gpu
-from batching.backend.hooks.undo import Changes
+from batching.backend.hooks.changes import Changes
 from batching.backend.paged.kv_cache import LayerCache
 from batching.backend.paged.mlx_attention import RowGroup, RunContext, SlidingWindow, StepAttention
 from batching.backend.self_check import check as self_check

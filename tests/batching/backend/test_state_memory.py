@@ -29,7 +29,7 @@ CONFIG: Final = replace(
     TIGHT,
     num_blocks=120,
     max_num_seqs=16,
-    max_batched_tokens=64,
+    max_num_batched_tokens=64,
     prefill_chunk=16,
     max_draft_tokens=3,
     num_checkpoints=NUM_CHECKPOINTS,

@@ -49,7 +49,7 @@ LIMITS: Final = SchedulerConfig(
     num_blocks=60,
     block_size=4,
     max_num_seqs=4,
-    max_batched_tokens=16,
+    max_num_batched_tokens=16,
     prefill_chunk=7,
     max_draft_tokens=3,
 )
@@ -208,7 +208,7 @@ def test_long_requests_keep_a_fifth_of_the_bytes() -> None:
     """Counted in the pool's arrays, of a model in which one of six layers sees all tokens."""
     model = tiny_model("gemma3_text", num_hidden_layers=6, sliding_window_pattern=6)
     checked = check_model(model, TINY_VOCAB_SIZE)
-    limits = replace(LIMITS, num_blocks=512, max_batched_tokens=64, prefill_chunk=32)
+    limits = replace(LIMITS, num_blocks=512, max_num_batched_tokens=64, prefill_chunk=32)
     least = least_window_blocks(limits, 6)
     num_window_blocks = BlockBytes(6, 5, least).num_window_blocks(limits.num_blocks)
     cache = checked.cache(limits.num_blocks, limits.block_size, num_window_blocks=num_window_blocks)

@@ -43,7 +43,7 @@ from tests.support.requests import specs
 
 pytestmark = pytest.mark.anyio
 
-CONFIG = SchedulerConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_batched_tokens=16)
+CONFIG = SchedulerConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=16)
 LIMIT = CONFIG.max_request_tokens
 
 

@@ -82,7 +82,7 @@ def test_beside_others_their_prompts_get_what_the_others_leave() -> None:
 
 def test_soon_after_others_their_steps_are_short() -> None:
     """Another request may come, and has to wait for the step that it finds."""
-    server, first = Server(max_batched_tokens=16), line(1, 12, 1)
+    server, first = Server(max_num_batched_tokens=16), line(1, 12, 1)
     server.add(request(0, 2, 1))
     assert server.plans([1.0]) == ["0[0:2]"]
     server.add(first)

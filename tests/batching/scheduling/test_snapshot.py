@@ -116,7 +116,7 @@ def test_a_snapshot_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MAX_RUNNING", 2)
     monkeypatch.setattr(snapshots, "MAX_WAITING", 3)
     monkeypatch.setattr(snapshots, "MAX_RUNS", 1)
-    scheduler, busy = engine(max_num_seqs=3, num_blocks=64, max_batched_tokens=64)
+    scheduler, busy = engine(max_num_seqs=3, num_blocks=64, max_num_batched_tokens=64)
     busy.add(*(request(i, prompt=[i, *PROMPT]) for i in range(8)))
     busy.step()
     snapshot = scheduler.snapshot(0.0)

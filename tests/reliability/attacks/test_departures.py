@@ -265,7 +265,7 @@ def stepping(**settings: Any) -> Iterator[tuple[Server, Callable[[], None]]]:
 @pytest.mark.parametrize("path", [CHATS, "/v1/completions", "/v1/responses", "/v1/messages"])
 def test_one_that_leaves_in_the_engine(path: str, stream: bool) -> None:
     """It waits to be accepted, waits in the queue, and is read and answered; in each a step goes on."""
-    with stepping(batch_max_batch_size=1) as (server, step), server.connection() as first:
+    with stepping(max_num_seqs=1) as (server, step), server.connection() as first:
         first.send(request(CHATS, max_tokens=5))
         server.wait_for(1, 1, 1)
         for num_steps in (0, 1):
@@ -291,7 +291,7 @@ def test_one_that_leaves_while_it_is_read_or_answered(num_steps: int, stream: bo
 
 def test_no_live_client_is_rejected_for_those_that_have_left() -> None:
     """All places are taken by clients that leave while a step goes on; the next one gets one."""
-    with stepping(batch_max_batch_size=1, max_queued_requests=8) as (server, _):
+    with stepping(max_num_seqs=1, max_queued_requests=8) as (server, _):
         num_places = server.service.admission.limits.max_requests(Priority.NORMAL)
         for _ in range(3):
             with ExitStack() as leavers:

@@ -5,6 +5,7 @@ import logging
 import mlx.nn as nn
 
 from batching.backend.exceptions import one_line
+from batching.backend.hooks.changes import Changes
 from batching.backend.platforms.cpu.fused.blocks import replace_blocks
 from batching.backend.platforms.cpu.layers.one_input import of_one_input
 from batching.backend.platforms.cpu.layers.packing import Packing
@@ -16,14 +17,20 @@ logger = logging.getLogger(__name__)
 
 
 def use_kernels(
-    model: nn.Module, native: Native, *, input_bits: int = 32, packing: Packing | None = None
+    model: nn.Module,
+    native: Native,
+    *,
+    input_bits: int = 32,
+    packing: Packing | None = None,
+    changes: Changes | None = None,
 ) -> nn.Module:
     """Return the model with modules replaced by kernels and with float32 activations.
 
-    `input_bits` and `packing` are those of `replace_modules`.
+    `input_bits`, `packing` and `changes` are those of `replace_modules`.
     """
+    changes = changes or Changes()
     packing = packing or Packing(native.module, max(input_bits, native.min_input_bits))
-    model = replace_modules(model, native, packing=packing)
+    model = replace_modules(model, native, packing=packing, changes=changes)
     if packing.finds_inputs:
         packing.of_one_input = of_one_input(model, packing.packed)
     if packing.finds_shifts:
@@ -32,5 +39,5 @@ def use_kernels(
         except Exception as error:
             # The code of a model can raise anything.
             logger.warning("inputs are not scaled by channel: %s", one_line(error))
-    replace_blocks(model, native)
+    replace_blocks(model, native, changes)
     return model

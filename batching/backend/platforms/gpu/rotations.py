@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from batching.backend.frequencies import Frequencies, frequencies_of
-from batching.backend.hooks.undo import Changes
+from batching.backend.hooks.changes import Changes
 from batching.backend.platforms.cpu.layers.norms import rms_norm_offset
 from batching.backend.platforms.gpu.pool_kernels import HeadNorms, Rotation
 from batching.backend.platforms.gpu.step_rows import padded

@@ -8,6 +8,7 @@ import mlx.nn as nn
 import pytest
 
 from batching.backend.devices import Gpu
+from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.flat_rows import flatten_rows
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.verdict import Way
@@ -43,7 +44,7 @@ def linear(bias: bool) -> nn.QuantizedLinear:
 def test_the_rows_of_a_step_are_one_product(shapes: Shapes, bias: bool) -> None:
     plain, flat = linear(bias), linear(bias)
     flat.update(plain.parameters())
-    flatten_rows(flat)
+    flatten_rows(flat, Changes())
     for x in (mx.random.normal((5, 1, NUM_INPUTS)), mx.random.normal((1, 5, NUM_INPUTS))):
         expected, computed = plain(x), flat(x)
         assert computed.shape == expected.shape
@@ -56,7 +57,7 @@ def test_so_are_logits_of_tied_embeddings(shapes: Shapes) -> None:
     x = mx.random.normal((3, 1, NUM_INPUTS))
     tokens = mx.array([[3], [39]])
     expected, embedded = embedding.as_linear(x), embedding(tokens)
-    flatten_rows(embedding)
+    flatten_rows(embedding, Changes())
     assert mx.allclose(embedding.as_linear(x), expected, atol=1e-5)
     assert mx.array_equal(embedding(tokens), embedded)
     assert shapes == [(3, 1, NUM_INPUTS), (3, NUM_INPUTS)]
@@ -68,7 +69,7 @@ def test_other_shapes_and_other_classes_stay_as_they_are(shapes: Shapes) -> None
 
     own = Own(NUM_INPUTS, 32, bias=False, group_size=32, bits=4)
     plain = linear(bias=False)
-    flatten_rows(nn.Sequential(own, plain))
+    flatten_rows(nn.Sequential(own, plain), Changes())
     assert type(own) is Own
     for shape in ((4, NUM_INPUTS), (2, 3, NUM_INPUTS), (1, 1, NUM_INPUTS), (3, 2, 1, NUM_INPUTS)):
         assert plain(mx.zeros(shape)).shape == (*shape[:-1], 32)

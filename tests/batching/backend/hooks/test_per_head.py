@@ -7,6 +7,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.mla import MultiLinear
 
+from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.per_head import join_rows
 
 NUM_HEADS: Final = 3
@@ -44,7 +45,7 @@ def test_the_products_are_those_of_the_model(
 ) -> None:
     model = Model(is_quantized=is_quantized)
     expected = model.embed_q(x, transpose=transpose)
-    join_rows(model)
+    join_rows(model, Changes())
     joined = model.embed_q(x, transpose=transpose)
     assert joined.shape == expected.shape
     assert mx.allclose(joined, expected, atol=1e-5)
@@ -60,7 +61,7 @@ def test_a_step_is_one_product_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
         return product
 
     monkeypatch.setattr(MultiLinear, "__call__", watched)
-    join_rows(model)
+    join_rows(model, Changes())
     model.embed_q(STEP)
     model.embed_q(CHUNK)
     assert shapes == 2 * [(1, NUM_HEADS, NUM_ROWS, INPUT_DIMS)]
@@ -68,7 +69,7 @@ def test_a_step_is_one_product_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_joining_twice_changes_nothing() -> None:
     model = Model()
-    join_rows(model)
+    join_rows(model, Changes())
     joined = type(model.embed_q)
-    join_rows(model)
+    join_rows(model, Changes())
     assert type(model.embed_q) is joined

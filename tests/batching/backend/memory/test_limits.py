@@ -112,7 +112,7 @@ def test_weights_that_are_more_are_wired_in_part_and_one_line_says_what_to_set(
     [record] = caplog.records
     assert record.getMessage() == (
         "weights and KV cache take 1500 MiB, and macOS lets a GPU wire 1000 MiB of them, so that it may move the "
-        "rest: set fewer blocks (MLX_SERVER_BATCH_BLOCK_POOL_SIZE), or sudo sysctl iogpu.wired_limit_mb=1500"
+        "rest: set fewer blocks (MLX_SERVER_NUM_BLOCKS), or sudo sysctl iogpu.wired_limit_mb=1500"
     )
 
 

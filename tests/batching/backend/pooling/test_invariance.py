@@ -24,9 +24,11 @@ from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import DEVICE_KINDS, VOCAB_SIZE, Check, tiny_model
 from tests.support.weekly import weekly_pairs
 
-ROOMY: Final = SchedulerConfig(num_blocks=64, block_size=4, max_num_seqs=5, max_batched_tokens=256)
+ROOMY: Final = SchedulerConfig(
+    num_blocks=64, block_size=4, max_num_seqs=5, max_num_batched_tokens=256
+)
 # So few blocks that requests which decode take those of others, which are read in small chunks.
-CROWDED: Final = replace(TIGHT, num_blocks=22, prefill_chunk=2, max_batched_tokens=6)
+CROWDED: Final = replace(TIGHT, num_blocks=22, prefill_chunk=2, max_num_batched_tokens=6)
 FAMILIES: Final = ("qwen3", "mistral", "gemma2", "mamba", "qwen3_moe")
 RNG: Final = random.Random(5)
 PROMPTS: Final = [[RNG.randrange(VOCAB_SIZE) for _ in range(size)] for size in (1, 9, 30, 47)]

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from batching import EngineConfig
 from batching.backend import engine_builder
 from batching.backend.engine_builder import build_engine
-from batching.backend.hooks.undo import Changes
+from batching.backend.hooks.changes import Changes
 from batching.backend.loader import load_model
 from batching.backend.packed_model import PackedModel
 from batching.backend.platforms.cpu.layers.packing import Packing, StoredDiffers

@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from batching.backend.hooks.attention import hook_attention
+from batching.backend.hooks.changes import Changes, running
 from batching.backend.platforms.cpu.fused.arguments import Parameters
 from batching.backend.platforms.cpu.fused.check import FusedAttention, FusedCheck
 from batching.backend.platforms.cpu.fused.halves import AttentionHalf, MlpHalf
@@ -157,11 +158,17 @@ def _norms(names: set[str]) -> tuple[_Norms, str]:
     raise UnknownPart(f"a block has {names}")
 
 
-def replace_blocks(model: nn.Module, native: Native) -> None:
-    """Make blocks, or else attention and MLPs, run as operations on the kernels' pool."""
-    kernels = native.module
-    check = FusedCheck(native)
-    hook_attention(model)
+def replace_blocks(model: nn.Module, native: Native, changes: Changes) -> None:
+    """Make blocks, or else attention and MLPs, run as operations on the kernels' pool.
+
+    changes: gets the function for attention; the modules are replaced for good.
+    """
+    hook_attention(model, changes)
+    with running(model):
+        _replace_blocks(model, native.module, FusedCheck(native))
+
+
+def _replace_blocks(model: nn.Module, kernels: Any, check: FusedCheck) -> None:
     replaced: set[int] = set()
     # A module comes before those in it.
     for module in model.modules():

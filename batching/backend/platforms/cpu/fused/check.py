@@ -10,9 +10,9 @@ import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
+from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.sizes import shrink_sizes
 from batching.backend.hooks.soft_cap import attend_capped, soft_cap
-from batching.backend.hooks.undo import Changes
 from batching.backend.host_array import host_array
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.paged.mlx_attention import SlidingWindow

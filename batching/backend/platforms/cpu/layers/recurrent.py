@@ -10,6 +10,8 @@ from mlx_lm.models import gated_delta, ssm
 from mlx_lm.models.gated_delta import gated_delta_ops as mlx_gated_delta_ops
 from mlx_lm.models.ssm import compute_dt, ssm_attn as mlx_ssm_attn
 
+from batching.backend.hooks.changes import Changes
+
 
 class Conv1d(nn.Conv1d):
     """A causal convolution of each channel by itself."""
@@ -31,10 +33,11 @@ def replace_convolution(module: nn.Module, kernels: Any) -> None:
         module.convolve = partial(kernels.convolve, taps=mx.contiguous(weight[..., 0].T), bias=bias)
 
 
-def rebind_recurrences(kernels: Any) -> None:
-    """Rebind in mlx-lm what its models' functions compute a recurrence by, for all models."""
-    vars(gated_delta)["gated_delta_ops"] = partial(_gated_delta_ops, kernels)
-    vars(ssm)["ssm_attn"] = partial(_ssm_attn, kernels)
+def rebind_recurrences(model: nn.Module, kernels: Any, changes: Changes) -> None:
+    """Rebind the functions in mlx-lm that compute a model's recurrences."""
+    delta_rule, attend = partial(_gated_delta_ops, kernels), partial(_ssm_attn, kernels)
+    changes.rebind(model, gated_delta, "gated_delta_ops", delta_rule)
+    changes.rebind(model, ssm, "ssm_attn", attend)
 
 
 def _gated_delta_ops(

@@ -8,6 +8,7 @@ activations.
 import mlx.core as mx
 import mlx.nn as nn
 
+from batching.backend.hooks.changes import Changes
 from batching.backend.platforms.cpu.layers.activations import rebind_activations
 from batching.backend.platforms.cpu.layers.experts import (
     SwitchLinear,
@@ -37,13 +38,19 @@ from batching.backend.weights.dequantize import dequantize
 
 
 def replace_modules(
-    model: nn.Module, native: Native, *, input_bits: int = 32, packing: Packing | None = None
+    model: nn.Module,
+    native: Native,
+    *,
+    input_bits: int = 32,
+    packing: Packing | None = None,
+    changes: Changes | None = None,
 ) -> nn.Module:
     """Return the model with modules replaced by kernels and with float32 activations.
 
     input_bits: round the inputs of quantized weights to 8 or 16 bits, or to the fewest that the kernels
         support if these are more; 32 rounds nothing.
     packing: where weights come from, if not from the model's arrays.
+    changes: gets the functions that are rebound while the model runs; its modules are replaced for good.
     """
     kernels = native.module
     packing = packing or Packing(kernels, max(input_bits, native.min_input_bits))
@@ -57,8 +64,9 @@ def replace_modules(
         replace_convolution(module, kernels)
         replace_norm(module, kernels)
         replace_rope(module, kernels, step_angles)
-    rebind_activations(model, kernels)
-    rebind_recurrences(kernels)
+    changes = changes or Changes()
+    rebind_activations(model, kernels, changes)
+    rebind_recurrences(model, kernels, changes)
     mx.eval(model.parameters())
     return model
 

@@ -14,7 +14,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.switch_layers import SwitchGLU
 
-from batching.backend.hooks.undo import Changes
+from batching.backend.hooks.changes import Changes
 from batching.backend.host_array import host_array
 from batching.backend.platforms.cpu.layers.experts import Experts, SwitchLinear
 from batching.backend.platforms.cpu.layers.linear import Embedding, Linear, Product

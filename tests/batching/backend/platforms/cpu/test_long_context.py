@@ -46,7 +46,7 @@ def test_a_long_prompt_in_any_chunks_in_flat_memory(native: Native, kv_dtype: mx
             block_size=_BLOCK_SIZE,
             max_model_len=_NUM_TOKENS + _NUM_NEW,
             prefill_chunk=chunk,
-            max_batched_tokens=chunk,
+            max_num_batched_tokens=chunk,
         )
         cache = checked.cache(config.num_blocks, config.block_size)
         runner = MLXRunner(model, vocab_size, checked.selection, cache, checked.sampler())

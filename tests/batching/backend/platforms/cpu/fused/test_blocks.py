@@ -11,6 +11,7 @@ import pytest
 from mlx_lm.models import gemma, llama
 
 from batching.backend.frequencies import Frequencies
+from batching.backend.hooks.changes import Changes
 from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.platforms.cpu.fused import blocks, halves, latent
@@ -308,7 +309,7 @@ def test_what_computes_something_else_is_not_fused(
     name, fault = case
     model = replace_modules(make_tiny(name, bits=4), native, input_bits=input_bits)
     fault(monkeypatch)
-    replace_blocks(model, native)
+    replace_blocks(model, native, Changes())
     assert set(paths(model)) <= {"lone MLP", "lone mixture"}
 
 
@@ -331,7 +332,7 @@ def test_a_block_that_computes_something_else_is_fused_in_parts(
 ) -> None:
     model = replace_modules(make_tiny(name, bits=4), native, input_bits=input_bits)
     fault(monkeypatch)
-    replace_blocks(model, native)
+    replace_blocks(model, native, Changes())
     assert paths(model) == expected
 
 
@@ -352,7 +353,7 @@ def test_a_block_of_one_half_is_one_operation(
     model = replace_modules(make_tiny("nemotron_h"), native)
     if fault:
         fault(monkeypatch)
-    replace_blocks(nn.Sequential(*model.layers[:3]), native)
+    replace_blocks(nn.Sequential(*model.layers[:3]), native, Changes())
     kinds = [type(vars(block).get("_fused")) for block in model.layers[:3]]
     assert kinds == ([RecurrentHalf, MlpHalf, AttentionHalf] if is_fused else [type(None)] * 3)
 

@@ -10,6 +10,7 @@ import pytest
 from mlx_lm.models import qwen3_moe
 from mlx_lm.models.switch_layers import SwitchGLU
 
+from batching.backend.hooks.changes import Changes
 from batching.backend.platforms.cpu.fused import mixture, routers
 from batching.backend.platforms.cpu.fused.blocks import FusedBlock, replace_blocks
 from batching.backend.platforms.cpu.fused.check import compare
@@ -173,7 +174,7 @@ def test_what_computes_something_else_is_not_fused(
     assert halves(use_kernels(make_model(bits=4), native, input_bits=input_bits))
     model = replace_modules(make_model(bits=4), native, input_bits=input_bits)
     fault(monkeypatch)
-    replace_blocks(model, native)
+    replace_blocks(model, native, Changes())
     assert not halves(model)
 
 

@@ -1,6 +1,6 @@
 """Recurrences by the native kernels are those of mlx-lm, and a request's bits depend on no other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from mlx_lm.models import gated_delta, ssm
 from mlx_lm.models.gated_delta import gated_delta_ops as mlx_gated_delta_ops
 from mlx_lm.models.ssm import ssm_attn as mlx_ssm_attn
 
+from batching.backend.hooks.changes import Changes, running
 from batching.backend.platforms.cpu.layers.recurrent import (
     Conv1d,
     rebind_recurrences,
@@ -156,12 +157,17 @@ def test_inputs_need_not_be_contiguous(kernels: Any) -> None:
 
 
 @pytest.fixture
-def update(
-    kernels: Any, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[mx.array, mx.array]]:
-    """mlx-lm's function as its models call it, in a process with a model on the kernels."""
-    monkeypatch.setattr(gated_delta, "gated_delta_ops", mlx_gated_delta_ops)
-    rebind_recurrences(kernels)
+def in_a_model(kernels: Any) -> Iterator[None]:
+    """Call functions of mlx-lm as a model on the kernels does."""
+    model, changes = nn.Sequential(), Changes()
+    rebind_recurrences(model, kernels, changes)
+    with running(model):
+        yield
+    changes.undo()
+
+
+@pytest.fixture
+def update(in_a_model: None) -> Callable[..., tuple[mx.array, mx.array]]:
     return gated_delta.gated_delta_update
 
 
@@ -204,11 +210,7 @@ def test_what_the_kernel_does_not_take_stays_mlx_lm_s(
 
 
 @pytest.fixture
-def ssm_update(
-    kernels: Any, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[mx.array, mx.array]]:
-    monkeypatch.setattr(ssm, "ssm_attn", mlx_ssm_attn)
-    rebind_recurrences(kernels)
+def ssm_update(in_a_model: None) -> Callable[..., tuple[mx.array, mx.array]]:
     return ssm.ssm_update
 
 
