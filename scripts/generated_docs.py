@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
-from app.flags import HEADINGS, flag_name
+from app.flags import HEADINGS
 from app.settings import Settings, env_name
 from batching.request import TRANSITIONS
 from scripts.house.picture import HOUSE, picture
@@ -70,11 +70,10 @@ def tables() -> str:
     for field, schema in fields():
         if field in HEADINGS:
             lines += ["", f"## {HEADINGS[field]}", ""]
-            lines += ["| variable and flag | default | values | meaning |"]
+            lines += ["| variable | default | values | meaning |"]
             lines += ["| --- | --- | --- | --- |"]
-        names = f"`{env_name(field)}`<br>`{flag_name(field)}`"
         cell = f"`{default(schema)}`" if default(schema) else "empty"
-        lines.append(f"| {names} | {cell} | {values(schema)} | {schema['description']} |")
+        lines.append(f"| `{env_name(field)}` | {cell} | {values(schema)} | {schema['description']} |")
     return "\n".join(lines)
 
 
