@@ -92,9 +92,8 @@ class Settings(BaseSettings):
     )
     num_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=1024,
-        description="KV cache blocks of 32 tokens, shared by all requests. Unless this is set, there "
-        "are fewer where they would take more than half of the free memory; a number that is set and "
-        "does not fit is rejected. `auto` takes what fits in `MLX_SERVER_MEMORY_FRACTION`.",
+        description="KV cache blocks of 32 tokens, shared by all requests. Unless this is set, they take "
+        "at most half of the free memory. `auto` takes as many as fit in `MLX_SERVER_MEMORY_FRACTION`.",
     )
     max_num_batched_tokens: int = Field(
         default=512,
@@ -187,7 +186,7 @@ class Settings(BaseSettings):
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         default="auto",
-        description="Type of the keys and values in the KV cache; `auto` is that of the model's activations, or with the native kernels in the precision `auto` bfloat16. In `bfloat16` twice as many tokens fit as in `float32`, in `int8` nearly four times as many; `int8` needs the native kernels, or on a GPU those of its pool.",
+        description="Type of the keys and values in the KV cache; `auto` is that of the model's activations, or bfloat16 with the native kernels in the precision `auto`. `int8` holds nearly four times as many tokens as `float32`, and needs the native kernels, or on a GPU those of its pool.",
     )
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="Device to compute on; `auto` is the GPU if there is one."
@@ -204,7 +203,7 @@ class Settings(BaseSettings):
         default=None,
         ge=1,
         le=1024,
-        description="Threads of the native kernels, at most one for each hardware thread that the process may use; the quota of a container counts. Empty is one for each core, and from 8 on one fewer, for the event loop, unless cores have several hardware threads.",
+        description="Threads of the native kernels, at most one for each hardware thread that the process may use. Empty is one for each core, and from 8 on one fewer unless cores have several hardware threads.",
     )
     weights_cache_dir: Path | None = Field(
         default=None,
@@ -217,7 +216,7 @@ class Settings(BaseSettings):
     )
     gpu_kernels: Literal["auto", "off", "require"] = Field(
         default="off",
-        description="Kernels that write and read the KV cache of a GPU in place: `off` until a report of `make gpu-check` on such a GPU is in the repository; `auto` uses them if a check at the start finds them right; `require` does not start without.",
+        description="Kernels that write and read the KV cache of a GPU in place: `auto` uses them if a check at the start finds them right; `require` does not start without. `off` until a report of `make gpu-check` on such a GPU is there.",
     )
     mlx_cache_mib: int = Field(
         default=1024,
@@ -257,9 +256,8 @@ class Settings(BaseSettings):
     max_connections: int = Field(
         default=1024,
         ge=1,
-        description="Most open connections; fewer where the limit of open files (`ulimit -n`) has no room for "
-        "four times as many. The one that is idle for longest makes room for a new one; if there is none, the new one "
-        "gets a 503.",
+        description="Most open connections, at most a quarter of the limit of open files (`ulimit -n`). "
+        "The one that is idle for longest makes room for a new one; if there is none, the new one gets a 503.",
     )
     max_requests_per_key: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
@@ -294,10 +292,8 @@ class Settings(BaseSettings):
     allowed_hosts: str = Field(
         default="",
         description="Host names by which clients may address the server, besides `localhost` and its addresses: "
-        "names or `*.example.org`, separated by commas; `*` is any. If the server does not listen on a loopback "
-        "address, also other addresses and names that only a private network has. Others get a 403, since the "
-        "name may be that of a web page that was made to point here (DNS rebinding); if this is empty and "
-        "there are keys, none do.",
+        "names or `*.example.org`, separated by commas; `*` is any. On a network also addresses and names that only "
+        "a private network has. Others get a 403 (DNS rebinding), unless this is empty and there are keys.",
     )
     web: bool = Field(
         default=True, description="Serve a page with a chat and a view of the engine at `/`."
