@@ -73,7 +73,9 @@ def tables() -> str:
             lines += ["| variable | default | values | meaning |"]
             lines += ["| --- | --- | --- | --- |"]
         cell = f"`{default(schema)}`" if default(schema) else "empty"
-        lines.append(f"| `{env_name(field)}` | {cell} | {values(schema)} | {schema['description']} |")
+        lines.append(
+            f"| `{env_name(field)}` | {cell} | {values(schema)} | {schema['description']} |"
+        )
     return "\n".join(lines)
 
 

@@ -74,7 +74,7 @@ def _title(package: str, name: str) -> str:
 
 
 def _box(package: str, name: str, is_folder: bool, files: Files) -> Box:
-    title = _title(package, name) or package
+    title = _title(package, name) or "__init__"
     if is_folder:
         return Box(f"{title}/", _folder_about(name, files), is_folder)
     return Box(f"{title}{files[name][0].suffix}", about(files[name][0]), is_folder)
