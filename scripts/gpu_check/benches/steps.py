@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import mlx.core as mx
 
 from batching.backend.exceptions import one_line
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import BLOCK_SIZE, SchedulerConfig
 from batching.inputs.sequence_spec import SequenceSpec

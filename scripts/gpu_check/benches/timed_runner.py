@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from batching.backend.mlx_runner import MLXRunner, MLXStep
+from batching.backend.runner.mlx_runner import MLXRunner, MLXStep
 from batching.steps.step_plan import SliceOutput, StepPlan
 
 
