@@ -1,7 +1,6 @@
 """Batches over real sockets, with OpenAI's client, and what kills leave."""
 
 import json
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,24 +126,3 @@ def test_a_batch_of_openais_client_survives_a_kill(tmp_path: Path) -> None:
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve(uploaded.id)
         assert server.stop() == 0
-
-
-@pytest.mark.slow
-def test_run_batch_survives_a_kill(tmp_path: Path) -> None:
-    source, target, work = (tmp_path / name for name in ("in", "out", "out.part"))
-    write_input(source)
-    with live_server() as server:
-        expected = answers(server)
-    command = ["-m", "app", "run-batch", str(source), str(target)]
-    with live_server(command) as first:
-        # The database grows beyond what an empty one has.
-        wal = work.with_name("out.part-wal")
-        wait_until(lambda: wal.exists() and wal.stat().st_size > 100_000, f"no result: {first.log}")
-        first.send_signal(signal.SIGKILL)
-        assert first.wait() == -signal.SIGKILL
-    assert not target.exists()
-    with live_server(command) as second:
-        assert second.wait() == 0
-        assert second.log.splitlines()[-1] == f"{NUM_LINES} of {NUM_LINES} lines, 0 of them failed"
-    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
-    check_output(target.read_text(encoding="utf-8"), expected)

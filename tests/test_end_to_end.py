@@ -1,13 +1,7 @@
 """`python -m app` with the bundled model, over real sockets, as its users have it."""
 
-import asyncio
-import json
-import logging
-import os
 import re
-import signal
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
@@ -17,13 +11,9 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from app.main import create_app
-from app.server.uvicorn_server import bind, serve
-from batching import EngineConfig, EngineThread, SchedulerManager, SchedulerStats
 from batching.backend import BLAS
 from scripts.server_process import ROOT, Server
 from tests.support.golden import GOLDEN, GoldenCase
-from tests.support.small_model import small_model
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -123,120 +113,3 @@ def test_a_whole_answer_reports_what_the_cache_gave(server: Server) -> None:
     # On a CPU all but the last token, otherwise full blocks.
     num_cached = len(SHORT[2].prompt_token_ids) - 1 if mx.default_device() == mx.cpu else 32
     assert answer.usage.prompt_tokens_details.cached_tokens == num_cached
-
-
-def test_a_stop_string_is_not_part_of_the_answer(server: Server) -> None:
-    assert SHORT[0].text == "The capital of France is Paris."
-    with client_of(server) as client:
-        answer = client.chat.completions.create(
-            model=MODEL,
-            messages=messages(SHORT[0]),
-            temperature=0,
-            stop=["of Fr", "Paris"],
-        )
-    assert answer.choices[0].message.content == "The capital "
-    assert answer.choices[0].finish_reason == "stop"
-
-
-def test_a_seeded_completion_is_the_same_again(server: Server) -> None:
-    with client_of(server) as client:
-        texts = {
-            client.completions.create(
-                model=MODEL, prompt="Once upon a time", max_tokens=24, seed=seed, temperature=1
-            )
-            .choices[0]
-            .text
-            for seed in (1, 2, 1, 2)
-        }
-    assert len(texts) == 2
-
-
-class Departures:
-    """A server in this process, so that its engine can be asked, and a client that leaves it."""
-
-    def __init__(self, engine: EngineThread, port: int) -> None:
-        self._engine = engine
-        self._port = port
-
-    def send(self, prompt: str) -> socket.socket:
-        body = json.dumps({"prompt": prompt, "max_tokens": 6000, "stream": True, "temperature": 0})
-        sock = socket.create_connection(("127.0.0.1", self._port))
-        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        sock.sendall(f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{body}".encode())
-        return sock
-
-    def wait_for(self, condition: Callable[[SchedulerStats], bool]) -> None:
-        """Ask between any two steps; pytest's time-out ends a wait for what never comes."""
-        while not condition(asyncio.run(self._engine.stats())):
-            pass
-
-    def wait_until_all_is_free(self) -> None:
-        self.wait_for(lambda stats: stats.num_running + stats.num_waiting == 0)
-        stats = asyncio.run(self._engine.stats())
-        assert stats.num_free_blocks == stats.num_blocks
-
-
-def leave_before_the_head(clients: Departures) -> None:
-    clients.send("Hello").close()
-    # Behind it in line: when this one runs, the server has read the other's request.
-    with clients.send("Hello again") as sock:
-        sock.recv(1)
-    clients.wait_until_all_is_free()
-
-
-def leave_in_mid_prefill(clients: Departures) -> None:
-    with clients.send("one two three four five " * 80):
-        clients.wait_for(lambda stats: stats.num_prefilling == 1)
-    clients.wait_until_all_is_free()
-
-
-def leave_in_mid_decode(clients: Departures) -> None:
-    with clients.send("Once upon a time") as sock:
-        received = b""
-        while received.count(b"data: ") < 3:
-            received += sock.recv(1000)
-    clients.wait_until_all_is_free()
-
-
-def test_a_client_that_leaves_frees_its_blocks(caplog: pytest.LogCaptureFixture) -> None:
-    # Steps so small that the prompt takes many.
-    config = EngineConfig(
-        model=str(small_model()),
-        model_id=MODEL,
-        num_blocks=256,
-        device="cpu",
-        max_num_batched_tokens=32,
-    )
-    manager = SchedulerManager([config])
-    engine = manager.get(MODEL)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-
-    def visit(port: int) -> None:
-        try:
-            clients = Departures(engine, port)
-            for leave in (leave_before_the_head, leave_in_mid_prefill, leave_in_mid_decode):
-                leave(clients)
-            assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    try:
-        with bind("127.0.0.1", 0) as sock, ThreadPoolExecutor() as pool:
-            sock.listen()
-            visitor = pool.submit(visit, sock.getsockname()[1])
-            with caplog.at_level(logging.INFO, "app.observability.request_log"):
-                serve(create_app(manager), sock)
-            visitor.result()
-    finally:
-        manager.close()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    # Each would have gone on to 6000 tokens.
-    logged = [
-        vars(r)["fields"] for r in caplog.records if r.name == "app.observability.request_log"
-    ]
-    outputs = [fields["output"] for fields in logged if fields["reason"] == "aborted"]
-    # The first one has left before the engine got it, if the server has seen it go in time.
-    assert len(outputs) == len(logged) >= 3
-    assert max(outputs) < 3000

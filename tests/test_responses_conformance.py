@@ -10,7 +10,6 @@ import openai
 import pytest
 from jsonschema import Draft202012Validator
 from openai.types.responses import Response
-from pydantic import BaseModel, Field
 
 from scripts.server_process import Server, wait_until
 from tests.support.live import live_server
@@ -125,33 +124,6 @@ def test_calls_that_have_to_be_made_are_and_their_results_are_read(client: opena
     assert after.usage is not None
     assert answer.usage is not None
     assert after.usage.input_tokens > answer.usage.input_tokens + 10
-
-
-def test_the_input_of_a_custom_tool_is_text(client: openai.OpenAI) -> None:
-    with client.responses.stream(
-        model=MODEL,
-        input="Change the file.",
-        tools=cast(Any, [PATCH]),
-        tool_choice=cast(Any, {"type": "custom", "name": "patch"}),
-        parallel_tool_calls=False,
-        max_output_tokens=60,
-    ) as stream:
-        deltas = [e.delta for e in stream if e.type == "response.custom_tool_call_input.delta"]
-        (call,) = stream.get_final_response().output
-    assert call.type == "custom_tool_call"
-    assert call.input == "".join(deltas)
-
-
-class City(BaseModel):
-    name: str = Field(max_length=12)
-    size: str = Field(pattern="^(small|large)$")
-
-
-def test_the_client_parses_its_own_type(client: openai.OpenAI) -> None:
-    answer = client.responses.parse(
-        model=MODEL, input="Describe Paris.", text_format=City, max_output_tokens=60
-    )
-    assert isinstance(answer.output_parsed, City)
 
 
 def test_each_turn_finds_the_one_before_in_the_cache(client: openai.OpenAI) -> None:

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _arguments(argv)
     try:
-        with ended_by_signals(), fleet(args.servers, args.start_timeout) as (reference, *others):
+        with ended_by_signals(), fleet(args.servers) as (reference, *others):
             with reference.awake():
                 prompts = write_prompts(reference, args.texts, args.max_tokens)
                 expected = [logprobs_of(reference, prompt) for prompt in prompts]
@@ -101,7 +101,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--max-tokens", type=int, default=96, help="of each text, beside its opening"
     )
-    parser.add_argument("--start-timeout", type=float, default=300)
     parser.add_argument("--json", type=Path, help="write the results")
     what = "default: this project's in exact mode"
     parser.add_argument("--reference", type=server_at, metavar="[NAME=]URL[#MODEL]", help=what)

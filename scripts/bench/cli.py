@@ -25,9 +25,7 @@ class Options:
 
     plan: Plan
     servers: tuple[ServerSpec, ...]
-    start_timeout: float
     json: str | None
-    note: str
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
@@ -39,9 +37,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     return Options(
         plan=_plan(args),
         servers=_servers(args, parser.error),
-        start_timeout=args.start_timeout,
         json=args.json,
-        note=args.note,
     )
 
 
@@ -87,15 +83,9 @@ def _add_run(add: Callable[..., object]) -> None:
     add("--rounds", type=_count, default=3, help="default: %(default)s")
     words = "requests before each measurement that do not count; default: %(default)s"
     add("--warmup", type=_count_or_zero, default=2, metavar="N", help=words)
-    for flag, default, words in (
-        ("--timeout", 120.0, "seconds for a request"),
-        ("--time-limit", 3600.0, "seconds for the whole run"),
-        ("--start-timeout", 300.0, "seconds for a server to get ready"),
-    ):
-        words += "; default: %(default)g"
-        add(flag, type=_positive, default=default, metavar="S", help=words)
+    words = "seconds for a request; default: %(default)g"
+    add("--timeout", type=_positive, default=120.0, metavar="S", help=words)
     add("--json", metavar="FILE", help="write all results; - is standard output")
-    add("--note", default="", help="a remark for the JSON")
 
 
 def _servers(args: argparse.Namespace, fail: Callable[[str], NoReturn]) -> tuple[ServerSpec, ...]:
@@ -118,7 +108,6 @@ def _plan(args: argparse.Namespace) -> Plan:
         num_warmup_requests=args.warmup,
         seed=args.seed,
         timeout=args.timeout,
-        time_limit=args.time_limit,
         ignores_eos=args.ignore_eos,
     )
 

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_whole(result: dict[str, Any]) -> bool:
-    return bool(result.get("is_complete")) and not result["num_failed"]
+    return result.get("num_failed") == 0
 
 
 def options_for(path: Path, words: Sequence[str]) -> Options:
@@ -102,14 +102,14 @@ def _measure(name: str, path: Path, words: Sequence[str]) -> dict[str, Any]:
         if not path.exists():
             with redirect_stdout(sys.stderr):
                 make_model([name, str(path)])
-        with ended_by_signals(), fleet(options.servers, options.start_timeout) as targets:
+        with ended_by_signals(), fleet(options.servers) as targets:
             outcome = run_until_signal(run(options.plan, targets))
     except ServerFailed as error:
         print(f"{name}: {error}", file=sys.stderr)
         return {"error": str(error)}
     print(*rows(_title(name, path), outcome), sep="\n", flush=True)
     print(*remarks(outcome), sep="\n", file=sys.stderr)
-    return as_json(outcome, options.plan, targets, {"note": options.note})
+    return as_json(outcome, options.plan, targets, {})
 
 
 def _title(name: str, path: Path) -> str:

@@ -31,12 +31,10 @@ def as_json(
         "num_warmup_requests",
         "seed",
         "timeout",
-        "time_limit",
         "ignores_eos",
     )
     return {
         **circumstances,
-        "is_complete": outcome.is_complete,
         "num_failed": outcome.num_failed,
         "notes": outcome.notes,
         "plan": {name: getattr(plan, name) for name in common},

@@ -1,7 +1,6 @@
 """What a gate or a bench is asked, and what it has found."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +8,6 @@ from time import monotonic
 from typing import Any, Final
 
 Cell = str | int | float
-Roofs = Mapping[str, float]
 
 
 class Status(StrEnum):
@@ -34,13 +32,11 @@ class Options:
     """How to run a check.
 
     is_quick: tiny sizes, which show that it runs.  seconds: how long it may take.
-    roofs: what this machine was measured to reach, by name, in bytes or operations a second.
     """
 
     device: str = "gpu"
     is_quick: bool = False
     seconds: float = 60.0
-    roofs: Roofs = field(default_factory=dict)
 
 
 @dataclass
@@ -48,14 +44,12 @@ class Record:
     """The findings of a check: a table, remarks, and what is wrong.
 
     It is written to a file after each row, so that what was found before a crash is not lost.
-    values: by name, for other checks.
     """
 
     header: list[str] = field(default_factory=list)
     rows: list[list[Cell]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    values: dict[str, float] = field(default_factory=dict)
     status: Status | None = None
     path: Path | None = None
     deadline: float = field(default_factory=lambda: monotonic() + 3600)

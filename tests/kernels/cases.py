@@ -105,29 +105,10 @@ def decode_case(
     random = np.random.default_rng(dim * num_heads)
     num_blocks = [-(-sum(each) // block_size) for each in ranges]
     pool = PoolShape(num_kv_heads, dim, value_dim or dim, pool_dtype or dtype, values_in_keys)
-    num_slots = (sum(num_blocks) + 3) * block_size
     kernel = PagedDecode(pool, dtype, num_heads, block_size, dim**-0.5, soft_cap, threads=threads)
-    blocks = random.permutation(sum(num_blocks) + 3).astype(np.uint32)
-    tables = np.full((len(ranges), max(*num_blocks, 8)), 0xFFFFFFFF, np.uint32)
-    slots = []
-    for row, (first, count) in enumerate(ranges):
-        own, blocks = np.split(blocks, [num_blocks[row]])
-        tables[row, : len(own)] = own
-        positions = np.arange(first, first + count)
-        slots.append(own[positions // block_size] * block_size + positions % block_size)
-    visible = np.concatenate(slots)
-    arrays = []
-    for size in (pool.key_dim, pool.value_dim)[: len(pool.arrays)]:
-        array = np.full((num_kv_heads, num_slots, size), np.nan)
-        array[:, visible] = random.standard_normal((num_kv_heads, len(visible), size))
-        arrays.append(array.reshape(-1, size))
-    if pool.is_quantized:
-        rounded = [quantized(array) for array in arrays]
-        buffers = [*(integers for integers, _ in rounded), *(scales for _, scales in rounded)]
-        arrays = [integers * scales[:, None].astype(np.float64) for integers, scales in rounded]
-    else:
-        buffers = [stored(array, pool.dtype) for array in arrays]
-        arrays = [numbers(buffer, pool.dtype) for buffer in buffers]
+    tables, slots = _scattered(random, ranges, num_blocks, block_size)
+    num_slots = (sum(num_blocks) + 3) * block_size
+    arrays, buffers = _filled(random, pool, num_slots, np.concatenate(slots))
     # Scores up to 10, so that softmax and soft caps do something.
     queries = stored(3 * random.standard_normal((len(ranges), num_heads, dim)), dtype)
     num_splits = kernel.num_splits(max(count for _, count in ranges))
@@ -139,6 +120,41 @@ def decode_case(
         num_splits,
         _attention(kernel, queries, arrays, slots),
     )
+
+
+def _scattered(
+    random: np.random.Generator,
+    ranges: Sequence[tuple[int, int]],
+    num_blocks: Sequence[int],
+    block_size: int,
+) -> tuple[Array, list[Array]]:
+    """Return tables of blocks that lie anywhere, and the slots that each row may see."""
+    blocks = random.permutation(sum(num_blocks) + 3).astype(np.uint32)
+    tables = np.full((len(ranges), max(*num_blocks, 8)), 0xFFFFFFFF, np.uint32)
+    slots = []
+    for row, (first, count) in enumerate(ranges):
+        own, blocks = np.split(blocks, [num_blocks[row]])
+        tables[row, : len(own)] = own
+        positions = np.arange(first, first + count)
+        slots.append(own[positions // block_size] * block_size + positions % block_size)
+    return tables, slots
+
+
+def _filled(
+    random: np.random.Generator, pool: PoolShape, num_slots: int, visible: Array
+) -> tuple[list[Array], list[Array]]:
+    """Return a pool's numbers in float64, and its buffers; all that is not visible is a NaN."""
+    arrays = []
+    for size in (pool.key_dim, pool.value_dim)[: len(pool.arrays)]:
+        array = np.full((pool.num_kv_heads, num_slots, size), np.nan)
+        array[:, visible] = random.standard_normal((pool.num_kv_heads, len(visible), size))
+        arrays.append(array.reshape(-1, size))
+    if not pool.is_quantized:
+        buffers = [stored(array, pool.dtype) for array in arrays]
+        return [numbers(buffer, pool.dtype) for buffer in buffers], buffers
+    rounded = [quantized(array) for array in arrays]
+    buffers = [*(integers for integers, _ in rounded), *(scales for _, scales in rounded)]
+    return [integers * scales[:, None].astype(np.float64) for integers, scales in rounded], buffers
 
 
 def _padded_ranges(ranges: Sequence[tuple[int, int]]) -> Array:

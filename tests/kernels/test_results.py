@@ -232,6 +232,22 @@ def test_kv_write_of_latents_writes_keys_alone() -> None:
     assert (np.delete(key_pool, slots, axis=0) == -1).all()
 
 
+def rotated(
+    x: Array, positions: Array, inv_freq: Array, scale: float, *, traditional: bool
+) -> Array:
+    """Return rows `[T, H, D]` with their first dims rotated, in float64."""
+    # The angle is a float32 in every implementation, and large ones tell.
+    angles = (positions[:, None].astype(np.float32) * inv_freq).astype(np.float64)[:, None]
+    cosine, sine = (f(angles) * scale for f in (np.cos, np.sin))
+    half = len(inv_freq)
+    first = slice(0, 2 * half, 2) if traditional else slice(0, half)
+    second = slice(1, 2 * half, 2) if traditional else slice(half, 2 * half)
+    made = x.copy()
+    made[..., first] = x[..., first] * cosine - x[..., second] * sine
+    made[..., second] = x[..., first] * sine + x[..., second] * cosine
+    return made
+
+
 @pytest.mark.parametrize("target", Target)
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize(
@@ -266,20 +282,11 @@ def test_norm_rope_write_is_norm_then_rotation_then_write(
     slots = np.array([31, 4, 17], np.uint32)
     key_pool, value_pool = empty_pools(pool, 32)
 
-    # The angle is a float32 in every implementation, and large ones tell.
-    angles = (positions[:, None].astype(np.float32) * inv_freq).astype(np.float64)[:, None]
-    cosine, sine = (f(angles) * rotary_scale for f in (np.cos, np.sin))
-    first = slice(0, rotary_dim, 2) if traditional else slice(0, rotary_dim // 2)
-    second = slice(1, rotary_dim, 2) if traditional else slice(rotary_dim // 2, rotary_dim)
-
     def expected(buffer: Array, weight: Array) -> Array:
         x = numbers(buffer, dtype)
         if norm_eps is not None:
             x = x / np.sqrt((x * x).mean(-1, keepdims=True) + norm_eps) * numbers(weight, dtype)
-        rotated = x.copy()
-        rotated[..., first] = x[..., first] * cosine - x[..., second] * sine
-        rotated[..., second] = x[..., first] * sine + x[..., second] * cosine
-        return rotated
+        return rotated(x, positions, inv_freq, rotary_scale, traditional=traditional)
 
     out, next_token = stored(np.full(queries.shape, np.nan), dtype), no_token()
     token = np.arange(8, dtype=np.uint32)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.server_process import Server, num_open_files
+from scripts.server_process import Address, Server, num_open_files
 from tests.support.live import AGING_RATE, MAX_QUEUED, check_all_is_well, live_server, warm_up
 
 
@@ -30,4 +30,12 @@ def all_is_well_in_the_end(server: Server) -> Iterator[None]:
     """Fail a module after which requests, connections or wrong answers are left."""
     num_files = num_open_files(server.pid)
     yield
+    check_all_is_well(server, num_files)
+
+
+@pytest.fixture
+def address(server: Server) -> Iterator[Address]:
+    """Fail a test after which requests, connections or wrong answers are left."""
+    num_files = num_open_files(server.pid)
+    yield server.address()
     check_all_is_well(server, num_files)

@@ -11,18 +11,15 @@ import pytest
 from scripts.server_process import Server
 from tests.support.hostile import texts
 from tests.support.hostile.apis import (
-    CHAT,
     MESSAGES,
     RESPONSES,
     SECRET,
     Attack,
     Attacks,
     ask,
-    chat,
     message,
 )
 from tests.support.hostile.fetches import fetches
-from tests.support.hostile.forged import forged
 from tests.support.hostile.grammars import cheap, grammars
 from tests.support.hostile.http import (
     Requests,
@@ -33,7 +30,7 @@ from tests.support.hostile.http import (
     paths,
 )
 from tests.support.hostile.json_bodies import content_types, json_bodies
-from tests.support.hostile.numbers import numbers, too_much
+from tests.support.hostile.numbers import large, numbers, too_much
 from tests.support.hostile.sizes import sizes
 from tests.support.hostile.wire import Answer, exchange, head
 from tests.support.rejections import MAX_ANSWER, check_rejected
@@ -49,7 +46,6 @@ BODIES: Final[dict[str, Callable[[], Attacks]]] = {
     "content types": content_types,
     "half a character": texts.surrogates,
     "sizes": sizes,
-    "forged": forged,
     "grammars": grammars,
 }
 OTHERS: Final[dict[str, Callable[[], Requests]]] = {
@@ -90,6 +86,16 @@ def check_served(answer: Answer, attack: Attack) -> None:
 @pytest.mark.parametrize("kind", BODIES)
 def test_hostile_bodies_are_rejected(server: Server, kind: str) -> None:
     assert strange(server, BODIES[kind](), check_error) == {}
+
+
+def test_large_values_of_any_field_are_served_or_rejected(server: Server) -> None:
+    """Some fields are without effect, whatever they are."""
+
+    def check(answer: Answer, attack: Attack) -> None:
+        if answer.status != 200:
+            check_error(answer, attack)
+
+    assert strange(server, large(1, WEEK), check) == {}
 
 
 @pytest.mark.slow
@@ -156,18 +162,6 @@ def test_nothing_is_fetched_for_a_request(server: Server) -> None:
 @rows("url", ["file:///etc/passwd", "/etc/passwd", "http://[::1]:1/x", "\\\\x\\y"])
 def test_no_file_is_read_for_a_request(server: Server, url: str) -> None:
     assert strange(server, fetches(url), check_not_read) == {}
-
-
-def test_a_web_page_of_another_origin_may_not_ask(server: Server) -> None:
-    """A browser asks first what a page may send as JSON, and the server takes nothing but JSON."""
-    origin = "Origin: https://example.com"
-    asked = head("OPTIONS", CHAT, origin, "Access-Control-Request-Method: POST")
-    sent = head("POST", CHAT, origin, "Content-Type: text/plain", f"Content-Length: {len(chat())}")
-    for request in (asked, sent + chat(), head("GET", "/v1/models", origin)):
-        answer = exchange(server.address(), request)
-        assert not any(name.startswith("access-control-") for name in answer.header_names)
-        assert answer.status in (403, 405) or request.startswith(b"GET ")
-    check_alive(server)
 
 
 def test_the_check_sees_what_no_answer_may_tell() -> None:

@@ -9,13 +9,12 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from scripts.server_process import Address, Server, num_open_files, wait_until
+from scripts.server_process import Address, Server, wait_until
 from scripts.soak.client import CHAT, Outcome, ask, ask_all
 from scripts.soak.departures import reset_in_the_stream
 from tests.support.faulty_server import POISON_TOKEN, Fault, seed_for
 from tests.support.hostile.apis import MESSAGES
 from tests.support.live import (
-    check_all_is_well,
     golden_cases,
     golden_request,
     live_server,
@@ -61,6 +60,21 @@ async def ask_beside_others(
     return asked, cases, outcomes[:middle] + outcomes[middle + len(bodies) :]
 
 
+async def post_beside_others(
+    address: Address, path: str, *bodies: dict[str, Any]
+) -> list[httpx.Response]:
+    """Send bodies to another API amid golden requests, which must not notice."""
+    async with (
+        httpx.AsyncClient(base_url=f"http://{address.host}:{address.port}", timeout=60) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        beside = group.create_task(ask_beside_others(address))
+        asked = [group.create_task(client.post(path, json=body)) for body in bodies]
+    _, cases, others = beside.result()
+    assert strange(cases, others) == []
+    return [task.result() for task in asked]
+
+
 def has_failed(outcome: Outcome) -> bool:
     """True if the server said so: with a status, or by an event of a stream that it then ended."""
     if outcome.error is None or outcome.broken is not None or not outcome.is_done:
@@ -74,9 +88,9 @@ def num_failed_in_steps(log: str) -> int:
 
 
 @pytest.mark.parametrize("fault", [Fault.FORWARD, Fault.MEMORY])
-def test_a_step_that_fails_fails_its_own_requests_only(server: Server, fault: Fault) -> None:
-    address = server.address()
-    num_files = num_open_files(server.pid)
+def test_a_step_that_fails_fails_its_own_requests_only(
+    server: Server, address: Address, fault: Fault
+) -> None:
     log_before = len(server.log)
     step = random.Random(fault).randrange(LAST_STEP)
     (poison,), cases, others = asyncio.run(ask_beside_others(address, poisoned(fault, step)))
@@ -85,86 +99,52 @@ def test_a_step_that_fails_fails_its_own_requests_only(server: Server, fault: Fa
     served = [i for i, is_failed in enumerate(failed) if not is_failed]
     assert strange([cases[i] for i in served], [others[i] for i in served]) == []
     assert 1 + sum(failed) == num_failed_in_steps(server.log[log_before:]) <= SEATS
-    check_all_is_well(server, num_files)
 
 
 @pytest.mark.parametrize("fault", [Fault.NOT_A_NUMBER, Fault.SAMPLER])
-def test_requests_that_cannot_be_sampled_fail_alone(server: Server, fault: Fault) -> None:
-    address = server.address()
-    num_files = num_open_files(server.pid)
+def test_requests_that_cannot_be_sampled_fail_alone(address: Address, fault: Fault) -> None:
     rng = random.Random(fault)
     bodies = [poisoned(fault, rng.randrange(LAST_STEP), stream=stream) for stream in (True, False)]
     poisons, cases, others = asyncio.run(ask_beside_others(address, *bodies))
     assert [str(poison) for poison in poisons if not has_failed(poison)] == []
     assert strange(cases, others) == []
-    check_all_is_well(server, num_files)
 
 
 @pytest.mark.parametrize("fault", [Fault.NOT_A_NUMBER, Fault.SAMPLER])
-def test_messages_that_cannot_be_sampled_fail_alone(server: Server, fault: Fault) -> None:
-    address = server.address()
-    num_files = num_open_files(server.pid)
+def test_messages_that_cannot_be_sampled_fail_alone(address: Address, fault: Fault) -> None:
     body = {"messages": golden_cases(1)[0].messages, "top_k": seed_for(fault, 2)}
 
-    async def ask_messages() -> tuple[list[httpx.Response], list[str]]:
-        async with (
-            httpx.AsyncClient(base_url=server.url, timeout=60) as client,
-            asyncio.TaskGroup() as group,
-        ):
-            beside = group.create_task(ask_beside_others(address))
-            asked = [
-                group.create_task(client.post(MESSAGES, json=body | {"stream": stream}))
-                for stream in (True, False)
-            ]
-        _, cases, others = beside.result()
-        return [task.result() for task in asked], strange(cases, others)
-
-    (streamed, whole), strange_ones = asyncio.run(ask_messages())
+    bodies = [body | {"stream": stream} for stream in (True, False)]
+    streamed, whole = asyncio.run(post_beside_others(address, MESSAGES, *bodies))
     assert (streamed.status_code, whole.status_code) == (200, 500)
     assert whole.json()["error"]["type"] == "api_error"
     *events, last = streamed.text.removesuffix("\n\n").split("\n\n")
     assert events[0].startswith("event: message_start\n")
     assert last.startswith('event: error\ndata: {"type": "error", "error": {"type": "api_error"')
-    assert strange_ones == []
-    check_all_is_well(server, num_files)
 
 
 @pytest.mark.parametrize("fault", [Fault.NOT_A_NUMBER, Fault.SAMPLER])
-def test_a_response_that_cannot_be_sampled_fails_alone(server: Server, fault: Fault) -> None:
-    address = server.address()
-    num_files = num_open_files(server.pid)
+def test_a_response_that_cannot_be_sampled_fails_alone(
+    server: Server, address: Address, fault: Fault
+) -> None:
     body = {
         "input": golden_cases(1)[0].messages,
         "max_output_tokens": 40,
         "seed": seed_for(fault, 1),
     }
 
-    async def respond() -> tuple[list[httpx.Response], list[Outcome]]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            bodies = [body, body | {"stream": True}, body | {"background": True}]
-            asked = [client.post("/v1/responses", json=each) for each in bodies]
-            golden = [golden_request(case) for case in cases]
-            responses, outcomes = await asyncio.gather(
-                asyncio.gather(*asked), ask_all(address, CHAT, golden)
-            )
-            path = f"/v1/responses/{responses[-1].json()['id']}"
-            while (found := await client.get(path)).json()["status"] in ("queued", "in_progress"):
-                pass
-            return [*responses[:2], found], outcomes
-
-    cases = golden_cases(NUM_BYSTANDERS)
-    (whole, streamed, background), others = asyncio.run(respond())
+    bodies = [body, body | {"stream": True}, body | {"background": True}]
+    whole, streamed, begun = asyncio.run(post_beside_others(address, "/v1/responses", *bodies))
+    url = f"{server.url}/v1/responses/{begun.json()['id']}"
+    while (background := httpx.get(url).json())["status"] in ("queued", "in_progress"):
+        pass
     assert whole.status_code == 500
     failed = events_in(streamed.text)[-1]["response"]
-    for each in (failed, background.json()):
+    for each in (failed, background):
         assert (each["status"], each["error"]["code"]) == ("failed", "server_error")
-    assert strange(cases, others) == []
-    check_all_is_well(server, num_files)
 
 
-def test_a_text_that_cannot_be_decoded_fails_its_request_alone(server: Server) -> None:
-    address = server.address()
-    num_files = num_open_files(server.pid)
+def test_a_text_that_cannot_be_decoded_fails_its_request_alone(address: Address) -> None:
     bodies = [
         golden_request(golden_cases(1)[0], stream=stream, n=2, logit_bias={str(POISON_TOKEN): 100})
         for stream in (True, False)
@@ -172,13 +152,9 @@ def test_a_text_that_cannot_be_decoded_fails_its_request_alone(server: Server) -
     poisons, cases, others = asyncio.run(ask_beside_others(address, *bodies))
     assert [str(poison) for poison in poisons if not has_failed(poison)] == []
     assert strange(cases, others) == []
-    check_all_is_well(server, num_files)
 
 
-def test_connections_that_are_reset_concern_no_other(server: Server) -> None:
-    address = server.address()
-    num_files = num_open_files(server.pid)
-
+def test_connections_that_are_reset_concern_no_other(address: Address) -> None:
     async def reset_some() -> tuple[list[Case], list[Outcome]]:
         async with asyncio.TaskGroup() as group:
             asked = group.create_task(ask_beside_others(address))
@@ -188,13 +164,10 @@ def test_connections_that_are_reset_concern_no_other(server: Server) -> None:
         return cases, others
 
     assert strange(*asyncio.run(reset_some())) == []
-    check_all_is_well(server, num_files)
 
 
-def test_a_step_that_does_not_end_is_noticed_and_ends_what_waits_for_it(server: Server) -> None:
+def test_a_step_that_does_not_end_is_noticed_and_ends_what_waits_for_it(address: Address) -> None:
     """The engine is not lost: once the step ends after all, the server serves again."""
-    address = server.address()
-    num_files = num_open_files(server.pid)
 
     async def stall() -> tuple[Outcome, Outcome]:
         poison = asyncio.create_task(ask(address, CHAT, poisoned(Fault.STALL, 2)))
@@ -212,13 +185,11 @@ def test_a_step_that_does_not_end_is_noticed_and_ends_what_waits_for_it(server: 
         assert outcome.error is not None
         assert outcome.error["code"] == "engine_stalled"
     wait_until(lambda: asyncio.run(status_of(address, "/health")) == 200, "it stays unhealthy")
-    check_all_is_well(server, num_files)
 
 
-def test_an_engine_that_fails_again_and_again_says_so_until_it_works_again(server: Server) -> None:
-    address = server.address()
-    num_files = num_open_files(server.pid)
-
+def test_an_engine_that_fails_again_and_again_says_so_until_it_works_again(
+    address: Address,
+) -> None:
     async def fail(num_times: int) -> list[int | None]:
         statuses = []
         for _ in range(num_times):
@@ -232,7 +203,6 @@ def test_an_engine_that_fails_again_and_again_says_so_until_it_works_again(serve
     # It takes requests all the same: only a step that goes well shows that it works again.
     (outcome,) = asyncio.run(ask_all(address, CHAT, [golden_request(golden_cases(1)[0])]))
     assert outcome.is_complete
-    check_all_is_well(server, num_files)
 
 
 def test_an_engine_that_fails_again_and_again_ends_the_process_if_the_operator_wants_that() -> None:

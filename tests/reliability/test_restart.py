@@ -64,11 +64,3 @@ def test_a_log_on_a_full_disk_does_not_stop_the_server() -> None:
     with serving_at(address, server):
         assert asyncio.run(ask_golden(address)) == []
         assert server.stop() == 0
-
-
-def test_a_port_in_use_is_reported_in_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with Server(port=str(port)) as server:
-            assert server.wait() == 2
-            assert server.log == f"cannot listen on 127.0.0.1 port {port}: Address already in use\n"

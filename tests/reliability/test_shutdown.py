@@ -4,7 +4,6 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from http import HTTPStatus
-from time import monotonic
 
 import pytest
 
@@ -85,44 +84,6 @@ def test_streams_in_flight_are_completed_and_new_requests_are_rejected(server: S
     assert health == HTTPStatus.OK
     for outcome in late:
         check_rejected(outcome)
-    assert server.wait() == 0
-    assert "Traceback" not in server.log
-
-
-def test_a_second_signal_ends_what_still_runs_with_an_error(server: Server) -> None:
-    address = server.address()
-    body = golden_request(golden_cases(1)[0], max_tokens=8000, ignore_eos=True)
-
-    async def visit() -> list[Outcome]:
-        crowd = Crowd(9)
-        async with asyncio.TaskGroup() as group:
-            streams = [
-                group.create_task(ask(address, CHAT, body, on_head=crowd.take)) for _ in range(9)
-            ]
-            whole = group.create_task(ask(address, CHAT, body | {"stream": False}))
-            await crowd.are_taken.wait()
-            server.send_signal(signal.SIGTERM)
-            await wait_until_not_ready(address)
-            sent = monotonic()
-            # A signal within a second of the first one would be taken for the same wish.
-            while monotonic() < sent + 1.1:
-                assert await status_of(address, "/health") == HTTPStatus.OK
-            assert not any(task.done() for task in (*streams, whole))
-            server.send_signal(signal.SIGTERM)
-        return [task.result() for task in (*streams, whole)]
-
-    *streams, whole = asyncio.run(visit())
-    for outcome in streams:
-        assert outcome.status == HTTPStatus.OK
-        assert outcome.error is not None
-        assert outcome.is_done, "an error event is followed by the terminator"
-        assert outcome.broken is None
-    assert whole.status == HTTPStatus.SERVICE_UNAVAILABLE
-    assert whole.error is not None
-    assert {outcome.error["code"] for outcome in (*streams, whole) if outcome.error} == {
-        "shutting_down"
-    }
-    assert "retry-after" in whole.headers
     assert server.wait() == 0
     assert "Traceback" not in server.log
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -83,38 +82,6 @@ def test_what_cannot_be_compared_is_said(
     with fake_server(scorer()) as exact, fake_server(reply) as other:
         assert run(f"exact={exact.url}", "--url", f"other={other.url}") == 1
     assert reason in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        (Reply(("[]",)), "exact completes no prompt"),
-        (Reply(('{"choices": []}',)), "exact completes no prompt"),
-        (choices({"text": "a text and no tokens"}), "exact says no tokens of a text"),
-    ],
-)
-def test_a_reference_that_writes_no_prompt_is_said(
-    capsys: pytest.CaptureFixture[str], reply: Reply, reason: str
-) -> None:
-    with fake_server(lambda _: reply) as exact:
-        assert run(f"exact={exact.url}", "--url", exact.url) == 1
-    assert reason in capsys.readouterr().err
-
-
-def test_an_interrupt_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(_: Body) -> Reply:
-        signal.raise_signal(signal.SIGTERM)
-        return choices({"text": "too late"})
-
-    with fake_server(interrupt) as exact:
-        assert run(exact.url, "--url", exact.url) == 130
-    assert "interrupted" in capsys.readouterr().err
-
-
-def test_a_server_that_is_not_there_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with fake_server(scorer()) as exact:
-        assert run(exact.url, "--url", "gone=http://127.0.0.1:9") == 2
-    assert "gone at http://127.0.0.1:9 cannot be asked for its models" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

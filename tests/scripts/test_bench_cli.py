@@ -2,7 +2,6 @@ import pytest
 
 from scripts.bench.cli import parse
 from scripts.bench.load.plan import ClosedLoop
-from scripts.bench.load.scenarios import SCENARIOS
 
 
 def test_without_options_it_is_our_server_with_short_prompts() -> None:
@@ -70,11 +69,3 @@ def test_what_makes_no_sense_is_rejected_with_status_2(
         parse(words)
     assert left.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_help_lists_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--help"])
-    text = capsys.readouterr().out
-    assert all(scenario.description in text for scenario in SCENARIOS.values())
-    assert "--time-limit" in text

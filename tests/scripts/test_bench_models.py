@@ -73,9 +73,3 @@ def test_every_server_gets_the_file_and_ours_drafts_nothing() -> None:
     assert ours.environment["MLX_SERVER_MODEL"] == "m.gguf"
     assert ours.environment["MLX_SERVER_MAX_DRAFT_TOKENS"] == "0"
     assert peer.command == ("peer", "m.gguf", "{port}")
-
-
-def test_results_go_to_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([str(folder), "--vs", "http://127.0.0.1:1", "--json", "-"])
-    assert "--json takes a file here" in capsys.readouterr().err

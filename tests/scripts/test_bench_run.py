@@ -53,14 +53,13 @@ def test_two_servers_side_by_side(
 ) -> None:
     numbers = tmp_path / "r.json"
     urls = ["--url", f"ours={ours.url}", "--vs", f"peer={peer.url}#other"]
-    assert main([*urls, *SMALL, "--note", "a test", "--json", str(numbers)]) == 0
+    assert main([*urls, *SMALL, "--json", str(numbers)]) == 0
     out = capsys.readouterr().out
     for title in ("output tok/s", "requests/s", "TTFT p50", "ITL p99"):
         assert title in out
     for server in ("ours", "peer"):
         assert re.search(rf"^short, 2 clients  {server}( +[\d.]+){{7}}$", out, re.MULTILINE)
     written = json.loads(numbers.read_text())
-    assert written["note"] == "a test"
     assert written["machine"]["python"]
     assert [server["model"] for server in written["servers"]] == ["fake-model", "other"]
     first = written["results"][0]
@@ -85,22 +84,6 @@ def test_our_server_and_a_peer_are_started_and_ended(
     for server in written["servers"]:
         with pytest.raises(httpx.ConnectError):
             httpx.get(server["url"], trust_env=False)
-
-
-@pytest.mark.parametrize("ignores_eos", [False, True])
-def test_servers_are_asked_to_ignore_the_end_only_on_demand(ignores_eos: bool) -> None:
-    with fake_server() as server:
-        assert main(["--url", server.url, *SMALL, *["--ignore-eos"] * ignores_eos]) == 0
-    assert {body.get("ignore_eos", False) for body in server.bodies} == {ignores_eos}
-
-
-def test_all_scenarios_have_a_line(ours: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--url", f"ours={ours.url}", "--scenario", "all", *SMALL, "--rounds", "1"]
-    assert main(words) == 0
-    loads = [line.partition(" ours ")[0].strip() for line in capsys.readouterr().out.splitlines()]
-    kinds = ("short", "shared-prefix", "long", "mixed", "multi-turn")
-    titles = [f"{kind}, 2 clients" for kind in kinds]
-    assert loads[3:] == [*titles, ""]
 
 
 def test_servers_get_the_same_prompts_in_turns_and_never_one_twice(
@@ -156,26 +139,6 @@ def test_oddities_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
     assert [note.partition(":")[0] for note in written["notes"]] == [
         "x had more than 25% of the prompt tokens of short in its cache"
     ]
-
-
-def test_the_time_limit_ends_a_run_and_keeps_what_is_complete(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    gate = threading.Event()
-
-    def hang_in_the_long_ones(body: Body) -> Reply:
-        if len(body["messages"][0]["content"]) > 1000:
-            gate.wait()
-        return canned(body)
-
-    with fake_server(hang_in_the_long_ones) as server:
-        scenarios = ["--scenario", "short", "--scenario", "long"]
-        words = ["--url", f"x={server.url}", *scenarios, *SMALL, "--time-limit", "2"]
-        status, written = run_json(capsys, *words)
-        gate.set()
-    assert (status, written["is_complete"]) == (1, False)
-    assert [result["scenario"] for result in written["results"]] == ["short"]
-    assert written["notes"] == ["the time limit of 2 s ended the run early"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

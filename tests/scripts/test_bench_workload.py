@@ -36,17 +36,6 @@ def test_the_seed_decides_the_texts(name: str) -> None:
     assert conversations(name, "0/x/0") != conversations(name, "1/x/0")
 
 
-def test_a_shared_prefix_is_the_system_prompt_and_nothing_else() -> None:
-    asked = conversations("shared-prefix", "0/x/0")
-    assert len({conversation.system for conversation in asked}) == 1
-    assert all(c.system is None for c in conversations("short", "0/x/0"))
-
-
-def test_each_round_and_the_warm_up_have_a_system_prompt_of_their_own() -> None:
-    systems = [conversations("shared-prefix", run)[0].system or "" for run in RUNS]
-    assert len(set(map(first_words, systems))) == len(RUNS)
-
-
 def test_lengths_are_what_the_scenarios_say() -> None:
     def lengths(name: str) -> set[int]:
         return {len(c.questions[0].split()) for c in conversations(name, "0/x/0")}
@@ -62,8 +51,3 @@ def test_a_quarter_of_the_mix_is_long_at_any_time() -> None:
     assert sum(is_long) * 4 == len(is_long)
     by_number = [is_long[number::8] for number in range(8)]
     assert all(sum(column) * 4 == len(column) for column in by_number)
-
-
-def test_turns_of_a_conversation_are_requests() -> None:
-    asked = SCENARIOS["multi-turn"].conversations("r", 0, 6)
-    assert [len(conversation.questions) for conversation in asked] == [4, 2]

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from batching.backend.platforms.cpu.native_loader import NoNative, load_native
 from kernels.microbench.__main__ import main as time_kernels
 from scripts.microbench.__main__ import main
-from scripts.microbench.timing import Pace, Result, Timing, compare
+from scripts.microbench.timing import Pace, compare
 
 ENTRY_KEYS = {"name", "seconds", "p10", "p90"}
 
@@ -82,17 +81,6 @@ def test_cases_take_turns_and_the_first_call_of_a_turn_does_not_count() -> None:
     timings = compare({name: partial(_slow, calls, name) for name in "ab"}, Pace(2, 3))
     assert "".join(calls) == "aaaabbbbaaaabbbb"
     assert [t.name for t in timings] == ["a", "b"]
-
-
-def test_times_are_in_the_unit_that_suits_them() -> None:
-    step = replace(Timing.of("step", [0.02]), note="33 GB/s")
-    table = str(Result([step, Timing.of("lookup", [2e-6])], {"share": 1.5}))
-    assert [line.split() for line in table.splitlines()] == [
-        ["median", "p10", "p90"],
-        ["step", *["20.00", "ms"] * 3, "33", "GB/s"],
-        ["lookup", *["2.00", "µs"] * 3],
-        ["share", "1.5", "%"],
-    ]
 
 
 def test_an_unknown_name_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,6 @@ class Plan:
     num_warmup_requests: int
     seed: int
     timeout: float
-    time_limit: float
     ignores_eos: bool
 
     @property

@@ -19,6 +19,8 @@ import httpx
 from scripts.server_process import ServerFailed, ServerProcess
 
 _POLL_INTERVAL: Final = 0.1
+# Of weights that are read from a slow disk.
+_START_TIMEOUT: Final = 300.0
 _RESPONSE_TIMEOUT: Final = 5.0
 # Seconds.  Its requests are over or given up by then, so there is nothing to wait for.
 _STOP_TIMEOUT: Final = 15.0
@@ -119,7 +121,9 @@ def _parts(text: str) -> tuple[str | None, str, str | None]:
 
 
 @contextmanager
-def fleet(specs: Sequence[ServerSpec], start_timeout: float) -> Iterator[list[Target]]:
+def fleet(
+    specs: Sequence[ServerSpec], start_timeout: float = _START_TIMEOUT
+) -> Iterator[list[Target]]:
     """Have the servers ready, those paused that are started here; end these in any case.
 
     Raises:

@@ -17,7 +17,7 @@ from app.batches.validation import validate
 from app.batches.work import WorkFile
 from app.http.client import Client
 from app.http.inner_call import InnerResponse
-from app.storage.in_thread import Pieces, in_pieces, in_thread
+from app.storage.in_thread import Pieces, in_pieces
 from tests.support.batches import CHAT, chat_lines, full_disk, json_lines
 
 pytestmark = pytest.mark.anyio
@@ -190,25 +190,3 @@ async def test_a_caller_that_is_cancelled_between_pieces_ends_them() -> None:
     await asyncio.wait([task])
     assert task.cancelled()
     assert ended == ["closed"]
-
-
-async def test_a_caller_that_is_cancelled_waits_for_its_thread() -> None:
-    import threading
-
-    reached, go_on = threading.Event(), threading.Event()
-    ended = []
-
-    def block() -> None:
-        reached.set()
-        assert go_on.wait(20)
-        ended.append(True)
-        raise OSError
-
-    task = asyncio.create_task(in_thread(block))
-    await asyncio.to_thread(reached.wait)
-    task.cancel()
-    await asyncio.sleep(0)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert ended

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-import pytest
-
 from app.generation.choice import Choice, Delta, TextOptions
-from app.parsing.events import ContentPiece, ToolCallArguments, ToolCallStart, join_pieces
+from app.parsing.events import ContentPiece
 from app.parsing.formats.message_parser import MessageParser
 from app.parsing.tools.tool_format import call_text
 from batching import FinishReason, TokenLogprobs, TokenOutput
@@ -51,17 +49,6 @@ def test_the_text_of_a_step_of_several_tokens_is_one_piece_with_all_log_probabil
     delta = choice.feed(TokenOutput(tuple(b"abc"), None, 0, logprobs))
     assert delta.events == [ContentPiece("abc")]
     assert [token.token_id for token in delta.tokens] == list(b"abc")
-
-
-@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
-def test_a_call_that_is_cut_short_is_a_part_of_it_and_no_content(reason: FinishReason) -> None:
-    cut = CALL[: CALL.index("ris")]
-    events = join_pieces([event for delta in ended(f"Hi. {cut}", reason) for event in delta.events])
-    assert events == [
-        ContentPiece("Hi."),
-        ToolCallStart(0, "id", "f"),
-        ToolCallArguments(0, '{"city": "Pa'),
-    ]
 
 
 class PairTokenizer(ByteTokenizer):

@@ -16,7 +16,6 @@ from batching import (
 )
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import EmptyPrompt
-from tests.support.rows import rows
 from tests.support.speaker import served
 
 pytestmark = pytest.mark.anyio
@@ -44,29 +43,6 @@ async def test_a_wrong_method_is_a_405_that_names_the_right_one() -> None:
     assert response.status_code == 405
     assert response.headers["allow"] == "POST"
     assert response.json()["error"]["code"] == "method_not_supported"
-
-
-@rows(
-    ("content", "message"),
-    [
-        (b'{"model": ', "the request body is not valid JSON: Expecting value"),
-        (b"[]", "the request body must be a JSON object"),
-        (b"7", "the request body must be a JSON object"),
-        (b"null", "the request body must be a JSON object"),
-        (b"", "the request body must be a JSON object"),
-        (b"\xff{}", "the request body is not valid JSON: it is not UTF-8"),
-        (b"[" * 100_000, "the request body is not valid JSON: it is nested too deep"),
-        (
-            b'{"seed": ' + b"1" * 5000 + b"}",
-            "the request body is not valid JSON: a number has too many digits",
-        ),
-    ],
-)
-async def test_a_body_that_is_not_a_json_object_is_a_400(content: bytes, message: str) -> None:
-    async with served() as server:
-        response = await server.client.post("/v1/completions", content=content, headers=JSON)
-    assert response.status_code == 400
-    assert response.json()["error"]["message"].startswith(message)
 
 
 async def test_a_body_without_its_content_type_is_a_400() -> None:

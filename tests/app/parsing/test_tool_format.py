@@ -11,7 +11,6 @@ from app.parsing.events import ToolCallArguments, ToolCallStart
 from app.parsing.tool_spec import AllowedTools, NamedTool, ToolSpec
 from app.parsing.tools.tool_format import ToolFormat, tool_format
 from batching import (
-    InvalidRequest,
     ModelInfo,
 )
 from tests.support.rows import rows
@@ -176,14 +175,6 @@ def test_parameters_of_qwen3_coder_are_text_or_json() -> None:
     assert not follows(coder_call("f", {"mode": "w"}), grammar)
     assert not follows(coder_call("f", {"text": "a", "mode": "r"}), grammar)
     assert not follows(coder_call("f", {"text": "a", "place": ["b"]}), grammar)
-
-
-def test_a_text_that_must_match_a_pattern_is_rejected_if_it_is_strict() -> None:
-    schema = {"properties": {"day": {"type": "string", "pattern": "^[0-9]+$"}}}
-    with pytest.raises(InvalidRequest, match="'pattern' of a string cannot") as caught:
-        CODER.grammar([tool("f", schema, strict=True)], "auto", is_parallel=True)
-    assert caught.value.param == "tools"
-    assert CODER.grammar([tool("f", schema)], "required", is_parallel=True) is not None
 
 
 @rows(

@@ -164,20 +164,6 @@ class TestInvalidHTTP:
         with running(echo_path) as site:
             assert site.ask(head).endswith(b"/z")
 
-    def test_a_head_in_single_bytes_is_accepted(self) -> None:
-        with running(echo_path) as site, site.connection() as connection:
-            for byte in LAST_GET:
-                connection.send(bytes([byte]))
-            assert connection.read_all().endswith(b"/z")
-
-    def test_a_reset_connection_does_not_harm_the_server(self) -> None:
-        with running(echo_path) as site:
-            for _ in range(3):
-                with site.connection() as connection:
-                    connection.send(GET[:9])
-                    connection.reset()
-            assert site.ask(LAST_GET).endswith(b"/z")
-
 
 class DisconnectListener:
     """An app that reads until the client disconnects, and then responds."""
@@ -369,12 +355,6 @@ class Waiting:
 
 class TestReadTimeout:
     """It limits the time for a head; here it passes at once when the client owes one."""
-
-    @pytest.mark.anyio
-    async def test_it_closes_a_connection_without_a_head(self) -> None:
-        with connected(read_timeout=0) as (transport, _):
-            await timers_have_fired()
-            assert transport.is_closed.is_set()
 
     @pytest.mark.anyio
     async def test_the_response_may_take_longer(self) -> None:

@@ -60,19 +60,6 @@ def write(storage: BatchStorage, draft: Draft, size: int, file_id: str) -> None:
     storage.files.add(StoredFile(file_id, "me", "batch", "a", size, 0), draft)
 
 
-def test_files_that_are_begun_together_have_one_limit(tmp_path: Path) -> None:
-    with closing(BatchStorage(FileLimits(100_000, 100_000), tmp_path)) as storage:
-        drafts = [storage.files.begin("me") for _ in range(3)]
-        write(storage, drafts[0], 60_000, "file-1")
-        storage.files.discard(drafts[0])
-        with pytest.raises(NoRoomForFile):
-            write(storage, drafts[1], 60_000, "file-2")
-        storage.files.discard(drafts[1])
-        write(storage, drafts[2], 30_000, "file-3")
-        storage.files.discard(drafts[2])
-    assert left_in(tmp_path) == {"file-1", "file-3"}
-
-
 def test_an_empty_file_counts_as_what_it_takes_of_the_disk(tmp_path: Path) -> None:
     with closing(BatchStorage(FileLimits(100_000, 3 * 4096), tmp_path)) as storage:
         for number in range(3):
@@ -168,16 +155,6 @@ def test_each_key_has_an_equal_share() -> None:
         api_keys=SecretStr("one,two,three"), admin_keys=SecretStr("one,four"), max_files_mib=8
     )
     assert file_limits(settings).max_owner_bytes == 2 << 20
-
-
-def test_an_owner_takes_no_room_of_another(tmp_path: Path) -> None:
-    with closing(BatchStorage(FileLimits(100_000, 10_000), tmp_path)) as storage:
-        draft = storage.files.begin("me")
-        write(storage, draft, 10_000, "file-1")
-        storage.files.discard(draft)
-        with pytest.raises(NoRoomForFile):
-            storage.files.begin("me")
-        storage.files.discard(storage.files.begin("you"))
 
 
 def test_storage_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:

@@ -18,45 +18,11 @@ from tests.fuzz.target import Target
 from tests.support.tool_formats import COMPILER
 
 _WORDS: Final = (
-    *(
-        b"start: ",
-        b"\n",
-        b"a: ",
-        b"A: ",
-        b"/[a-z]+/",
-        b"/a/i",
-        b'"a"',
-        b'"a"i',
-        b'"a".."z"',
-        b" | ",
-    ),
-    *(
-        b"%ignore ",
-        b"%import common.WS",
-        b"%regex",
-        b"%json {}",
-        b"~ 2",
-        b"~ 1..3",
-        b"->",
-        b"(",
-        b")",
-    ),
-    *(
-        b"*",
-        b"+",
-        b"?",
-        b"[",
-        b"]",
-        b"!",
-        b"//",
-        b"#",
-        b"\\",
-        b"\\x41",
-        b"root ::= ",
-        b"{1,3}",
-        b"<[1]>",
-    ),
-    *(b"[^a-z]", b"(?i:a)", b"\\d", b"$", b"^", b"lazy", b"@a", b"INT", b"ESCAPED_STRING"),
+    *(b"start: ", b"\n", b"a: ", b"A: ", b"/[a-z]+/", b"/a/i", b'"a"', b'"a"i', b'"a".."z"'),
+    *(b" | ", b"%ignore ", b"%import common.WS", b"%regex", b"%json {}", b"~ 2", b"~ 1..3", b"->"),
+    *(b"(", b")", b"*", b"+", b"?", b"[", b"]", b"!", b"//", b"#", b"\\", b"\\x41", b"root ::= "),
+    *(b"{1,3}", b"<[1]>", b"[^a-z]", b"(?i:a)", b"\\d", b"$", b"^", b"lazy", b"@a", b"INT"),
+    *(b"ESCAPED_STRING"),
 )
 
 # Its process is started before there are limits.

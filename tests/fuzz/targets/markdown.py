@@ -7,48 +7,11 @@ from tests.fuzz.page import Page
 from tests.fuzz.target import Target, pieces_of
 
 _WORDS: Final = (
-    *(
-        b"\n",
-        b"\n\n",
-        b"# ",
-        b"* ",
-        b"1. ",
-        b"> ",
-        b"    ",
-        b"\t",
-        b"```",
-        b"~~~",
-        b"---",
-        b"| a | b |\n",
-    ),
-    *(
-        b"|---|---|\n",
-        b"[a]",
-        b"(b)",
-        b"[a]: /b 'c'\n",
-        b"![",
-        b"](",
-        b"<a>",
-        b"<!--",
-        b"-->",
-        b"&amp;",
-    ),
-    *(
-        b"*",
-        b"**",
-        b"_",
-        b"__",
-        b"~~",
-        b"`",
-        b"``",
-        b"\\",
-        b"\\(",
-        b"\\)",
-        b"$",
-        b"$$",
-        b"http://a.b",
-    ),
-    *(b"a.", b"a@b.c", b"www.", b":", b"[ ] ", b"<b ", b'="', b"\\[", b"\\]", b"  \n"),
+    *(b"\n", b"\n\n", b"# ", b"* ", b"1. ", b"> ", b"    ", b"\t", b"```", b"~~~", b"---"),
+    *(b"| a | b |\n", b"|---|---|\n", b"[a]", b"(b)", b"[a]: /b 'c'\n", b"![", b"](", b"<a>"),
+    *(b"<!--", b"-->", b"&amp;", b"*", b"**", b"_", b"__", b"~~", b"`", b"``", b"\\", b"\\("),
+    *(b"\\)", b"$", b"$$", b"http://a.b", b"a.", b"a@b.c", b"www.", b":", b"[ ] ", b"<b ", b'="'),
+    *(b"\\[", b"\\]", b"  \n"),
 )
 _PAGE: Final = Page(cpu_seconds=1.0)
 

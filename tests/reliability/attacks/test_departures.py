@@ -16,7 +16,6 @@ from batching import Priority, Sandbox, SandboxLimits
 from batching.steps.step_plan import SliceOutput, StepPlan
 from scripts.server_process import wait_until
 from tests.support.raw_http import LONG, Connection, Site, running, split
-from tests.support.rows import rows
 from tests.support.speaker import MODEL_ID, ByteTokenizer, Speaker, speaking_app, speaking_manager
 
 CHATS: Final = "/v1/chat/completions"
@@ -275,18 +274,6 @@ def test_one_that_leaves_in_the_engine(path: str, stream: bool) -> None:
                 for _ in range(num_steps):
                     step()
             server.wait_for(1, 1, 1)
-
-
-@rows("num_steps", [0, 1, 3])
-@rows("stream", [False, True])
-def test_one_that_leaves_while_it_is_read_or_answered(num_steps: int, stream: bool) -> None:
-    with stepping() as (server, step):
-        with server.connection() as connection:
-            connection.send(request(CHATS, stream=stream))
-            server.wait_for(1, 1, 1)
-            for _ in range(num_steps):
-                step()
-        server.wait_for(0, 0, 0)
 
 
 def test_no_live_client_is_rejected_for_those_that_have_left() -> None:

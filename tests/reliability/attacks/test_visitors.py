@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 
 from app.http.body_limit import MAX_STREAMED
 from tests.support.raw_http import LONG, SHORT, Site, running, split
-from tests.support.rows import rows
 from tests.support.speaker import speaking_app
 
 KEYS: Final = SecretStr("one,two")
@@ -129,21 +128,3 @@ def test_a_body_that_has_arrived_is_served_however_late_the_loop_is() -> None:
                 client.send(chat("", 3 << 14))
                 gate.set()
                 assert split(client.read_all())[0] == 200
-
-
-@rows("path", ["/docs", "/metrics", "/v1/models", "/server/events"])
-def test_nothing_is_computed_for_a_page_of_another_site(path: str) -> None:
-    """Not for an image, a script or a frame in it either, which the page cannot look into."""
-    with site() as server, server.connection() as page:
-        page.send(read(path, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors"))
-        assert page.read_within(LONG).startswith(b"HTTP/1.1 403")
-
-
-def test_a_name_that_is_made_to_point_to_a_published_port_is_refused() -> None:
-    """In a container the server listens on all addresses, and its port is published on loopback."""
-    page = "evil.example:8000"
-    rebound = read("/v1/models", f"Origin: http://{page}", "Connection: close", host=page)
-    with site(host="0.0.0.0") as server:
-        assert status(server, rebound) == 403
-        for host in ("127.0.0.1:8000", "localhost:8000", "server:8000"):
-            assert status(server, read("/v1/models", "Connection: close", host=host)) == 200

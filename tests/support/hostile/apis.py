@@ -32,6 +32,16 @@ SECRET: Final = "marmalade-4711"
 # Some less than the server takes, for what stands around it.
 NUM_BYTES: Final = (4 << 20) - 1024
 
+# A request of each API, without a limit of the output.
+SHORT: Final = {
+    CHAT: json.dumps({"messages": [{"role": "user", "content": SECRET}]}).encode(),
+    COMPLETIONS: json.dumps({"prompt": SECRET}).encode(),
+    MESSAGES: json.dumps(
+        {"max_tokens": 1, "messages": [{"role": "user", "content": SECRET}]}
+    ).encode(),
+    RESPONSES: json.dumps({"input": SECRET}).encode(),
+}
+
 # A body is made when it is sent: some are large.
 Body = Callable[[], bytes]
 
@@ -62,9 +72,13 @@ def chatting(content: Any = SECRET, **fields: Any) -> Body:
     return lambda: chat(content, **fields)
 
 
-def chat_with(field: str, value: str) -> bytes:
+def with_field(body: bytes, field: str, value: str) -> bytes:
     """Return a request with a field that json does not write so."""
-    return chat()[:-1] + f", {json.dumps(field)}: {value}}}".encode()
+    return body[:-1] + f", {json.dumps(field)}: {value}}}".encode()
+
+
+def chat_with(field: str, value: str) -> bytes:
+    return with_field(chat(), field, value)
 
 
 def tool(**fields: Any) -> dict[str, Any]:
@@ -84,6 +98,11 @@ def message(content: Any = SECRET, **fields: Any) -> bytes:
 def ask(input_: Any = SECRET, **fields: Any) -> bytes:
     """Return a request of the Responses API."""
     return json.dumps({"input": input_, "max_output_tokens": 1} | fields).encode()
+
+
+def part(**fields: Any) -> dict[str, Any]:
+    """Return an item of the Responses API with one part."""
+    return {"role": "user", "content": [{"type": "input_text", "text": "a"} | fields]}
 
 
 def asking(input_: Any = SECRET, **fields: Any) -> Body:

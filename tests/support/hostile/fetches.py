@@ -13,10 +13,10 @@ from tests.support.hostile.apis import (
     chatting,
     items,
     message,
+    part,
     to,
     tool,
 )
-from tests.support.hostile.forged import CUSTOM, part, result
 from tests.support.hostile.grammars import structured
 
 
@@ -71,9 +71,18 @@ def _of_messages(url: str) -> dict[str, Body]:
             kind: partial(message, [{"type": kind, "source": source}])
             for kind in ("image", "document", "search_result", "container_upload")
         },
-        "a result's image": result([{"type": "image", "source": source}]),
+        "a result's image": partial(
+            message,
+            [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "a",
+                    "content": [{"type": "image", "source": source}],
+                }
+            ],
+        ),
         "schema": lambda: message(
-            tools=[CUSTOM | {"input_schema": {"properties": {"x": {"$ref": url}}}}],
+            tools=[{"name": "f", "input_schema": {"properties": {"x": {"$ref": url}}}}],
             tool_choice={"type": "any"},
         ),
         "format": lambda: message(

@@ -1,4 +1,4 @@
-"""Numbers beyond measure, in every field that is a number."""
+"""Numbers beyond measure in every field that is a number, and large values in every field."""
 
 import json
 import random
@@ -13,15 +13,16 @@ from tests.support.hostile.apis import (
     COMPLETIONS,
     MESSAGES,
     REQUESTS,
-    RESPONSES,
-    SECRET,
+    SHORT,
     Attack,
     Attacks,
     Body,
     chatting,
     complete,
     message,
+    nested,
     to,
+    with_field,
 )
 
 _NUMBERS: Final = {
@@ -71,6 +72,15 @@ _PLACES: Final = {
     ),
 }
 
+# Values of any field.
+_LARGE: Final = {
+    "a text": f'"{"a" * 1_000_000}"',
+    "numbers": f"[{'1,' * 300_000}1]",
+    "texts": json.dumps(["a"] * 100_000),
+    "objects": json.dumps([{}] * 100_000),
+    "members": json.dumps(dict.fromkeys(map(str, range(100_000)), 1)),
+    "lists in lists": nested(900),
+}
 _TOO_MUCH: Final[dict[str, Body]] = {
     "answers": chatting(n=10**9),
     "answers that the schema allows": chatting(n=128),
@@ -86,15 +96,6 @@ _TOO_MANY: Final[dict[str, Body]] = {
     "answers to compare that the schema allows": lambda: complete(best_of=128),
     "prompts": lambda: complete(prompt=["a"] * 1024, n=16),
 }
-# Without a limit: for each field that is a number one is added.
-_SHORT: Final = {
-    CHAT: json.dumps({"messages": [{"role": "user", "content": SECRET}]}).encode(),
-    COMPLETIONS: json.dumps({"prompt": SECRET}).encode(),
-    MESSAGES: json.dumps(
-        {"max_tokens": 1, "messages": [{"role": "user", "content": SECRET}]}
-    ).encode(),
-    RESPONSES: json.dumps({"input": SECRET}).encode(),
-}
 
 
 def numbers(num_each: int, seed: str) -> Attacks:
@@ -105,8 +106,8 @@ def numbers(num_each: int, seed: str) -> Attacks:
         return rng.sample([*_NUMBERS.items()], min(num_each, len(_NUMBERS)))
 
     fields = {
-        f"{path} {field}: {kind}": Attack(path, partial(_with_field, body, field, number))
-        for path, body in _SHORT.items()
+        f"{path} {field}: {kind}": Attack(path, partial(with_field, body, field, number))
+        for path, body in SHORT.items()
         for field in _number_fields(REQUESTS[path])
         for kind, number in some()
     }
@@ -118,12 +119,19 @@ def numbers(num_each: int, seed: str) -> Attacks:
     return fields | places
 
 
+def large(num_each: int, seed: str) -> Attacks:
+    """Return some large values for each field, others for another seed."""
+    rng = random.Random(seed)
+    return {
+        f"{path} {field}: {kind}": Attack(path, partial(with_field, body, field, value))
+        for path, body in SHORT.items()
+        for field in REQUESTS[path].model_fields
+        for kind, value in rng.sample([*_LARGE.items()], num_each)
+    }
+
+
 def too_much() -> Attacks:
     return to(CHAT, _TOO_MUCH) | to(COMPLETIONS, _TOO_MANY)
-
-
-def _with_field(body: bytes, field: str, number: str) -> bytes:
-    return body[:-1] + f', "{field}": {number}}}'.encode()
 
 
 def _between(before: str, number: str, after: str) -> bytes:

@@ -187,12 +187,3 @@ async def test_models_are_those_of_the_client() -> None:
     assert one.created_at == listed[1].created_at
     assert one.created_at.tzinfo is not None
     assert caught.value.request_id
-
-
-async def test_an_error_in_a_stream_is_raised() -> None:
-    async with served(b"ok", runner=Breaking) as server, client_of(server) as client:
-        with pytest.raises(anthropic.APIStatusError, match="the model failed"):
-            async with client.messages.stream(
-                model=MODEL_ID, max_tokens=8, messages=[{"role": "user", "content": "Hi"}]
-            ) as stream:
-                await stream.get_final_message()

@@ -511,19 +511,6 @@ async def test_a_file_that_is_deleted_meanwhile_has_no_batch(
     assert answer.status_code == 404
 
 
-async def test_many_batches_take_turns(tmp_path: Path) -> None:
-    async with served_in(tmp_path) as server:
-        file = await upload(server, chat_lines(3))
-        runner = server.service.batches
-        wake = runner.wake
-        runner.wake = lambda: None  # type: ignore[method-assign]
-        ids = [(await create(server, file["id"]))["id"] for _ in range(12)]
-        runner.wake = wake  # type: ignore[method-assign]
-        wake()
-        done = [await ended(server, batch_id) for batch_id in ids]
-    assert {batch["status"] for batch in done} == {"completed"}
-
-
 async def test_a_batch_that_waits_for_others_can_be_cancelled_and_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,12 +11,8 @@ from app.generation.generation import Generation
 from app.generation.job import build_job
 from app.generation.params import GenerationParams
 from app.generation.submit import submit
-from app.parsing.formats.model_format import message_format
-from app.prompts.conversation import ChatMessage, Conversation
-from app.prompts.render import chat_prompt
 from tests.support.speaker import (
     MODEL_ID,
-    Breaking,
     ByteTokenizer,
     Served,
     served,
@@ -35,11 +31,6 @@ class TalkativeEnd(ByteTokenizer):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return super().decode(token_ids)
-
-
-class Faulty(ByteTokenizer):
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        raise RuntimeError("a file of this machine: /secret")
 
 
 async def test_an_answer_has_all_that_openai_sends() -> None:
@@ -124,35 +115,6 @@ async def test_the_token_that_ends_a_text_is_not_in_it() -> None:
     assert answer["choices"][0]["message"]["content"] == "Hello!"
 
 
-async def test_the_beginning_of_a_stop_string_at_the_end_is_output() -> None:
-    async with served(b"Hello wo") as server:
-        answer = (await server.chat(stop=["world"])).json()
-    assert answer["choices"][0]["message"]["content"] == "Hello wo"
-
-
-class OddHalves(ByteTokenizer):
-    """Has a token of a letter and of the first byte of a character."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        halves = [token for i in token_ids for token in ([i, 0xE4] if i == ord("b") else [i])]
-        return super().decode(halves, skip_special_tokens=skip_special_tokens)
-
-
-async def test_a_stop_string_can_end_in_what_the_last_token_lets_go() -> None:
-    async with served(b"ab", tokenizer=OddHalves()) as server:
-        answer = (await server.chat()).json()
-        stopped = (await server.chat(stop=["b"])).json()
-    assert answer["choices"][0]["message"]["content"] == "ab"
-    assert stopped["choices"][0]["message"]["content"] == "a"
-    assert answer["choices"][0]["finish_reason"] == "stop"
-
-
-async def test_characters_of_several_tokens_are_whole() -> None:
-    async with served("Grüße 你好 👋".encode()) as server:
-        answer = (await server.chat()).json()
-    assert answer["choices"][0]["message"]["content"] == "Grüße 你好 👋"
-
-
 async def test_a_client_that_leaves_fields_null_gets_the_defaults() -> None:
     fields = ["temperature", "top_p", "stop", "n", "tools", "logit_bias", "stream", "priority"]
     async with served() as server:
@@ -175,15 +137,6 @@ def test_what_the_template_gets() -> None:
     ]
 
 
-async def test_the_prompt_is_the_rendered_template() -> None:
-    async with served() as server:
-        model = server.engine.model
-        conversation = Conversation(messages=[ChatMessage(role="user", content="Hi")])
-        prompt = chat_prompt(model, conversation, message_format(model))
-    assert prompt.text == "user: Hi\nassistant:"
-    assert bytes(prompt.token_ids) == prompt.text.encode()
-
-
 async def test_a_template_that_rejects_is_the_clients_fault() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}]
     async with served() as server:
@@ -201,13 +154,6 @@ async def test_a_model_without_a_template_cannot_chat() -> None:
     assert response.json()["error"]["param"] == "model"
 
 
-async def test_an_unknown_model_is_not_found() -> None:
-    async with served() as server:
-        response = await server.chat(model="gpt-4")
-    assert response.status_code == 404
-    assert response.json()["error"]["code"] == "model_not_found"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_error_of_too_long_a_request_has_the_numbers(stream: bool) -> None:
     async with served(num_blocks=4) as server:
@@ -219,20 +165,6 @@ async def test_the_error_of_too_long_a_request_has_the_numbers(stream: bool) -> 
         "This model's maximum context length is 128 tokens. However, you requested"
     )
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (217, 128)
-
-
-async def test_a_failed_step_is_a_500() -> None:
-    async with served(b"Hel", runner=Breaking) as server:
-        response = await server.chat()
-    assert response.status_code == 500
-    assert response.json()["error"]["type"] == "server_error"
-
-
-async def test_a_bug_is_a_500_that_tells_nothing() -> None:
-    async with served(tokenizer=Faulty()) as server:
-        response = await server.chat()
-    assert response.status_code == 500
-    assert response.json()["error"]["message"] == "the server failed while serving this request"
 
 
 @pytest.mark.parametrize("stream", [False, True])

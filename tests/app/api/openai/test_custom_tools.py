@@ -142,13 +142,6 @@ async def test_a_choice_and_a_grammar_are_enforced() -> None:
     assert "'start' refers to itself" in refused.json()["error"]["message"]
 
 
-async def test_a_tool_that_is_not_there_cannot_be_chosen() -> None:
-    async with served() as server:
-        refused = await server.chat(tools=[ADD], tool_choice=PATCH)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "tool_choice"
-
-
 async def test_a_conversation_goes_on_with_what_openais_client_has_of_it() -> None:
     messages: list[Any] = [{"role": "user", "content": "Hi"}]
     async with served(patch().encode(), tokenizer=Bytes()) as server:

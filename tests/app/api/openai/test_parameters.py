@@ -279,13 +279,6 @@ async def test_an_answer_ends_where_its_grammar_does(fields: dict[str, Any]) -> 
     assert (choice["message"]["content"], choice["finish_reason"]) == ('{"a": 1}', "stop")
 
 
-async def test_a_completion_keeps_to_a_grammar_too() -> None:
-    async with served(b"yes and no", tokenizer=Bytes()) as server:
-        fields = {"structured_outputs": {"choice": ["yes", "no"]}}
-        answer = (await server.complete("Hi", **fields)).json()
-    assert answer["choices"][0]["text"] == "yes"
-
-
 async def test_a_grammar_that_cannot_be_compiled_is_the_clients_fault() -> None:
     async with served(tokenizer=Bytes()) as server:
         bad = (await server.complete(structured_outputs={"regex": "(("})).json()
@@ -361,14 +354,6 @@ async def test_completions_that_contradict_themselves(fields: dict[str, Any], pa
     async with served() as server:
         response = await server.complete(**fields)
     assert response.json()["error"]["param"] == param
-
-
-async def test_the_last_message_may_be_continued() -> None:
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]
-    body = {"messages": messages, "continue_final_message": True}
-    async with served() as server:
-        rendered = (await server.post("/v1/chat/completions/render", body)).json()
-    assert rendered["prompt"] == "user: Hi\nassistant: He"
 
 
 async def test_ends_and_stops() -> None:

@@ -52,10 +52,3 @@ async def test_an_answer_in_the_format_beside_tools(format_: dict[str, Any]) -> 
         (choice,) = (await server.chat("Hi", tools=TOOLS, **format_)).json()["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ('{"x": 1}', "stop")
     assert "tool_calls" not in choice["message"]
-
-
-async def test_two_formats_of_the_content_contradict_each_other() -> None:
-    async with served(tokenizer=MarkerTokenizer()) as server:
-        response = await server.chat("Hi", **FORMATS[0], **FORMATS[1])
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "structured_outputs"

@@ -106,7 +106,7 @@ def test_a_rejection_names_the_sizes_and_what_to_change(
     write_model(tmp_path)
     monkeypatch.setattr(memory, "device_memory", lambda: 3 << 20)
     monkeypatch.setattr(mx, "get_active_memory", lambda: (3 << 20) - 5)
-    monkeypatch.setattr(memory, "weight_bytes", lambda: 0)
+    monkeypatch.setattr(memory, "_others", {})
     assert rejection(tmp_path, mx.float32) == (
         "1 MiB of weights (float32) do not fit into the 0 MiB that are left of 3 MiB: "
         "take a smaller model, or a dtype that takes less"

@@ -425,14 +425,6 @@ async def test_a_bug_in_the_middle_tells_nothing(caplog: pytest.LogCaptureFixtur
     assert "secret" not in caplog.text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_too_long_an_input_is_a_400_with_openais_code(stream: bool) -> None:
-    async with served(num_blocks=4) as server:
-        answer = await respond(server, "x" * 200, stream=stream)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
-
-
 class Client:
     """A connection to the app without a server, for one request."""
 

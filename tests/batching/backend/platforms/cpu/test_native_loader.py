@@ -27,7 +27,7 @@ from batching.backend.hooks.changes import Changes
 from batching.backend.platforms.cpu import native_loader as extension, packed_model
 from batching.backend.platforms.cpu.layers.packing import Packing
 from batching.backend.platforms.cpu.model import use_kernels
-from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native, weight_bytes
+from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
 from batching.backend.processor.cores import Cores, usable_cores
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
@@ -314,6 +314,7 @@ def test_a_model_whose_attention_is_its_own_code_is_not_rounded_by_default(
     (directory / "config.json").write_text(json.dumps(written))
     config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=8, device="cpu")
     gc.collect()
+    weight_bytes = native.module.weight_bytes
     before = weight_bytes()
     built = build_engine(config)
     assert f"kernels   {native}" in built.startup_lines
