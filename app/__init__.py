@@ -1,3 +1,3 @@
-"""HTTP and text: what clients see of the engine."""
+"""HTTP and text: the server that clients reach, around the engine."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The entry point of `mlx-batch-server` and `python -m app`: what happens before and after serving.
+"""The entry point of `mlx-batch-server` and `python -m app`: the work before and after serving.
 
 Little is imported at the top: the other imports take seconds, during which a signal may arrive.
 """

@@ -21,6 +21,9 @@ from app.prompts.template_sandbox import SANDBOX
 from app.run_batch import BatchFailed, BatchPaths, serve_lines
 from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
+from app.settings.configs import engine_config
+from app.settings.keys import client_keys
+from app.settings.storage import open_storage, temporary_storage
 from app.storage.storage import Storage
 from batching import (
     EngineThread,
@@ -50,12 +53,12 @@ def main(arguments: Sequence[str] = ()) -> int:
             flags = parse_flags(arguments[1:], _FILES)
             paths = BatchPaths(*(Path(flags.pop(name)) for name in _FILES))
             settings = _load_settings(flags)
-            return run_batch(settings, SchedulerManager([settings.engine_config()]), paths)
+            return run_batch(settings, SchedulerManager([engine_config(settings)]), paths)
         flags = parse_flags(arguments)
         settings = _load_settings(flags)
         for line in _security_warnings(settings):
             print_stderr(line, logging.WARNING)
-        return run(settings, SchedulerManager([settings.engine_config()]))
+        return run(settings, SchedulerManager([engine_config(settings)]))
     except PoolTooLarge as error:
         reason = f"{env_name('num_blocks')}: {error}"
     except UnsupportedKVDType as error:
@@ -83,10 +86,10 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
         ModelLoadError: the default model cannot be found or read.
         _CannotStart: the system allows no child processes.
     """
-    keys = settings.client_keys()
+    keys = client_keys(settings)
     with (
         bind(settings.host, settings.port) as sock,
-        closing(settings.open_storage()) as storage,
+        closing(open_storage(settings)) as storage,
         _application(settings, manager, storage) as app,
     ):
         engine = _load(manager)
@@ -107,7 +110,7 @@ def run_batch(settings: Settings, manager: SchedulerManager, paths: BatchPaths) 
     if "log_level" not in settings.model_fields_set:
         logs.configure("warning", settings.log_format)
     with (
-        closing(settings.temporary_storage()) as storage,
+        closing(temporary_storage(settings)) as storage,
         _application(settings, manager, storage) as app,
     ):
         return serve_lines(
@@ -151,7 +154,7 @@ def _load_settings(flags: dict[str, str]) -> Settings:
 
 def _security_warnings(settings: Settings) -> Iterator[str]:
     """Yield a warning for each setting that opens the server to others."""
-    if not settings.client_keys() and not is_loopback(settings.host):
+    if not client_keys(settings) and not is_loopback(settings.host):
         yield f"every client that reaches {settings.host} can use this server: there are no API keys"
     if settings.trust_remote_code:
         yield "code that comes with a model is run"

@@ -12,11 +12,12 @@ from app.settings import ENV_PREFIX, FORMER_NAMES, Settings, SettingsError, env_
 PROGRAM: Final = "mlx-batch-server"
 RUN_BATCH: Final = "run-batch"
 
-# What stands above groups of settings, by the first one of each.
+# The headings above groups of settings, by the first one of each.
 HEADINGS: Final = {
-    "model": "Model and address",
+    "model": "Model",
     "enable_batching": "Batching and the KV cache",
     "dtype": "Device and precision",
+    "host": "Address",
     "max_queued_requests": "Limits",
     "api_keys": "Keys and access",
     "read_timeout": "Timeouts and shutdown",
@@ -52,7 +53,7 @@ def flag_name(field: str) -> str:
 def parse_flags(arguments: Sequence[str], files: Sequence[str] = ()) -> dict[str, str]:
     """Return what a command line sets, by field; an empty value is no value.
 
-    files: what the command needs beside flags, by name; `run-batch` is the command that has them.
+    files: the names of arguments that the command needs beside flags; only `run-batch` has some.
 
     Raises:
         SettingsError: a flag is unknown, or has no value; or a file is not named.

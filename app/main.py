@@ -40,11 +40,14 @@ from app.observability.request_record import RequestRecord
 from app.observability.tracing import Tracer
 from app.server_state import ServerState
 from app.settings import Settings
+from app.settings.configs import admission_limits
+from app.settings.keys import admin_keys, client_keys
+from app.settings.storage import temporary_storage
 from app.storage.storage import Storage
 from app.web.pages import load_pages, page_router
 from batching import Observers, SchedulerManager
 
-# What the lines of a batch may be sent to.
+# The endpoints to which the lines of a batch may be sent.
 BATCH_ENDPOINTS: Final[Mapping[str, ModuleType]] = {
     "/v1/chat/completions": chat,
     "/v1/completions": completions,
@@ -94,18 +97,10 @@ def create_app(
             tracer.record(record)
 
     settings = settings or Settings.model_construct()
-    # FastAPI's pages load scripts from another site, and it makes the document on the event loop.
-    app = FastAPI(
-        title="mlx-batch-server",
-        redirect_slashes=False,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-    )
     metrics = Metrics(manager.model_ids, rejection_reasons=REJECTION_REASONS)
-    admission = AdmissionController(settings.limits())
-    storage = storage or settings.temporary_storage()
-    # Lines are requests that have been let in already.
+    admission = AdmissionController(admission_limits(settings))
+    storage = storage or temporary_storage(settings)
+    # The endpoints for the lines of batches, which are requests that have been let in already.
     lines = FastAPI(openapi_url=None)
     service = ServerState(
         manager,
@@ -118,20 +113,38 @@ def create_app(
         storage=storage,
     )
     manager.observe(lambda model_id: Observers(metrics.engines[model_id], service.throughput_log))
-    app.state.service = lines.state.service = service
-    register_handlers(app, metrics.count_rejection)
-    pages = load_pages() if settings.web else {}
+    _add_line_endpoints(lines, service)
+    return _public_app(service)
+
+
+def _public_app(service: ServerState) -> FastAPI:
+    """Return the app that clients reach."""
+    # FastAPI's pages load scripts from another site, and it makes the document on the event loop.
+    app = FastAPI(
+        title="mlx-batch-server",
+        redirect_slashes=False,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    register_handlers(app, service.metrics.count_rejection)
+    pages = load_pages() if service.settings.web else {}
     # Before an API's own `HEAD /`.
     app.include_router(page_router(pages))
+    for endpoint in _ENDPOINTS:
+        app.include_router(endpoint.router, responses=ERROR_RESPONSES)
+    _add_middleware(app, service, open_paths=pages)
+    return app
+
+
+def _add_line_endpoints(lines: FastAPI, service: ServerState) -> None:
+    lines.state.service = service
     register_handlers(lines)
     lines.add_middleware(RequestLifetime)
     lines.add_middleware(RequestContextMiddleware, in_flight=service.in_flight)
     for endpoint in dict.fromkeys(BATCH_ENDPOINTS.values()):
         lines.include_router(endpoint.router)
-    for endpoint in _ENDPOINTS:
-        app.include_router(endpoint.router, responses=ERROR_RESPONSES)
-    _add_middleware(app, service, open_paths=pages)
-    return app
 
 
 def _batch_runner(
@@ -165,7 +178,7 @@ def _batch_runner(
 def _add_middleware(app: FastAPI, service: ServerState, *, open_paths: Container[str]) -> None:
     """Add the middleware, the innermost first; `open_paths` need no key."""
     settings, count_rejection = service.settings, service.metrics.count_rejection
-    keys = frozenset(settings.client_keys())
+    keys = frozenset(client_keys(settings))
     app.add_middleware(RequestLifetime, streamed=(files.PATH,))
     app.add_middleware(
         BodyLimit,
@@ -181,7 +194,7 @@ def _add_middleware(app: FastAPI, service: ServerState, *, open_paths: Container
         keys=keys,
         share_prefix_cache=settings.share_prefix_cache,
         count_rejection=count_rejection,
-        admin_keys=frozenset(settings.admin_key_list()),
+        admin_keys=frozenset(admin_keys(settings)),
         open_paths=open_paths,
     )
     app.add_middleware(

@@ -157,8 +157,7 @@ def _prepare(paths: BatchPaths, work: WorkFile, service: ServerState) -> tuple[s
         work.set_fact("lines", str(num_total))
         work.set_fact("input", digest)
     elif known != digest:
-        message = f"{paths.work} has results of another input; delete it to begin again"
-        raise BatchFailed(message)
+        raise BatchFailed(f"{paths.work} has results of another input; delete it to begin again")
     return batch_id, int(work.fact("lines") or 0)
 
 

@@ -22,7 +22,7 @@ from app.storage.storage import Storage
 from app.worker_threads import WorkerThreads
 from batching import SchedulerManager
 
-# Of each kind of work.  It takes cores from the model, and what renders and compiles are two processes.
+# Threads for each kind of work.  They take cores from the model, and rendering and compiling have two processes.
 _NUM_THREADS: Final = 2
 
 

@@ -60,7 +60,7 @@ class Turns:
     def wake(self) -> None:
         """Hand out the slots that there are; called when there may be more."""
         while self._waiting and self._has_slot(self.num_taken):
-            # Of equal ones the first.
+            # The first of equal ones.
             key = min(self._waiting, key=self._num_of_key.__getitem__)
             if self._num_of_key[key] >= self._max_of_key:
                 break

@@ -43,14 +43,7 @@ from batching.inputs.sequence_spec import SequenceSpec
 from batching.interruption import Interruption
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
 from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
-from batching.pooling import (
-    Embeddings,
-    NoEmbeddings,
-    PoolingParams,
-    PoolingType,
-    Reranker,
-    Vector,
-)
+from batching.pooling import Embeddings, NoEmbeddings, PoolingParams, PoolingType, Reranker, Vector
 from batching.priority_queue import Priority
 from batching.rerank_templates import RERANK_TEMPLATES
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost

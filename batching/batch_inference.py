@@ -14,12 +14,7 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.snapshot import EngineSnapshot
 from batching.scheduling.stall_budget import MIN_CHUNK, StallBudget
-from batching.steps.model_runner import (
-    ModelRunner,
-    PipelinedRunner,
-    QueuedStep,
-    SlicesFailed,
-)
+from batching.steps.model_runner import ModelRunner, PipelinedRunner, QueuedStep, SlicesFailed
 from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import SliceOutput, StepPlan
 
@@ -68,7 +63,7 @@ class BatchInferenceEngine:
     `step` one step may then be in flight.  If a request ends meanwhile, its rows in that step are
     computed in vain and dropped.
 
-    last_step: what the latest step did.
+    last_step: the record of the latest step.
     """
 
     last_step: StepRecord
@@ -211,11 +206,11 @@ class BatchInferenceEngine:
         self, plan: StepPlan, failed_ids: Container[int] | None = None
     ) -> list[RequestOutput | RequestFailure]:
         """Restore the engine after a step that raised; return a failure for each request at fault."""
-        # What follows it has used what it computed.
+        # A step in flight has used the results of this one.
         self.drain()
         self._scheduler.discard(plan, failed_ids)
         self._runner.reset()
-        # Also a request that ended in a step that raised afterwards: its output was not returned.
+        # A request may also have ended in this step before it raised: its output was not returned.
         ended = [r for r in self._requests.values() if r.has_ended]
         return [RequestFailure(r.request_id, RequestFailed()) for r in ended]
 

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from tqdm import tqdm
 
-from batching.backend.engine_builder import build_engine
+from batching.backend.builder.engine import build_engine
 from batching.config import EngineConfig
 from batching.engine.engine_thread import EngineThread
 from batching.engine.loaded_engine import LoadedEngine
@@ -145,8 +145,7 @@ def _speedup(sequential: Report, batched: Report) -> float:
 
 
 def main(
-    argv: Sequence[str] | None = None,
-    build: Callable[[EngineConfig], LoadedEngine] = build_engine,
+    argv: Sequence[str] | None = None, build: Callable[[EngineConfig], LoadedEngine] = build_engine
 ) -> int:
     args = _parser().parse_args(argv)
     try:

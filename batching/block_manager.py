@@ -14,7 +14,7 @@ BlockHash = NewType("BlockHash", bytes)
 
 
 class BlockContents(NamedTuple):
-    """What a block contains: its tokens (int64), and the hash of the prefix before them."""
+    """The contents of a block: its tokens (int64), and the hash of the prefix before them."""
 
     parent: BlockHash
     tokens: "array[int]"
@@ -28,10 +28,10 @@ class Run(NamedTuple):
 
 
 class BlockIds(NamedTuple):
-    """What a `BlockTable` is at one moment, as a value.
+    """A `BlockTable` at one moment, as a value.
 
     block_ids: in token order; the first `num_dropped` of them stand for blocks that were given up.
-    runs: those that are held, in runs of consecutive ids.
+    runs: the blocks that are held, in runs of consecutive ids.
     """
 
     block_ids: tuple[int, ...] = ()
@@ -101,7 +101,7 @@ class BlockTable:
 
     @property
     def value(self) -> BlockIds:
-        """What the table is now.  It changes once in a block of tokens, and is made then only."""
+        """The table as it is now.  It changes once in a block of tokens, and is made then only."""
         if self._value is None:
             self._value = BlockIds(tuple(self.block_ids), tuple(self.runs), self.num_dropped)
         return self._value

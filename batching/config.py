@@ -107,7 +107,7 @@ class SchedulerConfig(BatchLimits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(BatchLimits):
-    """What one engine serves, on which device, and within which limits; see also `BatchLimits`.
+    """The model of one engine, its device and its limits; see also `BatchLimits`.
 
     model: the bundled model's name, a `.gguf` file, a model directory, or a hub id.
     model_id: the name that clients use.

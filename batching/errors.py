@@ -47,11 +47,7 @@ class ContextLengthExceeded(RequestError):
     """
 
     def __init__(
-        self,
-        num_prompt_tokens: int,
-        max_tokens: int | None,
-        limit: int,
-        param: str | None = None,
+        self, num_prompt_tokens: int, max_tokens: int | None, limit: int, param: str | None = None
     ) -> None:
         asked = num_prompt_tokens + (max_tokens or 0)
         parts = f"{num_prompt_tokens} in the prompt"

@@ -18,7 +18,7 @@ class Interrupted(Exception):
 
 T = TypeVar("T")
 
-# That of the function which runs in this context; without one no caller gives up.
+# The interruption of the function that runs in this context; without one no caller gives up.
 _CURRENT: Final[ContextVar["Interruption"]] = ContextVar("interruption")
 
 

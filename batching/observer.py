@@ -1,4 +1,4 @@
-"""What an engine reports to its observers, for metrics and logs: each step and each sequence."""
+"""The reports of an engine to its observers, for metrics and logs: each step and each sequence."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepRecord(NamedTuple):
-    """What one step did.
+    """The record of one step.
 
     ended: when it ended, in seconds on the engine's clock.
     duration: in seconds.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     Vector = array[float]
 else:
-    Vector = array  # that takes no type before Python 3.12
+    Vector = array  # it takes no type before Python 3.12
 
 
 class PoolingType(StrEnum):
@@ -37,7 +37,7 @@ class PoolingParams:
     def rows(self, start: int, stop: int, num_tokens: int) -> range:
         """Return the positions in `[start, stop)` whose hidden states are pooled.
 
-        num_tokens: of the whole request.
+        num_tokens: the tokens of the whole request.
         """
         if self.type is PoolingType.MEAN:
             return range(start, stop)

@@ -43,7 +43,7 @@ class HashChain:
 
 
 def hash_of(contents: BlockContents) -> BlockHash:
-    """Return the SHA-256 that identifies a block: of its parent's hash and its tokens."""
+    """Return the SHA-256 of a block's parent hash and its tokens, which identifies the block."""
     return BlockHash(sha256(contents.parent + contents.tokens.tobytes()).digest())
 
 

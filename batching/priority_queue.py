@@ -1,7 +1,6 @@
 """The queue of waiting requests: priorities that age, on a heap that is never re-sorted."""
 
 import heapq
-from collections.abc import Iterator
 from enum import IntEnum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -63,10 +62,6 @@ class PriorityQueueWithAging(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def __iter__(self) -> Iterator[T]:
-        """Yield the items in order of service; for tests and statistics, O(n log n)."""
-        return iter(sorted(self._items.values(), key=self.key))
-
     def first(self, limit: int) -> list[T]:
         """Return the first items in order of service, without sorting the others."""
         return heapq.nsmallest(limit, self._items.values(), key=self.key)
@@ -89,18 +84,6 @@ class PriorityQueueWithAging(Generic[T]):
         self._items[item.request_id] = item
         self._num_of_class[item.priority] += 1
         heapq.heappush(self._heap, self.key(item))
-
-    def pop(self) -> T:
-        """Remove and return the most urgent item.
-
-        Raises:
-            IndexError: the queue is empty.
-        """
-        item = self.peek()
-        heapq.heappop(self._heap)
-        del self._items[item.request_id]
-        self._num_of_class[item.priority] -= 1
-        return item
 
     def peek(self) -> T:
         """Return the most urgent item.

@@ -61,7 +61,7 @@ class PromptLookup:
             self._resume_at = num_tokens + self._pause
 
     def _index(self, token_ids: Sequence[int]) -> None:
-        """Index the new tokens, but for the last n-gram: nothing follows it yet."""
+        """Index the new tokens without the last n-gram: nothing follows it yet."""
         for stop in range(max(self._num_indexed, _NGRAM), len(token_ids)):
             ngram = tuple(token_ids[stop - _NGRAM : stop])
             self._next_position[ngram] = stop

@@ -81,7 +81,7 @@ class BatchRequest:
         """Make a request that waits.
 
         arrival_time: in seconds on the engine's clock.
-        seed: of the sampling, 64 bits; None is the spec's, or a random one.
+        seed: 64 bits for the sampling; None is the spec's seed, or a random one.
         """
         assert spec.prompt, "a prompt has at least one token"
         self.request_id = request_id
@@ -173,10 +173,7 @@ class BatchRequest:
         """
         digest = sha256(f"{self.seed} {len(self.forks)}".encode()).digest()
         request = BatchRequest(
-            request_id,
-            self.spec,
-            arrival_time=self.arrival_time,
-            seed=int.from_bytes(digest[:8]),
+            request_id, self.spec, arrival_time=self.arrival_time, seed=int.from_bytes(digest[:8])
         )
         request.fork_of = self
         self.forks.append(request)

@@ -82,6 +82,6 @@ class SchedulerManager:
 
 def _backend() -> Callable[[EngineConfig], LoadedEngine]:
     """Import MLX and all that comes with it: seconds that `--help` does not need."""
-    from batching.backend.engine_builder import build_engine
+    from batching.backend.builder.engine import build_engine
 
     return build_engine

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from batching.backend.execution_mode import ExecutionMode
+from batching.backend.hooks.changes import Changes
 from batching.backend.paged.layout import CacheLayout, LayerShape, StateShape, leaves
+from batching.backend.platforms.mlx import MLXPlatform
 from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel, Way
+from batching.backend.self_check.checked_model import CheckedModel
 from scripts.generated_docs import ROOT, filled
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import CONFIGS, MODEL_TYPES, UNAVAILABLE, ZOO, make_tiny
@@ -21,11 +24,11 @@ MODEL_TYPES_PAGE: Final = Path("docs", "model-types.md")
 MARKER: Final = "model types"
 
 SERVED: Final = {
-    Way.RAGGED: "batched",
-    Way.PIECES: "batched, in pieces",
-    Way.ONE_BY_ONE: "batched but for its attention",
-    Way.WHOLE: "one at a time, on the pool",
-    Way.OWN: "one at a time, on its own caches",
+    ExecutionMode.RAGGED: "batched",
+    ExecutionMode.PIECES: "batched, in pieces",
+    ExecutionMode.ONE_BY_ONE: "batched but for its attention",
+    ExecutionMode.WHOLE: "one at a time, on the pool",
+    ExecutionMode.OWN: "one at a time, on its own caches",
 }
 # What depends on the device: a figure, and the words of MLX or of Python.
 _VARYING: Final = re.compile(r" by [\d.e+-]+ of the largest one$| \(.*\)$", re.DOTALL)
@@ -35,7 +38,7 @@ def row(name: str, checked: CheckedModel) -> str:
     """Return the line of a type: how it is served, what it keeps, and why no faster way is right."""
     reason = _VARYING.sub("", checked.reason)
     kept = ", ".join(_kept(checked.layout))
-    return f"| `{name}` | {SERVED[checked.way]} | {kept} | {reason} |"
+    return f"| `{name}` | {SERVED[checked.mode]} | {kept} | {reason} |"
 
 
 def _kept(layout: CacheLayout) -> Iterator[str]:
@@ -82,7 +85,11 @@ def table(rows: dict[str, str]) -> str:
 
 def main() -> None:
     """Write the page."""
-    rows = {name: row(name, check_model(make_tiny(name), VOCAB_SIZE)) for name in ZOO}
+    platform = MLXPlatform()
+    rows = {
+        name: row(name, check_model(make_tiny(name), VOCAB_SIZE, platform, Changes()))
+        for name in ZOO
+    }
     rows |= {name: f"| `{name}` | not tried | | {why} |" for name, why in UNAVAILABLE.items()}
     content = f"{summary(rows)}\n\n{table(rows)}"
     path = ROOT / MODEL_TYPES_PAGE

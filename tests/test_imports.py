@@ -198,6 +198,17 @@ def test_few_modules_import_the_backend() -> None:
     assert [edge for edge in edges(others) if within(edge[1], "batching.backend")] == []
 
 
+def test_only_the_builder_knows_which_platforms_there_are() -> None:
+    platforms = "batching.backend.platforms"
+    others = [
+        name
+        for name in graph()
+        if within(name, "batching.backend")
+        and not within(name, platforms, "batching.backend.builder")
+    ]
+    assert [edge for edge in edges(others) if within(edge[1], platforms)] == []
+
+
 def test_app_uses_only_what_batching_offers() -> None:
     app = [name for name in graph() if within(name, "app")]
     assert [

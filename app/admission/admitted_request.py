@@ -43,7 +43,7 @@ class Deadline:
 class AdmittedRequest:
     """A request from its admission to its end.
 
-    held: what is called when the HTTP request ends, however it ends: here belongs all that must not
+    held: is called when the HTTP request ends, however it ends: here belongs all that must not
         outlive it.
     trace_headers: the W3C Trace Context headers of the caller.
     on_finish: called with the record of every request that reached the engine.

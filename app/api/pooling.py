@@ -1,12 +1,16 @@
-"""What the endpoints of embeddings, scores and rankings share."""
+"""The common parts of the endpoints of embeddings, scores and rankings."""
+
+from collections.abc import Sequence
 
 from fastapi import Request
 
+from app.admission.admitted_request import AdmittedRequest
+from app.generation.prompt_task import PromptJob, PromptTask
 from app.prompts.inputs import InputReader
 from app.prompts.render import Truncation
 from app.server_state import server_state
 from app.settings import env_name
-from batching import Embeddings, InvalidRequest, ModelInfo, NoEmbeddings
+from batching import Embeddings, EngineThread, InvalidRequest, ModelInfo, NoEmbeddings, SequenceSpec
 
 
 def embeddings_of(model: ModelInfo) -> Embeddings:
@@ -58,6 +62,24 @@ def prompted(embeddings: Embeddings, name: str | None, text: str) -> str:
     return embeddings.prompts[name] + text
 
 
-def group_size(request: Request) -> int:
-    """Return how many prompts of one request are submitted to the engine at a time."""
-    return server_state(request).settings.max_num_seqs
+async def begin_prompts(
+    request: Request,
+    engine: EngineThread,
+    specs: Sequence[SequenceSpec],
+    admitted: AdmittedRequest,
+    *,
+    completion_id: str,
+) -> PromptTask:
+    """Return the task that reads prompts, which begins with `collect`.
+
+    Raises:
+        QueueFull: too many prompt tokens wait.
+    """
+    job = PromptJob(
+        completion_id=completion_id,
+        model_id=engine.model.model_id,
+        specs=specs,
+        group_size=server_state(request).settings.max_num_seqs,
+    )
+    await admitted.reserve_tokens(job.num_prompt_tokens)
+    return PromptTask(engine, job, admitted)

@@ -1,4 +1,4 @@
-"""What the generating endpoints of all APIs share: admission, building a job, the JSON response."""
+"""The common parts of all APIs that generate: admission, building a job, the JSON response."""
 
 import asyncio
 import math

@@ -24,9 +24,7 @@ class EventStream(EventSourceResponse):
     """
 
     def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        new_ping: Callable[[], ServerSentEvent] | None = None,
+        self, events: AsyncIterator[bytes], new_ping: Callable[[], ServerSentEvent] | None = None
     ) -> None:
         """`events` are whole frames, with their blank lines.
 

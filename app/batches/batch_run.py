@@ -33,7 +33,7 @@ _EXPIRED: Final = "the completion window was over before this line was served"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchServices:
-    """What all batches of a server share.
+    """The services that all batches of a server share.
 
     dispatch: sends a line to its endpoint.
     client_of: returns the client of an owner.

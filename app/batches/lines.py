@@ -12,7 +12,7 @@ from app.http.json_body import read_json
 
 _MAX_CUSTOM_ID: Final = 512
 _SKIPPED_AT_ONCE: Final = 1 << 16
-# Of a piece, at least: a short line takes as long as so many bytes.
+# The least cost of a line in bytes of a piece: a short line takes as long as so many bytes.
 _LINE_COST: Final = 1024
 # Fields of a body that ask for a response which is no object, or not now.
 _IMPOSSIBLE: Final = ("stream", "background")
@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Some lines of the file one after another, but for those that are blank.
+    """Some lines of the file one after another, without blank ones.
 
     num_read: the lines so far, blank ones too.
     """
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LineRules:
-    """What the lines of a batch must satisfy.
+    """The rules for the lines of a batch.
 
     urls: the endpoints that a line may name.
     max_line_bytes, max_lines: limits of one line, and of those of one file, blank ones too.
@@ -61,7 +61,7 @@ class LineRequest:
 class BadLine(Exception):
     """A line that is not a valid request; the other lines of the file are served.
 
-    custom_id: of the line; None if it has none.
+    custom_id: the line's id; None if it has none.
     """
 
     def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
@@ -73,7 +73,7 @@ class BadLine(Exception):
 class NotJsonLines(Exception):
     """The file as a whole is invalid: not one JSON object per line, no lines, or too many.
 
-    number: of the line at fault; None if it is the file.
+    number: the number of the line at fault; None if it is the file.
     """
 
     def __init__(self, code: str, message: str, number: int | None = None) -> None:
@@ -123,8 +123,7 @@ def parse_line(line: Line, rules: LineRules) -> LineRequest:
         NotJsonLines: the line is not a JSON object.
     """
     if line.text is None:
-        message = f"the line is longer than {rules.max_line_bytes} bytes"
-        raise BadLine("line_too_long", message)
+        raise BadLine("line_too_long", f"the line is longer than {rules.max_line_bytes} bytes")
     fields = _object(line.number, line.text)
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_CUSTOM_ID:

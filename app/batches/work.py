@@ -18,7 +18,7 @@ CREATE TABLE custom_ids (digest BLOB PRIMARY KEY, line INTEGER NOT NULL) WITHOUT
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 PRAGMA user_version = 1
 """
-# What a result takes in a file beside its text.
+# Bytes that a result takes in a file beside its text.
 _LINE_END: Final = 1
 
 
@@ -38,7 +38,7 @@ class WorkFile:
     def __init__(self, path: Path, charge: Charge | None = None) -> None:
         """Open or create it.
 
-        charge: what the results count as; None if they have no limit.
+        charge: counts the bytes of the results; None if they have no limit.
 
         Raises:
             OSError: it cannot be read or written; so with all methods.

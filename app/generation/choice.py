@@ -46,12 +46,12 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What an output of the engine adds to one choice; the last one has the finish reason.
+    """The part of one choice that an output of the engine adds; the last one has the finish reason.
 
     events: pieces of content, reasoning and tool calls.
     token_ids: the new tokens, those that end the output included.
     tokens: the tokens with log probabilities, if those are requested.
-    prompt_logprobs: of the prompt's tokens, if requested; in the first Delta only.
+    prompt_logprobs: log probabilities of the prompt's tokens, if requested; in the first Delta only.
     stop: the stop string that ended the choice.
     """
 

@@ -10,13 +10,7 @@ from app.generation.choice import Choice, ChoiceFinishReason, Delta, TokenWithLo
 from app.generation.job import GenerationJob
 from app.observability.request_record import TokenUsage
 from app.parsing.events import MessageEvent, join_pieces
-from batching import (
-    DeadlineExceeded,
-    FinishReason,
-    SequenceStats,
-    TokenLogprobs,
-    TokenStream,
-)
+from batching import DeadlineExceeded, FinishReason, SequenceStats, TokenLogprobs, TokenStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +75,7 @@ class GenerationTask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationSummary:
-    """What is known of the request as a whole; final once its last choice has ended."""
+    """The counts of the request as a whole; final once its last choice has ended."""
 
     usage: TokenUsage
     sequences: Sequence[SequenceStats]
@@ -129,7 +123,7 @@ class Generation:
     def usage(self) -> TokenUsage:
         """The token counts so far; final after the last Delta."""
         if self._is_held_back:
-            # Those that are held back count, whatever ends the request.
+            # Tokens that are held back count, whatever ends the request.
             num_output_tokens = sum(stats.num_output_tokens for stats in self._tokens.sequences)
         else:
             num_output_tokens = sum(choice.num_tokens for choice in self._choices)
@@ -197,7 +191,7 @@ class Generation:
                 num_prompt_tokens = len(self._job.specs[prompt_index].prompt)
                 reports = self._reports(index, output.num_cached_tokens, num_prompt_tokens)
         elif delta.is_first:
-            # Those of one prompt come with its first choice, which is the first to come.
+            # Log probabilities of a prompt come with its first choice, which is the first to come.
             delta = replace(delta, prompt_logprobs=self._prompt_logprobs[prompt_index])
         if delta.finish_reason is not None:
             self._reasons[index] = delta.finish_reason

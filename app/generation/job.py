@@ -25,7 +25,7 @@ from batching import (
 
 Number = TypeVar("Number", int, float)
 
-# Of the prompts of a request, and of its outputs; with their alternatives, in all choices.  Each takes about
+# The most log probabilities of a request's prompts, and of its outputs, alternatives and all choices included.  Each takes about
 # a hundred bytes until the response is written, and as many in it.
 MAX_LOGPROBS: Final = 1 << 19
 
@@ -44,11 +44,11 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams:
-    """What a request asks of its completions; names and ranges are those of vLLM's SamplingParams.
+    """The parameters of a request's completions; names and ranges are those of vLLM's SamplingParams.
 
     temperature, top_p, top_k, min_p, repetition_penalty: None is the model's default
         (`ModelInfo.sampling_defaults`), or else vLLM's.
-    max_tokens: of each choice; 0 only processes the prompt.  None is `default_max_tokens`, or fewer if
+    max_tokens: the most tokens of each choice; 0 only processes the prompt.  None is `default_max_tokens`, or fewer if
         the context has no room for that many; if that is None as well, as many as fit in the context.
     clamp_max_tokens: reduce `max_tokens` to what the context and the server allow instead of rejecting
         the request.
@@ -99,7 +99,7 @@ class GenerationParams:
 class GenerationJob:
     """Work for one engine: `num_choices` completions of each prompt.
 
-    specs: what is asked of the engine, one for each prompt; they differ in nothing else.
+    specs: the engine's requests, one for each prompt; they differ in nothing else.
     text: how tokens become text.
     new_parser: makes the parser that splits a choice's text into reasoning, content and tool calls.
     """

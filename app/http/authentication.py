@@ -84,7 +84,7 @@ class Authentication:
     ) -> None:
         """Check the keys of all requests; without any `keys` every request passes.
 
-        admin_keys: those of the keys that may also see what the server does for others.
+        admin_keys: the keys that may also see what the server does for others.
         open_paths: further paths that, as health probes, need no key for a request without a body.
         """
         self._app = app

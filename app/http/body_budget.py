@@ -10,7 +10,7 @@ class BodyBudget:
 
     Half of the total is divided among the clients, as shares that others never hold; the other half is
     taken in the order of arrival.  So one client may hold all but the shares of the others, and all of
-    them together never hold more than the total, but for bytes that are about to be rejected.
+    them together never hold more than the total, except for bytes that are about to be rejected.
 
     num_bytes: held by all clients together.
     """

@@ -150,7 +150,7 @@ class BodyLimit:
     ) -> None:
         """Limit the bodies of all requests.
 
-        max_bytes: of one body; several of that size may be buffered at a time.
+        max_bytes: the largest body; several of that size may be buffered at a time.
         timeout: seconds within which a body must arrive, or come at LEAST_RATE.
         streamed: paths whose bodies are not read here.
         num_clients: how many there can be, each of which has a share of the budget.

@@ -105,8 +105,8 @@ def checked_names(bound: str, names: Sequence[str], *, has_keys: bool) -> HostNa
 class BrowserGuard:
     """Rejects what browsers send for pages of other sites.
 
-    hosts: what `Host` may be; None for anything.
-    origins: of pages that may send requests; `*` is all, and None does not check them.
+    hosts: the values that `Host` may have; None for any.
+    origins: the origins of pages that may send requests; `*` is all, and None does not check them.
     """
 
     def __init__(

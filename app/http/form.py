@@ -16,7 +16,7 @@ class FormReader:
     """Splits the body of a form into its fields and the bytes of its file.
 
     fields: the parts that are no file, by name.
-    filename: what the client calls the file; None before its part.
+    filename: the client's name of the file; None before its part.
     is_complete: whether the end of the form has come.
     """
 

@@ -29,10 +29,7 @@ async def post_json(
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [
-            (b"content-type", b"application/json"),
-            (b"x-request-id", request_id.encode()),
-        ],
+        "headers": [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())],
         "client": None,
         "server": None,
         "state": {"client": client},

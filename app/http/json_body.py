@@ -30,7 +30,7 @@ from app.worker_threads import WorkerThreads
 # A conversation of thousands of turns, with their tool calls, has half as many.
 MAX_PARTS: Final = 200_000
 
-# https://www.iana.org/assignments/http-parameters: those in use.
+# The codings in use of https://www.iana.org/assignments/http-parameters.
 _CODINGS: Final = frozenset({"gzip", "x-gzip", "compress", "x-compress", "deflate", "br", "zstd"})
 
 _PARTS: Final = b"[{:"

@@ -24,9 +24,7 @@ logger = logging.getLogger(__name__)
 # Probes need no key.
 PROBE_PATHS: Final = frozenset({"/health", "/ready"})
 # Monitoring goes on during a shutdown, and does not delay it.
-_MONITORING_PATHS: Final = PROBE_PATHS | {
-    *("/metrics", "/load", "/version", "/server/events"),
-}
+_MONITORING_PATHS: Final = PROBE_PATHS | {*("/metrics", "/load", "/version", "/server/events")}
 
 # In a log line; h11 takes one of 32 KB.
 _MAX_METHOD: Final = 16
@@ -138,7 +136,7 @@ def _log_rejection(request_id: str, scope: Scope, status: int, body: bytes) -> N
 
 
 def _fault(body: bytes) -> dict[str, str | None]:
-    """Return what the body of an error says, but for its message."""
+    """Return the members of the body of an error, without its message."""
     try:
         error = json.loads(body)["error"]
         field = _FIELD.match(error.get("param") or "")

@@ -31,7 +31,7 @@ class RequestLifetime:
     waits, be it for a worker thread, the engine or the client, makes no difference to it.  Once the last
     part of the response is sent, there is nothing left to cancel.
 
-    A request is in no other hands: what its handler acquires goes to `held_by`, and an exception between
+    A request is in no other hands: its handler passes all that it acquires to `held_by`, and an exception between
     two steps of it, or between the handler and its response, loses nothing.
     """
 

@@ -39,7 +39,7 @@ class UnsentBytes:
     is aborted after a second.  So a client waits for others that read, and never for those that do not.
     Bodies of one piece at most do not count.
 
-    num_bytes: of all these bodies, each until its client has taken the whole.
+    num_bytes: the bytes of all these bodies, each until its client has taken the whole.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from batching import EngineSnapshot, RequestSnapshot
 
 
 class EngineCounts(NamedTuple):
-    """What was counted since watching began; `first_tokens` are the latest times to first token in seconds."""
+    """Counts since watching began; `first_tokens` are the latest times to first token in seconds."""
 
     num_prompt_tokens: int
     num_output_tokens: int

@@ -12,7 +12,7 @@ from typing import Final
 
 from app.storage.database import StorageError
 
-# Of lines for the operator, which are shown at any level of the log.
+# The logger of lines for the operator, which are shown at any level of the log.
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.DEBUG)
 

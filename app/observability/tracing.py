@@ -103,10 +103,7 @@ def make_tracer(environ: Mapping[str, str]) -> Tracer | None:
 
 def _latencies(record: RequestRecord) -> dict[str, float]:
     """Return the latencies that are known, in seconds since the arrival."""
-    times = {
-        "time_in_queue": record.queue_time,
-        "time_to_first_token": record.first_token_time,
-    }
+    times = {"time_in_queue": record.queue_time, "time_to_first_token": record.first_token_time}
     return {name: seconds for name, seconds in times.items() if seconds is not None}
 
 

@@ -10,7 +10,7 @@ from app.parsing.tool_spec import ToolChoice, ToolSpec, must_call
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSpec:
-    """What a message may contain.
+    """The kinds of text that a message may contain.
 
     tools: the tools that may be called.
     content: the grammar of the content; None allows any text.

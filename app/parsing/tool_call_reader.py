@@ -52,7 +52,7 @@ class NotCallSyntax(Exception):
 class CallText:
     """The text after a start marker, and the events found in it so far.
 
-    name: of a call whose name is known but that has not begun.
+    name: the name of a call that has not begun yet.
     """
 
     def __init__(self, start: str, end: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 class FreeformInput:
     """The input of a tool that takes text instead of JSON (OpenAI's custom tools).
 
-    syntax: of the definition that the text must follow; None allows any text.
+    syntax: the syntax of the definition that the text must follow; None allows any text.
     """
 
     syntax: Literal["lark", "regex"] | None = None

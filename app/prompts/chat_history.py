@@ -55,11 +55,7 @@ def _native_turn(
 
 def _native_call(call: ToolCall, num_id_characters: int | None) -> dict[str, Any]:
     function = {"name": call.name, "arguments": _parsed(call.arguments)}
-    return {
-        "id": _short_id(call.id, num_id_characters),
-        "type": "function",
-        "function": function,
-    }
+    return {"id": _short_id(call.id, num_id_characters), "type": "function", "function": function}
 
 
 def _short_id(call_id: str, num_characters: int | None) -> str:

@@ -25,9 +25,9 @@ class ToolCall:
 class ChatMessage:
     """One message of a conversation.
 
-    name: of the participant.
+    name: the participant's name.
     tool_calls: the calls that the assistant made.
-    tool_call_id: of a message with the role `tool`: the call whose result it is.
+    tool_call_id: the call whose result the message is; for the role `tool`.
     """
 
     role: Role

@@ -23,7 +23,7 @@ def harmony_effort(effort: str) -> str:
 
 def template_turns(messages: Sequence[ChatMessage], format_: MessageFormat) -> list[dict[str, Any]]:
     """Return the turns that the model's template gets."""
-    # What renders them fills in `thinking`, the template's name of the reasoning.
+    # The renderer fills in `thinking`, the template's name of the reasoning.
     turns = _one_call_turns(messages) if format_.has_channels else messages
     return template_messages(turns, format_)
 
@@ -56,7 +56,7 @@ def _calls_with_results(
         by_id.setdefault(turn.tool_call_id, []).append(turn)
     for call in message.tool_calls:
         yield replace(first, tool_calls=[call])
-        # Of calls with the same id the first one has the results: each is rendered once.
+        # The first one of several calls with the same id has the results: each is rendered once.
         yield from by_id.pop(call.id, ())
         first = replace(message, content="", reasoning=None)
     for turns in by_id.values():

@@ -12,9 +12,9 @@ from batching import InputTooLong, InvalidRequest, ModelInfo, check_input
 class InputReader:
     """Tokenizes the inputs of one request.
 
-    max_tokens: of an input; a longer one is an error, unless it is truncated.
-    max_all_tokens: of all inputs together, if there are several.
-    truncation: what is kept of the text's own tokens; special ones around them stay.
+    max_tokens: the most tokens of an input; a longer one is an error, unless it is truncated.
+    max_all_tokens: the most tokens of all inputs together, if there are several.
+    truncation: cuts the text's own tokens; special ones around them stay.
     """
 
     model: ModelInfo

@@ -13,7 +13,7 @@ from batching import InvalidRequest, ModelInfo, Reranker, check_input
 class RerankPrompts:
     """Writes the prompts of one request.
 
-    instruction: what makes a document relevant; None leaves it to the template.
+    instruction: says when a document is relevant; None leaves that to the template.
     max_prompt_tokens, max_document_tokens: beyond these a document loses its end; None is no limit.
     """
 

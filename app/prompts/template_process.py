@@ -26,7 +26,7 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 # Marks where the last turn ends; the blank shows whether a template strips its text.
 _END_OF_TURN: Final = "\ue000\ue001"
 
-# Of JSON, as clients sent it.
+# Values of JSON, as clients sent it.
 Turn = dict[str, Any]
 
 
@@ -88,11 +88,7 @@ def _tojson(
 ) -> str:
     """Return JSON as it is; Jinja's own filter writes it for HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

@@ -11,7 +11,7 @@ from app.http.errors.rejections import Unavailable
 from app.prompts import template_process
 from batching import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 
-# Of a core, for one rendering: what a template that exceeds them is at fault for.
+# Seconds of a core for one rendering: a template that takes more is at fault.
 _CPU_SECONDS: Final = 5
 
 # For the model's own template.
@@ -21,7 +21,7 @@ SANDBOX: Final = Sandbox(template_process.__file__, SandboxLimits(_CPU_SECONDS),
 class TemplateFailed(Exception):
     """A template failed in its process.
 
-    kind: what happened, or the type of the exception.
+    kind: the kind of failure, or the type of the exception.
     reason: the message of an exception that the template raised on purpose.
     """
 

@@ -32,7 +32,7 @@ _RESULT: Final = ChatMessage(role="tool", content="probe-5", tool_call_id=_CALL.
 
 @dataclass(frozen=True, slots=True)
 class TurnOrder:
-    """What a template renders where it stands, and once.
+    """The turns that a template renders where they stand, and once.
 
     system_first, system_later: a system message before all other turns, and after some.
     user_after_result: a user's turn after a tool's result.
@@ -70,7 +70,7 @@ def _takes(model: ModelInfo, *messages: ChatMessage) -> bool:
     try:
         text = render_turns(model, turns, add_generation_prompt=True)
     except (RendererLost, TemplateTooMuch):
-        # What is returned here is kept.
+        # The caller keeps the answer.
         raise
     except Exception:  # a template may raise anything
         return False

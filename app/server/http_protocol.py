@@ -60,7 +60,7 @@ _HEADERS: Final = {503: [("Retry-After", "1")]}
 _LINGER: Final = 1.0
 
 
-# Of a request that is read to its end; the second, which h11 documents and does not list, if it asks to upgrade.
+# The states of a request that is read to its end; the second one, which h11 documents and does not list, if it asks to upgrade.
 _REQUEST_READ: Final = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)  # type: ignore[attr-defined]
 
 
@@ -136,7 +136,7 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self._incoming = bytearray()
         self._read_timer = _Timer(self.loop, self.read_timeout, self._give_up_reading)
         self._write_timer = _Timer(self.loop, self.write_timeout, self._check_writing)
-        self._linger_timer = _Timer(self.loop, _LINGER, self._close)
+        self._linger_timer = _Timer(self.loop, _LINGER, lambda: self.transport.close())
         self._num_unsent = 0
         self._is_refused = False
 
@@ -240,9 +240,6 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         self.transport.write_eof()
         self._linger_timer.start()
 
-    def _close(self) -> None:
-        self.transport.close()
-
     def _reject(self, status: int) -> None:
         """Respond in place of the app, and close."""
         self._respond(status)
@@ -294,7 +291,7 @@ def protocol_class(
 
     read_timeout: seconds from the connection, or the first byte of a later request, to the whole head.
     write_timeout: seconds within which a client must read some of the buffered data.
-    limit, unsent: of all connections of one server.
+    limit, unsent: shared by all connections of one server.
     """
     members = {
         "read_timeout": read_timeout,

@@ -78,7 +78,7 @@ def serve(
         BindError: another process has started to listen on the address.
     """
     server = Server(app, app.state.service)
-    # uvicorn installs the same handlers later, but for SIGHUP; a signal may arrive before.
+    # uvicorn installs the same handlers later, except for SIGHUP; a signal may arrive before.
     for number in stop_signals():
         signal.signal(number, server.handle_exit)
     try:

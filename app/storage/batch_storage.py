@@ -17,7 +17,7 @@ _FILES: Final = "files"
 _WORK: Final = "work"
 _WORK_SUFFIX: Final = ".sqlite"
 _SCHEMA: Final = f"{FILES_SCHEMA}{BATCHES_SCHEMA}PRAGMA user_version = 2"
-# What clients have stored with an earlier version is kept.
+# Values that clients have stored with an earlier version are kept.
 _UPGRADES: Final = {1: "ALTER TABLE batches DROP COLUMN server; PRAGMA user_version = 2"}
 
 DEFAULT_LIMITS: Final = FileLimits()
@@ -28,7 +28,7 @@ class BatchStorage:
 
     What a server leaves behind in a crash is removed at the next start.
 
-    files: what clients upload and what batches write.
+    files: the uploads of clients and the results of batches.
     batches: the batches and their statuses.
     """
 

@@ -51,7 +51,7 @@ class StoredBatch:
     times: when the batch entered each status.
     output_ttl: seconds for which its output files are kept; None keeps them until they are deleted.
     outcome: the status that it gets when its files are written.
-    num_bytes: of the results so far, on the account of the owner until they are in files.
+    num_bytes: the size of the results so far, on the account of the owner until they are in files.
     """
 
     id: str

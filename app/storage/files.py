@@ -1,4 +1,4 @@
-"""The store of clients' files: what they upload, and what batches write for them.
+"""The store of clients' files: uploads, and results of batches.
 
 A file is written under a temporary name, synced and renamed, and only then added to the database, so
 that an incomplete file is never visible.  On disk a file is named by its id.  Those of each owner have a
@@ -23,7 +23,7 @@ T = TypeVar("T")
 Order = Literal["asc", "desc"]
 
 _DRAFT: Final = ".part"
-# That the smallest file takes of a disk.
+# Bytes that the smallest file takes of a disk.
 _LEAST_BYTES: Final = 4096
 
 FILES_SCHEMA: Final = """
@@ -243,7 +243,7 @@ class FileStore:
             self.path(file_id).unlink(missing_ok=True)
 
     def delete_expired(self) -> None:
-        """Delete the files whose time is over, but for inputs of unfinished batches."""
+        """Delete the files whose time is over, except for inputs of unfinished batches."""
         with self._database.transaction() as database:
             rows = database.execute(
                 "DELETE FROM files WHERE expires <= ? "

@@ -10,7 +10,7 @@ import anyio
 
 T = TypeVar("T")
 
-# What takes long: it yields wherever it may be interrupted, and returns its result.
+# Long work: it yields wherever it may be interrupted, and returns its result.
 Pieces = Generator[None, None, T]
 
 
@@ -34,8 +34,7 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 
 async def in_pieces(
-    pieces: Pieces[T],
-    turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+    pieces: Pieces[T], turn: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
 ) -> T:
     """Run a generator in worker threads, piece by piece; a caller that is cancelled waits for one piece.
 

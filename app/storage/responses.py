@@ -14,7 +14,7 @@ from app.storage.database import Database
 
 _FILE: Final = "responses.sqlite"
 
-# Another one is dropped: what is stored is there for some time only.
+# A database of another version is dropped: responses are stored for some time only.
 _SCHEMA_VERSION: Final = 3
 _SCHEMA: Final = f"""
 DROP TABLE IF EXISTS items;

@@ -19,9 +19,9 @@ from app.storage.database import StorageError, sync_folder
 _NUM_KEY_BYTES: Final = 32
 _NUM_SIGNATURE_BYTES: Final = 32
 _KEY_FILE: Final = "signing.key"
-_MAX_UTF8_BYTES: Final = 4  # of one character
+_MAX_UTF8_BYTES: Final = 4  # for one character
 
-# As much as a body may have where it is sent in full: a sealed value is compressed.
+# The limit of a body in which the text is sent in full: a sealed value is compressed.
 MAX_CHARACTERS: Final = 4 << 20
 
 
@@ -36,7 +36,7 @@ class SealedTooLong(ValueError):
 class Sealer:
     """Signs texts with one key.
 
-    purpose: what the value is used for; a value that was sealed for another purpose counts as forged.
+    purpose: the use of the value; a value that was sealed for another purpose counts as forged.
     """
 
     def __init__(self, key: bytes) -> None:

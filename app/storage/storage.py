@@ -30,12 +30,8 @@ class Storage:
             self.lock.close()
 
 
-def open_storage(
-    folder: Path,
-    limits: StoreLimits,
-    *,
-    keeps_responses: bool,
-    files: FileLimits = DEFAULT_LIMITS,
+def open_folder(
+    folder: Path, limits: StoreLimits, *, keeps_responses: bool, files: FileLimits = DEFAULT_LIMITS
 ) -> Storage:
     """Open the stores of a folder, which is created if necessary.
 

@@ -5,10 +5,10 @@ from typing import Final, NamedTuple
 
 
 class BlockAges(NamedTuple):
-    """What happened to cached contents, in seconds.
+    """Ages of cached contents, in seconds.
 
-    lifetimes: of evicted contents, since they became findable.
-    idle_times: of the same, since the last request released them.
+    lifetimes: the times of evicted contents since they became findable.
+    idle_times: the times of the same contents since the last request released them.
     reuse_gaps: from the release of contents by the last request to their reuse by another.
     """
 

@@ -34,10 +34,6 @@ class FreeRuns:
     def __len__(self) -> int:
         return self._num_blocks
 
-    def runs(self) -> list[tuple[int, int]]:
-        """Return the runs `[start, stop)` in order; for tests and statistics."""
-        return sorted(self._stop_of.items())
-
     def some_runs(self, limit: int) -> list[tuple[int, int]]:
         """Return up to `limit` runs, in any order; O(limit)."""
         return list(islice(self._stop_of.items(), limit))

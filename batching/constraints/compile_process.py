@@ -27,7 +27,7 @@ _NUM_BYTES: Final = 256
 
 
 class SpecialTokens(NamedTuple):
-    """What grammars can name of a vocabulary: its special tokens by text, every token by id."""
+    """The tokens that grammars can name: special ones by text, every one by id."""
 
     num_tokens: int
     texts: Mapping[int, str]

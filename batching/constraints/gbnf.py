@@ -33,7 +33,7 @@ _ESCAPE: Final = re.compile(
 )
 _ESCAPED: Final = {"n": "\n", "r": "\r", "t": "\t"} | {c: c for c in '\\"[]-^'}
 _ROOT: Final = "root"
-# What an expression can end with; operators and ends need one before them.
+# Tokens with which an expression can end; operators and ends need one before them.
 _OPERANDS: Final = frozenset({"name", "literal", "set", "any", "token", "close"})
 
 
@@ -55,7 +55,7 @@ def gbnf_grammar(text: str) -> GrammarText:
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    """Yield the tokens but for blanks and comments: a rule ends where the next one begins."""
+    """Yield the tokens without blanks and comments: a rule ends where the next one begins."""
     position = 0
     while position < len(text):
         if (match := _TOKEN.match(text, position)) is None:

@@ -133,7 +133,7 @@ class Grammar:
     The matchers of a compiled grammar share the states that the lexer has met, and their limit: compile
     one for each request, and let only the choices of that request share it.
 
-    text: what it was compiled from.
+    text: the grammar that it was compiled from.
     begun: tokens at the end of the prompt that are the beginning of the grammar's text.
     """
 

@@ -19,7 +19,7 @@ _VALUES: Final = frozenset({"const", "default", "enum", "examples"})
 
 
 def with_enforced_patterns(schema: Any) -> Any:
-    """Return a schema that allows the same JSON, but for NUL in negated classes of patterns."""
+    """Return a schema that allows the same JSON, except for NUL in negated classes of patterns."""
     if isinstance(schema, list):
         return [with_enforced_patterns(item) for item in schema]
     if not isinstance(schema, Mapping):

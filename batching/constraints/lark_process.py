@@ -310,7 +310,7 @@ class _Expression:
         return f"(?{flags}:{literal_pattern(text)})"
 
     def _spaced(self, pattern: str) -> str:
-        # What it is repeated by comes after it.
+        # The count of its repetitions comes after it.
         return pattern if self._is_terminal else f"(?:{self._grammar.spaced(pattern)})"
 
 

@@ -59,7 +59,7 @@ class Vocabulary:
 class GrammarMatcher:
     """The position of one completion in its grammar.
 
-    Nothing here raises: what llguidance does not survive is the error of this request alone.
+    Nothing here raises: a failure of llguidance is the error of this request alone.
     """
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:

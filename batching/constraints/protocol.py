@@ -39,7 +39,7 @@ class TokenMatcher(Protocol):
 
 
 class Constraint(Protocol):
-    """What an output must follow, as a value: two are equal if they allow the same outputs.
+    """The rules for an output, as a value: two are equal if they allow the same outputs.
 
     A plan carries it to the executor, which makes a matcher of it for each sequence.
     """

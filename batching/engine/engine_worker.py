@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from batching.batch_inference import BatchInferenceEngine
-from batching.engine.frozen import freeze, thaw
+from batching.engine.frozen import freeze, thawed
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.mlx_thread import start_mlx_thread
 from batching.engine.stream_router import StreamRouter
@@ -117,14 +117,14 @@ class EngineWorker:
             self._has_ended.wait(timeout)
 
     def _main(self) -> None:
-        release = self._run()
+        close = self._run()
         # Only here, where no frame has the engine any more.
-        if release is not None:
-            thaw()
-            release()
+        if close is not None:
+            with thawed():
+                close()
 
     def _run(self) -> Callable[[], None] | None:
-        """Build the engine and run it to its end; return what frees its memory once it is gone.
+        """Build the engine and run it to its end; return what closes it.
 
         None if it could not be built.
         """
@@ -147,7 +147,7 @@ class EngineWorker:
         finally:
             self._end(reason)
             self._loaded = Future()
-        return loaded.release
+        return loaded.close
 
     def _serve(self, engine: BatchInferenceEngine) -> None:
         try:

@@ -2,6 +2,8 @@
 
 import gc
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _lock = threading.Lock()
 _num_engines = 0
@@ -18,12 +20,15 @@ def freeze() -> None:
         gc.freeze()
 
 
-def thaw() -> None:
-    """Collect what an engine leaves that has ended; objects of other engines are excluded again."""
+@contextmanager
+def thawed() -> Iterator[None]:
+    """Let an engine end: what it leaves can be collected within; objects of other engines are excluded again."""
     global _num_engines
     with _lock:
         _num_engines = max(0, _num_engines - 1)
         gc.unfreeze()
-        gc.collect()
-        if _num_engines:
-            gc.freeze()
+        try:
+            yield
+        finally:
+            if _num_engines:
+                gc.freeze()

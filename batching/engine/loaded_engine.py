@@ -12,10 +12,10 @@ class LoadedEngine:
     """What an engine thread builds when it starts.
 
     startup_lines: what was chosen, for the operator: device, dtype, BLAS, blocks, memory.
-    release: gives memory back to the system once nothing refers to the engine any more.
+    close: gives everything back that was loaded; no step may be run afterwards.
     """
 
     engine: BatchInferenceEngine
     model: ModelInfo
     startup_lines: tuple[str, ...] = ()
-    release: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None

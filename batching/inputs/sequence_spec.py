@@ -1,4 +1,4 @@
-"""What one request asks of the engine."""
+"""The parameters of one request to the engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ class SequenceSpec:
     It never changes, and all choices of the prompt share it.  A new field of a request is added here only.
 
     prompt: token ids, at least one.
-    max_tokens: of each choice; None is as many as fit in the context.  It is 0 with `pooling`.
+    max_tokens: the most tokens of each choice; None is as many as fit in the context.  It is 0 with `pooling`.
     stop_token_ids: tokens that end the output.
     constraint: a grammar, or a set of tokens, that the output must follow.
     is_best_effort: run only when no other request has work, as the lines of batches do.

@@ -14,7 +14,7 @@ from batching.request import BatchRequest
 
 
 class PrefixHit(NamedTuple):
-    """What the prefix cache has for the beginning of a request.
+    """The beginning of a request that the prefix cache has.
 
     block_ids: the blocks that the request may share.
     num_found: how many leading blocks are in the pool.  Those beyond `block_ids` cannot be used: there

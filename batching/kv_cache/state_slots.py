@@ -9,7 +9,7 @@ from batching.request import BatchRequest
 from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import Slice, StateCopy
 
-# Of the checkpoints of one prompt.
+# The least distance in tokens, and the largest number, of the checkpoints of one prompt.
 _MIN_DISTANCE: Final = 512
 _MAX_CHECKPOINTS: Final = 8
 
@@ -29,7 +29,7 @@ class StateSlots:
     before it are still in the slot.
 
     Copies are made before the next step, in the order in which they were planned, so a slot can be reused
-    immediately: what was read from it is copied first.
+    immediately: it is read before it is written.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class StateSlots:
         self._block_manager = block_manager
         self._block_size = block_manager.block_size
         self._free = list(reversed(range(max_num_seqs)))
-        # Of the states that a request may still use.
+        # The positions of the states that a request may still use, by slot.
         self._positions: dict[int, tuple[int, ...]] = {}
         self._copies: list[StateCopy] = []
         self.num_missed_tokens = 0

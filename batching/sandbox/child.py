@@ -40,7 +40,7 @@ def limit_process(memory_bytes: int, set_limit: SetLimit = resource.setrlimit) -
     limits = {
         resource.RLIMIT_AS: memory_bytes,
         resource.RLIMIT_CORE: 0,
-        # What is open stays so.  No other file, and no connection, can be opened, even in place of what is closed.
+        # Open files stay open.  No other file, and no connection, can be opened, even in place of a closed one.
         resource.RLIMIT_NOFILE: 0,
         resource.RLIMIT_NPROC: 0,
     }

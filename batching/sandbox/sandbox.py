@@ -20,9 +20,9 @@ from typing import Final
 from batching.interruption import Interrupted, interruptible
 from batching.sandbox import child
 
-# Of all threads that ask: the most cores that such work takes from the model.
+# Processes for all threads that ask: the most cores that such work takes from the model.
 _NUM_PROCESSES: Final = 2
-# Of the clock, without the wait for a process: on a machine so loaded that a process gets a tenth of a core.
+# Seconds of the clock, without the wait for a process: on a machine so loaded that a process gets a tenth of a core.
 _WALL_SECONDS: Final = 30.0
 _READ_BYTES: Final = 1 << 18
 # A process that took too much ends in another way: the limit of its time has a signal of its own.
@@ -41,9 +41,9 @@ class SandboxLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What a process may take.
+    """The limits of a process.
 
-    cpu_seconds: of a core, for one answer.
+    cpu_seconds: seconds of a core for one answer.
     stack_bytes: 0 is the system's default.
     """
 
@@ -155,7 +155,7 @@ class Sandbox:
     """Asks a few processes of one program, in any thread; they end with this object.
 
     worker: the file of the program, as `child` describes.
-    wall_seconds: of the clock, from when a line has a process.
+    wall_seconds: seconds of the clock, from when a line has a process.
     num_kept: how many processes stay when they have answered.
     """
 

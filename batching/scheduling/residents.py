@@ -1,4 +1,4 @@
-"""The sequences that the executor knows: what a plan has to tell it of their beginning and their end."""
+"""The sequences that the executor knows, and those that begin and end with the next plan."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from batching.steps.step_plan import StartedSequence
 
 
 class Changes(NamedTuple):
-    """What has changed since the last plan; see `StepPlan`."""
+    """The changes since the last plan; see `StepPlan`."""
 
     started: tuple[StartedSequence, ...]
     ended: tuple[int, ...]

@@ -9,7 +9,7 @@ from batching.priority_queue import Priority, PriorityQueueWithAging
 from batching.request import BatchRequest, RequestStatus
 from batching.steps.stats import SchedulerStats
 
-# What is left out shows in the statistics only; a snapshot stays below a hundred kilobytes.
+# Requests and runs beyond these show in the statistics only; a snapshot stays below a hundred kilobytes.
 MAX_RUNNING: Final = 256
 MAX_WAITING: Final = 128
 MAX_RUNS: Final = 4096

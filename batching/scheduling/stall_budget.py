@@ -26,9 +26,9 @@ class StallBudget:
         """`max_stall` is in seconds, `min_chunk` in tokens."""
         self._max_stall = max_stall
         self._min_chunk = min_chunk
-        # Of the recent steps without prompts; 0 is unknown, as in the sums below.
+        # The mean of the recent steps without prompts; 0 is unknown, as in the sums below.
         self._decode_duration = 0.0
-        # What prompts added to the recent steps that had some.
+        # Seconds that prompts added to the recent steps that had some, and their tokens.
         self._prefill_duration = 0.0
         self._num_tokens = 0.0
 

@@ -21,7 +21,7 @@ class StartedSequence:
     A sequence that was preempted has ended for the executor, and starts again with what it has generated.
 
     seed: 64 bits; a token that is sampled depends on it and on the token's position.
-    output_token_ids: what was generated before it was preempted.
+    output_token_ids: the tokens that were generated before it was preempted.
     """
 
     sequence_id: int
@@ -43,7 +43,7 @@ class Slice:
     forks: other choices of the same prompt, whose first tokens are also sampled from the last row.
     embeds: it completes a sequence with pooling, whose vector is returned.
     num_prompt_tokens: how many of its tokens are tokens of the prompt.
-    num_scored: of how many prompt tokens, from position `start + 1` on, log probabilities are returned.
+    num_scored: the number of prompt tokens, from position `start + 1` on, whose log probabilities are returned.
     is_prefill: the sequence had not begun to decode when this was planned.
     keep: positions before `stop`, ascending, whose recurrent states stay in the slot beside the state at
         `stop`.  States at positions after `start` are made in this step; the others are there already.
@@ -131,7 +131,7 @@ class SliceOutput(NamedTuple):
     token_ids: `num_samples` tokens for the sequence, then one for each fork.
     logprobs: one entry for each of these, if the request asks for them.
     prompt_logprobs: one entry for each of `scored_positions`.
-    vector: that of a slice that `embeds`.
+    vector: the vector of a slice that `embeds`.
     completed: which of the sequences, itself and its forks, have reached the end of their constraint.
     errors: which of them cannot follow their constraint any further, and why.
     """
@@ -152,7 +152,7 @@ class StepPlan:
     copies, state_copies: made before the step, in this order.
     started: the sequences of this step that the executor does not know yet.
     ended: the ids of sequences that it may forget.
-    preempted: those that it forgets likewise, because they lost their blocks; they start again later.
+    preempted: the sequences that it also forgets, because they lost their blocks; they start again later.
     """
 
     slices: tuple[Slice, ...]

@@ -1,4 +1,4 @@
-"""What the engine returns of a request, step by step."""
+"""The outputs of the engine for a request, step by step."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-    # Of a choice, in the layer that parses text; its sequence ends with STOP.
+    # The reason of a choice in the layer that parses text; its sequence ends with STOP.
     TOOL_CALLS = "tool_calls"
     # The client disconnected, or the layer above needs no more of it.
     ABORT = "abort"
@@ -36,7 +36,7 @@ class TokenLogprobs(NamedTuple):
 
 
 class TokenOutput(NamedTuple):
-    """What one step produced for one request.
+    """The output of one step for one request.
 
     token_ids: the new tokens; several if drafts were accepted, none in an output that only reports
         progress or carries an embedding.  A stop token that ended the request is included.

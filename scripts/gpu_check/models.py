@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from logging import Logger
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -13,9 +14,11 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 from mlx_lm.utils import _get_classes
 
-from batching.backend import engine_builder
+from batching.backend.builder import opening
+from batching.backend.builder.engine import build_engine
 from batching.backend.loader import LoadedModel
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.runner.executor import Executor
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig, SchedulerConfig
 from batching.model_info import SamplingDefaults
@@ -169,14 +172,14 @@ def serve(model: nn.Module, config: Config, **limits: Any) -> Served:
     )
     warnings: list[str] = []
     with (
-        patch.object(engine_builder, "load_model", lambda *_, **__: loaded),
-        patch.object(engine_builder.logger, "warning", lambda text, *a: warnings.append(text % a)),
+        patch.object(opening, "load_model", lambda *_, **__: loaded),
+        patch.object(Logger, "warning", lambda _, text, *a: warnings.append(text % a)),
     ):
-        built = engine_builder.build_engine(engine_config)
+        built = build_engine(engine_config)
     # The parts of the engine, which it keeps to itself.
-    scheduler, runner = built.engine._scheduler, built.engine._runner
-    assert isinstance(runner, MLXRunner)
-    return Served(built.engine, scheduler, runner, built.startup_lines, tuple(warnings))
+    scheduler, executor = built.engine._scheduler, built.engine._runner
+    assert isinstance(executor, Executor)
+    return Served(built.engine, scheduler, executor.runner, built.startup_lines, tuple(warnings))
 
 
 def serve_tiny(family: str, dtype: mx.Dtype, **limits: Any) -> Served:

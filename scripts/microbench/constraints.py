@@ -4,7 +4,7 @@ from statistics import median
 from time import perf_counter
 from typing import Final
 
-from batching.backend.engine_builder import build_engine
+from batching.backend.builder.engine import build_engine
 from batching.config import EngineConfig
 from batching.constraints.grammar import Grammar, GrammarCompiler, json_schema_grammar
 from batching.engine.loaded_engine import LoadedEngine

@@ -19,15 +19,19 @@ import mlx.nn as nn
 from mlx_lm.models import qwen3
 
 from batching.backend.devices import Gpu, default_gpu
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.execution_mode import CheckResult, ExecutionMode
+from batching.backend.hooks.changes import Changes
+from batching.backend.memory.limits import GpuMemory
+from batching.backend.numerics import NOTHING_SET
 from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
 from batching.backend.platforms.gpu.kernel_pool import KernelLayerCache
 from batching.backend.platforms.gpu.kernels.sources import Target
-from batching.backend.platforms.gpu.pool_kernels import NoKernels, PoolKernels
+from batching.backend.platforms.gpu.platform import GPUPlatform
+from batching.backend.platforms.gpu.pool_kernels import PoolKernels
 from batching.backend.platforms.gpu.source_kernels import SourceKernels, load_kernels
 from batching.backend.platforms.gpu.step_graphs import COMPILE_AT
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import Verdict, Way
 from batching.block_manager import BlockTable
 from batching.config import BLOCK_SIZE
 from batching.errors import ModelLoadError
@@ -109,8 +113,9 @@ class GraphBench:
         self._stand_ins = stand_ins
         model = _model(num_layers)
         # As if a check had found it right: there is nothing that computes it.
-        verdict = Verdict(Way.RAGGED, gathers_all=False)
-        checked = check_model(model, _VOCAB_SIZE, known=verdict, gpu=gpu, kernels=kernels)
+        right = CheckResult(ExecutionMode.RAGGED, gathers_all=False)
+        platform = GPUPlatform(gpu, GpuMemory(gpu, 0), NOTHING_SET, kernels)
+        checked = check_model(model, _VOCAB_SIZE, platform, Changes(), known=right)
         self._cache = checked.cache(_NUM_BLOCKS, BLOCK_SIZE)
         self._cache.reset()
         self._runner = MLXRunner(
@@ -118,7 +123,7 @@ class GraphBench:
             _VOCAB_SIZE,
             checked.selection,
             self._cache,
-            checked.sampler(),
+            checked.platform.sampler(),
             graphs=checked.graphs(self._cache) if keeps_graphs else None,
         )
         self._plans = {num_rows: _decodes(num_rows) for num_rows in _NUM_ROWS}
@@ -200,9 +205,8 @@ def _whose(function: _Function) -> str | None:
 def _device() -> tuple[Gpu, PoolKernels, Mapping[str, Callable[..., mx.array]]]:
     """Return the GPU and its kernels, or what stands for them, and for which of MLX's functions."""
     gpu = default_gpu()
-    kernels = load_kernels("auto", gpu)
-    if gpu is not None and not isinstance(kernels, NoKernels):
-        return gpu, kernels, {}
+    if gpu is not None:
+        return gpu, load_kernels(gpu), {}
     native = load_native("auto")
     if isinstance(native, NoNative):
         raise ModelLoadError(f"neither a GPU nor native kernels: {native.reason}")

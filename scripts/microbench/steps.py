@@ -5,10 +5,9 @@ from statistics import median
 from time import perf_counter
 from typing import Final, NamedTuple
 
-from batching.backend.engine_builder import build_engine
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.builder.engine import build_engine
+from batching.backend.runner.executor import Executor
 from batching.config import BLOCK_SIZE, EngineConfig
-from batching.errors import ModelLoadError
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.request import BatchRequest
 from scripts.microbench.pure import NUM_PROMPT_TOKENS, time_prompts
@@ -81,10 +80,9 @@ class StepBench:
         )
         loaded = build_engine(config)
         # The parts of the engine's step, which it keeps to itself.
-        self._scheduler, runner = loaded.engine._scheduler, loaded.engine._runner
-        if not isinstance(runner, MLXRunner):
-            raise ModelLoadError(f"{model} is served one request at a time: no steps to compare")
-        self._runner = runner
+        self._scheduler, executor = loaded.engine._scheduler, loaded.engine._runner
+        assert isinstance(executor, Executor)
+        self._runner = executor.runner
         self._model = loaded.model
 
     def within_context(self, points: list[Point]) -> list[Point]:

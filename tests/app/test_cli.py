@@ -39,9 +39,9 @@ def test_help_comes_without_the_model_and_without_mlx() -> None:
     assert "app.settings" in imported
     assert not {"mlx", "mlx.core", "transformers"} & imported
     headings = re.findall(r"^(\w.*):$", out, re.MULTILINE)
-    assert headings[:2] == ["options", "Model and address"]
+    assert headings[:2] == ["options", "Model"]
     # Each stands above a setting.
-    assert len(headings) == 10
+    assert len(headings) == 11
     assert len(re.findall(r"^  --", out, re.MULTILINE)) == len(Settings.model_fields) + 1
 
 

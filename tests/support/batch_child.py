@@ -17,7 +17,7 @@ from app.settings import Settings
 from app.storage.batches import StoredBatch
 from app.storage.files import StoredFile
 from app.storage.responses import StoreLimits
-from app.storage.storage import Storage, open_storage
+from app.storage.storage import Storage, open_folder
 from tests.support.speaker import speaking_manager
 
 NUM_LINES: Final = 24
@@ -69,7 +69,7 @@ def serve_batch(folder: Path, kill_at: int, report: Path) -> None:
     deadfall = Deadfall(kill_at)
     manager = speaking_manager(b"Hello!")
     deadfall.set()
-    with closing(open_storage(folder, StoreLimits(), keeps_responses=False)) as storage:
+    with closing(open_folder(folder, StoreLimits(), keeps_responses=False)) as storage:
         try:
             asyncio.run(_serve(storage, Settings.model_construct(), manager))
         finally:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from app.storage.batch_storage import DEFAULT_LIMITS
 from app.storage.files import FileLimits
 from app.storage.responses import StoreLimits
-from app.storage.storage import open_storage
+from app.storage.storage import open_folder
 from tests.support.speaker import MODEL_ID, Served, served
 
 CHAT: Final = "/v1/chat/completions"
@@ -86,7 +86,7 @@ async def served_in(
     **options: Any,
 ) -> AsyncIterator[Served]:
     """Serve a speaker that keeps its files in a folder; its batches end with the block."""
-    stored = open_storage(folder, StoreLimits(), keeps_responses=False, files=limits)
+    stored = open_folder(folder, StoreLimits(), keeps_responses=False, files=limits)
     with closing(stored) as storage:
         async with served(answer, storage=storage, **options) as server:
             try:

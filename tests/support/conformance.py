@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.models.cache import make_prompt_cache
 
-from batching.backend.self_check.verdict import CheckedModel
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.inputs.sampling_params import SamplingParams
 from batching.request import BatchRequest
 from batching.steps.model_runner import ModelRunner

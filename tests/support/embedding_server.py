@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from app.main import create_app
 from app.settings import Settings
+from app.settings.configs import engine_config
 from batching import SchedulerManager
 from tests.support.embedding_models import RERANKER, config_of
 from tests.support.reference_weights import weight
@@ -59,7 +60,7 @@ async def serving(directory: Path, **settings: Any) -> AsyncIterator[httpx.Async
         num_blocks=64,
         **settings,
     )
-    manager = SchedulerManager([chosen.engine_config()])
+    manager = SchedulerManager([engine_config(chosen)])
     transport = httpx.ASGITransport(create_app(manager, chosen))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -23,11 +23,11 @@ import mlx.core as mx
 import numpy as np
 
 from app.cli import main
-from batching.backend import engine_builder
+from batching.backend.builder import engine, opening
 from batching.backend.loader import LoadedModel, load_model
-from batching.backend.mlx_runner import MLXRunner, MLXStep
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.platforms.cpu import sampling as native_sampling
+from batching.backend.runner.mlx_runner import MLXRunner, MLXStep
 from batching.backend.sampling import slice_sampler
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Masks, Sampler
@@ -139,8 +139,8 @@ def load_faulty_model(*args: Any, **kwargs: Any) -> LoadedModel:
 
 
 if __name__ == "__main__":
-    engine_builder.MLXRunner = FaultyRunner  # type: ignore[attr-defined]
-    engine_builder.load_model = load_faulty_model  # type: ignore[attr-defined]
+    engine.MLXRunner = FaultyRunner  # type: ignore[attr-defined]
+    opening.load_model = load_faulty_model  # type: ignore[attr-defined]
     for module in (slice_sampler, native_sampling):
         module.Sampler = FaultySampler  # type: ignore[attr-defined]
     sys.exit(main())

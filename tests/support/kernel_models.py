@@ -1,18 +1,16 @@
 """Small models on the pool of kernels, which run on the host, and on the portable pool."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import Final
 
 from batching.backend.devices import Gpu
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.platforms.cpu.native_loader import Native
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.request import BatchRequest
 from tests.support.host_kernels import HostKernels
 from tests.support.model_zoo import make_tiny
+from tests.support.platforms import check_model, gpu_of, on_kernels
 from tests.support.serving import limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 from tests.support.zoo.latent import LATENT_MODELS
@@ -31,8 +29,8 @@ class Served:
         self.calls: list[str] = []
         kernels = HostKernels(native, self.calls.append)
         self.checked = check_model(self.model, VOCAB_SIZE, gpu=Gpu.METAL, kernels=kernels)
-        assert self.checked.kernels is kernels
-        self.portable = replace(self.checked, kernels=CheckedModel.kernels)
+        assert gpu_of(self.checked).kernels is kernels
+        self.portable = on_kernels(self.checked, None)
 
     def tokens(
         self, requests: Callable[[], Sequence[BatchRequest]], *, on_kernels: bool, queued: bool

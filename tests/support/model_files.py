@@ -30,9 +30,10 @@ CONFIG: Final[dict[str, Any]] = {
 }
 
 
-def write_model(directory: Path) -> Path:
-    """Write a model directory as mlx-lm does: bfloat16, quantized to 4 bits."""
-    mx.random.seed(5)
+def write_model(directory: Path, seed: int = 5) -> Path:
+    """Write a model directory as mlx-lm does: bfloat16, quantized to 4 bits; of random weights."""
+    directory.mkdir(exist_ok=True)
+    mx.random.seed(seed)
     arguments = llama.ModelArgs.from_dict(CONFIG)
     model: nn.Module = llama.Model(arguments)
     model.set_dtype(mx.bfloat16)

@@ -19,6 +19,7 @@ from app.cli import run
 from app.flags import parse_flags
 from app.observability.logs import configure, print_stderr
 from app.settings import load_settings
+from app.settings.configs import engine_config
 from batching import EngineConfig, ModelInfo, SchedulerManager
 from batching.backend.gguf.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
@@ -137,7 +138,7 @@ def build(config: EngineConfig) -> LoadedEngine:
 def main() -> int:
     settings = load_settings(parse_flags(sys.argv[1:]))
     configure(settings.log_level, settings.log_format)
-    return run(settings, SchedulerManager([settings.engine_config()], build))
+    return run(settings, SchedulerManager([engine_config(settings)], build))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import mlx.nn as nn
 
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.pooling.head import NO_HEAD, PoolingHead
-from batching.backend.self_check.verdict import CheckedModel
+from batching.backend.runner.mlx_runner import MLXRunner
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig, blocks_held
 from batching.request import BatchRequest
@@ -56,7 +56,7 @@ def make_runner(
         vocab_size,
         checked.selection,
         cache,
-        checked.sampler(),
+        checked.platform.sampler(),
         head,
         checked.graphs(cache, is_check=True),
     )

@@ -7,7 +7,7 @@ from typing import Any, Final
 import mlx.core as mx
 import mlx.nn as nn
 
-from batching.backend.self_check.verdict import CheckedModel
+from batching.backend.self_check.checked_model import CheckedModel
 
 # Takes a model, the size of its vocabulary, and perhaps the dtype of its keys and values.
 Check = Callable[..., CheckedModel]

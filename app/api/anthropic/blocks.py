@@ -93,9 +93,7 @@ _Block = Annotated[
 ]
 # Only the first error is reported.
 Content = Annotated[
-    list[_Block],
-    FailFast(),
-    BeforeValidator(_as_blocks, json_schema_input_type=str | list[_Block]),
+    list[_Block], FailFast(), BeforeValidator(_as_blocks, json_schema_input_type=str | list[_Block])
 ]
 SystemContent = Annotated[
     list[TextParam],

@@ -58,9 +58,7 @@ def _call_id(client_id: str) -> str:
     return client_id.removeprefix(_ID_PREFIX)
 
 
-def _without_empty_prefill(
-    messages: Sequence[TurnParam],
-) -> tuple[Sequence[TurnParam], bool]:
+def _without_empty_prefill(messages: Sequence[TurnParam]) -> tuple[Sequence[TurnParam], bool]:
     """Return the turns, and whether the completion continues the last of them."""
     last = messages[-1]
     if last.role != "assistant":

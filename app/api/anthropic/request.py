@@ -22,12 +22,12 @@ from app.parsing.output_format import GrammarSpec
 from app.parsing.tool_spec import ToolSpec
 from batching import json_schema_grammar
 
-# Of all turns.  Validating one takes some six microseconds of the event loop.
+# The limit is for all turns together: validating a block takes some six microseconds of the event loop.
 _MAX_BLOCKS: Final = 16_384
 # Anthropic's API rejects a request without a number, llama.cpp takes this one.
 _DEFAULT_MAX_TOKENS: Final = 4096
 
-# Each with the values that ask for nothing.
+# Fields that are refused, each with the values that ask for nothing.
 _UNSUPPORTED: Final[Defaults] = {
     "container": (),
     "mcp_servers": ([],),
@@ -37,7 +37,7 @@ _UNSUPPORTED: Final[Defaults] = {
     "thread": (),
 }
 
-# What a turn of each role may consist of.
+# The blocks that a turn of each role may consist of.
 _KINDS: Final = {
     "system": {"text"},
     "user": {"text", "tool_result"},
@@ -65,8 +65,7 @@ def _checked_lengths(messages: Any) -> Any:
     check_length(messages, MAX_MESSAGES)
     blocks = _contents(messages)
     if len(blocks) + len(_contents(blocks)) > _MAX_BLOCKS:
-        message = f"its turns have more than {_MAX_BLOCKS} blocks"
-        raise field_error(message)
+        raise field_error(f"its turns have more than {_MAX_BLOCKS} blocks")
     return messages
 
 
@@ -109,7 +108,7 @@ class OutputConfig(RequestModel):
 
 
 class PromptRequest(RequestModel):
-    """What determines the prompt, and how the completion is constrained."""
+    """The fields that determine the prompt, and those that constrain the completion."""
 
     defaults = _UNSUPPORTED
 

@@ -171,7 +171,7 @@ class BlockEvents:
 async def message_events(generation: Generation, builder: MessageBuilder) -> AsyncIterator[bytes]:
     """Yield the events of a message, or the error that ended them."""
     try:
-        # What of the prompt is cached is known when it is prefilled: the last event has it.
+        # The number of cached tokens is known when the prompt is prefilled: the last event has it.
         yield _event("message_start", message=builder.first_message(generation.usage))
         yield _event("ping")
         blocks = BlockEvents(builder)

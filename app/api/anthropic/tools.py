@@ -7,12 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import Text, field_error
-from app.api.schemas.tools import (
-    Parameters,
-    check_tool_specs,
-    check_tools_size,
-    full_parameters,
-)
+from app.api.schemas.tools import Parameters, check_tool_specs, check_tools_size, full_parameters
 from app.parsing import tool_spec
 from app.parsing.tool_spec import ToolSpec
 

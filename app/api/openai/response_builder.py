@@ -1,4 +1,4 @@
-"""What chat and completions responses have in common, streamed or not."""
+"""The common parts of chat and completions responses, streamed or not."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,12 +18,7 @@ from app.api.openai.schemas.usage import PromptProgressChunk, Timings, Usage
 from app.api.serving import SHORT, json_response, writer, written
 from app.api.sse import EventStream
 from app.generation.choice import Delta
-from app.generation.generation import (
-    ChoiceResult,
-    Generation,
-    GenerationSummary,
-    PromptProgress,
-)
+from app.generation.generation import ChoiceResult, Generation, GenerationSummary, PromptProgress
 from app.http.errors.formats import openai_error
 from app.http.errors.responses import stream_error_report
 from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece
@@ -142,11 +137,7 @@ def _is_long(delta: Delta, builder: ResponseBuilder) -> bool:
 
 
 async def _events(
-    request: Request,
-    chunks: Iterable[BaseModel],
-    fields: Mapping[str, BaseModel],
-    *,
-    is_long: bool,
+    request: Request, chunks: Iterable[BaseModel], fields: Mapping[str, BaseModel], *, is_long: bool
 ) -> Iterable[bytes]:
     """Return chunks, which are made as they are iterated, as events; another thread writes long ones."""
     if is_long:

@@ -1,4 +1,4 @@
-"""`GET /server/events`: what the engine has to do, about four times a second."""
+"""`GET /server/events`: the engine's state, about four times a second."""
 
 from typing import Final
 

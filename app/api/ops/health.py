@@ -1,4 +1,4 @@
-"""`GET /health` and `GET /ready`: what a supervisor and a load balancer ask, some by HEAD; no key is needed."""
+"""`GET /health` and `GET /ready`: probes of supervisors and load balancers, some by HEAD; no key is needed."""
 
 from fastapi import APIRouter, Request
 

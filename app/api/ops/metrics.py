@@ -1,4 +1,4 @@
-"""`GET /metrics`: what Prometheus collects."""
+"""`GET /metrics`: the page that Prometheus collects."""
 
 from fastapi import APIRouter, Request, Response
 

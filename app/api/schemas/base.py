@@ -1,4 +1,4 @@
-"""What all objects that clients send have in common."""
+"""The base of all objects that clients send."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -18,8 +18,7 @@ def by_type(kinds: Mapping[str, Callable[[Any], Parsed]]) -> Callable[[Any], Par
         if not isinstance(data, dict) or not isinstance(kind := data.get("type"), str):
             raise field_error("it must be an object with a type")
         if kind not in kinds:
-            message = f"the type {kind[:40]!r} is not supported"
-            raise field_error(message, "type")
+            raise field_error(f"the type {kind[:40]!r} is not supported", "type")
         return kinds[kind](data)
 
     return parse

@@ -1,4 +1,4 @@
-"""What OpenAPI documents of error responses, and of responses that are streams of events."""
+"""The documentation in OpenAPI of error responses, and of responses that are streams of events."""
 
 from typing import Any, Final
 

@@ -75,8 +75,7 @@ def check_agreement(values: Mapping[str, object]) -> None:
 def check_length(value: Sized, limit: int) -> None:
     """Reject a value of too many parts before each is looked at."""
     if len(value) > limit:
-        message = f"it has {len(value)} items, and {limit} are the most"
-        raise field_error(message)
+        raise field_error(f"it has {len(value)} items, and {limit} are the most")
 
 
 def json_text(value: Any, *, max_depth: int, max_characters: int) -> str:
@@ -88,8 +87,7 @@ def json_text(value: Any, *, max_depth: int, max_characters: int) -> str:
     except ValueError:
         raise field_error("it contains NaN or Infinity") from None
     if len(text) > max_characters:
-        message = f"it is longer than {max_characters} characters"
-        raise field_error(message)
+        raise field_error(f"it is longer than {max_characters} characters")
     return check_encodable(text)
 
 
@@ -100,12 +98,10 @@ def check_size(value: Any, *, max_depth: int, max_values: int) -> None:
         containers = [item for item in level if isinstance(item, dict | list)]
         num_values += sum(map(len, containers))
         if num_values > max_values:
-            message = f"it has more than {max_values} values"
-            raise field_error(message)
+            raise field_error(f"it has more than {max_values} values")
         level = [child for parent in containers for child in _children(parent)]
     if level:
-        message = f"it is nested deeper than {max_depth} levels"
-        raise field_error(message)
+        raise field_error(f"it is nested deeper than {max_depth} levels")
 
 
 def _children(container: dict[str, Any] | list[Any]) -> Iterable[Any]:

@@ -36,7 +36,7 @@ _NAMED: Final = ("properties", "$defs", "definitions")
 _LISTED: Final = ("anyOf", "oneOf", "allOf")
 _SINGLE: Final = ("items", "additionalProperties")
 _COUNTS: Final = ("minItems", "maxItems")
-# Those whose value may be null.
+# Keywords whose value may be null.
 _NULLABLE: Final = ("const", "default")
 
 _FORMS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
@@ -61,8 +61,7 @@ def well_formed(schema: Mapping[str, Any], path: _Path = ()) -> dict[str, Any]:
     kept = {key: value for key, value in schema.items() if value is not None or key in _NULLABLE}
     for key, (is_formed, what) in _FORMS.items():
         if key in kept and not is_formed(kept[key]):
-            message = f"{'.'.join((*path, key))} must be {what}"
-            raise field_error(message)
+            raise field_error(f"{'.'.join((*path, key))} must be {what}")
     return {key: _read(key, value, (*path, key)) for key, value in kept.items()}
 
 

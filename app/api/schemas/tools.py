@@ -1,4 +1,4 @@
-"""What is checked of the tools that clients define, in any API."""
+"""Checks of the tools that clients define, in any API."""
 
 import json
 from collections.abc import Iterable
@@ -51,5 +51,4 @@ def check_tool_specs(tools: Iterable[ToolSpec]) -> None:
         raise field_error("two tools have the same name")
     lengths = accumulate(len(json.dumps(spec.template_fields())) for spec in specs)
     if any(length > _MAX_CHARACTERS for length in lengths):
-        message = f"together they are longer than {_MAX_CHARACTERS} characters"
-        raise field_error(message)
+        raise field_error(f"together they are longer than {_MAX_CHARACTERS} characters")

@@ -25,7 +25,7 @@ _UNSUPPORTED: Final[Defaults] = {
 
 
 class ScoringRequest(PooledRequest):
-    """What says how relevant texts are to others."""
+    """A request for the relevance of texts to other texts."""
 
     defaults = _UNSUPPORTED
 

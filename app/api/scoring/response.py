@@ -71,9 +71,7 @@ def ranked(scores: Sequence[float], documents: Sequence[str] | None) -> list[Ran
         RankedDocument(index=index, relevance_score=scores[index])
         if documents is None
         else RankedDocument(
-            index=index,
-            document=RankedText(text=documents[index]),
-            relevance_score=scores[index],
+            index=index, document=RankedText(text=documents[index]), relevance_score=scores[index]
         )
         for index in order
     ]

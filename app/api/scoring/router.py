@@ -8,7 +8,7 @@ from app.api.openai.response_builder import new_id
 from app.api.scoring.request import RerankRequest, ScoreRequest
 from app.api.scoring.response import Ranking, ScoreList, ScoringUsage, ranked, score_list
 from app.api.scoring.scorer import Comparison, begin_scoring
-from app.api.serving import admit, engine_for, respond_whole, written
+from app.api.serving import respond_whole, written
 from app.http.json_body import JsonRoute
 
 router = APIRouter(route_class=JsonRoute)
@@ -20,16 +20,11 @@ async def create_scores(body: ScoreRequest, request: Request) -> Response:
     """Return how relevant texts are to others, or how similar."""
     completion_id = new_id("score")
     comparison = Comparison(pairs=body.pairs(), params=("text_1", "text_2"))
-    async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
-        engine = await engine_for(request, body.model)
-        task = await begin_scoring(
-            request, engine, body, comparison, admitted, completion_id=completion_id
-        )
+    task = await begin_scoring(request, body, comparison, completion_id=completion_id)
 
     async def respond() -> str:
         scores = await task.scores()
-        model_id = engine.model.model_id
-        return score_list(completion_id, model_id, scores, task.usage).model_dump_json()
+        return score_list(completion_id, task.model_id, scores, task.usage).model_dump_json()
 
     return await respond_whole(task, respond)
 
@@ -45,18 +40,14 @@ async def create_ranking(body: RerankRequest, request: Request) -> Response:
         params=("query", "documents"),
         roles=("query", "document"),
     )
-    async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
-        engine = await engine_for(request, body.model)
-        task = await begin_scoring(
-            request, engine, body, comparison, admitted, completion_id=completion_id
-        )
+    task = await begin_scoring(request, body, comparison, completion_id=completion_id)
 
     async def respond() -> bytes:
         shown = texts if body.return_documents else None
         results = ranked(await task.scores(), shown)
         ranking = Ranking(
             id=completion_id,
-            model=engine.model.model_id,
+            model=task.model_id,
             usage=ScoringUsage.of(task.usage),
             results=results[: body.top_n or None],
         )

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from app.admission.admitted_request import AdmittedRequest
-from app.api.pooling import embeddings_of, group_size, input_reader, prompted
+from app.api.pooling import begin_prompts, embeddings_of, input_reader, prompted
 from app.api.scoring.request import ScoringRequest
-from app.api.serving import prepared
-from app.generation.prompt_task import PromptJob, PromptTask
+from app.api.serving import admit, engine_for, prepared
+from app.generation.prompt_task import PromptTask
 from app.observability.request_record import TokenUsage
 from app.prompts.inputs import InputReader
 from app.prompts.rerank import RerankPrompts
@@ -21,7 +20,6 @@ from app.server_state import server_state
 from app.settings import env_name
 from batching import (
     Embeddings,
-    EngineThread,
     InvalidRequest,
     ModelInfo,
     NoEmbeddings,
@@ -46,7 +44,7 @@ class Comparison:
 
 
 class _Plan(NamedTuple):
-    """What the model reads, and what its outputs say of each pair."""
+    """The prompts that the model reads, and the score of each pair in its outputs."""
 
     prompts: Sequence[Sequence[int]]
     pooling: PoolingParams | None
@@ -70,7 +68,8 @@ class _Plan(NamedTuple):
 class ScoreTask:
     """The scores of a comparison; `close` never waits and may be called at any time."""
 
-    def __init__(self, request: Request, task: PromptTask, plan: _Plan) -> None:
+    def __init__(self, request: Request, model_id: str, task: PromptTask, plan: _Plan) -> None:
+        self.model_id = model_id
         self._request, self._task, self._plan = request, task, plan
 
     @property
@@ -88,37 +87,32 @@ class ScoreTask:
 
 
 async def begin_scoring(
-    request: Request,
-    engine: EngineThread,
-    body: ScoringRequest,
-    comparison: Comparison,
-    admitted: AdmittedRequest,
-    *,
-    completion_id: str,
+    request: Request, body: ScoringRequest, comparison: Comparison, *, completion_id: str
 ) -> ScoreTask:
-    """Prepare the scores of a request, which begins with `scores`.
+    """Admit a request and prepare its scores, which `scores` waits for.
 
     Raises:
+        Rejection: see `AdmissionController.admit`.
         InvalidRequest: the model neither reranks nor embeds, or cannot read a text.
-        QueueFull: too many prompt tokens wait.
     """
-    model = engine.model
+    async with admit(request, priority=body.queue_priority, time_limit=body.timeout) as admitted:
+        engine = await engine_for(request, body.model)
+        plan = await prepared(request, _planner(request, engine.model, body, comparison))
+        specs = plan.specs(body.cache_salt)
+        task = await begin_prompts(request, engine, specs, admitted, completion_id=completion_id)
+    return ScoreTask(request, engine.model.model_id, task, plan)
+
+
+def _planner(
+    request: Request, model: ModelInfo, body: ScoringRequest, comparison: Comparison
+) -> Callable[[], _Plan]:
+    """Return a blocking function that makes the plan; the reranker's if the model is one."""
     if model.reranker is not None:
         limit = server_state(request).settings.max_queued_tokens
-        prepare = partial(_reranked, model, model.reranker, body, comparison, limit)
-    else:
-        _check_embeds(model, body)
-        reader = input_reader(request, model, body.cut())
-        prepare = partial(_compared, reader, embeddings_of(model), comparison)
-    plan = await prepared(request, prepare)
-    job = PromptJob(
-        completion_id=completion_id,
-        model_id=model.model_id,
-        specs=plan.specs(body.cache_salt),
-        group_size=group_size(request),
-    )
-    await admitted.reserve_tokens(job.num_prompt_tokens)
-    return ScoreTask(request, PromptTask(engine, job, admitted), plan)
+        return partial(_reranked, model, model.reranker, body, comparison, limit)
+    _check_embeds(model, body)
+    reader = input_reader(request, model, body.cut())
+    return partial(_compared, reader, embeddings_of(model), comparison)
 
 
 def _check_embeds(model: ModelInfo, body: ScoringRequest) -> None:

@@ -11,7 +11,7 @@ from app.api.schemas.fields import MAX_TOKEN_IDS, Text, TokenId, field_error
 
 
 class TokenizeRequest(ConversationOptions):
-    """Of a text, or of the prompt that a conversation becomes."""
+    """The tokens of a text, or of the prompt that a conversation becomes."""
 
     model: Text | None = Field(default=None, description="The default model if left out.")
     prompt: Text | None = None
@@ -52,7 +52,7 @@ class DetokenizeResponse(BaseModel):
 
 
 class RenderedPrompt(BaseModel):
-    """What the model sees of a chat request: its text, and the tokens of that."""
+    """The prompt of a chat request: its text, and the tokens of that."""
 
     prompt: str
     count: int

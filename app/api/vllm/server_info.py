@@ -1,4 +1,4 @@
-"""`GET /version` and `GET /load`: what balancers and tools of vLLM ask."""
+"""`GET /version` and `GET /load`, which balancers and tools of vLLM ask."""
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel

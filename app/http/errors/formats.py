@@ -28,7 +28,7 @@ _OVERLOADED: Final = ("queue_full", "shutting_down")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReport:
-    """What a client is told about an error; `type` and `code` are OpenAI's.
+    """An error as a client gets it; `type` and `code` are OpenAI's.
 
     param: the field at fault.
     context: for a prompt that is too long: its tokens, and those of the context.

@@ -1,4 +1,4 @@
-"""What a request refers to and the server does not have: clients know these errors by their codes.
+"""Errors of references to values that the server does not have: clients know them by their codes.
 
 InvalidRequest
 ├── PreviousResponseNotFound   no stored response of the client   → 400

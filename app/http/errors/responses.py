@@ -104,7 +104,7 @@ REJECTION_REASONS: Final = (
 )
 
 
-# After which a request that a shutdown has ended is worth another try.
+# Seconds after which a request that a shutdown has ended is worth another try.
 _RESTART_SECONDS: Final = 10
 
 CountRejection = Callable[[str], None]

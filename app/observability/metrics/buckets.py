@@ -1,4 +1,4 @@
-"""The upper bounds of histogram buckets: those of vLLM where it has the histogram."""
+"""The upper bounds of histogram buckets; vLLM's where it has the histogram."""
 
 from typing import Final
 

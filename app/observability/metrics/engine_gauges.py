@@ -149,7 +149,7 @@ _WINDOW_COUNTERS: Final = (
 
 @dataclass(slots=True)
 class EngineState:
-    """What is known of an engine; `cache_config` is empty until it is known."""
+    """The last known state of an engine; `cache_config` is empty until it is known."""
 
     stats: SchedulerStats = _NO_STATS
     is_healthy: bool = True

@@ -56,7 +56,7 @@ class MessageParser:
             return self._with_calls([ContentPiece(text)])
         events = self._with_calls(self._reasoning.add(text))
         if self._tools is not None and self._tools.is_in_call:
-            # What may begin a marker outside a call does not inside.
+            # Text that may begin a marker outside a call does not inside.
             events += self._with_calls(self._reasoning.flush())
         return events
 

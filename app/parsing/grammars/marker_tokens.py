@@ -44,7 +44,7 @@ def special_ids(model: ModelInfo) -> frozenset[int]:
 
 
 def symbols(tokenizer: Tokenizer, text: str) -> str:
-    """Return a text of markers as lark has it: those that are tokens by their numbers."""
+    """Return a text of markers as lark has it: markers that are tokens by their numbers."""
     parts = filter(None, _MARKER.split(text))
     return " ".join(_symbol(tokenizer, part) for part in parts)
 

@@ -19,7 +19,7 @@ _NAMES: Final[Mapping[type, str]] = {
     list: "array",
 }
 
-# Of all schemas of a request: as written it has less, but a definition is read again wherever it is used.
+# The limit of all schemas of a request.  As written they have less, but a definition is read again wherever it is used.
 _MAX_KEYWORDS: Final = 256 * 1024
 # References and alternatives that are followed into each other.
 _MAX_DEPTH: Final = 16

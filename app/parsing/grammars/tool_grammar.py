@@ -17,7 +17,7 @@ _ANY_OBJECT: Final = {"type": "object"}
 # In characters.
 _MAX_LENGTH: Final = 512 * 1024
 
-# What strings in plain text can keep; they have no quotes, hence no escapes either.
+# Keywords that strings in plain text can keep; they have no quotes, hence no escapes either.
 TEXT_KEYWORDS: Final = frozenset(
     {"type", "title", "description", "default", "examples", "enum", "const", "$defs", "definitions"}
 )

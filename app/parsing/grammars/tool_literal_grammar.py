@@ -4,20 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from app.parsing.grammars.schema_types import (
-    PYTHON_WORDS,
-    Property,
-    Schema,
-    Schemas,
-    is_any_text,
-)
-from app.parsing.grammars.tool_grammar import (
-    TEXT_KEYWORDS,
-    Rules,
-    check_key,
-    literal,
-    text_schema,
-)
+from app.parsing.grammars.schema_types import PYTHON_WORDS, Property, Schema, Schemas, is_any_text
+from app.parsing.grammars.tool_grammar import TEXT_KEYWORDS, Rules, check_key, literal, text_schema
 from app.parsing.tool_spec import FreeformInput, ToolSpec
 from batching import InvalidRequest
 

@@ -32,7 +32,7 @@ _SPELT: Final = "|".join(map(re.escape, MARKERS))
 class HarmonyGrammar:
     """Writes grammars of messages, each from its start marker on.
 
-    tokens: of the markers.
+    tokens: the tokens of the markers.
     end_token_ids: the model's; these end any grammar.
     """
 

@@ -36,7 +36,7 @@ FUNCTIONS: Final = "functions."
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<{]+)")
 _REASONING_CHANNEL: Final = "analysis"
 _REASONING: Final = re.compile(rf"{re.escape(CHANNEL)}\s*{_REASONING_CHANNEL}")
-# What a header consists of, perhaps cut off; all else in it is text whose marker is missing, also right after a name.
+# The parts of a header, perhaps cut off; all else in it is text whose marker is missing, also right after a name.
 _HEADER_PART: Final = re.compile(
     rf"(?:{'|'.join(map(re.escape, (START, CHANNEL, CONSTRAIN)))})\s*"
     r"(?:assistant|analysis|commentary|final|json|code|[\w.]*\Z)?"
@@ -75,7 +75,7 @@ class HarmonyParser:
         self._piece: Callable[[str], MessageEvent] = ContentPiece
         self._num_calls = 0
         self._is_call = False
-        # Of the last call: the end token after them is not part of the text.
+        # The arguments of the last call: the end token after them is not part of the text.
         self._arguments: list[str] = []
         self.is_finished = False
         self._begun: list[MessageEvent] = []
@@ -128,7 +128,7 @@ class HarmonyParser:
         if marker == MESSAGE:
             return self._begin_part(self._header or "")
         if marker == CONSTRAIN:
-            # What follows is not part of a name before it.
+            # The text that follows is not part of a name before it.
             if self._header and marker not in self._header:
                 self._header += f" {marker}"
             return []

@@ -9,7 +9,7 @@ from batching import ModelInfo, Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """What begins and ends the reasoning, and what may stand around the content after it."""
+    """The markers that begin and end the reasoning, and those that may stand around the content after it."""
 
     start: str
     end: str
@@ -25,7 +25,7 @@ class ReasoningMarkers:
         return (self.start, self.end, *self.around_content)
 
 
-# Those that mlx-lm does not infer.
+# Markers that mlx-lm does not infer.
 _BY_TOKEN: Final = (
     ReasoningMarkers("[THINK]", "[/THINK]"),
     ReasoningMarkers("<seed:think>", "</seed:think>"),

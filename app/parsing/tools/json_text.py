@@ -7,7 +7,7 @@ from typing import Final
 from app.parsing.tool_call_reader import BLANKS, CallText, NotCallSyntax, Steps, Write
 
 _CLOSERS: Final = {"{": "}", "[": "]"}
-# What may stand before a value.
+# Characters that may stand before a value.
 _BEFORE_VALUE: Final = ":,["
 
 

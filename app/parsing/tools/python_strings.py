@@ -6,7 +6,7 @@ from app.parsing.tool_call_reader import BLANKS, CallText, Steps, Write
 from app.parsing.tools.json_text import escaped
 
 QUOTES: Final = "\"'"
-# Of strings; in a raw one backslashes are text.
+# The prefixes of strings; in a raw one backslashes are text.
 _RAW: Final = "rR"
 _PREFIXES: Final = _RAW + "uU"
 _OCTAL_DIGITS: Final = "01234567"

@@ -26,7 +26,7 @@ from app.parsing.tools.json_text import escaped, pass_rest
 from app.parsing.tools.python_strings import QUOTES, is_string, read_string
 
 _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
-# Of values inside each other; more brackets than that are not read.
+# The most values inside each other; more brackets are not read.
 _MAX_DEPTH: Final = 64
 _CLOSERS: Final = {"{": "}", "[": "]", "(": ")"}
 _END_OF_LITERAL: Final = "\0"

@@ -30,15 +30,15 @@ _KEY: Final = re.compile(r"""[^\s<>"'](?:[^<>"'\n]*[^\s<>"'])?""")
 _STRING: Final = frozenset({"string"})
 _CDATA: Final = "<![CDATA["
 _CDATA_END: Final = "]]>"
-# What needs no such section.
+# Text that needs no such section.
 _PLAIN: Final = r"[^<&\n]*"
 
 
 @dataclass(frozen=True, slots=True)
 class _CalledTool:
-    """What the reader knows of a tool.
+    """The facts about a tool that the reader needs.
 
-    types: of its parameters, by name.
+    types: the types of its parameters, by name.
     ends: finds what ends a value; a copy for each.
     """
 
@@ -60,7 +60,7 @@ class TagSyntax:
     call_name, key_name: the attributes that hold the name; "" for tags that hold only that.
     json_tag, json_end: around a whole object of arguments in JSON.
     padding: belongs to the tags, on both sides of a value.
-    gap: what stands between tags; it may be left out if `is_gap_optional`.
+    gap: the text between tags; it may be left out if `is_gap_optional`.
     """
 
     call: str
@@ -221,7 +221,7 @@ class TagSyntax:
             before = ", "
             types = frozenset({kind}) if kind else tool.types.get(key, ANY_TYPE)
             yield from self._read_value(text, tool.ends, types)
-            # What stands between parameters says nothing.
+            # Text between parameters says nothing.
             marker = yield from text.until(self.key_tag, *ends, write=_ignore)
         text.write("{}" if before == "{" else "}")
         return marker

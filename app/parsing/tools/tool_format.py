@@ -102,7 +102,7 @@ def call_text(name: str, arguments: str) -> str:
 def tool_format(model: ModelInfo) -> ToolFormat:
     """Return the model's own format if its template takes tools, else the general form."""
     tokenizer = model.tokenizer
-    # Without a text it is a function, and mlx-lm knows what that takes.
+    # A template that is no text is a function, and mlx-lm knows its parameters.
     template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
     start, end = tokenizer.tool_call_start, tokenizer.tool_call_end
     name = _parser_name(tokenizer.tool_parser)

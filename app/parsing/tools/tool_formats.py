@@ -1,6 +1,7 @@
 """The formats of tool calls for which mlx-lm has a parser, by the name of its module."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from app.parsing.grammars.tool_grammar import CallSyntax
@@ -19,27 +20,20 @@ _GLM: Final = TagSyntax(
     is_gap_optional=True,
 )
 
+_GEMMA: Final = LiteralSyntax(
+    head="call:",
+    bracket="{",
+    assign=":",
+    comma=",",
+    quote="<escape>",
+    opening="",
+    closing="",
+    separator=None,
+)
+
 SYNTAXES: Final[Mapping[str, CallSyntax]] = {
-    "function_gemma": LiteralSyntax(
-        head="call:",
-        bracket="{",
-        assign=":",
-        comma=",",
-        quote="<escape>",
-        opening="",
-        closing="",
-        separator=None,
-    ),
-    "gemma4": LiteralSyntax(
-        head="call:",
-        bracket="{",
-        assign=":",
-        comma=",",
-        quote='<|"|>',
-        opening="",
-        closing="",
-        separator=None,
-    ),
+    "function_gemma": _GEMMA,
+    "gemma4": replace(_GEMMA, quote='<|"|>'),
     "glm47": _GLM,
     "json_tools": JsonSyntax(),
     "kimi_k2": KimiSyntax(),
@@ -117,8 +111,8 @@ SYNTAXES: Final[Mapping[str, CallSyntax]] = {
     ),
 }
 
-# What is a token of its own in some models: grammars name it by its number, and it is else hidden
-# from the text.
+# Markers that are tokens of their own in some models: grammars name them by number, as they are hidden
+# from the text otherwise.
 INNER_MARKERS: Final = (
     *("<escape>", '<|"|>', "[ARGS]", "[CALL_ID]"),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),

@@ -13,13 +13,7 @@ from app.parsing.events import (
     join_pieces,
 )
 from app.parsing.markers import MarkerSearch
-from app.parsing.tool_call_reader import (
-    CallArguments,
-    CallBegins,
-    CallEvent,
-    CallReader,
-    NotACall,
-)
+from app.parsing.tool_call_reader import CallArguments, CallBegins, CallEvent, CallReader, NotACall
 
 # As in OpenAI's ids.
 _NUM_ID_BYTES: Final = 12

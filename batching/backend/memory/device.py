@@ -1,18 +1,21 @@
 """How much memory the device has for the weights and the KV pool."""
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 import mlx.core as mx
 
 from batching.backend.memory.host import available_memory, memory_limit
-from batching.backend.platforms.cpu.native_loader import weight_bytes
 from batching.errors import ModelLoadError
 
 MIB: Final = 1 << 20
 # What the devices of MLX call the memory that arrays may use.
 _DEVICE_KEYS: Final = ("max_recommended_working_set_size", "total_memory", "memory_size")
+
+
+_others: Final[dict[str, Callable[[], int]]] = {}
 
 
 def device_memory() -> int:
@@ -26,9 +29,17 @@ def device_memory() -> int:
     return min(physical, memory_limit() or physical)
 
 
+def count_too(name: str, num_bytes: Callable[[], int]) -> None:
+    """Count memory that MLX does not know, from now on.
+
+    num_bytes: returns how much there is under this name.
+    """
+    _others[name] = num_bytes
+
+
 def memory_in_use() -> int:
-    """Return the bytes of MLX's arrays and of the native kernels' packed weights."""
-    return mx.get_active_memory() + weight_bytes()
+    """Return the bytes of MLX's arrays, and of all that counts, too."""
+    return mx.get_active_memory() + sum(num_bytes() for num_bytes in _others.values())
 
 
 def free_memory() -> int:

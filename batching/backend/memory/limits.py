@@ -85,6 +85,11 @@ class GpuMemory:
             return 0
         return limit
 
+    def unwire(self) -> None:
+        """Let the system move the memory of a model that is gone."""
+        if self._most_wired() is not None:
+            self.controls.set_wired_limit(0)
+
     def device_line(self) -> str:
         """Return the name of the GPU, and its memory for arrays."""
         info = self.controls.device_info()

@@ -102,6 +102,11 @@ class CacheLayout:
         return [leaf for leaf in leaves(self.layers) if isinstance(leaf, LayerShape)]
 
     @property
+    def dtypes(self) -> list[mx.Dtype]:
+        """The types of keys and values, that of the first layer first."""
+        return list(dict.fromkeys(shape.dtype for shape in self.shapes))
+
+    @property
     def bytes_per_token(self) -> int:
         return sum(shape.bytes_per_token for shape in self.shapes)
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 import mlx.nn as nn
 
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.kv_cache import PagedKVCache
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.sampling.logit_rows import LogitRows
-from batching.backend.self_check.leaps import Row
+from batching.backend.self_check.checked_model import CheckedModel
+from batching.backend.self_check.expert_flips import Row
 from batching.backend.self_check.steps import BLOCK_SIZE, DRAFTED, SHORT, Script
-from batching.backend.self_check.verdict import CheckedModel
 
 
 def row_differences(

@@ -95,6 +95,9 @@ class WeightsCache:
             raise NotKept(f"{_size(num_bytes)} would fill the disk, {_size(disk.free)} are free")
 
 
+NO_CACHE: Final = WeightsCache(Path(), 0)
+
+
 @dataclass(frozen=True)
 class CacheEntry:
     """One file of the folder, which is there or not; `key` is that of what it must have."""

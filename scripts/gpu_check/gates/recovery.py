@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.kv_cache import StepInputs
+from batching.backend.runner.mlx_runner import MLXRunner
 from scripts.gpu_check.gates.families import MARGINS
 from scripts.gpu_check.models import Served, serve_tiny
 from scripts.gpu_check.record import Options, Record

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.storage.responses import StoreLimits
-from app.storage.storage import open_storage
+from app.storage.storage import open_folder
 from tests.support.batch_child import NUM_LINES, serve_batch
 
 pytestmark = pytest.mark.timeout(600)
@@ -43,7 +43,7 @@ def children() -> Children:
 
 def results(folder: Path) -> tuple[list[Any], list[Any]]:
     """Return the lines of the output and of the error file of the finished batch."""
-    with closing(open_storage(folder, StoreLimits(), keeps_responses=False)) as storage:
+    with closing(open_folder(folder, StoreLimits(), keeps_responses=False)) as storage:
         (batch,) = storage.batch.batches.page("", after=None, limit=10).items
         assert batch.status == "completed"
         assert batch.num_total == NUM_LINES

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.http.browser_guard import BrowserGuard, HostNames, checked_names, is_loopback
 from app.settings import Settings
+from app.settings.keys import client_keys
 from tests.support.raw_http import Site, running, split
 from tests.support.rows import rows
 from tests.support.speaker import speaking_app
@@ -180,7 +181,7 @@ class TestHost:
         self, settings: dict[str, Any], host: str, *, allowed: bool
     ) -> None:
         made = Settings.model_construct(**settings)
-        has_keys = bool(made.client_keys())
+        has_keys = bool(client_keys(made))
         names = checked_names(made.host, made.allowed_host_names, has_keys=has_keys)
         assert (names is None or names.allow(host)) == allowed
 

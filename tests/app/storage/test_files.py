@@ -10,13 +10,14 @@ import pytest
 from pydantic import SecretStr
 
 from app.settings import Settings
+from app.settings.storage import file_limits
 from app.storage.batch_storage import BatchStorage
 from app.storage.batches import StoredBatch
 from app.storage.database import Database
 from app.storage.files import Draft, FileLimits, StoredFile
 from app.storage.quota import NoRoomForFile
 from app.storage.responses import StoreLimits
-from app.storage.storage import open_storage
+from app.storage.storage import open_folder
 
 
 def left_in(folder: Path) -> set[str]:
@@ -146,19 +147,19 @@ def test_a_database_in_a_folder_that_is_none_is_reported(tmp_path: Path) -> None
 
 def test_the_default_limits_are_those_of_the_settings() -> None:
     assert FileLimits() == FileLimits(512 << 20, 10_240 << 20)
-    assert Settings.model_construct().file_limits() == FileLimits()
+    assert file_limits(Settings.model_construct()) == FileLimits()
 
 
 def test_each_key_has_an_equal_share() -> None:
     settings = Settings.model_construct(
         api_keys=SecretStr("one,two,three"), admin_keys=SecretStr("one,four"), max_files_mib=8
     )
-    assert settings.file_limits().max_owner_bytes == 2 << 20
+    assert file_limits(settings).max_owner_bytes == 2 << 20
 
 
 def test_storage_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:
     (tmp_path / "batches").touch()
     with pytest.raises(OSError, match="batches"):
-        open_storage(tmp_path, StoreLimits(), keeps_responses=True)
+        open_folder(tmp_path, StoreLimits(), keeps_responses=True)
     (tmp_path / "batches").unlink()
-    open_storage(tmp_path, StoreLimits(), keeps_responses=True).close()
+    open_folder(tmp_path, StoreLimits(), keeps_responses=True).close()

@@ -7,10 +7,10 @@ from typing import Final
 import mlx.nn as nn
 import pytest
 
+from batching.backend.execution_mode import ExecutionMode
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel, Way
+from batching.backend.self_check.checked_model import CheckedModel
 from scripts.generated_docs import ROOT
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from scripts.model_types import MODEL_TYPES_PAGE, row, rows_on, summary
@@ -24,6 +24,7 @@ from tests.support.model_zoo import (
     ZOO,
     make_tiny,
 )
+from tests.support.platforms import check_model
 from tests.support.weekly import weekly
 
 PAGE: Final = (ROOT / MODEL_TYPES_PAGE).read_text(encoding="utf-8")
@@ -50,7 +51,7 @@ def assert_conforms(
 ) -> None:
     difference, stats, num_copies = conformance(model, checked, plain)
     # What depends on how a prompt is cut has no right log probabilities.
-    if name not in INCONSISTENT or checked.way is not Way.OWN:
+    if name not in INCONSISTENT or checked.mode is not ExecutionMode.OWN:
         assert difference < tolerances.get(name, TOLERANCE)
     assert stats.num_preemptions > 0
     assert stats.num_hit_tokens > CONFIG.block_size
@@ -98,7 +99,7 @@ def test_without_the_kernels(name: str) -> None:
 def test_a_model_file_that_nothing_knows_is_served_right(reads_positions: bool) -> None:
     model, plain = (foreign_model.make(reads_positions=reads_positions) for _ in range(2))
     checked = check_model(model, VOCAB_SIZE)
-    assert checked.way is Way.PIECES
+    assert checked.mode is ExecutionMode.PIECES
     assert checked.layout.has_own
     assert not checked.reason
     assert_conforms("foreign", model, checked, plain)

@@ -11,10 +11,9 @@ from hypothesis import Phase, given, settings, strategies as st
 from jsonschema import Draft202012Validator
 
 from batching.backend.loader import BUNDLED_MODEL, load_model
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import NoNative, load_native
-from batching.backend.self_check.check import check_model
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.grammar import Grammar, GrammarCompiler, json_schema_grammar
@@ -24,6 +23,7 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.step_plan import SliceOutput, StepPlan
 from batching.steps.token_output import FinishReason
 from tests.support.golden import GOLDEN
+from tests.support.platforms import check_model
 from tests.support.requests import make_request
 from tests.support.schemas import SCHEMAS
 
@@ -99,7 +99,7 @@ class Server:
             self._loaded.vocab_size,
             self._check.selection,
             cache,
-            self._check.sampler(),
+            self._check.platform.sampler(),
         )
         scheduler = ContinuousBatchingScheduler(config)
         engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)

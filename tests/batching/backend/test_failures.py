@@ -13,13 +13,13 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from batching.backend.mlx_runner import MLXRunner, MLXStep
+from batching.backend.execution_mode import ExecutionMode
+from batching.backend.runner.mlx_runner import MLXRunner, MLXStep
 from batching.backend.sampling.logit_rows import LogitRows, Sample
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler
 from batching.backend.sampling.token_masks import MaskFiller
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel, Way
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.constraints.protocol import AllowedTokens, MaskRow
@@ -29,6 +29,7 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure
 from batching.steps.model_runner import SlicesFailed
 from batching.steps.step_plan import SliceOutput, StepPlan
+from tests.support.platforms import check_model
 from tests.support.requests import make_request, respec, slice_of, states_of
 from tests.support.tiny_models import (
     DEVICE_KINDS,
@@ -117,7 +118,7 @@ class Kit:
         cache = self.check.cache(config.num_blocks, config.block_size)
         cache.reset()
         model, selection = self._model_that_may_fail(), self.check.selection
-        return Watched(model, VOCAB_SIZE, selection, cache, self.check.sampler())
+        return Watched(model, VOCAB_SIZE, selection, cache, self.check.platform.sampler())
 
     def _model_that_may_fail(self) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -151,7 +152,7 @@ def damaged_kit(
     return Kit(model, check_on_a_pool(model, VOCAB_SIZE))
 
 
-STATEFUL_WAYS: Final = (Way.PIECES, Way.OWN)
+STATEFUL_WAYS: Final = (ExecutionMode.PIECES, ExecutionMode.OWN)
 
 
 @pytest.fixture(params=STATEFUL_WAYS)
@@ -161,18 +162,18 @@ def stateful_kit(request: pytest.FixtureRequest) -> Kit:
 
 
 @cache
-def stateful(way: Way) -> Kit:
+def stateful(way: ExecutionMode) -> Kit:
     model = tiny_model("mamba")
     model.lm_head.weight[POISON] = 0
-    if way is Way.OWN:
+    if way is ExecutionMode.OWN:
         insist_on_own_caches(model)
     kit = damaged_kit(model, model.backbone.embeddings)
-    assert kit.check.way == way
+    assert kit.check.mode == way
     return kit
 
 
 @cache
-def served_with_a_state(way: Way) -> Served:
+def served_with_a_state(way: ExecutionMode) -> Served:
     """Return what requests get that nothing disturbs."""
     served = serve(stateful(way).runner(), healthy(), WITH_STATES)
     assert not served.failed
@@ -395,7 +396,7 @@ def test_the_pool_is_made_again_without_the_old_one_beside_it(kit: Kit) -> None:
 def test_a_poisoned_request_of_a_model_with_a_state_fails_alone(
     stateful_kit: Kit, poison: str
 ) -> None:
-    expected = served_with_a_state(stateful_kit.check.way)
+    expected = served_with_a_state(stateful_kit.check.mode)
     requests = healthy()
     requests.insert(2, POISONS[poison]())
     served = serve(stateful_kit.runner(), requests, WITH_STATES)
@@ -404,7 +405,7 @@ def test_a_poisoned_request_of_a_model_with_a_state_fails_alone(
 
 
 def test_a_model_with_a_state_recovers_from_what_raises_in_it(stateful_kit: Kit) -> None:
-    expected = served_with_a_state(stateful_kit.check.way)
+    expected = served_with_a_state(stateful_kit.check.mode)
     stateful_kit.in_model = chaos = Chaos(3, 0.05)
     served = serve(stateful_kit.runner(), healthy(), WITH_STATES)
     assert chaos.num_raised > 0

@@ -14,14 +14,14 @@ import mlx.core as mx
 import pytest
 
 from batching.backend.devices import default_gpu
+from batching.backend.execution_mode import CheckResult, ExecutionMode
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
-from batching.backend.mlx_runner import MLXRunner, MLXStep
 from batching.backend.platforms.cpu.layers.packing import Packing
 from batching.backend.platforms.cpu.layers.scaling import scale_inputs
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
+from batching.backend.runner.mlx_runner import MLXRunner, MLXStep
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import PagedBlockManager
 from batching.config import SchedulerConfig
@@ -32,6 +32,7 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.step_plan import StepPlan
 from batching.steps.token_output import TokenLogprobs, TokenOutput
 from tests.support.golden import GOLDEN, GoldenCase
+from tests.support.platforms import check_model
 from tests.support.requests import make_request, respec
 from tests.support.serving import pipeline_of
 
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.timeout(240)
 SHORT: Final = tuple(case for case in GOLDEN if len(case.prompt_token_ids) < 200)
 NUM_FIRST_LAYERS: Final = 2
 # What the check at load finds, which takes seconds; the answers here would show if it was wrong.
-RIGHT: Final = Verdict(Way.RAGGED, gathers_all=False)
+RIGHT: Final = CheckResult(ExecutionMode.RAGGED, gathers_all=False)
 # How the model is served.
 PORTABLE: Final = "without native kernels"
 KERNELS: Final = "with native kernels"
@@ -82,7 +83,7 @@ class Bundled:
 
         check, vocab_size = self.check, self.loaded.vocab_size
         model = self.loaded.model
-        runner = WatchedRunner(model, vocab_size, check.selection, cache, check.sampler())
+        runner = WatchedRunner(model, vocab_size, check.selection, cache, check.platform.sampler())
         scheduler = ContinuousBatchingScheduler(config)
         # No limit in time: the chunks must not depend on how fast the machine is today.
         return scheduler, BatchInferenceEngine(

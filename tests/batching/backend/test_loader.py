@@ -16,8 +16,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import save_model
 
 from batching import EngineConfig, SamplingDefaults, SamplingParams
+from batching.backend.builder.engine import build_engine
 from batching.backend.context_length import declared_context
-from batching.backend.engine_builder import build_engine
 from batching.backend.loader import (
     BUNDLED_MODEL,
     LoadedModel,

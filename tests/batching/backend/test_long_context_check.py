@@ -12,13 +12,13 @@ import mlx.nn as nn
 import pytest
 
 from batching.backend.devices import Gpu
+from batching.backend.execution_mode import ExecutionMode
 from batching.backend.hooks.changes import Changes
 from batching.backend.paged.kv_cache import LayerCache
 from batching.backend.paged.mlx_attention import RowGroup, RunContext, SlidingWindow, StepAttention
 from batching.backend.self_check import check as self_check
-from batching.backend.self_check.check import check_model
 from batching.backend.self_check.long_steps import LONG, MAX_TOKENS, MIN_TOKENS, long_prompt
-from batching.backend.self_check.verdict import Way
+from tests.support.platforms import check_model, gpu_of
 from tests.support.requests import make_request
 from tests.support.serving import limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, insist_on_own_caches, tiny_model
@@ -62,22 +62,22 @@ def test_attention_over_a_view_that_cuda_reads_wrong_is_found(
 ) -> None:
     plant_cudas_view(monkeypatch)
     # Where decodes are viewed, only a long context shows it ...
-    assert check_model(tiny_model("llama"), VOCAB_SIZE).way is Way.RAGGED
+    assert check_model(tiny_model("llama"), VOCAB_SIZE).mode is ExecutionMode.RAGGED
     found = check_model(tiny_model("llama"), VOCAB_SIZE, gpu=Gpu.METAL)
-    assert found.way is not Way.RAGGED
+    assert found.mode is not ExecutionMode.RAGGED
     assert found.reason.startswith("a long context changes its logits by")
     # ... and on CUDA they are gathered.
     checked = check_model(tiny_model("llama"), VOCAB_SIZE, gpu=Gpu.CUDA)
-    assert (checked.way, checked.reason) == (Way.RAGGED, "")
+    assert (checked.mode, checked.reason) == (ExecutionMode.RAGGED, "")
 
 
 @pytest.mark.parametrize(("family", "gpu"), weekly(product(FAMILIES, Gpu), 2))
 def test_a_model_is_served_as_without_a_long_context(family: str, gpu: Gpu) -> None:
     short = check_model(tiny_model(family), VOCAB_SIZE)
     checked = check_model(tiny_model(family), VOCAB_SIZE, gpu=gpu)
-    assert checked.verdict == short.verdict
+    assert checked.result == short.result
     assert checked.layout == short.layout
-    assert checked.gpu is gpu
+    assert gpu_of(checked).gpu is gpu
     assert outputs(tiny_model(family), gpu=gpu) == outputs(tiny_model(family))
 
 
@@ -85,10 +85,10 @@ def test_sizes_are_as_they_are_over_a_long_context(monkeypatch: pytest.MonkeyPat
     """A window that was made small would never show as many keys as the fault needs."""
     plant_cudas_view(monkeypatch, in_windows=True)
     model = tiny_model("mistral", sliding_window=4096)
-    assert check_model(model, VOCAB_SIZE, gpu=Gpu.METAL).way is not Way.RAGGED
+    assert check_model(model, VOCAB_SIZE, gpu=Gpu.METAL).mode is not ExecutionMode.RAGGED
     model = tiny_model("mistral", sliding_window=4096)
     checked = check_model(model, VOCAB_SIZE, gpu=Gpu.CUDA)
-    assert (checked.way, checked.layout.window) == (Way.RAGGED, 4096)
+    assert (checked.mode, checked.layout.window) == (ExecutionMode.RAGGED, 4096)
 
 
 def test_what_has_left_a_window_is_not_read_over_a_long_context(
@@ -100,11 +100,14 @@ def test_what_has_left_a_window_is_not_read_over_a_long_context(
         return None if window is None else window._replace(size=window.size + 40)
 
     changes = {"sliding_window": window}
-    assert check_model(tiny_model("mistral", **changes), VOCAB_SIZE, gpu=Gpu.CUDA).way is Way.RAGGED
+    assert (
+        check_model(tiny_model("mistral", **changes), VOCAB_SIZE, gpu=Gpu.CUDA).mode
+        is ExecutionMode.RAGGED
+    )
     monkeypatch.setattr(self_check, "_shrunk_sizes", lambda *_: Changes())
     monkeypatch.setattr(LayerCache, "visible", wider)
     checked = check_model(tiny_model("mistral", **changes), VOCAB_SIZE, gpu=Gpu.CUDA)
-    assert checked.way is not Way.RAGGED
+    assert checked.mode is not ExecutionMode.RAGGED
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_a_long_context_is_no_longer_than_the_models(
     monkeypatch.setattr(self_check, "long_prompt", watched)
     model = tiny_model("llama")
     checked = check_model(model, VOCAB_SIZE, gpu=Gpu.CUDA, max_model_len=max_model_len)
-    assert checked.way is Way.RAGGED
+    assert checked.mode is ExecutionMode.RAGGED
     assert set(asked) == ({max_model_len} if is_checked else set())
 
 
@@ -138,14 +141,14 @@ def test_a_model_without_finite_logits_over_a_long_context_is_served_as_over_a_s
 
     model.model.norm.__class__ = type("Damaged", (plain,), {"__call__": call})
     checked = check_model(model, VOCAB_SIZE, gpu=Gpu.CUDA)
-    assert (checked.way, checked.reason) == (Way.RAGGED, "")
+    assert (checked.mode, checked.reason) == (ExecutionMode.RAGGED, "")
 
 
 def test_a_model_on_its_own_caches_is_not_checked_again() -> None:
     model = tiny_model("llama")
     insist_on_own_caches(model)
     checked = check_model(model, VOCAB_SIZE, gpu=Gpu.METAL)
-    assert checked.way is Way.OWN
+    assert checked.mode is ExecutionMode.OWN
     assert "a batch changes its logits" in checked.reason
 
 

@@ -7,18 +7,19 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.execution_mode import ExecutionMode
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel, Way
+from batching.backend.runner.mlx_runner import MLXRunner
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.constraints.protocol import AllowedTokens
 from batching.inputs.sampling_params import SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure
 from tests.support.greedy import most_probable
+from tests.support.platforms import check_model
 from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import DEVICE_KINDS, FAMILIES, VOCAB_SIZE, Check, tiny_model
@@ -53,7 +54,7 @@ def test_a_ragged_batch_gives_the_tokens_of_the_model_alone(
 ) -> None:
     model, plain = tiny_model(family), tiny_model(family)
     check = device_kind(model, VOCAB_SIZE)
-    assert check.way not in (Way.WHOLE, Way.OWN)
+    assert check.mode not in (ExecutionMode.WHOLE, ExecutionMode.OWN)
     outputs = greedy(make_runner(model, VOCAB_SIZE, check), check, PROMPTS)
     assert [alone(plain, *each) for each in zip(PROMPTS, outputs, strict=True)] == outputs
     assert len({*map(tuple, outputs)}) > 4, "the model must tell its prompts apart"
@@ -90,7 +91,7 @@ def test_keys_and_values_of_8_bits_take_what_is_counted_and_requests_do_not_mix(
     """Windows, soft caps and sinks."""
     model = use_kernels(tiny_model(family, head_dim=32), native)
     check = check_model(model, VOCAB_SIZE, native, mx.int8)
-    assert check.way is Way.RAGGED
+    assert check.mode is ExecutionMode.RAGGED
     # Of two layers and two heads: 32 bytes and a scale of a key, and as many of a value.
     assert check.layout.bytes_per_token == 2 * 2 * 2 * (32 + 4)
     assert pool_bytes(check.cache(3, 32)) == 3 * 32 * check.layout.bytes_per_token
@@ -105,7 +106,7 @@ def test_keys_and_values_of_8_bits_take_what_is_counted_and_requests_do_not_mix(
 def test_pieces_have_choices_logprobs_and_constraints_too(family: str) -> None:
     model = tiny_model(family)
     check = check_model(model, VOCAB_SIZE)
-    assert check.way is Way.PIECES
+    assert check.mode is ExecutionMode.PIECES
     sampling = SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=0)
     made = make_request(0, PROMPTS[2], max_tokens=NUM_TOKENS, sampling=sampling)
     fork = made.fork(1)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import KVCache
 
+from batching.backend.execution_mode import ExecutionMode
 from batching.backend.hooks import ranges
 from batching.backend.paged.kv_cache import LayerCache, StepInputs
 from batching.backend.paged.mlx_attention import SlidingWindow
@@ -19,12 +20,12 @@ from batching.backend.platforms.cpu.layers.replace import replace_modules
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check import steps as self_check_steps
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel, Way
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.block_manager import BlockTable
 from batching.steps.step_plan import Slice, StateCopy
 from tests.support.greedy import most_probable
 from tests.support.model_zoo import make_tiny
+from tests.support.platforms import check_model
 from tests.support.requests import make_request
 from tests.support.serving import limits, make_runner, serve
 from tests.support.tiny_models import (
@@ -85,10 +86,10 @@ def test_a_model_whose_batch_differs_is_served_one_by_one(
             pytest.skip("this processor multiplies no integers")
         quantize(model)
         model = replace_modules(model, native, input_bits=input_bits)
-        assert check_model(model, VOCAB_SIZE, native).way == Way.RAGGED
+        assert check_model(model, VOCAB_SIZE, native).mode == ExecutionMode.RAGGED
     plant_in_rope(model, lambda offset: offset[::-1])
     checked = check_model(model, VOCAB_SIZE, native)
-    assert checked.way == Way.ONE_BY_ONE
+    assert checked.mode == ExecutionMode.ONE_BY_ONE
     assert "a batch changes its logits" in checked.reason
     if input_bits in (None, 32):
         assert_served_right(model, checked)
@@ -100,7 +101,7 @@ def test_experts_that_rounded_keys_choose_do_not_make_a_model_slow(
 ) -> None:
     model = use_kernels(tiny_model("gpt_oss"), native)
     checked = check_model(model, VOCAB_SIZE, native, kv_dtype)
-    assert (checked.way, checked.reason) == (Way.RAGGED, "")
+    assert (checked.mode, checked.reason) == (ExecutionMode.RAGGED, "")
     assert {shape.dtype for shape in checked.layout.shapes} == {kv_dtype}
 
 
@@ -127,7 +128,7 @@ def test_only_rows_that_leap_with_the_last_bit_may_differ_and_only_with_experts(
     plant_leaps(model)
     if is_faulty:
         plant_in_rope(model, lambda offset: offset[::-1])
-    assert (check_model(model, VOCAB_SIZE).way == Way.RAGGED) == is_ragged
+    assert (check_model(model, VOCAB_SIZE).mode == ExecutionMode.RAGGED) == is_ragged
 
 
 def test_a_model_that_needs_caches_of_mlx_lm_gets_them() -> None:
@@ -135,7 +136,7 @@ def test_a_model_that_needs_caches_of_mlx_lm_gets_them() -> None:
         model = tiny_model(family)
         insist_on_own_caches(model)
         checked = check_model(model, VOCAB_SIZE)
-        assert checked.way == Way.OWN
+        assert checked.mode == ExecutionMode.OWN
         assert "a batch changes its logits" in checked.reason
         assert_served_right(model, checked)
 
@@ -167,7 +168,7 @@ def test_one_row_that_is_no_number_is_a_difference(family: str) -> None:
 def test_one_row_may_go_to_experts_that_the_last_bit_chooses(family: str, is_right: bool) -> None:
     model = tiny_model(family)
     plant_in_a_row(model, 1.0)
-    assert (check_model(model, VOCAB_SIZE).way is Way.RAGGED) == is_right
+    assert (check_model(model, VOCAB_SIZE).mode is ExecutionMode.RAGGED) == is_right
 
 
 # In the mechanisms
@@ -216,22 +217,22 @@ def a_state_is_forgotten(patch: Patch) -> None:
     patch.setattr(RecurrentStates, "_begin", empty)
 
 
-MISTAKES_WITH_STATES: Final[dict[Callable[[Patch], None], Way]] = {
-    states_are_swapped: Way.ONE_BY_ONE,
-    a_state_is_forgotten: Way.ONE_BY_ONE,
-    a_draft_stays_in_the_state: Way.OWN,
-    nothing_is_kept: Way.OWN,
-    a_checkpoint_has_the_latest_state: Way.OWN,
+MISTAKES_WITH_STATES: Final[dict[Callable[[Patch], None], ExecutionMode]] = {
+    states_are_swapped: ExecutionMode.ONE_BY_ONE,
+    a_state_is_forgotten: ExecutionMode.ONE_BY_ONE,
+    a_draft_stays_in_the_state: ExecutionMode.OWN,
+    nothing_is_kept: ExecutionMode.OWN,
+    a_checkpoint_has_the_latest_state: ExecutionMode.OWN,
 }
 
 
 @pytest.mark.parametrize("plant", MISTAKES_WITH_STATES)
 def test_a_wrong_state_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     model = tiny_model("mamba")
-    assert check_model(model, VOCAB_SIZE).way == Way.PIECES
+    assert check_model(model, VOCAB_SIZE).mode == ExecutionMode.PIECES
     plant(monkeypatch)
     checked = check_model(model, VOCAB_SIZE)
-    assert checked.way == MISTAKES_WITH_STATES[plant]
+    assert checked.mode == MISTAKES_WITH_STATES[plant]
     assert checked.reason
     assert_served_right(model, checked)
 
@@ -244,10 +245,10 @@ def test_a_window_that_is_too_wide_is_found(monkeypatch: Patch) -> None:
         return SlidingWindow(mask.size + 1) if isinstance(mask, SlidingWindow) else mask
 
     model = tiny_model("mistral")
-    assert check_model(model, VOCAB_SIZE).way == Way.RAGGED
+    assert check_model(model, VOCAB_SIZE).mode == ExecutionMode.RAGGED
     monkeypatch.setattr(LayerCache, "make_mask", wider)
     checked = check_model(model, VOCAB_SIZE)
-    assert checked.way == Way.PIECES
+    assert checked.mode == ExecutionMode.PIECES
     assert "a batch changes its logits" in checked.reason
     assert_served_right(model, checked)
 
@@ -288,10 +289,10 @@ MISTAKES_WITH_WINDOWS: Final[dict[Callable[[Patch], None], str]] = {
 def test_the_blocks_of_windowed_layers_are_checked(
     device_kind: Check, plant: Callable[[Patch], None], monkeypatch: Patch
 ) -> None:
-    assert device_kind(tiny_model("gemma3_text"), VOCAB_SIZE).way == Way.RAGGED
+    assert device_kind(tiny_model("gemma3_text"), VOCAB_SIZE).mode == ExecutionMode.RAGGED
     plant(monkeypatch)
     checked = device_kind(tiny_model("gemma3_text"), VOCAB_SIZE)
-    assert checked.way != Way.RAGGED
+    assert checked.mode != ExecutionMode.RAGGED
     assert checked.reason.startswith(MISTAKES_WITH_WINDOWS[plant])
 
 
@@ -305,10 +306,10 @@ def test_a_window_that_is_off_by_one_in_pieces_is_found(off: int, monkeypatch: P
     model = tiny_model("mistral")
     # Positions of other rows, so that the ragged way is wrong.
     plant_in_rope(model, lambda offset: offset[::-1])
-    assert check_model(model, VOCAB_SIZE).way == Way.ONE_BY_ONE
+    assert check_model(model, VOCAB_SIZE).mode == ExecutionMode.ONE_BY_ONE
     monkeypatch.setattr(DeferredMask, "of", shifted)
     checked = check_model(model, VOCAB_SIZE)
-    assert checked.way == Way.OWN
+    assert checked.mode == ExecutionMode.OWN
     assert_served_right(model, checked)
 
 
@@ -343,17 +344,17 @@ def test_a_wrong_chunk_or_position_is_found(
     for layer in model.layers:
         layer.self_attn.floor_scale = 8192
     checked = check_model(model, VOCAB_SIZE)
-    assert (checked.way, checked.layout.window) == (Way.RAGGED, 8192)
+    assert (checked.mode, checked.layout.window) == (ExecutionMode.RAGGED, 8192)
     plant(monkeypatch)
     checked = check_model(model, VOCAB_SIZE)
-    assert checked.way == Way.WHOLE
+    assert checked.mode == ExecutionMode.WHOLE
     assert "a batch changes its logits" in checked.reason
     assert_served_right(model, checked)
 
 
 def test_a_soft_cap_that_is_ignored_is_found(monkeypatch: Patch) -> None:
     model = tiny_model("gemma2")
-    assert check_model(model, VOCAB_SIZE).way == Way.RAGGED
+    assert check_model(model, VOCAB_SIZE).mode == ExecutionMode.RAGGED
     attend = LayerCache.attend
 
     def uncapped(self: LayerCache, *args: Any, **kwargs: Any) -> mx.array:
@@ -362,7 +363,7 @@ def test_a_soft_cap_that_is_ignored_is_found(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(LayerCache, "attend", uncapped)
     checked = check_model(model, VOCAB_SIZE)
-    assert checked.way != Way.RAGGED
+    assert checked.mode != ExecutionMode.RAGGED
     assert "a batch changes its logits" in checked.reason
     assert_served_right(model, checked)
 
@@ -377,7 +378,7 @@ def test_attention_that_only_looks_like_capped_attention_is_found() -> None:
 
         layer.self_attn.__class__ = type("Residual", (plain,), {"__call__": call})
     checked = check_model(model, VOCAB_SIZE)
-    assert checked.way != Way.RAGGED
+    assert checked.mode != ExecutionMode.RAGGED
     assert "a batch changes its logits" in checked.reason
     assert_served_right(model, checked)
 
@@ -403,7 +404,7 @@ def test_a_model_that_wants_caches_of_its_own_class_is_served_on_its_own_caches(
 
     model.__class__ = Particular
     checked = check_model(model, VOCAB_SIZE)
-    assert (checked.way, checked.reason) == (
-        Way.OWN,
+    assert (checked.mode, checked.reason) == (
+        ExecutionMode.OWN,
         "its caches cannot be watched (no cache of mine)",
     )

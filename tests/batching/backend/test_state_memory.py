@@ -9,11 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.state_cache import arrays_of
 from batching.backend.platforms.cpu.native_loader import Native
-from batching.backend.self_check.check import check_model
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
@@ -21,6 +20,7 @@ from batching.steps.step_plan import SliceOutput, StepPlan
 from batching.steps.token_output import TokenOutput
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
+from tests.support.platforms import check_model
 from tests.support.requests import make_request
 from tests.support.serving import TIGHT
 
@@ -73,7 +73,7 @@ def test_states_are_as_many_as_reckoned_and_memory_stays_flat() -> None:
     checked = check_model(model, VOCAB_SIZE)
     cache = checked.cache(CONFIG.num_blocks, CONFIG.block_size)
     cache.reset()
-    runner = Weighed(model, VOCAB_SIZE, checked.selection, cache, checked.sampler())
+    runner = Weighed(model, VOCAB_SIZE, checked.selection, cache, checked.platform.sampler())
     runner.cache = cache
     scheduler = ContinuousBatchingScheduler(CONFIG)
     engine = BatchInferenceEngine(scheduler, runner, max_stall=1e9)
@@ -107,5 +107,7 @@ def test_without_attention_steps_are_queued_for_the_kernels_only(
     """Else the host samples, which waits for a step before the one ahead of it is read."""
     checked = check_model(make_tiny("mamba"), VOCAB_SIZE, native if is_native else None)
     cache = checked.cache(CONFIG.num_blocks, CONFIG.block_size)
-    runner = MLXRunner(make_tiny("mamba"), VOCAB_SIZE, checked.selection, cache, checked.sampler())
+    runner = MLXRunner(
+        make_tiny("mamba"), VOCAB_SIZE, checked.selection, cache, checked.platform.sampler()
+    )
     assert runner.takes_queued_steps == is_native

@@ -11,7 +11,7 @@ from typing import Any, Final
 import mlx.core as mx
 import pytest
 
-from batching.backend.engine_builder import build_engine
+from batching.backend.builder.engine import build_engine
 from batching.config import EngineConfig, NativeMode
 from batching.inputs.sampling_params import SamplingParams
 from batching.steps.token_output import TokenOutput

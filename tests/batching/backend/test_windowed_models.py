@@ -14,15 +14,14 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from batching.backend.engine_builder import build_engine
+from batching.backend.builder.engine import build_engine
 from batching.backend.memory.pool_size import BlockBytes, least_window_blocks
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.mlx_pool import DeviceLayerCache
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel
+from batching.backend.runner.mlx_runner import MLXRunner
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.batch_inference import BatchInferenceEngine
 from batching.block_manager import BlockCopy, BlockTable, PagedBlockManager
 from batching.config import EngineConfig, SchedulerConfig, blocks_held
@@ -34,6 +33,7 @@ from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.greedy import most_probable
 from tests.support.model_files import edit_config
 from tests.support.model_zoo import make_tiny
+from tests.support.platforms import check_model
 from tests.support.requests import make_request, slice_of
 from tests.support.tiny_models import DEVICE_KINDS, VOCAB_SIZE as TINY_VOCAB_SIZE, Check, tiny_model
 from tests.support.weekly import weekly, weekly_pairs
@@ -81,7 +81,7 @@ class Poisoner:
             config.num_blocks, config.block_size, num_window_blocks=config.num_window_blocks + 2
         )
         self._runner = MLXRunner(
-            model, VOCAB_SIZE, checked.selection, self.cache, checked.sampler()
+            model, VOCAB_SIZE, checked.selection, self.cache, checked.platform.sampler()
         )
         self._poisoned: set[int] = set()
         self.blocks: PagedBlockManager | None = None
@@ -220,7 +220,7 @@ def test_long_requests_keep_a_fifth_of_the_bytes() -> None:
     scheduler = ContinuousBatchingScheduler(
         replace(limits, window=6, num_window_blocks=num_window_blocks)
     )
-    runner = MLXRunner(model, TINY_VOCAB_SIZE, checked.selection, cache, checked.sampler())
+    runner = MLXRunner(model, TINY_VOCAB_SIZE, checked.selection, cache, checked.platform.sampler())
     for i in range(4):
         prompt = RNG.integers(0, TINY_VOCAB_SIZE, 400).tolist()
         scheduler.add(make_request(i, prompt, max_tokens=20))

@@ -87,7 +87,7 @@ def test_every_block_is_of_a_request_or_empty_or_cached() -> None:
     # The full blocks of the common prompt are shared.
     assert used[1][:2] == used[2][:2]
     assert used[1][2:] != used[2][2:]
-    tables = {r.request_id: r.block_table.block_ids for r in scheduler._running}
+    tables = {r.request_id: r.block_table.block_ids for r in scheduler._running.requests}
     assert used == tables
     empty = {b for start, stop in snapshot.empty_runs for b in range(start, stop)}
     pool = scheduler.block_manager

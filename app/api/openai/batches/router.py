@@ -20,7 +20,7 @@ from batching import InvalidRequest
 
 router = APIRouter(route_class=JsonRoute, prefix="/v1/batches")
 
-# Of one key.
+# The limit is for each key.
 _MAX_UNFINISHED: Final = 256
 _RETRY_AFTER: Final = 60
 
@@ -63,9 +63,7 @@ async def create_batch(body: BatchRequest, request: Request) -> BatchObject:
 
 @router.get("")
 async def list_batches(
-    request: Request,
-    after: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    request: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> BatchList:
     """List the client's batches, the newest first."""
     state = server_state(request)

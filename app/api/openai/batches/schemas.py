@@ -126,15 +126,7 @@ class BatchObject(BaseModel):
         )
 
 
-_TIMED = (
-    "in_progress",
-    "finalizing",
-    "completed",
-    "failed",
-    "expired",
-    "cancelling",
-    "cancelled",
-)
+_TIMED = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
 class BatchList(BaseModel):

@@ -16,7 +16,7 @@ from app.parsing.events import MessageEvent, ToolCallArguments, ToolCallStart
 class CallWriter:
     """Writes the calls of one response; in a stream, one call of each choice may be open.
 
-    custom_names: of the tools that take text, which is taken out of the arguments.
+    custom_names: the names of the tools that take text, which is taken out of the arguments.
     """
 
     def __init__(self, custom_names: Container[str] = ()) -> None:

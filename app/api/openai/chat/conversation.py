@@ -1,4 +1,4 @@
-"""What a chat request says of its prompt besides the turns."""
+"""The fields of a chat request that shape its prompt, besides the turns."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final, Self

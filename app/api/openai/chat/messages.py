@@ -12,7 +12,7 @@ from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import MAX_MESSAGES, Text, check_length, field_error
 from app.prompts.conversation import ChatMessage
 
-_MAX_TOOL_CALLS: Final = 8192  # of all turns
+_MAX_TOOL_CALLS: Final = 8192  # in all turns together
 _TEXT_FIELDS: Final = {"text": "text", "refusal": "refusal"}
 
 
@@ -101,8 +101,7 @@ def _checked_lengths(messages: Any) -> Any:
     check_length(messages, MAX_MESSAGES)
     calls = [turn.get("tool_calls") for turn in messages if isinstance(turn, dict)]
     if sum(len(each) for each in calls if isinstance(each, list)) > _MAX_TOOL_CALLS:
-        message = f"its turns have more than {_MAX_TOOL_CALLS} tool calls"
-        raise field_error(message)
+        raise field_error(f"its turns have more than {_MAX_TOOL_CALLS} tool calls")
     return messages
 
 

@@ -84,7 +84,7 @@ class ChatCompletion(BaseModel):
 
 
 class ChatDelta(BaseModel):
-    """What a chunk adds."""
+    """The part of a message that a chunk adds."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

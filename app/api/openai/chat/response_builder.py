@@ -20,12 +20,7 @@ from app.api.openai.schemas.logprobs import ChoiceLogprobs
 from app.api.openai.schemas.response_options import ResponseOptions
 from app.generation.choice import ChoiceFinishReason, Delta, TokenWithLogprob
 from app.generation.generation import ChoiceResult, GenerationSummary, PromptProgress
-from app.parsing.events import (
-    ContentPiece,
-    MessageEvent,
-    ReasoningPiece,
-    ToolCallStart,
-)
+from app.parsing.events import ContentPiece, MessageEvent, ReasoningPiece, ToolCallStart
 from batching import FinishReason
 
 

@@ -56,8 +56,5 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
 
 def _prepared(model: ModelInfo, body: ChatCompletionRequest) -> PreparedChat:
     return prepare_chat(
-        model,
-        body.to_conversation(),
-        grammar=body.content_grammar(),
-        truncation=body.truncation(),
+        model, body.to_conversation(), grammar=body.content_grammar(), truncation=body.truncation()
     )

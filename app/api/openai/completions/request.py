@@ -9,10 +9,7 @@ from pydantic import AliasChoices, Field, PlainValidator, model_validator
 from app.api.openai.schemas import unsupported
 from app.api.openai.schemas.prompts import Prompts, prompts_type, read_prompts
 from app.api.openai.schemas.sampling import MAX_CHOICES, MAX_TOKENS_NAMES, GenerationRequest
-from app.api.schemas.fields import (
-    INT32_MAX,
-    field_error,
-)
+from app.api.schemas.fields import INT32_MAX, field_error
 from app.generation.job import BeamParams, GenerationParams
 
 _MAX_PROMPTS: Final = 1024  # as vLLM
@@ -44,7 +41,7 @@ _NOT_OF_BEAMS: Final = frozenset(
 )
 
 
-# What these mean where sampling does not follow the model's defaults.
+# The values of these fields where sampling does not follow the model's defaults.
 _NO_EFFECT: Final = {"min_p": 0, "repetition_penalty": 1, "top_k": 0, "top_n_sigma": -1, "top_p": 1}
 
 

@@ -5,12 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.api.openai.completions.response import Completion, CompletionChoice
-from app.api.openai.logprobs import (
-    CompletionLogprobsWriter,
-    TokenBytes,
-    joined,
-    prompt_logprobs,
-)
+from app.api.openai.logprobs import CompletionLogprobsWriter, TokenBytes, joined, prompt_logprobs
 from app.api.openai.response_builder import progress_field, summary_fields
 from app.api.openai.schemas.logprobs import CompletionLogprobs
 from app.api.openai.schemas.response_options import ResponseOptions

@@ -20,7 +20,7 @@ _Inputs = Annotated[
     ),
 ]
 
-# What vLLM takes besides.
+# vLLM takes these besides.
 UNSUPPORTED: Final[Defaults] = {
     "messages": (),
     "chat_template": (),

@@ -7,9 +7,8 @@ from fastapi import APIRouter, Request, Response
 from app.api.openai.embeddings.request import EmbeddingRequest
 from app.api.openai.embeddings.response import EmbeddingList, embedding_list
 from app.api.openai.response_builder import new_id
-from app.api.pooling import embeddings_of, group_size, input_reader, prompted
+from app.api.pooling import begin_prompts, embeddings_of, input_reader, prompted
 from app.api.serving import NUMBER_BYTES, admit, engine_for, prepared, respond_whole, written
-from app.generation.prompt_task import PromptJob, PromptTask
 from app.http.json_body import JsonRoute
 from app.prompts.inputs import InputReader
 from batching import Embeddings, InvalidRequest, PoolingParams, SequenceSpec
@@ -31,17 +30,11 @@ async def create_embeddings(body: EmbeddingRequest, request: Request) -> Respons
         )
         prompts = await prepared(request, partial(_prompts, reader, embeddings, body))
         salt = body.cache_salt or ""
-        job = PromptJob(
-            completion_id=new_id("embd"),
-            model_id=model.model_id,
-            specs=[
-                SequenceSpec(prompt=tuple(p), max_tokens=0, pooling=params, cache_salt=salt)
-                for p in prompts
-            ],
-            group_size=group_size(request),
-        )
-        await admitted.reserve_tokens(job.num_prompt_tokens)
-        task = PromptTask(engine, job, admitted)
+        specs = [
+            SequenceSpec(prompt=tuple(p), max_tokens=0, pooling=params, cache_salt=salt)
+            for p in prompts
+        ]
+        task = await begin_prompts(request, engine, specs, admitted, completion_id=new_id("embd"))
 
     async def respond() -> bytes:
         outputs = await task.collect()

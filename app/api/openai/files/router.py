@@ -1,4 +1,4 @@
-"""`/v1/files`: what batches read, and what they have written."""
+"""`/v1/files`: the inputs of batches, and their results."""
 
 from functools import partial
 from typing import Annotated, Any, Final, Literal

@@ -21,9 +21,9 @@ from batching import InvalidRequest
 
 logger = logging.getLogger(__name__)
 
-# What is written at once, and held in memory of an upload that stalls: every connection may have one.
+# Bytes that are written at once.  An upload that stalls holds them in memory, and every connection may have one.
 _CHUNK: Final = 1 << 16
-# What a form may have beside its file.
+# Bytes that a form may have beside its file.
 _FRAME: Final = 1 << 20
 _MAX_FILENAME: Final = 255
 _TTL: Final = range(3600, 2_592_001)
@@ -99,8 +99,7 @@ class _Upload:
         if form.filename is None:
             raise InvalidRequest(FILE, "the form has no file")
         if (purpose := form.fields.get("purpose")) != "batch":
-            message = "files are for batches here: it must be 'batch'"
-            raise InvalidRequest("purpose", message)
+            raise InvalidRequest("purpose", "files are for batches here: it must be 'batch'")
         created = int(self.state.storage.batch.clock())
         ttl = _ttl(form.fields)
         return StoredFile(

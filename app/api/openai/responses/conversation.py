@@ -22,7 +22,7 @@ from app.http.errors.invalid_requests import InvalidEncryptedContent
 from app.prompts.conversation import SYSTEM_ROLES, ChatMessage, Conversation
 from app.storage.seal import ForgedValue, Sealer
 
-# What a sealed value is for.
+# The purpose of sealed values.
 REASONING: Final = "reasoning"
 
 
@@ -44,7 +44,7 @@ def to_conversation(body: ResponseRequest, items: Sequence[InputItem]) -> Conver
 def unsealed(items: Sequence[InputItem], sealer: Sealer, num_before: int = 0) -> list[InputItem]:
     """Return the items with the text of sealed reasoning as its content.
 
-    num_before: of the items, those that are not the request's.
+    num_before: how many items are of earlier responses; they come first.
 
     Raises:
         InvalidEncryptedContent: it was not sealed here.

@@ -11,7 +11,6 @@ from app.api.openai.responses.open_items import (
     OpenItem,
     OpenMessage,
     OpenReasoning,
-    OpenSummary,
 )
 from app.api.openai.responses.output_items import ItemStatus, OutputItem
 from app.api.openai.responses.tools import CallableTool
@@ -39,7 +38,7 @@ class OutputOptions:
 class OutputWriter:
     """Turns generated text into items, of which at most the last one is open.
 
-    num_logprobs: of all tokens so far, and of their alternatives.
+    num_logprobs: how many log probabilities there are so far, those of alternatives included.
     """
 
     def __init__(self, options: OutputOptions) -> None:
@@ -73,23 +72,20 @@ class OutputWriter:
         if isinstance(event, ContentPiece) and self._kind is not kind:
             yield from self._begin(OpenMessage(self._options.token_bytes), kind)
         elif isinstance(event, ReasoningPiece) and self._kind is not kind:
-            yield from self._begin(self._new_reasoning(), kind)
+            options = self._options
+            reasoning = OpenReasoning(options.seal, is_summary=options.is_summarized)
+            yield from self._begin(reasoning, kind)
         assert self._open is not None, "arguments follow the start of their call"
         yield from self._number(self._open.add(event.text, self._take_tokens()))
 
     def _begin(self, item: OpenItem, kind: object) -> Iterator[Event]:
         yield from self._end("completed")
         if kind is not ContentPiece:
-            # What is left are the tokens of markers.
+            # The tokens that are left are those of markers.
             self._tokens.clear()
         self._open, self._kind = item, kind
-        yield (
-            "output_item.added",
-            {
-                "output_index": len(self.items),
-                "item": item.item("in_progress"),
-            },
-        )
+        added = item.item("in_progress")
+        yield "output_item.added", {"output_index": len(self.items), "item": added}
         yield from self._number(item.begin())
 
     def _end(self, status: ItemStatus) -> Iterator[Event]:
@@ -108,11 +104,6 @@ class OutputWriter:
     def _take_tokens(self) -> Sequence[TokenWithLogprob]:
         tokens, self._tokens = self._tokens, []
         return tokens
-
-    def _new_reasoning(self) -> OpenItem:
-        if self._options.is_summarized:
-            return OpenSummary(self._options.seal)
-        return OpenReasoning(self._options.seal)
 
     def _new_call(self, start: ToolCallStart) -> OpenItem:
         tool = self._options.tools.get(start.name)

@@ -19,7 +19,7 @@ from app.api.openai.responses.output_items import (
 )
 from app.generation.choice import TokenWithLogprob
 
-# An event but for its number: the type, without `response.`, and its fields.
+# An event without its number: the type, without `response.`, and its fields.
 Event = tuple[str, dict[str, Any]]
 
 
@@ -94,72 +94,51 @@ def _last_that_spell(
     return tokens[start:]
 
 
-class _ReasoningBase:
-    def __init__(self, seal: Callable[[str], str] | None) -> None:
+class OpenReasoning:
+    """Reasoning as content, or as its own summary."""
+
+    def __init__(self, seal: Callable[[str], str] | None, *, is_summary: bool) -> None:
+        """`seal` seals the text; None leaves the sealed value out."""
         self._id = new_item_id("rs")
         self._seal = seal
+        self._is_summary = is_summary
+        # Events are named after the part and after its text.
+        self._part_name, self._text_name, index = (
+            ("reasoning_summary_part", "reasoning_summary_text", "summary_index")
+            if is_summary
+            else ("content_part", "reasoning_text", "content_index")
+        )
+        self._place = {"item_id": self._id, index: 0}
         self._pieces: list[str] = []
 
-    @property
-    def _text(self) -> str:
-        return "".join(self._pieces)
-
-    def _item(self, status: ItemStatus, **fields: Any) -> Reasoning:
+    def item(self, status: ItemStatus) -> Reasoning:
+        parts = [] if status == "in_progress" else [self._part()]
+        fields: dict[str, Any] = (
+            {"summary": parts} if self._is_summary else {"summary": [], "content": parts}
+        )
         if self._seal is not None and status != "in_progress":
-            fields["encrypted_content"] = self._seal(self._text)
+            fields["encrypted_content"] = self._seal("".join(self._pieces))
         return Reasoning(type="reasoning", id=self._id, status=status, **fields)
 
-
-class OpenReasoning(_ReasoningBase):
-    """Reasoning as content."""
-
-    def item(self, status: ItemStatus) -> Reasoning:
-        content = [] if status == "in_progress" else [self._part()]
-        return self._item(status, summary=[], content=content)
-
     def begin(self) -> Iterator[Event]:
-        yield "content_part.added", self._place | {"part": self._part()}
+        yield f"{self._part_name}.added", self._place | {"part": self._part()}
 
     def add(self, text: str, tokens: Sequence[TokenWithLogprob]) -> Iterator[Event]:
         self._pieces.append(text)
-        yield "reasoning_text.delta", self._place | {"delta": text}
+        yield f"{self._text_name}.delta", self._place | {"delta": text}
 
     def end(self, status: ItemStatus) -> Iterator[Event]:
-        yield "reasoning_text.done", self._place | {"text": self._text}
-        yield "content_part.done", self._place | {"part": self._part()}
+        is_cut = self._is_summary and status == "incomplete"
+        cut = {"status": status} if is_cut else {}
+        part = self._part()
+        yield f"{self._text_name}.done", self._place | {"text": part.text}
+        yield f"{self._part_name}.done", self._place | {"part": part} | cut
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._id, "content_index": 0}
-
-    def _part(self) -> ReasoningText:
-        return ReasoningText(type="reasoning_text", text=self._text)
-
-
-class OpenSummary(_ReasoningBase):
-    """Reasoning as its own summary."""
-
-    def item(self, status: ItemStatus) -> Reasoning:
-        return self._item(status, summary=[] if status == "in_progress" else [self._part()])
-
-    def begin(self) -> Iterator[Event]:
-        yield "reasoning_summary_part.added", self._place | {"part": self._part()}
-
-    def add(self, text: str, tokens: Sequence[TokenWithLogprob]) -> Iterator[Event]:
-        self._pieces.append(text)
-        yield "reasoning_summary_text.delta", self._place | {"delta": text}
-
-    def end(self, status: ItemStatus) -> Iterator[Event]:
-        cut = {"status": "incomplete"} if status == "incomplete" else {}
-        yield "reasoning_summary_text.done", self._place | {"text": self._text}
-        yield "reasoning_summary_part.done", self._place | {"part": self._part()} | cut
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._id, "summary_index": 0}
-
-    def _part(self) -> SummaryText:
-        return SummaryText(type="summary_text", text=self._text)
+    def _part(self) -> SummaryText | ReasoningText:
+        text = "".join(self._pieces)
+        if self._is_summary:
+            return SummaryText(type="summary_text", text=text)
+        return ReasoningText(type="reasoning_text", text=text)
 
 
 class OpenFunctionCall:

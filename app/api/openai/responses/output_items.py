@@ -115,7 +115,7 @@ class IncompleteDetails(BaseModel):
 
 
 class ResponseObject(BaseModel):
-    """What was asked for, and what has come of it."""
+    """The parameters of the request, and its results so far."""
 
     id: str
     object: Literal["response"]

@@ -5,11 +5,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from app.api.openai.responses.input_items import InputItems, all_tools
-from app.api.openai.responses.tools import (
-    ToolChoice,
-    ToolList,
-    check_tool_choice,
-)
+from app.api.openai.responses.tools import ToolChoice, ToolList, check_tool_choice
 from app.api.openai.schemas.queue_options import SERVICE_TIERS
 from app.api.openai.schemas.reasoning import ReasoningEffort, TemplateKwargs
 from app.api.schemas.base import Defaults, RequestModel
@@ -33,7 +29,7 @@ _MAX_METADATA: Final = 16
 LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
-# What is known from elsewhere and would change the output.
+# Fields of other APIs that would change the output.
 _UNSUPPORTED: Final[Defaults] = {
     "prompt": (),
     "conversation": (),
@@ -108,7 +104,7 @@ class ReasoningConfig(RequestModel):
 
 
 class PromptCacheOptions(RequestModel):
-    """What is cached does not depend on them."""
+    """The options have no effect on the prefix cache."""
 
     defaults: ClassVar[Defaults] = {"prewarm": (False,)}
 

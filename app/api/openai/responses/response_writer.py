@@ -22,12 +22,12 @@ from app.generation.choice import Delta
 from app.generation.generation import GenerationSummary
 from batching import FinishReason
 
-# Beyond it another thread writes events.
+# Longer events are written by another thread.
 _LONG_BYTES: Final = 64 << 10
 
 
 class EncodedEvent(NamedTuple):
-    """An event but for its number; `members` are those of its JSON object, with a comma between them."""
+    """An event without its number; `members` are those of its JSON object, with a comma between them."""
 
     kind: str
     members: bytes
@@ -71,7 +71,7 @@ class ResponseWriter:
 
     @property
     def num_bytes(self) -> int:
-        """About how long the response is so far, but for its text."""
+        """About how long the response is so far, without its text."""
         return self._num_echoed + LOGPROB_BYTES * self._output.num_logprobs
 
     def is_long(self, events: Sequence[Event]) -> bool:

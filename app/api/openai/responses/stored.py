@@ -79,7 +79,7 @@ class OwnResponses:
 
         Raises:
             PreviousResponseNotFound: the client has none with this id.
-            ItemNotFound: likewise, of an item.
+            ItemNotFound: the client has no item with an id that is named.
             InvalidRequest: something is not complete, or all is more than a request has.
         """
 
@@ -93,7 +93,7 @@ class OwnResponses:
 class _Resolver:
     """Reads what one request refers to; every call blocks.
 
-    max_characters: of the JSON that comes out of the store.
+    max_characters: the most characters of JSON that may come out of the store.
     """
 
     def __init__(self, store: ResponseStore, owner: str, max_characters: int) -> None:

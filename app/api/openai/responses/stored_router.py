@@ -68,7 +68,7 @@ async def cancel_response(response_id: str, request: Request) -> Response:
     response = await prepared(request, partial(json.loads, stored.body))
     if not response["background"]:
         raise InvalidRequest("response_id", "Cannot cancel a synchronous response.")
-    # What is ended is stored as cancelled, also if the client leaves meanwhile.
+    # A response that is ended is stored as cancelled, even if the client leaves meanwhile.
     with anyio.CancelScope(shield=True):
         if await _stop(request, response_id):
             stored = await own.get(response_id)

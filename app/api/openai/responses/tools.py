@@ -22,7 +22,7 @@ from app.parsing import tool_spec
 from app.parsing.tool_spec import FreeformInput, ToolSpec
 
 _MAX_TOOLS: Final = 512
-# Of what a hosted tool has besides its type.
+# Limits of the fields of a hosted tool besides its type.
 _MAX_DEPTH: Final = 64
 _MAX_HOSTED: Final = 512 * 1024
 _SEPARATOR: Final = "__"
@@ -83,7 +83,7 @@ class FunctionTool(Function):
 
 
 class CustomFormat(RequestModel):
-    """What the input of a custom tool has to follow; `text` is any text."""
+    """The format of a custom tool's input; `text` is any text."""
 
     type: Literal["text", "grammar"]
     syntax: Syntax = "lark"
@@ -135,10 +135,7 @@ _CALLABLE: Final[dict[str, Callable[[Any], FunctionTool | CustomTool]]] = {
     "function": FunctionTool.model_validate,
     "custom": CustomTool.model_validate,
 }
-_NestedTool = Annotated[
-    FunctionTool | CustomTool,
-    BeforeValidator(by_type(_CALLABLE)),
-]
+_NestedTool = Annotated[FunctionTool | CustomTool, BeforeValidator(by_type(_CALLABLE))]
 
 
 class NamespaceTool(RequestModel):
@@ -167,8 +164,7 @@ _KINDS: Final[dict[str, Callable[[Any], AnyTool]]] = {
 def _check_tools(tools: list[AnyTool]) -> list[AnyTool]:
     specs = [each.spec for each in callable_tools(tools)]
     if len(specs) > _MAX_TOOLS:
-        message = f"there are {len(specs)} tools, and {_MAX_TOOLS} are the most"
-        raise field_error(message)
+        raise field_error(f"there are {len(specs)} tools, and {_MAX_TOOLS} are the most")
     check_tool_specs(specs)
     return tools
 
@@ -221,8 +217,7 @@ class AllowedChoice(RequestModel):
 
 
 def _refuse_hosted(data: Any) -> NamedChoice:
-    message = f"the tool {data['type']!r} does not run on this server"
-    raise field_error(message, "type")
+    raise field_error(f"the tool {data['type']!r} does not run on this server", "type")
 
 
 _CHOICES: Final[dict[str, Callable[[Any], NamedChoice | AllowedChoice]]] = {
@@ -247,8 +242,7 @@ def check_tool_choice(names: Collection[str], choice: ToolChoice) -> None:
     chosen += choice.names if isinstance(choice, AllowedChoice) else []
     for name in chosen:
         if name not in names:
-            message = f"there is no tool named {name[:80]!r}"
-            raise field_error(message, "tool_choice")
+            raise field_error(f"there is no tool named {name[:80]!r}", "tool_choice")
     must_call = choice == "required" or getattr(choice, "mode", "") == "required"
     if must_call and not (chosen if isinstance(choice, AllowedChoice) else names):
         raise field_error("'required' needs a tool that can be called here", "tool_choice")

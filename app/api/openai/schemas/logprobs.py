@@ -30,21 +30,21 @@ TokenLogprobs = Annotated[
 
 
 class ChoiceLogprobs(BaseModel):
-    """Of a chat completion."""
+    """Log probabilities of a chat completion."""
 
     content: TokenLogprobs
     refusal: None = None
 
 
 class PromptLogprob(BaseModel):
-    """Of a token of the prompt; vLLM's.  `rank` counts from 1; null if it is not known."""
+    """A log probability of a prompt token; vLLM's.  `rank` counts from 1; null if it is not known."""
 
     logprob: float
     rank: int | None
     decoded_token: str
 
 
-# Of the tokens that are looked at, by id; None where nothing comes before a token.
+# The log probabilities of tokens by id; None where nothing comes before a token.
 PromptPosition = dict[str, PromptLogprob] | None
 PromptLogprobs = Annotated[
     Iterable[PromptPosition],
@@ -54,7 +54,7 @@ PromptLogprobs = Annotated[
 
 
 class CompletionLogprobs(BaseModel):
-    """Of a completion; null where nothing comes before a token."""
+    """Log probabilities of a completion; null where nothing comes before a token."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from app.api.schemas.fields import TokenId, check_encodable, check_length, field_error
 
-_MAX_TOKEN_IDS: Final = 1 << 20  # of all prompts together
+_MAX_TOKEN_IDS: Final = 1 << 20  # in all prompts together
 
 Prompts = list[str | list[int]]
 
@@ -19,8 +19,7 @@ def read_prompts(value: Any, *, max_prompts: int) -> Prompts:
         prompts = value
     check_length(prompts, max_prompts)
     if sum(len(prompt) for prompt in prompts if isinstance(prompt, list)) > _MAX_TOKEN_IDS:
-        message = f"it has more than {_MAX_TOKEN_IDS} tokens"
-        raise field_error(message)
+        raise field_error(f"it has more than {_MAX_TOKEN_IDS} tokens")
     return [_prompt(prompt) for prompt in prompts]
 
 

@@ -65,8 +65,7 @@ def _check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     json_text(kwargs, max_depth=_MAX_DEPTH, max_characters=_MAX_CHARACTERS)
     for name in kwargs:
         if name in RESERVED or name.startswith("_"):
-            message = f"{name[:40]!r} cannot be set by a request"
-            raise field_error(message)
+            raise field_error(f"{name[:40]!r} cannot be set by a request")
     return kwargs
 
 

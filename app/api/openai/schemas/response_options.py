@@ -1,4 +1,4 @@
-"""What a request wants of its response besides the text."""
+"""The parts of a response that a request may ask for, besides the text."""
 
 from typing import Annotated, Final, Self
 

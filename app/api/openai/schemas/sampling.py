@@ -72,10 +72,7 @@ class GenerationRequest(ResponseOptions, QueueOptions):
     logit_bias: LogitBias = Field(default_factory=dict)
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     min_tokens: int = Field(
-        default=0,
-        ge=0,
-        le=INT32_MAX,
-        validation_alias=AliasChoices("min_tokens", "min_new_tokens"),
+        default=0, ge=0, le=INT32_MAX, validation_alias=AliasChoices("min_tokens", "min_new_tokens")
     )
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[TokenId], Field(max_length=_MAX_STOP_TOKENS)] = Field(

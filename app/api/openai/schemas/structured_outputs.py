@@ -21,7 +21,7 @@ _MAX_CHOICES: Final = 1024
 _MAX_CHOICE_LENGTH: Final = 1024
 _MAX_PATTERN_LENGTH: Final = 16 * 1024
 MAX_GRAMMAR_LENGTH: Final = 64 * 1024
-# As text a schema may have line breaks and indentations besides.
+# A schema that is sent as text may have line breaks and indentations besides.
 _MAX_SCHEMA_TEXT_LENGTH: Final = 4 * MAX_SCHEMA_LENGTH
 
 # Further fields of vLLM's object.
@@ -38,8 +38,7 @@ def _parsed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if len(value) > _MAX_SCHEMA_TEXT_LENGTH:
-        message = f"it is longer than {_MAX_SCHEMA_TEXT_LENGTH} characters"
-        raise field_error(message)
+        raise field_error(f"it is longer than {_MAX_SCHEMA_TEXT_LENGTH} characters")
     try:
         return json.loads(value)
     except (ValueError, RecursionError):

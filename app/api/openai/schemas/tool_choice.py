@@ -61,7 +61,7 @@ class AllowedToolsChoice(RequestModel):
 
 
 class ToolChoiceObject(RequestModel):
-    """Of every kind: a union would report errors of all its members."""
+    """A choice of any kind: a union would report errors of all its members."""
 
     type: Literal["none", "auto", "required", "function", "custom", "allowed_tools"]
     function: ToolName | None = None

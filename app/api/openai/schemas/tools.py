@@ -15,12 +15,7 @@ from app.api.openai.schemas.custom_tools import (
 from app.api.schemas.base import RequestModel
 from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import GivenName, Text, field_error
-from app.api.schemas.tools import (
-    Parameters,
-    check_tool_specs,
-    check_tools_size,
-    full_parameters,
-)
+from app.api.schemas.tools import Parameters, check_tool_specs, check_tools_size, full_parameters
 from app.parsing.tool_spec import FreeformInput, ToolSpec
 from app.prompts import conversation
 
@@ -59,7 +54,7 @@ class Grammar(RequestModel):
 
 
 class CustomFormat(RequestModel):
-    """What the input has to follow; `text` is any text."""
+    """The format of the input; `text` is any text."""
 
     type: Literal["text", "grammar"]
     grammar: Grammar | None = None
@@ -124,7 +119,7 @@ def custom_names(tools: Iterable[AnyTool]) -> frozenset[str]:
 
 
 class CalledFunction(RequestModel):
-    """What a model called before; `arguments` should be the text of a JSON object."""
+    """A function that a model called before; `arguments` should be the text of a JSON object."""
 
     name: GivenName
     arguments: Text = ""

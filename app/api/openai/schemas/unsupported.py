@@ -9,7 +9,7 @@ from typing import Final
 
 from app.api.schemas.base import Defaults
 
-# Besides OpenAI's: what vLLM, SGLang and llama.cpp take.
+# vLLM, SGLang and llama.cpp take these besides OpenAI's.
 _BOTH: Final[Defaults] = {
     "spaces_between_special_tokens": (True,),
     "guided_json": (),
@@ -73,7 +73,4 @@ COMPLETIONS: Final[Defaults] = {
     "prompt_embeds": (),
 }
 
-MESSAGE: Final[Defaults] = {
-    "function_call": (),
-    "audio": (),
-}
+MESSAGE: Final[Defaults] = {"function_call": (), "audio": ()}

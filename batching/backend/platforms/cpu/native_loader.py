@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 
+from batching.backend.memory.device import count_too
 from batching.backend.processor.cores import Nodes, usable_cores
 from batching.errors import ModelLoadError
 
@@ -100,6 +101,7 @@ def _load() -> Native | NoNative:
         return NoNative(f"mlx-cpu-kernels cannot be loaded: {error}")
     if not module.isa():
         return NoNative("mlx-cpu-kernels was built for none of this processor's instruction sets")
+    count_too("packed weights", module.weight_bytes)
     return Native(
         module,
         module.isa(),
@@ -121,9 +123,3 @@ def _misfit(package: ModuleType) -> str | None:
     if built_for != installed:
         return f"mlx-cpu-kernels was built for mlx {built_for}, and mlx {installed} is here"
     return None
-
-
-def weight_bytes() -> int:
-    """Return the bytes of packed weights, which MLX does not count."""
-    found = _load() if _load.cache_info().currsize else None
-    return int(found.module.weight_bytes()) if isinstance(found, Native) else 0

@@ -141,16 +141,3 @@ class PoolKernels(Protocol):
     ) -> tuple[mx.array, mx.array]:
         """Attend each row, `[R, num_query_heads, value_dim]`; return that and the token."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class NoKernels:
-    """The pool is the portable one."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return f"off: {self.reason}"
-
-
-ON_CPU: Final = NoKernels("MLX computes on the CPU")

@@ -18,16 +18,12 @@ from batching.backend.platforms.gpu.kernels.definitions import (
 from batching.backend.platforms.gpu.kernels.sources import DType, KernelSource, Launch, Target
 from batching.backend.platforms.gpu.pool_kernels import (
     MIN_ELEMENTS,
-    ON_CPU,
     DecodeRows,
     HeadNorms,
     KernelPool,
-    NoKernels,
     PoolKernels,
     Rotation,
 )
-from batching.config import GpuKernelsMode
-from batching.errors import ModelLoadError
 
 _DTYPES: Final = {
     mx.float16: DType.FLOAT16,
@@ -63,31 +59,9 @@ class _Output(NamedTuple):
     dtype: mx.Dtype
 
 
-def load_kernels(mode: GpuKernelsMode, gpu: Gpu | None) -> PoolKernels | NoKernels:
-    """Return the kernels of a GPU if `mode` allows them; whether they run is seen later.
-
-    Raises:
-        ModelLoadError: they are required, and there is no GPU.
-    """
-    if mode == "off":
-        return NoKernels("switched off")
-    if gpu is None:
-        return required(mode, ON_CPU)
+def load_kernels(gpu: Gpu) -> PoolKernels:
+    """Return the kernels of a GPU; whether they run there is seen later."""
     return SourceKernels(Target.METAL if gpu is Gpu.METAL else Target.CUDA, _by_mlx)
-
-
-def required(mode: GpuKernelsMode, kernels: PoolKernels | NoKernels) -> PoolKernels | NoKernels:
-    """Return the kernels, or why there are none.
-
-    Raises:
-        ModelLoadError: there are none, and they are required.
-    """
-    if mode == "require" and isinstance(kernels, NoKernels):
-        raise ModelLoadError(
-            f"the GPU kernels are required, and {kernels.reason}: "
-            "set MLX_SERVER_GPU_KERNELS=auto to start without them"
-        )
-    return kernels
 
 
 def _by_mlx(target: Target, source: KernelSource) -> Kernel:

@@ -8,10 +8,10 @@ import mlx.nn as nn
 import pytest
 
 from batching.backend.devices import Gpu
+from batching.backend.execution_mode import ExecutionMode
 from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.flat_rows import flatten_rows
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import Way
+from tests.support.platforms import check_model
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 
 Shapes = list[tuple[int, ...]]
@@ -83,7 +83,7 @@ def test_a_model_is_flattened_on_cuda_where_mlx_does_not_do_it(
     model = tiny_model("llama")
     all_quantized(model)
     checked = check_model(model, VOCAB_SIZE, gpu=gpu)
-    assert checked.way is Way.RAGGED
+    assert checked.mode is ExecutionMode.RAGGED
     assert any(len(shape) == 2 for shape in shapes) == is_flat
     assert any(len(shape) == 3 and shape[0] > 1 and shape[1] == 1 for shape in shapes) != is_flat
 

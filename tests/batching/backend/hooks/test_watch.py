@@ -5,10 +5,10 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from batching.backend.hooks.watch import Watch
-from batching.backend.mlx_runner import MLXRunner
-from batching.backend.self_check.check import check_model
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.block_manager import BlockTable
 from batching.inputs.sampling_params import SamplingParams
+from tests.support.platforms import check_model
 from tests.support.requests import make_request, plan_of
 from tests.support.serving import make_runner
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model

@@ -13,8 +13,8 @@ from mlx_lm.models import llama
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import quantize_model, save_config, save_model
 
-from batching.backend import engine_builder
-from batching.backend.engine_builder import build_engine
+from batching.backend.builder import opening
+from batching.backend.builder.engine import build_engine
 from batching.backend.gguf.model import arrays_of
 from batching.backend.loader import load_model
 from batching.backend.memory import device as memory
@@ -106,7 +106,7 @@ def test_a_rejection_names_the_sizes_and_what_to_change(
     write_model(tmp_path)
     monkeypatch.setattr(memory, "device_memory", lambda: 3 << 20)
     monkeypatch.setattr(mx, "get_active_memory", lambda: (3 << 20) - 5)
-    monkeypatch.setattr(memory, "weight_bytes", lambda: 0)
+    monkeypatch.setattr(memory, "_others", {})
     assert rejection(tmp_path, mx.float32) == (
         "1 MiB of weights (float32) do not fit into the 0 MiB that are left of 3 MiB: "
         "take a smaller model, or a dtype that takes less"
@@ -145,7 +145,7 @@ def test_a_model_that_cannot_run_is_rejected_in_one_line(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("[metal::malloc] no memory\nat all")
 
-    monkeypatch.setattr(engine_builder, "check_model", fail)
+    monkeypatch.setattr(opening, "check_model", fail)
     with pytest.raises(ModelLoadError, match=r"^cannot run .*: RuntimeError: .*no memory at all$"):
         build_engine(config(directory, 8))
 
@@ -178,7 +178,7 @@ def test_a_model_that_the_kernels_cannot_run_has_no_pool_of_8_bits(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("it reaches into modules")
 
-    monkeypatch.setattr(engine_builder, "check_model", fail)
+    monkeypatch.setattr(opening, "check_model", fail)
     with pytest.raises(UnsupportedKVDType, match="off: the model does not run on them"):
         build_engine(replace(config(directory, 8), kv_cache_dtype="int8"))
 

@@ -7,13 +7,13 @@ from typing import Any, Final
 import mlx.core as mx
 import pytest
 
-from batching.backend import engine_builder
+from batching.backend.builder import opening, platforms, startup_lines
+from batching.backend.builder.engine import build_engine
 from batching.backend.devices import Gpu
-from batching.backend.engine_builder import build_engine
 from batching.backend.memory.device import MIB
 from batching.backend.memory.limits import GpuMemory
 from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
 
@@ -134,8 +134,8 @@ def test_a_server_on_a_gpu_says_which_and_what_its_limits_are(
 ) -> None:
     """All that the server does there but computing on it."""
     controls = FakeControls(device_name="Some GPU", max_recommended_working_set_size=2 << 30)
-    monkeypatch.setattr(engine_builder, "select_device", lambda _: gpu)
-    monkeypatch.setattr(engine_builder, "device_memory", lambda: 2 << 30)
+    monkeypatch.setattr(platforms, "select_device", lambda _: gpu)
+    monkeypatch.setattr(startup_lines, "device_memory", lambda: 2 << 30)
     for name in ("set_cache_limit", "set_wired_limit", "device_info"):
         monkeypatch.setattr(mx, name, getattr(controls, name))
     checks: list[dict[str, Any]] = []
@@ -144,14 +144,14 @@ def test_a_server_on_a_gpu_says_which_and_what_its_limits_are(
         checks.append(options)
         return check_model(*arguments, **options)
 
-    monkeypatch.setattr(engine_builder, "check_model", watched)
+    monkeypatch.setattr(opening, "check_model", watched)
     config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=64, native="off")
     with caplog.at_level(logging.WARNING):
         loaded = build_engine(config)
     lines = loaded.startup_lines
     assert controls.cache == 1 << 30
     [device] = [line for line in lines if line.startswith("device")]
-    assert device == f"device    Some GPU ({gpu}), weights float32"
+    assert device == f"device    Some GPU ({gpu}), weights as stored"
     [memory] = [line for line in lines if line.startswith("memory")]
     assert "MiB in use of 2048 MiB; MLX keeps at most 1024 MiB of freed buffers" in memory
     if gpu is Gpu.METAL:
@@ -161,5 +161,5 @@ def test_a_server_on_a_gpu_says_which_and_what_its_limits_are(
     else:
         assert controls.wired is None
     [options] = checks
-    assert (options["gpu"], options["max_model_len"]) == (gpu, loaded.model.max_model_len)
+    assert options["max_model_len"] == loaded.model.max_model_len
     assert not [r for r in caplog.records if "logits" in r.getMessage()]

@@ -3,12 +3,12 @@
 import mlx.core as mx
 import pytest
 
-from batching.backend.self_check.check import check_model
 from batching.batch_inference import BatchInferenceEngine
 from batching.errors import RequestFailed
 from batching.pooling import PoolingParams, PoolingType
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.token_output import TokenOutput
+from tests.support.platforms import check_model
 from tests.support.requests import make_request
 from tests.support.serving import TIGHT, make_runner
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model

@@ -11,8 +11,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from batching.backend import engine_builder
-from batching.backend.engine_builder import build_engine
+from batching.backend.builder import platforms
+from batching.backend.builder.engine import build_engine
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
@@ -154,7 +154,7 @@ class Watched:
 def engine_on(
     native: Native, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> BatchInferenceEngine:
-    monkeypatch.setattr(engine_builder, "load_native", lambda *_: native)
+    monkeypatch.setattr(platforms, "load_native", lambda *_: native)
     config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=8, device="cpu")
     return build_engine(config).engine
 

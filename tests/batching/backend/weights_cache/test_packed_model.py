@@ -18,16 +18,17 @@ from mlx_lm.utils import save_config, save_model
 from safetensors import safe_open
 
 from batching import EngineConfig
-from batching.backend import engine_builder
-from batching.backend.engine_builder import build_engine
+from batching.backend.builder import platforms
+from batching.backend.builder.engine import build_engine
+from batching.backend.execution_mode import CheckResult, ExecutionMode
 from batching.backend.hooks.changes import Changes
 from batching.backend.loader import load_model
-from batching.backend.packed_model import PackedModel
 from batching.backend.platforms.cpu.layers.packing import Packing, StoredDiffers
 from batching.backend.platforms.cpu.layers.replace import replace_modules
 from batching.backend.platforms.cpu.native_loader import Native
-from batching.backend.self_check.check import _Probe, check_model
-from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
+from batching.backend.platforms.cpu.packed_model import PackedModel
+from batching.backend.self_check.checked_model import CheckedModel
+from batching.backend.self_check.probe import Probe
 from batching.backend.weights_cache import cache, identity
 from batching.inputs.sampling_params import SamplingParams
 from batching.scheduling.outputs import RequestOutput
@@ -36,6 +37,7 @@ from tests.support.gguf_models import BPE, metadata_of, random_model, tensors_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.model_files import write_model
 from tests.support.model_zoo import make_tiny, tiny_config
+from tests.support.platforms import check_model
 from tests.support.requests import make_request
 from tests.support.weekly import weekly, weekly_pairs
 
@@ -123,14 +125,14 @@ def test_a_note_of_something_else_is_not_believed(
     [(key, of_model)] = json.loads(notes.read_text()).items()
     [name] = [name for name in of_model if name.startswith("check")]
     assert of_model[name] == ["ragged", False, ""]
-    checked: list[_Probe] = []
-    plain = _Probe.fastest
+    checked: list[Probe] = []
+    plain = Probe.fastest
 
-    def fastest(probe: _Probe) -> tuple[CheckedModel, Changes]:
+    def fastest(probe: Probe) -> tuple[CheckedModel, Changes]:
         checked.append(probe)
         return plain(probe)
 
-    monkeypatch.setattr(_Probe, "fastest", fastest)
+    monkeypatch.setattr(Probe, "fastest", fastest)
     for num_checks, text in enumerate(NOTES, 1):
         notes.write_text(text.replace("key", key).replace("check", name))
         start(config)
@@ -143,10 +145,14 @@ def test_what_a_check_found_is_known_for_all_ways(tmp_path: Path) -> None:
     for family in ("llama", "mamba"):
         model = make_tiny(family)
         found = check_model(model, VOCAB_SIZE)
-        for way in (found.verdict, Verdict(Way.ONE_BY_ONE, reason="a"), Verdict(Way.OWN)):
+        for way in (
+            found.result,
+            CheckResult(ExecutionMode.ONE_BY_ONE, reason="a"),
+            CheckResult(ExecutionMode.OWN),
+        ):
             known = check_model(make_tiny(family), VOCAB_SIZE, known=way)
-            assert known.verdict == way
-            if way == found.verdict:
+            assert known.result == way
+            if way == found.result:
                 assert known.layout == found.layout
 
 
@@ -184,7 +190,7 @@ def test_a_second_start_packs_nothing_and_gives_the_same_bits(
     monkeypatch.setattr(
         "batching.backend.gguf.model.read_weight", lambda *_: pytest.fail("it is read")
     )
-    monkeypatch.setattr(_Probe, "fastest", lambda _: pytest.fail("it is checked"))
+    monkeypatch.setattr(Probe, "fastest", lambda _: pytest.fail("it is checked"))
     monkeypatch.setattr(
         "batching.backend.platforms.cpu.model.find_shifts",
         lambda *_: pytest.fail("it is looked at"),
@@ -198,7 +204,7 @@ def test_without_a_matrix_unit_shifts_are_those_of_the_first_start(
     config: EngineConfig, native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_integers = replace(native, supports_bfloat16=False)
-    monkeypatch.setattr(engine_builder, "load_native", lambda *_: in_integers)
+    monkeypatch.setattr(platforms, "load_native", lambda *_: in_integers)
     _, first = start(config)
     monkeypatch.setattr(
         "batching.backend.platforms.cpu.model.find_shifts",
@@ -228,7 +234,7 @@ def test_inputs_are_rounded_further_by_default(
     config: EngineConfig, native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, default = start(config)
-    monkeypatch.setattr(PackedModel, "round_further", lambda _: None)
+    monkeypatch.setattr(PackedModel, "_round_further", lambda _: None)
     _, without = start(config)
     rounds_further = native.min_input_bits == 8 or native.supports_bfloat16
     assert (default != without) == rounds_further
@@ -329,7 +335,7 @@ def test_weights_that_cannot_be_taken_are_packed(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("batching.backend.packed_model._Stored.packed", fail)
+        patch.setattr("batching.backend.platforms.cpu.packed_model._Stored.packed", fail)
         line, second = start(config)
     assert line.startswith("in ")
     assert "Input/output error" in caplog.text

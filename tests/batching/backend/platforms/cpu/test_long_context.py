@@ -8,14 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
-from batching.backend.self_check.check import check_model
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.scheduler import ContinuousBatchingScheduler
 from tests.support.model_zoo import make_tiny
+from tests.support.platforms import check_model
 from tests.support.requests import make_request
 
 _NUM_TOKENS: Final = 32768
@@ -49,7 +49,7 @@ def test_a_long_prompt_in_any_chunks_in_flat_memory(native: Native, kv_dtype: mx
             max_num_batched_tokens=chunk,
         )
         cache = checked.cache(config.num_blocks, config.block_size)
-        runner = MLXRunner(model, vocab_size, checked.selection, cache, checked.sampler())
+        runner = MLXRunner(model, vocab_size, checked.selection, cache, checked.platform.sampler())
         engine = BatchInferenceEngine(ContinuousBatchingScheduler(config), runner, max_stall=1e9)
         sizes: list[int] = []
         outputs: list[list[int]] = []

@@ -21,12 +21,13 @@ import pytest
 from mlx_lm.models import llama
 from mlx_lm.utils import save_model
 
-from batching.backend import engine_builder, packed_model
-from batching.backend.engine_builder import build_engine
-from batching.backend.platforms.cpu import native_loader as extension
+from batching.backend.builder import platforms
+from batching.backend.builder.engine import build_engine
+from batching.backend.hooks.changes import Changes
+from batching.backend.platforms.cpu import native_loader as extension, packed_model
 from batching.backend.platforms.cpu.layers.packing import Packing
 from batching.backend.platforms.cpu.model import use_kernels
-from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native, weight_bytes
+from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
 from batching.backend.processor.cores import Cores, usable_cores
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
@@ -250,13 +251,13 @@ def test_the_start_says_what_is_rounded(
     config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=8, device="cpu")
     used: list[int] = []
 
-    def use_kernels_and_tell(*args: Any, packing: Packing) -> nn.Module:
+    def use_kernels_and_tell(*args: Any, packing: Packing, changes: Changes) -> nn.Module:
         used.append(packing.input_bits)
-        return use_kernels(*args, packing=packing)
+        return use_kernels(*args, packing=packing, changes=changes)
 
     def line(**has: Any) -> str:
         """Return the line of a processor that has something else; all weights stay as they are packed."""
-        monkeypatch.setattr(engine_builder, "load_native", lambda *_: replace(native, **has))
+        monkeypatch.setattr(platforms, "load_native", lambda *_: replace(native, **has))
         lines = build_engine(config).startup_lines
         assert ", bfloat16)" in "".join(lines)
         (found,) = [line for line in lines if line.startswith("kernels ")]
@@ -313,6 +314,7 @@ def test_a_model_whose_attention_is_its_own_code_is_not_rounded_by_default(
     (directory / "config.json").write_text(json.dumps(written))
     config = EngineConfig(model=str(directory), model_id="tiny", num_blocks=8, device="cpu")
     gc.collect()
+    weight_bytes = native.module.weight_bytes
     before = weight_bytes()
     built = build_engine(config)
     assert f"kernels   {native}" in built.startup_lines

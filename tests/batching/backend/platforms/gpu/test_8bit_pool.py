@@ -13,20 +13,19 @@ import numpy as np
 import pytest
 from mlx_lm.utils import save_config, save_model
 
-from batching.backend import engine_builder
+from batching.backend.builder import platforms, startup_lines
+from batching.backend.builder.engine import build_engine
 from batching.backend.devices import Gpu
-from batching.backend.engine_builder import build_engine
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.gpu.kernel_pool import KernelLayerCache, kernel_cache
 from batching.backend.platforms.gpu.kernels.sources import KernelSource, Target
-from batching.backend.platforms.gpu.pool_kernels import NoKernels, PoolKernels
-from batching.backend.platforms.gpu.source_kernels import Kernel, SourceKernels, load_kernels
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel
+from batching.backend.platforms.gpu.pool_kernels import PoolKernels
+from batching.backend.platforms.gpu.source_kernels import Kernel, SourceKernels
+from batching.backend.runner.mlx_runner import MLXRunner
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.block_manager import BlockCopy, BlockTable
 from batching.config import EngineConfig, GpuKernelsMode
 from batching.engine.loaded_engine import LoadedEngine
@@ -38,6 +37,7 @@ from tests.support.cpu_kernels import cpu_kernels
 from tests.support.host_kernels import HostKernels
 from tests.support.model_files import write_model
 from tests.support.model_zoo import make_tiny, tiny_config
+from tests.support.platforms import check_model, gpu_of, on_kernels, why_none
 from tests.support.requests import make_request, slice_of
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
@@ -178,7 +178,7 @@ def test_a_reset_makes_other_arrays(native: Native) -> None:
 def checked_in_8_bits(native: Native, model: nn.Module) -> CheckedModel:
     kernels = kernels_of_cpu(native)
     checked = check_model(model, VOCAB_SIZE, kv_dtype=mx.int8, gpu=Gpu.CUDA, kernels=kernels)
-    assert checked.kernels is kernels, checked.kernels
+    assert gpu_of(checked).kernels is kernels, gpu_of(checked).reason
     assert {shape.dtype for shape in checked.layout.shapes} == {mx.int8}
     return checked
 
@@ -266,8 +266,8 @@ def test_tokens_depend_on_nothing_but_the_request(native: Native) -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """A server on a GPU, but that the CPU computes."""
-    monkeypatch.setattr(engine_builder, "select_device", lambda _: Gpu.CUDA)
-    monkeypatch.setattr(engine_builder, "device_memory", lambda: 2 << 30)
+    monkeypatch.setattr(platforms, "select_device", lambda _: Gpu.CUDA)
+    monkeypatch.setattr(startup_lines, "device_memory", lambda: 2 << 30)
     for name in ("set_cache_limit", "set_wired_limit"):
         monkeypatch.setattr(mx, name, lambda _: 0)
     return Gpu.CUDA
@@ -279,9 +279,7 @@ def build(
     kernels: PoolKernels,
     mode: GpuKernelsMode = "auto",
 ) -> LoadedEngine:
-    monkeypatch.setattr(
-        engine_builder, "load_kernels", lambda m, g: kernels if m != "off" else load_kernels(m, g)
-    )
+    monkeypatch.setattr(platforms, "load_kernels", lambda _: kernels)
     return build_engine(
         EngineConfig(
             model=str(directory),
@@ -369,7 +367,7 @@ def test_without_right_kernels_a_model_is_checked_as_it_makes_them(native: Nativ
             kernels=Unable(native),
             max_model_len=length,
         )
-        assert checked.kernels == NoKernels("they keep no such keys")
+        assert why_none(checked) == "they keep no such keys"
         assert {shape.dtype for shape in checked.layout.shapes} == {mx.float32}
 
 
@@ -404,7 +402,7 @@ def test_mlx_rotates_what_is_rounded(native: Native) -> None:
     model, checked = served(native)
     request = make_request(0, [1, 2, 3], max_tokens=4)
     serve(
-        make_runner(model, VOCAB_SIZE, replace(checked, kernels=kernels)),
+        make_runner(model, VOCAB_SIZE, on_kernels(checked, kernels)),
         limits(checked),
         [request],
     )

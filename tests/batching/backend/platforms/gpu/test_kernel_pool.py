@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from batching.backend import mlx_runner
-from batching.backend.mlx_runner import MLXStep
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.paged.mlx_pool import device_cache
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.gpu.kernel_pool import KernelLayerCache, kernel_cache
 from batching.backend.platforms.gpu.step_rows import KernelAttention
+from batching.backend.runner import mlx_runner
+from batching.backend.runner.mlx_runner import MLXStep
 from batching.block_manager import BlockCopy, BlockTable
 from batching.inputs.sampling_params import SamplingParams
 from batching.request import BatchRequest

@@ -8,23 +8,24 @@ from typing import Any, Final
 import mlx.core as mx
 import pytest
 
-from batching.backend import engine_builder
+from batching.backend.builder import platforms, startup_lines
+from batching.backend.builder.engine import build_engine
 from batching.backend.devices import Gpu
-from batching.backend.engine_builder import build_engine
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.execution_mode import ExecutionMode
 from batching.backend.paged.layout import LayerShape
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.gpu.kernel_pool import KernelLayerCache
 from batching.backend.platforms.gpu.kernels.sources import Target
-from batching.backend.platforms.gpu.pool_kernels import NoKernels, PoolKernels
+from batching.backend.platforms.gpu.pool_kernels import PoolKernels
 from batching.backend.platforms.gpu.source_kernels import SourceKernels, load_kernels
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import Way
+from batching.backend.runner.executor import Executor
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.config import EngineConfig, GpuKernelsMode
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError
 from tests.support.cpu_kernels import cpu_kernels
 from tests.support.host_kernels import HostKernels
+from tests.support.platforms import check_model, why_none
 from tests.support.requests import make_request
 from tests.support.tiny_models import VOCAB_SIZE, insist_on_own_caches, tiny_model
 
@@ -82,8 +83,8 @@ class Untraceable(WrongIfKept):
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """A server on a GPU, but that the CPU computes."""
-    monkeypatch.setattr(engine_builder, "select_device", lambda _: Gpu.CUDA)
-    monkeypatch.setattr(engine_builder, "device_memory", lambda: 2 << 30)
+    monkeypatch.setattr(platforms, "select_device", lambda _: Gpu.CUDA)
+    monkeypatch.setattr(startup_lines, "device_memory", lambda: 2 << 30)
     for name in ("set_cache_limit", "set_wired_limit"):
         monkeypatch.setattr(mx, name, lambda _: 0)
     return Gpu.CUDA
@@ -92,15 +93,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 def build(
     directory: Path, mode: GpuKernelsMode, monkeypatch: pytest.MonkeyPatch, kernels: PoolKernels
 ) -> LoadedEngine:
-    monkeypatch.setattr(
-        engine_builder, "load_kernels", lambda m, g: kernels if m != "off" else load_kernels(m, g)
-    )
+    monkeypatch.setattr(platforms, "load_kernels", lambda _: kernels)
     return build_engine(
         EngineConfig(
             model=str(directory),
             model_id="tiny",
             num_blocks=64,
             native="off",
+            dtype="float32",
             gpu_kernels=mode,
             max_num_seqs=4,
         )
@@ -112,10 +112,14 @@ def line_of(loaded: LoadedEngine, name: str) -> str:
     return line
 
 
+def runner_of(loaded: LoadedEngine) -> MLXRunner:
+    executor = loaded.engine._runner
+    assert isinstance(executor, Executor)
+    return executor.runner
+
+
 def layers_of(loaded: LoadedEngine) -> set[type]:
-    runner = loaded.engine._runner
-    assert isinstance(runner, MLXRunner)
-    return {type(layer) for layer in runner._cache.layers}
+    return {type(layer) for layer in runner_of(loaded)._cache.layers}
 
 
 @pytest.mark.parametrize("mode", ["auto", "require"])
@@ -156,9 +160,7 @@ def test_where_kept_graphs_are_wrong_each_step_is_built(
     with caplog.at_level(logging.WARNING):
         loaded = build(directory, "auto", monkeypatch, kind(native))
     assert layers_of(loaded) == {KernelLayerCache}
-    runner = loaded.engine._runner
-    assert isinstance(runner, MLXRunner)
-    assert runner._graphs is None
+    assert runner_of(loaded)._graphs is None
     assert [record.getMessage() for record in caplog.records] == [
         "tiny: the graph of each decode step is built each time: kept ones are not right"
     ]
@@ -223,20 +225,22 @@ def test_off_is_off(
     assert not caplog.records
 
 
-def test_on_a_cpu_they_are_off_and_cannot_be_required() -> None:
-    assert str(load_kernels("auto", None)) == "off: MLX computes on the CPU"
+def test_on_a_cpu_they_cannot_be_required(directory: Path) -> None:
+    config = EngineConfig(
+        model=str(directory), model_id="tiny", device="cpu", gpu_kernels="require"
+    )
     with pytest.raises(
         ModelLoadError, match="required, and MLX computes on the CPU: set MLX_SERVER_G"
     ):
-        load_kernels("require", None)
+        build_engine(config)
 
 
 def test_where_mlx_has_no_such_gpu_the_check_finds_it_out() -> None:
-    kernels = load_kernels("auto", Gpu.METAL)
+    kernels = load_kernels(Gpu.METAL)
     checked = check_model(tiny_model("qwen3"), VOCAB_SIZE, gpu=Gpu.METAL, kernels=kernels)
-    assert checked.way is Way.RAGGED
-    assert str(checked.kernels) == (
-        "off: they do not run (RuntimeError: [metal_kernel] No Metal back-end.)"
+    assert checked.mode is ExecutionMode.RAGGED
+    assert why_none(checked) == (
+        "they do not run (RuntimeError: [metal_kernel] No Metal back-end.)"
     )
 
 
@@ -244,9 +248,8 @@ def test_where_mlx_has_no_such_gpu_the_check_finds_it_out() -> None:
 def test_kernels_that_are_wrong_are_found(native: Native, kind: type[Wrong]) -> None:
     """Over any context, and over a long one only."""
     checked = check_model(tiny_model("qwen3"), VOCAB_SIZE, gpu=Gpu.METAL, kernels=kind(native))
-    assert (checked.way, checked.reason) == (Way.RAGGED, "")
-    assert isinstance(checked.kernels, NoKernels)
-    assert checked.kernels.reason.startswith("they change the logits by")
+    assert (checked.mode, checked.reason) == (ExecutionMode.RAGGED, "")
+    assert why_none(checked).startswith("they change the logits by")
 
 
 @pytest.mark.parametrize(
@@ -262,12 +265,12 @@ def test_models_without_such_attention_have_a_reason(
     checked = check_model(
         tiny_model(family), VOCAB_SIZE, gpu=Gpu.METAL, kernels=HostKernels(native)
     )
-    assert checked.kernels == NoKernels(reason)
+    assert why_none(checked) == reason
 
 
 def test_a_model_on_caches_of_its_own_has_a_reason(native: Native) -> None:
     model = tiny_model("llama")
     insist_on_own_caches(model)
     checked = check_model(model, VOCAB_SIZE, gpu=Gpu.METAL, kernels=HostKernels(native))
-    assert checked.way is Way.OWN
-    assert checked.kernels == NoKernels("the model runs on caches of its own")
+    assert checked.mode is ExecutionMode.OWN
+    assert why_none(checked) == "the model runs on caches of its own"

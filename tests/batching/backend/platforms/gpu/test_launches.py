@@ -8,7 +8,6 @@ import ctypes
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -20,19 +19,20 @@ import numpy as np
 import pytest
 
 from batching.backend.devices import Gpu
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.execution_mode import CheckResult, ExecutionMode
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.gpu.kernels.sources import KernelSource, Target
-from batching.backend.platforms.gpu.pool_kernels import NoKernels, PoolKernels
+from batching.backend.platforms.gpu.pool_kernels import PoolKernels
 from batching.backend.platforms.gpu.source_kernels import Kernel, SourceKernels
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.sampling.sampler import Sampler, draw_on_device
 from batching.backend.sampling.slice_sampler import SliceSampler
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel, Verdict, Way
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.block_manager import BlockTable
 from batching.request import BatchRequest
 from batching.steps.step_plan import Slice
+from tests.support.platforms import check_model, on_kernels as with_kernels
 from tests.support.requests import make_request, slice_of, states_of
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
 
@@ -137,9 +137,9 @@ def checked_model(
     )
     nn.quantize(model, group_size=32, bits=4)
     mx.eval(model.parameters())
-    kernels: PoolKernels | NoKernels = Counted(native).kernels if on_kernels else NoKernels("")
+    kernels: PoolKernels | None = Counted(native).kernels if on_kernels else None
     # Other tests hold it against the right logits, which takes seconds.
-    known = Verdict(Way.RAGGED, gathers_all=False)
+    known = CheckResult(ExecutionMode.RAGGED, gathers_all=False)
     return model, check_model(
         model, VOCAB_SIZE, kv_dtype=kv_dtype, known=known, gpu=Gpu.METAL, kernels=kernels
     )
@@ -197,7 +197,7 @@ def of_a_layer(
         with monkeypatch.context() as patched:
             fuse(native, patched)
             if on_kernels:
-                checked = replace(checked, kernels=Counted(native).kernels)
+                checked = with_kernels(checked, Counted(native).kernels)
             counts.append(launches(directory, *step(model, checked, slices, is_kept=is_kept)))
     counts[1].subtract(counts[0])
     return Counter({kind: n for kind, n in counts[1].items() if n and kind not in VIEWS})
@@ -301,7 +301,7 @@ def test_no_input_is_copied_for_a_kernel(native: Native, make: Callable[[], list
     """MLX copies what is not contiguous, beside what is counted."""
     model, checked = checked_model(native, 2)
     counted = Counted(native)
-    mx.eval(*step(model, replace(checked, kernels=counted.kernels), make()))
+    mx.eval(*step(model, with_kernels(checked, counted.kernels), make()))
     assert counted.names == ["norm_rope_write", "paged_decode", "merge_splits"] * 2
     assert len(counted.given) == 2 * (11 + 6 + 3)
     for array, address in counted.given:

@@ -21,10 +21,10 @@ from batching.backend.platforms.gpu.pool_kernels import (
     Rotation,
 )
 from batching.backend.platforms.gpu.source_kernels import Kernel, SourceKernels, load_kernels
-from batching.backend.self_check.check import check_model
 from tests.support.cpu_kernels import cpu_kernels
 from tests.support.host_kernels import HostKernels
 from tests.support.model_zoo import make_tiny
+from tests.support.platforms import check_model, gpu_of
 from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import VOCAB_SIZE, tiny_model
@@ -173,7 +173,7 @@ def test_each_kernel_is_made_once_whatever_the_step(native: Native) -> None:
     model = tiny_model("qwen3")
     kernels = SourceKernels(Target.CPU, make)
     checked = check_model(model, VOCAB_SIZE, gpu=Gpu.METAL, kernels=kernels)
-    assert checked.kernels is kernels
+    assert gpu_of(checked).kernels is kernels
     assert len(set(made)) == len(made)
     # The pool has another size than those of the check, and perhaps other blocks.
     for block_size, names in ((TIGHT.block_size, []), (8, ["paged_decode"])):
@@ -205,7 +205,7 @@ def test_the_check_at_load_finds_them_right(native: Native, family: str, dtype: 
     model.set_dtype(dtype)
     kernels = kernels_of_cpu(native)
     checked = check_model(model, VOCAB_SIZE, gpu=Gpu.CUDA, kernels=kernels)
-    assert checked.kernels is kernels, checked.kernels
+    assert gpu_of(checked).kernels is kernels, gpu_of(checked).reason
     assert all(shape.dtype == dtype for shape in checked.layout.shapes)
 
 
@@ -214,12 +214,12 @@ def test_keys_and_values_of_another_type_than_the_models(native: Native) -> None
     checked = check_model(
         tiny_model("qwen3"), VOCAB_SIZE, kv_dtype=mx.bfloat16, gpu=Gpu.CUDA, kernels=kernels
     )
-    assert checked.kernels is kernels, checked.kernels
+    assert gpu_of(checked).kernels is kernels, gpu_of(checked).reason
     assert all(shape.dtype == mx.bfloat16 for shape in checked.layout.shapes)
 
 
 def test_what_no_kernel_can_keep_has_a_reason() -> None:
-    kernels = load_kernels("auto", Gpu.METAL)
+    kernels = load_kernels(Gpu.METAL)
     assert isinstance(kernels, SourceKernels)
     shape = LayerShape(2, 64, 64, mx.bfloat16)
     assert kernels.why_not(shape) == ""
@@ -244,7 +244,7 @@ def test_mlx_is_given_the_sources_as_they_are(monkeypatch: pytest.MonkeyPatch, g
 
     name = {Gpu.METAL: "metal_kernel", Gpu.CUDA: "cuda_kernel"}[gpu]
     monkeypatch.setattr(mx.fast, name, make)
-    kernels = load_kernels("require", gpu)
+    kernels = load_kernels(gpu)
     assert isinstance(kernels, SourceKernels)
     assert str(kernels) == f"on, for {gpu.lower()}"
     keys, values = random(NUM_TOKENS, KV_HEADS, KEY_DIM), random(NUM_TOKENS, KV_HEADS, VALUE_DIM)

@@ -13,13 +13,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.gpu import step_graphs
 from batching.backend.platforms.gpu.step_graphs import COMPILE_AT, StepGraphs
 from batching.backend.platforms.gpu.step_rows import KernelAttention
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.block_manager import BlockTable
 from batching.steps.step_plan import Slice
 from tests.support.kernel_models import BLOCK_SIZE, FAMILIES, NUM_BLOCKS, Served, served

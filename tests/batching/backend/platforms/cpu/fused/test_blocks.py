@@ -12,7 +12,6 @@ from mlx_lm.models import gemma, llama
 
 from batching.backend.frequencies import Frequencies
 from batching.backend.hooks.changes import Changes
-from batching.backend.mlx_runner import MLXRunner
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.platforms.cpu.fused import blocks, halves, latent
 from batching.backend.platforms.cpu.fused.blocks import FusedBlock, replace_blocks
@@ -27,10 +26,11 @@ from batching.backend.platforms.cpu.layers.rotary import RoPE
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.cache import NativeLayerCache
-from batching.backend.self_check.check import check_model
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.block_manager import BlockTable
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import ZOO, make_tiny
+from tests.support.platforms import check_model
 from tests.support.requests import make_request, slice_of
 from tests.support.weekly import weekly, weekly_pairs
 

@@ -5,17 +5,18 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.mla import MultiLinear
 
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.execution_mode import ExecutionMode
 from batching.backend.platforms.cpu.layers.per_head import HeadLinear
 from batching.backend.platforms.cpu.layers.replace import replace_modules
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.cache import NativeLatentCache
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel, Way
+from batching.backend.runner.mlx_runner import MLXRunner
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.block_manager import BlockTable
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
+from tests.support.platforms import check_model
 from tests.support.requests import make_request, slice_of
 from tests.support.weekly import weekly
 
@@ -51,7 +52,7 @@ def last_logits(
 @pytest.mark.parametrize("name", weekly(KEPT, 2))
 def test_latents_are_kept_once_in_a_pool_of_the_kernels(native: Native, name: str) -> None:
     _, check = checked(name, native)
-    assert check.way in (Way.RAGGED, Way.PIECES)
+    assert check.mode in (ExecutionMode.RAGGED, ExecutionMode.PIECES)
     shapes = [shape for shape in check.layout.shapes if shape.is_latent]
     layers = [x for x in check.cache(3, 4).layers if isinstance(x, NativeLatentCache)]
     assert len(layers) == len(shapes) > 0

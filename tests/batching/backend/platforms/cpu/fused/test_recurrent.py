@@ -12,7 +12,7 @@ import pytest
 from mlx_lm.models import qwen3_next
 from mlx_lm.models.cache import make_prompt_cache
 
-from batching.backend.mlx_runner import MLXRunner
+from batching.backend.execution_mode import ExecutionMode
 from batching.backend.platforms.cpu.fused import mixers, recurrent
 from batching.backend.platforms.cpu.fused.halves import AttentionHalf
 from batching.backend.platforms.cpu.fused.mixers import Mixer
@@ -20,12 +20,13 @@ from batching.backend.platforms.cpu.fused.recurrent import RecurrentHalf
 from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.states import NativeStates, StateCells
-from batching.backend.self_check.check import check_model
-from batching.backend.self_check.verdict import CheckedModel, Way
+from batching.backend.runner.mlx_runner import MLXRunner
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.block_manager import BlockTable
 from batching.steps.step_plan import StateCopy
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
+from tests.support.platforms import check_model
 from tests.support.requests import make_request, slice_of
 from tests.support.weekly import weekly, weekly_pairs
 
@@ -101,7 +102,7 @@ def fused_halves(model: nn.Module) -> list[Any]:
 @pytest.mark.parametrize("name", weekly(MIXERS, 1, always=KINDS))
 def test_they_are_served_by_it_with_mlx_lm_s_logits(native: Native, name: str) -> None:
     hybrid = served(native, name)
-    assert hybrid.check.way is Way.PIECES
+    assert hybrid.check.mode is ExecutionMode.PIECES
     assert any(isinstance(half, RecurrentHalf) for half in fused_halves(hybrid.model))
     prompts = [prompt_of(30, 0), prompt_of(9, 1)]
     logits = Requests(hybrid, prompts).step({0: (0, 30, ()), 1: (0, 9, ())})

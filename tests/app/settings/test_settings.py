@@ -1,7 +1,6 @@
 """Settings: what the environment and `.env` may say, and what is said back when they are wrong."""
 
 import os
-from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -19,16 +18,8 @@ from app.settings import (
     load_settings,
     unknown_variables,
 )
-from app.storage.responses import StoredResponse, StoreLimits
+from app.settings.configs import admission_limits, engine_config
 from batching import RERANK_TEMPLATES, EngineConfig
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep the developer's own variables and `.env` out of the tests."""
-    for name in [name for name in os.environ if name.upper().startswith("MLX_SERVER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
 
 
 def rejection() -> list[str]:
@@ -39,7 +30,7 @@ def rejection() -> list[str]:
 
 def test_the_defaults_are_the_engines_defaults() -> None:
     name = "smollm2-135m-instruct"
-    assert load_settings().engine_config() == EngineConfig(model=name, model_id=name)
+    assert engine_config(load_settings()) == EngineConfig(model=name, model_id=name)
 
 
 # Of settings whose values are words; a number gets one more, a boolean its opposite.
@@ -126,8 +117,8 @@ def reached(monkeypatch: pytest.MonkeyPatch, field: str) -> tuple[dict[str, obje
         environment.setenv(env_name(field), other_value(field))
         settings = load_settings()
     return (
-        changes(default.engine_config(), settings.engine_config()),
-        changes(default.limits(), settings.limits()),
+        changes(engine_config(default), engine_config(settings)),
+        changes(admission_limits(default), admission_limits(settings)),
     )
 
 
@@ -155,7 +146,7 @@ def test_a_setting_arrives_with_its_value_where_there_is_a_field_of_its_name(
 ) -> None:
     monkeypatch.setenv(env_name(field), other_value(field))
     settings = load_settings()
-    for config in (settings.engine_config(), settings.limits()):
+    for config in (engine_config(settings), admission_limits(settings)):
         if field in {own.name for own in fields(config)}:
             assert getattr(config, field) == getattr(settings, field)
 
@@ -176,7 +167,7 @@ def test_a_setting_that_has_another_name_there_arrives(
 
 
 def test_without_batching_one_request_runs_at_a_time_and_keeps_its_cache() -> None:
-    config = Settings(enable_batching=False, max_num_seqs=8).engine_config()
+    config = engine_config(Settings(enable_batching=False, max_num_seqs=8))
     assert (config.max_num_seqs, config.enable_prefix_cache) == (1, True)
 
 
@@ -187,9 +178,9 @@ def test_a_rerankers_template_is_a_name_a_file_or_a_text(tmp_path: Path) -> None
         (str(tmp_path / "t.jinja"), "{{ messages }}"),
         ("{{ query }}", "{{ query }}"),
     ):
-        assert Settings(rerank_template=value).engine_config().rerank_template == template
+        assert engine_config(Settings(rerank_template=value)).rerank_template == template
     with pytest.raises(SettingsError, match="MLX_SERVER_RERANK_TEMPLATE is no template"):
-        Settings(rerank_template="{{ query").engine_config()
+        engine_config(Settings(rerank_template="{{ query"))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +191,7 @@ def test_the_size_of_the_pool_is_a_ceiling_unless_it_is_set(
     monkeypatch: pytest.MonkeyPatch, value: str, num_blocks: int | None, max_blocks: int | None
 ) -> None:
     monkeypatch.setenv("MLX_SERVER_NUM_BLOCKS", value)
-    config = load_settings().engine_config()
+    config = engine_config(load_settings())
     assert (config.num_blocks, config.max_blocks) == (num_blocks, max_blocks)
 
 
@@ -279,8 +270,8 @@ def test_every_bad_value_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("MLX_SERVER_PORT", "-1")
     monkeypatch.setenv("MLX_SERVER_AGING_RATE", "0")
     assert rejection() == [
-        "MLX_SERVER_PORT must be greater than or equal to 0, not '-1'",
         "MLX_SERVER_AGING_RATE must be greater than 0, not '0'",
+        "MLX_SERVER_PORT must be greater than or equal to 0, not '-1'",
     ]
 
 
@@ -289,7 +280,7 @@ def test_a_template_is_a_text_or_a_file(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "chat.jinja").write_text(text, encoding="utf-8")
     for value in (text, str(tmp_path / "chat.jinja"), "chat.jinja"):
         monkeypatch.setenv("MLX_SERVER_CHAT_TEMPLATE", value)
-        assert load_settings().engine_config().chat_template == text
+        assert engine_config(load_settings()).chat_template == text
 
 
 @pytest.mark.parametrize(
@@ -308,7 +299,7 @@ def test_a_template_that_cannot_be_used_ends_the_start(
     (tmp_path / "broken.jinja").write_text("a\n{{ } }}", encoding="utf-8")
     monkeypatch.setenv("MLX_SERVER_CHAT_TEMPLATE", value)
     with pytest.raises(SettingsError) as caught:
-        load_settings().engine_config()
+        engine_config(load_settings())
     assert str(caught.value).startswith(f"MLX_SERVER_CHAT_TEMPLATE {line}")
 
 
@@ -394,64 +385,11 @@ def test_an_env_file_that_is_no_text_is_reported_in_one_line(
 
 
 def test_the_defaults_are_those_of_admission_control() -> None:
-    assert load_settings().limits() == AdmissionLimits()
+    assert admission_limits(load_settings()) == AdmissionLimits()
 
 
 def test_a_limit_that_has_another_name_there_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reached(monkeypatch, "enable_batching")[1] == {"max_num_seqs": 1}
-
-
-class TestKeys:
-    def keys(self) -> list[str]:
-        return load_settings().client_keys()
-
-    def rejection(self) -> str:
-        with pytest.raises(SettingsError) as caught:
-            self.keys()
-        return str(caught.value)
-
-    def test_there_are_none_by_default(self) -> None:
-        assert self.keys() == []
-
-    def test_they_come_from_a_variable_and_from_a_file(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        monkeypatch.setenv("MLX_SERVER_API_KEYS", " key-1, key-2 ,")
-        (tmp_path / "keys").write_text("# of the team\nkey-3\n\n")
-        monkeypatch.setenv("MLX_SERVER_API_KEYS_FILE", "keys")
-        assert self.keys() == ["key-1", "key-2", "key-3"]
-        assert "key-" not in repr(load_settings())
-
-    def test_a_file_that_lost_them_does_not_open_the_server(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        monkeypatch.setenv("MLX_SERVER_API_KEYS_FILE", "keys")
-        reason = "MLX_SERVER_API_KEYS_FILE cannot be read: keys: "
-        assert self.rejection() == f"{reason}No such file or directory"
-        (tmp_path / "keys").write_bytes(b"\xff")
-        assert self.rejection() == f"{reason}it is no text"
-        (tmp_path / "keys").write_text("# nothing\n")
-        assert self.rejection() == "MLX_SERVER_API_KEYS_FILE holds no key"
-
-    def test_what_no_header_can_carry_is_rejected_and_not_shown(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("MLX_SERVER_API_KEYS", "good,secr\u00e9t")
-        message = self.rejection()
-        assert message.startswith("MLX_SERVER_API_KEYS: key 2: ")
-        assert "secr" not in message
-
-    @pytest.mark.parametrize("field", ["api_keys", "admin_keys"])
-    @pytest.mark.parametrize("text", [",", " ", ", ,"])
-    def test_a_list_that_lost_them_does_not_open_the_server(
-        self, monkeypatch: pytest.MonkeyPatch, field: str, text: str
-    ) -> None:
-        monkeypatch.setenv(variable := f"MLX_SERVER_{field}".upper(), text)
-        assert self.rejection() == f"{variable} holds no key"
-
-    def test_a_key_in_a_list_is_no_comment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("MLX_SERVER_API_KEYS", "a,#b")
-        assert self.keys() == ["a", "#b"]
 
 
 @pytest.mark.parametrize("field", ["api_keys_file", "data_dir", "weights_cache_dir"])
@@ -470,85 +408,3 @@ def test_origins_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> Non
     assert load_settings().allowed_origins == []
     monkeypatch.setenv("MLX_SERVER_CORS_ORIGINS", "https://a.example, https://b.example")
     assert load_settings().allowed_origins == ["https://a.example", "https://b.example"]
-
-
-def test_what_outlives_the_server_is_in_the_folder_that_is_set(tmp_path: Path) -> None:
-    settings = Settings(
-        data_dir=tmp_path / "a", max_stored_responses=1, max_stored_mib=2, stored_response_ttl=60
-    )
-    with closing(settings.open_storage()) as storage:
-        storage.responses.put("o", "r", StoredResponse("{}", "[]", True))
-        sealed = storage.sealer.seal("p", "text")
-    with closing(settings.open_storage()) as again:
-        assert again.responses.get("o", "r") is not None
-        assert again.sealer.unseal("p", sealed) == "text"
-    assert settings.store_limits() == StoreLimits(1, 60, 2 << 20)
-
-
-def test_responses_in_memory_end_with_the_server_and_the_key_does_not(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path, response_store="memory")
-    with closing(settings.open_storage()) as storage:
-        storage.responses.put("o", "r", StoredResponse("{}", "[]", True))
-        sealed = storage.sealer.seal("p", "text")
-    with closing(settings.open_storage()) as again:
-        assert again.responses.get("o", "r") is None
-        assert again.sealer.unseal("p", sealed) == "text"
-    assert {path.name for path in tmp_path.iterdir()} == {"batches", "server.lock", "signing.key"}
-
-
-def test_a_folder_that_is_set_and_cannot_be_used_is_rejected(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(SettingsError, match="MLX_SERVER_DATA_DIR cannot be used: "):
-        Settings(data_dir=file / "a").open_storage()
-    path = tmp_path / "responses.sqlite"
-    path.write_text("no database" * 100, encoding="ascii")
-    with pytest.raises(SettingsError) as rejected:
-        Settings(data_dir=tmp_path).open_storage()
-    fault = f"{path}: file is not a database; move the file away, and a new one is made"
-    assert str(rejected.value) == f"MLX_SERVER_DATA_DIR cannot be used: {fault}"
-    path.unlink()
-    Settings(data_dir=tmp_path).open_storage().close()
-
-
-@pytest.mark.parametrize("is_set", [False, True])
-def test_a_folder_of_another_server_ends_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_set: bool
-) -> None:
-    """The platform's folder, too: without it batches would end with the server."""
-    monkeypatch.setattr("app.settings.default_data_dir", lambda: tmp_path)
-    settings = Settings(data_dir=tmp_path) if is_set else Settings()
-    with closing(settings.open_storage()):
-        with pytest.raises(SettingsError) as rejected:
-            settings.open_storage()
-        fault = f"another server uses {tmp_path}; each server needs a folder of its own"
-        assert str(rejected.value) == f"MLX_SERVER_DATA_DIR: {fault}"
-
-
-def test_a_key_that_could_be_guessed_ends_the_start(tmp_path: Path) -> None:
-    (tmp_path / "signing.key").touch()
-    with pytest.raises(SettingsError, match=r"cannot be used: .*/signing\.key has 0 bytes"):
-        Settings(data_dir=tmp_path).open_storage()
-
-
-def test_without_a_home_directory_all_is_in_memory(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As of a user id that a container was started with."""
-    for name in ("HOME", "XDG_DATA_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("os.getuid", lambda: 1 << 30)
-    with closing(Settings().open_storage()):
-        assert "what is stored ends with the server" in caplog.text
-
-
-def test_without_a_folder_that_can_be_written_all_is_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setattr("app.settings.default_data_dir", lambda: file)
-    with closing(Settings().open_storage()) as storage:
-        storage.responses.put("o", "r", StoredResponse("{}", "[]", True))
-        assert storage.responses.get("o", "r") is not None
-    assert "what is stored ends with the server" in caplog.text

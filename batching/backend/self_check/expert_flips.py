@@ -1,4 +1,4 @@
-"""Rows whose logits leap with the last bit, since that may choose other experts."""
+"""Rows whose logits the last bit may change a lot, because it may choose other experts."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -10,7 +10,6 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 
 from batching.backend.hooks.changes import Changes
-from batching.backend.platforms.cpu.layers.linear import Embedding
 
 # Of an embedding, as a share of its size: as much as rounding adds up to in many layers.
 _NOISE: Final = 3e-5
@@ -30,31 +29,31 @@ def plain_logits(model: nn.Module, pieces: Iterable[Sequence[int]]) -> mx.array:
     return mx.concatenate(logits)
 
 
-def leaping_rows(
+def flipping_rows(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
     expected: Sequence[mx.array],
     tolerance: float,
 ) -> set[Row]:
     """Return the rows that differ by more than `tolerance` if the embeddings are off by little."""
-    leaping: set[Row] = set()
+    flipping: set[Row] = set()
     for seed in range(_NUM_DRAWS):
         changes = Changes()
         _add_noise(model, changes, mx.random.key(seed))
         for request, prompt in enumerate(prompts):
             plain = expected[request]
             off = mx.abs(plain_logits(model, [prompt]) - plain).max(axis=-1) / mx.abs(plain).max()
-            # NaN leaps, too.
+            # NaN counts, too.
             rows = np.flatnonzero(~(np.array(off.astype(mx.float32)) <= tolerance))
-            leaping |= {(request, int(position)) for position in rows}
+            flipping |= {(request, int(position)) for position in rows}
         changes.undo()
-    return leaping
+    return flipping
 
 
 def _add_noise(model: nn.Module, changes: Changes, key: mx.array) -> None:
-    known = (nn.Embedding, nn.QuantizedEmbedding, Embedding)
     for module in model.modules():
-        if isinstance(module, known):
+        # An embedding, of MLX or of a platform.
+        if hasattr(module, "as_linear"):
             plain = type(module)
 
             def noisy(self: nn.Module, tokens: mx.array, plain: Any = plain) -> mx.array:

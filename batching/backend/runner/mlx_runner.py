@@ -11,7 +11,7 @@ from batching.backend.exceptions import forget_locals
 from batching.backend.hooks.rows import RowSelection
 from batching.backend.host_array import host_array
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
-from batching.backend.platforms.gpu.step_graphs import StepGraphs
+from batching.backend.platform import Graphs
 from batching.backend.pooling.head import NO_HEAD, PoolingHead
 from batching.backend.pooling.pooler import PooledRows
 from batching.backend.processor.core_lending import NO_LENDING, CoreLending
@@ -38,7 +38,7 @@ class MLXRunner:
         cache: PagedKVCache,
         sampler: Sampler | None = None,
         head: PoolingHead = NO_HEAD,
-        graphs: StepGraphs | None = None,
+        graphs: Graphs | None = None,
         lending: CoreLending = NO_LENDING,
     ) -> None:
         """Make the runner of a model that `check_model` has found to work on the pool.

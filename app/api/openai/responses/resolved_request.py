@@ -1,0 +1,123 @@
+"""A request whose input is complete, and all that is made of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import time
+
+from fastapi import Request
+from pydantic_core import PydanticCustomError
+
+from app.api.openai.logprobs import TokenBytes
+from app.api.openai.responses.conversation import REASONING, to_conversation, unsealed
+from app.api.openai.responses.event_writer import OutputOptions
+from app.api.openai.responses.input_items import InputItem, all_tools
+from app.api.openai.responses.output_items import ResponseObject
+from app.api.openai.responses.request import ENCRYPTED_REASONING, ResponseRequest
+from app.api.openai.responses.stored import OwnResponses
+from app.api.openai.responses.tools import CallableTool, check_tool_choice
+from app.generation.job import GenerationJob
+from app.prompts.chat import PreparedChat, prepare_chat
+from app.prompts.conversation import Conversation
+from app.server_state import server_state
+from app.storage.seal import Sealer
+from batching import InvalidRequest, ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """A request together with the items of the responses before it.
+
+    items: the items of the responses before, and then those of the request.
+    tools: the tools that may be called, by the name that the model knows.
+    """
+
+    body: ResponseRequest
+    items: Sequence[InputItem]
+    tools: Mapping[str, CallableTool]
+    sealer: Sealer
+
+    def conversation(self) -> Conversation:
+        """Return the conversation; it takes as long as the reasoning that it unseals is long.
+
+        Raises:
+            InvalidRequest: sealed reasoning is not from here, or too long in all.
+        """
+        num_before = len(self.items) - len(self.body.input)
+        return to_conversation(self.body, unsealed(self.items, self.sealer, num_before))
+
+    def prepare(self, model: ModelInfo) -> PreparedChat:
+        """Return the prompt and the form of the output.
+
+        Raises:
+            InvalidRequest: the conversation cannot be rendered, or the output's form cannot be had.
+        """
+        return prepare_chat(
+            model,
+            self.conversation(),
+            grammar=self.body.text.format.grammar(),
+            truncation=self.body.prompt_truncation(),
+        )
+
+    def output_options(self, token_bytes: TokenBytes) -> OutputOptions:
+        body = self.body
+        return OutputOptions(
+            tools=self.tools,
+            is_summarized=body.reasoning.is_summarized,
+            seal=partial(self.sealer.seal, REASONING)
+            if ENCRYPTED_REASONING in body.include
+            else None,
+            token_bytes=None if body.num_logprobs is None else token_bytes,
+        )
+
+
+async def resolve(request: Request, body: ResponseRequest) -> ResolvedRequest:
+    """Complete the input of a request by the items of the responses before it.
+
+    Raises:
+        RequestError: a response or an item that it names does not exist, or the choice names no tool.
+    """
+    items = await OwnResponses(request).resolved(body.previous_response_id, body.input)
+    tools = all_tools(body.tools, items)
+    try:
+        check_tool_choice(tools, body.tool_choice)
+    except PydanticCustomError as error:
+        raise InvalidRequest("tool_choice", error.message()) from None
+    return ResolvedRequest(body, items, tools, server_state(request).sealer)
+
+
+def new_response(body: ResponseRequest, job: GenerationJob) -> ResponseObject:
+    """Return the response before its first token."""
+    choice = body.tool_choice
+    tier = "default" if body.service_tier == "auto" else body.service_tier
+    return ResponseObject(
+        id=job.completion_id,
+        object="response",
+        created_at=int(time()),
+        completed_at=None,
+        status="queued" if body.background else "in_progress",
+        background=body.background,
+        error=None,
+        incomplete_details=None,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata,
+        model=job.model_id,
+        output=[],
+        parallel_tool_calls=body.parallel_tool_calls,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=body.reasoning.echo(),
+        safety_identifier=body.safety_identifier,
+        service_tier=tier,
+        temperature=job.spec.sampling.temperature,
+        text={"format": body.text.format.echo(), "verbosity": body.text.verbosity},
+        tool_choice=choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
+        tools=[tool.model_dump() for tool in body.tools],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=job.spec.sampling.top_p,
+        truncation=body.truncation,
+        usage=None,
+        user=body.user,
+    )

@@ -1,0 +1,172 @@
+"""The settings of the model and of the engine that serves it."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings
+
+
+class EngineSettings(BaseSettings):
+    """The settings by which a model is loaded and run; `Settings` has the sources and the rules."""
+
+    model: str = Field(
+        default="smollm2-135m-instruct",
+        description="Model to serve: the bundled one by this name, a `.gguf` file, a model directory, "
+        "or a hub id.",
+    )
+    model_id: str | None = Field(
+        default=None,
+        description="Name that clients use for the model; empty takes it from `MLX_SERVER_MODEL`.",
+    )
+    enable_batching: bool = Field(
+        default=True,
+        description="Serve many requests at once; `false` serves one at a time through the same code.",
+    )
+    max_num_seqs: int = Field(
+        default=8,
+        ge=1,
+        validate_default=True,
+        description="Most requests that share a step of the model.",
+    )
+    num_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default=1024,
+        description="KV cache blocks of 32 tokens, shared by all requests. Unless this is set, there "
+        "are fewer where they would take more than half of the free memory; a number that is set and "
+        "does not fit is rejected. `auto` takes what fits in `MLX_SERVER_MEMORY_FRACTION`.",
+    )
+    max_num_batched_tokens: int = Field(
+        default=512,
+        ge=1,
+        description="Most tokens in one step; at least `MLX_SERVER_MAX_NUM_SEQS`.",
+    )
+    prefill_chunk: int = Field(
+        default=256, ge=1, description="Most prompt tokens of one request in one step."
+    )
+    max_stall_ms: float = Field(
+        default=250.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Most milliseconds that prefill may add to a step of running streams; less where such a step is short and few prompts wait.",
+    )
+    max_draft_tokens: int = Field(
+        default=7,
+        ge=0,
+        description="Most tokens drafted for one request in a step by prompt lookup, while few requests run; outputs are unchanged. 0 is off.",
+    )
+    enable_prefix_cache: bool = Field(
+        default=True, description="Reuse the KV cache of prompts with a common prefix."
+    )
+    async_scheduling: bool = Field(
+        default=True,
+        description="Plan and queue a step while the one before it runs, where the native kernels run "
+        "the model; outputs are unchanged.",
+    )
+    aging_rate: float = Field(
+        default=0.1,
+        gt=0,
+        allow_inf_nan=False,
+        description="Priority classes that a waiting request climbs each second.",
+    )
+    max_model_len: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Most tokens of one request, prompt and output together; empty takes the model's "
+        "context. A number beyond that counts only where the model declares none.",
+    )
+    max_choices: int = Field(
+        default=16, ge=1, le=128, description="Most choices for one prompt (`n`, `best_of`)."
+    )
+    memory_fraction: float = Field(
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="Share of the device's memory for weights and KV cache together, if the number of blocks is `auto`.",
+    )
+    state_cache_mib: int | None = Field(
+        default=None,
+        ge=0,
+        description="MiB that the prefix cache may keep of recurrent states, of models that have them; "
+        "0 keeps none, so that no prefix is found. Without it, an eighth of the free memory.",
+    )
+    generation_config: Literal["auto", "openai"] = Field(
+        default="auto",
+        description="Defaults of temperature, top_p, top_k, min_p and repetition_penalty: `auto` takes those "
+        "of the model's `generation_config.json` or GGUF file, `openai` always 1, 1, 0, 0 and 1.",
+    )
+    pooling: Literal["auto", "last", "mean", "cls", "off"] = Field(
+        default="auto",
+        description="What embeddings are made of: `auto` as the model's `modules.json` or GGUF file says, "
+        "and none of a model that says nothing; `last`, `mean` and `cls` (the last token, all, the first) "
+        "of any model; `off` makes none.",
+    )
+    rerank_template: str | None = Field(
+        default=None,
+        description="Template of a reranker's prompts, of the roles `query`, `document` and for an "
+        "instruction `system`: `qwen3`, a file, or the text of a template. Empty takes the model's chat "
+        "template if it has these roles, and `qwen3` for a model with `Qwen3-Reranker` in its name.",
+    )
+    rerank_tokens: str | None = Field(
+        default=None,
+        description="The two tokens by which a model says that a document is irrelevant, and that it is "
+        "relevant, with a comma between them. Empty takes those of the model's files, or with a template "
+        "`no,yes`.",
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description="Chat template in place of the model's: a file, or the text of a template, which has "
+        "`{{` or `{%`.",
+    )
+    allow_request_chat_template: bool = Field(
+        default=False,
+        description="Let a request bring a chat template, which is rendered in a process with limits.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="Type of the weights; `auto` keeps them as they are stored, but on a CPU without native kernels it is float32.",
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
+        default="auto",
+        description="Type of the keys and values in the KV cache; `auto` is that of the model's activations, or with the native kernels in the precision `auto` bfloat16. In `bfloat16` twice as many tokens fit as in `float32`, in `int8` nearly four times as many; `int8` needs the native kernels, or on a GPU those of its pool.",
+    )
+    device: Literal["auto", "cpu", "gpu"] = Field(
+        default="auto", description="Device to compute on; `auto` is the GPU if there is one."
+    )
+    native: Literal["auto", "off", "require"] = Field(
+        default="auto",
+        description="Native CPU kernels: `auto` uses them if they are built; `require` does not start without.",
+    )
+    cpu_precision: Literal["auto", "exact"] = Field(
+        default="auto",
+        description="With native kernels: `exact` computes in float32. `auto` rounds the activations that are multiplied with quantized weights to 16 bits, or to 8 for weights of up to 4 bits where the processor has VNNI, and multiplies in bfloat16 where it has AMX; keys and values are bfloat16.",
+    )
+    cpu_threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Threads of the native kernels, at most one for each hardware thread that the process may use; the quota of a container counts. Empty is one for each core, and from 8 on one fewer, for the event loop, unless cores have several hardware threads.",
+    )
+    weights_cache_dir: Path | None = Field(
+        default=None,
+        description="Folder for the packed weights of models with more than 256 MiB, with which a second start takes seconds. Empty is the folder `mlx-batch-server` beside the cache of the hub.",
+    )
+    weights_cache_gib: int = Field(
+        default=64,
+        ge=0,
+        description="Most GiB of packed weights in that folder; those used last stay. 0 keeps and reads none.",
+    )
+    gpu_kernels: Literal["auto", "off", "require"] = Field(
+        default="auto",
+        description="Kernels that write and read the KV cache of a GPU in place: `auto` uses them if a check at the start finds them right; `require` does not start without.",
+    )
+    mlx_cache_mib: int = Field(
+        default=1024,
+        ge=0,
+        description="On a GPU: most MiB of freed buffers that MLX keeps to use them again. Without a limit they grow "
+        "with every new shape of a step, up to all the memory there is.",
+    )
+    wired_limit_mib: int | None = Field(
+        default=None,
+        ge=0,
+        description="On a Mac: MiB that stay in memory for the GPU, and are never compressed or swapped. Empty is the "
+        "weights and the KV cache; 0 is nothing.",
+    )

@@ -1,0 +1,40 @@
+"""The start-up banner of an engine: what was chosen, for the operator."""
+
+from batching.backend.builder.opening import OpenModel
+from batching.backend.builder.sizing import Sizes
+from batching.backend.memory.device import MIB, device_memory, memory_in_use
+from batching.backend.weights.storage import dtype_name
+from batching.pooling import Embeddings, NoEmbeddings
+
+
+def startup_lines(
+    model_id: str, model: OpenModel, sizes: Sizes, embeddings: Embeddings | NoEmbeddings
+) -> tuple[str, ...]:
+    """Return the lines for a model that is in memory with its pool."""
+    loaded, platform, limits = model.loaded, model.platform, sizes.limits
+    dtype = platform.weights_dtype
+    weights = "as stored" if dtype is None else dtype_name(dtype)
+    lines = {
+        "model": f"{model_id} ({loaded.model_type}, {loaded.source})",
+        "device": platform.device_line(weights),
+        "weights": loaded.storage,
+        "kernels": platform.kernels_line(model.prepared.note),
+        "packed": model.prepared.source,
+        "context": f"{limits.max_request_tokens} tokens a request",
+        "kv cache": sizes.pool_line,
+        "vectors": _embeddings_line(embeddings),
+        "batch": f"up to {limits.max_num_seqs} requests, {limits.max_num_batched_tokens} tokens a step",
+        "memory": _memory_line(platform.memory_line()),
+    }
+    return tuple(f"{name:<10}{line}" for name, line in lines.items() if line)
+
+
+def _embeddings_line(embeddings: Embeddings | NoEmbeddings) -> str:
+    if isinstance(embeddings, NoEmbeddings):
+        return ""
+    return f"of {embeddings.size} numbers, pooling: {embeddings.pooling}"
+
+
+def _memory_line(limits: str) -> str:
+    line = f"{memory_in_use() // MIB} MiB in use"
+    return f"{line} of {device_memory() // MIB} MiB; {limits}" if limits else line

@@ -1,0 +1,212 @@
+"""The interface of a platform, on which models run: MLX alone, the native CPU kernels, or a GPU."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from batching.backend.execution_mode import CheckResult
+from batching.backend.hooks.changes import Changes
+from batching.backend.hooks.rows import RowSelection
+from batching.backend.loader import LoadedModel
+from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
+from batching.backend.paged.layout import CacheLayout
+from batching.backend.processor.core_lending import NO_LENDING, CoreLending
+from batching.backend.sampling.sampler import Sampler
+from batching.scheduling.stall_budget import MIN_CHUNK
+
+
+@dataclass(frozen=True)
+class Instead:
+    """The model has to be loaded again, on another platform.
+
+    reason: for the operator; empty if that is no news.
+    """
+
+    platform: "Platform"
+    reason: str = ""
+
+
+@dataclass
+class PreparedModel:
+    """A model with its weights as a platform computes with them.
+
+    loaded: the model is ready for the self-check.
+    known_result: the result of the self-check at an earlier start; None if it is not known.
+    source: where the weights come from, for the start-up banner; empty if they are as loaded.
+    """
+
+    loaded: LoadedModel
+    known_result: CheckResult | None = None
+    source: str = ""
+
+    def finish(self, result: CheckResult, *, is_invariant: bool) -> Instead | None:
+        """Make the model ready for requests, or say where else it has to run.
+
+        is_invariant: no bit of a row depends on the other rows of a step.
+        """
+        return None
+
+    @property
+    def note(self) -> str:
+        """How products round, for the start-up banner."""
+        return ""
+
+
+class Graphs(Protocol):
+    """The compute graphs of decode steps, which are kept."""
+
+    def logits(self, step: StepInputs, build: Callable[[StepInputs], mx.array]) -> mx.array:
+        """Return the logits of the rows that need them, `[L, vocab_size]`.
+
+        build: builds the graph of a step, for which none is kept.
+        """
+        ...
+
+
+class Platform(ABC):
+    """What the settings and the machine decide about a model; it holds nothing of one."""
+
+    @property
+    @abstractmethod
+    def weights_dtype(self) -> mx.Dtype | None:
+        """The type to which weights are converted; None keeps them as they are stored."""
+
+    @property
+    @abstractmethod
+    def kv_dtype(self) -> mx.Dtype | None:
+        """The type of keys and values; None is the type in which the model makes them."""
+
+    # A model, before and after the self-check
+
+    # Weights are read when the platform packs them, not when a model is loaded.
+    packs_weights: ClassVar[bool] = False
+
+    def prepare(
+        self, loaded: LoadedModel, model_id: str, changes: Changes
+    ) -> PreparedModel | Instead:
+        """Return the model with its weights as the platform computes with them."""
+        return PreparedModel(loaded)
+
+    def hook(self, model: nn.Module, changes: Changes) -> None:  # noqa: B027
+        """Change how a model calls MLX, whatever mode it runs in."""
+
+    def fallback(self) -> "Platform | None":
+        """Return the platform for a model that does not run on this one; None if there is no other."""
+        return None
+
+    def confirm(self, model_id: str, layout: CacheLayout) -> None:  # noqa: B027
+        """Warn of what the platform does not do for a model as it was checked.
+
+        Raises:
+            ModelLoadError: it is required.
+        """
+
+    # The self-check
+
+    # It ends with steps over a long context, with all sizes of the model as they are.
+    checks_long_context: ClassVar[bool] = False
+
+    @property
+    def accelerated(self) -> Sequence["Platform"]:
+        """The forms of this platform that a model is to be checked on; the fastest one first.
+
+        They differ in what a step runs on, not in the model; without any, the platform is one by itself.
+        """
+        return ()
+
+    def portable(self, reason: str) -> Self:
+        """Return the form of this platform on which any model runs.
+
+        reason: why a model does not run on another one.
+        """
+        return self
+
+    def unsupported(self, layout: CacheLayout) -> str:
+        """Return why the accelerated forms have no pool of this layout; empty if they do."""
+        return ""
+
+    def hook_mode(self, model: nn.Module, changes: Changes) -> None:  # noqa: B027
+        """Change a model for the accelerated forms, in a mode in which rows are ragged."""
+
+    def serving(self, model: nn.Module) -> Self:
+        """Return the platform as it serves a model that is prepared: it may round as the model's products do."""
+        return self
+
+    @property
+    def unrounded(self) -> Self:
+        """The platform with attention that does not round."""
+        return self
+
+    # What runs a step
+
+    @property
+    @abstractmethod
+    def holds_int8(self) -> bool:
+        """Whether its pool can have keys and values of 8 bits."""
+
+    @abstractmethod
+    def cache(
+        self,
+        layout: CacheLayout,
+        num_blocks: int,
+        block_size: int,
+        *,
+        num_window_blocks: int = 0,
+        one_by_one: bool = False,
+    ) -> PagedKVCache:
+        """Return an empty pool.
+
+        num_blocks, block_size: of the pool, and tokens per block.
+        num_window_blocks: blocks of the pool of sliding-window layers; 0 lets them share the main pool.
+        one_by_one: modules with a state, or with attention of their own, get one request at a time.
+        """
+
+    def sampler(self) -> Sampler | None:
+        """Return what samples; None is numpy."""
+        return None
+
+    def graphs(
+        self, cache: PagedKVCache, selection: RowSelection, *, is_check: bool = False
+    ) -> Graphs | None:
+        """Return what keeps the graphs of decode steps; None builds the graph of each step.
+
+        is_check: the first step that can be kept is.
+        """
+        return None
+
+    def lending(self) -> CoreLending:
+        return NO_LENDING
+
+    @property
+    def compiles_kernels(self) -> bool:
+        """Whether the first step compiles kernels for the blocks of the pool."""
+        return False
+
+    # What the scheduler has to know
+
+    # As of `SchedulerConfig`.
+    min_copied_tokens: ClassVar[int | None] = None
+
+    @property
+    def min_chunk(self) -> int:
+        """The prompt tokens that a step may always process."""
+        return MIN_CHUNK
+
+    # The start-up banner, and the end
+
+    @abstractmethod
+    def device_line(self, weights: str) -> str: ...
+
+    @abstractmethod
+    def kernels_line(self, note: str) -> str: ...
+
+    def memory_line(self) -> str:
+        """Return the limits of memory, once all of a model is in memory."""
+        return ""
+
+    def release(self) -> None:  # noqa: B027
+        """Give memory back to the system that belonged to a model which is gone."""

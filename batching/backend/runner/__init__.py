@@ -1,0 +1,1 @@
+"""Runs steps on a model, from its opening to its closing."""

@@ -1,0 +1,56 @@
+"""A model that is open: it runs steps, and gives back all that it has when it is closed."""
+
+import gc
+from collections.abc import Sequence
+
+from batching.backend.hooks.changes import Changes
+from batching.backend.memory.device import free_buffers
+from batching.backend.platform import Platform
+from batching.backend.runner.mlx_runner import MLXRunner, MLXStep
+from batching.inputs.sampling_params import SamplingParams
+from batching.steps.step_plan import SliceOutput, StepPlan
+
+
+class Executor:
+    """Runs the steps of one model on its platform; a `PipelinedRunner`.
+
+    It owns the model, its pool, and all changes to Python modules that the model needs.
+    """
+
+    def __init__(self, platform: Platform, runner: MLXRunner, changes: Changes) -> None:
+        """changes: all that were made for the model, in the order in which they were made."""
+        self._platform, self._runner, self._changes = platform, runner, changes
+
+    @property
+    def runner(self) -> MLXRunner:
+        return self._runner
+
+    def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
+        return self._runner.run(plan)
+
+    def submit(self, plan: StepPlan, after: MLXStep | None = None) -> MLXStep:
+        return self._runner.submit(plan, after)
+
+    @property
+    def takes_queued_steps(self) -> bool:
+        return self._runner.takes_queued_steps
+
+    def can_follow(self, sampling: SamplingParams) -> bool:
+        return self._runner.can_follow(sampling)
+
+    def reset(self) -> None:
+        self._runner.reset()
+
+    def close(self) -> None:
+        """Give everything back: memory, and the names of Python modules; nothing may be run afterwards."""
+        platform = self._platform
+        self._changes.undo()
+        vars(self).clear()
+        release(platform)
+
+
+def release(platform: Platform) -> None:
+    """Give memory back to the system once nothing refers to the model of a platform any more."""
+    gc.collect()
+    free_buffers()
+    platform.release()

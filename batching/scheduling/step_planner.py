@@ -1,0 +1,166 @@
+"""Chooses the tokens of one step: decodes with their drafts, then chunks of prompts."""
+
+from collections.abc import Iterator, Sequence
+
+from batching.config import SchedulerConfig
+from batching.kv_cache.manager import KVCacheManager
+from batching.request import BatchRequest, RequestStatus
+from batching.scheduling.prefill_budget import share_prefill_budget
+from batching.scheduling.residents import Residents
+from batching.scheduling.running import RunningRequests
+from batching.steps.step_plan import Slice
+
+
+def max_decode_rows(config: SchedulerConfig, num_decoding: int) -> int:
+    """Return how many tokens one decode and its drafts may have.
+
+    Each request gets the same share, so that the one that is due first does not take it all.
+    """
+    max_rows = min(config.max_drafting_rows, config.max_num_batched_tokens)
+    return max_rows // max(1, num_decoding)
+
+
+class StepPlanner:
+    """Collects the slices of one step, and preempts requests where blocks run out.
+
+    slices: the slices so far, in the order of the plan.
+    has_preempted: whether a request lost its blocks to another one in this step.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        running: RunningRequests,
+        residents: Residents,
+        max_prefill_tokens: int | None,
+        *,
+        may_end: bool,
+    ) -> None:
+        """Begin a step without slices.
+
+        max_prefill_tokens: the most prompt tokens beside other slices; None is no limit.
+        may_end: a request may end before the step runs, because another one is in flight.
+        """
+        self.slices: list[Slice] = []
+        self.has_preempted = False
+        self._config = config
+        self._kv = kv
+        self._running = running
+        self._residents = residents
+        self._max_prefill_tokens = max_prefill_tokens
+        self._may_end = may_end
+
+    def add_decodes(self, requests: Sequence[BatchRequest], num_reserved: int = 0) -> None:
+        """Add a slice for each of these requests that decodes.
+
+        num_reserved: tokens of the step that are kept for other requests.
+        """
+        num_decoding = sum(r.status is RequestStatus.RUNNING for r in requests)
+        max_rows = max_decode_rows(self._config, num_decoding)
+        # The tokens beyond one for each request.
+        budget = self._budget(num_reserved) - num_decoding
+        for request in self._growing(requests):
+            if request.status is RequestStatus.RUNNING:
+                s = self._decode(request, max_rows, 1 + budget)
+                budget -= len(s) - 1
+                self.slices.append(s)
+
+    def make_room(self, requests: Sequence[BatchRequest]) -> None:
+        """Allocate room for the next token of each of these requests, without a slice."""
+        for _ in self._growing(requests):
+            pass
+
+    def add_prefills(
+        self, *, is_best_effort: bool, num_reserved: int = 0, is_short: bool = False
+    ) -> None:
+        """Add chunks of the prompts of either best-effort requests or all others.
+
+        is_short: `max_prefill_tokens` holds even if the step has no other slices.
+        """
+        prefilling = [
+            r
+            for r in self._running.requests
+            if r.status is RequestStatus.PREFILLING and r.is_best_effort is is_best_effort
+        ]
+        if not prefilling:
+            return
+        num_pending = [r.num_pending_tokens for r in prefilling]
+        budget = self._prefill_budget(num_reserved, is_short=is_short)
+        granted = share_prefill_budget(num_pending, budget, self._config.prefill_chunk)
+        for request, num_granted in zip(prefilling, granted, strict=True):
+            # Each slice takes blocks, so that fewer are left for the next one.
+            if num_tokens := self._kv.num_computable(request, num_granted):
+                self.slices.append(self._chunk(request, num_tokens))
+
+    def _budget(self, num_reserved: int) -> int:
+        return self._config.max_num_batched_tokens - num_reserved - sum(map(len, self.slices))
+
+    def _prefill_budget(self, num_reserved: int, *, is_short: bool) -> int:
+        budget = self._budget(num_reserved)
+        if self._max_prefill_tokens is None or not (self.slices or is_short):
+            return budget
+        num_prefilled = sum(len(s) for s in self.slices if s.is_prefill)
+        return min(budget, max(0, self._max_prefill_tokens - num_prefilled))
+
+    def _growing(self, requests: Sequence[BatchRequest]) -> Iterator[BatchRequest]:
+        """Allocate room for the next token of each request; yield the requests that got it."""
+        for request in requests:
+            # A request that was preempted for another one is not admitted any more.
+            if request.status is RequestStatus.WAITING or request.expects_last_token:
+                continue
+            if self._grow(request):
+                yield request
+
+    def _grow(self, request: BatchRequest) -> bool:
+        """Allocate room for the next token, preempting the request that is due last until it fits.
+
+        Returns False if the request itself was preempted.  The preempted request has no slice in this plan
+        yet, since slices are made in the order of the running requests.
+        """
+        while not self._kv.grow(request):
+            victim = self._running.requests[-1]
+            self._running.preempt(victim)
+            self.has_preempted = True
+            if victim is request:
+                return False
+        return True
+
+    def _decode(self, request: BatchRequest, max_rows: int, budget: int) -> Slice:
+        """Make the slice of a request that decodes: its pending tokens and up to `max_rows` with drafts.
+
+        There is more than one pending token if rejected drafts made the recurrent state unusable, so that
+        the tokens since the last kept state are processed again.
+        """
+        budget = self._kv.num_computable(request, budget)
+        max_drafts = min(
+            self._config.max_draft_tokens, min(max_rows, budget) - request.num_pending_tokens
+        )
+        drafts = self._drafts(request, max_drafts)
+        stop = min(request.num_tokens, request.num_computed_tokens + budget)
+        return self._make_slice(request, stop + len(drafts), drafts)
+
+    def _drafts(self, request: BatchRequest, max_drafts: int) -> tuple[int, ...]:
+        """Propose draft tokens, as many as the request's last block has room for."""
+        if max_drafts < 1 or request.spec.constraint is not None or request.expects_token:
+            return ()
+        room = len(request.block_table) * self._config.block_size - request.num_tokens
+        remaining = request.spec.output_limit - request.num_output_tokens - 1
+        return request.drafter.draft(request.token_ids, min(max_drafts, room, remaining))
+
+    def _chunk(self, request: BatchRequest, num_tokens: int) -> Slice:
+        """Make the slice of a prefill; its last chunk also samples the first tokens of the forks."""
+        stop = request.num_computed_tokens + num_tokens
+        forks = tuple(request.forks) if stop == request.num_tokens else ()
+        return self._make_slice(request, stop, forks=forks)
+
+    def _make_slice(
+        self,
+        request: BatchRequest,
+        stop: int,
+        drafts: tuple[int, ...] = (),
+        forks: tuple[BatchRequest, ...] = (),
+    ) -> Slice:
+        for each in (request, *forks):
+            self._residents.start(each)
+        return self._kv.make_slice(request, stop, drafts, forks, may_end=self._may_end)
