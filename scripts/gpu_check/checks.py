@@ -26,8 +26,6 @@ def _check(name: str, title: str, function: str, seconds: float) -> Check:
 
 
 CHECKS: Final = (
-    _check("attention", "Attention over views of a pool", "attention:run", 60),
-    _check("products", "Quantized products of rows of length 1", "products:run", 60),
     _check("kernels", "Kernels over scattered block tables", "kernels:run_scattered", 90),
     _check("order", "Order of writes and reads in queued steps", "kernels:run_order", 60),
     _check("families", "Model families", "families:run", 240),

@@ -83,7 +83,7 @@ def _run(options: Options, record: Record, bits: int | None) -> None:
         model,
         config,
         max_num_seqs=max(point.rows for point in points),
-        max_batched_tokens=2048,
+        max_num_batched_tokens=2048,
         num_blocks=max(point.num_tokens for point in points) // BLOCK_SIZE,
         enable_prefix_cache=False,
         max_draft_tokens=0,
