@@ -142,6 +142,8 @@ def load_model(
             loaded = _load_file(path, dtype, has_kernels)
         else:
             loaded = _load_directory(path, dtype, trust_remote_code, has_kernels)
+        # Layers draw weights that nobody computes: what is drawn next would refer to all of these draws.
+        mx.eval(mx.random.state)
         if chat_template is not None:
             tokenizer = with_chat_template(loaded.tokenizer, chat_template)
             loaded = replace(loaded, tokenizer=tokenizer)

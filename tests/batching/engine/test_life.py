@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from batching.backend.loader import BUNDLED_MODEL
 from tests.support.model_files import write_model
 
 NUM_CYCLES = 20
@@ -18,10 +19,13 @@ MOST = 1.0
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
-@pytest.mark.timeout(300)
-def test_no_memory_and_no_thread_is_left_of_engines_that_were_closed(tmp_path: Path) -> None:
-    path = str(write_model(tmp_path))
-    command = [sys.executable, "-m", "tests.support.engine_cycles", path, str(NUM_CYCLES)]
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_bundled", [False, True])
+def test_no_memory_and_no_thread_is_left_of_engines_that_were_closed(
+    tmp_path: Path, is_bundled: bool
+) -> None:
+    model = BUNDLED_MODEL if is_bundled else str(write_model(tmp_path))
+    command = [sys.executable, "-m", "tests.support.engine_cycles", model, str(NUM_CYCLES)]
     run = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     resident, threads, held = zip(*map(json.loads, run.stdout.splitlines()), strict=True)
     assert len(resident) == NUM_CYCLES
