@@ -11,7 +11,8 @@ _DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.
 _KV_DTYPES: Final = {"float32": mx.float32, "bfloat16": mx.bfloat16, "int8": mx.int8}
 
 
-@dataclass(frozen=True)
+# MLX cannot compare a type with None.
+@dataclass(frozen=True, eq=False)
 class Numerics:
     """The number formats that are set; a platform decides what is not.
 

@@ -94,8 +94,12 @@ class Platform(ABC):
     def hook(self, model: nn.Module, changes: Changes) -> None:  # noqa: B027
         """Change how a model calls MLX, whatever mode it runs in."""
 
-    def fallback(self) -> "Platform | None":
-        """Return the platform for a model that does not run on this one; None if there is no other."""
+    def fallback(self, reason: str) -> Instead | None:
+        """Return the platform for a model that does not run on this one, for a reason; None if there is no other.
+
+        Raises:
+            ModelLoadError: the settings cannot be kept there.
+        """
         return None
 
     def confirm(self, model_id: str, layout: CacheLayout) -> None:  # noqa: B027
@@ -121,7 +125,7 @@ class Platform(ABC):
     def portable(self, reason: str) -> Self:
         """Return the form of this platform on which any model runs.
 
-        reason: why a model does not run on another one.
+        reason: why the faster forms are not used.
         """
         return self
 
@@ -204,9 +208,13 @@ class Platform(ABC):
     @abstractmethod
     def kernels_line(self, note: str) -> str: ...
 
-    def memory_line(self) -> str:
-        """Return the limits of memory, once all of a model is in memory."""
+    def memory_line(self, wired: int) -> str:
+        """Return the limits of memory; `wired` is in bytes."""
         return ""
+
+    def wire(self) -> int:
+        """Keep in place what is in memory now, once that is all of a model; return how many bytes."""
+        return 0
 
     def release(self) -> None:  # noqa: B027
         """Give memory back to the system that belonged to a model which is gone."""

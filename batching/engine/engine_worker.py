@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -131,6 +132,8 @@ class EngineWorker:
         try:
             loaded = self._build()
         except BaseException as error:
+            # Its frames may hold the model.
+            traceback.clear_frames(error.__traceback__)
             self._end(EngineStopped())
             self._loaded.set_exception(error)
             return None

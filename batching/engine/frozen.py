@@ -25,10 +25,11 @@ def thawed() -> Iterator[None]:
     """Let an engine end: what it leaves can be collected within; objects of other engines are excluded again."""
     global _num_engines
     with _lock:
-        _num_engines = max(0, _num_engines - 1)
+        _num_engines -= 1
         gc.unfreeze()
-        try:
-            yield
-        finally:
+    try:
+        yield
+    finally:
+        with _lock:
             if _num_engines:
                 gc.freeze()

@@ -1,8 +1,11 @@
 """Threads for engines, which are used again and never end."""
 
+import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+
+logger = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _idle: list["_MLXThread"] = []
@@ -26,7 +29,10 @@ class _MLXThread:
     def _run(self) -> None:
         while True:
             function, on_end = self._functions.get()
-            function()
+            try:
+                function()
+            except BaseException:
+                logger.exception("the engine's thread")
             # It holds what it ran.
             del function
             with _lock:
@@ -36,7 +42,7 @@ class _MLXThread:
 
 
 def start_mlx_thread(function: Callable[[], None], on_end: Callable[[], None]) -> None:
-    """Run a function, which must not raise, in a thread that no other engine uses; then call `on_end`."""
+    """Run a function in a thread that no other engine uses; then call `on_end`."""
     with _lock:
         thread = _idle.pop() if _idle else _MLXThread()
     thread.start(function, on_end)

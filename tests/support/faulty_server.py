@@ -23,7 +23,7 @@ import mlx.core as mx
 import numpy as np
 
 from app.cli import main
-from batching.backend.builder import engine, opening
+from batching.backend.builder import opening
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.paged.kv_cache import StepInputs
 from batching.backend.platforms.cpu import sampling as native_sampling
@@ -139,7 +139,7 @@ def load_faulty_model(*args: Any, **kwargs: Any) -> LoadedModel:
 
 
 if __name__ == "__main__":
-    engine.MLXRunner = FaultyRunner  # type: ignore[attr-defined]
+    opening.MLXRunner = FaultyRunner  # type: ignore[attr-defined]
     opening.load_model = load_faulty_model  # type: ignore[attr-defined]
     for module in (slice_sampler, native_sampling):
         module.Sampler = FaultySampler  # type: ignore[attr-defined]

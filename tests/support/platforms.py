@@ -1,7 +1,7 @@
 """Models checked on a platform that a test names by its kernels."""
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,6 +12,10 @@ from batching.backend.hooks.changes import Changes
 from batching.backend.memory.limits import GpuMemory
 from batching.backend.numerics import Numerics
 from batching.backend.platform import Platform
+from batching.backend.platforms.cpu.layers.replace import (
+    replace_modules as put_modules_on_kernels,
+)
+from batching.backend.platforms.cpu.model import use_kernels as put_on_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.platform import CPUPlatform
 from batching.backend.platforms.gpu.platform import GPUPlatform
@@ -73,3 +77,13 @@ def why_none(checked: CheckedModel) -> str:
     """Return why a model on a GPU is served without kernels."""
     assert gpu_of(checked).kernels is None
     return gpu_of(checked).reason
+
+
+def use_kernels(model: nn.Module, native: Native, **options: Any) -> nn.Module:
+    """Put a model that is never closed on the native kernels."""
+    return put_on_kernels(model, native, changes=Changes(), **options)
+
+
+def replace_modules(model: nn.Module, native: Native, **options: Any) -> nn.Module:
+    """Put the modules of a model that is never closed on the native kernels, one by one."""
+    return put_modules_on_kernels(model, native, changes=Changes(), **options)

@@ -4,19 +4,26 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+from batching.backend.builder.sizing import Sizes, sizes_of
 from batching.backend.exceptions import forget_locals, one_line
 from batching.backend.execution_mode import ExecutionMode
 from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.rows import hidden_size_of
 from batching.backend.loader import LoadedModel, load_model
 from batching.backend.platform import Instead, Platform, PreparedModel
-from batching.backend.pooling.uses import may_embed
-from batching.backend.runner.executor import release
+from batching.backend.pooling.head import PoolingHead
+from batching.backend.pooling.uses import embeddings_of, may_embed
+from batching.backend.runner.executor import Executor, release
+from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.self_check.check import check_model
 from batching.backend.self_check.checked_model import CheckedModel
 from batching.backend.weights.storage import dtype_name
-from batching.config import UNKNOWN_CONTEXT, EngineConfig
+from batching.block_manager import BlockTable
+from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
 from batching.errors import ModelLoadError
+from batching.inputs.sequence_spec import SequenceSpec
+from batching.pooling import Embeddings, NoEmbeddings
+from batching.steps.step_plan import Slice, StartedSequence, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -31,24 +38,20 @@ _SLOWER: Final = {
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model that is loaded, prepared and checked.
+    """A model that can run steps, with its pool.
 
-    changes: all that were made for it.
-    hidden_size: of the states that the head gets; None if they cannot be seen, or are not needed.
+    executor: owns the model, and is to be closed.
     """
 
     prepared: PreparedModel
-    checked: CheckedModel
-    changes: Changes
-    hidden_size: int | None
+    executor: Executor
+    platform: Platform
+    sizes: Sizes
+    embeddings: Embeddings | NoEmbeddings
 
     @property
     def loaded(self) -> LoadedModel:
         return self.prepared.loaded
-
-    @property
-    def platform(self) -> Platform:
-        return self.checked.platform
 
 
 def open_model(config: EngineConfig, platform: Platform) -> OpenModel:
@@ -57,16 +60,24 @@ def open_model(config: EngineConfig, platform: Platform) -> OpenModel:
     Raises:
         ModelLoadError: the model cannot be found, read or run, or does not fit in memory.
     """
-    while isinstance(opened := _open(config, platform), Instead):
+    while True:
+        try:
+            opened = _try(config, platform)
+        except BaseException as error:
+            forget_locals(error)
+            release(platform)
+            raise
+        if isinstance(opened, OpenModel):
+            return opened
         if opened.reason:
             logger.warning("%s", opened.reason)
-        # The model that was loaded: there may be no room for another beside it.
+        # There may be no room for another model beside the one that was loaded.
         release(platform)
         platform = opened.platform
-    return opened
 
 
-def _open(config: EngineConfig, platform: Platform) -> OpenModel | Instead:
+def _try(config: EngineConfig, platform: Platform) -> OpenModel | Instead:
+    """Load a model for a platform and open it there; leave nothing behind unless it is open."""
     loaded = load_model(
         config.model,
         dtype=platform.weights_dtype,
@@ -81,25 +92,22 @@ def _open(config: EngineConfig, platform: Platform) -> OpenModel | Instead:
             UNKNOWN_CONTEXT,
         )
     changes = Changes()
+    opened: OpenModel | Instead | None = None
     try:
         opened = _opened(config, platform, loaded, changes)
-        if isinstance(opened, Instead):
-            changes.undo()
-        return opened
     except ModelLoadError:
-        changes.undo()
         raise
     except Exception as error:
         # The code of a model can raise anything.
-        changes.undo()
         forget_locals(error)
-        other = platform.fallback()
-        if other is None:
-            raise ModelLoadError(f"cannot run {config.model}: {one_line(error)}") from error
-        reason = (
-            f"without the native kernels: with them, cannot run {config.model}: {one_line(error)}"
-        )
-        return Instead(other, reason)
+        reason = f"cannot run {config.model}: {one_line(error)}"
+        opened = platform.fallback(reason)
+        if opened is None:
+            raise ModelLoadError(reason) from error
+    finally:
+        if not isinstance(opened, OpenModel):
+            changes.undo()
+    return opened
 
 
 def _opened(
@@ -125,7 +133,11 @@ def _opened(
     _warn(config, checked)
     if not checked.selection.is_hooked:
         hidden_size = None
-    return OpenModel(prepared, checked, changes, hidden_size)
+    sizes = sizes_of(config, checked, loaded.max_model_len)
+    embeddings, head = embeddings_of(config, loaded.description, hidden_size)
+    runner = _runner(loaded, checked, sizes.limits, head)
+    executor = Executor(checked.platform, runner, changes)
+    return OpenModel(prepared, executor, checked.platform, sizes, embeddings)
 
 
 def _warn(config: EngineConfig, checked: CheckedModel) -> None:
@@ -140,3 +152,35 @@ def _warn(config: EngineConfig, checked: CheckedModel) -> None:
             config.model_id,
             config.kv_cache_dtype,
         )
+
+
+def _runner(
+    loaded: LoadedModel, checked: CheckedModel, limits: SchedulerConfig, head: PoolingHead
+) -> MLXRunner:
+    """Return what runs steps of a checked model on a pool of its own."""
+    cache = checked.cache(
+        limits.num_blocks, limits.block_size, num_window_blocks=limits.num_window_blocks
+    )
+    cache.reset()
+    runner = MLXRunner(
+        loaded.model,
+        loaded.vocab_size,
+        checked.selection,
+        cache,
+        sampler=checked.platform.sampler(),
+        head=head,
+        graphs=checked.graphs(cache),
+        lending=checked.platform.lending(),
+    )
+    if checked.platform.compiles_kernels:
+        _compile_kernels(runner)
+    return runner
+
+
+def _compile_kernels(runner: MLXRunner) -> None:
+    """Run a step: those of the check were for blocks of another size."""
+    block = BlockTable([0]).value
+    started = StartedSequence(0, SequenceSpec(prompt=(0,), max_tokens=1), seed=0)
+    read = Slice(0, 0, (0,), block, block, state_slot=0, num_samples=1)
+    runner.run(StepPlan((read,), started=(started,)))
+    runner.reset()

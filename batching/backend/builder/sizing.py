@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from batching.backend.builder.opening import OpenModel
 from batching.backend.memory.device import MIB
 from batching.backend.memory.pool_size import BlockBytes, PoolSize, least_window_blocks, pool_size
 from batching.backend.memory.state_size import StateSize, state_size
 from batching.backend.paged.layout import CacheLayout
+from batching.backend.self_check.checked_model import CheckedModel
 from batching.backend.weights.storage import dtype_name
 from batching.config import EngineConfig, SchedulerConfig
 
@@ -23,17 +23,19 @@ class Sizes:
     pool_line: str
 
 
-def sizes_of(config: EngineConfig, model: OpenModel) -> Sizes:
+def sizes_of(config: EngineConfig, checked: CheckedModel, declared: int | None) -> Sizes:
     """Return how much of the free memory the pool and the states of a model take.
+
+    declared: the context length in tokens that the model declares; None if it declares none.
 
     Raises:
         ModelLoadError: there is not enough memory for one request, or for a size that is set.
     """
-    layout = model.checked.layout
-    context = config.model_context(model.loaded.max_model_len)
+    layout = checked.layout
+    context = config.model_context(declared)
     longest = min(config.max_model_len or context, context)
     states = state_size(config, layout.state_bytes(longest), has_state=layout.has_state)
-    limits = _limits(config, model, context, states)
+    limits = _limits(config, checked, context, states)
     block = _block_bytes(layout, limits)
     size = pool_size(config, block, context, reserved=states.num_bytes)
     limits = replace(
@@ -47,17 +49,17 @@ def sizes_of(config: EngineConfig, model: OpenModel) -> Sizes:
 
 
 def _limits(
-    config: EngineConfig, model: OpenModel, context: int, states: StateSize
+    config: EngineConfig, checked: CheckedModel, context: int, states: StateSize
 ) -> SchedulerConfig:
     """Return the limits of a pool of one block."""
     limits = replace(
         config.scheduler_config(1, context),
         max_num_seqs=states.num_running,
         num_checkpoints=states.num_checkpoints,
-        min_copied_tokens=model.platform.min_copied_tokens,
+        min_copied_tokens=checked.platform.min_copied_tokens,
     )
     # Where a request has caches of its own, a wrong draft would cost a copy of all that it keeps.
-    return replace(limits, max_draft_tokens=0) if model.checked.layout.has_own else limits
+    return replace(limits, max_draft_tokens=0) if checked.layout.has_own else limits
 
 
 def _block_bytes(layout: CacheLayout, limits: SchedulerConfig) -> BlockBytes:

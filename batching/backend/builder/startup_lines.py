@@ -1,17 +1,14 @@
 """The start-up banner of an engine: what was chosen, for the operator."""
 
 from batching.backend.builder.opening import OpenModel
-from batching.backend.builder.sizing import Sizes
 from batching.backend.memory.device import MIB, device_memory, memory_in_use
 from batching.backend.weights.storage import dtype_name
 from batching.pooling import Embeddings, NoEmbeddings
 
 
-def startup_lines(
-    model_id: str, model: OpenModel, sizes: Sizes, embeddings: Embeddings | NoEmbeddings
-) -> tuple[str, ...]:
-    """Return the lines for a model that is in memory with its pool."""
-    loaded, platform, limits = model.loaded, model.platform, sizes.limits
+def startup_lines(model_id: str, model: OpenModel, wired: int) -> tuple[str, ...]:
+    """Return the lines for a model that is open; `wired` is in bytes."""
+    loaded, platform, limits = model.loaded, model.platform, model.sizes.limits
     dtype = platform.weights_dtype
     weights = "as stored" if dtype is None else dtype_name(dtype)
     lines = {
@@ -21,10 +18,10 @@ def startup_lines(
         "kernels": platform.kernels_line(model.prepared.note),
         "packed": model.prepared.source,
         "context": f"{limits.max_request_tokens} tokens a request",
-        "kv cache": sizes.pool_line,
-        "vectors": _embeddings_line(embeddings),
+        "kv cache": model.sizes.pool_line,
+        "vectors": _embeddings_line(model.embeddings),
         "batch": f"up to {limits.max_num_seqs} requests, {limits.max_num_batched_tokens} tokens a step",
-        "memory": _memory_line(platform.memory_line()),
+        "memory": _memory_line(platform.memory_line(wired)),
     }
     return tuple(f"{name:<10}{line}" for name, line in lines.items() if line)
 

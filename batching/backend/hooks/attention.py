@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import base
 
-from batching.backend.hooks.changes import Changes, plain, python_modules
+from batching.backend.hooks.changes import Changes, original, python_modules
 from batching.backend.paged.kv_cache import LayerCache, SharedKeys
 from batching.backend.paged.latent_cache import Latents, PendingScores
 
@@ -46,4 +46,4 @@ def hook_attention(model: nn.Module, changes: Changes) -> None:
 def attending_modules(model: nn.Module) -> list[ModuleType]:
     """Return the Python modules of a model's classes that import mlx-lm's attention function."""
     function = base.scaled_dot_product_attention
-    return [m for m in python_modules(model) if m is not base and plain(m, FUNCTION) is function]
+    return [m for m in python_modules(model) if m is not base and original(m, FUNCTION) is function]

@@ -1,9 +1,12 @@
-"""Changes to a model, and to the Python modules of its classes while it runs; all of them can be undone."""
+"""Changes to a model, and to the Python modules of its classes while it runs, which are undone in the end.
+
+Modules that a platform replaces by its own are no changes in this sense: their weights are gone.
+"""
 
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, Final, Self
 
@@ -26,11 +29,13 @@ class Changes:
         self._undo.append(lambda: setattr(owner, name, before))
 
     def undo(self) -> bool:
-        """Undo all changes; return whether there were any."""
-        has_changed = bool(self._undo)
-        while self._undo:
-            self._undo.pop()()
-        return has_changed
+        """Undo all changes, the last one first; return whether there were any."""
+        undo, self._undo = self._undo, []
+        # One that raises does not keep the others from being undone.
+        with ExitStack() as stack:
+            for each in undo:
+                stack.callback(each)
+        return bool(undo)
 
     def take(self, others: "Changes") -> None:
         """Undo these changes, too, from now on."""
@@ -102,17 +107,21 @@ def running(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def plain(owner: ModuleType, name: str) -> Any:
+def original(owner: ModuleType, name: str) -> Any:
     """Return what a name of a Python module stands for if no model changes that; None without such a name."""
     with _lock:
         shared = _shared.get((id(owner), name))
-    return shared.plain if shared else vars(owner).get(name)
+        return shared.original if shared else vars(owner).get(name)
 
 
 def python_modules(model: nn.Module) -> list[ModuleType]:
-    """Return the Python modules that define the model's classes and their base classes."""
-    classes = {base for module in model.modules() for base in type(module).__mro__}
-    return [sys.modules[name] for name in {c.__module__ for c in classes} if name in sys.modules]
+    """Return the Python modules that define the model's classes and their base classes, without our own."""
+    names = {base.__module__ for module in model.modules() for base in type(module).__mro__}
+    return [sys.modules[name] for name in names if name in sys.modules and not _is_ours(name)]
+
+
+def _is_ours(name: str) -> bool:
+    return name.partition(".")[0] == __name__.partition(".")[0]
 
 
 class _Running(threading.local):
@@ -125,11 +134,11 @@ class _Running(threading.local):
 class _Replacement:
     """Something that takes the place of a name of a Python module, as long as a model needs it.
 
-    plain: what the name stood for.
+    original: what the name stood for.
     """
 
     def __init__(self, owner: ModuleType, name: str) -> None:
-        self.plain: Any = vars(owner)[name]
+        self.original: Any = vars(owner)[name]
         self._owner, self._name = owner, name
         self._num_users = 0
 
@@ -155,14 +164,14 @@ class _Replacement:
             self._num_users -= 1
             if not self._num_users:
                 del _shared[id(self._owner), self._name]
-                vars(self._owner)[self._name] = self.plain
+                vars(self._owner)[self._name] = self.original
 
 
 class _Rebound(_Replacement):
     """A function that is another one while some models run."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _running.functions.get(self, self.plain)(*args, **kwargs)
+        return _running.functions.get(self, self.original)(*args, **kwargs)
 
 
 class _Copied(_Replacement):
@@ -170,8 +179,8 @@ class _Copied(_Replacement):
 
     def __init__(self, owner: ModuleType, name: str) -> None:
         super().__init__(owner, name)
-        self._copy = ModuleType(self.plain.__name__, self.plain.__doc__)
-        vars(self._copy).update(vars(self.plain))
+        self._copy = ModuleType(self.original.__name__, self.original.__doc__)
+        vars(self._copy).update(vars(self.original))
 
     @property
     def value(self) -> ModuleType:

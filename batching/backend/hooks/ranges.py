@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from batching.backend.hooks.attention import attending_modules
-from batching.backend.hooks.changes import Changes, plain
+from batching.backend.hooks.changes import Changes, original
 
 
 def arange(*args: Any, **kwargs: Any) -> mx.array:
@@ -24,5 +24,5 @@ def arange(*args: Any, **kwargs: Any) -> mx.array:
 def hook_ranges(model: nn.Module, changes: Changes) -> None:
     """Rebind `mx.arange` in the model files that a model's classes come from: those that know attention."""
     for module in attending_modules(model):
-        if plain(module, "mx") is mx:
+        if original(module, "mx") is mx:
             changes.rebind_within(model, module, "mx", arange=arange)

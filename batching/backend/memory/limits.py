@@ -1,6 +1,7 @@
 """The memory limits that MLX has on a GPU."""
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -86,9 +87,10 @@ class GpuMemory:
         return limit
 
     def unwire(self) -> None:
-        """Let the system move the memory of a model that is gone."""
-        if self._most_wired() is not None:
-            self.controls.set_wired_limit(0)
+        """Let the system move the memory of a model that is gone; other models keep theirs."""
+        if self._most_wired() is not None and self.wired_mib != 0:
+            with suppress(RuntimeError, ValueError):
+                self.controls.set_wired_limit(self.controls.get_active_memory())
 
     def device_line(self) -> str:
         """Return the name of the GPU, and its memory for arrays."""

@@ -401,7 +401,7 @@ class PagedKVCache:
         """Write what `export_block` has returned into a block, which no step may use meanwhile.
 
         Raises:
-            WrongBlock: it is of another pool, as its sizes show.
+            WrongBlock: it is of another pool, as its sizes show; what the block then has is not defined.
         """
         layers = self._layers_with(is_windowed=is_windowed)
         if len(contents) != len(layers):

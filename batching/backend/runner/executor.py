@@ -20,6 +20,7 @@ class Executor:
     def __init__(self, platform: Platform, runner: MLXRunner, changes: Changes) -> None:
         """changes: all that were made for the model, in the order in which they were made."""
         self._platform, self._runner, self._changes = platform, runner, changes
+        self._is_closed = False
 
     @property
     def runner(self) -> MLXRunner:
@@ -60,10 +61,14 @@ class Executor:
 
     def close(self) -> None:
         """Give everything back: memory, and the names of Python modules; nothing may be run afterwards."""
-        platform = self._platform
-        self._changes.undo()
-        vars(self).clear()
-        release(platform)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._changes.undo()
+        finally:
+            del self._runner, self._changes
+            release(self._platform)
 
 
 def release(platform: Platform) -> None:

@@ -40,14 +40,20 @@ def flipping_rows(
     for seed in range(_NUM_DRAWS):
         changes = Changes()
         _add_noise(model, changes, mx.random.key(seed))
-        for request, prompt in enumerate(prompts):
-            plain = expected[request]
-            off = mx.abs(plain_logits(model, [prompt]) - plain).max(axis=-1) / mx.abs(plain).max()
-            # NaN counts, too.
-            rows = np.flatnonzero(~(np.array(off.astype(mx.float32)) <= tolerance))
-            flipping |= {(request, int(position)) for position in rows}
-        changes.undo()
+        try:
+            for request, prompt in enumerate(prompts):
+                off = _distances(plain_logits(model, [prompt]), expected[request])
+                # NaN counts, too.
+                rows = np.flatnonzero(~(np.array(off.astype(mx.float32)) <= tolerance))
+                flipping |= {(request, int(position)) for position in rows}
+        finally:
+            changes.undo()
     return flipping
+
+
+def _distances(logits: mx.array, expected: mx.array) -> mx.array:
+    """Return how far a logit of each row is off, as a share of the largest."""
+    return mx.abs(logits - expected).max(axis=-1) / mx.abs(expected).max()
 
 
 def _add_noise(model: nn.Module, changes: Changes, key: mx.array) -> None:

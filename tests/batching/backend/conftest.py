@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from batching.backend.devices import Gpu, default_gpu
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
 from batching.backend.self_check.long_steps import MIN_TOKENS
 from tests.support.host_kernels import HostKernels
 from tests.support.model_files import write_model
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, use_kernels
 from tests.support.tiny_models import DEVICE_KINDS, Check
 
 

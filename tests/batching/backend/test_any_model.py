@@ -8,7 +8,6 @@ import mlx.nn as nn
 import pytest
 
 from batching.backend.execution_mode import ExecutionMode
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native, NoNative, load_native
 from batching.backend.self_check.checked_model import CheckedModel
 from scripts.generated_docs import ROOT
@@ -24,7 +23,7 @@ from tests.support.model_zoo import (
     ZOO,
     make_tiny,
 )
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, use_kernels
 from tests.support.weekly import weekly
 
 PAGE: Final = (ROOT / MODEL_TYPES_PAGE).read_text(encoding="utf-8")

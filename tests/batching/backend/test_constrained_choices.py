@@ -11,7 +11,6 @@ from hypothesis import Phase, given, settings, strategies as st
 from jsonschema import Draft202012Validator
 
 from batching.backend.loader import BUNDLED_MODEL, load_model
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import NoNative, load_native
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.batch_inference import BatchInferenceEngine
@@ -24,7 +23,7 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.step_plan import SliceOutput, StepPlan
 from batching.steps.token_output import FinishReason
 from tests.support.golden import GOLDEN
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, use_kernels
 from tests.support.requests import make_request
 from tests.support.schemas import SCHEMAS
 

@@ -18,7 +18,6 @@ from batching.backend.execution_mode import CheckResult, ExecutionMode
 from batching.backend.loader import BUNDLED_MODEL, LoadedModel, load_model
 from batching.backend.platforms.cpu.layers.packing import Packing
 from batching.backend.platforms.cpu.layers.scaling import scale_inputs
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.runner.mlx_runner import MLXRunner, MLXStep
 from batching.backend.self_check.checked_model import CheckedModel
@@ -32,7 +31,7 @@ from batching.scheduler import ContinuousBatchingScheduler
 from batching.steps.step_plan import StepPlan
 from batching.steps.token_output import TokenLogprobs, TokenOutput
 from tests.support.golden import GOLDEN, GoldenCase
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, use_kernels
 from tests.support.requests import make_request, respec
 from tests.support.serving import pipeline_of
 

@@ -9,7 +9,6 @@ import pytest
 
 from batching.backend.execution_mode import ExecutionMode
 from batching.backend.paged.kv_cache import PagedKVCache
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.self_check.checked_model import CheckedModel
@@ -19,7 +18,7 @@ from batching.inputs.sampling_params import SamplingParams
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure
 from tests.support.greedy import most_probable
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, use_kernels
 from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import DEVICE_KINDS, FAMILIES, VOCAB_SIZE, Check, tiny_model

@@ -16,8 +16,6 @@ from batching.backend.paged.kv_cache import LayerCache, StepInputs
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.paged.pieces import DeferredMask
 from batching.backend.paged.state_cache import RecurrentStates
-from batching.backend.platforms.cpu.layers.replace import replace_modules
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.self_check import steps as self_check_steps
 from batching.backend.self_check.checked_model import CheckedModel
@@ -25,7 +23,7 @@ from batching.block_manager import BlockTable
 from batching.steps.step_plan import Slice, StateCopy
 from tests.support.greedy import most_probable
 from tests.support.model_zoo import make_tiny
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, replace_modules, use_kernels
 from tests.support.requests import make_request
 from tests.support.serving import limits, make_runner, serve
 from tests.support.tiny_models import (

@@ -18,7 +18,6 @@ from batching.backend.builder.engine import build_engine
 from batching.backend.memory.pool_size import BlockBytes, least_window_blocks
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.mlx_pool import DeviceLayerCache
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.backend.self_check.checked_model import CheckedModel
@@ -33,7 +32,7 @@ from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.greedy import most_probable
 from tests.support.model_files import edit_config
 from tests.support.model_zoo import make_tiny
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, use_kernels
 from tests.support.requests import make_request, slice_of
 from tests.support.tiny_models import DEVICE_KINDS, VOCAB_SIZE as TINY_VOCAB_SIZE, Check, tiny_model
 from tests.support.weekly import weekly, weekly_pairs

@@ -22,13 +22,12 @@ def use_kernels(
     *,
     input_bits: int = 32,
     packing: Packing | None = None,
-    changes: Changes | None = None,
+    changes: Changes,
 ) -> nn.Module:
     """Return the model with modules replaced by kernels and with float32 activations.
 
     `input_bits`, `packing` and `changes` are those of `replace_modules`.
     """
-    changes = changes or Changes()
     packing = packing or Packing(native.module, max(input_bits, native.min_input_bits))
     model = replace_modules(model, native, packing=packing, changes=changes)
     if packing.finds_inputs:

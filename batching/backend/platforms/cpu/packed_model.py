@@ -65,6 +65,7 @@ class PackedModel(PreparedModel):
         loaded: LoadedModel,
         native: Native,
         entry: CacheEntry,
+        *,
         input_bits: int,
         further_rounding: FurtherRounding | None,
         kv_dtype: mx.Dtype | None,

@@ -96,10 +96,10 @@ class CPUPlatform(Platform):
             loaded,
             self.native,
             entry,
-            self.input_bits,
-            self.further_rounding,
-            self.kv_dtype,
-            if_not_invariant,
+            input_bits=self.input_bits,
+            further_rounding=self.further_rounding,
+            kv_dtype=self.kv_dtype,
+            if_not_invariant=if_not_invariant,
         )
         if packed.pack(changes):
             return packed
@@ -114,10 +114,13 @@ class CPUPlatform(Platform):
             "whose last bits depend on how a prompt is cut and on who else is in a step",
         )
 
-    def fallback(self) -> Platform | None:
+    def fallback(self, reason: str) -> Instead | None:
         if self.is_required:
             return None
-        return MLXPlatform(self.numerics, "the model does not run on them")
+        off = "the model does not run on them"
+        if self.numerics.has_int8:
+            off = f"{off} ({reason})"
+        return Instead(MLXPlatform(self.numerics, off), f"without the native kernels: {reason}")
 
     def serving(self, model: nn.Module) -> Self:
         return replace(self, rounds_attention=min_input_bits(model) < _FLOAT_BITS)

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.nn as nn
 import pytest
 
-from batching.backend.hooks.changes import Changes, plain, running
+from batching.backend.hooks.changes import Changes, original, running
 
 
 def number() -> int:
@@ -45,8 +45,8 @@ def test_a_function_is_rebound_for_one_model_while_it_runs(module: ModuleType) -
         each.rebind_within(model, module, "math", sqrt=lambda _, value=value: value)
     assert [model() for model in models] == [(2, 2), (3, 3), (1, 2.0)]
     assert (module.number(), module.math.sqrt(4), module.math.pi) == (1, 2.0, math.pi)
-    assert plain(module, "number") is number
-    assert plain(module, "math") is math
+    assert original(module, "number") is number
+    assert original(module, "math") is math
     assert math.sqrt(4) == 2
     with running(models[1]):
         assert module.number() == 3

@@ -19,7 +19,6 @@ from batching.backend.gguf.model import arrays_of
 from batching.backend.loader import load_model
 from batching.backend.memory import device as memory
 from batching.backend.memory.device import MIB, bytes_within, free_buffers, free_memory
-from batching.backend.platforms.cpu.layers.replace import replace_modules
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.weights.storage import stored_tensors
 from batching.config import EngineConfig
@@ -34,6 +33,7 @@ from tests.support.gguf_models import (
 from tests.support.gguf_writer import Q4_0, Q8_0, write_gguf
 from tests.support.model_files import CONFIG, rejection, write_model
 from tests.support.model_zoo import make_tiny, tiny_config
+from tests.support.platforms import replace_modules
 from tests.support.weekly import weekly_pairs
 
 

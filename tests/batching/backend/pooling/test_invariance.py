@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.pooling.head import DenseLayer, PoolingHead
 from batching.backend.runner.mlx_runner import MLXRunner
@@ -18,7 +17,7 @@ from batching.inputs.sampling_params import SamplingParams
 from batching.pooling import PoolingParams, PoolingType, Vector
 from batching.request import BatchRequest
 from batching.steps.token_output import TokenOutput
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, use_kernels
 from tests.support.requests import make_request
 from tests.support.serving import TIGHT, limits, make_runner, serve
 from tests.support.tiny_models import DEVICE_KINDS, VOCAB_SIZE, Check, tiny_model

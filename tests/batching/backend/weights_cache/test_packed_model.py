@@ -24,7 +24,6 @@ from batching.backend.execution_mode import CheckResult, ExecutionMode
 from batching.backend.hooks.changes import Changes
 from batching.backend.loader import load_model
 from batching.backend.platforms.cpu.layers.packing import Packing, StoredDiffers
-from batching.backend.platforms.cpu.layers.replace import replace_modules
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.packed_model import PackedModel
 from batching.backend.self_check.checked_model import CheckedModel
@@ -37,7 +36,7 @@ from tests.support.gguf_models import BPE, metadata_of, random_model, tensors_of
 from tests.support.gguf_writer import write_gguf
 from tests.support.model_files import write_model
 from tests.support.model_zoo import make_tiny, tiny_config
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, replace_modules
 from tests.support.requests import make_request
 from tests.support.weekly import weekly, weekly_pairs
 

@@ -1,6 +1,10 @@
 """Activations that models call as functions."""
 
+import ast
+import inspect
 from collections.abc import Callable
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -9,7 +13,7 @@ from mlx.nn import gelu_approx as mlx_gelu, silu as mlx_silu
 from mlx_lm.models import activations
 from mlx_lm.models.activations import precise_swiglu as mlx_precise_swiglu, swiglu as mlx_swiglu
 
-from batching.backend.hooks.changes import Changes, plain, python_modules
+from batching.backend.hooks.changes import Changes, original, python_modules
 
 
 def rebind_activations(model: nn.Module, kernels: Any, changes: Changes) -> None:
@@ -40,11 +44,26 @@ def rebind_activations(model: nn.Module, kernels: Any, changes: Changes) -> None
         "precise_swiglu": (mlx_precise_swiglu, precise_swiglu),
     }
     for module in python_modules(model):
-        # The functions there are compiled together with those of mlx.nn, for all models at once.
         if module is activations:
             continue
         for name, (known, function) in named.items():
-            if plain(module, name) is known:
+            if original(module, name) is known:
                 changes.rebind(model, module, name, function)
-        if plain(module, "nn") is nn:
+        if original(module, "nn") is nn and not _compiles_activations(module):
             changes.rebind_within(model, module, "nn", silu=silu, gelu_approx=gelu)
+
+
+@cache
+def _compiles_activations(module: ModuleType) -> bool:
+    """Return whether a Python module has functions that `mx.compile` traces together with those of mlx.nn.
+
+    A function is traced once for all models, so it must not meet one of a single model.
+    """
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError):
+        return True
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    compiled = [f for f in functions if any("compile" in ast.dump(d) for d in f.decorator_list)]
+    used = (node for function in compiled for node in ast.walk(function))
+    return any(isinstance(node, ast.Name) and node.id == "nn" for node in used)

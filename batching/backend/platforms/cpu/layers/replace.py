@@ -43,7 +43,7 @@ def replace_modules(
     *,
     input_bits: int = 32,
     packing: Packing | None = None,
-    changes: Changes | None = None,
+    changes: Changes,
 ) -> nn.Module:
     """Return the model with modules replaced by kernels and with float32 activations.
 
@@ -64,7 +64,6 @@ def replace_modules(
         replace_convolution(module, kernels)
         replace_norm(module, kernels)
         replace_rope(module, kernels, step_angles)
-    changes = changes or Changes()
     rebind_activations(model, kernels, changes)
     rebind_recurrences(model, kernels, changes)
     mx.eval(model.parameters())

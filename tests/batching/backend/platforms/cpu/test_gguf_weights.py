@@ -10,7 +10,6 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from batching.backend.gguf.header import read_header
 from batching.backend.gguf.quantizations import read_weight
-from batching.backend.platforms.cpu.layers.replace import replace_modules
 from batching.backend.platforms.cpu.native_loader import Native
 from tests.support.gguf_models import (
     Array,
@@ -21,6 +20,7 @@ from tests.support.gguf_models import (
     tensors_of,
 )
 from tests.support.gguf_writer import RawTensor, write_gguf
+from tests.support.platforms import replace_modules
 
 # Bits of a weight, with its part of scales and their factors.
 BITS: Final = {

@@ -8,14 +8,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
 from batching.scheduler import ContinuousBatchingScheduler
 from tests.support.model_zoo import make_tiny
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, use_kernels
 from tests.support.requests import make_request
 
 _NUM_TOKENS: Final = 32768

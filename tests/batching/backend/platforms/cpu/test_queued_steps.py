@@ -8,13 +8,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.request import BatchRequest
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.kernel_models import Unqueued
 from tests.support.model_zoo import make_tiny
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, use_kernels
 from tests.support.requests import make_request
 from tests.support.serving import limits, make_runner, serve
 

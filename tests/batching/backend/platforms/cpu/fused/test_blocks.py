@@ -21,16 +21,14 @@ from batching.backend.platforms.cpu.fused.parts import Around, OfRows, norm_of
 from batching.backend.platforms.cpu.fused.recurrent import RecurrentHalf
 from batching.backend.platforms.cpu.layers import rotary
 from batching.backend.platforms.cpu.layers.norms import RMSNorm
-from batching.backend.platforms.cpu.layers.replace import replace_modules
 from batching.backend.platforms.cpu.layers.rotary import RoPE
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.cache import NativeLayerCache
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.block_manager import BlockTable
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import ZOO, make_tiny
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, replace_modules, use_kernels
 from tests.support.requests import make_request, slice_of
 from tests.support.weekly import weekly, weekly_pairs
 

@@ -7,8 +7,6 @@ from mlx_lm.models.mla import MultiLinear
 
 from batching.backend.execution_mode import ExecutionMode
 from batching.backend.platforms.cpu.layers.per_head import HeadLinear
-from batching.backend.platforms.cpu.layers.replace import replace_modules
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.cache import NativeLatentCache
 from batching.backend.runner.mlx_runner import MLXRunner
@@ -16,7 +14,7 @@ from batching.backend.self_check.checked_model import CheckedModel
 from batching.block_manager import BlockTable
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, replace_modules, use_kernels
 from tests.support.requests import make_request, slice_of
 from tests.support.weekly import weekly
 

@@ -16,10 +16,9 @@ from batching.backend.platforms.cpu.fused.blocks import FusedBlock, replace_bloc
 from batching.backend.platforms.cpu.fused.check import compare
 from batching.backend.platforms.cpu.fused.mixture import MixtureHalf
 from batching.backend.platforms.cpu.fused.parts import Norm, UnknownPart
-from batching.backend.platforms.cpu.layers.replace import replace_modules
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from tests.support.model_zoo import ZOO, make_tiny
+from tests.support.platforms import replace_modules, use_kernels
 from tests.support.weekly import weekly, weekly_pairs
 
 GROUPS: Final = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}

@@ -17,7 +17,6 @@ from batching.backend.platforms.cpu.fused import mixers, recurrent
 from batching.backend.platforms.cpu.fused.halves import AttentionHalf
 from batching.backend.platforms.cpu.fused.mixers import Mixer
 from batching.backend.platforms.cpu.fused.recurrent import RecurrentHalf
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.pools.states import NativeStates, StateCells
 from batching.backend.runner.mlx_runner import MLXRunner
@@ -26,7 +25,7 @@ from batching.block_manager import BlockTable
 from batching.steps.step_plan import StateCopy
 from scripts.make_model.tiny_configs import VOCAB_SIZE
 from tests.support.model_zoo import make_tiny
-from tests.support.platforms import check_model
+from tests.support.platforms import check_model, use_kernels
 from tests.support.requests import make_request, slice_of
 from tests.support.weekly import weekly, weekly_pairs
 

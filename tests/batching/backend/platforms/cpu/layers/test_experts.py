@@ -10,8 +10,9 @@ from mlx_lm.models.activations import SwigluOAI
 from mlx_lm.models.switch_layers import SwiGLU, SwitchGLU, SwitchLinear, SwitchMLP
 
 from batching.backend.platforms.cpu.layers.experts import Experts
-from batching.backend.platforms.cpu.layers.replace import min_input_bits, replace_modules
+from batching.backend.platforms.cpu.layers.replace import min_input_bits
 from batching.backend.platforms.cpu.native_loader import Native
+from tests.support.platforms import replace_modules
 
 NUM_EXPERTS: Final = 7
 QUANTIZATIONS: Final = [

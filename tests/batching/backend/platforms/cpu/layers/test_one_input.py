@@ -9,11 +9,10 @@ from mlx_lm.models.switch_layers import SwitchGLU
 
 from batching.backend.platforms.cpu.layers.one_input import of_one_input
 from batching.backend.platforms.cpu.layers.packing import Packing
-from batching.backend.platforms.cpu.layers.replace import replace_modules
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from tests.support.logits import error, logits_of
 from tests.support.model_zoo import make_tiny
+from tests.support.platforms import replace_modules, use_kernels
 
 # Of weights with which inputs can be rounded to bfloat16, and cannot; 0 are bfloat16, 32 float32.
 BITS: Final = (4, 0)

@@ -12,17 +12,16 @@ from mlx_lm.models.switch_layers import SwitchGLU
 
 from batching.backend.platforms.cpu.layers.experts import Experts
 from batching.backend.platforms.cpu.layers.packing import Packing
-from batching.backend.platforms.cpu.layers.replace import replace_modules
 from batching.backend.platforms.cpu.layers.scaling import (
     Shifts,
     find_shifts,
     scale_inputs,
     shifts_of,
 )
-from batching.backend.platforms.cpu.model import use_kernels
 from batching.backend.platforms.cpu.native_loader import Native
 from tests.support.logits import error, logits_of
 from tests.support.model_zoo import make_tiny
+from tests.support.platforms import replace_modules, use_kernels
 
 
 @pytest.fixture
