@@ -6,7 +6,7 @@ MLX are the concern of `batching.backend`, which is imported only when the first
 
 from batching.config import EngineConfig
 from batching.constraints.gbnf import gbnf_grammar
-from batching.constraints.grammar import (
+from batching.constraints.grammar_text import (
     GrammarText,
     choice_grammar,
     json_object_grammar,

@@ -165,7 +165,7 @@ class EngineConfig(BatchLimits):
     async_scheduling: bool = True
     weights_cache_dir: Path | None = None
     weights_cache_gib: int = 64
-    gpu_kernels: GpuKernelsMode = "auto"
+    gpu_kernels: GpuKernelsMode = "off"
     mlx_cache_mib: int = 1024
     wired_limit_mib: int | None = None
 

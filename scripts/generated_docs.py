@@ -1,7 +1,7 @@
 """Writes what the code says into the documents.
 
 The settings go into docs/settings.md and into `.env.example`, the states of a request into the
-diagram of docs/architecture/index.md.
+diagram of docs/architecture/index.md, and the imports between folders into its picture.
 
 python -m scripts.generated_docs            write what is out of date
 python -m scripts.generated_docs --check    exit with 1 if something is
@@ -13,9 +13,10 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final
 
-from app.flags import HEADINGS, flag_name
+from app.flags import HEADINGS
 from app.settings import Settings, env_name
 from batching.request import TRANSITIONS
+from scripts.house.picture import HOUSE, picture
 
 ROOT: Final = Path(__file__).parent.parent
 SETTINGS: Final = Path("docs", "settings.md")
@@ -69,11 +70,12 @@ def tables() -> str:
     for field, schema in fields():
         if field in HEADINGS:
             lines += ["", f"## {HEADINGS[field]}", ""]
-            lines += ["| variable and flag | default | values | meaning |"]
+            lines += ["| variable | default | values | meaning |"]
             lines += ["| --- | --- | --- | --- |"]
-        names = f"`{env_name(field)}`<br>`{flag_name(field)}`"
         cell = f"`{default(schema)}`" if default(schema) else "empty"
-        lines.append(f"| {names} | {cell} | {values(schema)} | {schema['description']} |")
+        lines.append(
+            f"| `{env_name(field)}` | {cell} | {values(schema)} | {schema['description']} |"
+        )
     return "\n".join(lines)
 
 
@@ -122,6 +124,7 @@ def stale_files(root: Path) -> dict[Path, str]:
         settings: filled(settings.read_text(encoding="utf-8"), "settings", tables()),
         architecture: filled(architecture.read_text(encoding="utf-8"), "states", state_diagram()),
         root / ".env.example": env_example(),
+        root / HOUSE: picture(),
     }
     return {
         path: text

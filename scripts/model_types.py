@@ -35,10 +35,10 @@ _VARYING: Final = re.compile(r" by [\d.e+-]+ of the largest one$| \(.*\)$", re.D
 
 
 def row(name: str, checked: CheckedModel) -> str:
-    """Return the line of a type: how it is served, what it keeps, and why no faster way is right."""
+    """Return the line of a type: how it is served, its caches, and why no faster way is right."""
     reason = _VARYING.sub("", checked.reason)
     kept = ", ".join(_kept(checked.layout))
-    return f"| `{name}` | {SERVED[checked.mode]} | {kept} | {reason} |"
+    return _line(name, SERVED[checked.mode], kept, reason)
 
 
 def _kept(layout: CacheLayout) -> Iterator[str]:
@@ -63,8 +63,19 @@ def _kept(layout: CacheLayout) -> Iterator[str]:
 
 
 def rows_on(page: str) -> dict[str, str]:
-    """Return the lines of the page's table, by name."""
-    return {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    """Return a line for each type of the page's table, by name."""
+    found = {}
+    for line in page.splitlines():
+        if not line.startswith("| ") or "`" not in line:
+            continue
+        served, kept, names, reason = (cell.strip() for cell in line.strip("|").split("|"))
+        for name in names.replace("`", "").split(", "):
+            found[name] = _line(name, served, kept, reason)
+    return dict(sorted(found.items()))
+
+
+def _line(name: str, served: str, kept: str, reason: str) -> str:
+    return f"| `{name}` | {served} | {kept} | {reason} |"
 
 
 def summary(rows: dict[str, str]) -> str:
@@ -79,8 +90,15 @@ def summary(rows: dict[str, str]) -> str:
 
 
 def table(rows: dict[str, str]) -> str:
-    head = ["| type | served | keeps | why not faster |", "| --- | --- | --- | --- |"]
-    return "\n".join([*head, *(rows[name] for name in sorted(rows))])
+    """Return a line for all types that are served alike, those with the most types first."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in sorted(rows):
+        _, *cells = (cell.strip() for cell in rows[name].strip("|").split("|"))
+        alike.setdefault(tuple(cells), []).append(f"`{name}`")
+    lines = ["| served | keeps | types | why not faster |", "| --- | --- | --- | --- |"]
+    for (served, kept, reason), names in sorted(alike.items(), key=lambda item: -len(item[1])):
+        lines.append(f"| {served} | {kept} | {', '.join(names)} | {reason} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -90,7 +108,7 @@ def main() -> None:
         name: row(name, check_model(make_tiny(name), VOCAB_SIZE, platform, Changes()))
         for name in ZOO
     }
-    rows |= {name: f"| `{name}` | not tried | | {why} |" for name, why in UNAVAILABLE.items()}
+    rows |= {name: _line(name, "not tried", "", why) for name, why in UNAVAILABLE.items()}
     content = f"{summary(rows)}\n\n{table(rows)}"
     path = ROOT / MODEL_TYPES_PAGE
     path.write_text(filled(path.read_text(encoding="utf-8"), MARKER, content), encoding="utf-8")

@@ -2,7 +2,9 @@
 
 import os
 import re
+import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +30,7 @@ from scripts.generated_docs import (
     main,
     stale_files,
 )
+from scripts.house.picture import HOUSE
 
 DOCUMENTS: Final = tuple(
     path
@@ -43,8 +46,16 @@ HEADING: Final = re.compile(r"^#+ (.+)$", re.MULTILINE)
 PATH: Final = re.compile(
     r"(?:app|batching|docker|docs|kernels|requirements|scripts|tests)/[\w./-]*"
 )
+# A file of code, by its path from the root or from any folder: `paged/pieces.py`, `step_rows.py`.
+SOURCE: Final = re.compile(r"[\w./-]+\.(?:py|pyi|h|cpp|inl|svg)")
+# All that ships, without the kernels' own documents.
+MAX_BYTES: Final = 200_000
+MAX_LINE: Final = 140
 # A fixed part of a message, between `…`; shorter ones are found anywhere.
 FRAGMENT: Final = re.compile(r"[^…]{8,}")
+
+
+SHIPPED: Final = tuple(p for p in DOCUMENTS if not p.is_relative_to(ROOT / "kernels"))
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +77,15 @@ def anchors(path: Path) -> set[str]:
     """Return what a link can name after `#`, as hosting sites and the site's builder make it."""
     headings = [re.sub(r"[^\w\- ]", "", h).lower() for h in HEADING.findall(prose(path))]
     return {heading.strip().replace(" ", "-") for heading in headings}
+
+
+@cache
+def known_names(folder: Path) -> set[str]:
+    """Return the files of the repository, by each end of their path, and those beside a document."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    files = [Path(name) for name in listed.stdout.decode().split("\0") if name]
+    ends = {"/".join(file.parts[i:]) for file in files for i in range(len(file.parts))}
+    return ends | {str(path.relative_to(folder)) for path in folder.glob("*")}
 
 
 def broken_links(path: Path) -> Iterator[str]:
@@ -90,15 +110,22 @@ def test_the_example_has_the_defaults_and_all_of_them(tmp_path: Path) -> None:
     assert Settings(_env_file=path) == Settings(_env_file=None)
 
 
-def test_the_tables_have_every_setting_with_its_flag() -> None:
-    rows = re.findall(r"^\| `(\w+)`<br>`(--[\w-]+)` \|", read(ROOT / SETTINGS), re.MULTILINE)
-    assert rows == [(env_name(field), flag_name(field)) for field in Settings.model_fields]
+def test_the_tables_have_every_setting() -> None:
+    rows = re.findall(r"^\| `(MLX_SERVER_\w+)` \|", read(ROOT / SETTINGS), re.MULTILINE)
+    assert rows == [env_name(field) for field in Settings.model_fields]
+
+
+def test_the_page_says_how_a_flag_is_made_of_a_variable() -> None:
+    assert "with `--max-num-seqs` for `MLX_SERVER_MAX_NUM_SEQS`" in read(ROOT / SETTINGS)
+    for field in Settings.model_fields:
+        name = env_name(field).removeprefix("MLX_SERVER_").lower()
+        assert flag_name(field) == f"--{name.replace('_', '-')}"
 
 
 def test_a_stale_file_is_reported_and_then_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in (SETTINGS, ARCHITECTURE):
+    for name in (SETTINGS, ARCHITECTURE, HOUSE):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     fresh = read(ROOT / SETTINGS)
@@ -158,6 +185,32 @@ def test_every_file_that_is_named_is_there(path: Path) -> None:
     named = [code for code in CODE.findall(prose(path)) if PATH.fullmatch(code)]
     roots = ROOT, ROOT / "kernels" / "src"
     assert [name for name in named if not any((root / name).exists() for root in roots)] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_source_that_is_named_is_there(path: Path) -> None:
+    named = {code for code in CODE.findall(prose(path)) if SOURCE.fullmatch(code)}
+    assert sorted(named - known_names(path.parent)) == []
+
+
+def test_a_source_that_is_gone_is_found() -> None:
+    assert {"batching/scheduler.py", "scheduler.py", "blocks/free_runs.py"} <= known_names(ROOT)
+    assert not {"layers/gone.py", "uler.py", "batching/free_runs.py"} & known_names(ROOT)
+
+
+def test_no_line_of_prose_is_a_wall() -> None:
+    """Tables and links to pictures have lines of their own."""
+    walls = [
+        f"{path.relative_to(ROOT)}: {line[:60]}"
+        for path in SHIPPED
+        for line in prose(path).splitlines()
+        if len(line) > MAX_LINE and not line.startswith(("|", "![", "[!["))
+    ]
+    assert walls == []
+
+
+def test_all_documents_that_ship_are_read_in_an_afternoon() -> None:
+    assert sum(len(path.read_bytes()) for path in SHIPPED) <= MAX_BYTES
 
 
 def test_the_site_has_every_page() -> None:

@@ -182,6 +182,7 @@ def test_the_scheduler_and_all_around_it_need_little_but_the_standard_library() 
         ("batching.constraints.protocol", "numpy"),
         ("batching.constraints.grammar", "numpy"),
         ("batching.constraints.grammar", "llguidance"),
+        ("batching.constraints.grammar_text", "llguidance"),
         ("batching.constraints.compile_process", "llguidance"),
         ("batching.constraints.matcher", "numpy"),
         ("batching.constraints.matcher", "llguidance"),

@@ -1,0 +1,1 @@
+"""Accepts or rejects requests before they cost anything, and counts those in flight."""

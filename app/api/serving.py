@@ -15,7 +15,8 @@ from app.admission.admitted_request import AdmittedRequest, Deadline
 from app.admission.controller import AdmissionTicket
 from app.admission.patience import after_departures
 from app.generation.generation import ChoiceResult, GenerationSummary, GenerationTask
-from app.generation.job import GenerationJob, GenerationParams, build_job
+from app.generation.job import GenerationJob, build_job
+from app.generation.params import GenerationParams
 from app.http.client import Client, client_in
 from app.http.request_lifetime import held_by
 from app.parsing.output_format import OutputFormat

@@ -1,0 +1,1 @@
+"""Serves the lines of batch files beside live requests."""

@@ -1,0 +1,1 @@
+"""From a prompt to choices: submits, detokenizes, finds stop strings."""

@@ -1,0 +1,1 @@
+"""Middleware: keys, limits of bodies, disconnects, errors."""

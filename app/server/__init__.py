@@ -1,0 +1,1 @@
+"""uvicorn with limits: connections, signals, shutdown, watchdog."""

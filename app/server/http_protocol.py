@@ -6,7 +6,6 @@ to read its response.  Each such connection takes memory and delays a shutdown.
 
 import asyncio
 import logging
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +20,7 @@ from uvicorn.server import ServerState
 from app.http.errors.formats import ErrorReport, openai_error
 from app.http.unsent_bytes import UnsentBytes
 from app.server.connection_limit import TOO_MANY, ConnectionLimit
+from app.server.dead_peers import notice_dead_peers
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +34,6 @@ MAX_HEAD_BYTES: Final = 32 * 1024
 # asyncio reads 256 KiB at once; as chunks of one byte each, they block the event loop for a quarter
 # of a second.
 _READ_BYTES: Final = 16 * 1024
-
-# Seconds.  An idle peer is probed, and its connection ends after three failed probes.
-_KEEPALIVE_IDLE: Final = 30
-_KEEPALIVE_INTERVAL: Final = 10
-_KEEPALIVE_FAILURES: Final = 3
-# With less, a few lost packets end the connection of a live peer.
-_MIN_USER_TIMEOUT: Final = 10.0
-# The kernel would buffer megabytes for a slow reader, which would hide its progress.
-_MAX_UNSENT_BYTES: Final = 64 * 1024
 
 _MESSAGES: Final = {
     408: "the head of the request was not received in time",
@@ -145,7 +136,7 @@ class Protocol(H11Protocol, asyncio.BufferedProtocol):
         if not self.limit.admit(self):
             self._refuse()
             return
-        _notice_dead_peers(transport.get_extra_info("socket"), self.write_timeout)
+        notice_dead_peers(transport.get_extra_info("socket"), self.write_timeout)
         # Writing is paused while anything is buffered here, so that the timer covers all of it.
         transport.set_write_buffer_limits(high=0)
         self.app = self.unsent.in_pieces(self.app, transport.abort)
@@ -300,24 +291,3 @@ def protocol_class(
         "unsent": unsent,
     }
     return type("Protocol", (Protocol,), members)
-
-
-def _notice_dead_peers(sock: socket.socket, write_timeout: float) -> None:
-    """Have the kernel end connections whose peer has vanished.
-
-    The names of the options differ between systems.
-    """
-    options = {
-        "TCP_KEEPIDLE": _KEEPALIVE_IDLE,
-        "TCP_KEEPALIVE": _KEEPALIVE_IDLE,
-        "TCP_KEEPINTVL": _KEEPALIVE_INTERVAL,
-        "TCP_KEEPCNT": _KEEPALIVE_FAILURES,
-        "TCP_USER_TIMEOUT": int(1000 * max(write_timeout, _MIN_USER_TIMEOUT)),
-        "TCP_NOTSENT_LOWAT": _MAX_UNSENT_BYTES,
-    }
-    # macOS rejects options on a connection that its peer has reset.
-    with suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in options.items():
-            if hasattr(socket, name):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -31,9 +31,8 @@ class EngineSettings(BaseSettings):
     )
     num_blocks: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=1024,
-        description="KV cache blocks of 32 tokens, shared by all requests. Unless this is set, there "
-        "are fewer where they would take more than half of the free memory; a number that is set and "
-        "does not fit is rejected. `auto` takes what fits in `MLX_SERVER_MEMORY_FRACTION`.",
+        description="KV cache blocks of 32 tokens, shared by all requests. Unless this is set, they take "
+        "at most half of the free memory. `auto` takes as many as fit in `MLX_SERVER_MEMORY_FRACTION`.",
     )
     max_num_batched_tokens: int = Field(
         default=512,
@@ -126,7 +125,7 @@ class EngineSettings(BaseSettings):
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         default="auto",
-        description="Type of the keys and values in the KV cache; `auto` is that of the model's activations, or with the native kernels in the precision `auto` bfloat16. In `bfloat16` twice as many tokens fit as in `float32`, in `int8` nearly four times as many; `int8` needs the native kernels, or on a GPU those of its pool.",
+        description="Type of the keys and values in the KV cache; `auto` is that of the model's activations, or bfloat16 with the native kernels in the precision `auto`. `int8` holds nearly four times as many tokens as `float32`, and needs the native kernels, or on a GPU those of its pool.",
     )
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="Device to compute on; `auto` is the GPU if there is one."
@@ -143,7 +142,7 @@ class EngineSettings(BaseSettings):
         default=None,
         ge=1,
         le=1024,
-        description="Threads of the native kernels, at most one for each hardware thread that the process may use; the quota of a container counts. Empty is one for each core, and from 8 on one fewer, for the event loop, unless cores have several hardware threads.",
+        description="Threads of the native kernels, at most one for each hardware thread that the process may use. Empty is one for each core, and from 8 on one fewer unless cores have several hardware threads.",
     )
     weights_cache_dir: Path | None = Field(
         default=None,
@@ -155,8 +154,8 @@ class EngineSettings(BaseSettings):
         description="Most GiB of packed weights in that folder; those used last stay. 0 keeps and reads none.",
     )
     gpu_kernels: Literal["auto", "off", "require"] = Field(
-        default="auto",
-        description="Kernels that write and read the KV cache of a GPU in place: `auto` uses them if a check at the start finds them right; `require` does not start without.",
+        default="off",
+        description="Kernels that write and read the KV cache of a GPU in place: `auto` uses them if a check at the start finds them right; `require` does not start without. `off` until a report of `make gpu-check` on such a GPU is there.",
     )
     mlx_cache_mib: int = Field(
         default=1024,

@@ -57,9 +57,8 @@ class Settings(EngineSettings):
     max_connections: int = Field(
         default=1024,
         ge=1,
-        description="Most open connections; fewer where the limit of open files (`ulimit -n`) has no room for "
-        "four times as many. The one that is idle for longest makes room for a new one; if there is none, the new one "
-        "gets a 503.",
+        description="Most open connections, at most a quarter of the limit of open files (`ulimit -n`). "
+        "The one that is idle for longest makes room for a new one; if there is none, the new one gets a 503.",
     )
     max_requests_per_key: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
@@ -94,10 +93,8 @@ class Settings(EngineSettings):
     allowed_hosts: str = Field(
         default="",
         description="Host names by which clients may address the server, besides `localhost` and its addresses: "
-        "names or `*.example.org`, separated by commas; `*` is any. If the server does not listen on a loopback "
-        "address, also other addresses and names that only a private network has. Others get a 403, since the "
-        "name may be that of a web page that was made to point here (DNS rebinding); if this is empty and "
-        "there are keys, none do.",
+        "names or `*.example.org`, separated by commas; `*` is any. On a network also addresses and names that only "
+        "a private network has. Others get a 403 (DNS rebinding), unless this is empty and there are keys.",
     )
     web: bool = Field(
         default=True, description="Serve a page with a chat and a view of the engine at `/`."

@@ -1,0 +1,1 @@
+"""SQLite and files: stored responses, uploads, batches."""

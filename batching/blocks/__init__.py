@@ -1,0 +1,1 @@
+"""Containers behind the block manager: empty runs, ages of blocks."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from batching.constraints.grammar import GrammarText, InvalidGrammar, lark_grammar
+from batching.constraints.grammar_text import GrammarText, InvalidGrammar, lark_grammar
 
 _TOKEN: Final = re.compile(
     r"""

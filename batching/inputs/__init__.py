@@ -1,0 +1,1 @@
+"""A request to the engine: its frozen spec, its sampling parameters."""

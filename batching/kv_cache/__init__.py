@@ -1,0 +1,1 @@
+"""Blocks and states of requests: allocation, prefix hits, checkpoints."""

@@ -1,0 +1,1 @@
+"""Child processes with limits on time and memory."""

@@ -1,0 +1,1 @@
+"""The scheduler's parts: admission, token budgets, lookahead, snapshots."""

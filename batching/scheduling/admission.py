@@ -101,9 +101,7 @@ class AdmissionQueue:
                 self._starts_next = request
                 num_running -= 1
                 # Others may have waited for what it computes.
-                waiting = [each for each in deferred if each.is_best_effort]
-                passed_over += [stopped, *waiting]
-                deferred = {each: n for each, n in deferred.items() if each not in waiting}
+                passed_over += [stopped, *_take_best_effort(deferred)]
                 continue
             self.remove(request)
             if self._kv.prefixes.is_worth_waiting(hit, self.running_key(request)):
@@ -135,3 +133,11 @@ class AdmissionQueue:
         self._awaiting_prefix = awaiting
         for request in requests:
             self.push(request)
+
+
+def _take_best_effort(deferred: dict[BatchRequest, NumBlocks]) -> list[BatchRequest]:
+    """Remove the best-effort requests, and return them."""
+    taken = [request for request in deferred if request.is_best_effort]
+    for request in taken:
+        del deferred[request]
+    return taken

@@ -1,0 +1,1 @@
+"""A step as a message of plain values: plan in, outputs back."""

@@ -168,7 +168,8 @@ def serve(model: nn.Module, config: Config, **limits: Any) -> Served:
         model_id=config["model_type"],
         # Without native kernels a CPU takes the way of the GPUs.
         native="off",
-        **{"num_blocks": 64, "state_cache_mib": 64, **limits},
+        # The kernels are what a report is about, though a server leaves them off by default.
+        **{"num_blocks": 64, "state_cache_mib": 64, "gpu_kernels": "auto", **limits},
     )
     warnings: list[str] = []
     with (

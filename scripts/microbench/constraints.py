@@ -6,7 +6,8 @@ from typing import Final
 
 from batching.backend.builder.engine import build_engine
 from batching.config import EngineConfig
-from batching.constraints.grammar import Grammar, GrammarCompiler, json_schema_grammar
+from batching.constraints.grammar import Grammar, GrammarCompiler
+from batching.constraints.grammar_text import json_schema_grammar
 from batching.engine.loaded_engine import LoadedEngine
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec

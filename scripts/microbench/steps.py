@@ -122,7 +122,7 @@ class StepBench:
         plan = self._scheduler.schedule()
         planned = perf_counter()
         # The runner does this once more, as a part of the whole.
-        self._runner._cache.begin(plan.slices)
+        self._runner.cache.begin(plan.slices)
         begun = perf_counter()
         sampled = self._runner.run(plan)
         ran = perf_counter()

@@ -16,7 +16,7 @@ from app.api.schemas.fields import (
     check_length,
     field_error,
 )
-from app.generation.job import GenerationParams
+from app.generation.params import GenerationParams
 from app.parsing import tool_spec
 from app.parsing.output_format import GrammarSpec
 from app.parsing.tool_spec import ToolSpec

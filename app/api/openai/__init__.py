@@ -1,0 +1,1 @@
+"""OpenAI's APIs, a folder for each."""

@@ -1,0 +1,1 @@
+"""Probes, metrics, models, documents and the event stream of the machine room."""

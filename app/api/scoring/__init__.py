@@ -1,0 +1,1 @@
+"""`/v1/rerank` and `/v1/score`."""

@@ -1,0 +1,1 @@
+"""vLLM's additions: tokens of texts, the rendered prompt, the load."""

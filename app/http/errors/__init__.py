@@ -1,0 +1,1 @@
+"""Exceptions as responses: a status, a code and one short message."""

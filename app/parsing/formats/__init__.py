@@ -1,0 +1,1 @@
+"""The formats of messages by name, and which one a model writes."""

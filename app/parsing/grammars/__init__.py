@@ -1,0 +1,1 @@
+"""Grammars that enforce the formats of tool calls."""

@@ -1,0 +1,1 @@
+"""Reasoning, separated from content."""

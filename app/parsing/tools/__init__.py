@@ -1,0 +1,1 @@
+"""Tool calls, parsed while they are generated."""

@@ -1,0 +1,1 @@
+"""Patches of mlx-lm modules, each of which can be undone."""

@@ -1,0 +1,1 @@
+"""Memory of host and device: what is free, how many blocks fit."""

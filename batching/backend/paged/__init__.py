@@ -1,0 +1,1 @@
+"""The KV pool in MLX arrays, and attention over its blocks."""

@@ -5,6 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from batching.backend.paged.block_bytes import arrays_of, bytes_of
 from batching.backend.paged.kv_cache import LayerCache, Slots, StepInputs
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow
@@ -108,6 +109,19 @@ class GatheredLayerCache(LayerCache):
             # MLX divides by the size of a row.
             if array.size:
                 array[mx.array(targets)] = array[mx.array(sources)]
+
+    def export_block(self, slots: Slots) -> bytes:
+        self._write_pending()
+        return bytes_of(self._rows_of(slots))
+
+    def import_block(self, slots: Slots, data: bytes) -> None:
+        self._write_pending()
+        for array, new in zip(self._pool, arrays_of(data, self._rows_of(slots)), strict=True):
+            if array.size:
+                array[mx.array(slots)] = new
+
+    def _rows_of(self, slots: Slots) -> list[mx.array]:
+        return [array[mx.array(slots)] if array.size else array for array in self._pool]
 
     def reset(self) -> None:
         shape = self.shape

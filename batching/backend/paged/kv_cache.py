@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batching.backend.memory.device import free_buffers
+from batching.backend.paged.block_bytes import WrongBlock
 from batching.backend.paged.layout import LayerShape
 from batching.backend.paged.mlx_attention import SlidingWindow
 from batching.backend.paged.pieces import DeferredMask, KeepsAll, Piece, cut
@@ -275,6 +276,18 @@ class LayerCache(KeepsAll, ABC):
     def copy(self, sources: Slots, targets: Slots) -> None: ...
 
     @abstractmethod
+    def export_block(self, slots: Slots) -> bytes:
+        """Return the contents of a block, given by its slots, after all steps that were begun."""
+
+    @abstractmethod
+    def import_block(self, slots: Slots, data: bytes) -> None:
+        """Write what `export_block` has returned into a block, which no step may use meanwhile.
+
+        Raises:
+            WrongBlock: it is of another size.
+        """
+
+    @abstractmethod
     def reset(self) -> None:
         """Replace the arrays by empty ones."""
 
@@ -372,8 +385,36 @@ class PagedKVCache:
             group = [c for c in copies if c.is_windowed == is_windowed]
             sources = np.concatenate([c.source * self._block_size + within for c in group])
             targets = np.concatenate([c.target * self._block_size + within for c in group])
-            layers = [layer for layer in self.layers if layer.is_windowed == is_windowed]
-            self._copy_layers(layers, sources, targets)
+            self._copy_layers(self._layers_with(is_windowed=is_windowed), sources, targets)
+
+    def export_block(self, block_id: int, *, is_windowed: bool = False) -> list[bytes]:
+        """Return the contents of a block in each of the layers that have it, after all steps that were begun.
+
+        is_windowed: it is one of the pool of sliding-window layers.
+        """
+        slots = self._slots_of(block_id)
+        return [layer.export_block(slots) for layer in self._layers_with(is_windowed=is_windowed)]
+
+    def import_block(
+        self, block_id: int, contents: Sequence[bytes], *, is_windowed: bool = False
+    ) -> None:
+        """Write what `export_block` has returned into a block, which no step may use meanwhile.
+
+        Raises:
+            WrongBlock: it is of another pool, as its sizes show.
+        """
+        layers = self._layers_with(is_windowed=is_windowed)
+        if len(contents) != len(layers):
+            raise WrongBlock(f"a block is of {len(layers)} layers, not {len(contents)}")
+        for layer, data in zip(layers, contents, strict=True):
+            layer.import_block(self._slots_of(block_id), data)
+
+    def _slots_of(self, block_id: int) -> Slots:
+        return block_id * self._block_size + np.arange(self._block_size)
+
+    def _layers_with(self, *, is_windowed: bool) -> list[LayerCache]:
+        """Return the layers of the pool of sliding-window layers, or of the main one."""
+        return [layer for layer in self.layers if layer.is_windowed == is_windowed]
 
     def copy_states(self, copies: Sequence[StateCopy]) -> None:
         for state in self._states:

@@ -5,6 +5,7 @@ from functools import partial
 
 import mlx.core as mx
 
+from batching.backend.paged.block_bytes import arrays_of, bytes_of
 from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots, slot_rows
 from batching.backend.paged.layout import LayerLayout
 from batching.backend.paged.make_caches import make_caches
@@ -83,6 +84,18 @@ class DeviceLayerCache(LayerCache):
         sizes = self.shape.num_heads, self.num_slots
         for array in self._arrays:
             array[slot_rows(targets, *sizes)] = array[slot_rows(sources, *sizes)]
+
+    def export_block(self, slots: Slots) -> bytes:
+        return bytes_of(self._rows(slots))
+
+    def import_block(self, slots: Slots, data: bytes) -> None:
+        rows = slot_rows(slots, self.shape.num_heads, self.num_slots)
+        for array, new in zip(self._arrays, arrays_of(data, self._rows(slots)), strict=True):
+            array[rows] = new
+
+    def _rows(self, slots: Slots) -> list[mx.array]:
+        rows = slot_rows(slots, self.shape.num_heads, self.num_slots)
+        return [array[rows] for array in self._arrays]
 
     def reset(self) -> None:
         num_rows, dtype = self.shape.num_heads * self.num_slots, self.shape.dtype

@@ -1,1 +1,1 @@
-"""What puts the fast paths of one kind of machine into a model."""
+"""The fast paths of each kind of machine, put into a model."""

@@ -1,0 +1,1 @@
+"""Vectors and scores from hidden states."""

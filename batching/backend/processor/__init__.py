@@ -1,1 +1,1 @@
-"""What the processor has, and how much of it may be used."""
+"""The processor's features, and the cores that may be used."""

@@ -41,6 +41,23 @@ class Executor:
     def reset(self) -> None:
         self._runner.reset()
 
+    def export_block(self, block_id: int, *, is_windowed: bool = False) -> list[bytes]:
+        """Return the keys and values of a block, layer by layer, between two steps.
+
+        is_windowed: the block is one of the pool of sliding-window layers.
+        """
+        return self._runner.cache.export_block(block_id, is_windowed=is_windowed)
+
+    def import_block(
+        self, block_id: int, contents: Sequence[bytes], *, is_windowed: bool = False
+    ) -> None:
+        """Write what `export_block` has returned, here or in another executor of the same model.
+
+        Raises:
+            WrongBlock: the pool has blocks of another form.
+        """
+        self._runner.cache.import_block(block_id, contents, is_windowed=is_windowed)
+
     def close(self) -> None:
         """Give everything back: memory, and the names of Python modules; nothing may be run afterwards."""
         platform = self._platform

@@ -53,7 +53,7 @@ class MLXRunner:
         """
         self._model = model
         self._selection = selection
-        self._cache = cache
+        self.cache = cache
         self._sampler = SliceSampler(vocab_size, sampler)
         self._head = head
         self._graphs = graphs
@@ -67,7 +67,7 @@ class MLXRunner:
     def takes_queued_steps(self) -> bool:
         """True if a step may be submitted before the previous one is collected."""
         # Else what is returned for a step would be late by all of the next one.
-        return self._cache.takes_queued_steps and not self._sampler.waits_for_logits
+        return self.cache.takes_queued_steps and not self._sampler.waits_for_logits
 
     def can_follow(self, sampling: SamplingParams) -> bool:
         return self._sampler.can_follow(sampling)
@@ -88,12 +88,12 @@ class MLXRunner:
     def reset(self) -> None:
         self._selection.are_finite = self._selection.hidden = None
         self._sequences.forget()
-        self._cache.reset()
+        self.cache.reset()
 
     def _built_logits(self, step: StepInputs) -> mx.array:
         self._selection.rows = step.logit_rows.rows
         try:
-            logits: mx.array = self._model(step.tokens, cache=self._cache.caches)
+            logits: mx.array = self._model(step.tokens, cache=self.cache.caches)
         finally:
             self._selection.rows = None
         if len(logits) != len(step.logit_rows.rows):
@@ -107,18 +107,18 @@ class MLXRunner:
             # They are made at once, and the step in flight writes what they read.
             with self._lending.waiting():
                 mx.eval(after.sampled.tokens, after.written)
-        self._cache.copy_blocks(plan.copies)
-        self._cache.copy_states(plan.state_copies)
-        step = self._cache.begin(plan.slices, plan.gone)
+        self.cache.copy_blocks(plan.copies)
+        self.cache.copy_states(plan.state_copies)
+        step = self.cache.begin(plan.slices, plan.gone)
         if expected is not None:
             expected.fill(step.tokens, step.attention.slices)
         pooled = PooledRows.of(step.attention.slices, sequences)
         with self._sampler.masks(step.logit_rows, sequences) as masks:
             logits, hidden = self._logits_and_hidden(step, pooled)
-            self._cache.flush()
+            self.cache.flush()
             are_finite, self._selection.are_finite = self._selection.are_finite, None
             # The pool is evaluated in any case: lazy writes would pile up from step to step.
-            written = self._cache.arrays
+            written = self.cache.arrays
             written += [array for array in (are_finite, hidden) if array is not None]
             isolated = self._sampler.isolate_failures(
                 step.attention.slices, sequences, logits, written, expected

@@ -1,0 +1,1 @@
+"""One vectorised sampler; a sample depends on seed and position only."""

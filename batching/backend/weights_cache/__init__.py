@@ -1,0 +1,1 @@
+"""Packed weights in files, for the next start."""

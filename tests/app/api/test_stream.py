@@ -17,7 +17,8 @@ from app.api.openai.completions.response_builder import CompletionResponseBuilde
 from app.api.openai.response_builder import DONE, chunk_events, common_fields
 from app.api.openai.schemas.response_options import ResponseOptions
 from app.api.sse import EventStream
-from app.generation.job import GenerationParams, build_job
+from app.generation.job import build_job
+from app.generation.params import GenerationParams
 from app.generation.submit import submit
 from batching.engine.token_stream import Backlog
 from tests.support.speaker import (

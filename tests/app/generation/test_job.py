@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from app.generation import job as job_module
-from app.generation.job import GenerationJob, GenerationParams, build_job, sampling_params
+from app.generation.job import GenerationJob, build_job, sampling_params
+from app.generation.params import GenerationParams
 from batching import InvalidRequest, ModelInfo, SamplingDefaults, SamplingParams
 from tests.support.rows import rows
 from tests.support.speaker import END, MODEL_ID, ByteTokenizer, speaking_manager

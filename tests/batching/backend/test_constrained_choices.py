@@ -16,7 +16,8 @@ from batching.backend.platforms.cpu.native_loader import NoNative, load_native
 from batching.backend.runner.mlx_runner import MLXRunner
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
-from batching.constraints.grammar import Grammar, GrammarCompiler, json_schema_grammar
+from batching.constraints.grammar import Grammar, GrammarCompiler
+from batching.constraints.grammar_text import json_schema_grammar
 from batching.inputs.sampling_params import GREEDY, SamplingParams
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler

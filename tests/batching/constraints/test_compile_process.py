@@ -5,7 +5,8 @@ from typing import Final
 import pytest
 
 from batching.constraints.compile_process import SpecialTokens, answer
-from batching.constraints.grammar import _SANDBOX, json_object_grammar, lark_grammar
+from batching.constraints.grammar import _SANDBOX
+from batching.constraints.grammar_text import json_object_grammar, lark_grammar
 from batching.sandbox.sandbox import SandboxExceeded
 
 TOKENS: Final = SpecialTokens(300, {298: "<|end|>", 299: "<|im_end|>"})

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from batching.constraints.gbnf import gbnf_grammar
-from batching.constraints.grammar import InvalidGrammar
+from batching.constraints.grammar_text import InvalidGrammar
 
 END: Final = 256
 THINK: Final = 257

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from batching.constraints import grammar
-from batching.constraints.grammar import (
-    MAX_GRAMMAR_LENGTH,
-    Grammar,
-    GrammarCompiler,
+from batching.constraints.grammar import MAX_GRAMMAR_LENGTH, Grammar, GrammarCompiler
+from batching.constraints.grammar_text import (
     GrammarText,
     InvalidGrammar,
     choice_grammar,

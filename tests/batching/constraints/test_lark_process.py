@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from batching.constraints import lark_process
-from batching.constraints.grammar import regex_grammar
+from batching.constraints.grammar_text import regex_grammar
 from batching.constraints.lark_process import NotRegular, answer, written_pattern
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits
 from tests.support.tool_walks import follows

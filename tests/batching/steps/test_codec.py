@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 
-from batching.constraints.grammar import Grammar, GrammarText, choice_grammar
+from batching.constraints.grammar import Grammar
+from batching.constraints.grammar_text import GrammarText, choice_grammar
 from batching.constraints.protocol import AllowedTokens
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.steps.codec import InvalidPlan, decode, encode

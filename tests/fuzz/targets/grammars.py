@@ -6,7 +6,7 @@ from app.parsing.grammars.freeform import pattern_of
 from app.parsing.tool_spec import FreeformInput
 from batching import InvalidRequest
 from batching.constraints.gbnf import gbnf_grammar
-from batching.constraints.grammar import (
+from batching.constraints.grammar_text import (
     GrammarText,
     json_object_grammar,
     lark_grammar,

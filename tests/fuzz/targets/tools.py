@@ -19,7 +19,8 @@ from app.parsing.events import ToolCallArguments, ToolCallStart, join_pieces
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.tool_format import ToolFormat
 from batching import InvalidRequest
-from batching.constraints.grammar import Grammar, json_object_grammar
+from batching.constraints.grammar import Grammar
+from batching.constraints.grammar_text import json_object_grammar
 from tests.fuzz.mutations import json_mutation
 from tests.fuzz.target import Target, pieces_of
 from tests.support.tool_formats import COMPILER, END_ID, FORMATS, VOCAB_SIZE, VOCABULARY

@@ -10,7 +10,7 @@ from app.api.openai.schemas import unsupported
 from app.api.openai.schemas.prompts import Prompts, prompts_type, read_prompts
 from app.api.openai.schemas.sampling import MAX_CHOICES, MAX_TOKENS_NAMES, GenerationRequest
 from app.api.schemas.fields import INT32_MAX, field_error
-from app.generation.job import BeamParams, GenerationParams
+from app.generation.params import BeamParams, GenerationParams
 
 _MAX_PROMPTS: Final = 1024  # as vLLM
 _DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's

@@ -1,0 +1,1 @@
+"""`/v1/responses`, stored responses and those in the background."""

@@ -19,7 +19,7 @@ from app.api.schemas.fields import (
     Timeout,
     field_error,
 )
-from app.generation.job import GenerationParams
+from app.generation.params import GenerationParams
 from app.parsing.output_format import GrammarSpec
 from app.prompts.render import DEFAULT_RESERVED, Truncation
 from batching import Priority, json_object_grammar, json_schema_grammar

@@ -1,0 +1,1 @@
+"""Schemas that OpenAI's APIs share."""

@@ -22,7 +22,7 @@ from app.api.schemas.fields import (
     check_agreement,
     field_error,
 )
-from app.generation.job import GenerationParams
+from app.generation.params import GenerationParams
 from app.parsing.output_format import GrammarSpec
 from app.prompts.render import Truncation
 from batching import InvalidRequest, gbnf_grammar, json_schema_grammar

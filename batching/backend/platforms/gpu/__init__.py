@@ -1,1 +1,1 @@
-"""The KV pool of a GPU, which kernels of this project write and read in place through the block tables."""
+"""The KV pool of a GPU, on which our own kernels work in place."""

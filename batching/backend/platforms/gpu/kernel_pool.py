@@ -11,6 +11,7 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
+from batching.backend.paged.block_bytes import arrays_of, bytes_of
 from batching.backend.paged.kv_cache import LayerCache, PagedKVCache, Slots, slot_rows
 from batching.backend.paged.latent_cache import LatentCache
 from batching.backend.paged.layout import CacheLayout, LayerLayout, LayerShape
@@ -130,12 +131,22 @@ class KernelLayerCache(LayerCache):
             self._token = self._kernels.write(rows, self._slots, self._arrays, self._token)
 
     def copy(self, sources: Slots, targets: Slots) -> None:
-        shape = self.shape
         # All are read before one is written; with their scales they are not rounded once more.
-        at = slot_rows(sources, shape.num_heads, self.num_slots) + self._token[:1]
-        rows = [array[at].reshape(len(sources), shape.num_heads, -1) for array in self.pool]
-        slots = padded_slots(targets)
-        self._token = self._kernels.write(rows, slots, self._arrays, self._token)
+        self._write_rows(self._rows(sources), targets)
+
+    def export_block(self, slots: Slots) -> bytes:
+        return bytes_of(self._rows(slots))
+
+    def import_block(self, slots: Slots, data: bytes) -> None:
+        self._write_rows(arrays_of(data, self._rows(slots)), slots)
+
+    def _rows(self, slots: Slots) -> list[mx.array]:
+        """Return what slots hold after all kernels before, `[len(slots), num_heads, dim]` of each array."""
+        at = slot_rows(slots, self.shape.num_heads, self.num_slots) + self._token[:1]
+        return [array[at].reshape(len(slots), self.shape.num_heads, -1) for array in self.pool]
+
+    def _write_rows(self, rows: Sequence[mx.array], slots: Slots) -> None:
+        self._token = self._kernels.write(rows, padded_slots(slots), self._arrays, self._token)
 
     def reset(self) -> None:
         """Start over with new arrays, since steps in flight may still write to the old ones."""

@@ -8,7 +8,8 @@ import pytest
 
 from app.api.openai.chat.messages import MessageParam
 from app.generation.generation import Generation
-from app.generation.job import GenerationParams, build_job
+from app.generation.job import build_job
+from app.generation.params import GenerationParams
 from app.generation.submit import submit
 from tests.support.speaker import (
     MODEL_ID,

@@ -1,1 +1,1 @@
-"""What requests keep from step to step, in the memory of the kernels."""
+"""Keys, values and states of requests in the kernels' own memory."""

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from batching.backend.paged.block_bytes import WrongBlock
 from batching.backend.paged.kv_cache import (
     CopyLayers,
     LayerCache,
@@ -246,6 +247,24 @@ class NativeLayerCache(LayerCache):
     def copy(self, sources: Slots, targets: Slots) -> None:
         blocks = _block_ids(self._block_size, sources, targets)
         self._native.module.copy_blocks([self.pool], *blocks)
+
+    def export_block(self, slots: Slots) -> bytes:
+        return b"".join(part.read() for part in self._parts(slots))
+
+    def import_block(self, slots: Slots, data: bytes) -> None:
+        parts = list(self._parts(slots))
+        if len(data) != (expected := sum(part.size for part in parts)):
+            raise WrongBlock(f"a block of this layer has {expected} bytes, not {len(data)}")
+        for part in parts:
+            part.write(data[: part.size])
+            data = data[part.size :]
+
+    def _parts(self, slots: Slots) -> Iterator[Region]:
+        """Return the memory of a block, once no operation uses it any more."""
+        mx.synchronize()
+        block, num_blocks = int(slots[0]) // self._block_size, self.num_slots // self._block_size
+        for address, size in self.pool.regions:
+            yield Region(address + block * (size // num_blocks), size // num_blocks)
 
     def reset(self) -> None:
         """Drop a deferred write; no request reads slots of the pool before it has written them."""

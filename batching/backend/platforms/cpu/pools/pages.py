@@ -33,6 +33,13 @@ class Region(NamedTuple):
     def of(cls, array: npt.NDArray[np.float32]) -> "Region":
         return cls(array.ctypes.data, array.nbytes)
 
+    def read(self) -> bytes:
+        return ctypes.string_at(self.address, self.size)
+
+    def write(self, data: bytes) -> None:
+        """`data` is as long as the region."""
+        ctypes.memmove(self.address, data, self.size)
+
 
 class PoolPages:
     """Prefaults a pool ahead of its use, and nothing of what is not used.

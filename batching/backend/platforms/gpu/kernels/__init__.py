@@ -1,0 +1,1 @@
+"""GPU kernels in one dialect for Metal and CUDA."""

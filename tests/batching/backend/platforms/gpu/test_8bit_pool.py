@@ -211,9 +211,9 @@ def test_logits_are_near_those_of_a_float32_pool(native: Native) -> None:
         request.block_table = BlockTable(range(28, 4, -2))
         found = []
         for start, stop in ((0, 30), (30, 46), (46, 47), (47, 48)):
-            step = runner._cache.begin([slice_of(request, start, stop)])
+            step = runner.cache.begin([slice_of(request, start, stop)])
             found.append(np.array(runner.logits(step)))
-            runner._cache.flush()
+            runner.cache.flush()
         logits.append(np.concatenate(found))
     off = np.abs(logits[0] - logits[1]).max() / np.abs(logits[1]).max()
     assert 0 < off < 0.02

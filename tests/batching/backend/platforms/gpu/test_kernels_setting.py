@@ -119,7 +119,7 @@ def runner_of(loaded: LoadedEngine) -> MLXRunner:
 
 
 def layers_of(loaded: LoadedEngine) -> set[type]:
-    return {type(layer) for layer in runner_of(loaded)._cache.layers}
+    return {type(layer) for layer in runner_of(loaded).cache.layers}
 
 
 @pytest.mark.parametrize("mode", ["auto", "require"])
