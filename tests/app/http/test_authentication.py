@@ -6,12 +6,14 @@ from hashlib import sha256
 
 import httpx
 import pytest
+from pydantic import SecretStr
 from starlette.types import Message, Receive, Scope, Send
 
 from app.http.authentication import Authentication, client_for_key, read_keys
 from app.http.client import ANONYMOUS, VISITOR, Client
 from tests.support.raw_http import running, split
 from tests.support.rows import rows
+from tests.support.speaker import speaking_app
 
 pytestmark = pytest.mark.anyio
 
@@ -23,14 +25,11 @@ class App:
 
     def __init__(self) -> None:
         self.clients: list[Client] = []
-        self.scopes: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scopes.append(scope["type"])
-        if scope["type"] == "http":
-            self.clients.append(scope["state"]["client"])
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": b"OK"})
+        self.clients.append(scope["state"]["client"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"OK"})
 
 
 class Guarded:
@@ -97,7 +96,7 @@ async def test_anything_else_is_rejected(headers: dict[str, str]) -> None:
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
     assert response.json()["error"]["code"] == "invalid_api_key"
-    assert server.app.scopes == []
+    assert server.app.clients == []
 
 
 async def test_more_keys_than_headers_for_them_are_not_compared() -> None:
@@ -178,21 +177,20 @@ async def test_every_key_is_compared_whichever_matches(monkeypatch: pytest.Monke
     assert compared == [32] * 12
 
 
-async def test_web_sockets_are_closed_and_other_scopes_passed_on() -> None:
-    app = App()
-    sent: list[Message] = []
+async def test_web_sockets_are_closed_and_other_scopes_pass_all_middleware() -> None:
+    received = iter(["lifespan.startup", "lifespan.shutdown"])
+    sent: list[str] = []
 
     async def receive() -> Message:
-        raise AssertionError("nothing is read")
+        return {"type": next(received)}
 
     async def send(message: Message) -> None:
-        sent.append(message)
+        sent.append(message["type"])
 
-    for kind in ("websocket", "lifespan"):
-        scope: Scope = {"type": kind, "path": "/health", "headers": []}
-        await Authentication(app, KEYS, False)(scope, receive, send)
-    assert sent == [{"type": "websocket.close", "code": 1008}]
-    assert app.scopes == ["lifespan"]
+    with speaking_app(api_keys=SecretStr("key")) as app:
+        for kind in ("websocket", "lifespan"):
+            await app({"type": kind, "path": "/health", "headers": []}, receive, send)
+    assert sent == ["websocket.close", "lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 async def test_no_key_is_logged(caplog: pytest.LogCaptureFixture) -> None:

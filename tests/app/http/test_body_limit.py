@@ -443,18 +443,6 @@ async def test_the_largest_of_several_lengths_counts() -> None:
     assert client.status == 413
 
 
-async def test_other_scopes_are_passed_on() -> None:
-    called = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        called.append(scope["type"])
-
-    client = Client()
-    client.scope["type"] = "lifespan"
-    await client.call(BodyLimit(app, MAX, LONG))
-    assert called == ["lifespan"]
-
-
 def test_a_reset_connection_does_not_harm_others() -> None:
     app = App()
 

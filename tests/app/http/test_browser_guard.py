@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx
 import pytest
 from pydantic import SecretStr
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from app.http.browser_guard import BrowserGuard, HostNames, checked_names, is_loopback
 from app.settings import Settings
@@ -270,6 +270,9 @@ class TestOrigin:
         with site(api_keys=KEYS) as server:
             assert status(server, chat(origin)) == 401
             assert status(server, chat(origin, "Authorization: Bearer sk-one")) == 200
+        with site(api_keys=KEYS, cors_origins="https://chat.example") as server:
+            code, fields, _ = split(server.ask(chat("Origin: https://chat.example")))
+            assert (code, "access-control-allow-origin" in fields) == (401, True)
 
     @rows("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
     @rows(
@@ -339,23 +342,6 @@ def test_the_head_of_what_is_read_comes_without_its_body(path: str) -> None:
     assert head[0] == read[0]
     assert head[1]["content-type"] == read[1]["content-type"]
     assert (len(read[2]) > 0, head[2]) == (True, b"")
-
-
-@pytest.mark.anyio
-async def test_other_scopes_are_passed_on() -> None:
-    seen: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope["type"])
-
-    async def receive() -> Message:
-        raise AssertionError("nothing is read")
-
-    async def send(message: Message) -> None:
-        raise AssertionError("nothing is sent")
-
-    await BrowserGuard(app, HostNames(), ())({"type": "lifespan"}, receive, send)
-    assert seen == ["lifespan"]
 
 
 @pytest.mark.anyio

@@ -162,18 +162,6 @@ class TestCount:
         assert count.num_open == 0
         assert caplog.text == ""
 
-    async def test_other_scopes_are_not_counted(self) -> None:
-        count = InFlightRequests()
-        seen = []
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            seen.append((scope["type"], count.num_open))
-
-        await RequestContextMiddleware(app, count)(
-            {"type": "lifespan"}, nothing_is_received, nothing_is_sent
-        )
-        assert seen == [("lifespan", 0)]
-
 
 class TestFailures:
     async def test_an_unexpected_exception_is_a_500_without_its_message(

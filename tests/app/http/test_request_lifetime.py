@@ -131,14 +131,3 @@ async def test_a_handler_that_reads_the_body_itself_sees_the_disconnect() -> Non
     client.left.set()
     await client.ask(handler, "/files")
     assert (handler.num_held, handler.has_gone_on) == (0, True)
-
-
-async def test_other_connections_are_passed_on() -> None:
-    seen: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope["type"])
-
-    client = Client()
-    await RequestLifetime(app)({"type": "lifespan"}, client.receive, client.send)
-    assert seen == ["lifespan"]

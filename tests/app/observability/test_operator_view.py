@@ -110,21 +110,6 @@ async def test_the_line_of_a_rejected_request_has_no_text_of_its_client(
     assert secret not in "".join(lines)
 
 
-async def test_pages_of_other_origins_may_send_requests_only_if_configured() -> None:
-    page = {"Origin": "https://chat.example"}
-    asks = page | {"Access-Control-Request-Method": "POST"}
-    async with served() as server:
-        assert (await server.client.options("/v1/completions", headers=asks)).status_code == 403
-        response = await server.client.get("/v1/models", headers=page)
-        assert response.status_code == 403
-        assert "access-control-allow-origin" not in response.headers
-    async with served(cors_origins="https://chat.example", api_keys=SecretStr("key")) as server:
-        assert (await server.client.options("/v1/completions", headers=asks)).status_code == 200
-        response = await server.client.get("/v1/models", headers=page)
-        assert response.status_code == 401
-        assert response.headers["access-control-allow-origin"] == page["Origin"]
-
-
 async def test_clients_with_different_keys_do_not_share_cached_prompts() -> None:
     prompt = "x" * 100
 
