@@ -14,7 +14,6 @@ from batching.backend.hooks.rows import RowSelection
 from batching.backend.loader import LoadedModel
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.paged.layout import CacheLayout
-from batching.backend.processor.core_lending import NO_LENDING, CoreLending
 from batching.backend.sampling.sampler import Sampler
 from batching.scheduling.stall_budget import MIN_CHUNK
 
@@ -181,9 +180,6 @@ class Platform(ABC):
         is_check: the first step that can be kept is.
         """
         return None
-
-    def lending(self) -> CoreLending:
-        return NO_LENDING
 
     @property
     def compiles_kernels(self) -> bool:

@@ -383,10 +383,6 @@ NB_MODULE(_native, m) {
   m.def("release_freed", &release_freed);
   m.def("set_num_threads", &set_num_threads, "num_threads"_a, "nodes"_a = Nodes{});
   m.def("num_threads", [] { return threads().num_threads(); });
-  m.def("lend_core_after_step", [](bool lends) { threads().lend_core_after_step(lends); },
-        "lends"_a);
-  m.def("end_step", [] { threads().end_step(); });
-  m.def("take_core_back", [] { threads().take_core_back(); });
 
   nb::class_<Shared<PackedWeights>>(m, "PackedWeights")
       .def_prop_ro("nbytes", [](const Weights& weights) { return weights->num_bytes(); })

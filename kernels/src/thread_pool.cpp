@@ -89,8 +89,7 @@ void ThreadPool::call(int num_parts, const void* run, Call call) {
   const uint64_t number = number_of(operation_.load(std::memory_order_relaxed)) + 1;
   const Numbered operation = numbered(number, num_parts);
   operation_.store(operation);
-  // That of a lent core need not wake up.
-  if (num_asleep_.load() > (is_lent_ ? 1 : 0)) {
+  if (num_asleep_.load() > 0) {
     std::lock_guard lock(sleep_);
     wake_.notify_all();
   }
@@ -152,21 +151,19 @@ void ThreadPool::work(int thread) {
   Numbered seen = 0;
   do {
     seen = operation_.load(std::memory_order_acquire);
-    if (!is_lent(thread)) run_parts(seen, thread);
-  } while (wait_for_work(thread, seen));
+    run_parts(seen, thread);
+  } while (wait_for_work(seen));
 }
 
-/// Return true when another operation has begun, and the thread's core is not lent; false when the
-/// pool is destroyed.
-bool ThreadPool::wait_for_work(int thread, Numbered seen) {
-  // A lent core is free at once.
-  for (int i = 0; i < NUM_SPINS && !is_lent(thread); i++) {
+/// Return true when another operation has begun; false when the pool is destroyed.
+bool ThreadPool::wait_for_work(Numbered seen) {
+  for (int i = 0; i < NUM_SPINS; i++) {
     if (operation_.load(std::memory_order_relaxed) != seen) return true;
     pause();
   }
   std::unique_lock lock(sleep_);
   num_asleep_++;
-  wake_.wait(lock, [&] { return stopping_ || (operation_.load() != seen && !is_lent(thread)); });
+  wake_.wait(lock, [&] { return stopping_ || operation_.load() != seen; });
   num_asleep_--;
   return !stopping_;
 }

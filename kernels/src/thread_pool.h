@@ -23,8 +23,6 @@ using Nodes = std::vector<std::vector<int>>;
 /// microseconds later, and then sleeps.
 ///
 /// With several nodes, successive threads belong to one, and workers stay on its processors.
-///
-/// The core of the last worker can be lent: it sleeps then, and the others take its parts, too.
 class ThreadPool {
  public:
   /// With 1 thread everything runs in the calling thread, which is the first.
@@ -40,18 +38,6 @@ class ThreadPool {
   int first_thread(int node) const;
   /// Of a thread's own range; that of the thread after the last is `num_parts`.
   int first_part(int num_parts, int thread) const;
-
-  /// Lend the core when the step in flight ends; or do not, and take it back.
-  void lend_core_after_step(bool lends) {
-    lends_ = lends;
-    if (!lends) take_core_back();
-  }
-  /// The step in flight has sampled its tokens.
-  void end_step() {
-    if (lends_.exchange(false)) is_lent_ = true;
-  }
-  /// Have the last worker take part in the next operation again.
-  void take_core_back() { is_lent_ = false; }
 
   /// Call `run(part)` for each part in [0, num_parts); return when all have returned.
   ///
@@ -84,8 +70,7 @@ class ThreadPool {
   int claim(Numbered operation, int owner);
   bool are_done(Numbered operation, int num_own) const;
   void work(int thread);
-  bool wait_for_work(int thread, Numbered seen);
-  bool is_lent(int thread) const { return is_lent_ && thread == num_threads() - 1; }
+  bool wait_for_work(Numbered seen);
 
   // The operation with its number of parts; `run_` and `call_` are written before, while no part
   // of the one before can be claimed, with `caller_` locked.
@@ -103,8 +88,6 @@ class ThreadPool {
   std::mutex sleep_;
   std::condition_variable wake_;
   std::atomic<int> num_asleep_{0};
-  std::atomic<bool> lends_{false};
-  std::atomic<bool> is_lent_{false};
   std::atomic<bool> stopping_{false};
   Nodes nodes_;
   std::vector<int> node_of_;  // by thread

@@ -102,49 +102,6 @@ void test_threads_that_sleep(int num_threads) {
   }
 }
 
-void test_a_lent_core(int num_threads) {
-  ThreadPool pool(num_threads);
-  std::set<std::thread::id> seen;
-  std::mutex mutex;
-  const auto run = [&](int) {
-    std::this_thread::yield();
-    std::lock_guard lock(mutex);
-    seen.insert(std::this_thread::get_id());
-  };
-  // It is not to be lent.
-  pool.end_step();
-  while (static_cast<int>(seen.size()) < num_threads) pool.for_each(num_threads, run);
-  pool.lend_core_after_step(true);
-  pool.end_step();
-  seen.clear();
-  for (int i = 0; i < 1000; i++) pool.for_each(num_threads, run);
-  const int most = std::max(1, num_threads - 1);
-  expect(static_cast<int>(seen.size()) <= most, "the worker of a lent core runs no part");
-  pool.take_core_back();
-  while (static_cast<int>(seen.size()) < num_threads) pool.for_each(num_threads, run);
-}
-
-void test_a_core_that_is_lent_at_any_time(int num_threads) {
-  ThreadPool pool(num_threads);
-  const auto lend = [&] {
-    pool.lend_core_after_step(true);
-    pool.end_step();
-  };
-  std::atomic<bool> has_ended{false};
-  std::thread other([&] {
-    for (int i = 0; !has_ended; i++) {
-      i % 2 ? pool.take_core_back() : lend();
-      std::this_thread::yield();
-    }
-    // The pool ends with it lent.
-    lend();
-  });
-  Operation operation;
-  for (int i = 0; i < 5000; i++) operation.run(pool, i % 9);
-  has_ended = true;
-  other.join();
-}
-
 void test_callers_at_once() {
   ThreadPool pool(3);
   std::vector<std::thread> callers;
@@ -193,8 +150,6 @@ void test_threads() {
   test_many_parts();
   for (int num_threads : {2, 3, 5}) test_ranges_of_threads_that_are_held_up(num_threads);
   for (int num_threads : {1, 2, 3}) {
-    test_a_lent_core(num_threads);
-    test_a_core_that_is_lent_at_any_time(num_threads);
   }
   test_callers_at_once();
   test_coming_and_going();

@@ -170,7 +170,6 @@ def _runner(
         sampler=checked.platform.sampler(),
         head=head,
         graphs=checked.graphs(cache),
-        lending=checked.platform.lending(),
     )
     if checked.platform.compiles_kernels:
         _compile_kernels(runner)

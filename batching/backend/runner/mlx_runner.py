@@ -14,7 +14,6 @@ from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.platform import Graphs
 from batching.backend.pooling.head import NO_HEAD, PoolingHead
 from batching.backend.pooling.pooler import PooledRows
-from batching.backend.processor.core_lending import NO_LENDING, CoreLending
 from batching.backend.sampling.expected_tokens import SampledTokens
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.sampling.slice_sampler import SliceSampler, not_finite, request_ids
@@ -39,7 +38,6 @@ class MLXRunner:
         sampler: Sampler | None = None,
         head: PoolingHead = NO_HEAD,
         graphs: Graphs | None = None,
-        lending: CoreLending = NO_LENDING,
     ) -> None:
         """Make the runner of a model that `check_model` has found to work on the pool.
 
@@ -49,7 +47,6 @@ class MLXRunner:
         sampler: None samples on the device of the logits, or with numpy on a CPU.
         head: turns hidden states into embeddings.
         graphs: keeps the compute graphs of decode steps; None builds the graph of each step.
-        lending: lends a core of the native kernels to this thread while it returns tokens and plans.
         """
         self._model = model
         self._selection = selection
@@ -57,7 +54,6 @@ class MLXRunner:
         self._sampler = SliceSampler(vocab_size, sampler)
         self._head = head
         self._graphs = graphs
-        self._lending = lending
         self._sequences = Sequences()
 
     def run(self, plan: StepPlan) -> Sequence[SliceOutput]:
@@ -105,8 +101,7 @@ class MLXRunner:
         sequences = self._sequences.begin(plan)
         if after is not None and plan.copies:
             # They are made at once, and the step in flight writes what they read.
-            with self._lending.waiting():
-                mx.eval(after.sampled.tokens, after.written)
+            mx.eval(after.sampled.tokens, after.written)
         self.cache.copy_blocks(plan.copies)
         self.cache.copy_states(plan.state_copies)
         step = self.cache.begin(plan.slices, plan.gone)
@@ -125,12 +120,10 @@ class MLXRunner:
             )
             with isolated:
                 sampled = self._sampler.sample(step.logit_rows, sequences, logits, masks, expected)
-                self._lending.lend_before_step(is_queued=after is not None)
                 mx.async_eval(sampled.tokens, sampled.logits, written)
         return MLXStep(
             self._sampler,
             self._head,
-            self._lending,
             plan,
             sequences,
             step,
@@ -167,7 +160,6 @@ class MLXStep:
 
     sampler: SliceSampler
     head: PoolingHead
-    lending: CoreLending
     plan: StepPlan
     sequences: Mapping[int, SequenceState]
     inputs: StepInputs
@@ -190,8 +182,7 @@ class MLXStep:
 
     def _collect(self) -> list[SliceOutput]:
         with self.sampler.isolate_failures(self.slices, self.sequences, self.logits, self.written):
-            with self.lending.waiting():
-                mx.eval(self.sampled.tokens, self.sampled.logits, self.written)
+            mx.eval(self.sampled.tokens, self.sampled.logits, self.written)
             outputs = self.sampler.outputs(
                 self.plan.slices,
                 self.sequences,

@@ -52,7 +52,6 @@ class LinearArgMax : public CpuPrimitive {
                              .num_rows = static_cast<int>(outputs[0].size())};
     dispatch([product, weights = weights_, indices = outputs[0].data<uint32_t>(), values] {
       native::arg_max(product, indices, values);
-      threads().end_step();
     });
   }
 

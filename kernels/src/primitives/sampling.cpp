@@ -21,7 +21,6 @@ class Sample : public CpuPrimitive {
               size = inputs[0].shape(1), tokens = outputs[0].data<uint32_t>()] {
       native::sample(logits, rows.data(), edits.data(), static_cast<int>(rows.size()), size, before,
                      tokens);
-      threads().end_step();
     });
   }
 

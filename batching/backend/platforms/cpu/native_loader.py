@@ -27,8 +27,6 @@ class Native:
         channel, with weights of up to 4 bits only; 32 is not rounded at all.
     supports_bfloat16: a matrix unit multiplies in bfloat16.
     missing_isa: a faster instruction set of the processor for which the extension was not built, or "".
-    lends_core: the threads use all hardware threads or all of the quota, so the engine's thread has to
-        borrow a core.
     """
 
     module: Any  # _native, which need not be there
@@ -39,7 +37,6 @@ class Native:
     missing_isa: str = ""
     cores: str = ""
     nodes: Nodes = ()
-    lends_core: bool = False
 
     def __str__(self) -> str:
         without = f" (built without {self.missing_isa})" if self.missing_isa else ""
@@ -80,7 +77,6 @@ def load_native(mode: str, num_threads: int | None = None) -> Native | NoNative:
             num_threads=count,
             cores=str(cores),
             nodes=cores.nodes_of(count),
-            lends_core=1 < count == cores.max_threads,
         )
     if mode == "require":
         raise ModelLoadError(f"the native kernels are required, and {found.reason}")

@@ -20,7 +20,6 @@ from batching.backend.platforms.cpu.packed_model import FurtherRounding, PackedM
 from batching.backend.platforms.cpu.pools.cache import native_cache
 from batching.backend.platforms.cpu.sampling import native_sampler
 from batching.backend.platforms.mlx import MIN_COPIED_TOKENS, MLXPlatform
-from batching.backend.processor.core_lending import NO_LENDING, CoreLending
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.weights.storage import dtype_name
 from batching.backend.weights_cache.cache import NO_CACHE, WeightsCache
@@ -150,9 +149,6 @@ class CPUPlatform(Platform):
 
     def sampler(self) -> Sampler:
         return native_sampler(self.native.module)
-
-    def lending(self) -> CoreLending:
-        return CoreLending(self.native.module) if self.native.lends_core else NO_LENDING
 
     def device_line(self, weights: str) -> str:
         return f"cpu, weights {weights}, BLAS: {BLAS}"
