@@ -1,11 +1,11 @@
-"""How much of a model runs for all rows of a step at once: the result of the self-check."""
+"""The part of a model that runs for all rows of a step at once: the result of the self-check."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class ExecutionMode(StrEnum):
-    """How much of a model runs for all rows of a step at once; the fastest mode first.
+    """The part of a model that runs for all rows of a step at once; the fastest mode first.
 
     RAGGED: the whole model.
     PIECES: all but modules with a recurrent state or with attention of their own; these get prompt chunks

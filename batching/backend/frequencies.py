@@ -8,7 +8,7 @@ import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
-# Of those with a table of frequencies: it, and what may scale the rotated numbers.
+# Attributes of a rotary embedding with a table: the table, and a factor that may scale the rotated numbers.
 _TABLE: Final = "_freqs"
 _FACTORS: Final = ("_scale", "mscale")
 

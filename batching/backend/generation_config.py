@@ -22,7 +22,7 @@ _INT32_MAX: Final = 2**31 - 1
 
 
 class _Field(NamedTuple):
-    """What a request accepts: a number in [low, high], a whole one if `is_integer`."""
+    """The numbers that a request accepts for a field: those in [low, high], whole ones if `is_integer`."""
 
     gguf_key: str
     low: float

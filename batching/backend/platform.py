@@ -67,7 +67,7 @@ class Graphs(Protocol):
 
 
 class Platform(ABC):
-    """What the settings and the machine decide about a model; it holds nothing of one."""
+    """The choices for a model that follow from the settings and the machine; it holds nothing of a model."""
 
     @property
     @abstractmethod
@@ -144,7 +144,7 @@ class Platform(ABC):
         """The platform with attention that does not round."""
         return self
 
-    # What runs a step
+    # Parts that run a step
 
     @property
     @abstractmethod
@@ -186,9 +186,9 @@ class Platform(ABC):
         """Whether the first step compiles kernels for the blocks of the pool."""
         return False
 
-    # What the scheduler has to know
+    # Values for the scheduler
 
-    # As of `SchedulerConfig`.
+    # The value of this name in `SchedulerConfig`.
     min_copied_tokens: ClassVar[int | None] = None
 
     @property

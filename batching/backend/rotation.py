@@ -1,4 +1,4 @@
-"""What transformers 5 writes of a rotation, for the models of mlx-lm that read it as it was before."""
+"""Translates a rotation that transformers 5 wrote, for the models of mlx-lm that read the form before it."""
 
 import sys
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ Config = Mapping[str, Any]
 
 _SINGLE: Final = ("rope_theta", "partial_rotary_factor")
 _NEW: Final = "rope_parameters"
-# Of layers in windows, beside the `rope_theta` and `rope_scaling` of the others.
+# The base of windowed layers, beside the `rope_theta` and `rope_scaling` of the others.
 _WINDOWED_BASE: Final = "rope_local_base_freq"
 
 

@@ -9,7 +9,7 @@ from batching.model_info import ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """What an engine thread builds when it starts.
+    """The engine that a thread builds when it starts, and the model it runs.
 
     startup_lines: what was chosen, for the operator: device, dtype, BLAS, blocks, memory.
     close: gives everything back that was loaded; no step may be run afterwards.

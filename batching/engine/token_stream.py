@@ -14,7 +14,7 @@ _MAX_UNREAD: Final = 1 << 22
 
 
 class Backlog:
-    """What the streams of an engine hold that their callers have not read, with one limit for all of it.
+    """Outputs that the streams of an engine hold and their callers have not read, with one limit for all.
 
     Beyond the limit the stream that holds most ends with SlowReader.  One whose caller reads holds the
     outputs of a step or two.
@@ -65,14 +65,14 @@ class TokenStream:
         release: ends a sequence in the engine, given its index and the reason.
         deadline: when the stream raises DeadlineExceeded, in seconds on the event loop's clock; None is
             never.
-        backlog: counts what is unread, but for what is held back; None is one of its own.
+        backlog: counts the unread outputs, except those held back; None is a backlog of its own.
         """
         self.sequences = sequences
         self._backlog = backlog or Backlog()
         self._release = release
         self._deadline = deadline
         self._unfinished = set(range(len(sequences)))
-        # What is held back, of each sequence.
+        # The outputs of each sequence that are held back.
         self._held: dict[int, list[TokenOutput]] | None = None
         self._queue: asyncio.Queue[tuple[int, TokenOutput | EngineError]] = asyncio.Queue()
         # One for all tokens; it ends the wait for the next one.

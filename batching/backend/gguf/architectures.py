@@ -1,4 +1,4 @@
-"""What a GGUF file's architectures are in mlx-lm: names, values and changes of each."""
+"""The architectures of GGUF files in mlx-lm: names, values and changes of each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

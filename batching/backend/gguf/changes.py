@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to tensors, undone; rows keep their quantization."""
+"""Undoes the changes that llama.cpp's converter makes to tensors; rows keep their quantization."""
 
 from collections.abc import Callable
 from typing import Final

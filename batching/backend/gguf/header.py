@@ -48,7 +48,7 @@ _MAX_LENGTH: Final = (1 << 31) - 1
 
 _ALIGNMENT: Final = "general.alignment"
 
-# What `gguf` dequantizes.  The other types are integers, or are not written into files.
+# Types that `gguf` dequantizes.  The other types are integers, or are not written into files.
 _READABLE: Final = frozenset(
     [
         "F32",

@@ -35,7 +35,7 @@ from batching.backend.yarn import leave_untruncated
 
 Weights = dict[str, Weight]
 
-# Of dequantizing; each works on one tensor, in memory of its own.
+# Streams that dequantize; each works on one tensor, in memory of its own.
 _MAX_STREAMS: Final = 8
 
 

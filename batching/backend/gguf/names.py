@@ -1,4 +1,4 @@
-"""What llama.cpp calls the parts of a layer, and what mlx-lm calls them, by kind of layer.
+"""Names that llama.cpp and mlx-lm have for the parts of a layer, by kind of layer.
 
 A tensor's name is looked up whole (`ssm_dt.bias`), then without its last part (`attn_q`), which
 is then kept.

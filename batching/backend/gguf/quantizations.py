@@ -23,7 +23,7 @@ from batching.backend.gguf.header import GgufHeader, Tensor
 _MAX_WEIGHTS: Final = 1 << 24
 FLOATS: Final = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 
-# Of float16: a group whose weights are all the same has a step of 0.
+# The smallest float16 above 0: a group whose weights are all the same has a step of 0.
 _LEAST_STEP: Final = 2.0**-24
 
 

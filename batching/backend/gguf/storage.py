@@ -1,4 +1,4 @@
-"""What a GGUF file's tensors take in memory, before any is read."""
+"""Sizes of a GGUF file's tensors in memory, before any is read."""
 
 import math
 import re

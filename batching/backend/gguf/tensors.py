@@ -40,7 +40,7 @@ def rename(header: GgufHeader, architecture: Architecture, name: str) -> str:
         raise header.refuse(f"unknown tensor {name}")
     layer = "" if part == name else f"layers.{name.split('.')[1]}."
     renamed = "".join(found)
-    # Of what stands outside of layers all but the head is the inner model's.
+    # Tensors outside of layers belong to the inner model, except the head.
     inner = "" if renamed.startswith("lm_head") else "model."
     return f"{architecture.prefix}{inner}{layer}{renamed}"
 

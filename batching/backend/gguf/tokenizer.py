@@ -35,7 +35,7 @@ _MAX_TOKEN_LENGTH: Final = 1024
 # For each token where merges follow from scores: models have two merges, and less than ten characters.
 _MAX_MERGES: Final = 4
 _MAX_SQUARE: Final = 256
-# What a vocabulary may have of both, however small it is.
+# Merges and squares that any vocabulary may have, however small it is.
 _MIN_MERGES: Final = 1 << 16
 _MIN_SQUARES: Final = 1 << 20
 # Texts that end a turn in every vocabulary that has them; the file names at most two of them.

@@ -1,4 +1,4 @@
-"""What an architecture's config has beside what all have, computed from the file's metadata."""
+"""Values that only some architectures have in their config, computed from the file's metadata."""
 
 from collections.abc import Callable
 from typing import Any, Final

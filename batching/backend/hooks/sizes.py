@@ -12,7 +12,7 @@ from batching.backend.hooks.changes import Changes
 # From `floor_scale` positions on, Llama 4 scales queries by their position.
 _NAMES: Final = re.compile(r"(^|_)(window(_size)?|chunk_size|index_topk|floor_scale)$")
 _SMALL: Final = 8
-# What is not larger is exceeded by the prompts of the check anyway.
+# The prompts of the check exceed sizes up to this one anyway.
 _LARGE: Final = 24
 
 

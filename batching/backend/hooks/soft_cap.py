@@ -12,7 +12,7 @@ from batching.backend.hooks.changes import Changes
 from batching.backend.paged.kv_cache import LayerCache
 
 _CAP: Final = "attn_logit_softcapping"
-# What a module must have, and what it may have; anything else could do what is not known.
+# Attributes that a module must have, and those that it may have; with any other, it could compute something else.
 _NEEDED: Final = {"q_proj", "k_proj", "v_proj", "o_proj", "rope", "n_heads", "n_kv_heads", "scale"}
 _OPTIONAL: Final = {"q_norm", "k_norm", "head_dim", "repeats"}
 

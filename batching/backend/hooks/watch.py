@@ -60,7 +60,7 @@ class Watch:
     def __init__(self, leaves: Sequence[Any]) -> None:
         self.uses = [LeafUse() for _ in leaves]
         self._leaves = leaves
-        # What a cache has returned, and which cache; the arrays are kept, so that ids stay theirs.
+        # Indices of the caches that returned arrays, by the arrays' ids; the arrays are kept, so that ids stay theirs.
         self._fetched: dict[int, int] = {}
         self._masks: set[int] = set()
         self._kept: list[Any] = []

@@ -1,4 +1,4 @@
-"""How much memory the device has for the weights and the KV pool."""
+"""Finds how much memory the device has for the weights and the KV pool."""
 
 import os
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from batching.backend.memory.host import available_memory, memory_limit
 from batching.errors import ModelLoadError
 
 MIB: Final = 1 << 20
-# What the devices of MLX call the memory that arrays may use.
+# Names that the devices of MLX have for the memory that arrays may use.
 _DEVICE_KEYS: Final = ("max_recommended_working_set_size", "total_memory", "memory_size")
 
 

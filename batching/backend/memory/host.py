@@ -1,4 +1,4 @@
-"""How much memory Linux lets this process take, read from its files."""
+"""Reads from Linux's files how much memory this process may take."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from batching.backend.processor.control_groups import control_groups, read_text
 
 
 class _Names(NamedTuple):
-    """What one version of control groups calls its files, and what in `stat` can be reclaimed."""
+    """The files of one version of control groups, and the line of `stat` with bytes that can be reclaimed."""
 
     limit: str
     used: str

@@ -9,14 +9,14 @@ from batching.backend.memory.device import MIB, bytes_within, free_memory
 from batching.config import EngineConfig, SchedulerConfig, blocks_held
 from batching.errors import ModelLoadError, PoolTooLarge
 
-# Of the memory that is free once the model is loaded; the rest is for activations, for what
+# A share of the memory that is free once the model is loaded; the rest is for activations, for what
 # else this process does, and for its neighbours.
 _SHARE: Final = 0.5
-# Of the blocks that other layers have: those of windowed ones, in use and cached, where memory is
-# scarce, and where it is not: many short conversations are then found again.
+# Blocks of windowed layers, in use and cached, as a share of those of other layers: where memory is
+# scarce, and where it is not; many short conversations are then found again.
 _WINDOW_SHARE: Final = 3 / 40
 _ROOMY_WINDOW_SHARE: Final = 5 / 16
-# Of the requests that run at once: those whose windows are full, at least.
+# The pool holds the full windows of at least this share of the requests that run at once.
 _FULL_WINDOWS_SHARE: Final = 1 / 2
 # More than any memory has.
 _ALL_BLOCKS: Final = 1 << 40

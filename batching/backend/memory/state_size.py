@@ -7,7 +7,7 @@ from batching.backend.memory.device import MIB, free_memory
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
 
-# Of the memory that is free once the model is loaded: for running requests, and for the prefix cache.
+# Shares of the memory that is free once the model is loaded: for running requests, and for the prefix cache.
 _RUNNING_SHARE: Final = 0.25
 _CACHE_SHARE: Final = 0.125
 # A running request has its state, the new one that a step makes, and the one at its last full block.

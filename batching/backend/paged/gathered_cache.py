@@ -15,7 +15,7 @@ Rows = tuple[mx.array, mx.array]
 
 
 class PieceKV(KeepsAll):
-    """What a module gets for a piece in place of mlx-lm's cache of keys and values.
+    """A cache of keys and values that a module gets for a piece in place of mlx-lm's.
 
     keys, values: `[B, num_heads, S, dim]`, the piece's own last; None before it has added these.
     """

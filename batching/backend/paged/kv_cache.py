@@ -180,7 +180,7 @@ class LayerCache(KeepsAll, ABC):
         assert self._step is not None, "a step begins before the model runs"
         return self._step
 
-    # What mlx-lm's models use of a cache
+    # Interface to mlx-lm's models
 
     @property
     def offset(self) -> mx.array:
@@ -239,7 +239,7 @@ class LayerCache(KeepsAll, ABC):
             TypeError: the mask was not made by `make_mask`.
         """
         if self.shape.is_chunked:
-            # What the model has made is of the rows alone; see `start_position`.
+            # The model's own mask is of the rows alone; see `start_position`.
             mask = self._window
         elif isinstance(mask, DeferredMask):
             mask = SlidingWindow(mask.window) if mask.window else None
@@ -266,7 +266,7 @@ class LayerCache(KeepsAll, ABC):
         sinks: mx.array | None,
     ) -> mx.array: ...
 
-    # What the cache of all layers uses
+    # Interface to the cache of all layers
 
     @abstractmethod
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""What each layer of a model keeps of a request, as found out by one forward pass at load."""
+"""The arrays that each layer of a model keeps of a request, as found out by one forward pass at load."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -93,7 +93,7 @@ LayerLayout = LayerShape | StateShape | OwnShape | Several | None
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """What all layers of a model keep."""
+    """The layouts of all layers of a model."""
 
     layers: tuple[LayerLayout, ...]
 

@@ -142,7 +142,7 @@ class RowGroup:
         soft_cap: float,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attend likewise to what was read."""
+        """Attend to keys and values that were read before; queries and output are as in `attend`."""
         if self.is_chunk:
             queries = queries.swapaxes(0, 2)
         if soft_cap:
@@ -185,7 +185,7 @@ class StepAttention:
 
     views_decodes: a decode by itself may attend to a view of the pool.  MLX's attention on CUDA takes
         such a view for the whole pool from its first slot on, so there all decodes are gathered.
-    views_chunks: likewise a chunk.
+    views_chunks: a chunk by itself may attend to a view of the pool.
     """
 
     def __init__(

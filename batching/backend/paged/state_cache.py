@@ -1,4 +1,4 @@
-"""What a layer keeps besides keys and values in the pool: one state a request and position."""
+"""States that a layer keeps besides keys and values in the pool: one a request and position."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from batching.steps.step_plan import Slice, StateCopy
 
 
 class StepPieces(Protocol):
-    """What a layer's caches know of the step."""
+    """The step as a layer's caches know it."""
 
     @property
     def pieces(self) -> Sequence[Piece]: ...
@@ -134,7 +134,7 @@ class StateCache(ABC):
         if s.start == 0:
             return {}
         states = self._slots[s.slot]
-        # What is kept for longer than a step must not keep the others of its batch alive.
+        # A state that is kept for longer than a step must not keep the others of its batch alive.
         return {
             at: states[at] if at == s.start else self._kept(states[at])
             for at in s.keep

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-# What others of their kind have in their name: BERT, RoBERTa, ModernBERT, ...
+# Parts of the names of encoders: BERT, RoBERTa, ModernBERT, ...
 _ENCODERS: Final = ("bert", "roberta")
 _OTHER_ENCODERS: Final = frozenset({"mpnet", "electra", "deberta", "deberta-v2", "t5", "xlnet"})
 # Keys of a config, and the values that let tokens see those after them.

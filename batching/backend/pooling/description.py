@@ -1,4 +1,4 @@
-"""What a model's files say about embeddings, or about reranking.
+"""Reads what a model's files say about embeddings, or about reranking.
 
 A directory says it in `modules.json` and the folders that are named there, as sentence-transformers
 writes them; a GGUF file in its metadata.
@@ -18,7 +18,7 @@ from batching.backend.pooling.head import ACTIVATIONS, NO_HEAD, DenseLayer, Pool
 from batching.pooling import NO_EMBEDDINGS, NoEmbeddings, PoolingType
 
 MODULES: Final = "modules.json"
-# What a hub's repository has for the dense layers.
+# The files of the dense layers in a repository of the hub.
 DENSE_WEIGHTS: Final = "*_Dense/model.safetensors"
 _MODES: Final = {
     "lasttoken": PoolingType.LAST,
@@ -28,7 +28,7 @@ _MODES: Final = {
     "mean_tokens": PoolingType.MEAN,
 }
 _GGUF_MODES: Final = {1: PoolingType.MEAN, 2: PoolingType.CLS, 3: PoolingType.LAST}
-# What a dense layer reads, unless it says nothing.
+# Inputs that a dense layer may name; None is a layer that names none.
 _DENSE_INPUTS: Final = (None, "sentence_embedding")
 
 Json = Mapping[str, Any]  # a file's contents: any JSON

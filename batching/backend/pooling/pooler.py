@@ -17,7 +17,7 @@ from batching.steps.step_plan import Slice
 
 @dataclass(frozen=True)
 class PooledRows:
-    """Of the T rows of a step, P are pooled.
+    """The rows that are pooled, P of the T rows of a step.
 
     rows: int32 `[P]`; None is none of them.
     slices: those of sequences with pooling, in the order of their rows, and how many each of them has.

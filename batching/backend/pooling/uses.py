@@ -1,4 +1,4 @@
-"""What a loaded model can be used for besides generation: embeddings, reranking."""
+"""Uses of a loaded model besides generation: embeddings, reranking."""
 
 import logging
 from typing import Final
@@ -14,7 +14,7 @@ from batching.rerank_templates import known_template
 
 logger = logging.getLogger(__name__)
 
-# What templates of rerankers name the turns that they take.
+# Roles of the turns that a reranker's template takes.
 _ROLES: Final = ("query", "document")
 # The tokens of an irrelevant and of a relevant document.
 _TOKENS: Final = "no,yes"

@@ -43,7 +43,7 @@ def _draw(logits: Array, params: SamplingParams, seed: int) -> int:
     if params.min_p > 0:
         tokens = np.arange(len(logits)) if kept is None else kept
         kept = tokens[weights[tokens] >= params.min_p]
-    # Of exponential times with these rates, a token has the shortest with its probability.
+    # A token's exponential time, with its weight as the rate, is the shortest with the token's probability.
     times = np.random.Generator(np.random.PCG64(seed)).standard_exponential(
         len(logits), dtype=np.float32
     )

@@ -33,7 +33,7 @@ class PromptLogprobRow(NamedTuple):
 
 @dataclass(frozen=True)
 class LogitRows:
-    """Of the T rows of a step, L need logits.
+    """The rows that need logits, L of the T rows of a step.
 
     rows: int32 `[L]`.
     samples: the tokens to sample, and `sample_rows` from which of the L rows.

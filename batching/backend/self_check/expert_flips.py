@@ -11,7 +11,7 @@ from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 
 from batching.backend.hooks.changes import Changes
 
-# Of an embedding, as a share of its size: as much as rounding adds up to in many layers.
+# Noise on an embedding, as a share of its size: as much as rounding adds up to in many layers.
 _NOISE: Final = 3e-5
 _NUM_DRAWS: Final = 4
 

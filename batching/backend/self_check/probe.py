@@ -24,12 +24,12 @@ from batching.backend.self_check.differences import row_differences
 from batching.backend.self_check.expert_flips import Row, flipping_rows, has_experts
 from batching.backend.self_check.steps import SHORT, Script
 
-# Of the largest logit: rounding differs with the shape of a product, outputs do not.
+# Shares of the largest logit: rounding differs with the shape of a product, outputs do not.
 _TOLERANCE: Final[dict[mx.Dtype, float]] = {mx.float32: 1e-3}
 COARSE_TOLERANCE: Final = 6e-2
 # A key midway between two steps of 8 bits rounds either way, and that grows in later layers.
 _TOLERANCE_OF_8_BITS: Final = 0.3
-# Of so many rows one may differ in models with experts, which the last bit may choose.
+# One of so many rows may differ in models with experts, which the last bit may choose.
 _ROWS_PER_FLIP: Final = 16
 # A share of the rows that must be left when those that flip are not counted.
 _MIN_STEADY: Final = 4
@@ -187,7 +187,7 @@ class Probe:
         if not math.isfinite(rounded[-1]):
             return math.nan, tolerance
         if has_experts(self.model):
-            # What is rounded may lead to other experts, in all rows: that says nothing of the mode.
+            # Rounding may lead to other experts, in all rows: that says nothing of the mode.
             return largest, tolerance
         has_int8 = any(shape.dtype == mx.int8 for shape in checked.layout.shapes)
         of_keys = _TOLERANCE_OF_8_BITS if has_int8 else COARSE_TOLERANCE

@@ -53,7 +53,7 @@ class Read(NamedTuple):
 
 
 class ProbeStep(NamedTuple):
-    """What is read in one step, after copies of states."""
+    """The reads of one step, after copies of states."""
 
     reads: Sequence[Read]
     state_copies: tuple[StateCopy, ...] = ()

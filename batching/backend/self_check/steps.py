@@ -44,7 +44,7 @@ class Script(NamedTuple):
 
     @property
     def num_window_blocks(self) -> int:
-        """Those of windowed layers; what these give up becomes a copy of the last one."""
+        """The number of blocks of windowed layers; a block that they give up becomes a copy of the last one."""
         return self.num_blocks + 1
 
     def nan_slice(self) -> Slice:

@@ -12,7 +12,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
-# Of 16 are some types of GGUF; MLX has no such groups.
+# Some types of GGUF have groups of 16 weights; MLX has no such groups.
 _GROUP_SIZES: Final = (16, 32, 64, 128)
 _MATRICES: Final = (nn.Linear, nn.Embedding, SwitchLinear)
 _QUANTIZED: Final = (

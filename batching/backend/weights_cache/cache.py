@@ -35,7 +35,7 @@ _NAME: Final = "mlx-batch-server"
 _SUFFIX: Final = ".safetensors"
 # Below this, packing takes no time worth the space.
 MIN_BYTES: Final = 256 * MIB
-# What is left of a disk for others: a share of it, or so many bytes if these are fewer.
+# Space that is left on a disk for others: a share of it, or so many bytes if these are fewer.
 _FREE_SHARE: Final = 0.05
 _FREE_BYTES: Final = 8 * GIB
 
@@ -49,7 +49,7 @@ def default_folder() -> Path | None:
     try:
         return Path(constants.HF_HUB_CACHE).expanduser().parent / _NAME
     except RuntimeError:
-        # As of a user id of a container's own.
+        # A container's own user id has no known home directory.
         return None
 
 

@@ -1,4 +1,4 @@
-"""What packed weights depend on, as a digest."""
+"""Makes a digest of everything that packed weights depend on."""
 
 import hashlib
 import json

@@ -22,7 +22,7 @@ import numpy as np
 from batching.backend.exceptions import one_line
 from batching.backend.host_array import host_array
 
-# Of the pages of any system.
+# A multiple of the page size of any system, in bytes.
 _ALIGNMENT: Final = 1 << 16
 _MAX_HEADER_BYTES: Final = 1 << 26
 _SAMPLE_BYTES: Final = 1 << 12
@@ -227,7 +227,7 @@ def _locked(part: Path) -> Iterator[int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AlreadyWritten from None
-        # What was opened may have got its name or been deleted before it was locked.
+        # The opened file may have been renamed or deleted before it was locked.
         if not part.exists() or not os.path.samestat(part.stat(), os.fstat(descriptor)):
             raise AlreadyWritten
         os.ftruncate(descriptor, 0)

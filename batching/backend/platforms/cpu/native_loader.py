@@ -13,7 +13,7 @@ from batching.backend.memory.device import count_too
 from batching.backend.processor.cores import Nodes, usable_cores
 from batching.errors import ModelLoadError
 
-# Of `mlx_cpu_kernels`, a package that is installed by itself: kernels/README.md.
+# The interface of `mlx_cpu_kernels`, a package that is installed by itself: kernels/README.md.
 INTERFACE_VERSION: Final = 2
 
 

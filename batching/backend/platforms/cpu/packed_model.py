@@ -27,7 +27,7 @@ from batching.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
-# What is noted beside the weights.
+# The key of the note beside the weights.
 _SHIFTS: Final = "inputs, scaled by channel"
 
 

@@ -60,7 +60,7 @@ class KernelLayerCache(LayerCache):
     _token: mx.array
     # Keys, and values unless they are in the keys, `[T, num_heads, 1, dim]`.
     _written: tuple[mx.array, ...] | None
-    # Those of the model, and as the kernels take them.
+    # The model's sinks, and the padded ones that the kernels take.
     _sinks: tuple[mx.array, mx.array] | None = None
 
     def __init__(
@@ -98,7 +98,7 @@ class KernelLayerCache(LayerCache):
     ) -> mx.array:
         queries = self._write_with(queries)
         attention = self._attention
-        # What reads the pool beside each other waits for the writes alone, and the next write for all of it.
+        # Reads of the pool wait for the writes alone, not for each other; the next write waits for all of them.
         written = self._token
         outputs: list[mx.array] = []
         start = attention.num_decoded

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from batching.backend.paged.layout import LayerShape
 
-# Of an input of a kernel: Metal has another kernel for fewer.
+# The fewest elements of a kernel's input: Metal has another kernel for fewer.
 MIN_ELEMENTS: Final = 8
 
 
@@ -31,7 +31,7 @@ class KernelPool(NamedTuple):
 
     @property
     def constants(self) -> tuple[object, ...]:
-        """What a kernel over it is compiled for, but for the size of a block."""
+        """The constants that a kernel over this pool is compiled for, except the size of a block."""
         keys = self.arrays[0]
         return self.num_heads, keys.shape[1], self.value_dim, keys.dtype, len(self.arrays)
 
@@ -45,7 +45,7 @@ class KernelPool(NamedTuple):
 
 
 class DecodeRows(NamedTuple):
-    """What each of R rows attends to.
+    """The keys that each of R rows attends to.
 
     tables: uint32 `[R, W]`, the blocks from that of the first key on; W is a power of two, at least 8.
     ranges: int32 `[max(R, 4), 2]`, the position of the first key within its block, and the number of keys.

@@ -51,7 +51,7 @@ class Rotated(mx.array):
 
 
 class Unrotated(NamedTuple):
-    """What rotated queries and keys were made from, `[T, num_heads, 1, key_dim]`."""
+    """The queries and keys that rotated ones were made from, `[T, num_heads, 1, key_dim]`."""
 
     queries: mx.array
     keys: mx.array
@@ -111,7 +111,7 @@ def _remember_norm(module: nn.Module, offset: float, changes: Changes) -> None:
 
     def call(self: Any, x: mx.array) -> mx.array:
         normed: mx.array = plain.__call__(self, x)
-        # Of heads; the others are `[T, 1, hidden_size]`.
+        # Only heads have 4 axes; other inputs are `[T, 1, hidden_size]`.
         return normed if x.ndim != 4 else Normed.of(normed, x, norm)
 
     changes.override_call(module, call)

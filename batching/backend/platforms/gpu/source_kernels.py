@@ -34,7 +34,7 @@ _DTYPES: Final = {
 
 
 class Kernel(Protocol):
-    """What `mx.fast.metal_kernel` and `mx.fast.cuda_kernel` return."""
+    """A kernel as `mx.fast.metal_kernel` and `mx.fast.cuda_kernel` return it."""
 
     def __call__(
         self,

@@ -67,7 +67,7 @@ class KernelAttention:
 
     @property
     def windows(self) -> list[SlidingWindow | None]:
-        """Those for which there are `decodes`."""
+        """The windows for which there are `decodes`."""
         return list(self._rows)
 
     def arrays(

@@ -1,4 +1,4 @@
-"""What a module of a model is called with."""
+"""The arguments with which a module of a model is called."""
 
 import inspect
 from typing import Any, NamedTuple, Self
@@ -52,7 +52,7 @@ class Parameters:
         x, mask, cache = (more.pop(name, None) for name in (self._names[0], "mask", "cache"))
         rows = OfRows(*(more.pop(name, None) if name else None for name in self._of_rows))
         is_known = len(given) <= len(self._names) and all(v is None for v in more.values())
-        # What the module would make by itself is not known.
+        # Values that the module would make by itself are not known.
         is_known &= all(
             isinstance(value, mx.array) and value.size == len(x) if name else True
             for name, value in zip(self._of_rows, rows, strict=True)

@@ -36,7 +36,7 @@ _ATTENTION: Final = (("self_attn",), ("attention",), ("linear_attn",), ("mamba",
 # A block of one half.
 _ONE_HALF: Final = ("norm", "mixer")
 _RESIDUAL: Final = ("residual_multiplier",)
-# Of a residual, with the square root of the number of layers.
+# A residual's factor, before it is divided by the square root of the number of layers.
 _DEPTH: Final = ("scale_depth",)
 _NUM_LAYERS: Final = ("num_hidden_layers",)
 _IS_PARALLEL: Final = ("use_parallel_residual",)
@@ -108,7 +108,7 @@ class FusedBlock:
 
 
 class _UnfusedMlp:
-    """What a model has in place of a gated MLP."""
+    """A module that a model has in place of a gated MLP; it is called as it is."""
 
     def __init__(self, mlp: nn.Module, around: Around) -> None:
         self.mlp = mlp
@@ -150,7 +150,7 @@ def _mlp_half(
 
 
 def _norms(names: set[str]) -> tuple[_Norms, str]:
-    """Return which norms are meant if but for them there is one name, and this."""
+    """Return the norms of a block that has one other name besides theirs, and that name."""
     for norms in _NORMS:
         others = names - set(norms)
         if len(names) - len(others) == len(norms) - norms.count(None) and len(others) == 1:
@@ -253,7 +253,7 @@ def _replace_mlp(module: nn.Module, kernels: Any, check: FusedCheck) -> list[nn.
         return []
     replaced: list[nn.Module] = module.modules()
     plain = type(module)
-    # What a block is given for attention.
+    # Arguments for attention, which a block is given and its MLP does not read.
     unread = set() if mlp is module else {"mask", "cache"}
 
     @wraps(plain.__call__)

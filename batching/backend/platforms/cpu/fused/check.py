@@ -37,7 +37,7 @@ _BLOCK_SIZE: Final = 4
 _BLOCKS: Final = (2, 0, 3)
 # First positions, and windows.
 _CASES: Final = ((0, None), (40, SlidingWindow(5)))
-# Of the largest output, from which x is subtracted.
+# A share of the largest output, from which x is subtracted.
 _ROUNDING: Final = 1e-6
 # In rows, what is added to them to find those whose experts are chosen by little, and how far the
 # outputs of these then move.

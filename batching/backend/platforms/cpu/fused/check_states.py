@@ -21,7 +21,7 @@ _NUM_ROWS: Final = 12
 _BLOCK_SIZE: Final = 4
 # A chunk in which a state is kept, a decode, and a chunk shorter than what a convolution keeps.
 _SLICES: Final = ((0, 9, (3,)), (9, 10, ()), (10, 12, ()))
-# Of the largest output, from which x is subtracted.
+# A share of the largest output, from which x is subtracted.
 _ROUNDING: Final = 1e-6
 
 

@@ -40,7 +40,7 @@ _GATE_UP: Final = (
     *(("up_proj",), ("fc1",), ("c_fc",), ("input_linear",)),
 )
 _DOWN: Final = (("down_proj",), ("w2",), ("fc2",), ("c_proj",), ("output_linear",))
-# What is called by the last of them comes after the rotation.
+# A norm of this name comes after the rotation.
 _LATE_NORM: Final = "query_layernorm"
 _Q_NORM: Final = (("q_norm",), ("q_layernorm",), (_LATE_NORM,))
 _K_NORM: Final = (("k_norm",), ("k_layernorm",), ("key_layernorm",))
@@ -50,7 +50,7 @@ _SINKS: Final = (("sinks",),)
 _KEY_HEADS: Final = ("n_kv_heads", "num_kv_heads", "num_key_value_heads")
 _SCALE: Final = ("scale", "sm_scale")
 _Q_K_O: Final = 3
-# Of an activation; the two forms of GELU differ by 5e-4.
+# The tolerance for an activation; the two forms of GELU differ by 5e-4.
 _TOLERANCE: Final = 1e-5
 
 

@@ -1,4 +1,4 @@
-"""What the recurrent mixers of mlx-lm's models are made of, by the names that they have for it.
+"""The parts of the recurrent mixers of mlx-lm's models, by the names that they have there.
 
 There is one description for all: a short convolution, a recurrence or none, a gate and a norm; see
 `src/operations/mixer.h`.
@@ -36,7 +36,7 @@ _NOWHERE: Final = (0, 0, 0)
 
 
 class Mixer(NamedTuple):
-    """What a mixer is made of.
+    """The parts of a mixer.
 
     layers: the last one is the output's.
     channels: the order of the convolution's in a state, if it is another one: q, k and v.

@@ -1,4 +1,4 @@
-"""What the halves of blocks are made of, taken from a model's modules by name."""
+"""The parts of the halves of blocks, taken from a model's modules by name."""
 
 import re
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Around:
-    """What is around a half in a block: norms, and the factor that its output is added to x with."""
+    """The surroundings of a half in a block: norms, and the factor that its output is added to x with."""
 
     norm: nn.Module | None = None
     output_norm: nn.Module | None = None
@@ -85,7 +85,7 @@ Norm = tuple[list[float], float, bool, list[float]]
 
 
 class OfRows(NamedTuple):
-    """What a model's code may pass beside its rows.
+    """Arguments that a model's code may pass beside its rows.
 
     factors: what their queries are multiplied by, of any shape.
     positions: theirs, if not those of the cache.
@@ -99,7 +99,7 @@ AS_CACHED: Final = OfRows()
 
 
 def layers_of(linears: Sequence[nn.Module]) -> list[tuple[Any, list[float]]]:
-    """Return weights and biases; but for the last, the layers share one input."""
+    """Return weights and biases; all layers except the last share one input."""
     if not all(type(linear) is Linear for linear in linears):
         raise UnknownPart("a layer is not linear")
     # Products of one input must be packed alike.

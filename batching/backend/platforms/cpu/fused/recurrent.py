@@ -32,7 +32,7 @@ class RecurrentHalf:
     def __init__(self, kernels: Any, module: nn.Module, around: Around = NOTHING) -> None:
         mixer = describe(module)
         layers = [_layer(kernels, linear) for linear in mixer.layers]
-        # Of the cache of mlx-lm.
+        # The number of the mixer's arrays in mlx-lm's cache.
         self.num_arrays = mixer.num_arrays
         self.size = layers[0][0].shape[1]
         bits = [linear.product.input_bits for linear in mixer.layers if type(linear) is Linear]

@@ -18,13 +18,13 @@ from batching.backend.host_array import host_array
 from batching.backend.platforms.cpu.fused.parts import Parts, UnknownPart, floats_of, layers_of
 from batching.backend.platforms.cpu.layers.linear import Linear
 
-# Of a router that is more than a linear layer.
+# Names of the parts of a router that is more than a linear layer.
 _LAYER: Final = (("weight",), ("layer",), ("wg",), ("gate_proj",))
 _CORRECTION: Final = (("e_score_correction_bias",), ("expert_bias",))
 _NUM_GROUPS: Final = ("n_group",)
 _TOP_GROUPS: Final = ("topk_group",)
 _FACTOR: Final = ("routed_scaling_factor",)
-# What may be added to the sum of the weights.
+# Numbers that a model may add to the sum of the weights.
 _EPSILONS: Final = (0.0, 1e-20, 1e-6)
 # Scales and shifts of logits from -3 to 3.  With the last ones, a sum of sigmoids is as small as what
 # is added to it.

@@ -76,7 +76,7 @@ class SwitchLinear(nn.Module):
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """x `[..., rows, inputs]`; its other axes are broadcast with the indices."""
         num_rows, size = x.shape[-2:]
-        # What follows has as many indices for each row: those of experts already do.
+        # The kernel takes equally many indices for each row; the calls of experts are in this form already.
         if num_rows > 1 or x.shape[:-2] != (*indices.shape[:-1], 1):
             shape = np.broadcast_shapes(x.shape[:-2], indices.shape)
             x = mx.broadcast_to(x, (*shape, num_rows, size))

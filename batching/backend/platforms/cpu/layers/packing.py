@@ -18,7 +18,7 @@ _NUMBER: Final = re.compile(r"(^|\.)\d+(\.|$)")
 
 
 class Stored(Protocol):
-    """What was packed before."""
+    """Weights that were packed before, and the other arrays of their model."""
 
     @property
     def others(self) -> Mapping[str, mx.array]:
@@ -31,7 +31,7 @@ class Stored(Protocol):
 
 
 class StoredDiffers(Exception):
-    """What was packed before is not of this model."""
+    """The weights that were packed before are not of this model."""
 
 
 @dataclass

@@ -72,7 +72,7 @@ def replace_modules(
 
 def _pack(path: str, part: nn.Module, packing: Packing) -> None:
     """Replace the modules of a part of the model that have packed weights."""
-    # What the kernels do not know is exact in bfloat16.
+    # Quantized weights that the kernels do not know are exact in bfloat16.
     dequantize(part, keep=is_packable)
     packing.enter(path, part, _is_packed)
     for group in groups(part):

@@ -23,16 +23,16 @@ from batching.backend.platforms.cpu.layers.linear import Embedding, Linear, Prod
 _GROUP: Final = 16
 # More bring no more, by the bundled model.
 _MAX_SHIFT: Final = 2
-# What inputs are looked at for.  Random tokens do as well as texts.
+# Tokens whose inputs are looked at.  Random tokens do as well as texts.
 _NUM_TOKENS: Final = 128
 
 Shifts = Mapping[str, bytes]
-"""Of each input's channel, by the paths of the modules that have weights for it."""
+"""The shift of each channel of an input, by the paths of the modules that have weights for it."""
 
 
 @dataclass
 class _Input:
-    """What some weights are multiplied with, and its largest magnitude of each channel, `[inputs]`."""
+    """An input that some weights are multiplied with, and its largest magnitude of each channel, `[inputs]`."""
 
     kernels: Any
     paths: list[str] = field(default_factory=list)

@@ -28,7 +28,7 @@ from batching.backend.platforms.cpu.pools.pages import PoolPages, Region
 from batching.backend.platforms.cpu.pools.states import NativeStates, StateCells
 from batching.steps.step_plan import Slice
 
-# Of a number in the pool; all others become float32.
+# Bits of a number in the pool; other types become float32.
 _BITS: Final = {mx.bfloat16: 16, mx.int8: 8}
 
 
@@ -193,7 +193,7 @@ class NativeLayerCache(LayerCache):
 
     @property
     def state(self) -> tuple[mx.array, ...]:
-        """What is evaluated so that it writes, even if no logits are needed."""
+        """The arrays whose evaluation writes to the pool, even if no logits are needed."""
         return () if self._attended is None else (self._attended,)
 
     def write(self, keys: mx.array, values: mx.array) -> None:

@@ -17,7 +17,7 @@ from batching.backend.processor.cores import Nodes
 # madvise(2), Linux 5.14: fault in these pages without changing their contents.
 _MADV_POPULATE_WRITE: Final = 23
 _PIECE_BYTES: Final = 1 << 18
-# What is taken in turn from each NUMA node's memory: a large page.
+# Bytes that are taken in turn from each NUMA node's memory: a large page.
 _NODE_BYTES: Final = 1 << 21
 # Blocks that are prefaulted before there is a request.
 _MIN_PREFAULTED: Final = 64

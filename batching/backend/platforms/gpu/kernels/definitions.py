@@ -33,7 +33,7 @@ _NEXT_TOKEN: Final[Mapping[str, DType]] = {"next_token": DType.UINT32}
 
 @dataclass(frozen=True)
 class PoolShape:
-    """A layer's pool: keys `[num_kv_heads * num_slots, key_dim]`, values likewise, of any number of slots.
+    """A layer's pool: keys `[num_kv_heads * num_slots, key_dim]`, values with value_dim, of any number of slots.
 
     dtype: that of the arrays.  With int8 two more follow them, key_scales and value_scales, float32
     `[num_kv_heads * num_slots]`, by which the integers of a row are multiplied.
@@ -210,7 +210,7 @@ class PagedDecode:
 
     @property
     def heads_at_once(self) -> int:
-        """Of the query heads of a KV head, those that a thread group computes."""
+        """The number of query heads of a KV head that one thread group computes."""
         group_size = self.num_heads // self.pool.num_kv_heads
         most = min(8, max(_MAX_HELD // self._held, 1))
         return max(heads for heads in range(1, most + 1) if group_size % heads == 0)

@@ -35,7 +35,7 @@ class Target(StrEnum):
 
 
 class DType(StrEnum):
-    """Of a kernel's inputs and outputs; the values are MLX's names."""
+    """The types of a kernel's inputs and outputs; the values are MLX's names."""
 
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
@@ -106,7 +106,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """What MLX's functions take.
+    """The source of a kernel as MLX's functions take it.
 
     name: another for each text: on CUDA MLX keeps compiled kernels by their name alone.
     """
@@ -117,7 +117,7 @@ class KernelSource:
     outputs: tuple[str, ...]
     header: str
     source: str
-    # Of inputs and outputs, by name.
+    # The types of inputs and outputs, by name.
     dtypes: Mapping[str, DType]
 
 
