@@ -142,7 +142,7 @@ def load_model(
             loaded = _load_file(path, dtype, has_kernels)
         else:
             loaded = _load_directory(path, dtype, trust_remote_code, has_kernels)
-        # Layers draw weights that nobody computes: what is drawn next would refer to all of these draws.
+        # Layers draw weights that are never computed: the next draw would refer to all of them.
         mx.eval(mx.random.state)
         if chat_template is not None:
             tokenizer = with_chat_template(loaded.tokenizer, chat_template)
