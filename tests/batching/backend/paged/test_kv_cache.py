@@ -1,6 +1,6 @@
 """Paged attention against attention over each request's own contiguous keys and values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -90,6 +90,15 @@ def steps(draw: st.DrawFn) -> list[tuple[int, int, list[int]]]:
     return made
 
 
+def write(cache: PagedKVCache, parts: list[Slice], contents: Sequence[np.ndarray]) -> None:
+    """Write keys and values of slices, `[2, stop, num_heads, DIM]` for each request, by one step."""
+    inputs = cache.begin(parts)
+    rows = [contents[s.sequence_id][:, s.start : s.stop] for s in inputs.attention.slices]
+    keys, values = (as_rows([r[i] for r in rows]) for i in (0, 1))
+    cache.layers[0].update_and_fetch(keys, values)
+    cache.flush()
+
+
 @every_way
 @settings(deadline=None, max_examples=40)
 @given(
@@ -126,19 +135,10 @@ def test_it_is_attention_whatever_the_rows_the_blocks_and_the_window(
         request.block_table = BlockTable(blocks)
         slices.append(slice_of(request, start, stop))
         contents.append(pool[:, blocks].reshape(2, -1, num_heads, DIM)[:, :stop])
-
-    def write(parts: list[Slice]) -> None:
-        inputs = cache.begin(parts)
-        order = inputs.attention.slices
-        rows = [contents[s.sequence_id][:, s.start : s.stop] for s in order]
-        k, v = (as_rows([r[i] for r in rows]) for i in (0, 1))
-        layer.update_and_fetch(k, v)
-        cache.flush()
-
     before = [replace(s, start=0, token_ids=(0,) * s.start) for s in slices if s.start]
     if before:
-        write(before)
-    write(slices)
+        write(cache, before, contents)
+    write(cache, slices, contents)
     order = layer.step.attention.slices
     queries = [rng.normal(size=(len(s), num_queries, DIM)).astype(np.float32) for s in order]
     out = layer.attend(
