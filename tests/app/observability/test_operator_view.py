@@ -167,7 +167,7 @@ class TestDeadlines:
     @pytest.mark.parametrize("stream", [False, True])
     async def test_a_request_beyond_its_timeout_ends_with_an_error(self, stream: bool) -> None:
         async with served_endlessly() as server:
-            response = await server.chat(stream=stream, timeout=0.5)
+            response = await server.chat(stream=stream, timeout=2)
             assert await server.num_unfinished() == 0
             assert server.service.admission.num_requests == 0
         assert "deadline_exceeded" in response.text
