@@ -13,9 +13,28 @@ from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.rows import RowSelection
 from batching.backend.loader import LoadedModel
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
-from batching.backend.paged.layout import CacheLayout
+from batching.backend.paged.layout import CacheLayout, LayerLayout
 from batching.backend.sampling.sampler import Sampler
 from batching.scheduling.stall_budget import MIN_CHUNK
+
+
+class MakePool(Protocol):
+    """Makes an empty pool.
+
+    num_blocks, block_size: of the pool, and tokens per block.
+    num_window_blocks: blocks of the pool of sliding-window layers; 0 lets them share the main pool.
+    one_by_one: modules with a state, or with attention of their own, get one request at a time.
+    """
+
+    def __call__(
+        self,
+        layers: Sequence[LayerLayout],
+        num_blocks: int,
+        block_size: int,
+        *,
+        num_window_blocks: int = ...,
+        one_by_one: bool = ...,
+    ) -> PagedKVCache: ...
 
 
 @dataclass(frozen=True)
@@ -151,22 +170,10 @@ class Platform(ABC):
     def holds_int8(self) -> bool:
         """Whether its pool can have keys and values of 8 bits."""
 
+    @property
     @abstractmethod
-    def cache(
-        self,
-        layout: CacheLayout,
-        num_blocks: int,
-        block_size: int,
-        *,
-        num_window_blocks: int = 0,
-        one_by_one: bool = False,
-    ) -> PagedKVCache:
-        """Return an empty pool.
-
-        num_blocks, block_size: of the pool, and tokens per block.
-        num_window_blocks: blocks of the pool of sliding-window layers; 0 lets them share the main pool.
-        one_by_one: modules with a state, or with attention of their own, get one request at a time.
-        """
+    def make_pool(self) -> MakePool:
+        """Makes the kind of pool that is fastest here."""
 
     def sampler(self) -> Sampler | None:
         """Return what samples; None is numpy."""

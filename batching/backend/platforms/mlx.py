@@ -7,10 +7,8 @@ import mlx.core as mx
 
 from batching.backend import BLAS
 from batching.backend.numerics import NOTHING_SET, Numerics
-from batching.backend.paged.kv_cache import PagedKVCache
-from batching.backend.paged.layout import CacheLayout
 from batching.backend.paged.mlx_pool import device_cache
-from batching.backend.platform import Platform
+from batching.backend.platform import MakePool, Platform
 from batching.errors import UnsupportedKVDType
 
 # A copy of a block takes a CPU about as long as a token or two of a prompt.
@@ -46,22 +44,9 @@ class MLXPlatform(Platform):
     def kv_dtype(self) -> mx.Dtype | None:
         return self.numerics.kv_dtype
 
-    def cache(
-        self,
-        layout: CacheLayout,
-        num_blocks: int,
-        block_size: int,
-        *,
-        num_window_blocks: int = 0,
-        one_by_one: bool = False,
-    ) -> PagedKVCache:
-        return device_cache(
-            layout.layers,
-            num_blocks,
-            block_size,
-            num_window_blocks=num_window_blocks,
-            one_by_one=one_by_one,
-        )
+    @property
+    def make_pool(self) -> MakePool:
+        return device_cache
 
     def device_line(self, weights: str) -> str:
         return f"cpu, weights {weights}, BLAS: {BLAS}"

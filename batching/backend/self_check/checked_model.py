@@ -42,8 +42,8 @@ class CheckedModel:
         self, num_blocks: int, block_size: int, *, num_window_blocks: int = 0
     ) -> PagedKVCache:
         """Return an empty pool."""
-        return self.platform.cache(
-            self.layout,
+        return self.platform.make_pool(
+            self.layout.layers,
             num_blocks,
             block_size,
             num_window_blocks=num_window_blocks,

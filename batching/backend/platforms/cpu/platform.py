@@ -1,6 +1,7 @@
 """The native kernels of a CPU: weights are packed for them, and their pool is read in place."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -11,9 +12,7 @@ from batching.backend import BLAS
 from batching.backend.hooks.changes import Changes
 from batching.backend.loader import LoadedModel
 from batching.backend.numerics import NOTHING_SET, Numerics
-from batching.backend.paged.kv_cache import PagedKVCache
-from batching.backend.paged.layout import CacheLayout
-from batching.backend.platform import Instead, Platform, PreparedModel
+from batching.backend.platform import Instead, MakePool, Platform, PreparedModel
 from batching.backend.platforms.cpu.layers.replace import min_input_bits
 from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.platforms.cpu.packed_model import FurtherRounding, PackedModel
@@ -128,24 +127,9 @@ class CPUPlatform(Platform):
     def unrounded(self) -> Self:
         return replace(self, rounds_attention=False)
 
-    def cache(
-        self,
-        layout: CacheLayout,
-        num_blocks: int,
-        block_size: int,
-        *,
-        num_window_blocks: int = 0,
-        one_by_one: bool = False,
-    ) -> PagedKVCache:
-        return native_cache(
-            self.native,
-            layout.layers,
-            num_blocks,
-            block_size,
-            num_window_blocks=num_window_blocks,
-            one_by_one=one_by_one,
-            rounds_inputs=self.rounds_attention,
-        )
+    @property
+    def make_pool(self) -> MakePool:
+        return partial(native_cache, self.native, rounds_inputs=self.rounds_attention)
 
     def sampler(self) -> Sampler:
         return native_sampler(self.native.module)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import mlx.core as mx
@@ -17,7 +18,7 @@ from batching.backend.numerics import NOTHING_SET, Numerics
 from batching.backend.paged.kv_cache import PagedKVCache
 from batching.backend.paged.layout import CacheLayout
 from batching.backend.paged.mlx_pool import device_cache
-from batching.backend.platform import Platform
+from batching.backend.platform import MakePool, Platform
 from batching.backend.platforms.gpu.kernel_pool import kernel_cache, why_not
 from batching.backend.platforms.gpu.pool_kernels import PoolKernels
 from batching.backend.platforms.gpu.rotations import remember_rotations
@@ -102,26 +103,11 @@ class GPUPlatform(Platform):
         if self.numerics.has_int8 and layout.with_dtype(mx.int8) != layout:
             raise UnsupportedKVDType("int8", "GPU", f"off: {self.reason}")
 
-    def cache(
-        self,
-        layout: CacheLayout,
-        num_blocks: int,
-        block_size: int,
-        *,
-        num_window_blocks: int = 0,
-        one_by_one: bool = False,
-    ) -> PagedKVCache:
-        sizes = (layout.layers, num_blocks, block_size)
+    @property
+    def make_pool(self) -> MakePool:
         if self.kernels is not None:
-            return kernel_cache(
-                self.kernels, *sizes, num_window_blocks=num_window_blocks, one_by_one=one_by_one
-            )
-        return device_cache(
-            *sizes,
-            num_window_blocks=num_window_blocks,
-            one_by_one=one_by_one,
-            views_decodes=self.gpu is not Gpu.CUDA,
-        )
+            return partial(kernel_cache, self.kernels)
+        return partial(device_cache, views_decodes=self.gpu is not Gpu.CUDA)
 
     def sampler(self) -> Sampler:
         return Sampler(draw_on_device)
