@@ -17,7 +17,7 @@ class WorkerThreads:
     """A few threads that are kept; what `run` waits for may be cancelled at any time.
 
     A cancelled `run` returns at once.  Work that has not begun never does; what has begun is interrupted
-    where it waits for a process (`batching/interruption.py`), and keeps its thread until it ends, so that
+    where it waits for a process (`batching/sandbox/interruption.py`), and keeps its thread until it ends, so that
     there are never more of them.  anyio's threads either keep the caller until then, or are no longer
     counted.
     """

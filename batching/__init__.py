@@ -38,18 +38,25 @@ from batching.errors import (
     SlowReader,
     UnsupportedKVDType,
 )
+from batching.inputs.rerank_templates import RERANK_TEMPLATES
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.interruption import Interruption
 from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
-from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
-from batching.pooling import Embeddings, NoEmbeddings, PoolingParams, PoolingType, Reranker, Vector
+from batching.pooling import (
+    Embeddings,
+    NoEmbeddings,
+    PoolingParams,
+    PoolingType,
+    Reranker,
+    Vector,
+)
 from batching.priority_queue import Priority
-from batching.rerank_templates import RERANK_TEMPLATES
+from batching.sandbox.interruption import Interruption
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 from batching.scheduler_manager import SchedulerManager
 from batching.scheduling.best_effort import QUIET_PERIOD
 from batching.scheduling.snapshot import EngineSnapshot, RequestSnapshot
+from batching.steps.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
 from batching.steps.stats import SchedulerStats
 from batching.steps.token_output import FinishReason, TokenLogprobs, TokenOutput
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from batching.config import DEFAULT_MAX_STALL_MS
 from batching.errors import RequestFailed
-from batching.observer import StepRecord
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.snapshot import EngineSnapshot
 from batching.scheduling.stall_budget import MIN_CHUNK, StallBudget
 from batching.steps.model_runner import ModelRunner, PipelinedRunner, QueuedStep, SlicesFailed
+from batching.steps.observer import StepRecord
 from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import SliceOutput, StepPlan
 

@@ -8,7 +8,7 @@ from batching.config import EngineConfig
 from batching.engine.engine_thread import EngineThread
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelNotFound
-from batching.observer import EngineObserver, Observers
+from batching.steps.observer import EngineObserver, Observers
 
 
 class SchedulerManager:

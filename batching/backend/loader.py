@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerBase
 from batching.backend.context_length import declared_context
 from batching.backend.exceptions import one_line
 from batching.backend.generation_config import directory_defaults, gguf_defaults
-from batching.backend.gguf.header import read_header
+from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.model import GgufOutline, arrays_of, evaluate
 from batching.backend.gguf.storage import num_bytes, stored_tensors as tensors_of_file
 from batching.backend.gguf.tokenizer import build_tokenizer, with_chat_template

@@ -18,9 +18,9 @@ from batching.engine.token_stream import Backlog, TokenStream
 from batching.errors import DeadlineExceeded, EngineError, EngineStalled, EngineStopped
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo
-from batching.observer import EngineObserver, SequenceStats
 from batching.request import BatchRequest
 from batching.scheduling.snapshot import EngineSnapshot
+from batching.steps.observer import EngineObserver, SequenceStats
 from batching.steps.stats import SchedulerStats
 from batching.steps.token_output import FinishReason
 

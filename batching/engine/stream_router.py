@@ -8,8 +8,8 @@ from typing import Final
 
 from batching.engine.token_stream import TokenStream
 from batching.errors import EngineError
-from batching.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
 from batching.scheduling.outputs import RequestFailure, RequestOutput
+from batching.steps.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
 from batching.steps.stats import SchedulerStats
 from batching.steps.token_output import FinishReason, TokenOutput
 

@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Final, Self
 
 from batching.errors import DeadlineExceeded, EngineError, SlowReader
-from batching.observer import SequenceStats
+from batching.steps.observer import SequenceStats
 from batching.steps.token_output import FinishReason, TokenOutput
 
 # Tokens and log probabilities, of which each takes a hundred bytes and more.

@@ -17,8 +17,8 @@ from threading import Lock, Semaphore
 from time import monotonic
 from typing import Final
 
-from batching.interruption import Interrupted, interruptible
 from batching.sandbox import child
+from batching.sandbox.interruption import Interrupted, interruptible
 
 # Processes for all threads that ask: the most cores that such work takes from the model.
 _NUM_PROCESSES: Final = 2

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from batching.backend.gguf.header import read_header
+from batching.backend.gguf.file.header import read_header
 from batching.backend.processor.cores import usable_cores
 from scripts.bench.cli import Options, parse
 from scripts.bench.load.metrics import medians

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from batching.backend.gguf.header import GgufHeader, read_header
+from batching.backend.gguf.file.header import GgufHeader, read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import BUNDLED_MODEL, resolve
 from scripts.make_model import k_types

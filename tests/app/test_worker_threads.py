@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from app.worker_threads import WorkerThreads
-from batching.interruption import interruptible
+from batching.sandbox.interruption import interruptible
 from tests.support.busy_threads import busy
 
 pytestmark = pytest.mark.anyio

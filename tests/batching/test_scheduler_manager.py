@@ -6,8 +6,8 @@ import pytest
 from batching.config import EngineConfig, SchedulerConfig
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError, ModelNotFound
-from batching.observer import Observers
 from batching.scheduler_manager import SchedulerManager
+from batching.steps.observer import Observers
 from tests.support.fakes import ByteTokenizer, loaded_engine
 
 CONFIGS = [EngineConfig(model=name, model_id=name) for name in ("first", "second")]

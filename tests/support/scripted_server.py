@@ -21,7 +21,7 @@ from app.observability.logs import configure, print_stderr
 from app.settings import load_settings
 from app.settings.configs import engine_config
 from batching import EngineConfig, ModelInfo, SchedulerManager
-from batching.backend.gguf.header import read_header
+from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import BUNDLED_MODEL, resolve
 from batching.batch_inference import BatchInferenceEngine

@@ -4,10 +4,10 @@ from typing import Final
 
 import mlx.core as mx
 
-from batching.backend.gguf.architectures import ARCHITECTURES, Architecture
-from batching.backend.gguf.header import GgufHeader
-from batching.backend.gguf.metadata import Config, ModelMetadata
-from batching.backend.gguf.quantizations import read_weight
+from batching.backend.gguf.architecture.known import ARCHITECTURES, Architecture
+from batching.backend.gguf.architecture.metadata import Config, ModelMetadata
+from batching.backend.gguf.file.header import GgufHeader
+from batching.backend.gguf.file.quantizations import read_weight
 
 _SCALES: Final = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
 

@@ -18,10 +18,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import Llama3RoPE
 
+from batching.backend.gguf.architecture.metadata import Config
 from batching.backend.gguf.config import architecture_of, read_config
-from batching.backend.gguf.header import GgufHeader
-from batching.backend.gguf.metadata import Config
-from batching.backend.gguf.quantizations import Format, Weight, outline_weight, read_weight
+from batching.backend.gguf.file.header import GgufHeader
+from batching.backend.gguf.file.quantizations import Format, Weight, outline_weight, read_weight
 from batching.backend.gguf.storage import float_type
 from batching.backend.gguf.tensors import (
     ROPE_FACTORS,

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from batching.backend.gguf.architectures import ARCHITECTURES
-from batching.backend.gguf.header import GgufHeader, Tensor
-from batching.backend.gguf.quantizations import FLOATS, format_of, loses_bits, parameter_bits
+from batching.backend.gguf.architecture.known import ARCHITECTURES
+from batching.backend.gguf.file.header import GgufHeader, Tensor
+from batching.backend.gguf.file.quantizations import FLOATS, format_of, loses_bits, parameter_bits
 from batching.backend.gguf.tensors import NOT_WEIGHTS
 from batching.backend.weights.storage import (
     Stored,

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar
 
-from batching.backend.gguf.architectures import Architecture
-from batching.backend.gguf.header import GgufHeader
-from batching.backend.gguf.metadata import Config
+from batching.backend.gguf.architecture.known import Architecture
+from batching.backend.gguf.architecture.metadata import Config
+from batching.backend.gguf.file.header import GgufHeader
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from batching.backend.gguf.header import GgufHeader
+from batching.backend.gguf.file.header import GgufHeader
 from batching.backend.gguf.splitting import SPLITTINGS
 
 _MAX_TOKEN_LENGTH: Final = 1024

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 
-from batching.backend.gguf.header import GgufHeader
+from batching.backend.gguf.file.header import GgufHeader
 from batching.backend.host_array import host_array
 from batching.backend.pooling.head import ACTIVATIONS, NO_HEAD, DenseLayer, PoolingHead
 from batching.pooling import NO_EMBEDDINGS, NoEmbeddings, PoolingType

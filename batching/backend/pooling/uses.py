@@ -9,8 +9,8 @@ from batching.backend.pooling.description import Description, Pipeline
 from batching.backend.pooling.head import NO_HEAD, PoolingHead
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
+from batching.inputs.rerank_templates import known_template
 from batching.pooling import Embeddings, NoEmbeddings, PoolingType, Reranker
-from batching.rerank_templates import known_template
 
 logger = logging.getLogger(__name__)
 

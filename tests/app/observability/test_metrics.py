@@ -24,7 +24,7 @@ from batching import (
 )
 from batching.blocks.block_ages import NO_AGES, BlockAges
 from batching.config import SchedulerConfig
-from batching.observer import EngineObserver
+from batching.steps.observer import EngineObserver
 from tests.support.fakes import ByteTokenizer, loaded_engine
 from tests.support.metrics_page import MODEL, PROCESS, MetricsPage as Page
 from tests.support.requests import specs

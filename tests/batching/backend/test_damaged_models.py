@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from batching.backend.gguf.header import GgufHeader, read_header
+from batching.backend.gguf.file.header import GgufHeader, read_header
 from batching.errors import ModelLoadError
 from tests.support.damaged_files import outcome
 from tests.support.gguf_models import (

@@ -11,7 +11,7 @@ import transformers.dynamic_module_utils
 from app.prompts import template_sandbox
 from app.prompts.template_sandbox import SANDBOX, TemplateFailed
 from batching.backend import loader
-from batching.backend.gguf.header import read_header
+from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import load_model
 from tests.support.gguf_models import BPE

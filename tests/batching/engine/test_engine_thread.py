@@ -26,8 +26,8 @@ from batching.errors import (
     SlowReader,
 )
 from batching.inputs.sampling_params import SamplingParams
-from batching.observer import NewTokens, Observers, SequenceStats, StepRecord
 from batching.priority_queue import Priority
+from batching.steps.observer import NewTokens, Observers, SequenceStats, StepRecord
 from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import SliceOutput, StepPlan
 from batching.steps.token_output import FinishReason, TokenLogprobs, TokenOutput

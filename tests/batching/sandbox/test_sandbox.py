@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from batching.interruption import Interrupted, Interruption
+from batching.sandbox.interruption import Interrupted, Interruption
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
 from scripts.server_process import wait_until
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from batching.backend.gguf.header import read_header
+from batching.backend.gguf.file.header import read_header
 from batching.errors import ModelLoadError
 from tests.fuzz.loading import load, new_folder
 from tests.fuzz.mutations import bytes_mutation

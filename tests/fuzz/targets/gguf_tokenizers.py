@@ -5,7 +5,7 @@ import struct
 from itertools import islice
 from typing import Any, Final
 
-from batching.backend.gguf.header import read_header
+from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from tests.fuzz.loading import new_folder
 from tests.fuzz.mutations import json_mutation

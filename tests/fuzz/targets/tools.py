@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from referencing.exceptions import Unresolvable
 
-from app.api.openai.schemas.tools import ToolList
+from app.api.openai.schemas.tool_calling.tools import ToolList
 from app.parsing.events import ToolCallArguments, ToolCallStart, join_pieces
 from app.parsing.tool_spec import ToolSpec
 from app.parsing.tools.tool_format import ToolFormat

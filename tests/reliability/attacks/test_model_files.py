@@ -13,7 +13,7 @@ from typing import Final
 import mlx.core as mx
 import pytest
 
-from batching.backend.gguf.header import read_header
+from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.weights_cache import cache
 from batching.backend.weights_cache.cache import GIB, CacheEntry, NotKept, WeightsCache

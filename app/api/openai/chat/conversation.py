@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from app.api.openai.chat.messages import MessageParam
 from app.api.openai.schemas.reasoning import ReasoningOptions
-from app.api.openai.schemas.tool_choice import ToolChoice
-from app.api.openai.schemas.tools import ToolList
+from app.api.openai.schemas.tool_calling.tool_choice import ToolChoice
+from app.api.openai.schemas.tool_calling.tools import ToolList
 from app.api.schemas.fields import Text, field_error
 from app.parsing import tool_spec
 from app.prompts.conversation import Conversation

@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, FailFast, Field, model_validato
 
 from app.api.openai.schemas import unsupported
 from app.api.openai.schemas.text_parts import join_parts
-from app.api.openai.schemas.tools import AnyToolCall
+from app.api.openai.schemas.tool_calling.tools import AnyToolCall
 from app.api.schemas.base import RequestModel
 from app.api.schemas.fields import MAX_MESSAGES, Text, check_length, field_error
 from app.prompts.conversation import ChatMessage

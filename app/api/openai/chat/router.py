@@ -11,7 +11,7 @@ from app.api.openai.chat.response import ChatCompletion
 from app.api.openai.chat.response_builder import ChatResponseBuilder
 from app.api.openai.response_builder import common_fields, new_id, respond
 from app.api.openai.schemas.sampling import check_num_choices
-from app.api.openai.schemas.tools import custom_names
+from app.api.openai.schemas.tool_calling.tools import custom_names
 from app.api.schemas.errors import EVENT_RESPONSES
 from app.api.serving import admit, build_job_async, engine_for
 from app.generation.submit import submit

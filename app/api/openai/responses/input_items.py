@@ -15,8 +15,8 @@ from app.api.openai.responses.tools import (
     callable_tools,
     qualified_name,
 )
-from app.api.openai.schemas.custom_tools import custom_arguments
 from app.api.openai.schemas.text_parts import join_parts
+from app.api.openai.schemas.tool_calling.custom_tools import custom_arguments
 from app.api.schemas.base import RequestModel
 from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import MAX_MESSAGES, GivenName, Text, check_length

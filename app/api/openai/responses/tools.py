@@ -11,9 +11,14 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from app.api.openai.schemas.custom_tools import ANY_TEXT, Definition, Syntax, custom_spec
-from app.api.openai.schemas.tool_choice import TOOL_CHOICE_MODES, ToolChoiceMode
-from app.api.openai.schemas.tools import Function, Name
+from app.api.openai.schemas.tool_calling.custom_tools import (
+    ANY_TEXT,
+    Definition,
+    Syntax,
+    custom_spec,
+)
+from app.api.openai.schemas.tool_calling.tool_choice import TOOL_CHOICE_MODES, ToolChoiceMode
+from app.api.openai.schemas.tool_calling.tools import Function, Name
 from app.api.schemas.base import RequestModel
 from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import Text, field_error, json_text

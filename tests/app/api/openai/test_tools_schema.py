@@ -7,8 +7,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from app.api.openai.chat.messages import MessageParam
-from app.api.openai.schemas.tool_choice import ToolChoice, ToolChoiceObject
-from app.api.openai.schemas.tools import AnyTool, CustomToolCall, Tool, ToolList
+from app.api.openai.schemas.tool_calling.tool_choice import ToolChoice, ToolChoiceObject
+from app.api.openai.schemas.tool_calling.tools import AnyTool, CustomToolCall, Tool, ToolList
 from app.parsing.tool_spec import AllowedTools, NamedTool
 from tests.support.rows import rows
 

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from batching.backend.gguf.header import read_header
+from batching.backend.gguf.file.header import read_header
 from batching.backend.loader import load_model
 from batching.errors import ModelLoadError
 from tests.support.arrays import parameters

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 
-from batching.backend.gguf import quantizations
-from batching.backend.gguf.header import GgufHeader, read_header
-from batching.backend.gguf.quantizations import (
+from batching.backend.gguf.file import quantizations
+from batching.backend.gguf.file.header import GgufHeader, read_header
+from batching.backend.gguf.file.quantizations import (
     EIGHT_BITS,
     FORMATS,
     KERNEL_FORMATS,

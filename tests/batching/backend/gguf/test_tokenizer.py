@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from batching.backend.gguf.header import read_header
+from batching.backend.gguf.file.header import read_header
 from batching.backend.gguf.splitting import SPLITTINGS
 from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.errors import ModelLoadError

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from batching.backend.gguf.header import read_header
+from batching.backend.gguf.file.header import read_header
 from batching.backend.pooling.description import (
     NO_DESCRIPTION,
     Description,

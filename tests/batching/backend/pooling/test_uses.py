@@ -13,8 +13,8 @@ from batching.backend.pooling.head import NO_HEAD, DenseLayer, PoolingHead
 from batching.backend.pooling.uses import embeddings_of, may_embed, reranker_of
 from batching.config import EngineConfig
 from batching.errors import ModelLoadError
+from batching.inputs.rerank_templates import RERANK_TEMPLATES
 from batching.pooling import Embeddings, NoEmbeddings, PoolingType, Reranker
-from batching.rerank_templates import RERANK_TEMPLATES
 from tests.support.embedding_models import WORDS
 from tests.support.embedding_server import write_reranker
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
-from batching.backend.gguf.header import read_header
-from batching.backend.gguf.quantizations import read_weight
+from batching.backend.gguf.file.header import read_header
+from batching.backend.gguf.file.quantizations import read_weight
 from batching.backend.platforms.cpu.native_loader import Native
 from tests.support.gguf_models import (
     Array,

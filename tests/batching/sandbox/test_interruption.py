@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from batching.interruption import Interrupted, Interruption, interruptible
+from batching.sandbox.interruption import Interrupted, Interruption, interruptible
 
 
 def waiting_function(ended: threading.Event) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from batching.backend.gguf.metadata import ModelMetadata
+from batching.backend.gguf.architecture.metadata import ModelMetadata
 
 Values = dict[str, Callable[[ModelMetadata], Any]]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from app.api.openai.schemas.tools import MAX_TOOLS, AnyTool, Name
+from app.api.openai.schemas.tool_calling.tools import MAX_TOOLS, AnyTool, Name
 from app.api.schemas.base import RequestModel
 from app.api.schemas.by_type import by_type
 from app.api.schemas.fields import field_error

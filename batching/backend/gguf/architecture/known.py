@@ -6,12 +6,12 @@ from typing import Final
 
 import mlx.core as mx
 
-from batching.backend.gguf import changes, names, values
-from batching.backend.gguf.changes import Changes
-from batching.backend.gguf.metadata import Config
-from batching.backend.gguf.names import Names
-from batching.backend.gguf.quantizations import Weight
-from batching.backend.gguf.values import Values
+from batching.backend.gguf.architecture import changes, names, values
+from batching.backend.gguf.architecture.changes import Changes
+from batching.backend.gguf.architecture.metadata import Config
+from batching.backend.gguf.architecture.names import Names
+from batching.backend.gguf.architecture.values import Values
+from batching.backend.gguf.file.quantizations import Weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from typing import Final
 
 import mlx.core as mx
 
-from batching.backend.gguf.metadata import Config
-from batching.backend.gguf.quantizations import Weight, join
+from batching.backend.gguf.architecture.metadata import Config
+from batching.backend.gguf.file.quantizations import Weight, join
 
 Change = Callable[[Weight, Config], Weight]
 Changes = dict[str, Change]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from app.api.openai.schemas.custom_tools import (
+from app.api.openai.schemas.tool_calling.custom_tools import (
     ANY_TEXT,
     Definition,
     Syntax,

@@ -3,7 +3,7 @@
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from batching.rerank_templates import RERANK_TEMPLATES, known_template
+from batching.inputs.rerank_templates import RERANK_TEMPLATES, known_template
 
 PAIR = [{"role": "query", "content": "A?"}, {"role": "document", "content": "B."}]
 

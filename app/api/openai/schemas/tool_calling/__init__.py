@@ -1,0 +1,1 @@
+"""Tools that a request offers, and its choice of them."""

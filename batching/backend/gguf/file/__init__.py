@@ -1,0 +1,1 @@
+"""The file itself: its header, and tensors in blocks of quantized numbers."""
