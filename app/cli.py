@@ -26,7 +26,7 @@ from app.settings.keys import client_keys
 from app.settings.storage import open_storage, temporary_storage
 from app.storage.storage import Storage
 from batching import (
-    EngineThread,
+    AsyncEngine,
     ModelLoadError,
     PoolTooLarge,
     SchedulerManager,
@@ -133,7 +133,7 @@ def _application(
             tracer.close()
 
 
-def _load(manager: SchedulerManager) -> EngineThread:
+def _load(manager: SchedulerManager) -> AsyncEngine:
     """Load the default model."""
     try:
         SANDBOX.warm_up()

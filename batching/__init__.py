@@ -18,7 +18,7 @@ from batching.constraints.grammar_text import (
 from batching.constraints.lark_pattern import lark_pattern
 from batching.constraints.lark_process import NotRegular, literal_pattern
 from batching.constraints.protocol import AllowedTokens, Constraint
-from batching.engine.engine_thread import EngineThread
+from batching.engine.async_engine import AsyncEngine
 from batching.engine.request_checks import check_input, check_token_ids
 from batching.engine.token_stream import TokenStream
 from batching.errors import (
@@ -64,6 +64,7 @@ __all__ = [
     "QUIET_PERIOD",
     "RERANK_TEMPLATES",
     "AllowedTokens",
+    "AsyncEngine",
     "Constraint",
     "ContextLengthExceeded",
     "DeadlineExceeded",
@@ -75,7 +76,6 @@ __all__ = [
     "EngineSnapshot",
     "EngineStalled",
     "EngineStopped",
-    "EngineThread",
     "FinishReason",
     "GrammarText",
     "InputTooLong",

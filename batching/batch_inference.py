@@ -10,6 +10,7 @@ from batching.config import DEFAULT_MAX_STALL_MS
 from batching.errors import RequestFailed
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.engine_turns import ALONE, Demand, Turn
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.snapshot import EngineSnapshot
 from batching.scheduling.stall_budget import MIN_CHUNK, StallBudget
@@ -118,8 +119,15 @@ class BatchInferenceEngine:
         if (request := self._requests.pop(request_id, None)) is not None:
             self._scheduler.abort(request)
 
-    def step(self) -> list[RequestOutput | RequestFailure]:
+    def demand(self, now: float) -> Demand:
+        """Return what there is to do, for a choice among engines; `now` is on the engine's clock."""
+        demand = self._scheduler.demand(now)
+        return demand._replace(is_in_flight=self._in_flight is not None)
+
+    def step(self, turn: Turn = ALONE) -> list[RequestOutput | RequestFailure]:
         """Run one step; return an output or a failure for each request that it advanced.
+
+        turn: what other engines that use the device leave to this one.
 
         If the step raises, its requests fail and the contents of the pool are lost; all other admitted
         requests start over from their tokens.
@@ -127,8 +135,8 @@ class BatchInferenceEngine:
         Raises:
             Exception: the pool cannot be made usable again; the engine is then of no further use.
         """
-        step = self._in_flight or self._plan()
-        self._in_flight = self._follow(step)
+        step = self._in_flight or self._plan(turn)
+        self._in_flight = self._follow(step) if turn.is_alone else None
         plan = step.plan
         # A step in flight begins when the one before has ended.
         began = max(step.planned, self._last_ended)
@@ -165,9 +173,10 @@ class BatchInferenceEngine:
                 self._in_flight.queued.collect()
             self._in_flight = None
 
-    def _plan(self, after: QueuedStep | None = None) -> _Step:
+    def _plan(self, turn: Turn = ALONE, after: QueuedStep | None = None) -> _Step:
         planned = self._clock()
-        plan = self._scheduler.schedule(self._max_prefill_tokens(planned), now=planned)
+        most = self._max_prefill_tokens(planned, turn)
+        plan = self._scheduler.schedule(most, now=planned, turn=turn)
         logger.debug("step %s", plan)
         return _Step(plan, self._queue(plan, after), planned)
 
@@ -188,12 +197,16 @@ class BatchInferenceEngine:
         if not self._scheduler.can_expect(step.plan, self._pipeline.can_follow):
             return None
         self._scheduler.expect(step.plan)
-        return self._plan(step.queued)
+        return self._plan(after=step.queued)
 
-    def _max_prefill_tokens(self, now: float) -> int | None:
-        if self._scheduler.expects_others(now):
+    def _max_prefill_tokens(self, now: float, turn: Turn) -> int | None:
+        if not turn.may_prefill:
+            return 0
+        if self._scheduler.expects_others(now, turn):
             return self._stall_budget.max_interruptible_tokens()
-        return self._stall_budget.max_prefill_tokens(*self._scheduler.num_prompts_and_streams())
+        return self._stall_budget.max_prefill_tokens(
+            *self._scheduler.num_prompts_and_streams(), is_first_short=turn.has_other_streams
+        )
 
     def _collect(self, step: _Step, began: float) -> list[RequestOutput | RequestFailure]:
         outputs = step.queued.collect()

@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 from batching.backend.builder.engine import build_engine
 from batching.config import EngineConfig
-from batching.engine.engine_thread import EngineThread
+from batching.engine.async_engine import AsyncEngine
+from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import EngineError
 from batching.inputs.sequence_spec import SequenceSpec
@@ -35,6 +36,9 @@ _TOPICS: Final = (
     "a letter to a friend",
     "how clouds form",
 )
+
+
+Build = Callable[[EngineConfig, LoadSlices], LoadedEngine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class Report:
         )
 
 
-def prompts(engine: EngineThread, num_requests: int, seed: int) -> list[list[int]]:
+def prompts(engine: AsyncEngine, num_requests: int, seed: int) -> list[list[int]]:
     """Return chat-like prompts of one length class, none the beginning of another."""
     rng = random.Random(seed)
     texts = [
@@ -74,7 +78,7 @@ def prompts(engine: EngineThread, num_requests: int, seed: int) -> list[list[int
 
 
 async def measure(
-    engine: EngineThread, token_ids: Sequence[Sequence[int]], max_tokens: int, title: str
+    engine: AsyncEngine, token_ids: Sequence[Sequence[int]], max_tokens: int, title: str
 ) -> Report:
     """Serve all requests at once; each completion has exactly `max_tokens` tokens."""
     specs = [SequenceSpec(prompt=tuple(ids), max_tokens=max_tokens) for ids in token_ids]
@@ -101,7 +105,7 @@ def run(
     num_requests: int,
     max_tokens: int,
     title: str,
-    build: Callable[[EngineConfig], LoadedEngine],
+    build: Build,
 ) -> Report:
     """Load the model, warm it up, and measure one run.
 
@@ -144,9 +148,7 @@ def _speedup(sequential: Report, batched: Report) -> float:
     return batched.throughput / sequential.throughput
 
 
-def main(
-    argv: Sequence[str] | None = None, build: Callable[[EngineConfig], LoadedEngine] = build_engine
-) -> int:
+def main(argv: Sequence[str] | None = None, build: Build = build_engine) -> int:
     args = _parser().parse_args(argv)
     try:
         batched_config = EngineConfig(

@@ -1,6 +1,7 @@
 """The scheduler: decides before each step which tokens of which requests the model processes."""
 
 from collections.abc import Callable, Container, Sequence
+from math import inf
 
 from batching.config import SchedulerConfig
 from batching.inputs.sampling_params import SamplingParams
@@ -8,6 +9,7 @@ from batching.kv_cache.manager import KVCacheManager
 from batching.request import BatchRequest, RequestStatus
 from batching.scheduling.admission import AdmissionQueue
 from batching.scheduling.best_effort import BestEffortTurns
+from batching.scheduling.engine_turns import ALONE, Demand, Turn
 from batching.scheduling.lookahead import goes_on, is_predictable
 from batching.scheduling.outputs import RequestFailure, RequestOutput
 from batching.scheduling.residents import Residents
@@ -101,12 +103,12 @@ class ContinuousBatchingScheduler:
         num_admissible = min(num_waiting, self.config.max_num_seqs - len(running))
         return len(running) - num_streams + num_admissible, num_streams
 
-    def expects_others(self, now: float) -> bool:
+    def expects_others(self, now: float, turn: Turn = ALONE) -> bool:
         """Return whether only best-effort requests are here and an interactive one may arrive soon."""
         running = self._running.requests
         # Best-effort requests are behind all others.
         has_others = self._admission.is_awaited or bool(running and not running[0].is_best_effort)
-        return not has_others and self._turns.expects_others(now)
+        return not has_others and (turn.expects_others or self._turns.expects_others(now))
 
     def snapshot(self, now: float) -> EngineSnapshot:
         """Return a picture of the queue, the requests and the pool; `now` is on the engine's clock."""
@@ -143,13 +145,36 @@ class ContinuousBatchingScheduler:
         if request.forks:
             self._promote_fork(request)
 
-    def schedule(self, max_prefill_tokens: int | None = None, *, now: float = 0.0) -> StepPlan:
+    def demand(self, now: float) -> Demand:
+        """Return what there is to do, for a choice among engines; `now` is on the engine's clock."""
+        running, best_effort = self._running.split()
+        prompts = [r for r in running if r.status is RequestStatus.PREFILLING]
+        num_streams = len(running) - len(prompts)
+        # Best-effort requests make way.
+        if (next_one := self._admission.startable(len(running))) is not None:
+            prompts.append(next_one)
+        return Demand(
+            num_streams,
+            min((self._waiting.key(r).due_time for r in prompts), default=inf),
+            min((r.num_pending_tokens for r in prompts), default=0),
+            has_best_effort=bool(best_effort) or self._admission.num_best_effort > 0,
+            is_best_effort_due=self._turns.is_due(now),
+        )
+
+    def schedule(
+        self,
+        max_prefill_tokens: int | None = None,
+        *,
+        now: float = 0.0,
+        turn: Turn = ALONE,
+    ) -> StepPlan:
         """Plan the next step; admit and preempt requests as needed.
 
         max_prefill_tokens: the most prompt tokens that the step may process beside running requests, so
             that their inter-token latency stays low; None is no limit.  It does not apply if no request
-            decodes, unless an interactive request is expected.
+            decodes, here or in another engine, unless an interactive request is expected.
         now: when the step begins, in seconds on the engine's clock.
+        turn: what other engines leave to this one.
         """
         self.block_manager.now = now
         step = StepPlanner(
@@ -175,10 +200,14 @@ class ContinuousBatchingScheduler:
             self._admit(now, is_best_effort_due=is_due)
         # There are fewer best-effort requests now if some made way.
         num_reserved = min(num_reserved, self._running.num_best_effort)
-        step.add_prefills(is_best_effort=False, num_reserved=num_reserved)
+        step.add_prefills(
+            is_best_effort=False,
+            num_reserved=num_reserved,
+            is_short=turn.has_other_streams and turn.may_prefill,
+        )
         if self._running.has_best_effort and (is_due or not step.slices):
             step.add_decodes(best_effort)
-            step.add_prefills(is_best_effort=True, is_short=self.expects_others(now))
+            step.add_prefills(is_best_effort=True, is_short=self.expects_others(now, turn))
             self._turns.serve(now)
         return self._make_plan(step)
 

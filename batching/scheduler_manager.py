@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Callable, Iterable
-from time import monotonic
+from functools import partial
 
 from batching.config import EngineConfig
-from batching.engine.engine_thread import EngineThread
+from batching.engine.async_engine import AsyncEngine
+from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.mlx_thread import MLXThread
 from batching.errors import ModelNotFound
 from batching.steps.observer import EngineObserver, Observers
 
@@ -20,7 +22,7 @@ class SchedulerManager:
     def __init__(
         self,
         configs: Iterable[EngineConfig],
-        build: Callable[[EngineConfig], LoadedEngine] | None = None,
+        build: Callable[[EngineConfig, LoadSlices], LoadedEngine] | None = None,
     ) -> None:
         """Serve the models of these configurations; the first one is the default.
 
@@ -28,7 +30,8 @@ class SchedulerManager:
         """
         self._configs = {config.model_id: config for config in configs}
         self._build = build or _backend()
-        self._threads: dict[str, EngineThread] = {}
+        self._thread = MLXThread()
+        self._threads: dict[str, AsyncEngine] = {}
         # Held while a model loads, so that it is loaded once.
         self._lock = threading.Lock()
         self._observer_of: Callable[[str], EngineObserver] = lambda _: Observers()
@@ -38,7 +41,7 @@ class SchedulerManager:
         """The ids of the served models; the first one is the default."""
         return tuple(self._configs)
 
-    def get(self, model_id: str) -> EngineThread:
+    def get(self, model_id: str) -> AsyncEngine:
         """Return the engine of a model; the first call loads the model and waits for that.
 
         Raises:
@@ -51,18 +54,20 @@ class SchedulerManager:
             return thread
         with self._lock:
             if model_id not in self._threads:
-                thread = EngineThread(lambda: self._build(config), step_timeout=config.step_timeout)
+                thread = AsyncEngine(
+                    partial(self._build, config), self._thread, step_timeout=config.step_timeout
+                )
                 thread.observer = self._observer_of(model_id)
                 thread.start()
                 self._threads[model_id] = thread
             return self._threads[model_id]
 
-    def loaded(self, model_id: str) -> EngineThread | None:
+    def loaded(self, model_id: str) -> AsyncEngine | None:
         """Return the engine of a model if it is loaded."""
         return self._threads.get(model_id)
 
     @property
-    def engines(self) -> tuple[EngineThread, ...]:
+    def engines(self) -> tuple[AsyncEngine, ...]:
         """The engines of the models that are loaded."""
         return tuple(self._threads.values())
 
@@ -74,13 +79,10 @@ class SchedulerManager:
 
     def close(self, timeout: float | None = None) -> None:
         """End all engines, waiting up to `timeout` seconds; open streams get EngineClosed."""
-        deadline = None if timeout is None else monotonic() + timeout
-        for thread in self.engines:
-            left = None if deadline is None else max(0.0, deadline - monotonic())
-            thread.stop(left)
+        self._thread.stop(timeout)
 
 
-def _backend() -> Callable[[EngineConfig], LoadedEngine]:
+def _backend() -> Callable[[EngineConfig, LoadSlices], LoadedEngine]:
     """Import MLX and all that comes with it: seconds that `--help` does not need."""
     from batching.backend.builder.engine import build_engine
 

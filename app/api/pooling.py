@@ -10,7 +10,7 @@ from app.prompts.inputs import InputReader
 from app.prompts.render import Truncation
 from app.server_state import server_state
 from app.settings import env_name
-from batching import Embeddings, EngineThread, InvalidRequest, ModelInfo, NoEmbeddings, SequenceSpec
+from batching import AsyncEngine, Embeddings, InvalidRequest, ModelInfo, NoEmbeddings, SequenceSpec
 
 
 def embeddings_of(model: ModelInfo) -> Embeddings:
@@ -64,7 +64,7 @@ def prompted(embeddings: Embeddings, name: str | None, text: str) -> str:
 
 async def begin_prompts(
     request: Request,
-    engine: EngineThread,
+    engine: AsyncEngine,
     specs: Sequence[SequenceSpec],
     admitted: AdmittedRequest,
     *,

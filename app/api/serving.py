@@ -22,7 +22,7 @@ from app.http.request_lifetime import held_by
 from app.parsing.output_format import OutputFormat
 from app.server_state import server_state
 from app.settings import env_name
-from batching import ContextLengthExceeded, DeadlineExceeded, EngineThread, InvalidRequest, Priority
+from batching import AsyncEngine, ContextLengthExceeded, DeadlineExceeded, InvalidRequest, Priority
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ NUMBER_BYTES: Final = 16
 _TIMEOUT_HEADER: Final = "X-Request-Timeout"
 
 
-async def engine_for(request: Request, model_id: str | None) -> EngineThread:
+async def engine_for(request: Request, model_id: str | None) -> AsyncEngine:
     """Return the engine of a model, that of the default model for None; the first call loads the model.
 
     Raises:
@@ -131,7 +131,7 @@ def _is_quick_to_build(
 
 async def build_job_async(
     request: Request,
-    engine: EngineThread,
+    engine: AsyncEngine,
     prompts: Sequence[Sequence[int]],
     params: GenerationParams,
     *,

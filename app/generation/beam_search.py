@@ -16,9 +16,9 @@ from app.generation.job import GenerationJob
 from app.observability.request_record import TokenUsage
 from app.parsing.events import join_pieces
 from batching import (
+    AsyncEngine,
     DeadlineExceeded,
     EngineError,
-    EngineThread,
     FinishReason,
     SamplingParams,
     SequenceSpec,
@@ -52,7 +52,7 @@ class Beam:
 class BeamSearch:
     """The best `beams.num_returned` of `num_choices` beams for each prompt of a job."""
 
-    def __init__(self, engine: EngineThread, job: GenerationJob, request: AdmittedRequest) -> None:
+    def __init__(self, engine: AsyncEngine, job: GenerationJob, request: AdmittedRequest) -> None:
         """`request` holds the reserved tokens of the prompts, and finishes with `close`."""
         assert job.beams is not None and job.spec.max_tokens is not None
         self._engine = engine

@@ -15,8 +15,8 @@ from app.parsing.grammars.marker_tokens import special_ids
 from app.parsing.output_format import GrammarSpec, OutputFormat, Parser
 from batching import (
     AllowedTokens,
+    AsyncEngine,
     Constraint,
-    EngineThread,
     InvalidRequest,
     ModelInfo,
     SamplingParams,
@@ -62,7 +62,7 @@ class GenerationJob:
 
 
 def build_job(
-    engine: EngineThread,
+    engine: AsyncEngine,
     prompts: Sequence[Sequence[int]],
     params: GenerationParams,
     *,
@@ -203,7 +203,7 @@ def _num_logprobs(params: GenerationParams) -> int:
 
 
 def _constraint(
-    engine: EngineThread, params: GenerationParams, grammar: GrammarSpec | None
+    engine: AsyncEngine, params: GenerationParams, grammar: GrammarSpec | None
 ) -> Constraint | None:
     if grammar is None:
         if params.allowed_token_ids is None:

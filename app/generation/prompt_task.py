@@ -8,9 +8,9 @@ from typing import Final
 from app.admission.admitted_request import AdmittedRequest
 from app.observability.request_record import TokenUsage
 from batching import (
+    AsyncEngine,
     DeadlineExceeded,
     EngineError,
-    EngineThread,
     FinishReason,
     SequenceSpec,
     SequenceStats,
@@ -45,7 +45,7 @@ class PromptTask:
     ones waiting until all of its own are read.  `close()` never waits and may be called at any time.
     """
 
-    def __init__(self, engine: EngineThread, job: PromptJob, request: AdmittedRequest) -> None:
+    def __init__(self, engine: AsyncEngine, job: PromptJob, request: AdmittedRequest) -> None:
         """`request` has reserved the tokens of all prompts."""
         self._engine, self._job, self._request = engine, job, request
         self._outputs: dict[int, TokenOutput] = {}

@@ -5,10 +5,10 @@ from app.generation.beam_search import BeamSearch
 from app.generation.choice import Choice
 from app.generation.generation import Generation
 from app.generation.job import GenerationJob
-from batching import EngineThread
+from batching import AsyncEngine
 
 
-async def submit(engine: EngineThread, job: GenerationJob, request: AdmittedRequest) -> Generation:
+async def submit(engine: AsyncEngine, job: GenerationJob, request: AdmittedRequest) -> Generation:
     """Queue the sequences of a job.
 
     Raises:
@@ -27,7 +27,7 @@ async def submit(engine: EngineThread, job: GenerationJob, request: AdmittedRequ
 
 
 async def search_beams(
-    engine: EngineThread, job: GenerationJob, request: AdmittedRequest
+    engine: AsyncEngine, job: GenerationJob, request: AdmittedRequest
 ) -> BeamSearch:
     """Prepare a beam search, which begins with `collect`.
 

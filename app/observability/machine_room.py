@@ -8,9 +8,9 @@ from typing import Final
 
 from app.observability.engine_frame import EngineCounts, encode_frame
 from batching import (
+    AsyncEngine,
     EngineObserver,
     EngineStopped,
-    EngineThread,
     NewTokens,
     Observers,
     SchedulerStats,
@@ -87,7 +87,7 @@ class EngineWatch:
     The observer of the engine is wrapped only during that time, so that counting costs nothing otherwise.
     """
 
-    def __init__(self, engine: EngineThread) -> None:
+    def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._watchers: set[Watcher] = set()
         self._frame: bytes | None = None
@@ -157,7 +157,7 @@ class MachineRoom:
     def num_watchers(self) -> int:
         return sum(watch.num_watchers for watch in self._watches.values())
 
-    def watch(self, engine: EngineThread) -> Watcher:
+    def watch(self, engine: AsyncEngine) -> Watcher:
         """Watch the engine of a model."""
         name = engine.model.model_id
         if name not in self._watches:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +52,7 @@ from batching.backend.weights.dequantize import dequantize
 from batching.backend.weights.empty_groups import empty_groups_rejected
 from batching.backend.weights.storage import dtype_name, storage_line, stored_tensors
 from batching.backend.yarn import leave_untruncated
+from batching.engine.load_slices import ONE_SLICE, LoadCancelled, LoadSlices
 from batching.errors import ModelLoadError
 from batching.model_info import SamplingDefaults
 
@@ -123,6 +125,7 @@ def load_model(
     trust_remote_code: bool = False,
     chat_template: str | None = None,
     has_kernels: bool = False,
+    slices: LoadSlices = ONE_SLICE,
 ) -> LoadedModel:
     """Load the model of a reference.
 
@@ -132,6 +135,7 @@ def load_model(
     chat_template: replaces the model's own.
     has_kernels: the native kernels will compute the model.  They keep as float32 what is not quantized,
         and no weights are read yet, so that they never have to be in memory all at once.
+    slices: is called between the parts of the load.
 
     Raises:
         ModelLoadError: whatever is wrong with the model, in one line.
@@ -139,9 +143,9 @@ def load_model(
     try:
         path = resolve(reference, trust_remote_code=trust_remote_code)
         if path.is_file():
-            loaded = _load_file(path, dtype, has_kernels)
+            loaded = _load_file(path, dtype, has_kernels, slices)
         else:
-            loaded = _load_directory(path, dtype, trust_remote_code, has_kernels)
+            loaded = _load_directory(path, dtype, trust_remote_code, has_kernels, slices)
         # Layers draw weights that are never computed: the next draw would refer to all of them.
         mx.eval(mx.random.state)
         if chat_template is not None:
@@ -150,7 +154,7 @@ def load_model(
         if reference == BUNDLED_MODEL:
             return replace(loaded, sampling_defaults=_BUNDLED_DEFAULTS)
         return loaded
-    except (ModelLoadError, KeyboardInterrupt, SystemExit):
+    except (ModelLoadError, LoadCancelled, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         # Loaders and tokenizers of other packages raise whatever they meet in a foreign file;
@@ -237,21 +241,30 @@ def _indexed(snapshot: Path) -> set[str]:
         return set()
 
 
-def _load_file(path: Path, dtype: mx.Dtype | None, has_kernels: bool) -> LoadedModel:
-    header = read_header(path)
+def _load_file(
+    path: Path, dtype: mx.Dtype | None, has_kernels: bool, slices: LoadSlices
+) -> LoadedModel:
+    header = slices.in_thread(partial(read_header, path))
+    slices.pause()
     storage = storage_line(tensors_of_file(header, dtype, has_kernels=has_kernels))
     _check_room(num_bytes(header, dtype, has_kernels=has_kernels), dtype, memory_in_use(), storage)
-    tokenizer = build_tokenizer(header)
+    tokenizer = slices.in_thread(partial(build_tokenizer, header))
+    slices.pause()
     outline = GgufOutline(header, dtype, has_kernels=dtype is None and has_kernels)
+    slices.pause()
     if not has_kernels:
-        outline.read_all()
-        evaluate(outline.model)
+        outline.read_all(slices)
+        evaluate(outline.model, slices)
     loaded = _loaded(outline.model, tokenizer, outline.config, path, gguf_defaults(header))
     return replace(loaded, storage=storage, read=outline.read, description=describe_file(header))
 
 
 def _load_directory(
-    path: Path, dtype: mx.Dtype | None, trust_remote_code: bool, has_kernels: bool
+    path: Path,
+    dtype: mx.Dtype | None,
+    trust_remote_code: bool,
+    has_kernels: bool,
+    slices: LoadSlices,
 ) -> LoadedModel:
     published = _checked_config(path)
     used = memory_in_use()
@@ -271,12 +284,16 @@ def _load_directory(
     more = sum(tensor.kept_bytes - tensor.num_bytes for tensor in matrices)
     _check_room(sum(array.nbytes for array in arrays_of(model)) + more, dtype, used, storage)
     model.eval()
+    slices.pause()
     if not has_kernels:
-        evaluate(model)
+        evaluate(model, slices)
     # None, the default, would ask at the terminal whether to run the tokenizer's code.
-    tokenizer = load_tokenizer(
-        path, {"trust_remote_code": trust_remote_code}, eos_token_ids=config.get("eos_token_id")
+    options = {"trust_remote_code": trust_remote_code}
+    eos_token_ids = config.get("eos_token_id")
+    tokenizer = slices.in_thread(
+        partial(load_tokenizer, path, options, eos_token_ids=eos_token_ids)
     )
+    slices.pause()
     if not tokenizer.has_chat_template and (template := _processor_template(path)) is not None:
         tokenizer = with_chat_template(tokenizer, template)
     loaded = _loaded(model, tokenizer, config, path, directory_defaults(path))

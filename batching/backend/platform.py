@@ -15,6 +15,7 @@ from batching.backend.loader import LoadedModel
 from batching.backend.paged.kv_cache import PagedKVCache, StepInputs
 from batching.backend.paged.layout import CacheLayout, LayerLayout
 from batching.backend.sampling.sampler import Sampler
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.scheduling.stall_budget import MIN_CHUNK
 
 
@@ -104,7 +105,11 @@ class Platform(ABC):
     packs_weights: ClassVar[bool] = False
 
     def prepare(
-        self, loaded: LoadedModel, model_id: str, changes: Changes
+        self,
+        loaded: LoadedModel,
+        model_id: str,
+        changes: Changes,
+        slices: LoadSlices = ONE_SLICE,
     ) -> PreparedModel | Instead:
         """Return the model with its weights as the platform computes with them."""
         return PreparedModel(loaded)

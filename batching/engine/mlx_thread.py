@@ -1,48 +1,239 @@
-"""Threads for engines, which are used again and never end."""
+"""The thread that uses MLX: it loads models, runs the steps of their engines, and closes them."""
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any, TypeVar
+
+from batching.engine.frozen import freeze, thawed
+from batching.engine.jobs import Job, Load
+from batching.engine.load_slices import LoadCancelled
+from batching.engine.reused_threads import start_reused_thread
+from batching.engine.served_engine import ServedEngine
+from batching.engine.stopwatch import Stopwatch
+from batching.errors import EngineClosed, EngineStopped
+from batching.scheduling.engine_turns import Demand, EngineTurns, Turn
 
 logger = logging.getLogger(__name__)
 
-_lock = threading.Lock()
-_idle: list["_MLXThread"] = []
+T = TypeVar("T")
 
 
-class _MLXThread:
-    """A thread that runs one function after the other.
+class MLXThread:
+    """Loads models, runs the steps of their engines, and closes them, all in one thread.
 
-    A thread that has used MLX must not return: its thread-local destructors take the GIL, and if the
-    interpreter is about to finalize by then, that aborts the whole process.  MLX also keeps a stream of
-    each thread for ever.  So a thread whose engine has ended waits for the next engine.
+    No other thread uses MLX, since two of them crash it on a GPU.  Jobs arrive through `_inbox` and run
+    between two steps.  Models are loaded one after the other, in slices between which the engines of
+    others run steps: the thread is the `LoadSlices` of each load.  `EngineTurns` divides the time.
     """
 
-    def __init__(self) -> None:
-        self._functions: SimpleQueue[tuple[Callable[[], None], Callable[[], None]]] = SimpleQueue()
-        threading.Thread(target=self._run, name="mlx-engine", daemon=True).start()
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        """Prepare the thread; `start()` starts it.  `clock` is in seconds."""
+        self._clock = clock
+        # None asks the thread to end.
+        self._inbox: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        # Why the thread takes no more jobs; written under _lock, so that no job is left behind.
+        self._ended_with: EngineStopped | None = None
+        self._has_started = False
+        self._has_ended = threading.Event()
+        self._stopwatch = Stopwatch(clock)
+        # Only the thread itself uses what follows.
+        self._is_stopping = False
+        self._loads: deque[Load] = deque()
+        self._engines: list[ServedEngine] = []
+        self._turns: EngineTurns[ServedEngine | Load] = EngineTurns()
 
-    def start(self, function: Callable[[], None], on_end: Callable[[], None]) -> None:
-        self._functions.put((function, on_end))
+    @property
+    def busy_time(self) -> float:
+        """For how many seconds the current step, or slice of a load, has run; 0 between two of them."""
+        return self._stopwatch.elapsed
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count seconds that have just passed; only one thread may call it."""
+        self._stopwatch.excuse(seconds)
+
+    def start(self) -> None:
+        """Start the thread; does nothing if that was done before."""
+        with self._lock:
+            has_started, self._has_started = self._has_started, True
+        if not has_started:
+            start_reused_thread(self._run, self._has_ended.set)
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Ask the thread to end after its current step or slice; wait up to `timeout` seconds for it.
+
+        Open streams get EngineClosed.  By the end all that was loaded is given back.
+        """
+        self._inbox.put(None)
+        if self._has_started:
+            self._has_ended.wait(timeout)
+
+    def post(self, func: Callable[[], T]) -> Future[T]:
+        """Queue a call of `func`, to run between two steps; return its result.
+
+        Raises:
+            EngineStopped: the thread accepts no more jobs.
+        """
+        job = Job(func)
+        with self._lock:
+            if self._ended_with is not None:
+                raise type(self._ended_with)
+            self._inbox.put(job)
+        return job.future
+
+    def load(self, load: Load) -> None:
+        """Queue a load.
+
+        Raises:
+            EngineStopped: the thread accepts no more jobs.
+        """
+        self.post(partial(self._loads.append, load))
+
+    def close(self, served: ServedEngine) -> Future[None]:
+        """Queue the end of an engine; its open streams get EngineClosed.
+
+        Raises:
+            EngineStopped: the thread accepts no more jobs.
+        """
+        return self.post(partial(self._close, served, EngineClosed()))
+
+    def pause(self, progress: float | None = None) -> None:
+        load = self._loads[0]
+        if progress is not None:
+            load.progress = progress
+        self._turns.charge(load, self._stopwatch.stop())
+        self._do_jobs_of(load)
+        while self._step(load):
+            self._do_jobs_of(load)
+        self._stopwatch.start()
+
+    def in_thread(self, func: Callable[[], T]) -> T:
+        if not self._engines:
+            return func()
+        load, future = self._loads[0], Future[T]()
+        # It wakes this thread.
+        future.add_done_callback(lambda _: self._inbox.put(Job(lambda: None)))
+        self._turns.charge(load, self._stopwatch.stop())
+        name = "mlx-load"
+        threading.Thread(target=_run_into, args=(future, func), name=name, daemon=True).start()
+        while not future.done():
+            if not self._step():
+                self._wait()
+            self._do_jobs_of(load)
+        self._stopwatch.start()
+        return future.result()
 
     def _run(self) -> None:
-        while True:
-            function, on_end = self._functions.get()
+        reason = EngineStopped()
+        try:
+            while not self._is_stopping:
+                self._do_jobs()
+                if self._loads:
+                    self._load()
+                elif not self._step():
+                    self._wait()
+            reason = EngineClosed()
+        except BaseException:
+            logger.exception("the MLX thread failed")
+        finally:
+            self._end(reason)
+
+    def _do_jobs(self) -> None:
+        """Run the jobs that are in the inbox."""
+        while not self._is_stopping:
             try:
-                function()
-            except BaseException:
-                logger.exception("the engine's thread")
-            # It holds what it ran.
-            del function
-            with _lock:
-                _idle.append(self)
-            on_end()
-            del on_end
+                self._do(self._inbox.get_nowait())
+            except Empty:
+                return
+
+    def _do_jobs_of(self, load: Load) -> None:
+        """Run the jobs that are in the inbox, and end the load if it must not go on."""
+        self._do_jobs()
+        if self._is_stopping:
+            raise LoadCancelled
+        load.check()
+
+    def _wait(self) -> None:
+        """Wait for a job and run it."""
+        if not self._is_stopping:
+            self._do(self._inbox.get())
+
+    def _do(self, job: Job[Any] | None) -> None:
+        if job is None:
+            self._is_stopping = True
+        else:
+            job.run()
+
+    def _step(self, load: Load | None = None) -> bool:
+        """Run a step of the engine whose turn it is; return False if none has work, or it is the load's turn."""
+        if self._is_stopping:
+            return False
+        for served in self._engines:
+            served.report_if_idle()
+        now = self._clock()
+        demands: dict[ServedEngine | Load, Demand] = {
+            served: served.engine.demand(now) for served in self._engines if served.engine.has_work
+        }
+        match self._turns.next(demands, now, load):
+            case (ServedEngine() as served, Turn() as turn):
+                if not self._has_stepped(served, turn):
+                    self._close(served, EngineStopped())
+                return True
+        return False
+
+    def _has_stepped(self, served: ServedEngine, turn: Turn) -> bool:
+        """Run a step; return False if the engine is of no further use."""
+        self._stopwatch.start()
+        try:
+            served.step(turn)
+        except BaseException:
+            logger.exception("an engine failed and stops")
+            return False
+        finally:
+            self._turns.charge(served, self._stopwatch.stop())
+        return True
+
+    def _load(self) -> None:
+        """Run the first load to its end."""
+        load = self._loads[0]
+        self._stopwatch.start()
+        served = load.run(self)
+        self._stopwatch.stop()
+        self._turns.forget(load)
+        self._loads.popleft()
+        if served is not None:
+            freeze()
+            self._engines.append(served)
+            load.future.set_result(served)
+
+    def _close(self, served: ServedEngine, reason: EngineStopped) -> None:
+        if served in self._engines:
+            self._engines.remove(served)
+            self._turns.forget(served)
+            with thawed():
+                served.end(reason, self._clock())
+
+    def _end(self, reason: EngineStopped) -> None:
+        with self._lock:
+            self._ended_with = reason
+        while not self._inbox.empty():
+            if (job := self._inbox.get()) is not None:
+                job.fail(reason)
+        for load in self._loads:
+            load.fail(reason)
+        for served in [*self._engines]:
+            self._close(served, reason)
 
 
-def start_mlx_thread(function: Callable[[], None], on_end: Callable[[], None]) -> None:
-    """Run a function in a thread that no other engine uses; then call `on_end`."""
-    with _lock:
-        thread = _idle.pop() if _idle else _MLXThread()
-    thread.start(function, on_end)
+def _run_into(future: Future[T], func: Callable[[], T]) -> None:
+    """Set the result of a future to that of a function."""
+    try:
+        future.set_result(func())
+    except BaseException as error:
+        future.set_exception(error)

@@ -1,4 +1,4 @@
-"""The stream of tokens that `EngineThread.submit` returns."""
+"""The stream of tokens that `AsyncEngine.submit` returns."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -50,6 +50,21 @@ class AdmissionQueue:
         """How many waiting requests are not best-effort requests."""
         return len(self.waiting) - self._num_best_effort
 
+    @property
+    def num_best_effort(self) -> int:
+        return self._num_best_effort
+
+    def startable(self, num_running: int) -> BatchRequest | None:
+        """Return the first waiting request that is no best-effort request, if there is room for it.
+
+        num_running: the requests that would not make way for it.
+        """
+        if not self.is_awaited or num_running >= self._max_num_seqs:
+            return None
+        in_order = self.waiting.first(1 + self._num_best_effort)
+        request = next(r for r in in_order if not r.is_best_effort)
+        return None if self._fitting(request, ()) is None else request
+
     def push(self, request: BatchRequest) -> None:
         self.waiting.push(request)
         self._num_best_effort += request.is_best_effort

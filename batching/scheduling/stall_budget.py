@@ -32,12 +32,16 @@ class StallBudget:
         self._prefill_duration = 0.0
         self._num_tokens = 0.0
 
-    def max_prefill_tokens(self, num_prompts: int, num_streams: int) -> int | None:
+    def max_prefill_tokens(
+        self, num_prompts: int, num_streams: int, *, is_first_short: bool = False
+    ) -> int | None:
         """Return how many prompt tokens a step may process beside decodes.
 
-        None (no limit) until a prefill was measured; every request begins with one.
+        Until a prefill was measured it is None (no limit), since every request begins with one, or
+        `min_chunk` with `is_first_short`, where requests of other engines decode.
         """
-        return self._max_tokens(max(1, num_prompts / max(1, num_streams)), self._min_chunk)
+        most = self._max_tokens(max(1, num_prompts / max(1, num_streams)), self._min_chunk)
+        return self._min_chunk if most is None and is_first_short else most
 
     def max_interruptible_tokens(self) -> int | None:
         """Return how many prompt tokens a step may process that an interactive request may have to wait for.

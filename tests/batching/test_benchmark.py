@@ -4,6 +4,7 @@ import pytest
 
 from batching.benchmark import main
 from batching.config import EngineConfig
+from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError
 from tests.support.fakes import ByteTokenizer, loaded_engine
@@ -11,7 +12,7 @@ from tests.support.fakes import ByteTokenizer, loaded_engine
 ARGUMENTS = ["--model", "m", "--max-tokens", "5", "--requests", "6", "--batch-size", "3"]
 
 
-def build(config: EngineConfig) -> LoadedEngine:
+def build(config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
     limits = config.scheduler_config(num_blocks=64, model_context=512)
     return loaded_engine(limits, ByteTokenizer(), model_id=config.model_id)
 
@@ -38,7 +39,7 @@ def test_a_person_gets_a_table_and_a_progress_bar(capsys: pytest.CaptureFixture[
 
 
 def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def reject(config: EngineConfig) -> LoadedEngine:
+    def reject(config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
         raise ModelLoadError(f"no {config.model}")
 
     assert main(ARGUMENTS, reject) == 2

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from batching.config import EngineConfig, SchedulerConfig
+from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import ModelLoadError, ModelNotFound
 from batching.scheduler_manager import SchedulerManager
@@ -22,7 +23,7 @@ class Builder:
         self.may_finish = threading.Event()
         self.may_finish.set()
 
-    def __call__(self, config: EngineConfig) -> LoadedEngine:
+    def __call__(self, config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
         self.built.append(config.model_id)
         self.is_building.set()
         assert self.may_finish.wait(20)
@@ -62,7 +63,7 @@ def test_an_unknown_model_is_not_found() -> None:
 
 
 def test_a_model_that_failed_to_load_can_be_asked_for_again() -> None:
-    def build(config: EngineConfig) -> LoadedEngine:
+    def build(config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
         raise ModelLoadError(f"no {config.model_id}")
 
     manager = SchedulerManager(CONFIGS, build)

@@ -26,8 +26,10 @@ from batching.backend.gguf.tokenizer import build_tokenizer
 from batching.backend.loader import BUNDLED_MODEL, resolve
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
+from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.scheduler import ContinuousBatchingScheduler
+from batching.scheduling.engine_turns import ALONE, Turn
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 
@@ -69,8 +71,10 @@ class SlowScheduler(ContinuousBatchingScheduler):
         self._tokenizer = tokenizer
         self._due: dict[int, float] = {}
 
-    def schedule(self, max_prefill_tokens: int | None = None, *, now: float = 0.0) -> StepPlan:
-        plan = super().schedule(max_prefill_tokens, now=now)
+    def schedule(
+        self, max_prefill_tokens: int | None = None, *, now: float = 0.0, turn: Turn = ALONE
+    ) -> StepPlan:
+        plan = super().schedule(max_prefill_tokens, now=now, turn=turn)
         for started in plan.started:
             is_slow = "[[slow" in self._tokenizer.decode(started.spec.prompt)
             self._due[started.sequence_id] = now + _PREFILL_TIME * is_slow
@@ -119,7 +123,7 @@ class ScriptedRunner:
         ]
 
 
-def build(config: EngineConfig) -> LoadedEngine:
+def build(config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
     tokenizer = build_tokenizer(read_header(resolve(BUNDLED_MODEL)))
     context = config.max_model_len or _CONTEXT
     limits: SchedulerConfig = config.scheduler_config(2 * context // _BLOCK_SIZE, context)

@@ -18,14 +18,15 @@ from app.server_state import ServerState
 from app.settings import Settings
 from app.storage.storage import Storage
 from batching import (
+    AsyncEngine,
     EngineConfig,
-    EngineThread,
     ModelInfo,
     Priority,
     SchedulerManager,
 )
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
+from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
 from batching.scheduler import ContinuousBatchingScheduler
@@ -152,7 +153,7 @@ def speaking_manager(
     """Return a manager whose models are not loaded yet."""
     known = tokenizer or ByteTokenizer()
 
-    def build(config: EngineConfig) -> LoadedEngine:
+    def build(config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
         limits = config.scheduler_config(config.num_blocks or 1, 1 << 20)
         model_runner = runner(limits, answer, gate or Gate(is_open=True))
         engine = BatchInferenceEngine(ContinuousBatchingScheduler(limits), model_runner)
@@ -184,7 +185,7 @@ class Served:
         self.gate = gate
 
     @property
-    def engine(self) -> EngineThread:
+    def engine(self) -> AsyncEngine:
         return self.manager.get(MODEL_ID)
 
     async def chat(self, content: Any = "Hi", **fields: Any) -> httpx.Response:

@@ -6,7 +6,7 @@ from app.api.schemas.errors import TEXT_RESPONSES
 from app.api.serving import engine_for
 from app.observability.metrics.engine_gauges import EngineState
 from app.server_state import server_state
-from batching import EngineThread
+from batching import AsyncEngine
 
 router = APIRouter()
 
@@ -24,7 +24,7 @@ async def read_metrics(request: Request) -> Response:
     return Response(body, headers={"Content-Type": content_type})
 
 
-def _read(engine: EngineThread, state: EngineState, enable_prefix_cache: bool) -> None:
+def _read(engine: AsyncEngine, state: EngineState, enable_prefix_cache: bool) -> None:
     state.stats = engine.latest_stats
     state.is_healthy = engine.unhealthy_reason is None
     state.seconds_since_step = engine.seconds_since_step

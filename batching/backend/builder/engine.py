@@ -6,21 +6,24 @@ from batching.backend.builder.startup_lines import startup_lines
 from batching.backend.pooling.uses import reranker_of
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo, SamplingDefaults
 from batching.scheduler import ContinuousBatchingScheduler
 
 
-def build_engine(config: EngineConfig) -> LoadedEngine:
-    """Load a model and build the engine that serves it; call it in the engine's thread.
+def build_engine(config: EngineConfig, slices: LoadSlices = ONE_SLICE) -> LoadedEngine:
+    """Load a model and build the engine that serves it; call it in the MLX thread.
 
     If the model cannot run on the native kernels, it is loaded again without them, unless they are
     required.
 
+    slices: is called between the parts of the load.
+
     Raises:
         ModelLoadError: the model cannot be found, read or run, or does not fit in memory.
     """
-    model = open_model(config, choose_platform(config))
+    model = open_model(config, choose_platform(config), slices)
     try:
         return _engine(config, model)
     except BaseException:

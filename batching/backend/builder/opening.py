@@ -20,6 +20,7 @@ from batching.backend.self_check.checked_model import CheckedModel
 from batching.backend.weights.storage import dtype_name
 from batching.block_manager import BlockTable
 from batching.config import UNKNOWN_CONTEXT, EngineConfig, SchedulerConfig
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.errors import ModelLoadError
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.pooling import Embeddings, NoEmbeddings
@@ -54,15 +55,19 @@ class OpenModel:
         return self.prepared.loaded
 
 
-def open_model(config: EngineConfig, platform: Platform) -> OpenModel:
+def open_model(
+    config: EngineConfig, platform: Platform, slices: LoadSlices = ONE_SLICE
+) -> OpenModel:
     """Open a model on a platform, or on one that the platform names instead.
+
+    slices: is called between the parts of the load.
 
     Raises:
         ModelLoadError: the model cannot be found, read or run, or does not fit in memory.
     """
     while True:
         try:
-            opened = _try(config, platform)
+            opened = _try(config, platform, slices)
         except BaseException as error:
             forget_locals(error)
             release(platform)
@@ -76,7 +81,7 @@ def open_model(config: EngineConfig, platform: Platform) -> OpenModel:
         platform = opened.platform
 
 
-def _try(config: EngineConfig, platform: Platform) -> OpenModel | Instead:
+def _try(config: EngineConfig, platform: Platform, slices: LoadSlices) -> OpenModel | Instead:
     """Load a model for a platform and open it there; leave nothing behind unless it is open."""
     loaded = load_model(
         config.model,
@@ -84,6 +89,7 @@ def _try(config: EngineConfig, platform: Platform) -> OpenModel | Instead:
         trust_remote_code=config.trust_remote_code,
         chat_template=config.chat_template,
         has_kernels=platform.packs_weights,
+        slices=slices,
     )
     if loaded.max_model_len is None and config.max_model_len is None:
         logger.warning(
@@ -94,7 +100,7 @@ def _try(config: EngineConfig, platform: Platform) -> OpenModel | Instead:
     changes = Changes()
     opened: OpenModel | Instead | None = None
     try:
-        opened = _opened(config, platform, loaded, changes)
+        opened = _opened(config, platform, loaded, changes, slices)
     except ModelLoadError:
         raise
     except Exception as error:
@@ -111,11 +117,15 @@ def _try(config: EngineConfig, platform: Platform) -> OpenModel | Instead:
 
 
 def _opened(
-    config: EngineConfig, platform: Platform, loaded: LoadedModel, changes: Changes
+    config: EngineConfig,
+    platform: Platform,
+    loaded: LoadedModel,
+    changes: Changes,
+    slices: LoadSlices,
 ) -> OpenModel | Instead:
     # Before the kernels take its parts; with them it cannot be called without their caches.
     hidden_size = hidden_size_of(loaded.model) if may_embed(config, loaded.description) else None
-    prepared = platform.prepare(loaded, config.model_id, changes)
+    prepared = platform.prepare(loaded, config.model_id, changes, slices)
     if isinstance(prepared, Instead):
         return prepared
     loaded = prepared.loaded
@@ -126,6 +136,7 @@ def _opened(
         changes,
         known=prepared.known_result,
         max_model_len=config.model_context(loaded.max_model_len),
+        slices=slices,
     )
     instead = prepared.finish(checked.result, is_invariant=checked.is_invariant)
     if instead is not None:

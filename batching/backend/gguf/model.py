@@ -32,9 +32,14 @@ from batching.backend.gguf.tensors import (
     rename,
 )
 from batching.backend.yarn import leave_untruncated
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 
 Weights = dict[str, Weight]
 
+# What a slice reads, in a fraction of a second from most disks.
+_SLICE_BYTES: Final = 64 << 20
+# Of the progress of a load; the self-check follows.
+_SHARE_OF_WEIGHTS: Final = 0.8
 # Streams that dequantize; each works on one tensor, in memory of its own.
 _MAX_STREAMS: Final = 8
 
@@ -84,9 +89,10 @@ class GgufOutline:
     def _module_of(self, name: str) -> str:
         return _last(rename(self._header, self._architecture, name).rpartition(".")[0])
 
-    def read_all(self) -> None:
+    def read_all(self, slices: LoadSlices = ONE_SLICE) -> None:
         for part in list(self._tensors):
             self._read(part)
+            slices.pause()
 
     def read(self, path: str) -> None:
         """Read the arrays of the part at a path of the model; of no path, all that are left."""
@@ -154,10 +160,20 @@ def _last(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def evaluate(model: nn.Module) -> None:
-    """Compute every array that the model holds."""
+def evaluate(model: nn.Module, slices: LoadSlices = ONE_SLICE) -> None:
+    """Compute every array that the model holds, so many at a time that a slice stays short."""
     model.eval()
-    mx.eval(arrays_of(model))
+    arrays = arrays_of(model)
+    total, done = max(1, sum(array.nbytes for array in arrays)), 0
+    some: list[mx.array] = []
+    for array in arrays:
+        some.append(array)
+        done += array.nbytes
+        if sum(each.nbytes for each in some) >= _SLICE_BYTES:
+            mx.eval(some)
+            some = []
+            slices.pause(_SHARE_OF_WEIGHTS * done / total)
+    mx.eval(some)
 
 
 def arrays_of(model: nn.Module) -> list[mx.array]:

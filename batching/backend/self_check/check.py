@@ -20,6 +20,7 @@ from batching.backend.self_check.expert_flips import plain_logits
 from batching.backend.self_check.long_steps import LONG, MAX_TOKENS, MIN_TOKENS, long_prompt
 from batching.backend.self_check.probe import COARSE_TOLERANCE, Probe
 from batching.backend.self_check.steps import probe_prompts
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 
 # A token of a damaged model may have no finite logits; the others are served.
 _SALTS: Final = range(8)
@@ -33,6 +34,7 @@ def check_model(
     *,
     known: CheckResult | None = None,
     max_model_len: int = MAX_TOKENS,
+    slices: LoadSlices = ONE_SLICE,
 ) -> CheckedModel:
     """Return the fastest mode of serving a model that gives the right logits, hooked into the model.
 
@@ -46,13 +48,14 @@ def check_model(
     changes: gets all changes to the model.
     known: the result of an earlier check of the same model; nothing is compared then.
     max_model_len: bounds the long context, in tokens.
+    slices: is called between two steps.
     """
     platform.hook(model, changes)
     hook_attention(model, changes)
     hook_ranges(model, changes)
     join_rows(model, changes)
     prompts = probe_prompts(vocab_size)
-    probe = Probe(model, vocab_size, platform.serving(model), changes, prompts)
+    probe = Probe(model, vocab_size, platform.serving(model), changes, prompts, slices=slices)
     try:
         Observation(model, [0, 1]).layout()
     except Exception as error:
@@ -67,7 +70,7 @@ def _checked(probe: Probe, max_tokens: int) -> CheckedModel:
     model = probe.model
     sizes = _shrunk_sizes(model, probe.vocab_size)
     tries = [probe_prompts(probe.vocab_size, salt) for salt in _SALTS]
-    prompts, expected = _plain_logits(model, tries)
+    prompts, expected = _plain_logits(model, tries, slices=probe.slices)
     observed = Observation(model, prompts[0])
     probe = replace(probe, prompts=prompts, expected=expected, observed=observed)
     checked, changes = probe.fastest()
@@ -89,7 +92,7 @@ def _over_long_context(probe: Probe, result: CheckResult, num_tokens: int) -> Ch
     if num_tokens < MIN_TOKENS:
         return probe.known(result)
     tries = [[long_prompt(probe.vocab_size, num_tokens, salt)] for salt in _SALTS]
-    prompts, expected = _plain_logits(probe.model, tries)
+    prompts, expected = _plain_logits(probe.model, tries, slices=probe.slices)
     if not expected:
         return probe.known(result)
     long = replace(probe, prompts=2 * prompts, expected=2 * expected, script=LONG)
@@ -117,11 +120,15 @@ def _shrunk_sizes(model: nn.Module, vocab_size: int) -> Changes:
 
 
 def _plain_logits(
-    model: nn.Module, tries: Sequence[list[list[int]]]
+    model: nn.Module, tries: Sequence[list[list[int]]], slices: LoadSlices
 ) -> tuple[list[list[int]], list[mx.array]]:
     """Return the first prompts that give finite logits, with these, `[L, vocab_size]` of each; else the last, and none."""
     for prompts in tries:
-        logits = [plain_logits(model, [prompt]) for prompt in prompts]
+        logits: list[mx.array] = []
+        for prompt in prompts:
+            logits.append(plain_logits(model, [prompt]))
+            mx.eval(logits)
+            slices.pause()
         if all(bool(mx.isfinite(rows).all()) for rows in logits):
             return prompts, logits
     return prompts, []

@@ -11,6 +11,7 @@ from batching.backend.sampling.logit_rows import LogitRows
 from batching.backend.self_check.checked_model import CheckedModel
 from batching.backend.self_check.expert_flips import Row
 from batching.backend.self_check.steps import BLOCK_SIZE, DRAFTED, SHORT, Script
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 
 
 def row_differences(
@@ -20,6 +21,7 @@ def row_differences(
     prompts: Sequence[Sequence[int]],
     expected: Sequence[mx.array],
     script: Script = SHORT,
+    slices: LoadSlices = ONE_SLICE,
 ) -> dict[Row, float]:
     """Return how far a logit of each row is off, as a share of the largest."""
     window = checked.layout.window
@@ -42,6 +44,7 @@ def row_differences(
                 scale = float(mx.abs(reference).max())
                 off = float(mx.abs(logits[row] - reference[position]).max())
                 differences[sequence_id, position] = off / scale
+        slices.pause()
     return differences
 
 

@@ -10,6 +10,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import SwitchGLU, SwitchMLP
 
 from batching.backend.hooks.changes import Changes
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 
 # Noise on an embedding, as a share of its size: as much as rounding adds up to in many layers.
 _NOISE: Final = 3e-5
@@ -34,6 +35,7 @@ def flipping_rows(
     prompts: Sequence[Sequence[int]],
     expected: Sequence[mx.array],
     tolerance: float,
+    slices: LoadSlices = ONE_SLICE,
 ) -> set[Row]:
     """Return the rows that differ by more than `tolerance` if the embeddings are off by little."""
     flipping: set[Row] = set()
@@ -46,6 +48,7 @@ def flipping_rows(
                 # NaN counts, too.
                 rows = np.flatnonzero(~(np.array(off.astype(mx.float32)) <= tolerance))
                 flipping |= {(request, int(position)) for position in rows}
+                slices.pause()
         finally:
             changes.undo()
     return flipping

@@ -23,6 +23,7 @@ from batching.backend.self_check.checked_model import CheckedModel
 from batching.backend.self_check.differences import row_differences
 from batching.backend.self_check.expert_flips import Row, flipping_rows, has_experts
 from batching.backend.self_check.steps import SHORT, Script
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 
 # Shares of the largest logit: rounding differs with the shape of a product, outputs do not.
 _TOLERANCE: Final[dict[mx.Dtype, float]] = {mx.float32: 1e-3}
@@ -44,6 +45,7 @@ class Probe:
     changes: gets the changes of a mode that is known, or needs no comparison.
     expected: the logits of each prompt, `[L, vocab_size]`; empty if no prompts have finite logits.
     observed: how the model uses its caches; None before it could be watched.
+    slices: is called between two steps.
     """
 
     model: nn.Module
@@ -54,6 +56,7 @@ class Probe:
     expected: Sequence[mx.array] = ()
     observed: Observation | None = None
     script: Script = SHORT
+    slices: LoadSlices = ONE_SLICE
 
     def fastest(self, first: CheckResult | None = None) -> tuple[CheckedModel, Changes]:
         """Return the fastest mode that is right, and the changes that hook it into the model.
@@ -199,7 +202,13 @@ class Probe:
 
     def _differences(self, checked: CheckedModel) -> dict[Row, float]:
         return row_differences(
-            self.model, self.vocab_size, checked, self.prompts, self.expected, self.script
+            self.model,
+            self.vocab_size,
+            checked,
+            self.prompts,
+            self.expected,
+            self.script,
+            self.slices,
         )
 
     def _largest(self, differences: Mapping[Row, float], tolerance: float) -> float:
@@ -214,7 +223,7 @@ class Probe:
         largest = float(ordered[-1 - len(ordered) // _ROWS_PER_FLIP])
         if largest <= tolerance:
             return largest
-        flipping = flipping_rows(self.model, self.prompts, self.expected, tolerance)
+        flipping = flipping_rows(self.model, self.prompts, self.expected, tolerance, self.slices)
         steady = np.sort([off for row, off in differences.items() if row not in flipping])
         if len(steady) * _MIN_STEADY < len(ordered):
             return largest

@@ -26,6 +26,7 @@ from batching.backend.weights_cache.weights_file import (
     size_of,
     write,
 )
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +176,12 @@ class CacheEntry:
             return False
         return True
 
-    def keep(self, packed: Mapping[str, Any], others: Mapping[str, mx.array]) -> None:
+    def keep(
+        self,
+        packed: Mapping[str, Any],
+        others: Mapping[str, mx.array],
+        slices: LoadSlices = ONE_SLICE,
+    ) -> None:
         """Write packed weights to the file.
 
         Raises:
@@ -190,7 +196,7 @@ class CacheEntry:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             check_folder(self.path.parent)
             self.cache.make_room(num_bytes, self.path)
-            write(self.path, self.key, packed, others)
+            write(self.path, self.key, packed, others, slices)
         except AlreadyWritten:
             raise NotKept("another process writes the same file") from None
         except OSError as error:

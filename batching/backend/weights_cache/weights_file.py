@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from batching.backend.exceptions import one_line
 from batching.backend.host_array import host_array
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 
 # A multiple of the page size of any system, in bytes.
 _ALIGNMENT: Final = 1 << 16
@@ -194,7 +196,13 @@ def size_of(packed: Mapping[str, Any], others: Mapping[str, mx.array]) -> int:
     return of_packed + sum(array.nbytes for array in others.values()) + _ALIGNMENT
 
 
-def write(path: Path, key: str, packed: Mapping[str, Any], others: Mapping[str, mx.array]) -> None:
+def write(
+    path: Path,
+    key: str,
+    packed: Mapping[str, Any],
+    others: Mapping[str, mx.array],
+    slices: LoadSlices = ONE_SLICE,
+) -> None:
     """Write a file in place of the one that is there, if any.
 
     A file of this name is always a whole one, which is not written to any more: it gets its name when all is on the
@@ -207,8 +215,8 @@ def write(path: Path, key: str, packed: Mapping[str, Any], others: Mapping[str, 
     part = path.with_name(f"{path.name}.part")
     with _locked(part) as descriptor:
         try:
-            _write(descriptor, key, packed, others)
-            os.fsync(descriptor)
+            _write(descriptor, key, packed, others, slices)
+            slices.in_thread(partial(os.fsync, descriptor))
             # Not even this user shortens it by mistake.
             os.fchmod(descriptor, stat.S_IRUSR)
             part.rename(path)
@@ -247,7 +255,11 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _write(
-    descriptor: int, key: str, packed: Mapping[str, Any], others: Mapping[str, mx.array]
+    descriptor: int,
+    key: str,
+    packed: Mapping[str, Any],
+    others: Mapping[str, mx.array],
+    slices: LoadSlices,
 ) -> None:
     header, start = _layout(key, packed, others)
     end = start + max((end for _, end in _entries(header)), default=0)
@@ -260,6 +272,7 @@ def _write(
     }
     for name, weights in packed.items():
         _write_at(descriptor, weights.bytes, offsets[name])
+        slices.pause()
     for name, array in others.items():
         # numpy has no bfloat16.
         _write_at(descriptor, host_array(array.flatten().view(mx.uint8)), offsets[name])

@@ -14,6 +14,7 @@ from batching import (
     ModelNotFound,
     SchedulerManager,
 )
+from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import EmptyPrompt
 from tests.support.speaker import served
@@ -71,7 +72,7 @@ async def test_long_names_are_truncated_in_messages() -> None:
 async def test_a_model_that_does_not_load_is_a_500_without_the_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def build(config: EngineConfig) -> LoadedEngine:
+    def build(config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
         raise ModelLoadError("/secret/model: no such file")
 
     async with served() as server:

@@ -9,7 +9,7 @@ import pytest
 from app.observability import machine_room
 from app.observability.engine_frame import EngineCounts, encode_frame
 from app.observability.machine_room import EngineWatch, MachineRoom
-from batching import EngineThread
+from batching import AsyncEngine
 from tests.support.speaker import Served, served, served_endlessly
 
 pytestmark = pytest.mark.anyio
@@ -98,7 +98,7 @@ async def test_frames_end_with_the_engine() -> None:
 
 async def test_a_room_has_one_watch_for_each_engine() -> None:
     async with served(model_ids=("a", "b")) as server:
-        engines: list[EngineThread] = [server.manager.get(name) for name in ("a", "b")]
+        engines: list[AsyncEngine] = [server.manager.get(name) for name in ("a", "b")]
         room = MachineRoom()
         watchers = [room.watch(engine) for engine in (*engines, engines[0])]
         assert room.num_watchers == 3

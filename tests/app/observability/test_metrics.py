@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from app.observability.metrics.registry import EngineMetrics, Metrics
 from batching import (
-    EngineThread,
+    AsyncEngine,
     NewTokens,
     Priority,
     SchedulerStats,
@@ -435,8 +435,8 @@ CONFIG: Final = SchedulerConfig(
 
 
 @asynccontextmanager
-async def running(observer: EngineObserver) -> AsyncIterator[EngineThread]:
-    thread = EngineThread(lambda: loaded_engine(CONFIG, ByteTokenizer()))
+async def running(observer: EngineObserver) -> AsyncIterator[AsyncEngine]:
+    thread = AsyncEngine(lambda _: loaded_engine(CONFIG, ByteTokenizer()))
     thread.observer = observer
     thread.start()
     try:

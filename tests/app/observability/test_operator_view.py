@@ -349,8 +349,9 @@ class TestWatchdog:
             )
             waiting = asyncio.create_task(server.chat(max_tokens=2))
             await asyncio.to_thread(server.gate.reached.wait)
-            clock = server.engine._worker._clock
-            monkeypatch.setattr(server.engine._worker, "_clock", lambda: clock() + 1000)
+            stopwatch = server.engine._thread._stopwatch
+            clock = stopwatch._clock
+            monkeypatch.setattr(stopwatch, "_clock", lambda: clock() + 1000)
             assert server.engine.is_stalled
             watchdog.tick(0.0, 1000)
             assert not server.engine.is_stalled

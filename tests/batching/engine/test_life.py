@@ -30,7 +30,7 @@ def test_no_memory_and_no_thread_is_left_of_engines_that_were_closed(
     resident, threads, held = zip(*map(json.loads, run.stdout.splitlines()), strict=True)
     assert len(resident) == NUM_CYCLES
     # One that serves the next engine.
-    assert all(names == ["MainThread", "mlx-engine"] for names in threads)
+    assert all(names == ["MainThread", "mlx"] for names in threads)
     assert len(set(held[NUM_FIRST:])) == 1
     growth = (resident[-1] - resident[NUM_FIRST]) / (NUM_CYCLES - NUM_FIRST - 1)
     assert growth < MOST, f"{growth:.2f} MiB a cycle: {[round(each) for each in resident]}"

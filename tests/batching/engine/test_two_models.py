@@ -1,4 +1,4 @@
-"""Two models of one type in one process: neither notices that the other is loaded, runs or is closed."""
+"""Two models of one type in one thread: neither notices that the other is loaded, runs or is closed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ from mlx_lm.models import base, gated_delta, llama, ssm
 from batching.backend.builder.engine import build_engine
 from batching.backend.platforms.cpu.native_loader import NoNative, load_native
 from batching.config import EngineConfig, NativeMode
-from batching.engine.engine_thread import EngineThread
+from batching.engine.async_engine import AsyncEngine
+from batching.engine.mlx_thread import MLXThread
 from batching.inputs.sequence_spec import SequenceSpec
 from tests.support.model_files import write_model
 
@@ -36,14 +37,14 @@ Tokens = list[list[int]]
 _salts = count()
 
 
-def engine(model: Path, native: NativeMode) -> EngineThread:
+def engine(model: Path, native: NativeMode, thread: MLXThread | None = None) -> AsyncEngine:
     config = EngineConfig(
         model=str(model), model_id=model.name, max_blocks=16, native=native, device="cpu"
     )
-    return EngineThread(partial(build_engine, config))
+    return AsyncEngine(partial(build_engine, config), thread)
 
 
-async def tokens_of(thread: EngineThread, prompts: Sequence[tuple[int, ...]] = PROMPTS) -> Tokens:
+async def tokens_of(thread: AsyncEngine, prompts: Sequence[tuple[int, ...]] = PROMPTS) -> Tokens:
     """Return the output of each prompt; the next ones do not find the prefixes of these."""
     specs = [
         SequenceSpec(prompt=prompt, max_tokens=MAX_TOKENS, cache_salt=str(next(_salts)))
@@ -68,10 +69,11 @@ async def compare(models: Sequence[Path], native: NativeMode, num_runs: int) -> 
     served, loaded = models
     expected, expected_of_other = [await alone(model, native) for model in models]
     assert expected != expected_of_other
-    thread = engine(served, native)
+    shared = MLXThread()
+    thread = engine(served, native, shared)
     await asyncio.to_thread(thread.start)
     for _ in range(num_runs):
-        other = engine(loaded, native)
+        other = engine(loaded, native, shared)
         start = asyncio.create_task(asyncio.to_thread(other.start))
         while not start.done():
             assert await tokens_of(thread) == expected
@@ -79,7 +81,7 @@ async def compare(models: Sequence[Path], native: NativeMode, num_runs: int) -> 
         assert (tokens, of_other) == (expected, expected_of_other)
         await asyncio.to_thread(other.stop)
     assert await tokens_of(thread) == expected
-    thread.stop()
+    shared.stop()
 
 
 def run(tmp_path: Path, native: NativeMode, num_runs: int) -> None:

@@ -21,7 +21,7 @@ from app.http.json_body import JsonRoute
 from app.parsing.output_format import OutputFormat
 from app.prompts.render import completion_prompt
 from app.server_state import server_state
-from batching import EngineThread, InvalidRequest, ModelInfo
+from batching import AsyncEngine, InvalidRequest, ModelInfo
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -59,7 +59,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 
 
 def _builder(
-    engine: EngineThread, job: GenerationJob, body: CompletionRequest
+    engine: AsyncEngine, job: GenerationJob, body: CompletionRequest
 ) -> CompletionResponseBuilder:
     """Return what writes the response.
 

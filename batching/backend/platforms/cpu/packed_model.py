@@ -23,6 +23,7 @@ from batching.backend.platforms.cpu.native_loader import Native
 from batching.backend.weights.storage import dtype_name
 from batching.backend.weights_cache.cache import CacheEntry, NotKept
 from batching.backend.weights_cache.weights_file import WeightsFile
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class PackedModel(PreparedModel):
         self._check_name = f"check, keys and values in {_name(kv_dtype)}"
         self._packing = Packing(native.module)
 
-    def pack(self, changes: Changes) -> bool:
+    def pack(self, changes: Changes, slices: LoadSlices = ONE_SLICE) -> bool:
         """Put the model on the kernels; return False if a stored file was damaged, and the model is spoilt.
 
         Raises:
@@ -88,7 +89,7 @@ class PackedModel(PreparedModel):
         try:
             with self._entry.opened() as file:
                 if file is not None:
-                    self._use_stored(file, changes)
+                    self._use_stored(file, changes, slices)
         except ModelLoadError:
             raise
         except Exception as error:
@@ -96,7 +97,7 @@ class PackedModel(PreparedModel):
             self._entry.drop()
             return False
         if file is None:
-            self._pack_now(changes)
+            self._pack_now(changes, slices)
         self.known_result = self._known_result()
         return True
 
@@ -121,20 +122,20 @@ class PackedModel(PreparedModel):
                 return CheckResult(ExecutionMode(mode), gathers_all, reason)
         return None
 
-    def _use_stored(self, file: WeightsFile, changes: Changes) -> None:
+    def _use_stored(self, file: WeightsFile, changes: Changes, slices: LoadSlices) -> None:
         started = time.monotonic()
         stored = _Stored(file, self._native.module)
-        packing = Packing(self._native.module, self._input_bits, stored=stored)
+        packing = Packing(self._native.module, self._input_bits, stored=stored, slices=slices)
         self._use_kernels(packing, changes)
         self.source = f"read from {file.path} in {time.monotonic() - started:.1f} s"
 
-    def _pack_now(self, changes: Changes) -> None:
+    def _pack_now(self, changes: Changes, slices: LoadSlices) -> None:
         started = time.monotonic()
-        packing = Packing(self._native.module, self._input_bits, self.loaded.read)
+        packing = Packing(self._native.module, self._input_bits, self.loaded.read, slices=slices)
         self._use_kernels(packing, changes)
         self.source = f"in {time.monotonic() - started:.1f} s"
         try:
-            self._entry.keep(packing.packed, packing.others)
+            self._entry.keep(packing.packed, packing.others, slices)
         except NotKept as reason:
             self.source += f", not kept: {reason}"
         else:
@@ -168,7 +169,7 @@ class PackedModel(PreparedModel):
         else:
             packing.finds_inputs = self._further_rounding is FurtherRounding.BFLOAT16
         model = use_kernels(self.loaded.model, self._native, packing=packing, changes=changes)
-        evaluate(model)
+        evaluate(model, packing.slices)
         self.loaded = replace(self.loaded, model=model)
 
 

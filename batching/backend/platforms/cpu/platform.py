@@ -22,6 +22,7 @@ from batching.backend.platforms.mlx import MIN_COPIED_TOKENS, MLXPlatform
 from batching.backend.sampling.sampler import Sampler
 from batching.backend.weights.storage import dtype_name
 from batching.backend.weights_cache.cache import NO_CACHE, WeightsCache
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.scheduling.stall_budget import MIN_CHUNK
 
 # A matrix unit multiplies 32 rows at a time, and 32 tokens and the streams' own rows would take it as long as 64 rows.
@@ -80,7 +81,11 @@ class CPUPlatform(Platform):
         return _MIN_CHUNK_OF_UNIT if has_unit else MIN_CHUNK
 
     def prepare(
-        self, loaded: LoadedModel, model_id: str, changes: Changes
+        self,
+        loaded: LoadedModel,
+        model_id: str,
+        changes: Changes,
+        slices: LoadSlices = ONE_SLICE,
     ) -> PreparedModel | Instead:
         entry = self.weights_cache.entry(
             Path(loaded.source),
@@ -99,7 +104,7 @@ class CPUPlatform(Platform):
             kv_dtype=self.kv_dtype,
             if_not_invariant=if_not_invariant,
         )
-        if packed.pack(changes):
+        if packed.pack(changes, slices):
             return packed
         # The damaged file is gone now, if it can be deleted.
         return Instead(replace(self, weights_cache=NO_CACHE))

@@ -10,8 +10,11 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from batching.backend.weights.storage import kernel_bits
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 
 _PACKED: Final = ("weight", "scales", "biases")
+# Of the progress of a load; the self-check follows.
+_SHARE_OF_PACKING: Final = 0.8
 _LEAST_INPUT_GROUP: Final = 32
 _LAYER: Final = re.compile(r"(^|\.)layers\.\d+$")
 _NUMBER: Final = re.compile(r"(^|\.)\d+(\.|$)")
@@ -41,6 +44,7 @@ class Packing:
     input_bits: see `replace_modules`.
     read: gives a part, by its path, its arrays; all that are left for no path.
         None if all are there, or are read when they are computed.
+    slices: is called after each part.
     packed, others: what was packed, by the paths of modules, and the other arrays.
     finds_shifts: look at the inputs of the packed model.
     finds_inputs: see which weights share an input.
@@ -51,6 +55,7 @@ class Packing:
     input_bits: int = 32
     read: Callable[[str], None] | None = None
     stored: Stored | None = None
+    slices: LoadSlices = ONE_SLICE
     packed: dict[str, Any] = field(default_factory=dict)
     others: dict[str, mx.array] = field(default_factory=dict)
     finds_shifts: bool = False
@@ -102,10 +107,11 @@ class Packing:
             module.weight, module.scales, module.get("biases"), module.bits, self.input_bits
         )
 
-    def end(self) -> None:
-        """Give back what reading and packing a part has taken."""
+    def end(self, progress: float) -> None:
+        """Give back what reading and packing a part has taken; `progress` is the share of the parts so far."""
         mx.clear_cache()
         self.kernels.release_freed()
+        self.slices.pause(_SHARE_OF_PACKING * progress)
 
 
 def _checked(others: Mapping[str, mx.array], stored: Mapping[str, mx.array]) -> dict[str, mx.array]:

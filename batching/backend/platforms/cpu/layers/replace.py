@@ -54,10 +54,11 @@ def replace_modules(
     """
     kernels = native.module
     packing = packing or Packing(kernels, max(input_bits, native.min_input_bits))
-    for path, part in parts_of(model, _is_packed):
+    parts = list(parts_of(model, _is_packed))
+    for num_done, (path, part) in enumerate(parts, 1):
         packing.begin(path)
         _pack(path, part, packing)
-        packing.end()
+        packing.end(num_done / len(parts))
     model.set_dtype(mx.float32)
     step_angles = StepAngles(kernels)
     for module in model.modules():

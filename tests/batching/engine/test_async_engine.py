@@ -9,7 +9,8 @@ from time import monotonic
 import pytest
 
 from batching.config import SchedulerConfig
-from batching.engine.engine_thread import EngineThread
+from batching.engine.async_engine import AsyncEngine
+from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.stream_router import StreamRouter
 from batching.engine.token_stream import Backlog, TokenStream
@@ -85,9 +86,9 @@ async def running(
     gate_is_open: bool = True,
     step_timeout: float = 60.0,
     clock: Callable[[], float] = monotonic,
-) -> AsyncIterator[tuple[EngineThread, GatedRunner]]:
+) -> AsyncIterator[tuple[AsyncEngine, GatedRunner]]:
     runners: list[GatedRunner] = []
-    thread = EngineThread(lambda: load(runners.append), step_timeout=step_timeout, clock=clock)
+    thread = AsyncEngine(lambda _: load(runners.append), step_timeout=step_timeout, clock=clock)
     thread.start()
     if gate_is_open:
         runners[0].gate.set()
@@ -102,7 +103,7 @@ async def collect(stream: TokenStream) -> list[int]:
     return [token async for _, output in stream for token in output.token_ids]
 
 
-async def is_idle(thread: EngineThread) -> bool:
+async def is_idle(thread: AsyncEngine) -> bool:
     """Ask behind everything posted before; the request must be gone by then."""
     stats = await thread.stats()
     return stats.num_running == 0 and stats.num_free_blocks == CONFIG.num_blocks
@@ -610,10 +611,10 @@ async def test_a_call_that_raises_does_so_in_its_caller() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_raises_in_start() -> None:
-    def build() -> LoadedEngine:
+    def build(slices: LoadSlices) -> LoadedEngine:
         raise ModelLoadError("no such file")
 
-    thread = EngineThread(build)
+    thread = AsyncEngine(build)
     with pytest.raises(ModelLoadError, match="no such file"):
         thread.start()
     assert not thread.is_alive
@@ -622,7 +623,7 @@ def test_a_model_that_cannot_be_loaded_raises_in_start() -> None:
 def test_a_closed_event_loop_gets_nothing() -> None:
     """A benchmark may end its loop while the engine is in a step."""
     runners: list[GatedRunner] = []
-    thread = EngineThread(lambda: load(runners.append))
+    thread = AsyncEngine(lambda _: load(runners.append))
     thread.start()
 
     async def submit() -> None:
@@ -637,10 +638,10 @@ def test_a_closed_event_loop_gets_nothing() -> None:
 
 def test_the_time_since_a_step_counts_from_the_start() -> None:
     clock = FakeClock(5.0)
-    thread = EngineThread(load, clock=clock)
+    thread = AsyncEngine(lambda _: load(), clock=clock)
     clock.now = 8.0
     assert thread.seconds_since_step == 3.0
 
 
 def test_stopping_what_was_never_started_does_not_wait() -> None:
-    EngineThread(load).stop()
+    AsyncEngine(lambda _: load()).stop()

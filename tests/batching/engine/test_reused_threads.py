@@ -1,11 +1,11 @@
-"""The threads of engines."""
+"""Threads that have used MLX."""
 
 import logging
 import threading
 
 import pytest
 
-from batching.engine.mlx_thread import start_mlx_thread
+from batching.engine.reused_threads import start_reused_thread
 
 
 def test_a_function_that_raises_ends_and_its_thread_serves_the_next_one(
@@ -23,7 +23,7 @@ def test_a_function_that_raises_ends_and_its_thread_serves_the_next_one(
     with caplog.at_level(logging.ERROR):
         for function in (fail, run):
             has_ended = threading.Event()
-            start_mlx_thread(function, has_ended.set)
+            start_reused_thread(function, has_ended.set)
             assert has_ended.wait(20)
     assert threads[0] is threads[1]
     assert "it cannot be closed" in caplog.text

@@ -1,18 +1,23 @@
-"""The bridge between the event loop and the thread that runs the engine."""
+"""The bridge between the event loop and the MLX thread."""
 
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Final, TypeVar
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.constraints.grammar import GrammarCompiler
-from batching.engine.engine_worker import EngineWorker
+from batching.engine.jobs import Load
+from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.mlx_thread import MLXThread
 from batching.engine.request_checks import check_request
+from batching.engine.served_engine import ServedEngine
 from batching.engine.stream_router import StreamRouter
 from batching.engine.token_stream import Backlog, TokenStream
 from batching.errors import DeadlineExceeded, EngineError, EngineStalled, EngineStopped
@@ -31,18 +36,18 @@ _MAX_FAILED_STEPS: Final = 3
 T = TypeVar("T")
 
 
-class EngineThread:
-    """Runs an engine in a thread of its own and streams its tokens to the event loop.
+class AsyncEngine:
+    """The interface of a model's engine for the event loop.
 
-    This is the interface of an engine for the server.  `EngineWorker` owns the thread, and the thread
-    owns the engine and every `mlx.array`; the event loop owns the `StreamRouter` and all streams.
+    The MLX thread owns the engine and every `mlx.array`; the event loop owns the `StreamRouter` and all
+    streams.
 
     All methods belong to the event loop, except `start()`, `stop()`, `check()` and the health properties
     (`is_alive`, `is_stalled`, `seconds_since_step`, `unhealthy_reason`), which any thread may use.  When
     the engine stops, every open stream and pending call raises EngineStopped, or its subclass
     EngineClosed after `stop()`.
 
-    model, grammars, startup_lines: available once `start()` has returned.
+    model, grammars, startup_lines: available once the model is loaded.
     """
 
     model: ModelInfo
@@ -51,14 +56,16 @@ class EngineThread:
 
     def __init__(
         self,
-        build: Callable[[], LoadedEngine],
+        build: Callable[[LoadSlices], LoadedEngine],
+        thread: MLXThread | None = None,
         *,
         step_timeout: float = 120.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Prepare the thread; `start()` starts it.
+        """Prepare the engine; `start()` or `begin()` loads its model.
 
-        build: loads the model and makes the engine; it runs in the engine's thread.
+        build: loads the model and makes the engine; it runs in the MLX thread.
+        thread: the MLX thread, which the engines of a process share; None is one of its own.
         step_timeout: seconds after which a step counts as stalled.
         clock: in seconds; arrival times and statistics are on it.
         """
@@ -67,26 +74,58 @@ class EngineThread:
         self._request_ids = itertools.count()
         self._router = StreamRouter(clock())
         self._backlog = Backlog()
-        self._worker = EngineWorker(build, self._router, clock)
+        self._has_own_thread = thread is None
+        self._thread = MLXThread(clock) if thread is None else thread
+        self._load = Load(build, self._router)
+        self._served: ServedEngine | None = None
+
+    def begin(self) -> Load:
+        """Queue the load of the model; `finish()` is to be called when it has ended.
+
+        Raises:
+            EngineStopped: the MLX thread has ended.
+        """
+        self._thread.start()
+        self._thread.load(self._load)
+        return self._load
+
+    def finish(self) -> None:
+        """Take what was loaded.
+
+        Raises:
+            ModelLoadError: the model cannot be found or read.
+            LoadCancelled: nobody wanted it any more.
+        """
+        served = self._load.future.result()
+        self.model, self.startup_lines = served.model, served.startup_lines
+        self.grammars = GrammarCompiler(
+            self.model.tokenizer, self.model.vocab_size, self.model.eos_token_ids
+        )
+        self._served = served
 
     def start(self) -> None:
-        """Start the thread and wait until the model is loaded.
+        """Load the model, and wait for that.
 
         Raises:
             ModelLoadError: the model cannot be found or read.
         """
-        loaded = self._worker.start()
-        self.model, self.startup_lines = loaded.model, loaded.startup_lines
-        self.grammars = GrammarCompiler(
-            self.model.tokenizer, self.model.vocab_size, self.model.eos_token_ids
-        )
+        self.begin()
+        try:
+            self.finish()
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self, timeout: float | None = None) -> None:
-        """End the thread after the current step, and wait up to `timeout` seconds for that.
+        """End the engine after the current step, and wait up to `timeout` seconds for that.
 
         Open streams get EngineClosed.
         """
-        self._worker.stop(timeout)
+        if self._has_own_thread:
+            self._thread.stop(timeout)
+        elif self._served is not None:
+            with suppress(EngineStopped, TimeoutError):
+                self._thread.close(self._served).result(timeout)
 
     @property
     def observer(self) -> EngineObserver:
@@ -104,17 +143,17 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        """False once the engine has stopped, by itself or by `stop()`."""
-        return not self._worker.is_stopped
+        """False before the model is loaded, and once the engine has stopped, by itself or by `stop()`."""
+        return self._served is not None and self._served.ended_with is None
 
     @property
     def is_stalled(self) -> bool:
-        """True while a step takes longer than the step timeout."""
-        return self._worker.step_time > self._step_timeout
+        """True while a step takes longer than the step timeout, of this engine or another one."""
+        return self._thread.busy_time > self._step_timeout
 
     def excuse(self, seconds: float) -> None:
         """Do not count seconds that have just passed for the step timeout."""
-        self._worker.excuse(seconds)
+        self._thread.excuse(seconds)
 
     @property
     def seconds_since_step(self) -> float:
@@ -127,7 +166,7 @@ class EngineThread:
         if not self.is_alive:
             return "the engine has stopped"
         if self.is_stalled:
-            return f"a step of the model has not ended for {self._worker.step_time:.0f} s"
+            return f"a step of the model has not ended for {self._thread.busy_time:.0f} s"
         if (num_failed := self._router.num_failed_steps) >= _MAX_FAILED_STEPS:
             return f"{num_failed} steps failed since a completion was finished"
         return None
@@ -173,7 +212,7 @@ class EngineThread:
         Raises:
             EngineStopped: the engine has stopped.
         """
-        return await asyncio.wrap_future(self._worker.post(func).future)
+        return await asyncio.wrap_future(self._post(func))
 
     async def stats(self) -> SchedulerStats:
         return await self.call(lambda engine: engine.stats())
@@ -230,7 +269,14 @@ class EngineThread:
 
     def _abort(self, request_id: int) -> None:
         with suppress(EngineStopped):
-            self._worker.post(lambda engine: engine.abort(request_id))
+            self._post(lambda engine: engine.abort(request_id))
+
+    def _post(self, func: Callable[[BatchInferenceEngine], T]) -> Future[T]:
+        served = self._served
+        assert served is not None, "the model is not loaded"
+        if served.ended_with is not None:
+            raise type(served.ended_with)
+        return self._thread.post(partial(served.call, func))
 
 
 def _sequence_stats(request: BatchRequest) -> SequenceStats:

@@ -1,0 +1,82 @@
+"""An engine among others of the MLX thread, with the router of its outputs."""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from batching.batch_inference import BatchInferenceEngine
+from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.stream_router import StreamRouter
+from batching.errors import EngineStopped
+from batching.scheduling.engine_turns import Turn
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ServedEngine:
+    """An engine that has been loaded, from then until it has ended; only the MLX thread uses it.
+
+    ended_with: why it serves no more requests; None while it does.  Any thread may read it, and `model`
+        and `startup_lines`.
+    """
+
+    def __init__(self, loaded: LoadedEngine, router: StreamRouter) -> None:
+        self.ended_with: EngineStopped | None = None
+        self.model, self.startup_lines = loaded.model, loaded.startup_lines
+        self._loaded: LoadedEngine | None = loaded
+        self._router = router
+        # No event loop is bound yet, so that the router is this thread's.
+        router.latest_stats = loaded.engine.stats()
+        self._has_reported = True
+
+    @property
+    def engine(self) -> BatchInferenceEngine:
+        """The engine.
+
+        Raises:
+            EngineStopped: it has ended.
+        """
+        if self._loaded is None:
+            assert self.ended_with is not None
+            raise type(self.ended_with)
+        return self._loaded.engine
+
+    def call(self, func: Callable[[BatchInferenceEngine], T]) -> T:
+        """Call a function with the engine, between two steps.
+
+        Raises:
+            EngineStopped: the engine has ended.
+        """
+        self._has_reported = False
+        return func(self.engine)
+
+    def step(self, turn: Turn) -> None:
+        """Run a step; its outputs reach the router in a single call of the event loop.
+
+        Raises:
+            Exception: the engine is of no further use.
+        """
+        engine, self._has_reported = self.engine, False
+        outputs = engine.step(turn)
+        self._router.call_in_loop(self._router.deliver, outputs, engine.last_step)
+
+    def report_if_idle(self) -> None:
+        """Report the statistics once after the last step, or the last call: aborted requests have left since."""
+        if not self._has_reported and not self.engine.has_work:
+            self._has_reported = True
+            self._router.call_in_loop(self._router.deliver_stats, self.engine.stats())
+
+    def end(self, reason: EngineStopped, now: float) -> None:
+        """Fail what is open, and give back what was loaded; does nothing if that was done before."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
+        self.ended_with = reason
+        self._router.call_in_loop(self._router.fail_all, reason, now)
+        close = loaded.close
+        loaded.engine.drain()
+        # `close` finds nothing that still refers to the model.
+        del loaded
+        close()
