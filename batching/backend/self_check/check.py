@@ -68,7 +68,9 @@ def check_model(
 
 def _checked(probe: Probe, max_tokens: int) -> CheckedModel:
     model = probe.model
+    probe.slices.pause()
     sizes = _shrunk_sizes(model, probe.vocab_size)
+    probe.slices.pause()
     tries = [probe_prompts(probe.vocab_size, salt) for salt in _SALTS]
     prompts, expected = _plain_logits(model, tries, slices=probe.slices)
     observed = Observation(model, prompts[0])

@@ -30,13 +30,15 @@ def use_kernels(
     """
     packing = packing or Packing(native.module, max(input_bits, native.min_input_bits))
     model = replace_modules(model, native, packing=packing, changes=changes)
+    packing.slices.pause()
     if packing.finds_inputs:
         packing.of_one_input = of_one_input(model, packing.packed)
     if packing.finds_shifts:
         try:
-            packing.shifts = find_shifts(model, packing.packed)
+            packing.shifts = find_shifts(model, packing.packed, packing.slices)
         except Exception as error:
             # The code of a model can raise anything.
             logger.warning("inputs are not scaled by channel: %s", one_line(error))
+    packing.slices.pause()
     replace_blocks(model, native, changes)
     return model

@@ -18,6 +18,7 @@ from batching.backend.hooks.changes import Changes
 from batching.backend.host_array import host_array
 from batching.backend.platforms.cpu.layers.experts import Experts, SwitchLinear
 from batching.backend.platforms.cpu.layers.linear import Embedding, Linear, Product
+from batching.engine.load_slices import ONE_SLICE, LoadSlices
 
 # Inputs that are rounded with one scale.
 _GROUP: Final = 16
@@ -32,9 +33,13 @@ Shifts = Mapping[str, bytes]
 
 @dataclass
 class _Input:
-    """An input that some weights are multiplied with, and its largest magnitude of each channel, `[inputs]`."""
+    """An input that some weights are multiplied with, and its largest magnitude of each channel, `[inputs]`.
+
+    seen: all inputs of a model, in the order in which they are multiplied.
+    """
 
     kernels: Any
+    seen: list["_Input"]
     paths: list[str] = field(default_factory=list)
     largest: mx.array | None = None
 
@@ -52,18 +57,26 @@ class _Input:
 
     def _look(self, x: mx.array) -> None:
         largest = mx.abs(x).reshape(-1, x.shape[-1]).max(axis=0)
+        if self.largest is None:
+            self.seen.append(self)
         self.largest = largest if self.largest is None else mx.maximum(self.largest, largest)
 
 
-def find_shifts(model: nn.Module, packed: Mapping[str, Any]) -> Shifts:
+def find_shifts(
+    model: nn.Module, packed: Mapping[str, Any], slices: LoadSlices = ONE_SLICE
+) -> Shifts:
     """Return the shifts for inputs that can be scaled of a model whose modules were replaced.
 
     packed: the weights, by the paths of modules.  Those of one input are scaled all or none.
+    slices: is called between two layers.
     """
     changes = Changes()
     try:
         inputs = _watched(model, packed, changes)
-        _run(model, inputs)
+        _run(model)
+        for each in inputs[0].seen if inputs else ():
+            mx.eval(each.largest)
+            slices.pause()
     finally:
         changes.undo()
     return {
@@ -76,6 +89,7 @@ def find_shifts(model: nn.Module, packed: Mapping[str, Any]) -> Shifts:
 
 def _watched(model: nn.Module, packed: Mapping[str, Any], changes: Changes) -> Sequence[_Input]:
     inputs: dict[int, _Input] = {}
+    seen: list[_Input] = []
     fixed: set[int] = set()
     for path, module in model.named_modules():
         if isinstance(module, Experts):
@@ -92,7 +106,7 @@ def _watched(model: nn.Module, packed: Mapping[str, Any], changes: Changes) -> S
         else:
             continue
         if id(owner) not in inputs:
-            inputs[id(owner)] = _Input(owner.kernels)
+            inputs[id(owner)] = _Input(owner.kernels, seen)
             changes.set_attribute(owner, "kernels", inputs[id(owner)])
         inputs[id(owner)].paths.append(path)
         if not packed[path].can_scale_inputs:
@@ -100,13 +114,12 @@ def _watched(model: nn.Module, packed: Mapping[str, Any], changes: Changes) -> S
     return [each for key, each in inputs.items() if key not in fixed]
 
 
-def _run(model: nn.Module, inputs: Sequence[_Input]) -> None:
-    """Give the model random tokens; only what is looked at is computed."""
+def _run(model: nn.Module) -> None:
+    """Give the model random tokens; what is looked at is computed later."""
     embeddings = [m for m in model.modules() if isinstance(m, Embedding)]
     num_ids = min((e.product.packed[0].shape[0] for e in embeddings), default=0)
     ids = np.random.default_rng(0).integers(0, num_ids, (1, _NUM_TOKENS))
     model(mx.array(ids))
-    mx.eval([each.largest for each in inputs if each.largest is not None])
 
 
 def shifts_of(largest: np.ndarray) -> bytes:
