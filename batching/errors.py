@@ -13,11 +13,13 @@ EngineError
 ├── EngineStopped           it serves no more requests
 │   └── EngineClosed        since the server shuts down
 ├── ModelNotFound           no such model is served here
+├── ModelTooLarge           there is never room for the model beside those that stay
 └── ModelLoadError          the model cannot be found or read
     ├── PoolTooLarge        the KV pool that was asked for does not fit
     └── UnsupportedKVDType  no pool here keeps keys and values in it
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 _MIB: Final = 1 << 20
@@ -114,9 +116,21 @@ class EngineClosed(EngineStopped):
 
 
 class ModelNotFound(EngineError):
-    def __init__(self, model_id: str) -> None:
-        super().__init__(f"the model '{model_id}' does not exist here")
+    def __init__(self, model_id: str, nearest: Sequence[str] = ()) -> None:
+        """nearest: names that are like it."""
+        hint = f"; did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+        super().__init__(f"the model '{model_id}' does not exist here{hint}")
         self.model_id = model_id
+
+
+class ModelTooLarge(EngineError):
+    def __init__(self, model_id: str, needed: int, limit: int, pinned: int) -> None:
+        """needed, limit, pinned: bytes of the model, for it, and of models that are never unloaded."""
+        beside = f" beside {-(-pinned // _MIB)} MiB of pinned models" if pinned else ""
+        super().__init__(
+            f"the model '{model_id}' needs {-(-needed // _MIB)} MiB, and {max(0, limit) // _MIB} MiB are "
+            f"there for it{beside}"
+        )
 
 
 class ModelLoadError(EngineError):

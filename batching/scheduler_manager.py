@@ -1,85 +1,279 @@
-"""The engines of a server by model id: loaded on first use, closed together."""
+"""The engines of a server by model id: loaded on demand by one MLX thread, unloaded to make room."""
 
 import threading
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from functools import partial
+from time import monotonic
+from typing import Final
 
 from batching.config import EngineConfig
 from batching.engine.async_engine import AsyncEngine
-from batching.engine.load_slices import LoadSlices
+from batching.engine.jobs import Load
+from batching.engine.load_slices import LoadCancelled, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.engine.mlx_thread import MLXThread
-from batching.errors import ModelNotFound
+from batching.errors import EngineStopped, ModelNotFound
+from batching.models.lease import Lease, LeaseRequest
+from batching.models.model_state import MemoryNeed, ModelState
+from batching.models.model_status import ModelStatus
+from batching.models.residency import Action, Begin, Cancel, Close, Grant, Refuse, Residency, Waiter
+from batching.models.served_model import ServedModel
 from batching.steps.observer import EngineObserver, Observers
+
+DEFAULT_MIN_RESIDENT: Final = 5.0
+_NO_LIMIT: Final = 1 << 62
 
 
 class SchedulerManager:
-    """One engine thread, and hence one scheduler and one KV pool, for each served model.
+    """One engine, and hence one scheduler and one KV pool, for each model that is loaded.
 
-    `get` may be called from any thread and blocks while the model is loaded.
+    `Residency` decides which models are loaded; the manager does what it decides, and tells it what has
+    happened.  All methods may be called from any thread and none waits, except `get` and `close`.
     """
 
     def __init__(
         self,
-        configs: Iterable[EngineConfig],
+        models: Iterable[ServedModel | EngineConfig],
         build: Callable[[EngineConfig, LoadSlices], LoadedEngine] | None = None,
+        *,
+        capacity: int | None = None,
+        min_resident: float = DEFAULT_MIN_RESIDENT,
+        need: Callable[[EngineConfig], MemoryNeed] = lambda _: MemoryNeed(),
+        clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Serve the models of these configurations; the first one is the default.
+        """Serve these models; the first one is the default.
 
-        build: makes the engine of a configuration, in the engine's thread; None is the MLX backend.
+        build: makes the engine of a configuration, in the MLX thread; None is the MLX backend.
+        capacity: bytes of all models together; None is no limit.
+        min_resident: see `Residency`.
+        need: returns what a model is expected to take.
         """
-        self._configs = {config.model_id: config for config in configs}
+        served = [m if isinstance(m, ServedModel) else ServedModel(config=m) for m in models]
+        self._models = {model.model_id: model for model in served}
+        self._names = {alias: m.model_id for m in served for alias in (*m.aliases, m.model_id)}
         self._build = build or _backend()
-        self._thread = MLXThread()
-        self._threads: dict[str, AsyncEngine] = {}
-        # Held while a model loads, so that it is loaded once.
-        self._lock = threading.Lock()
+        self._clock = clock
+        self._thread = MLXThread(clock)
         self._observer_of: Callable[[str], EngineObserver] = lambda _: Observers()
+        # Guards all that follows, which any thread may change.
+        self._lock = threading.RLock()
+        self._residency = Residency(_NO_LIMIT if capacity is None else capacity, min_resident)
+        for model in served:
+            self._residency.add(
+                model.model_id,
+                need(model.config),
+                is_pinned=model.is_pinned,
+                idle_unload=model.idle_unload,
+            )
+        self._engines: dict[str, AsyncEngine] = {}
+        self._loads: dict[str, Load] = {}
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def model_ids(self) -> tuple[str, ...]:
         """The ids of the served models; the first one is the default."""
-        return tuple(self._configs)
+        return tuple(self._models)
 
-    def get(self, model_id: str) -> AsyncEngine:
-        """Return the engine of a model; the first call loads the model and waits for that.
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that clients may use: ids and aliases."""
+        return tuple(self._names)
+
+    def resolve(self, name: str) -> str:
+        """Return the id of the model with this id or alias.
+
+        Raises:
+            ModelNotFound: no such model is served here.
+        """
+        if (model_id := self._names.get(name)) is None:
+            raise ModelNotFound(name, get_close_matches(name, self._names, n=2))
+        return model_id
+
+    def request(self, name: str, due_time: float | None = None) -> LeaseRequest:
+        """Ask for the use of a model, which is loaded if it is not; the caller closes the request.
+
+        due_time: the order among requests for models, on the engine's clock; None is now.
+
+        Raises:
+            ModelNotFound: no such model is served here.
+        """
+        due_time = self._clock() if due_time is None else due_time
+        request = LeaseRequest(self.resolve(name), due_time, self._leave)
+        with self._lock:
+            self._residency.ask(request.waiter)
+            self._advance()
+        return request
+
+    def get(self, name: str) -> AsyncEngine:
+        """Return the engine of a model; wait until it is loaded.
+
+        It may be unloaded at any time: requests have a lease for as long as they use it.
 
         Raises:
             ModelNotFound: no such model is served here.
             ModelLoadError: the model cannot be found or read.
+            ModelTooLarge: there is never room for it.
         """
-        if (config := self._configs.get(model_id)) is None:
-            raise ModelNotFound(model_id)
-        if (thread := self._threads.get(model_id)) is not None:
-            return thread
-        with self._lock:
-            if model_id not in self._threads:
-                thread = AsyncEngine(
-                    partial(self._build, config), self._thread, step_timeout=config.step_timeout
-                )
-                thread.observer = self._observer_of(model_id)
-                thread.start()
-                self._threads[model_id] = thread
-            return self._threads[model_id]
+        request = self.request(name)
+        try:
+            return request.future.result().engine
+        finally:
+            request.close()
 
-    def loaded(self, model_id: str) -> AsyncEngine | None:
+    def loaded(self, name: str) -> AsyncEngine | None:
         """Return the engine of a model if it is loaded."""
-        return self._threads.get(model_id)
+        return self._engines.get(self._names.get(name, name))
 
     @property
     def engines(self) -> tuple[AsyncEngine, ...]:
         """The engines of the models that are loaded."""
-        return tuple(self._threads.values())
+        return tuple(self._engines.values())
+
+    def unload(self, name: str) -> None:
+        """Let a model go when its requests have ended; does nothing if it is not loaded.
+
+        Raises:
+            ModelNotFound: no such model is served here.
+        """
+        with self._lock:
+            self._residency.unload(self.resolve(name))
+            self._advance()
+
+    def statuses(self) -> list[ModelStatus]:
+        """Return the status of every model, the default first."""
+        with self._lock:
+            return [self._status(model, self._clock()) for model in self._models.values()]
+
+    def tick(self) -> None:
+        """Do what is due although nothing has happened; to be called about once a second."""
+        with self._lock:
+            self._advance()
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call a function after every change of a model's status, in any thread; return what ends that."""
+        with self._lock:
+            self._listeners.append(listener)
+
+        def end() -> None:
+            with self._lock:
+                self._listeners.remove(listener)
+
+        return end
+
+    @property
+    def busy_time(self) -> float:
+        """For how many seconds the current step, or slice of a load, has run."""
+        return self._thread.busy_time
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count seconds that have just passed as those of a step."""
+        self._thread.excuse(seconds)
 
     def observe(self, observer_of: Callable[[str], EngineObserver]) -> None:
         """Attach an observer to every engine, loaded or not, made from its model id."""
         self._observer_of = observer_of
-        for model_id, thread in self._threads.items():
-            thread.observer = observer_of(model_id)
+        for model_id, engine in self._engines.items():
+            engine.observer = observer_of(model_id)
 
     def close(self, timeout: float | None = None) -> None:
         """End all engines, waiting up to `timeout` seconds; open streams get EngineClosed."""
+        with self._lock:
+            self._residency.end()
+            self._advance()
         self._thread.stop(timeout)
+
+    def _leave(self, request: LeaseRequest) -> None:
+        with self._lock:
+            self._residency.leave(request.waiter)
+            self._advance()
+
+    def _release(self, model_id: str) -> None:
+        with self._lock:
+            self._residency.release(model_id, self._clock())
+            self._advance()
+
+    def _advance(self) -> None:
+        """Do what follows from what has happened."""
+        actions = self._residency.actions(self._clock())
+        for action in actions:
+            self._do(action)
+        if actions:
+            for listener in [*self._listeners]:
+                listener()
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Begin(model_id):
+                self._begin(model_id)
+            case Cancel(model_id):
+                self._loads[model_id].cancel()
+            case Close(model_id):
+                self._end(model_id)
+            case Grant(Waiter(model_id, token=LeaseRequest() as request)):
+                lease = Lease(self._engines[model_id], partial(self._release, model_id))
+                if request.future.set_running_or_notify_cancel():
+                    request.future.set_result(lease)
+                else:
+                    lease.release()
+            case Refuse(Waiter(token=LeaseRequest() as request), error):
+                if request.future.set_running_or_notify_cancel():
+                    request.future.set_exception(error)
+
+    def _begin(self, model_id: str) -> None:
+        config = self._models[model_id].config
+        engine = AsyncEngine(
+            partial(self._build, config), self._thread, step_timeout=config.step_timeout
+        )
+        engine.observer = self._observer_of(model_id)
+        try:
+            load = engine.begin()
+        except EngineStopped as error:
+            self._residency.failed(model_id, error, self._clock())
+            return
+        self._loads[model_id] = load
+        load.future.add_done_callback(lambda _: self._load_ended(model_id, engine))
+
+    def _load_ended(self, model_id: str, engine: AsyncEngine) -> None:
+        with self._lock:
+            del self._loads[model_id]
+            now = self._clock()
+            try:
+                engine.finish()
+            except LoadCancelled:
+                self._residency.failed(model_id, None, now)
+            except BaseException as error:
+                self._residency.failed(model_id, error, now)
+            else:
+                self._engines[model_id] = engine
+                self._residency.loaded(model_id, engine.memory.total, now)
+            self._advance()
+
+    def _end(self, model_id: str) -> None:
+        ended = self._engines.pop(model_id).end()
+        ended.add_done_callback(lambda _: self._has_ended(model_id))
+
+    def _has_ended(self, model_id: str) -> None:
+        with self._lock:
+            self._residency.closed(model_id, self._clock())
+            self._advance()
+
+    def _status(self, model: ServedModel, now: float) -> ModelStatus:
+        residency, model_id = self._residency, model.model_id
+        state, error = residency.state(model_id), residency.error(model_id)
+        expires = residency.expires(model_id)
+        load, engine = self._loads.get(model_id), self._engines.get(model_id)
+        return ModelStatus(
+            model,
+            state,
+            0.0 if load is None else load.progress,
+            "" if state is not ModelState.FAILED or error is None else str(error),
+            residency.num_leases(model_id),
+            residency.num_waiting(model_id),
+            None if expires is None else max(0.0, expires - now),
+            residency.need(model_id),
+            None if engine is None else engine.memory,
+        )
 
 
 def _backend() -> Callable[[EngineConfig, LoadSlices], LoadedEngine]:

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from batching.backend.execution_mode import CheckResult
+from batching.backend.gguf.model import arrays_of
 from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.rows import RowSelection
 from batching.backend.loader import LoadedModel
@@ -68,6 +69,11 @@ class PreparedModel:
         is_invariant: no bit of a row depends on the other rows of a step.
         """
         return None
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the weights."""
+        return sum(array.nbytes for array in arrays_of(self.loaded.model))
 
     @property
     def note(self) -> str:

@@ -23,6 +23,7 @@ from batching.engine.token_stream import Backlog, TokenStream
 from batching.errors import DeadlineExceeded, EngineError, EngineStalled, EngineStopped
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo
+from batching.models.model_state import MemoryUse
 from batching.request import BatchRequest
 from batching.scheduling.snapshot import EngineSnapshot
 from batching.steps.observer import EngineObserver, SequenceStats
@@ -47,12 +48,13 @@ class AsyncEngine:
     the engine stops, every open stream and pending call raises EngineStopped, or its subclass
     EngineClosed after `stop()`.
 
-    model, grammars, startup_lines: available once the model is loaded.
+    model, grammars, startup_lines, memory: available once the model is loaded.
     """
 
     model: ModelInfo
     grammars: GrammarCompiler
     startup_lines: tuple[str, ...]
+    memory: MemoryUse
 
     def __init__(
         self,
@@ -94,10 +96,11 @@ class AsyncEngine:
 
         Raises:
             ModelLoadError: the model cannot be found or read.
-            LoadCancelled: nobody wanted it any more.
+            LoadCancelled: it was cancelled.
         """
         served = self._load.future.result()
         self.model, self.startup_lines = served.model, served.startup_lines
+        self.memory = served.memory
         self.grammars = GrammarCompiler(
             self.model.tokenizer, self.model.vocab_size, self.model.eos_token_ids
         )
@@ -123,9 +126,18 @@ class AsyncEngine:
         """
         if self._has_own_thread:
             self._thread.stop(timeout)
-        elif self._served is not None:
-            with suppress(EngineStopped, TimeoutError):
-                self._thread.close(self._served).result(timeout)
+        else:
+            with suppress(TimeoutError):
+                self.end().result(timeout)
+
+    def end(self) -> Future[None]:
+        """End the engine after the current step; its streams get EngineClosed."""
+        ended = Future[None]()
+        if self._served is not None:
+            with suppress(EngineStopped):
+                return self._thread.close(self._served)
+        ended.set_result(None)
+        return ended
 
     @property
     def observer(self) -> EngineObserver:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from batching.batch_inference import BatchInferenceEngine
 from batching.model_info import ModelInfo
+from batching.models.model_state import NO_MEMORY, MemoryUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,10 +13,12 @@ class LoadedEngine:
     """The engine that a thread builds when it starts, and the model it runs.
 
     startup_lines: what was chosen, for the operator: device, dtype, BLAS, blocks, memory.
+    memory: the bytes that it takes.
     close: gives everything back that was loaded; no step may be run afterwards.
     """
 
     engine: BatchInferenceEngine
     model: ModelInfo
     startup_lines: tuple[str, ...] = ()
+    memory: MemoryUse = NO_MEMORY
     close: Callable[[], None] = lambda: None

@@ -18,13 +18,14 @@ T = TypeVar("T")
 class ServedEngine:
     """An engine that has been loaded, from then until it has ended; only the MLX thread uses it.
 
-    ended_with: why it serves no more requests; None while it does.  Any thread may read it, and `model`
-        and `startup_lines`.
+    ended_with: why it serves no more requests; None while it does.  Any thread may read it, and `model`,
+        `startup_lines` and `memory`.
     """
 
     def __init__(self, loaded: LoadedEngine, router: StreamRouter) -> None:
         self.ended_with: EngineStopped | None = None
         self.model, self.startup_lines = loaded.model, loaded.startup_lines
+        self.memory = loaded.memory
         self._loaded: LoadedEngine | None = loaded
         self._router = router
         # No event loop is bound yet, so that the router is this thread's.

@@ -9,6 +9,7 @@ from batching.config import EngineConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.model_info import ModelInfo, SamplingDefaults
+from batching.models.model_state import MemoryUse
 from batching.scheduler import ContinuousBatchingScheduler
 
 
@@ -42,7 +43,9 @@ def _engine(config: EngineConfig, model: OpenModel) -> LoadedEngine:
     )
     wired = model.platform.wire()
     lines = startup_lines(config.model_id, model, wired)
-    return LoadedEngine(engine, _info(config, model), lines, executor.close)
+    sizes = model.sizes
+    memory = MemoryUse(model.prepared.num_bytes, sizes.kv_cache, sizes.states)
+    return LoadedEngine(engine, _info(config, model), lines, memory, executor.close)
 
 
 def _info(config: EngineConfig, model: OpenModel) -> ModelInfo:

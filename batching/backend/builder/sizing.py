@@ -17,10 +17,13 @@ class Sizes:
 
     limits: the scheduler's limits, within which the executor is right.
     pool_line: a line of the start-up banner.
+    kv_cache, states: bytes of the pool, and of recurrent states.
     """
 
     limits: SchedulerConfig
     pool_line: str
+    kv_cache: int
+    states: int
 
 
 def sizes_of(config: EngineConfig, checked: CheckedModel, declared: int | None) -> Sizes:
@@ -45,7 +48,12 @@ def sizes_of(config: EngineConfig, checked: CheckedModel, declared: int | None) 
         num_window_blocks=size.num_window_blocks,
     )
     pool_line = _pool_line(limits, layout, size, block)
-    return Sizes(limits, "; ".join(filter(None, [pool_line, states.note])))
+    return Sizes(
+        limits,
+        "; ".join(filter(None, [pool_line, states.note])),
+        block.of(size.num_blocks, size.num_window_blocks),
+        states.num_bytes,
+    )
 
 
 def _limits(

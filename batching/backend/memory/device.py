@@ -15,11 +15,26 @@ MIB: Final = 1 << 20
 _DEVICE_KEYS: Final = ("max_recommended_working_set_size", "total_memory", "memory_size")
 
 
+_NO_LIMIT: Final = 1 << 62
+_limit = _NO_LIMIT
 _others: Final[dict[str, Callable[[], int]]] = {}
 
 
 def device_memory() -> int:
-    """Return the bytes that the default device has for arrays, those that are in use included."""
+    """Return the bytes that the default device has for arrays, those that are in use included.
+
+    They are no more than the operator allows, see `limit_memory`.
+    """
+    return min(_total_memory(), _limit)
+
+
+def limit_memory(num_bytes: int | None) -> None:
+    """Use no more than so many bytes for all models of this process; None is no limit."""
+    global _limit
+    _limit = _NO_LIMIT if num_bytes is None else num_bytes
+
+
+def _total_memory() -> int:
     if mx.default_device() != mx.cpu:
         info = mx.device_info()
         for key in _DEVICE_KEYS:

@@ -113,6 +113,11 @@ class PackedModel(PreparedModel):
         return None
 
     @property
+    def num_bytes(self) -> int:
+        packed = {id(each): int(each.nbytes) for each in self._packing.packed.values()}
+        return super().num_bytes + sum(packed.values())
+
+    @property
     def note(self) -> str:
         return "4-bit ones with 8 bits, scaled by channel" if self._packing.shifts else ""
 

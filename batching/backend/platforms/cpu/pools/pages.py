@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import Thread, get_native_id
 from typing import Final, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
+from batching.backend.memory.device import count_too
 from batching.backend.processor.cores import Nodes
 
 # madvise(2), Linux 5.14: fault in these pages without changing their contents.
@@ -65,7 +67,12 @@ class PoolPages:
         self._nodes = nodes
         self._num_blocks = num_blocks
         self._num_prefaulted = 0
+        _pools.add(self)
         self.use(0)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(region.size for region in self._regions)
 
     def use(self, block_id: int) -> None:
         """Prefault a block and what is ahead of it."""
@@ -80,6 +87,11 @@ class PoolPages:
         """Return where a region holds blocks `[first, stop)`."""
         start, end = (region.size * block // self._num_blocks for block in (first, stop))
         return Region(region.address + start, end - start)
+
+
+_pools: Final[WeakSet[PoolPages]] = WeakSet()
+# MLX does not know this memory.
+count_too("KV pools", lambda: sum(pool.num_bytes for pool in list(_pools)))
 
 
 def prefault(regions: Sequence[Region], owners: Sequence[object], nodes: Nodes = ()) -> None:

@@ -1,0 +1,29 @@
+"""What an operator or a client sees of a model."""
+
+from dataclasses import dataclass
+
+from batching.models.model_state import MemoryNeed, MemoryUse, ModelState
+from batching.models.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """A model at one moment.
+
+    progress: the share of a load that is done, in [0, 1]; 0 unless it is loading.
+    reason: why the last load failed, for the operator; empty if it did not.
+    num_requests, num_waiting: requests that use the model, and that wait for it.
+    expires_in: seconds until it is unloaded if no request asks for it; None if it is in use, or never.
+    need: what the model is expected to take.
+    use: what it takes; None unless it is loaded.
+    """
+
+    model: ServedModel
+    state: ModelState
+    progress: float
+    reason: str
+    num_requests: int
+    num_waiting: int
+    expires_in: float | None
+    need: MemoryNeed
+    use: MemoryUse | None
