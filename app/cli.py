@@ -21,13 +21,14 @@ from app.prompts.template_sandbox import SANDBOX
 from app.run_batch import BatchFailed, BatchPaths, serve_lines
 from app.server.uvicorn_server import BindError, bind, serve
 from app.settings import Settings, SettingsError, env_name, load_settings, unknown_variables
-from app.settings.configs import engine_config
 from app.settings.keys import client_keys
+from app.settings.models import served_models
 from app.settings.storage import open_storage, temporary_storage
 from app.storage.storage import Storage
 from batching import (
-    AsyncEngine,
+    Build,
     ModelLoadError,
+    ModelTooLarge,
     PoolTooLarge,
     SchedulerManager,
     UnsupportedKVDType,
@@ -35,6 +36,7 @@ from batching import (
 
 _CANNOT_START: Final = 2
 _ENGINE_STOP_TIMEOUT: Final = 5.0
+_GIB: Final = 1 << 30
 _FILES: Final = ("in", "out")
 
 # Addresses that mean all of this machine's, and the ones by which a client reaches it.
@@ -53,12 +55,12 @@ def main(arguments: Sequence[str] = ()) -> int:
             flags = parse_flags(arguments[1:], _FILES)
             paths = BatchPaths(*(Path(flags.pop(name)) for name in _FILES))
             settings = _load_settings(flags)
-            return run_batch(settings, SchedulerManager([engine_config(settings)]), paths)
+            return run_batch(settings, make_manager(settings), paths)
         flags = parse_flags(arguments)
         settings = _load_settings(flags)
         for line in _security_warnings(settings):
             print_stderr(line, logging.WARNING)
-        return run(settings, SchedulerManager([engine_config(settings)]))
+        return run(settings, make_manager(settings))
     except PoolTooLarge as error:
         reason = f"{env_name('num_blocks')}: {error}"
     except UnsupportedKVDType as error:
@@ -67,6 +69,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         SettingsError,
         BindError,
         ModelLoadError,
+        ModelTooLarge,
         TracingUnavailable,
         BatchFailed,
         _CannotStart,
@@ -92,9 +95,8 @@ def run(settings: Settings, manager: SchedulerManager) -> int:
         closing(open_storage(settings)) as storage,
         _application(settings, manager, storage) as app,
     ):
-        engine = _load(manager)
-        banner = _startup_banner(sock, engine.model.model_id, keys, has_page=settings.web)
-        lines = [*engine.startup_lines, *banner]
+        lines = _load(manager)
+        lines += _startup_banner(sock, manager.model_ids, keys, has_page=settings.web)
         return serve(app, sock, on_listening=lambda: print_stderr("\n".join(lines)))
 
 
@@ -113,9 +115,7 @@ def run_batch(settings: Settings, manager: SchedulerManager, paths: BatchPaths) 
         closing(temporary_storage(settings)) as storage,
         _application(settings, manager, storage) as app,
     ):
-        return serve_lines(
-            app, paths, lambda: print_stderr("\n".join(_load(manager).startup_lines))
-        )
+        return serve_lines(app, paths, lambda: print_stderr("\n".join(_load(manager))))
 
 
 @contextmanager
@@ -133,15 +133,37 @@ def _application(
             tracer.close()
 
 
-def _load(manager: SchedulerManager) -> AsyncEngine:
-    """Load the default model."""
+def make_manager(settings: Settings, build: Build | None = None) -> SchedulerManager:
+    """Return the manager of the models that the settings name; none is loaded yet.
+
+    build: see `SchedulerManager`.
+
+    Raises:
+        SettingsError: something is wrong with the settings of a model.
+        ModelTooLarge: the pinned models do not fit.
+    """
+    limit = settings.max_memory_gib
+    return SchedulerManager(
+        served_models(settings),
+        build,
+        capacity=None if limit is None else int(limit * _GIB),
+        min_resident=settings.min_resident,
+    )
+
+
+def _load(manager: SchedulerManager) -> list[str]:
+    """Load the models that are to be loaded at the start; return what is to say of them."""
     try:
         SANDBOX.warm_up()
     except OSError as error:
         message = f"the processes that render chat templates cannot be started: {error}"
         raise _CannotStart(message) from None
-    print_stderr(f"loading {manager.model_ids[0]} ...")
-    return manager.get(manager.model_ids[0])
+    lines: list[str] = []
+    for model in manager.models:
+        if model.loads_at_start:
+            print_stderr(f"loading {model.model_id} ...")
+            lines += manager.get(model.model_id).startup_lines
+    return lines
 
 
 def _load_settings(flags: dict[str, str]) -> Settings:
@@ -161,15 +183,16 @@ def _security_warnings(settings: Settings) -> Iterator[str]:
 
 
 def _startup_banner(
-    sock: socket.socket, model_id: str, keys: Sequence[str], *, has_page: bool
+    sock: socket.socket, model_ids: Sequence[str], keys: Sequence[str], *, has_page: bool
 ) -> list[str]:
     """Return the lines that say where the server listens and how to send it a request."""
     url = base_url(*sock.getsockname()[:2])
     message = {"role": "user", "content": "Can you tell me the capital of France?"}
-    body = json.dumps({"model": model_id, "messages": [message]})
+    body = json.dumps({"model": model_ids[0], "messages": [message]})
+    others = f" and {len(model_ids) - 1} other models" if len(model_ids) > 1 else ""
     key = " -H 'Authorization: Bearer <key>'" if keys else ""
     return [
-        f"serving {model_id} at {url}; try:",
+        f"serving {model_ids[0]}{others} at {url}; try:",
         f"  curl {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
         *([f"  or open {url.removesuffix('/v1')} in a browser"] if has_page else []),
     ]

@@ -11,7 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from app.admission.controller import AdmissionController
 from app.api.anthropic import router as messages
-from app.api.openai import models
+from app.api.models import management, router as models
 from app.api.openai.batches import router as batches
 from app.api.openai.chat import router as chat
 from app.api.openai.completions import router as completions
@@ -68,6 +68,7 @@ _ENDPOINTS: Final[Sequence[ModuleType]] = (
     scoring,
     tokenize,
     models,
+    management,
     health,
     metrics_endpoint,
     events,

@@ -33,13 +33,11 @@ class RequestThreads:
     prompts: render and tokenize.
     templates: render chat templates that requests bring.
     grammars: compile grammars.
-    loads: load models.
     """
 
     prompts: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
     templates: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
     grammars: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
-    loads: WorkerThreads = field(default_factory=lambda: WorkerThreads(_NUM_THREADS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,7 @@ class ServerState:
     unsent: the large bodies that clients have not read yet.
     storage: stored responses, files and batches; in memory by default.
     detached: the tasks of background responses, by response id.
+    model_watchers: those that follow the states of the models.
     started: when the server was started, in seconds since the epoch.
     threads: for the blocking work of requests.
     """
@@ -71,6 +70,7 @@ class ServerState:
     storage: Storage = field(default_factory=Storage)
     detached: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     machine_room: MachineRoom = field(default_factory=MachineRoom)
+    model_watchers: set[object] = field(default_factory=set)
     started: int = field(default_factory=lambda: int(time()))
     threads: RequestThreads = field(default_factory=RequestThreads)
 
@@ -87,12 +87,24 @@ class ServerState:
         self.metrics.observe_loop_lag(lag)
         self.throughput_log.log_if_due(now)
         self.batches.tick()
+        self.manager.tick()
 
     @property
     def unhealthy_reason(self) -> str | None:
-        """Why the default model cannot serve requests; None while it can."""
-        engine = self.manager.loaded(self.manager.model_ids[0])
-        return "the model is not loaded" if engine is None else engine.unhealthy_reason
+        """Why a model cannot serve requests, or none can be loaded; None while the server is healthy.
+
+        A model that is not loaded is no fault, nor one that cannot be loaded: others are served.
+        """
+        reasons = {
+            engine.model.model_id: reason
+            for engine in self.manager.engines
+            if (reason := engine.unhealthy_reason) is not None
+        }
+        if not reasons:
+            return self.manager.unhealthy_reason
+        if len(self.manager.model_ids) == 1:
+            return next(iter(reasons.values()))
+        return "; ".join(f"{model_id}: {reason}" for model_id, reason in reasons.items())
 
     @property
     def not_ready_reason(self) -> str | None:

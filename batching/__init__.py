@@ -19,6 +19,7 @@ from batching.constraints.lark_pattern import lark_pattern
 from batching.constraints.lark_process import NotRegular, literal_pattern
 from batching.constraints.protocol import AllowedTokens, Constraint
 from batching.engine.async_engine import AsyncEngine
+from batching.engine.memory_use import MemoryUse
 from batching.engine.request_checks import check_input, check_token_ids
 from batching.engine.token_stream import TokenStream
 from batching.errors import (
@@ -32,6 +33,7 @@ from batching.errors import (
     InvalidRequest,
     ModelLoadError,
     ModelNotFound,
+    ModelTooLarge,
     PoolTooLarge,
     RequestError,
     RequestFailed,
@@ -41,7 +43,11 @@ from batching.errors import (
 from batching.inputs.rerank_templates import RERANK_TEMPLATES
 from batching.inputs.sampling_params import SamplingParams
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.model_info import ModelInfo, SamplingDefaults, Tokenizer
+from batching.model_info import NO_DEFAULTS, ModelInfo, SamplingDefaults, Tokenizer
+from batching.models.lease import LeaseRequest
+from batching.models.model_state import MemoryNeed, ModelState
+from batching.models.model_status import ModelStatus
+from batching.models.served_model import ServedModel
 from batching.pooling import (
     Embeddings,
     NoEmbeddings,
@@ -53,7 +59,7 @@ from batching.pooling import (
 from batching.priority_queue import Priority
 from batching.sandbox.interruption import Interruption
 from batching.sandbox.sandbox import Sandbox, SandboxExceeded, SandboxLimits, SandboxLost
-from batching.scheduler_manager import SchedulerManager
+from batching.scheduler_manager import Build, SchedulerManager
 from batching.scheduling.best_effort import QUIET_PERIOD
 from batching.scheduling.snapshot import EngineSnapshot, RequestSnapshot
 from batching.steps.observer import EngineObserver, NewTokens, Observers, SequenceStats, StepRecord
@@ -61,10 +67,12 @@ from batching.steps.stats import SchedulerStats
 from batching.steps.token_output import FinishReason, TokenLogprobs, TokenOutput
 
 __all__ = [
+    "NO_DEFAULTS",
     "QUIET_PERIOD",
     "RERANK_TEMPLATES",
     "AllowedTokens",
     "AsyncEngine",
+    "Build",
     "Constraint",
     "ContextLengthExceeded",
     "DeadlineExceeded",
@@ -81,9 +89,15 @@ __all__ = [
     "InputTooLong",
     "Interruption",
     "InvalidRequest",
+    "LeaseRequest",
+    "MemoryNeed",
+    "MemoryUse",
     "ModelInfo",
     "ModelLoadError",
     "ModelNotFound",
+    "ModelState",
+    "ModelStatus",
+    "ModelTooLarge",
     "NewTokens",
     "NoEmbeddings",
     "NotRegular",
@@ -106,6 +120,7 @@ __all__ = [
     "SchedulerStats",
     "SequenceSpec",
     "SequenceStats",
+    "ServedModel",
     "SlowReader",
     "StepRecord",
     "TokenLogprobs",

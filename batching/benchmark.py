@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Final
@@ -20,11 +20,9 @@ from tqdm import tqdm
 from batching.backend.builder.engine import build_engine
 from batching.config import EngineConfig
 from batching.engine.async_engine import AsyncEngine
-from batching.engine.load_slices import LoadSlices
-from batching.engine.loaded_engine import LoadedEngine
 from batching.errors import EngineError
 from batching.inputs.sequence_spec import SequenceSpec
-from batching.scheduler_manager import SchedulerManager
+from batching.scheduler_manager import Build, SchedulerManager
 
 _TOPICS: Final = (
     "the history of bridges",
@@ -36,9 +34,6 @@ _TOPICS: Final = (
     "a letter to a friend",
     "how clouds form",
 )
-
-
-Build = Callable[[EngineConfig, LoadSlices], LoadedEngine]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, Literal
 
+from batching.model_info import NO_DEFAULTS, SamplingDefaults
+
 BLOCK_SIZE: Final = 32
 DEFAULT_NUM_BLOCKS: Final = 1024
 DEFAULT_MAX_STALL_MS: Final = 250.0
@@ -124,6 +126,8 @@ class EngineConfig(BatchLimits):
     dtype: the type of the weights; `auto` keeps them as stored, except on a CPU without native kernels.
     kv_cache_dtype: the type of keys and values.
     generation_config: whether the model's recommended sampling parameters are the defaults.
+    sampling_defaults: further defaults, which outrank the model's.
+    max_memory_gib: the most GiB of all models of the process; None is what the device has.
     pooling: how embeddings are made; `auto` follows the model's files, `off` makes none.
     rerank_template: the prompt template of a reranker that does not declare itself as one.
     rerank_tokens: its tokens for an irrelevant and a relevant document, separated by a comma.
@@ -156,6 +160,8 @@ class EngineConfig(BatchLimits):
     kv_cache_dtype: KVCacheDTypeName = "auto"
     device: DeviceName = "auto"
     generation_config: GenerationConfigSource = "auto"
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    max_memory_gib: float | None = None
     pooling: Pooling = "auto"
     rerank_template: str | None = None
     rerank_tokens: str | None = None

@@ -1,8 +1,8 @@
 """The description of a loaded model that the layers above the engine use; no tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from batching.pooling import NO_EMBEDDINGS, Embeddings, NoEmbeddings, Reranker
 
@@ -63,6 +63,14 @@ class SamplingDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
 
+    def or_else(self, others: "SamplingDefaults") -> "SamplingDefaults":
+        """Return these, and the others where these recommend nothing."""
+        own = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(others, **own)
+
+
+NO_DEFAULTS: Final = SamplingDefaults()
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -72,6 +80,8 @@ class ModelInfo:
     has_jinja_template: True if `get_chat_template` of the tokenizer returns a Jinja template; otherwise
         a function of mlx-lm or of the tokenizer renders conversations.
     reranker: how the model scores documents; None if it is not a reranker.
+    mode, mode_reason: the part of the model that runs for all rows of a step at once, in the words of the
+        self-check, and why it is not all of it; empty if it is.
     """
 
     model_id: str
@@ -79,10 +89,12 @@ class ModelInfo:
     eos_token_ids: frozenset[int]
     vocab_size: int
     max_model_len: int
-    sampling_defaults: SamplingDefaults = SamplingDefaults()
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
     has_jinja_template: bool = False
     embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS
     reranker: Reranker | None = None
+    mode: str = "ragged"
+    mode_reason: str = ""
     _derived: dict[object, object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

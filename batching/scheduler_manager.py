@@ -24,6 +24,8 @@ from batching.steps.observer import EngineObserver, Observers
 DEFAULT_MIN_RESIDENT: Final = 5.0
 _NO_LIMIT: Final = 1 << 62
 
+Build = Callable[[EngineConfig, LoadSlices], LoadedEngine]
+
 
 class SchedulerManager:
     """One engine, and hence one scheduler and one KV pool, for each model that is loaded.
@@ -35,7 +37,7 @@ class SchedulerManager:
     def __init__(
         self,
         models: Iterable[ServedModel | EngineConfig],
-        build: Callable[[EngineConfig, LoadSlices], LoadedEngine] | None = None,
+        build: Build | None = None,
         *,
         capacity: int | None = None,
         min_resident: float = DEFAULT_MIN_RESIDENT,
@@ -74,6 +76,11 @@ class SchedulerManager:
     def model_ids(self) -> tuple[str, ...]:
         """The ids of the served models; the first one is the default."""
         return tuple(self._models)
+
+    @property
+    def models(self) -> tuple[ServedModel, ...]:
+        """The served models; the first one is the default."""
+        return tuple(self._models.values())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -162,9 +169,14 @@ class SchedulerManager:
         return end
 
     @property
-    def busy_time(self) -> float:
-        """For how many seconds the current step, or slice of a load, has run."""
-        return self._thread.busy_time
+    def unhealthy_reason(self) -> str | None:
+        """Why no model can be loaded, as a message for the operator; None while the MLX thread runs."""
+        if self._thread.has_ended:
+            return "the engine has stopped"
+        limit = max(model.config.step_timeout for model in self._models.values())
+        if (seconds := self._thread.busy_time) > limit:
+            return f"a part of the load of a model has not ended for {seconds:.0f} s"
+        return None
 
     def excuse(self, seconds: float) -> None:
         """Do not count seconds that have just passed as those of a step."""
@@ -276,7 +288,7 @@ class SchedulerManager:
         )
 
 
-def _backend() -> Callable[[EngineConfig, LoadSlices], LoadedEngine]:
+def _backend() -> Build:
     """Import MLX and all that comes with it: seconds that `--help` does not need."""
     from batching.backend.builder.engine import build_engine
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -14,15 +14,25 @@ from pydantic import BaseModel
 from app.admission.admitted_request import AdmittedRequest, Deadline
 from app.admission.controller import AdmissionTicket
 from app.admission.patience import after_departures
+from app.api.sse import PING_INTERVAL
 from app.generation.generation import ChoiceResult, GenerationSummary, GenerationTask
 from app.generation.job import GenerationJob, build_job
 from app.generation.params import GenerationParams
 from app.http.client import Client, client_in
+from app.http.early_stream import early_stream
+from app.http.errors.rejections import ModelNotReady
 from app.http.request_lifetime import held_by
 from app.parsing.output_format import OutputFormat
 from app.server_state import server_state
 from app.settings import env_name
-from batching import AsyncEngine, ContextLengthExceeded, DeadlineExceeded, InvalidRequest, Priority
+from batching import (
+    AsyncEngine,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidRequest,
+    LeaseRequest,
+    Priority,
+)
 
 T = TypeVar("T")
 
@@ -33,23 +43,68 @@ SHORT: Final = 2048
 # About what one takes as JSON.
 LOGPROB_BYTES: Final = 64
 NUMBER_BYTES: Final = 16
+# In seconds: about what the load of a model takes.
+_LOAD_RETRY_AFTER: Final = 10
+_WAITED_FOR: Final = "waited_for_model"
 _TIMEOUT_HEADER: Final = "X-Request-Timeout"
 
 
-async def engine_for(request: Request, model_id: str | None) -> AsyncEngine:
-    """Return the engine of a model, that of the default model for None; the first call loads the model.
+async def engine_for(
+    request: Request,
+    model_id: str | None,
+    *,
+    priority: Priority = Priority.NORMAL,
+    is_streamed: bool = False,
+) -> AsyncEngine:
+    """Return the engine of a model, that of the default model for None; wait until it is loaded.
+
+    It stays loaded until the request ends.
+
+    is_streamed: the response is a stream, which begins with comments if the load takes long.
 
     Raises:
         ModelNotFound: no such model is served here.
+        ModelTooLarge: there is never room for it.
         ModelLoadError: the model cannot be found or read.
+        ModelNotReady: the wait has taken too long.
     """
     state = server_state(request)
     manager = state.manager
     name = manager.model_ids[0] if model_id is None else model_id
-    if (engine := manager.loaded(name)) is not None:
-        return engine
-    # A load goes on when its client leaves: others wait for it.
-    return await state.threads.loads.run(partial(manager.get, name))
+    due_time = state.admission.clock() + priority / state.settings.aging_rate
+    lease = manager.request(name, due_time)
+    held_by(request).callback(lease.close)
+    if not lease.future.done():
+        with _waiting_for(request, name):
+            await _until_loaded(request, lease, is_streamed=is_streamed)
+    return lease.future.result().engine
+
+
+async def _until_loaded(request: Request, lease: LeaseRequest, *, is_streamed: bool) -> None:
+    """Wait for a model, with a comment in the stream now and then.
+
+    Raises:
+        TimeoutError: it takes longer than the operator lets requests wait.
+    """
+    loaded = asyncio.wrap_future(lease.future)
+    async with asyncio.timeout(server_state(request).settings.load_timeout):
+        while not (await asyncio.wait([loaded], timeout=PING_INTERVAL))[0]:
+            if is_streamed:
+                await early_stream(request).comment("the model is being loaded")
+    # Its caller reads the error elsewhere.
+    loaded.exception()
+
+
+@contextmanager
+def _waiting_for(request: Request, name: str) -> Iterator[None]:
+    """Raise ModelNotReady if a time limit ends the block, also one of `admit` around it."""
+    try:
+        yield
+    except TimeoutError:
+        raise ModelNotReady(name, _LOAD_RETRY_AFTER) from None
+    except asyncio.CancelledError:
+        request.scope["state"][_WAITED_FOR] = name
+        raise
 
 
 async def prepared(request: Request, function: Callable[[], T]) -> T:
@@ -103,6 +158,8 @@ async def admit(
                 on_finish=state.on_finish,
             )
     except TimeoutError:
+        if (name := request.scope["state"].get(_WAITED_FOR)) is not None:
+            raise ModelNotReady(name, _LOAD_RETRY_AFTER) from None
         raise DeadlineExceeded from None
 
 

@@ -9,6 +9,7 @@ import anyio
 from fastapi import Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.http.early_stream import EarlyStream
 from app.http.errors.responses import CLIENT_CLOSED_REQUEST
 
 _HELD: Final = "held"
@@ -70,8 +71,9 @@ class RequestLifetime:
                     listener.cancel()
                 await send(message)
 
+            early = EarlyStream(scope, send_and_listen)
             try:
-                await self._app(scope, _replayed(messages), send_and_listen)
+                await self._app(scope, _replayed(messages), early.send)
             finally:
                 listener.cancel()
         return has_started or not cancel_scope.cancelled_caught

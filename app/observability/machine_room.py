@@ -88,7 +88,7 @@ class EngineWatch:
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._watchers: set[Watcher] = set()
         self._frame: bytes | None = None
         self._published = asyncio.Event()
@@ -113,7 +113,7 @@ class EngineWatch:
         self._watchers.remove(watcher)
         if not self._watchers:
             self._task.cancel()
-            self._engine.observer = self._observer
+            self.engine.observer = self._observer
 
     async def next_frame(self) -> bytes | None:
         """Wait for the next frame; None if there are no more."""
@@ -124,16 +124,16 @@ class EngineWatch:
     def _begin(self) -> None:
         counts = LiveCounts()
         self._has_ended = False
-        self._observer: EngineObserver = self._engine.observer
-        self._engine.observer = Observers(self._observer, counts)
+        self._observer: EngineObserver = self.engine.observer
+        self.engine.observer = Observers(self._observer, counts)
         self._task = asyncio.create_task(self._run(counts))
 
     async def _run(self, counts: LiveCounts) -> None:
         try:
             while True:
-                snapshot = await self._engine.snapshot()
+                snapshot = await self.engine.snapshot()
                 began = perf_counter()
-                reason = self._engine.unhealthy_reason
+                reason = self.engine.unhealthy_reason
                 self._publish(encode_frame(snapshot, counts.read(), reason))
                 cost = snapshot.duration + perf_counter() - began
                 await asyncio.sleep(max(INTERVAL, cost / _MAX_SHARE))
@@ -160,6 +160,7 @@ class MachineRoom:
     def watch(self, engine: AsyncEngine) -> Watcher:
         """Watch the engine of a model."""
         name = engine.model.model_id
-        if name not in self._watches:
+        if name not in self._watches or self._watches[name].engine is not engine:
+            # It has been loaded again since.
             self._watches[name] = EngineWatch(engine)
         return self._watches[name].watch()

@@ -17,7 +17,7 @@ _INTERVAL: Final = 1.0
 class Watchdog:
     """Detects an unhealthy engine, and fails the streams that wait for a stalled one.
 
-    on_failure: called once when the default engine becomes unhealthy.
+    on_failure: called once when an engine becomes unhealthy.
     on_tick: called every second with the time and the delay of the event loop.
     """
 
@@ -48,8 +48,7 @@ class Watchdog:
     def tick(self, now: float, lag: float) -> None:
         """Check the engines once; `now` and `lag` as for `on_tick`."""
         # Time in which this process did not run, as when it was stopped or paused, is not the engine's.
-        for engine in self._service.manager.engines:
-            engine.excuse(lag)
+        self._service.manager.excuse(lag)
         self.check()
         self._on_tick(now, lag)
 

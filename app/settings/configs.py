@@ -1,5 +1,6 @@
 """The configurations of the engine and of admission control, made from the settings."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -9,7 +10,7 @@ from app.prompts.request_template import check_template
 from app.settings.files import text_of
 from app.settings.names import SettingsError, env_name
 from app.settings.settings import Settings
-from batching import RERANK_TEMPLATES, EngineConfig
+from batching import NO_DEFAULTS, RERANK_TEMPLATES, EngineConfig, SamplingDefaults
 
 # A template has one of them, and a path hardly any.
 _TEMPLATE_MARKS: Final = ("{{", "{%")
@@ -19,17 +20,28 @@ def admission_limits(settings: Settings) -> AdmissionLimits:
     return AdmissionLimits(**_shared(settings, AdmissionLimits))
 
 
-def engine_config(settings: Settings) -> EngineConfig:
-    """Return the configuration of the engine.
+def engine_config(
+    settings: Settings,
+    own: Mapping[str, Any] | None = None,
+    sampling: SamplingDefaults = NO_DEFAULTS,
+) -> EngineConfig:
+    """Return the configuration of an engine.
+
+    own: what is set for this model only, by the names of fields.
+    sampling: the defaults that the operator has set for this model.
 
     Raises:
         SettingsError: a template cannot be read or compiled.
     """
+    if own is not None:
+        settings = settings.model_copy(update=own)
     size = None if settings.num_blocks == "auto" else settings.num_blocks
     is_set = "num_blocks" in settings.model_fields_set
     named = RERANK_TEMPLATES.get(settings.rerank_template or "")
     derived = {
         "model_id": settings.served_model_id,
+        "sampling_defaults": sampling,
+        "max_num_seqs": settings.max_num_seqs if settings.enable_batching else 1,
         "num_blocks": size if is_set else None,
         "max_blocks": size,
         "chat_template": _template("chat_template", settings.chat_template),

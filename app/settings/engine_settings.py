@@ -19,6 +19,49 @@ class EngineSettings(BaseSettings):
         default=None,
         description="Name that clients use for the model; empty takes it from `MLX_SERVER_MODEL`.",
     )
+    models: str = Field(
+        default="",
+        description="Further models, separated by commas, which are loaded when a request names them: what "
+        "`MLX_SERVER_MODEL` takes, or `name=` in front of it.",
+    )
+    models_file: Path | None = Field(
+        default=None,
+        description="TOML file of models, with settings, aliases and more of each; docs/models.md describes it. "
+        "`MLX_SERVER_MODEL` is served beside them if it is set.",
+    )
+    models_dir: Path | None = Field(
+        default=None,
+        description="Folder whose models can be served too, by their names: `.gguf` files, and directories with a "
+        "`config.json`.",
+    )
+    serve_hub_cache: bool = Field(
+        default=False,
+        description="Let requests name the models that the hub's cache on this machine holds.",
+    )
+    max_memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Most GiB for weights and KV caches of all models. Empty is the memory of the device.",
+    )
+    idle_unload: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds without a request after which a model is unloaded. Empty is never.",
+    )
+    min_resident: float = Field(
+        default=5.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds for which a model stays loaded before it makes room for another one.",
+    )
+    load_timeout: float = Field(
+        default=600.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds that a request waits for its model to be loaded; then it gets a 503.",
+    )
     enable_batching: bool = Field(
         default=True,
         description="Serve many requests at once; `false` serves one at a time through the same code.",

@@ -222,7 +222,7 @@ class Settings(EngineSettings):
     def _one_without_batching(cls, value: int, info: ValidationInfo) -> int:
         return value if info.data.get("enable_batching", True) else 1
 
-    @field_validator("api_keys_file", "data_dir", "weights_cache_dir")
+    @field_validator("api_keys_file", "data_dir", "weights_cache_dir", "models_file", "models_dir")
     @classmethod
     def _expand_home(cls, path: Path | None) -> Path | None:
         # In a file or after `--flag=` no shell does.
@@ -245,16 +245,9 @@ class Settings(EngineSettings):
     def served_model_id(self) -> str:
         """The name that clients use for the model.
 
-        It is `model_id` if that is set.  Otherwise a hub id or the bundled model keeps its name, and of a file
-        or directory only the last part is used, so that clients see no path of this machine.
+        It is `model_id` if that is set, or else `served_name`.
         """
-        if self.model_id is not None:
-            return self.model_id
-        if self.model.endswith(".gguf"):
-            return Path(self.model).stem
-        if self.model.startswith(("/", ".", "~")):
-            return Path(os.path.expanduser(self.model)).resolve().name
-        return self.model
+        return self.model_id or served_name(self.model)
 
     @property
     def allowed_origins(self) -> list[str]:
@@ -263,6 +256,19 @@ class Settings(EngineSettings):
     @property
     def allowed_host_names(self) -> list[str]:
         return _split(self.allowed_hosts)
+
+
+def served_name(model: str) -> str:
+    """Return the name that clients use for a model which has no other.
+
+    A hub id or the bundled model keeps its name, and of a file or directory only the last part is used, so
+    that clients see no path of this machine.
+    """
+    if model.endswith(".gguf"):
+        return Path(model).stem
+    if model.startswith(("/", ".", "~")):
+        return Path(os.path.expanduser(model)).resolve().name
+    return model
 
 
 def _split(text: str) -> list[str]:

@@ -15,6 +15,7 @@ from batching.constraints.grammar import GrammarCompiler
 from batching.engine.jobs import Load
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.memory_use import MemoryUse
 from batching.engine.mlx_thread import MLXThread
 from batching.engine.request_checks import check_request
 from batching.engine.served_engine import ServedEngine
@@ -23,7 +24,6 @@ from batching.engine.token_stream import Backlog, TokenStream
 from batching.errors import DeadlineExceeded, EngineError, EngineStalled, EngineStopped
 from batching.inputs.sequence_spec import SequenceSpec
 from batching.model_info import ModelInfo
-from batching.models.model_state import MemoryUse
 from batching.request import BatchRequest
 from batching.scheduling.snapshot import EngineSnapshot
 from batching.steps.observer import EngineObserver, SequenceStats

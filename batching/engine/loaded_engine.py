@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from batching.batch_inference import BatchInferenceEngine
+from batching.engine.memory_use import NO_MEMORY, MemoryUse
 from batching.model_info import ModelInfo
-from batching.models.model_state import NO_MEMORY, MemoryUse
 
 
 @dataclass(frozen=True, slots=True)

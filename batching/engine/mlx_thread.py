@@ -54,6 +54,11 @@ class MLXThread:
         """For how many seconds the current step, or slice of a load, has run; 0 between two of them."""
         return self._stopwatch.elapsed
 
+    @property
+    def has_ended(self) -> bool:
+        """True once the thread takes no more jobs."""
+        return self._ended_with is not None
+
     def excuse(self, seconds: float) -> None:
         """Do not count seconds that have just passed; only one thread may call it."""
         self._stopwatch.excuse(seconds)

@@ -42,19 +42,3 @@ class MemoryNeed:
 
     least: int = 0
     wanted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """The bytes of a loaded model: weights, packed or as stored; keys and values; recurrent states."""
-
-    weights: int = 0
-    kv_cache: int = 0
-    states: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv_cache + self.states
-
-
-NO_MEMORY: Final = MemoryUse()

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from batching.models.model_state import MemoryNeed, MemoryUse, ModelState
+from batching.engine.memory_use import MemoryUse
+from batching.models.model_state import MemoryNeed, ModelState
 from batching.models.served_model import ServedModel
 
 

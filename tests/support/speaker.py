@@ -23,6 +23,7 @@ from batching import (
     ModelInfo,
     Priority,
     SchedulerManager,
+    ServedModel,
 )
 from batching.batch_inference import BatchInferenceEngine
 from batching.config import SchedulerConfig
@@ -170,7 +171,8 @@ def speaking_manager(
         return LoadedEngine(engine, model, ("a speaker",))
 
     configs = [EngineConfig(model="speaker", model_id=m, num_blocks=num_blocks) for m in model_ids]
-    return SchedulerManager(configs, build)
+    models = [ServedModel(config=config, loads_at_start=config is configs[0]) for config in configs]
+    return SchedulerManager(models, build)
 
 
 class Served:

@@ -29,7 +29,7 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Complete a conversation; with `stream: true` as server-sent events."""
     sealer = server_state(request).sealer
     async with admit(request, priority=Priority.NORMAL, time_limit=None) as admitted:
-        engine = await engine_for(request, body.model)
+        engine = await engine_for(request, body.model, is_streamed=body.stream)
         prepare = partial(_prepared, engine.model, body, sealer)
         chat = await prepared(request, prepare)
         job = await build_job_async(

@@ -3,7 +3,6 @@
 from fastapi import APIRouter, Request, Response
 
 from app.api.schemas.errors import TEXT_RESPONSES
-from app.api.serving import engine_for
 from app.observability.metrics.engine_gauges import EngineState
 from app.server_state import server_state
 from batching import AsyncEngine
@@ -16,10 +15,13 @@ router = APIRouter()
 async def read_metrics(request: Request) -> Response:
     """Return the counts as they stand, as text or as OpenMetrics."""
     service = server_state(request)
-    await engine_for(request, None)
-    for model_id, metrics in service.metrics.engines.items():
-        if (engine := service.manager.loaded(model_id)) is not None:
-            _read(engine, metrics.state, service.settings.enable_prefix_cache)
+    for status in service.manager.statuses():
+        state = service.metrics.engines[status.model.model_id].state
+        state.status = status
+        if (engine := service.manager.loaded(status.model.model_id)) is None:
+            state.forget_engine()
+        else:
+            _read(engine, state, service.settings.enable_prefix_cache)
     body, content_type = service.metrics.render(request.headers.get("Accept"))
     return Response(body, headers={"Content-Type": content_type})
 

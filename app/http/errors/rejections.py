@@ -11,6 +11,7 @@ Rejection
 ├── BodyTooSlow         the body does not arrive in time       → 408
 ├── QuotaExceeded       the client reached its limit           → 429
 ├── QueueFull           the server reached its limit           → 503
+├── ModelNotReady       the model is still being loaded        → 503
 ├── ShuttingDown        the server accepts no new requests     → 503
 └── Unavailable         a failing probe, or a part of the server is missing → 503
 """
@@ -88,6 +89,15 @@ class QueueFull(Rejection):
     def __init__(self, what: str, retry_after: int) -> None:
         super().__init__(
             f"the server is busy: {what}; please try again in {retry_after} s",
+            retry_after=retry_after,
+        )
+
+
+class ModelNotReady(Rejection):
+    def __init__(self, model_id: str, retry_after: int) -> None:
+        super().__init__(
+            f"the model {_shown(model_id)} is not loaded yet, since other requests use the memory that it "
+            f"needs, or its load takes long; please try again in {retry_after} s",
             retry_after=retry_after,
         )
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
 from itertools import repeat
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from batching import SchedulerStats
+from batching import MemoryUse, ModelState, ModelStatus, SchedulerStats
 
 _VERSIONS: Final = ("mlx", "mlx-lm")
 # The unit in which getrusage reports memory, in bytes.
@@ -149,12 +149,20 @@ _WINDOW_COUNTERS: Final = (
 
 @dataclass(slots=True)
 class EngineState:
-    """The last known state of an engine; `cache_config` is empty until it is known."""
+    """The last known state of an engine; `cache_config` is empty until it is known.
 
+    status: of its model; None until it is known.
+    """
+
+    status: ModelStatus | None = None
     stats: SchedulerStats = _NO_STATS
     is_healthy: bool = True
     seconds_since_step: float = 0.0
     cache_config: Mapping[str, object] = field(default_factory=dict)
+
+    def forget_engine(self) -> None:
+        """Forget what was known of an engine that is unloaded."""
+        self.stats, self.is_healthy, self.seconds_since_step = _NO_STATS, True, 0.0
 
     def set_cache_config(
         self, *, block_size: int, num_blocks: int, enable_prefix_cache: bool
@@ -198,6 +206,7 @@ class EngineGauges(Collector):
             "Seconds since the engine last finished a step; an idle engine makes no steps.",
             {model: s.seconds_since_step for model, s in states.items()},
         )
+        yield from _model_gauges({m: s.status for m, s in states.items() if s.status is not None})
         yield _gauge(
             "mlx_server:peak_resident_memory_bytes",
             "Peak resident memory of the process.",
@@ -216,6 +225,33 @@ class EngineGauges(Collector):
             gauge.add_metric([model, "capacity"], state.stats.num_waiting - num_deferred)
             gauge.add_metric([model, "deferred"], num_deferred)
         return gauge
+
+
+def _model_gauges(statuses: Mapping[str, ModelStatus]) -> Iterator[Metric]:
+    """Yield which models are loaded, and what they take."""
+    state = GaugeMetricFamily(
+        "mlx_server:model_state",
+        "1 for the state of the model.",
+        labels=["model_name", "state"],
+    )
+    memory = GaugeMetricFamily(
+        "mlx_server:model_memory_bytes",
+        "Bytes of a loaded model: weights, KV cache, recurrent states.",
+        labels=["model_name", "kind"],
+    )
+    for model, status in statuses.items():
+        for each in ModelState:
+            state.add_metric([model, each], status.state is each)
+        use = status.use or MemoryUse()
+        for kind, num_bytes in asdict(use).items():
+            memory.add_metric([model, kind], num_bytes)
+    yield state
+    yield memory
+    yield _gauge(
+        "mlx_server:num_requests_waiting_for_model",
+        "Requests that wait for the model to be loaded.",
+        {model: status.num_waiting for model, status in statuses.items()},
+    )
 
 
 def _readings(

@@ -8,8 +8,8 @@ from batching.batch_inference import BatchInferenceEngine
 from batching.config import EngineConfig
 from batching.engine.load_slices import ONE_SLICE, LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.memory_use import MemoryUse
 from batching.model_info import ModelInfo, SamplingDefaults
-from batching.models.model_state import MemoryUse
 from batching.scheduler import ContinuousBatchingScheduler
 
 
@@ -57,8 +57,12 @@ def _info(config: EngineConfig, model: OpenModel) -> ModelInfo:
         eos_token_ids=loaded.eos_token_ids,
         vocab_size=loaded.vocab_size,
         max_model_len=model.sizes.limits.max_request_tokens,
-        sampling_defaults=loaded.sampling_defaults if has_defaults else SamplingDefaults(),
+        sampling_defaults=config.sampling_defaults.or_else(
+            loaded.sampling_defaults if has_defaults else SamplingDefaults()
+        ),
         has_jinja_template=loaded.has_jinja_template,
         embeddings=model.embeddings,
         reranker=reranker_of(config, loaded.description, loaded.tokenizer, loaded.vocab_size),
+        mode=model.checked.mode,
+        mode_reason=model.checked.reason,
     )

@@ -6,7 +6,7 @@ from typing import Final
 
 from batching.backend.builder.sizing import Sizes, sizes_of
 from batching.backend.exceptions import forget_locals, one_line
-from batching.backend.execution_mode import ExecutionMode
+from batching.backend.execution_mode import CheckResult, ExecutionMode
 from batching.backend.hooks.changes import Changes
 from batching.backend.hooks.rows import hidden_size_of
 from batching.backend.loader import LoadedModel, load_model
@@ -47,6 +47,7 @@ class OpenModel:
     prepared: PreparedModel
     executor: Executor
     platform: Platform
+    checked: CheckResult
     sizes: Sizes
     embeddings: Embeddings | NoEmbeddings
 
@@ -148,7 +149,7 @@ def _opened(
     embeddings, head = embeddings_of(config, loaded.description, hidden_size)
     runner = _runner(loaded, checked, sizes.limits, head)
     executor = Executor(checked.platform, runner, changes)
-    return OpenModel(prepared, executor, checked.platform, sizes, embeddings)
+    return OpenModel(prepared, executor, checked.platform, checked.result, sizes, embeddings)
 
 
 def _warn(config: EngineConfig, checked: CheckedModel) -> None:

@@ -4,6 +4,7 @@ import logging
 
 from batching.backend import BLAS
 from batching.backend.devices import Gpu, select_device
+from batching.backend.memory.device import limit_memory
 from batching.backend.memory.limits import GpuMemory
 from batching.backend.numerics import Numerics
 from batching.backend.platform import Platform
@@ -27,6 +28,7 @@ def choose_platform(config: EngineConfig) -> Platform:
         ModelLoadError: something is required that is not here.
     """
     gpu = select_device(config.device)
+    limit_memory(None if config.max_memory_gib is None else int(config.max_memory_gib * GIB))
     return _on_cpu(config) if gpu is None else _on_gpu(config, gpu)
 
 

@@ -33,11 +33,13 @@ async def probe(server: Served, path: str) -> tuple[int, str]:
     return response.status_code, body.get("status") or body["error"]["message"]
 
 
-async def test_a_server_is_healthy_before_it_is_ready_and_after() -> None:
+async def test_probes_load_nothing_and_a_shutdown_is_healthy_and_not_ready() -> None:
     async with served() as server:
-        assert await probe(server, "/ready") == (503, "the model is not loaded")
         assert await probe(server, "/health") == (200, "ok")
         assert await probe(server, "/ready") == (200, "ready")
+        page = (await server.client.get("/metrics")).text
+        assert 'model_state{model_name="fake/speaker",state="unloaded"} 1.0' in page
+        assert server.manager.engines == ()
         server.service.admission.is_draining = True
         assert await probe(server, "/ready") == (503, "the server is shutting down")
         assert await probe(server, "/health") == (200, "ok")
@@ -75,7 +77,9 @@ async def test_a_rejected_request_is_logged_and_a_probe_is_not(
     caplog.set_level("INFO", logger="app")
     async with served(api_keys=SecretStr("key")) as server:
         server.client.headers["X-Request-Id"] = "mine"
+        server.service.admission.is_draining = True
         assert (await server.client.get("/ready")).status_code == 503
+        server.service.admission.is_draining = False
         assert (await server.chat()).status_code == 401
         server.client.headers["Authorization"] = "Bearer key"
         assert (await server.chat(n=0)).status_code == 400
@@ -158,7 +162,14 @@ async def test_each_model_has_its_own_metrics() -> None:
 
 async def test_the_page_describes_the_models_that_are_loaded() -> None:
     async with served(model_ids=("a", "b")) as server:
+        server.manager.get("a")
         page = (await server.client.get("/metrics")).text
+        server.manager.unload("a")
+        while server.manager.engines:
+            await asyncio.sleep(0)
+        after = (await server.client.get("/metrics")).text
+    assert 'model_state{model_name="a",state="loaded"} 1.0' in page
+    assert 'model_state{model_name="a",state="loaded"} 0.0' in after
     [line] = [line for line in page.splitlines() if line.startswith("vllm:cache_config_info")]
     assert 'model_name="a"' in line
 
@@ -176,6 +187,7 @@ class TestDeadlines:
 
     async def test_the_header_means_the_same_and_the_shorter_time_counts(self) -> None:
         async with served_endlessly() as server:
+            assert server.engine.is_alive
             server.client.headers["X-Request-Timeout"] = "0.05"
             assert (await server.complete(timeout=1000.0)).status_code == 504
             assert (await server.complete()).status_code == 504

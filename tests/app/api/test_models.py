@@ -34,6 +34,14 @@ async def test_the_models_are_listed() -> None:
         "type": "model",
         "display_name": MODEL_ID,
         "lifecycle": "active",
+        "aliases": [],
+        "status": {"value": "unloaded", "progress": None, "failed": None, "reason": None},
+        "capabilities": None,
+        "batching": None,
+        "memory": None,
+        "in_flight": 0,
+        "pinned": False,
+        "expires_at": None,
     }
 
 

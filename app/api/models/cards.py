@@ -1,0 +1,69 @@
+"""Describes the models: what they can do, and where each is between the disk and the device."""
+
+from datetime import UTC, datetime
+from time import time
+
+from app.api.models.schemas import Batching, Memory, ModelCard, Status
+from app.parsing.formats.model_format import message_format
+from app.parsing.reasoning.reasoning_markers import reasoning_markers
+from app.server_state import ServerState
+from batching import Embeddings, ModelInfo, ModelState, ModelStatus
+
+
+def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelCard:
+    """Describe a model; `is_admin` shows why its load failed.
+
+    It may render the chat template of a model that was just loaded, which takes a moment.
+    """
+    model_id = status.model.model_id
+    engine = service.manager.loaded(model_id)
+    info = None if engine is None else engine.model
+    use, expires = status.use, status.expires_in
+    return ModelCard(
+        id=model_id,
+        created=service.started,
+        root=model_id,
+        max_model_len=None if info is None else info.max_model_len,
+        display_name=model_id,
+        created_at=datetime.fromtimestamp(service.started, UTC),
+        aliases=list(status.model.aliases),
+        status=status_object(status, is_admin=is_admin),
+        capabilities=None if info is None else info.derived(capabilities),
+        batching=None if info is None else Batching(mode=info.mode, reason=info.mode_reason),
+        memory=None
+        if use is None
+        else Memory(weights=use.weights, kv_cache=use.kv_cache, states=use.states),
+        in_flight=status.num_requests + status.num_waiting,
+        pinned=status.model.is_pinned,
+        expires_at=None if expires is None else int(time() + expires),
+    )
+
+
+def status_object(status: ModelStatus, *, is_admin: bool) -> Status:
+    """Return the state of a model as llama.cpp's router writes it."""
+    match status.state:
+        case ModelState.FAILED:
+            reason = status.reason if is_admin else None
+            return Status(value="unloaded", failed=True, reason=reason)
+        case ModelState.LOADING:
+            return Status(value="loading", progress=round(status.progress, 3))
+        case ModelState.UNLOADED:
+            return Status(value="unloaded")
+        case ModelState.LOADED:
+            return Status(value="loaded")
+        case ModelState.DRAINING:
+            return Status(value="draining")
+
+
+def capabilities(model: ModelInfo) -> list[str]:
+    """Return what requests can ask of a model, in Ollama's words."""
+    found = ["completion"]
+    if model.tokenizer.has_chat_template and message_format(model).is_native:
+        found.append("tools")
+    if reasoning_markers(model) is not None:
+        found.append("thinking")
+    if isinstance(model.embeddings, Embeddings):
+        found.append("embedding")
+    if model.reranker is not None:
+        found.append("rerank")
+    return found

@@ -1,0 +1,94 @@
+"""`/v1/models` and `/models/…`: the models that requests can name."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field
+
+from app.api.schemas.base import RequestModel
+
+StateName = Literal["unloaded", "loading", "loaded", "draining"]
+
+
+class Status(BaseModel):
+    """Llama.cpp's object, in which a model that failed to load is an unloaded one.
+
+    progress: the share of the load that is done; only while it is loading.
+    reason: why the last load failed; only for admins.
+    """
+
+    value: StateName
+    progress: float | None = None
+    failed: bool | None = None
+    reason: str | None = None
+
+
+class Batching(BaseModel):
+    """Whether all requests of a step run at once.
+
+    mode: see docs/model-types.md; `ragged` is the whole model.
+    reason: why not, if not.
+    """
+
+    mode: str
+    reason: str
+
+
+class Memory(BaseModel):
+    """Bytes."""
+
+    weights: int
+    kv_cache: int
+    states: int
+
+
+class ModelCard(BaseModel):
+    """OpenAI's fields, two of vLLM's, Anthropic's, and those of this server.
+
+    `root` is what was loaded.  What is known only of a loaded model is null otherwise.
+
+    capabilities: `completion`, `tools`, `thinking`, `embedding`, `rerank`, as Ollama names them.
+    in_flight: requests that use the model or wait for it.
+    expires_at: when it is unloaded if no request comes, in seconds since the epoch; null is never.
+    """
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "mlx-batch-server"
+    root: str
+    max_model_len: int | None
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"] = "active"
+    aliases: list[str]
+    status: Status
+    capabilities: list[str] | None
+    batching: Batching | None
+    memory: Memory | None
+    in_flight: int
+    pinned: bool
+    expires_at: int | None
+
+
+class ModelList(BaseModel):
+    """All models on one page, as which Anthropic's clients read it."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str
+
+
+class ModelName(RequestModel):
+    """The body of `/models/load` and `/models/unload`."""
+
+    model: Annotated[str, Field(description="Id or alias of a model that the server lists.")]
+
+
+class Accepted(BaseModel):
+    """What was asked for goes on; the state of the model tells how."""
+
+    success: Literal[True] = True
