@@ -12,7 +12,7 @@ from typing import Final
 
 from app.commands.errors import CommandError, RequestFailed
 from app.commands.models import Model, choose_model, find_model
-from app.commands.programs import PROGRAMS, Program, Start, Target
+from app.commands.programs import PROGRAMS, Start, Target
 from app.commands.server_address import Server, add_server_arguments, find_server
 from app.observability.logs import print_stderr
 from app.settings.names import KEY_VARIABLE
@@ -52,25 +52,24 @@ def run(arguments: argparse.Namespace) -> int:
     from app.commands.server_client import fetch_models
 
     name, extra = _parse(arguments)
-    program = PROGRAMS[name]
     path = shutil.which(name)
     if path is None and not arguments.print:
-        raise CommandError(f"{name} is not installed: {program.install}")
+        raise CommandError(f"{name} is not installed: {PROGRAMS[name].install}")
     server = find_server(arguments)
     try:
         target = _target(server, fetch_models(server), arguments.model)
     except RequestFailed as error:
         print_stderr(str(error))
         return 1
-    start = program.start(target)
+    start = PROGRAMS[name].start(target)
     command = [name, *start.arguments, *extra]
     if path is None or arguments.print:
-        hidden = None if arguments.show_keys else server.api_key
-        write = _as_json if arguments.json else _as_shell
-        sys.stdout.write(f"{write(command, start, hidden)}\n")
+        key = None if arguments.show_keys else server.api_key
+        sys.stdout.write(f"{(_as_json if arguments.json else _as_shell)(command, start, key)}\n")
         return 0
-    _warn_of_context(name, program, target)
+    _warn_of_context(name, target)
     os.execve(path, command, _environment(start))
+    return 0  # only where a test stands in for execve
 
 
 def _parse(arguments: argparse.Namespace) -> tuple[str, list[str]]:
@@ -104,36 +103,31 @@ def _target(server: Server, models: Sequence[Model], name: str | None) -> Target
     return Target(server, name or model["id"], model.get("max_model_len"))
 
 
-def _warn_of_context(name: str, program: Program, target: Target) -> None:
-    if target.context is not None and target.context < program.min_context:
-        warning = f"{name} needs a context of {program.min_context:,} tokens; {target.model} has "
+def _warn_of_context(name: str, target: Target) -> None:
+    needed = PROGRAMS[name].min_context
+    if target.context is not None and target.context < needed:
+        warning = f"{name} needs a context of {needed:,} tokens; {target.model} has "
         print_stderr(f"{warning}{target.context:,}", logging.WARNING)
 
 
 def _environment(start: Start) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in start.removed}
-    return kept | start.variables
+    return {**kept, **start.variables}
 
 
-def _as_shell(command: Sequence[str], start: Start, hidden: str | None) -> str:
-    """Return a command for a shell, with a variable instead of the hidden key."""
-    words = [f"{name}={_quoted(value, hidden)}" for name, value in start.variables.items()]
+def _as_shell(command: Sequence[str], start: Start, key: str | None) -> str:
+    """Return a command for a shell; instead of the key it has a variable."""
+    words = [
+        f'{name}="${KEY_VARIABLE}"' if value == key else f"{name}={shlex.quote(value)}"
+        for name, value in start.variables.items()
+    ]
     if start.removed:
         words = ["env", *(f"-u {name}" for name in start.removed), *words]
-    return " \\\n  ".join([*words, " ".join(_quoted(word, hidden) for word in command)])
+    return " \\\n  ".join([*words, shlex.join(command)])
 
 
-def _quoted(word: str, hidden: str | None) -> str:
-    if hidden is None or hidden not in word:
-        return shlex.quote(word)
-    parts = word.split(hidden)
-    return f'"${KEY_VARIABLE}"'.join(shlex.quote(part) if part else "" for part in parts)
-
-
-def _as_json(command: Sequence[str], start: Start, hidden: str | None) -> str:
-    def shown(text: str) -> str:
-        return text if hidden is None else text.replace(hidden, f"${KEY_VARIABLE}")
-
-    variables = {name: shown(value) for name, value in start.variables.items()}
-    found = {"command": [*map(shown, command)], "env": variables, "unset": [*start.removed]}
+def _as_json(command: Sequence[str], start: Start, key: str | None) -> str:
+    """Return a command as a JSON object; instead of the key it has the name of a variable."""
+    shown = {n: f"${KEY_VARIABLE}" if v == key else v for n, v in start.variables.items()}
+    found = {"command": [*command], "env": shown, "unset": [*start.removed]}
     return json.dumps(found, indent=2)

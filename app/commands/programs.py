@@ -14,6 +14,8 @@ from app.settings.names import KEY_VARIABLE
 _PROVIDER: Final = "mlx-batch-server"
 # What programs send that need a key, to a server that needs none.
 _NO_KEY: Final = "none"
+# It takes a model that it does not know to have a million tokens.
+_CLAUDE_CONTEXT: Final = "CLAUDE_CODE_MAX_CONTEXT_TOKENS"
 # Tokens: opencode needs numbers, also for a model that is not loaded yet.
 _CONTEXT: Final = 32_768
 _MAX_OUTPUT: Final = 4096
@@ -51,11 +53,13 @@ class Program(NamedTuple):
 def _claude(target: Target) -> Start:
     """Start Claude Code, whose other ways to reach a model outrank its base URL."""
     names = ("MODEL", *(f"DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU")))
+    window = {} if target.context is None else {_CLAUDE_CONTEXT: str(target.context)}
     return Start(
         variables={
             "ANTHROPIC_BASE_URL": target.server.url,
             "ANTHROPIC_AUTH_TOKEN": target.key,
             **{f"ANTHROPIC_{name}": target.model for name in names},
+            **window,
         },
         removed=(
             "ANTHROPIC_API_KEY",
@@ -91,16 +95,21 @@ def _codex(target: Target) -> Start:
 
 def _opencode(target: Target) -> Start:
     """Start opencode, which merges a variable over its configuration files."""
+    key = target.server.api_key
     context = target.context or _CONTEXT
     limit = {"context": context, "output": min(_MAX_OUTPUT, context // 2)}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": f"{target.server.url}/v1", "apiKey": target.key},
+        "options": {
+            "baseURL": f"{target.server.url}/v1",
+            "apiKey": f"{{env:{KEY_VARIABLE}}}" if key else _NO_KEY,
+        },
         "models": {target.model: {"name": target.model, "limit": limit}},
     }
     model = f"{_PROVIDER}/{target.model}"
     config = {"provider": {_PROVIDER: provider}, "model": model, "small_model": model}
-    return Start(variables={"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+    variables = {"OPENCODE_CONFIG_CONTENT": json.dumps(config)}
+    return Start(variables=variables | ({KEY_VARIABLE: key} if key else {}))
 
 
 def _aider(target: Target) -> Start:
