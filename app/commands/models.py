@@ -22,12 +22,14 @@ def find_model(models: Iterable[Model], name: str) -> Model:
     raise RequestFailed(f"the server has no model {name}; it has {known or 'none'}")
 
 
-def choose_model(models: Iterable[Model]) -> Model:
-    """Return the first model that chats, a loaded one before others.
+def choose_model(models: Iterable[Model], name: str | None) -> Model:
+    """Return the model with a name; without one the first that chats, a loaded one before others.
 
     Raises:
         RequestFailed: there is none.
     """
+    if name:
+        return find_model(models, name)
     chatting = [m for m in models if "completion" in m.get("capabilities", ("completion",))]
     if not chatting:
         raise RequestFailed("the server has no model that chats")

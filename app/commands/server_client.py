@@ -1,7 +1,7 @@
 """Requests of commands to the running server; what goes wrong becomes one line for the user."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -43,10 +43,10 @@ def fetch_models(server: Server) -> list[Model]:
     raise RequestFailed(f"{server.url} is no server of OpenAI's API: it lists no models")
 
 
-def stream_chat(server: Server, body: Body) -> Iterator[Chunk | None]:
+def stream_chat(server: Server, body: Body) -> Generator[Chunk | None, None, None]:
     """Yield the chunks of a completion, and None whenever the server says that it is still at work.
 
-    Leaving the iterator closes the connection, by which the server ends the request.
+    Closing the generator closes the connection, by which the server ends the request.
 
     Raises:
         CommandError: there is no server.
