@@ -28,8 +28,8 @@ class Screen:
 
     def show_reasoning(self, text: str) -> None:
         if not self._is_reasoning:
-            self._write(_DIM if self._has_colors else _REASONING)
             self._is_reasoning = True
+            self._write(_DIM if self._has_colors else _REASONING)
         self._write_text(text)
 
     def show_text(self, text: str) -> None:
@@ -70,10 +70,10 @@ class Screen:
                 self._is_line_open = False
 
     def _write_text(self, text: str) -> None:
-        shown = _without_controls(text)
-        self._write(shown)
-        if shown:
+        # Set before the writing, which Ctrl-C may interrupt.
+        if shown := _without_controls(text):
             self._is_line_open = not shown.endswith("\n")
+            self._write(shown)
 
     def _dimmed(self, text: str) -> str:
         return f"{_DIM}{text}{_PLAIN}" if self._has_colors else text
