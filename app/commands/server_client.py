@@ -90,16 +90,15 @@ def _connected(server: Server) -> Iterator[httpx.Client]:
 def _check(response: httpx.Response) -> None:
     if response.is_success:
         return
+    if response.status_code == HTTPStatus.UNAUTHORIZED:
+        raise RequestFailed(f"{response.url} wants a key: --api-key or {KEY_VARIABLE} gives one")
     text = response.read().decode(errors="replace")
     try:
         message = _message(json.loads(text))
     except ValueError:
         message = text
-    hint = ""
-    if response.status_code == HTTPStatus.UNAUTHORIZED:
-        hint = f" (--api-key or {KEY_VARIABLE} gives a key)"
     shown = " ".join(message.split())[:_MAX_SHOWN]
-    raise RequestFailed(f"{response.url} answers {response.status_code}: {shown}{hint}")
+    raise RequestFailed(f"{response.url} answers {response.status_code}: {shown}")
 
 
 def _message(body: Any) -> str:

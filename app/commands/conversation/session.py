@@ -69,29 +69,28 @@ class Session:
             self._screen.show_note(f"there is no command /{found[1]}; /help lists them")
 
     def _ask(self, message: str) -> None:
-        self._turns.append({"role": "user", "content": message})
+        """Show the answer to a message; what has no answer is forgotten, as if it was not asked."""
+        question = {"role": "user", "content": message}
         answer = Answer()
         note = ""
         try:
-            receive(self._server, self._body(), answer, self._screen, self._show_waiting)
+            receive(self._server, self._body(question), answer, self._screen, self._show_waiting)
             if answer.finish_reason == "length":
                 note = "(the answer is cut off at the limit of tokens)"
         except KeyboardInterrupt:
             note = "(stopped)"
         except (CommandError, RequestFailed) as error:
             note = str(error)
+        if answer.text:
+            self._turns += [question, {"role": "assistant", "content": answer.text}]
         self._screen.end_answer()
         if note:
             self._screen.show_note(note)
-        if answer.text:
-            self._turns.append({"role": "assistant", "content": answer.text})
-        else:
-            # A question without an answer is forgotten: two turns of one role confuse models.
-            self._turns.pop()
 
-    def _body(self) -> dict[str, Any]:
+    def _body(self, question: Mapping[str, str]) -> dict[str, Any]:
         system = [{"role": "system", "content": self._system}] if self._system else []
-        return {**self._options, "model": self._model, "messages": [*system, *self._turns]}
+        messages = [*system, *self._turns, question]
+        return {**self._options, "model": self._model, "messages": messages}
 
     def _show_waiting(self) -> None:
         """Show whether the model is being loaded."""

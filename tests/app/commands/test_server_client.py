@@ -54,11 +54,6 @@ def test_another_kind_of_server_is_named(models: Any, server: TalkingServer) -> 
 @rows(
     ("status", "body", "ending"),
     [
-        (
-            401,
-            {"error": {"message": "no key"}},
-            "401: no key (--api-key or MLX_SERVER_API_KEY gives a key)",
-        ),
         (503, {"error": {"message": "the queue\nis full"}}, "503: the queue is full"),
         (500, {"error": "flat"}, "500: flat"),
         (500, {"message": "bare"}, "500: bare"),
@@ -75,6 +70,12 @@ def test_a_refusal_is_shown_in_one_line(
     with pytest.raises(RequestFailed) as failed:
         fetch_models(Server(server.url))
     assert str(failed.value) == f"{server.url}/v1/models answers {ending}"
+
+
+def test_a_key_that_is_missing_is_asked_for(server: TalkingServer) -> None:
+    server.status = 401
+    with pytest.raises(RequestFailed, match=r"wants a key: --api-key or MLX_SERVER_API_KEY gives"):
+        fetch_models(Server(server.url, "wrong"))
 
 
 def chunks(server: TalkingServer, answer: Stream) -> list[Any]:
