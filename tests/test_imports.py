@@ -26,7 +26,13 @@ WEB: Final = {
     "uvicorn",
 }
 # Folders whose files are rooms by themselves, beside their folders.
-ROOTS: Final = ("app", "batching", "batching.backend", "batching.backend.platforms.cpu")
+ROOTS: Final = (
+    "app",
+    "app.commands",
+    "batching",
+    "batching.backend",
+    "batching.backend.platforms.cpu",
+)
 # An API is schemas, a mapping to a GenerationJob, and a writer of events; nothing below knows it.
 APP_LAYERS: Final = (
     ("app.turns",),
@@ -41,6 +47,7 @@ APP_LAYERS: Final = (
     ("app.server",),
     ("app.api", "app.web"),
     ("app.main", "app.flags", "app.run_batch"),
+    ("app.commands",),
     ("app.cli",),
     ("app.__main__",),
 )

@@ -15,42 +15,11 @@ from app.http.errors.rejections import Unauthorized
 from app.http.errors.responses import CountRejection, error_response, ignore_rejection
 from app.http.request_context import PROBE_PATHS
 
-_KEY: Final = re.compile(r"[!-~]+")
 # Each is compared with all.
 _MAX_PRESENTED: Final = 2
-_BLANK: Final = " \t\r"
 _BEARER: Final = re.compile(rb"bearer +(.*)", re.IGNORECASE)
 # RFC 6455: the connection violates a policy of the server.
 _POLICY_VIOLATION: Final = 1008
-
-
-def read_keys(text: str) -> list[str]:
-    """Return the keys of a file, one per line; blank lines and lines that begin with `#` are skipped.
-
-    Raises:
-        ValueError: a key has characters that an HTTP header cannot carry unchanged.
-    """
-    # Not splitlines, which also splits at control characters.
-    lines = [line.strip(_BLANK) for line in text.split("\n")]
-    return _checked(("" if line.startswith("#") else line for line in lines), "line")
-
-
-def split_keys(text: str) -> list[str]:
-    """Return the keys that commas separate; blank ones are skipped.
-
-    Raises:
-        ValueError: a key has characters that an HTTP header cannot carry unchanged.
-    """
-    return _checked((part.strip(_BLANK) for part in text.split(",")), "key")
-
-
-def _checked(keys: Iterable[str], unit: str) -> list[str]:
-    numbered = [(number, key) for number, key in enumerate(keys, 1) if key]
-    for number, key in numbered:
-        if not _KEY.fullmatch(key):
-            message = f"{unit} {number}: a key must be visible ASCII characters without spaces"
-            raise ValueError(message)
-    return [key for _, key in numbered]
 
 
 def client_for_key(key: str, *, share_prefix_cache: bool, is_admin: bool = False) -> Client:

@@ -1,13 +1,17 @@
 """The API keys of the settings: from variables and from a file."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from pydantic import SecretStr
 
-from app.http.authentication import read_keys, split_keys
 from app.settings.files import text_of
 from app.settings.names import SettingsError, env_name
 from app.settings.settings import Settings
+
+KEY: Final = re.compile(r"[!-~]+")
+_BLANK: Final = " \t\r"
 
 
 def client_keys(settings: Settings) -> list[str]:
@@ -47,3 +51,32 @@ def _keys(field: str, read: Callable[[str], list[str]], text: str) -> list[str]:
     if not keys:
         raise SettingsError(f"{env_name(field)} holds no key")
     return keys
+
+
+def read_keys(text: str) -> list[str]:
+    """Return the keys of a file, one per line; blank lines and lines that begin with `#` are skipped.
+
+    Raises:
+        ValueError: a key has characters that an HTTP header cannot carry unchanged.
+    """
+    # Not splitlines, which also splits at control characters.
+    lines = [line.strip(_BLANK) for line in text.split("\n")]
+    return _checked(("" if line.startswith("#") else line for line in lines), "line")
+
+
+def split_keys(text: str) -> list[str]:
+    """Return the keys that commas separate; blank ones are skipped.
+
+    Raises:
+        ValueError: a key has characters that an HTTP header cannot carry unchanged.
+    """
+    return _checked((part.strip(_BLANK) for part in text.split(",")), "key")
+
+
+def _checked(keys: Iterable[str], unit: str) -> list[str]:
+    numbered = [(number, key) for number, key in enumerate(keys, 1) if key]
+    for number, key in numbered:
+        if not KEY.fullmatch(key):
+            message = f"{unit} {number}: a key must be visible ASCII characters without spaces"
+            raise ValueError(message)
+    return [key for _, key in numbered]

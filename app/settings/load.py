@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from app.settings.names import ENV_PREFIX, FORMER_NAMES, SettingsError, env_name
+from app.settings.names import ENV_PREFIX, FORMER_NAMES, KEY_VARIABLE, SettingsError, env_name
 from app.settings.settings import Settings
 
 
@@ -31,7 +31,7 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 
     pydantic-settings rejects such a line in `.env` but does not look for one in the environment.
     """
-    known = {env_name(field) for field in (*Settings.model_fields, *FORMER_NAMES)}
+    known = {env_name(field) for field in (*Settings.model_fields, *FORMER_NAMES)} | {KEY_VARIABLE}
     ours = (name for name in sorted(environ) if name.upper().startswith(ENV_PREFIX))
     return [_unknown(name) for name in ours if name.upper() not in known]
 

@@ -11,6 +11,9 @@ FORMER_NAMES: Final = {
     "max_batch_tokens": "max_num_batched_tokens",
 }
 
+# The key that commands of a terminal send; it is no setting of the server.
+KEY_VARIABLE: Final = f"{ENV_PREFIX}API_KEY"
+
 
 class SettingsError(Exception):
     """The settings are invalid; the message has one line for each variable at fault."""

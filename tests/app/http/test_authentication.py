@@ -9,8 +9,9 @@ import pytest
 from pydantic import SecretStr
 from starlette.types import Message, Receive, Scope, Send
 
-from app.http.authentication import Authentication, client_for_key, read_keys
+from app.http.authentication import Authentication, client_for_key
 from app.http.client import ANONYMOUS, VISITOR, Client
+from app.settings.keys import read_keys
 from tests.support.raw_http import running, split
 from tests.support.rows import rows
 from tests.support.speaker import speaking_app

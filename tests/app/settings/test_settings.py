@@ -343,6 +343,8 @@ def test_a_variable_that_sets_nothing_is_reported() -> None:
         "mlx_server_host": "::1",
         "MLX_SERVER_NUM_BLOCK": "4",
         "MLX_SERVER_MAX_BATCH_TOKENS": "9",
+        # The key that commands send.
+        "MLX_SERVER_API_KEY": "sk-one",
     }
     assert unknown_variables(environ) == [
         "MLX_SERVER_NUM_BLOCK is not a setting; did you mean MLX_SERVER_NUM_BLOCKS?"

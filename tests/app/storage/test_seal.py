@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from app.storage.data_dir import default_data_dir
+from app.storage.data_dir import default_data_dir, default_state_dir
 from app.storage.database import StorageError
 from app.storage.seal import ForgedValue, SealedTooLong, Sealer, load_key
 from tests.support.rows import rows
@@ -125,3 +125,5 @@ def test_the_default_folder_is_the_platforms(
     monkeypatch.setenv("HOME", "/home/u")
     monkeypatch.setenv("XDG_DATA_HOME", configured)
     assert default_data_dir() == Path(expected)
+    monkeypatch.setenv("XDG_STATE_HOME", configured)
+    assert default_state_dir() == Path(expected.replace("/share/", "/state/"))

@@ -1,0 +1,1 @@
+"""The commands of the terminal, beside the server itself."""

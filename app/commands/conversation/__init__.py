@@ -1,0 +1,1 @@
+"""A conversation in a terminal: reading lines, streaming answers, commands that begin with a slash."""

@@ -1,0 +1,1 @@
+"""Commands of the terminal, against a server with canned answers."""
