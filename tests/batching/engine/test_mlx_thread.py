@@ -1,0 +1,270 @@
+"""One thread for all models: loads in slices, steps of several engines, and their ends."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import pytest
+
+from batching.config import SchedulerConfig
+from batching.engine.async_engine import AsyncEngine
+from batching.engine.load_slices import LoadCancelled, LoadSlices
+from batching.engine.loaded_engine import LoadedEngine
+from batching.engine.mlx_thread import MLXThread
+from batching.engine.token_stream import TokenStream
+from batching.errors import EngineClosed, EngineStopped, ModelLoadError
+from batching.steps.observer import Observers, StepRecord
+from batching.steps.step_plan import SliceOutput, StepPlan
+from tests.support.fakes import ByteTokenizer, TokenRunner, expected_output, loaded_engine
+from tests.support.requests import specs
+
+pytestmark = pytest.mark.anyio
+
+CONFIG: Final = SchedulerConfig(
+    num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=16
+)
+
+Build = Callable[[LoadSlices], LoadedEngine]
+
+
+def build(slices: LoadSlices) -> LoadedEngine:
+    return loaded_engine(CONFIG, ByteTokenizer())
+
+
+@asynccontextmanager
+async def running(*builds: Build) -> AsyncIterator[tuple[MLXThread, list[AsyncEngine]]]:
+    thread = MLXThread()
+    engines = [AsyncEngine(each, thread) for each in builds]
+    for engine in engines:
+        await asyncio.to_thread(engine.start)
+    try:
+        yield thread, engines
+    finally:
+        await asyncio.to_thread(thread.stop)
+
+
+async def collect(stream: TokenStream) -> list[int]:
+    return [token async for _, output in stream for token in output.token_ids]
+
+
+class Counted(Observers):
+    """Counts the steps of an engine, for other threads to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_steps = 0
+
+    def observe_step(self, step: StepRecord) -> None:
+        self.num_steps += 1
+
+
+async def test_engines_of_one_thread_each_give_what_they_would_alone() -> None:
+    async with running(build, build, build) as (_, engines):
+        prompts = [[i, *range(i % 7)] for i in range(30)]
+        streams = await asyncio.gather(
+            *(engines[i % 3].submit(specs([p], max_tokens=9)) for i, p in enumerate(prompts))
+        )
+        outputs = await asyncio.gather(*map(collect, streams))
+        assert outputs == [expected_output(p, 9) for p in prompts]
+
+
+async def test_streams_go_on_between_the_slices_of_a_load() -> None:
+    async with running(build) as (thread, [first]):
+        first.observer = counted = Counted()
+        progress: list[float] = []
+
+        def build_slowly(slices: LoadSlices) -> LoadedEngine:
+            num_before = counted.num_steps
+            while counted.num_steps < num_before + 5:
+                slices.pause(0.5)
+                progress.append(second_load.progress)
+            slices.pause()
+            return build(slices)
+
+        stream = await first.submit(specs([[1, 2]]))
+        second = AsyncEngine(build_slowly, thread)
+        second_load = second.begin()
+        await asyncio.wrap_future(second_load.future)
+        second.finish()
+        assert set(progress) == {0.5}
+        stream.close()
+        assert await collect(await second.submit(specs([[3]], max_tokens=4))) == expected_output(
+            [3], 4
+        )
+
+
+async def test_jobs_are_done_and_other_engines_end_between_the_slices_of_a_load() -> None:
+    async with running(build, build) as (thread, [first, second]):
+        is_loading, may_end = threading.Event(), threading.Event()
+
+        def build_slowly(slices: LoadSlices) -> LoadedEngine:
+            is_loading.set()
+            while not may_end.is_set():
+                slices.pause()
+            return build(slices)
+
+        third = AsyncEngine(build_slowly, thread)
+        load = third.begin()
+        await asyncio.to_thread(is_loading.wait, 20)
+        prompt = [1, 2, 3]
+        assert await collect(await first.submit(specs([prompt], max_tokens=5))) == expected_output(
+            prompt, 5
+        )
+        await asyncio.wrap_future(second.end())
+        assert not second.is_alive
+        with pytest.raises(EngineClosed):
+            await second.submit(specs([prompt]))
+        may_end.set()
+        await asyncio.wrap_future(load.future)
+        third.finish()
+        assert third.is_alive
+
+
+async def test_what_uses_no_mlx_runs_in_another_thread_while_engines_run_steps() -> None:
+    async with running(build) as (thread, [first]):
+        first.observer = counted = Counted()
+        threads: list[str] = []
+
+        def wait_for_steps() -> str:
+            threads.append(threading.current_thread().name)
+            num_before = counted.num_steps
+            while counted.num_steps < num_before + 5:
+                pass
+            return "tokenizer"
+
+        def fail() -> None:
+            raise ModelLoadError("no tokenizer")
+
+        def build_slowly(slices: LoadSlices) -> LoadedEngine:
+            assert slices.in_thread(wait_for_steps) == "tokenizer"
+            with pytest.raises(ModelLoadError, match="no tokenizer"):
+                slices.in_thread(fail)
+            threads.append(threading.current_thread().name)
+            return build(slices)
+
+        stream = await first.submit(specs([[1, 2]]))
+        second = AsyncEngine(build_slowly, thread)
+        await asyncio.to_thread(second.start)
+        stream.close()
+        assert threads == ["mlx-load", "mlx"]
+
+
+async def test_with_no_engine_to_wait_for_a_load_has_the_thread_for_itself() -> None:
+    threads: list[str] = []
+
+    def build_alone(slices: LoadSlices) -> LoadedEngine:
+        threads.append(slices.in_thread(lambda: threading.current_thread().name))
+        slices.pause()
+        return build(slices)
+
+    async with running(build_alone):
+        assert threads == ["mlx"]
+
+
+async def test_a_load_that_is_cancelled_ends_at_its_next_pause() -> None:
+    async with running(build) as (thread, [first]):
+        is_loading, has_ended = threading.Event(), threading.Event()
+
+        def build_slowly(slices: LoadSlices) -> LoadedEngine:
+            is_loading.set()
+            try:
+                while True:
+                    slices.pause()
+            finally:
+                has_ended.set()
+
+        load = AsyncEngine(build_slowly, thread).begin()
+        waiting = AsyncEngine(build, thread).begin()
+        await asyncio.to_thread(is_loading.wait, 20)
+        for each in (waiting, load):
+            each.cancel()
+        for each in (load, waiting):
+            with pytest.raises(LoadCancelled):
+                await asyncio.wrap_future(each.future)
+        assert has_ended.is_set()
+        assert await collect(await first.submit(specs([[1]], max_tokens=3))) == expected_output(
+            [1], 3
+        )
+
+
+async def test_stopping_ends_a_load_and_fails_those_that_wait() -> None:
+    is_loading = threading.Event()
+
+    def build_slowly(slices: LoadSlices) -> LoadedEngine:
+        is_loading.set()
+        while True:
+            slices.pause()
+
+    async with running(build) as (thread, _):
+        load = AsyncEngine(build_slowly, thread).begin()
+        waiting = AsyncEngine(build, thread).begin()
+        await asyncio.to_thread(is_loading.wait, 20)
+        await asyncio.to_thread(thread.stop)
+        assert isinstance(load.future.exception(), LoadCancelled)
+        assert isinstance(waiting.future.exception(), EngineClosed)
+        assert thread.has_ended
+        with pytest.raises(EngineClosed):
+            AsyncEngine(build, thread).begin()
+
+
+class Broken(TokenRunner):
+    """Fails, and cannot be made usable again."""
+
+    def run(self, plan: StepPlan) -> list[SliceOutput]:
+        raise RuntimeError("injected")
+
+    def reset(self) -> None:
+        if hasattr(self, "_pool"):
+            raise RuntimeError("injected")
+        super().reset()
+
+
+async def test_an_engine_that_fails_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
+    closed: list[str] = []
+
+    def build_broken(slices: LoadSlices) -> LoadedEngine:
+        loaded = loaded_engine(CONFIG, ByteTokenizer(), wrap=lambda _: Broken(CONFIG))
+        return LoadedEngine(loaded.engine, loaded.model, close=lambda: closed.append("broken"))
+
+    async with running(build, build_broken) as (_, [good, broken]):
+        stream = await good.submit(specs([[1, 2]], max_tokens=30))
+        failing = await broken.submit(specs([[1, 2]], max_tokens=30))
+        with pytest.raises(EngineStopped):
+            await collect(failing)
+        assert await collect(stream) == expected_output([1, 2], 30)
+        assert (good.is_alive, broken.is_alive) == (True, False)
+        assert broken.unhealthy_reason == "the engine has stopped"
+        # Its memory is given back.
+        assert closed == ["broken"]
+        await asyncio.wrap_future(broken.end())
+        assert closed == ["broken"]
+        with pytest.raises(EngineStopped):
+            await broken.stats()
+    assert "an engine failed and stops" in caplog.text
+
+
+async def test_a_job_that_ends_the_thread_fails_all_engines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running(build) as (thread, [engine]):
+        stream = await engine.submit(specs([[1, 2]]))
+
+        def end_all() -> None:
+            raise SystemExit
+
+        thread.post(end_all)
+        with pytest.raises(EngineStopped, match="the engine has stopped"):
+            await collect(stream)
+        assert not engine.is_alive
+    assert "the MLX thread failed" in caplog.text
+
+
+async def test_a_second_start_is_none_and_what_never_started_stops() -> None:
+    async with running(build) as (thread, [engine]):
+        thread.start()
+        assert await collect(await engine.submit(specs([[5]], max_tokens=2))) == expected_output(
+            [5], 2
+        )
+    MLXThread().stop()
