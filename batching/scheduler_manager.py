@@ -205,12 +205,13 @@ class SchedulerManager:
             self._residency.release(model_id, self._clock())
             self._advance()
 
-    def _advance(self) -> None:
-        """Do what follows from what has happened."""
-        actions = self._residency.actions(self._clock())
-        for action in actions:
-            self._do(action)
-        if actions:
+    def _advance(self, *, has_changed: bool = False) -> None:
+        """Do what follows from what has happened; `has_changed` if that was a change of a model's state."""
+        while actions := self._residency.actions(self._clock()):
+            has_changed = True
+            for action in actions:
+                self._do(action)
+        if has_changed:
             for listener in [*self._listeners]:
                 listener()
 
@@ -259,7 +260,7 @@ class SchedulerManager:
             else:
                 self._engines[model_id] = engine
                 self._residency.loaded(model_id, engine.memory.total, now)
-            self._advance()
+            self._advance(has_changed=True)
 
     def _end(self, model_id: str) -> None:
         ended = self._engines.pop(model_id).end()
@@ -268,7 +269,7 @@ class SchedulerManager:
     def _has_ended(self, model_id: str) -> None:
         with self._lock:
             self._residency.closed(model_id, self._clock())
-            self._advance()
+            self._advance(has_changed=True)
 
     def _status(self, model: ServedModel, now: float) -> ModelStatus:
         residency, model_id = self._residency, model.model_id
