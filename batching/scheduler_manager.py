@@ -70,7 +70,9 @@ class SchedulerManager:
             )
         self._engines: dict[str, AsyncEngine] = {}
         self._loads: dict[str, Load] = {}
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], object]] = []
+        # The changes of states that the listeners know.
+        self._num_changes = 0
 
     @property
     def model_ids(self) -> tuple[str, ...]:
@@ -157,7 +159,7 @@ class SchedulerManager:
         with self._lock:
             self._advance()
 
-    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+    def listen(self, listener: Callable[[], object]) -> Callable[[], None]:
         """Call a function after every change of a model's status, in any thread; return what ends that."""
         with self._lock:
             self._listeners.append(listener)
@@ -205,13 +207,13 @@ class SchedulerManager:
             self._residency.release(model_id, self._clock())
             self._advance()
 
-    def _advance(self, *, has_changed: bool = False) -> None:
-        """Do what follows from what has happened; `has_changed` if that was a change of a model's state."""
+    def _advance(self) -> None:
+        """Do what follows from what has happened, and tell the listeners of changes."""
         while actions := self._residency.actions(self._clock()):
-            has_changed = True
             for action in actions:
                 self._do(action)
-        if has_changed:
+        if self._num_changes != self._residency.num_changes:
+            self._num_changes = self._residency.num_changes
             for listener in [*self._listeners]:
                 listener()
 
@@ -260,7 +262,7 @@ class SchedulerManager:
             else:
                 self._engines[model_id] = engine
                 self._residency.loaded(model_id, engine.memory.total, now)
-            self._advance(has_changed=True)
+            self._advance()
 
     def _end(self, model_id: str) -> None:
         ended = self._engines.pop(model_id).end()
@@ -269,7 +271,7 @@ class SchedulerManager:
     def _has_ended(self, model_id: str) -> None:
         with self._lock:
             self._residency.closed(model_id, self._clock())
-            self._advance(has_changed=True)
+            self._advance()
 
     def _status(self, model: ServedModel, now: float) -> ModelStatus:
         residency, model_id = self._residency, model.model_id

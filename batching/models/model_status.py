@@ -28,3 +28,7 @@ class ModelStatus:
     expires_in: float | None
     need: MemoryNeed
     use: MemoryUse | None
+
+    @property
+    def model_id(self) -> str:
+        return self.model.model_id

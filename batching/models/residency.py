@@ -77,10 +77,12 @@ class _Model:
     # Seconds: since when it is loaded or has failed, and when it was last used.
     changed: float = -inf
     used: float = -inf
+    num_changes: int = 0
 
     def move_to(self, state: ModelState, now: float) -> None:
         assert state in TRANSITIONS[self.state], f"{self.model_id}: {self.state} -> {state}"
         self.state, self.changed = state, now
+        self.num_changes += 1
 
     @property
     def first_due(self) -> float:
@@ -128,6 +130,11 @@ class Residency:
         """Know a model, which is not loaded."""
         idle = inf if idle_unload is None else idle_unload
         self._models[model_id] = _Model(model_id, need, is_pinned, idle)
+
+    @property
+    def num_changes(self) -> int:
+        """How often a model has changed its state."""
+        return sum(model.num_changes for model in self._models.values())
 
     def state(self, model_id: str) -> ModelState:
         return self._models[model_id].state

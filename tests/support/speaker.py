@@ -1,8 +1,9 @@
 """A model that says a given text, and the app over it: everything above the runner is real."""
 
+import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
@@ -20,7 +21,9 @@ from app.storage.storage import Storage
 from batching import (
     AsyncEngine,
     EngineConfig,
+    MemoryNeed,
     ModelInfo,
+    ModelState,
     Priority,
     SchedulerManager,
     ServedModel,
@@ -150,11 +153,18 @@ def speaking_manager(
     model_ids: Sequence[str] = (MODEL_ID,),
     embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS,
     reranker: Reranker | None = None,
+    may_load: threading.Event | None = None,
+    **options: Any,
 ) -> SchedulerManager:
-    """Return a manager whose models are not loaded yet."""
+    """Return a manager whose models are not loaded yet; `options` are the manager's.
+
+    may_load: a load goes on until it is set; None loads at once.
+    """
     known = tokenizer or ByteTokenizer()
 
     def build(config: EngineConfig, slices: LoadSlices) -> LoadedEngine:
+        while may_load is not None and not may_load.wait(0.001):
+            slices.pause(0.5)
         limits = config.scheduler_config(config.num_blocks or 1, 1 << 20)
         model_runner = runner(limits, answer, gate or Gate(is_open=True))
         engine = BatchInferenceEngine(ContinuousBatchingScheduler(limits), model_runner)
@@ -172,7 +182,7 @@ def speaking_manager(
 
     configs = [EngineConfig(model="speaker", model_id=m, num_blocks=num_blocks) for m in model_ids]
     models = [ServedModel(config=config, loads_at_start=config is configs[0]) for config in configs]
-    return SchedulerManager(models, build)
+    return SchedulerManager(models, build, **options)
 
 
 class Served:
@@ -222,6 +232,15 @@ class Served:
             on_finish=self.service.on_finish,
         )
 
+    async def until(self, state: ModelState, model_id: str = MODEL_ID) -> None:
+        """Wait until a model is in this state."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        end = self.manager.listen(lambda: loop.call_soon_threadsafe(changed.set))
+        while state not in (s.state for s in self.manager.statuses() if s.model_id == model_id):
+            await changed.wait()
+            changed.clear()
+        end()
+
     async def num_unfinished(self) -> int:
         """Count the requests in the engine; those aborted before are gone, as jobs are in order."""
         self.gate.open()
@@ -242,6 +261,9 @@ async def served(
     embeddings: Embeddings | NoEmbeddings = NO_EMBEDDINGS,
     reranker: Reranker | None = None,
     storage: Storage | None = None,
+    may_load: threading.Event | None = None,
+    capacity: int | None = None,
+    need: Callable[[EngineConfig], MemoryNeed] = lambda _: MemoryNeed(),
     **settings: Any,
 ) -> AsyncIterator[Served]:
     """Serve a speaker without a network; bodies of streams arrive whole."""
@@ -255,6 +277,9 @@ async def served(
         model_ids=model_ids,
         embeddings=embeddings,
         reranker=reranker,
+        may_load=may_load,
+        capacity=capacity,
+        need=need,
     )
     app = create_app(manager, Settings.model_construct(**settings), tracer, storage)
     # An unexpected exception is answered, as it is behind a real server.

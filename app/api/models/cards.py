@@ -15,7 +15,7 @@ def card(service: ServerState, status: ModelStatus, *, is_admin: bool) -> ModelC
 
     It may render the chat template of a model that was just loaded, which takes a moment.
     """
-    model_id = status.model.model_id
+    model_id = status.model_id
     engine = service.manager.loaded(model_id)
     info = None if engine is None else engine.model
     use, expires = status.use, status.expires_in

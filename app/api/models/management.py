@@ -105,10 +105,10 @@ class ModelChanges:
             for status in self._manager.statuses():
                 is_loading |= status.state is ModelState.LOADING
                 found = status_object(status, is_admin=self._is_admin)
-                frame = {"model": status.model.model_id} | found.model_dump(exclude_none=True)
+                frame = {"model": status.model_id} | found.model_dump(exclude_none=True)
                 event = b"data: " + json.dumps(frame).encode() + b"\n\n"
-                if self._sent.get(status.model.model_id) != event:
-                    self._sent[status.model.model_id] = event
+                if self._sent.get(status.model_id) != event:
+                    self._sent[status.model_id] = event
                     yield event
             with suppress(TimeoutError):
                 async with asyncio.timeout(INTERVAL if is_loading else None):

@@ -20,7 +20,7 @@ async def check_health(request: Request) -> dict[str, str | list[str]]:
     if (reason := service.unhealthy_reason) is not None:
         raise Unavailable(reason)
     statuses = service.manager.statuses()
-    failed = [s.model.model_id for s in statuses if s.state is ModelState.FAILED]
+    failed = [s.model_id for s in statuses if s.state is ModelState.FAILED]
     return {"status": "ok", "failed_models": failed} if failed else {"status": "ok"}
 
 

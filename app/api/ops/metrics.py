@@ -16,9 +16,9 @@ async def read_metrics(request: Request) -> Response:
     """Return the counts as they stand, as text or as OpenMetrics."""
     service = server_state(request)
     for status in service.manager.statuses():
-        state = service.metrics.engines[status.model.model_id].state
+        state = service.metrics.engines[status.model_id].state
         state.status = status
-        if (engine := service.manager.loaded(status.model.model_id)) is None:
+        if (engine := service.manager.loaded(status.model_id)) is None:
             state.forget_engine()
         else:
             _read(engine, state, service.settings.enable_prefix_cache)
