@@ -75,7 +75,9 @@ def read_models(path: Path) -> dict[str, ModelEntry]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{env_name(_FIELD)}: {path}: {error}") from None
+        last = f"line {len(text.splitlines())}"
+        reason = str(error).replace("end of document", last)
+        raise SettingsError(f"{env_name(_FIELD)}: {path}: {reason}") from None
     tables = document.get("models")
     if not isinstance(tables, dict) or not tables or len(document) > 1:
         reason = "it has tables [models.ID], at least one, and nothing else"
