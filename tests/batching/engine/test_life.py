@@ -1,4 +1,4 @@
-"""An engine that is closed gives everything back."""
+"""An engine that is closed gives everything back, and so do models that take turns."""
 
 import json
 import subprocess
@@ -15,6 +15,9 @@ NUM_CYCLES = 20
 NUM_FIRST = 3
 # Of MiB a cycle.
 MOST = 1.0
+NUM_SWAPS = 500
+# Bytes that one of the tiny models and its pool have at most, when the next one begins to load.
+MOST_LEFT = 1 << 10
 
 
 @pytest.mark.slow
@@ -34,3 +37,20 @@ def test_no_memory_and_no_thread_is_left_of_engines_that_were_closed(
     assert len(set(held[NUM_FIRST:])) == 1
     growth = (resident[-1] - resident[NUM_FIRST]) / (NUM_CYCLES - NUM_FIRST - 1)
     assert growth < MOST, f"{growth:.2f} MiB a cycle: {[round(each) for each in resident]}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+@pytest.mark.timeout(900)
+def test_swaps_under_load_leave_nothing_and_fail_no_request(tmp_path: Path) -> None:
+    models = [str(write_model(tmp_path / name, seed)) for seed, name in enumerate("ab")]
+    command = [sys.executable, "-m", "tests.support.model_swaps", *models, str(NUM_SWAPS)]
+    run = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    loads, resident, held, threads, files, failed = zip(*lines, strict=True)
+    assert loads[-1] == NUM_SWAPS
+    assert set(failed) == {0}
+    assert max(held) < MOST_LEFT
+    assert len(set(threads)) == len(set(files)) == 1
+    growth = (resident[-1] - resident[1]) / (loads[-1] - loads[1])
+    assert growth < MOST, f"{growth:.3f} MiB a load: {[round(each) for each in resident]}"
