@@ -11,12 +11,14 @@ from batching.scheduling.running import RunningRequests
 from batching.steps.step_plan import Slice
 
 
-def max_decode_rows(config: SchedulerConfig, num_decoding: int) -> int:
+def max_decode_rows(config: SchedulerConfig, num_decoding: int, num_rows: int = 0) -> int:
     """Return how many tokens one decode and its drafts may have.
 
     Each request gets the same share, so that the one that is due first does not take it all.
+
+    num_rows: the tokens of other decodes and their drafts that the step has already.
     """
-    max_rows = min(config.max_drafting_rows, config.max_num_batched_tokens)
+    max_rows = min(config.max_drafting_rows, config.max_num_batched_tokens) - num_rows
     return max_rows // max(1, num_decoding)
 
 
@@ -57,7 +59,8 @@ class StepPlanner:
         num_reserved: tokens of the step that are kept for other requests.
         """
         num_decoding = sum(r.status is RequestStatus.RUNNING for r in requests)
-        max_rows = max_decode_rows(self._config, num_decoding)
+        num_rows = sum(len(s) for s in self.slices if not s.is_prefill)
+        max_rows = max_decode_rows(self._config, num_decoding, num_rows)
         # The tokens beyond one for each request.
         budget = self._budget(num_reserved) - num_decoding
         for request in self._growing(requests):
