@@ -87,7 +87,8 @@ class BatchInferenceEngine:
         """
         self._scheduler = scheduler
         self._runner = runner
-        self._stall_budget = StallBudget(max_stall, min_chunk)
+        max_alone = scheduler.config.max_urgent_wait
+        self._stall_budget = StallBudget(max_stall, min_chunk, max_alone)
         self._clock = clock
         self._pipeline = pipeline
         self._in_flight: _Step | None = None
