@@ -88,7 +88,8 @@ class BatchInferenceEngine:
         """
         self._scheduler = scheduler
         self._runner = runner
-        self._stall_budget = StallBudget(max_stall, min_chunk)
+        max_alone = scheduler.config.max_urgent_wait
+        self._stall_budget = StallBudget(max_stall, min_chunk, max_alone)
         self._clock = clock
         self._pipeline = pipeline
         self._in_flight: _Step | None = None
@@ -176,7 +177,7 @@ class BatchInferenceEngine:
     def _plan(self, turn: Turn = ALONE, after: QueuedStep | None = None) -> _Step:
         planned = self._clock()
         most = self._max_prefill_tokens(planned, turn)
-        plan = self._scheduler.schedule(most, now=planned, turn=turn)
+        plan = self._scheduler.schedule(most, now=planned)
         logger.debug("step %s", plan)
         return _Step(plan, self._queue(plan, after), planned)
 
@@ -205,7 +206,7 @@ class BatchInferenceEngine:
         if self._scheduler.expects_others(now, turn):
             return self._stall_budget.max_interruptible_tokens()
         return self._stall_budget.max_prefill_tokens(
-            *self._scheduler.num_prompts_and_streams(), is_first_short=turn.has_other_streams
+            *self._scheduler.num_prompts_and_streams(), has_other_streams=turn.has_other_streams
         )
 
     def _collect(self, step: _Step, began: float) -> list[RequestOutput | RequestFailure]:

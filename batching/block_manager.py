@@ -1,9 +1,10 @@
 """The paged block manager: which KV blocks are referenced, cached or empty, and allocation."""
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, NewType
 
 from batching.blocks.block_ages import BlockAgeRecorder, BlockAges
@@ -229,6 +230,15 @@ class PagedBlockManager:
         for block_id in block_ids:
             self.blocks[block_id].ref_count = 1
         return block_ids
+
+    def num_freed(self, tables: Iterable[Sequence[int]], kept: Container[int]) -> int:
+        """Return how many blocks would become free if all these tables were released, but for those `kept`."""
+        counts = Counter(chain.from_iterable(tables))
+        return sum(
+            self.blocks[block_id].ref_count == num
+            for block_id, num in counts.items()
+            if block_id not in kept
+        )
 
     def increment_ref(self, block_id: int) -> None:
         """Add a reference to a block that is in use or cached."""

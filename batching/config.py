@@ -1,6 +1,7 @@
 """The configuration of an engine: frozen dataclasses that are validated when they are made."""
 
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Final, Literal
 
@@ -31,6 +32,8 @@ class BatchLimits:
     prefill_chunk: the most prompt tokens of one request in one step.
     enable_prefix_cache: whether requests with a common prefix share blocks.
     aging_rate: priority classes that a waiting request climbs per second.
+    max_urgent_wait_ms: milliseconds after which running requests of a lower class make way for a waiting
+        one; None never stops a running request, apart from best-effort ones.
     max_draft_tokens: the most tokens drafted for one request in a step; 0 turns drafts off.
 
     Raises:
@@ -43,6 +46,7 @@ class BatchLimits:
     prefill_chunk: int = 256
     enable_prefix_cache: bool = True
     aging_rate: float = 0.1
+    max_urgent_wait_ms: float | None = 500.0
     max_draft_tokens: int = 7
 
     def __post_init__(self) -> None:
@@ -53,7 +57,12 @@ class BatchLimits:
                 f"max_num_seqs ({self.max_num_seqs}): each running request reads one token a step"
             )
         _check_not_below_zero(self, "max_draft_tokens")
-        _check_above_zero(self, "aging_rate")
+        _check_above_zero(self, "aging_rate", "max_urgent_wait_ms")
+
+    @property
+    def max_urgent_wait(self) -> float:
+        """`max_urgent_wait_ms` in seconds; infinite if it is None."""
+        return inf if self.max_urgent_wait_ms is None else self.max_urgent_wait_ms / 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,5 +233,6 @@ def _check_not_below_zero(config: BatchLimits, *names: str) -> None:
 
 def _check_above_zero(config: BatchLimits, *names: str) -> None:
     for name in names:
-        if not getattr(config, name) > 0:
-            raise ValueError(f"{name} must be above 0, not {getattr(config, name)}")
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be above 0, not {value}")

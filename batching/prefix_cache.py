@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from batching.block_manager import BlockContents, BlockHash, BlockTable, PagedBlockManager
-from batching.priority_queue import QueueKey
+from batching.priority_queue import RunningKey
 
 
 class HashChain:
@@ -60,7 +60,7 @@ class PrefixCache:
 
     def __init__(self, block_manager: PagedBlockManager) -> None:
         self._block_manager = block_manager
-        self._in_flight: dict[BlockHash, QueueKey] = {}
+        self._in_flight: dict[BlockHash, RunningKey] = {}
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
@@ -90,7 +90,7 @@ class PrefixCache:
             self._block_manager.publish(table.block_ids[index], hashes[index], of_block)
             self._in_flight.pop(hashes[index], None)
 
-    def mark_in_flight(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
+    def mark_in_flight(self, hashes: Sequence[BlockHash], key: RunningKey) -> None:
         """Record that the request with this key computes these blocks from now on.
 
         If several requests compute a block, the one that is due first counts: it is served first.
@@ -98,7 +98,7 @@ class PrefixCache:
         for block_hash in hashes:
             self._in_flight[block_hash] = min(key, self._in_flight.get(block_hash, key))
 
-    def is_in_flight(self, block_hash: BlockHash, key: QueueKey) -> bool:
+    def is_in_flight(self, block_hash: BlockHash, key: RunningKey) -> bool:
         """Return whether a request that is due before `key` is computing this block.
 
         A request must not wait for one that is due later, which would overtake it that way.
@@ -110,7 +110,7 @@ class PrefixCache:
         missing = (i for i, block_hash in enumerate(hashes) if block_hash not in self._in_flight)
         return next(missing, len(hashes))
 
-    def clear_in_flight(self, hashes: Sequence[BlockHash], key: QueueKey) -> None:
+    def clear_in_flight(self, hashes: Sequence[BlockHash], key: RunningKey) -> None:
         """Forget the blocks that a request was going to compute; it is leaving."""
         for block_hash in hashes:
             if self._in_flight.get(block_hash) == key:

@@ -1,6 +1,7 @@
 """The queue of waiting requests: priorities that age, on a heap that is never re-sorted."""
 
 import heapq
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -27,6 +28,14 @@ class Waiting(Protocol):
 class QueueKey(NamedTuple):
     """The order of service: earlier due time first, then the order of arrival."""
 
+    due_time: float
+    request_id: int
+
+
+class RunningKey(NamedTuple):
+    """The order of service in the batch: higher classes (of smaller rank) first, then as in the queue."""
+
+    rank: int
     due_time: float
     request_id: int
 
@@ -61,6 +70,10 @@ class PriorityQueueWithAging(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        """Return the items in no particular order."""
+        return iter(self._items.values())
 
     def first(self, limit: int) -> list[T]:
         """Return the first items in order of service, without sorting the others."""

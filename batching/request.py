@@ -14,6 +14,9 @@ from batching.prompt_lookup import PromptLookup
 from batching.steps.step_plan import UNKNOWN_TOKEN, Slice, StartedSequence
 from batching.steps.token_output import FinishReason, TokenLogprobs
 
+# Behind all classes.
+_BEST_EFFORT_RANK: Final = len(Priority)
+
 
 class RequestStatus(StrEnum):
     """Where a request is in its life; `TRANSITIONS` has the legal changes.
@@ -97,6 +100,8 @@ class BatchRequest:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.scheduled_time: float | None = None
+        # When it was admitted last.
+        self.admitted_time = 0.0
         self.block_table = BlockTable()
         self.window_table = BlockTable()
         self.state_slot: int | None = None
@@ -122,6 +127,11 @@ class BatchRequest:
     @property
     def is_best_effort(self) -> bool:
         return self.spec.is_best_effort
+
+    @property
+    def rank(self) -> int:
+        """The class in the batch, smaller is more urgent; best-effort requests are behind all others."""
+        return _BEST_EFFORT_RANK if self.is_best_effort else self.priority
 
     @property
     def num_tokens(self) -> int:

@@ -31,8 +31,9 @@ class ContinuousBatchingScheduler:
     Order within a plan: first the requests that decode, one token each plus their drafts; then chunks of
     prompts within the token budget.  Waiting requests are admitted in the order of the aging queue, as
     long as there is a sequence slot and room for the whole prompt; none overtakes a request that has to
-    wait for room.  When blocks run out, the admitted request that is due last is preempted, a best-effort
-    request first.  Best-effort requests run when no other request has work; otherwise they take part in
+    wait for room.  Where a request would wait too long, lower classes make way for it: `Urgency` says
+    which, and how long each class waits at most.  When blocks run out, the last admitted request is
+    preempted: of the lowest class, the one that is due last.  Best-effort requests run when no other request has work; otherwise they take part in
     a step twice a second, and their own steps stay short for a while after other requests.
 
     Asynchronous scheduling: while a step runs, the next one can be planned.  `expect()` records the step
@@ -79,6 +80,7 @@ class ContinuousBatchingScheduler:
             num_free_blocks=blocks.num_free_blocks,
             num_cached_blocks=blocks.num_cached_blocks,
             num_preemptions=self._running.num_preemptions,
+            num_urgent_preemptions=self._running.num_urgent_preemptions,
             num_evictions=blocks.num_evictions,
             num_queried_tokens=prefix_cache.num_queried_tokens,
             num_hit_tokens=prefix_cache.num_hit_tokens,
@@ -150,13 +152,12 @@ class ContinuousBatchingScheduler:
         running, best_effort = self._running.split()
         prompts = [r for r in running if r.status is RequestStatus.PREFILLING]
         num_streams = len(running) - len(prompts)
-        # Best-effort requests make way.
-        if (next_one := self._admission.startable(len(running))) is not None:
-            prompts.append(next_one)
+        prompts += self._admission.startable(running, now)
         return Demand(
             num_streams,
+            min((r.rank for r in prompts), default=inf),
             min((self._waiting.key(r).due_time for r in prompts), default=inf),
-            min((r.num_pending_tokens for r in prompts), default=0),
+            min((r.num_pending_tokens for r in prompts), default=inf),
             has_best_effort=bool(best_effort) or self._admission.num_best_effort > 0,
             is_best_effort_due=self._turns.is_due(now),
         )
@@ -166,15 +167,13 @@ class ContinuousBatchingScheduler:
         max_prefill_tokens: int | None = None,
         *,
         now: float = 0.0,
-        turn: Turn = ALONE,
     ) -> StepPlan:
         """Plan the next step; admit and preempt requests as needed.
 
-        max_prefill_tokens: the most prompt tokens that the step may process beside running requests, so
-            that their inter-token latency stays low; None is no limit.  It does not apply if no request
-            decodes, here or in another engine, unless an interactive request is expected.
+        max_prefill_tokens: the most prompt tokens that the step may process, so that the inter-token
+            latency of running requests stays low, and no request that arrives meanwhile waits for long;
+            None is no limit.
         now: when the step begins, in seconds on the engine's clock.
-        turn: what other engines leave to this one.
         """
         self.block_manager.now = now
         step = StepPlanner(
@@ -190,9 +189,9 @@ class ContinuousBatchingScheduler:
             self._turns.serve_others(now)
         is_due = self._turns.is_due(now)
         num_reserved = len(best_effort) if is_due else 0
-        step.add_decodes(others, num_reserved)
-        if (num_reserved or not step.slices) and not self._admission.is_awaited:
-            # This comes before the admission of others, which would take the room, so that one in flight would be preempted.
+        # This comes before the admission of others, which would take the room, so that one in flight would be preempted.
+        has_decodes = step.make_room(others)
+        if (num_reserved or not has_decodes) and not self._admission.is_awaited:
             step.make_room(best_effort)
         if not step.has_preempted:
             # A preempted request is first in the queue; it must not come back before the
@@ -200,14 +199,11 @@ class ContinuousBatchingScheduler:
             self._admit(now, is_best_effort_due=is_due)
         # There are fewer best-effort requests now if some made way.
         num_reserved = min(num_reserved, self._running.num_best_effort)
-        step.add_prefills(
-            is_best_effort=False,
-            num_reserved=num_reserved,
-            is_short=turn.has_other_streams and turn.may_prefill,
-        )
+        step.add_decodes(others, num_reserved)
+        step.add_prefills(is_best_effort=False, num_reserved=num_reserved)
         if self._running.has_best_effort and (is_due or not step.slices):
             step.add_decodes(best_effort)
-            step.add_prefills(is_best_effort=True, is_short=self.expects_others(now, turn))
+            step.add_prefills(is_best_effort=True)
             self._turns.serve(now)
         return self._make_plan(step)
 
@@ -223,8 +219,8 @@ class ContinuousBatchingScheduler:
     def can_expect(self, plan: StepPlan, can_follow: Callable[[SamplingParams], bool]) -> bool:
         """Return whether the next step can be planned before the outputs of `plan` are known.
 
-        That is not possible if the next step might contain drafts, preempt a request, stop a best-effort
-        one for another request, or be empty.
+        That is not possible if the next step might contain drafts, preempt a request, stop one for a more
+        urgent one, or be empty.
 
         can_follow: whether the executor samples for such parameters before the token before is known.
         """
@@ -240,10 +236,9 @@ class ContinuousBatchingScheduler:
         may_draft = (
             self.config.max_draft_tokens > 0 and max_decode_rows(self.config, num_decoding) > 1
         )
-        may_make_way = self._admission.is_awaited and self._running.has_best_effort
         return (
             any(goes_on(s, request) for s, request in current)
-            and not may_make_way
+            and not self._may_make_way()
             and self._kv.has_room_to_grow(len(running))
             and all(is_predictable(s, request, may_draft=may_draft) for s, request in current)
             and all(can_follow(r.spec.sampling) for s, r in current if s.num_samples)
@@ -281,10 +276,19 @@ class ContinuousBatchingScheduler:
         self._kv.forget_cached()
         self._residents.forget()
 
+    def _may_make_way(self) -> bool:
+        """Return whether a running request might be stopped for a waiting one of a higher class."""
+        # The last one is of the lowest class.
+        lowest = self._running.requests[-1]
+        may_stop = lowest.is_best_effort or self.config.max_urgent_wait_ms is not None
+        return may_stop and any(r.rank < lowest.rank for r in self._waiting)
+
     def _admit(self, now: float, *, is_best_effort_due: bool) -> None:
-        num_running = len(self._running.requests)
         started = self._admission.admit(
-            num_running, now, self._running.make_way, is_best_effort_due=is_best_effort_due
+            self._running.requests,
+            now,
+            self._running.make_way,
+            is_best_effort_due=is_best_effort_due,
         )
         for request in started:
             self._running.join(request)

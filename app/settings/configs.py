@@ -44,6 +44,9 @@ def engine_config(
         "max_num_seqs": settings.max_num_seqs if settings.enable_batching else 1,
         "num_blocks": size if is_set else None,
         "max_blocks": size,
+        "max_urgent_wait_ms": None
+        if settings.max_urgent_wait_ms == "off"
+        else settings.max_urgent_wait_ms,
         "chat_template": _template("chat_template", settings.chat_template),
         "rerank_template": named or _template("rerank_template", settings.rerank_template),
     }

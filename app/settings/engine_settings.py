@@ -110,6 +110,11 @@ class EngineSettings(BaseSettings):
         allow_inf_nan=False,
         description="Priority classes that a waiting request climbs each second.",
     )
+    max_urgent_wait_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["off"] = Field(
+        default=500.0,
+        description="Milliseconds that a request waits for room before running requests of a lower priority make "
+        "way for it; steps without streams take no longer either. With `off` all that run go on to their ends.",
+    )
     max_model_len: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="Most tokens of one request, prompt and output together; empty takes the model's "

@@ -10,7 +10,7 @@ from batching.kv_cache.prefix_lookup import PrefixHit, PrefixLookup
 from batching.kv_cache.state_slots import StateSlots
 from batching.kv_cache.window_blocks import WindowBlocks
 from batching.prefix_cache import PrefixCache
-from batching.priority_queue import QueueKey
+from batching.priority_queue import RunningKey
 from batching.request import BatchRequest
 from batching.steps.stats import SchedulerStats
 from batching.steps.step_plan import Slice
@@ -87,7 +87,18 @@ class KVCacheManager:
         cached = self.prefixes.hashes(request)[:num_cached]
         return NumBlocks(num_general, self.windows.num_to_start(request, cached))
 
-    def start(self, request: BatchRequest, hit: PrefixHit, key: QueueKey) -> None:
+    def num_freed(
+        self, requests: Sequence[BatchRequest], request: BatchRequest, hit: PrefixHit
+    ) -> NumBlocks:
+        """Return how many more blocks would be available to start `request` if `requests` were stopped."""
+        tables = (r.block_table.block_ids for r in requests)
+        num_general = self.block_manager.num_freed(tables, hit.block_ids)
+        if self.windows is None:
+            return NumBlocks(num_general)
+        cached = self.prefixes.hashes(request)[: len(hit.block_ids)]
+        return NumBlocks(num_general, self.windows.num_freed(requests, cached))
+
+    def start(self, request: BatchRequest, hit: PrefixHit, key: RunningKey) -> None:
         """Give an admitted request blocks for all its tokens, those of `hit` included.
 
         The caller has checked that there are enough.
@@ -198,7 +209,7 @@ class KVCacheManager:
             copies += self.windows.take_copies()
         return tuple(copies)
 
-    def release(self, request: BatchRequest, key: QueueKey) -> None:
+    def release(self, request: BatchRequest, key: RunningKey) -> None:
         """Take back all blocks and the state of a request; full blocks stay cached."""
         hashes = self.prefixes.hashes(request)
         self.prefix_cache.clear_in_flight(hashes, key)

@@ -9,7 +9,7 @@ from batching.kv_cache.partial_blocks import PartialBlocks, PartialHit
 from batching.kv_cache.state_checkpoints import StateCheckpoints
 from batching.kv_cache.window_blocks import WindowBlocks
 from batching.prefix_cache import PrefixCache
-from batching.priority_queue import QueueKey
+from batching.priority_queue import RunningKey
 from batching.request import BatchRequest
 
 
@@ -75,7 +75,7 @@ class PrefixLookup:
             self._checkpoints.want(block_hash)
         return PrefixHit(block_ids[:num_usable], num_found, junction)
 
-    def is_worth_waiting(self, hit: PrefixHit, key: QueueKey) -> bool:
+    def is_worth_waiting(self, hit: PrefixHit, key: RunningKey) -> bool:
         """Return whether a request that is due earlier computes the block that could be shared next."""
         return any(self._prefix_cache.is_in_flight(block_hash, key) for block_hash in hit.awaited)
 

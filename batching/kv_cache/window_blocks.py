@@ -66,6 +66,17 @@ class WindowBlocks:
         missing = sum(map(self._num_missing, self._admitted.values()))
         return self.block_manager.num_free_blocks - missing
 
+    def num_freed(self, requests: Sequence[BatchRequest], cached: Sequence[BlockHash]) -> int:
+        """Return how many more blocks would be available if these requests were released.
+
+        cached: the blocks behind which another request starts, which it shares.
+        """
+        num_missing = sum(map(self._num_missing, requests))
+        _, kept = self._visible(cached)
+        return num_missing + self.block_manager.num_freed(
+            (r.window_table.held for r in requests), kept
+        )
+
     def num_to_start(self, request: BatchRequest, cached: Sequence[BlockHash]) -> int:
         """Return how many available blocks it takes to start a request behind these cached blocks.
 

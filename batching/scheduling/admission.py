@@ -1,22 +1,20 @@
 """Admission into the batch: which waiting requests start, and when."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from math import inf
 
 from batching.config import SchedulerConfig
 from batching.kv_cache.manager import KVCacheManager, NumBlocks
 from batching.kv_cache.prefix_lookup import PrefixHit
-from batching.priority_queue import PriorityQueueWithAging, QueueKey
+from batching.priority_queue import PriorityQueueWithAging, RunningKey
 from batching.request import BatchRequest, RequestStatus
+from batching.scheduling.urgency import Urgency
 
 
 class AdmissionQueue:
     """The waiting requests, admitted in the order of the aging queue.
 
-    No request overtakes one that has to wait for room.  Best-effort requests make way for others: if an
-    interactive request is first and there is no room for it, best-effort requests are stopped and queued
-    again, and no best-effort request starts until it has started.
+    No request overtakes one that has to wait for room, unless it or one behind it is urgent: see `Urgency`.
 
     num_aged_admissions: requests that were admitted before a waiting one of a more urgent class.
     num_prefix_waits: requests that waited for another one to compute their prefix.
@@ -30,9 +28,9 @@ class AdmissionQueue:
         self.num_prefix_waits = 0
         self._awaiting_prefix: set[int] = set()
         self._num_best_effort = 0
-        # Best-effort requests were stopped for it.
-        self._starts_next: BatchRequest | None = None
-        self._max_num_seqs = config.max_num_seqs
+        # How many requests may start in the queue's order though others are urgent.
+        self._num_turns = 0
+        self._config = config
         self._kv = kv
 
     @property
@@ -54,16 +52,20 @@ class AdmissionQueue:
     def num_best_effort(self) -> int:
         return self._num_best_effort
 
-    def startable(self, num_running: int) -> BatchRequest | None:
-        """Return the first waiting request that is no best-effort request, if there is room for it.
+    def startable(self, running: Sequence[BatchRequest], now: float) -> list[BatchRequest]:
+        """Return the first interactive request that waits, if it may start now.
 
-        num_running: the requests that would not make way for it.
+        running: the admitted requests that would not make way for it at once.
         """
-        if not self.is_awaited or num_running >= self._max_num_seqs:
-            return None
+        if not self.is_awaited:
+            return []
+        if Urgency(self.waiting, self._config.max_urgent_wait, now).has_urgent:
+            # Others make way, in a moment.
+            return [min((r for r in self.waiting if not r.is_best_effort), key=self.running_key)]
         in_order = self.waiting.first(1 + self._num_best_effort)
         request = next(r for r in in_order if not r.is_best_effort)
-        return None if self._fitting(request, ()) is None else request
+        batch = _Admission(running, self._config.max_num_seqs)
+        return [] if self._fitting(request, batch) is None else [request]
 
     def push(self, request: BatchRequest) -> None:
         self.waiting.push(request)
@@ -72,19 +74,21 @@ class AdmissionQueue:
     def remove(self, request: BatchRequest) -> None:
         self.waiting.remove(request)
         self._num_best_effort -= request.is_best_effort
-        if request is self._starts_next:
-            self._starts_next = None
 
-    def running_key(self, request: BatchRequest) -> QueueKey:
-        """Return the sort key of an admitted request: by due time, best-effort requests last."""
-        key = self.waiting.key(request)
-        return key._replace(due_time=inf) if request.is_best_effort else key
+    def running_key(self, request: BatchRequest) -> RunningKey:
+        """Return the sort key of an admitted request: by class, then by due time."""
+        return RunningKey(request.rank, *self.waiting.key(request))
+
+    def leave_room(self, request: BatchRequest) -> None:
+        """Record that an admitted request has ended."""
+        if not self.waiting.has_more_urgent(request.priority):
+            self._num_turns += 1
 
     def admit(
         self,
-        num_running: int,
+        running: Sequence[BatchRequest],
         now: float,
-        make_way: Callable[[], BatchRequest | None],
+        stop: Callable[[BatchRequest], None],
         *,
         is_best_effort_due: bool,
     ) -> list[BatchRequest]:
@@ -93,50 +97,80 @@ class AdmissionQueue:
         A request whose prefix another request is computing right now waits for that: it keeps its position,
         and a sequence slot and the blocks that it will need stay reserved for it.
 
-        make_way: stops a best-effort request and returns it, None if none is running; it is queued again
-            after the others have started.
+        running: the admitted requests, in the order of service.
+        stop: removes one of them, for a more urgent one; it is queued again after the others have started.
         is_best_effort_due: best-effort requests take part in this step; otherwise they start only if no
             other request waits, since the next step might stop them.
         """
-        started: list[BatchRequest] = []
-        deferred: dict[BatchRequest, NumBlocks] = {}
-        passed_over: list[BatchRequest] = []
+        urgency = Urgency(self.waiting, self._config.max_urgent_wait, now)
+        if not urgency.has_urgent:
+            self._num_turns = 0
+        batch = _Admission(running, self._config.max_num_seqs)
         while self.waiting:
             request = self.waiting.peek()
-            may_start = self._starts_next is None and (is_best_effort_due or not self.is_awaited)
-            if request.is_best_effort and not may_start:
+            is_behind = urgency.passes(request)
+            has_turn = is_best_effort_due if request.is_best_effort else self._num_turns > 0
+            hit = self._fitting(request, batch) if has_turn or not is_behind else None
+            if hit is not None:
+                self._take(request, hit, batch, now)
+                if urgency.settle(request):
+                    self._push(batch.take_passed_over())
+            elif is_behind:
                 self.remove(request)
-                passed_over.append(request)
-                continue
-            has_slot = num_running + len(started) + len(deferred) < self._max_num_seqs
-            hit = self._fitting(request, deferred.values()) if has_slot else None
-            if hit is None:
-                if request.is_best_effort or (stopped := make_way()) is None:
-                    break
-                self._starts_next = request
-                num_running -= 1
-                # Others may have waited for what it computes.
-                passed_over += [stopped, *_take_best_effort(deferred)]
-                continue
-            self.remove(request)
-            if self._kv.prefixes.is_worth_waiting(hit, self.running_key(request)):
-                deferred[request] = self._kv.num_blocks_to_start(request, hit)
-            else:
-                self._start(request, hit, now)
-                started.append(request)
-        for request in passed_over:
-            self.push(request)
-        self._defer(deferred)
-        return started
+                batch.passed_over.append(request)
+            elif not self._make_way(request, batch, urgency, stop):
+                break
+        self._push(batch.take_passed_over())
+        self._push(batch.stopped)
+        self._defer(batch.deferred)
+        return batch.started
 
-    def _fitting(self, request: BatchRequest, reserved: Iterable[NumBlocks]) -> PrefixHit | None:
+    def _fitting(self, request: BatchRequest, batch: "_Admission") -> PrefixHit | None:
         """Return what a request finds in the prefix cache; None if there is no room for the rest of it."""
+        if batch.num_slots <= 0:
+            return None
         hit = self._kv.prefixes.find(request)
-        needed = reduce(NumBlocks.plus, reserved, self._kv.num_blocks_to_start(request, hit))
+        needed = batch.num_reserved.plus(self._kv.num_blocks_to_start(request, hit))
         return hit if needed.fits(self._kv.available()) else None
+
+    def _make_way(
+        self,
+        request: BatchRequest,
+        batch: "_Admission",
+        urgency: Urgency,
+        stop: Callable[[BatchRequest], None],
+    ) -> bool:
+        """Stop as few running requests as make room for a waiting one; return whether there is room now."""
+        victims = [r for r in reversed(batch.running) if urgency.stops(r)]
+        if not victims:
+            return False
+        hit = self._kv.prefixes.find(request)
+        needed = batch.num_reserved.plus(self._kv.num_blocks_to_start(request, hit))
+        for num in range(max(1, 1 - batch.num_slots), len(victims) + 1):
+            stopped = victims[:num]
+            freed = self._kv.num_freed(stopped, request, hit)
+            if needed.fits(self._kv.available().plus(freed)):
+                break
+        else:
+            return False
+        for victim in stopped:
+            stop(victim)
+        batch.make_way(stopped)
+        return True
+
+    def _take(self, request: BatchRequest, hit: PrefixHit, batch: "_Admission", now: float) -> None:
+        """Start a request that has room, or let it wait for its prefix."""
+        self.remove(request)
+        if self._kv.prefixes.is_worth_waiting(hit, self.running_key(request)):
+            batch.deferred[request] = self._kv.num_blocks_to_start(request, hit)
+            return
+        self._start(request, hit, now)
+        batch.started.append(request)
+        self._num_turns = max(0, self._num_turns - 1)
 
     def _start(self, request: BatchRequest, hit: PrefixHit, now: float) -> None:
         self._kv.start(request, hit, self.running_key(request))
+        request.admitted_time = now
         if request.scheduled_time is None:
             request.scheduled_time = now
         self.num_aged_admissions += self.waiting.has_more_urgent(request.priority)
@@ -146,13 +180,48 @@ class AdmissionQueue:
         awaiting = {request.request_id for request in requests}
         self.num_prefix_waits += len(awaiting - self._awaiting_prefix)
         self._awaiting_prefix = awaiting
+        self._push(requests)
+
+    def _push(self, requests: Iterable[BatchRequest]) -> None:
         for request in requests:
             self.push(request)
 
 
-def _take_best_effort(deferred: dict[BatchRequest, NumBlocks]) -> list[BatchRequest]:
-    """Remove the best-effort requests, and return them."""
-    taken = [request for request in deferred if request.is_best_effort]
-    for request in taken:
-        del deferred[request]
-    return taken
+class _Admission:
+    """What becomes of the waiting requests before one step.
+
+    started: in the order in which they started.
+    deferred: those that wait for a prefix, with the blocks that are reserved for them.
+    stopped: those that made way.  They are queued again afterwards.
+    """
+
+    def __init__(self, running: Sequence[BatchRequest], max_num_seqs: int) -> None:
+        """`running` are the admitted requests; it changes as they are stopped."""
+        self.running = running
+        self.started: list[BatchRequest] = []
+        self.deferred: dict[BatchRequest, NumBlocks] = {}
+        self.stopped: list[BatchRequest] = []
+        self.passed_over: list[BatchRequest] = []
+        self._max_num_seqs = max_num_seqs
+
+    @property
+    def num_slots(self) -> int:
+        """How many more requests may start."""
+        return self._max_num_seqs - len(self.running) - len(self.started) - len(self.deferred)
+
+    @property
+    def num_reserved(self) -> NumBlocks:
+        return reduce(NumBlocks.plus, self.deferred.values(), NumBlocks(0))
+
+    def make_way(self, stopped: Iterable[BatchRequest]) -> None:
+        """Record that requests were stopped for another one."""
+        # Best-effort requests may have waited for what these compute.
+        waited = [r for r in self.deferred if r.is_best_effort]
+        for each in waited:
+            del self.deferred[each]
+        self.stopped += [*stopped, *waited]
+
+    def take_passed_over(self) -> list[BatchRequest]:
+        """Return the requests that were passed over, each once."""
+        passed_over, self.passed_over = self.passed_over, []
+        return passed_over

@@ -1,6 +1,6 @@
 """Which engine runs the next step: the order of the aging queue, for all models of a server."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -31,17 +31,17 @@ class Demand(NamedTuple):
     """What an engine has to do.
 
     num_streams: interactive requests that decode.
-    due_time: when the first interactive prompt that can advance is due, see `PriorityQueueWithAging`; inf
-        if there is none.
-    num_pending: tokens of the shortest of these prompts.
+    rank, due_time, num_pending: of the interactive prompts that can advance, the highest class, the earliest
+        due time, see `PriorityQueueWithAging`, and the tokens of the shortest one; inf if there are none.
     has_best_effort: best-effort requests are here.
     is_best_effort_due: they may take part in a step beside interactive requests.
     is_in_flight: the next step is queued already.
     """
 
     num_streams: int = 0
+    rank: float = inf
     due_time: float = inf
-    num_pending: int = 0
+    num_pending: float = inf
     has_best_effort: bool = False
     is_best_effort_due: bool = False
     is_in_flight: bool = False
@@ -57,14 +57,33 @@ class Demand(NamedTuple):
         return self.is_best_effort_due or not has_interactive
 
 
+_Order = Callable[[Demand], tuple[float, float]]
+
+
+def _highest_class(demand: Demand) -> tuple[float, float]:
+    return demand.rank, demand.due_time
+
+
+def _due_first(demand: Demand) -> tuple[float, float]:
+    return demand.due_time, 0.0
+
+
+def _shortest(demand: Demand) -> tuple[float, float]:
+    return demand.num_pending, demand.due_time
+
+
+# The share of the time of prompts that each order decides about.
+_ORDERS: Final[Mapping[_Order, float]] = {_highest_class: 0.5, _due_first: 0.25, _shortest: 0.25}
+
+
 class EngineTurns(Generic[Key]):
     """Divides the time of the device among engines, and a load.
 
     Who has used the device least is next, as in start-time fair queueing (Goyal et al. 1996): engines with
     streams, the load if there is one, and the engine whose prompts may advance.  Half of the time of prompts
-    goes to the prompt that is due first in the whole server, the rest to the shortest one, as within one
-    engine; so no prompt waits for prompts of another model that are due later and longer.  Best-effort
-    requests take turns when no engine has other work, and now and then beside it.
+    is for the highest class in the whole server, a quarter for the prompt that is due first, and a quarter
+    for the shortest one, as in a step of one engine (`share_prefill_budget`).  Best-effort requests take
+    turns when no engine has other work, and now and then beside it.
 
     It is pure: the caller measures the time, in seconds, and reports it to `charge`.
     """
@@ -73,9 +92,9 @@ class EngineTurns(Generic[Key]):
         # Who has been idle does not get the time of others for that: all begin at what the last one had used.
         self._used: dict[Key, float] = {}
         self._last_used = 0.0
-        # By how many seconds the prompts that are due first are ahead of the shortest ones.
-        self._lead_of_first = 0.0
-        self._is_first = self._is_shortest = False
+        # The time of prompts that each of the orders has had, divided by its share.
+        self._had = dict.fromkeys(_ORDERS, 0.0)
+        self._order: _Order | None = None
         self._others_served = -QUIET_PERIOD
 
     def next(
@@ -89,8 +108,9 @@ class EngineTurns(Generic[Key]):
         has_interactive = any(demand.is_interactive for demand in demands.values())
         if has_interactive:
             self._others_served = now
-        first, shortest = _first_due(demands), _shortest(demands)
-        prefills = first if self._lead_of_first <= 0 else shortest
+        order = min(_ORDERS, key=self._had.__getitem__)
+        prompts = {key: d for key, d in demands.items() if d.due_time < inf}
+        prefills = min(prompts, key=lambda key: order(prompts[key]), default=None)
         candidates = [
             key
             for key, demand in demands.items()
@@ -102,11 +122,11 @@ class EngineTurns(Generic[Key]):
             return None
         in_flight = [key for key, demand in demands.items() if demand.is_in_flight]
         chosen = in_flight[0] if in_flight else self._least_used(candidates)
-        may_prefill = chosen == prefills
-        self._is_first = may_prefill and chosen == first
-        self._is_shortest = may_prefill and chosen == shortest
+        self._order = order if chosen == prefills else None
         turn = Turn(
-            may_prefill=may_prefill or chosen not in demands or not demands[chosen].is_interactive,
+            may_prefill=chosen == prefills
+            or chosen not in demands
+            or not demands[chosen].is_interactive,
             is_alone=load is None and len(demands) == 1,
             has_other_streams=any(d.num_streams for key, d in demands.items() if key != chosen),
             expects_others=now - self._others_served < QUIET_PERIOD,
@@ -116,8 +136,8 @@ class EngineTurns(Generic[Key]):
     def charge(self, key: Key, seconds: float) -> None:
         """Count the time of the turn that `next` has returned."""
         self._used[key] = self._used.get(key, self._last_used) + seconds
-        if self._is_first != self._is_shortest:
-            self._lead_of_first += seconds if self._is_first else -seconds
+        if self._order is not None:
+            self._had[self._order] += seconds / _ORDERS[self._order]
 
     def forget(self, key: Key) -> None:
         """Forget an engine or a load that has ended."""
@@ -129,15 +149,3 @@ class EngineTurns(Generic[Key]):
         chosen = min(candidates, key=self._used.__getitem__)
         self._last_used = self._used[chosen]
         return chosen
-
-
-def _first_due(demands: Mapping[Key, Demand]) -> Key | None:
-    return _least({key: d.due_time for key, d in demands.items() if d.due_time < inf})
-
-
-def _shortest(demands: Mapping[Key, Demand]) -> Key | None:
-    return _least({key: d.num_pending for key, d in demands.items() if d.due_time < inf})
-
-
-def _least(values: Mapping[Key, float]) -> Key | None:
-    return min(values, key=values.__getitem__, default=None)

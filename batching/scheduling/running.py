@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 
 from batching.kv_cache.manager import KVCacheManager
+from batching.priority_queue import QueueKey
 from batching.request import BatchRequest, RequestStatus
 from batching.scheduling.admission import AdmissionQueue
 from batching.scheduling.residents import Residents
@@ -11,13 +12,16 @@ from batching.scheduling.residents import Residents
 class RunningRequests:
     """The admitted requests; a request that leaves gives its blocks back.
 
-    requests: the one that is due first in front, best-effort requests behind all others.
+    requests: higher classes in front, best-effort requests behind all others; of a class, the one that
+        is due first.
     num_preemptions: how often a request had to leave before its end to make room for another one.
+    num_urgent_preemptions: how often an interactive one made way for a waiting request of a higher class.
     """
 
     def __init__(self, kv: KVCacheManager, admission: AdmissionQueue, residents: Residents) -> None:
         self.requests: list[BatchRequest] = []
         self.num_preemptions = 0
+        self.num_urgent_preemptions = 0
         self._kv = kv
         self._admission = admission
         self._residents = residents
@@ -34,6 +38,10 @@ class RunningRequests:
                 return num
         return len(self.requests)
 
+    def due_key(self, request: BatchRequest) -> QueueKey:
+        """Return the sort key of due times, whatever the class."""
+        return self._admission.waiting.key(request)
+
     def split(self) -> tuple[list[BatchRequest], list[BatchRequest]]:
         """Return the requests of interactive clients, and the best-effort requests."""
         num_others = len(self.requests) - self.num_best_effort
@@ -46,6 +54,8 @@ class RunningRequests:
     def leave(self, request: BatchRequest, status: RequestStatus) -> None:
         """Remove a request, which then has this status and no blocks."""
         request.move_to(status)
+        if request.has_ended:
+            self._admission.leave_room(request)
         key = self._admission.running_key(request)
         del self.requests[bisect_left(self.requests, key, key=self._admission.running_key)]
         self._kv.release(request, key)
@@ -56,13 +66,10 @@ class RunningRequests:
         self._stop(request)
         self._admission.push(request)
 
-    def make_way(self) -> BatchRequest | None:
-        """Stop the best-effort request that is due last and return it; the caller queues it again."""
-        if not self.has_best_effort:
-            return None
-        victim = self.requests[-1]
-        self._stop(victim)
-        return victim
+    def make_way(self, request: BatchRequest) -> None:
+        """Stop a request for one of a higher class; the caller queues it again."""
+        self._stop(request)
+        self.num_urgent_preemptions += not request.is_best_effort
 
     def requeue(self, request: BatchRequest) -> None:
         """Move a request for which there is no sequence slot to the queue."""

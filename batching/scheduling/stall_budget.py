@@ -1,5 +1,6 @@
 """How many prompt tokens a step may prefill without stalling the running streams."""
 
+from math import inf
 from typing import Final
 
 # Prompt tokens that a step may always prefill beside streams.
@@ -15,6 +16,9 @@ class StallBudget:
     once for each prompt per decoding request; otherwise one early request would keep all the others
     waiting.  A step may always process `min_chunk` prompt tokens, because short chunks of a long prompt
     attend to its context again and again.  `max_stall` bounds the added time in any case.
+
+    A step without decodes stalls no stream, but a request that arrives meanwhile waits for its end: it takes
+    `max_alone`, about.
     """
 
     # The weight of earlier steps against the newest one.
@@ -22,9 +26,10 @@ class StallBudget:
     # A prompt must advance, however slow the machine.
     _MIN_TOKENS = 16
 
-    def __init__(self, max_stall: float, min_chunk: int) -> None:
-        """`max_stall` is in seconds, `min_chunk` in tokens."""
+    def __init__(self, max_stall: float, min_chunk: int, max_alone: float = inf) -> None:
+        """`max_stall` and `max_alone` are in seconds, `min_chunk` in tokens."""
         self._max_stall = max_stall
+        self._max_alone = max_alone
         self._min_chunk = min_chunk
         # The mean of the recent steps without prompts; 0 is unknown, as in the sums below.
         self._decode_duration = 0.0
@@ -33,15 +38,17 @@ class StallBudget:
         self._num_tokens = 0.0
 
     def max_prefill_tokens(
-        self, num_prompts: int, num_streams: int, *, is_first_short: bool = False
+        self, num_prompts: int, num_streams: int, *, has_other_streams: bool = False
     ) -> int | None:
-        """Return how many prompt tokens a step may process beside decodes.
+        """Return how many prompt tokens a step may process beside the decodes of `num_streams` requests.
 
         Until a prefill was measured it is None (no limit), since every request begins with one, or
-        `min_chunk` with `is_first_short`, where requests of other engines decode.
+        `min_chunk` where requests of other engines decode.
         """
+        if num_streams == 0 and not has_other_streams:
+            return self._max_tokens_alone()
         most = self._max_tokens(max(1, num_prompts / max(1, num_streams)), self._min_chunk)
-        return self._min_chunk if most is None and is_first_short else most
+        return self._min_chunk if most is None and has_other_streams else most
 
     def max_interruptible_tokens(self) -> int | None:
         """Return how many prompt tokens a step may process that an interactive request may have to wait for.
@@ -50,13 +57,21 @@ class StallBudget:
         """
         return self._max_tokens(1, self._MIN_TOKENS)
 
+    def _max_tokens_alone(self) -> int | None:
+        if self._prefill_duration == 0 or self._max_alone == inf:
+            return None
+        return max(self._MIN_TOKENS, round(self._max_alone * self._tokens_per_second))
+
+    @property
+    def _tokens_per_second(self) -> float:
+        return self._num_tokens / self._prefill_duration
+
     def _max_tokens(self, num_decodes: float, min_chunk: int) -> int | None:
         """Return how many prompt tokens take as long as `num_decodes` steps of decodes."""
         if self._prefill_duration == 0:
             return None
-        tokens_per_second = self._num_tokens / self._prefill_duration
-        most = round(self._max_stall * tokens_per_second)
-        wanted = round(self._decode_duration * num_decodes * tokens_per_second)
+        most = round(self._max_stall * self._tokens_per_second)
+        wanted = round(self._decode_duration * num_decodes * self._tokens_per_second)
         if self._decode_duration == 0:
             wanted = most
         return max(self._MIN_TOKENS, min(most, max(min_chunk, wanted)))

@@ -11,12 +11,14 @@ from batching.scheduling.running import RunningRequests
 from batching.steps.step_plan import Slice
 
 
-def max_decode_rows(config: SchedulerConfig, num_decoding: int) -> int:
+def max_decode_rows(config: SchedulerConfig, num_decoding: int, num_rows: int = 0) -> int:
     """Return how many tokens one decode and its drafts may have.
 
     Each request gets the same share, so that the one that is due first does not take it all.
+
+    num_rows: the tokens of other decodes and their drafts that the step has already.
     """
-    max_rows = min(config.max_drafting_rows, config.max_num_batched_tokens)
+    max_rows = min(config.max_drafting_rows, config.max_num_batched_tokens) - num_rows
     return max_rows // max(1, num_decoding)
 
 
@@ -39,7 +41,7 @@ class StepPlanner:
     ) -> None:
         """Begin a step without slices.
 
-        max_prefill_tokens: the most prompt tokens beside other slices; None is no limit.
+        max_prefill_tokens: the most prompt tokens; None is no limit but that of all tokens.
         may_end: a request may end before the step runs, because another one is in flight.
         """
         self.slices: list[Slice] = []
@@ -57,7 +59,8 @@ class StepPlanner:
         num_reserved: tokens of the step that are kept for other requests.
         """
         num_decoding = sum(r.status is RequestStatus.RUNNING for r in requests)
-        max_rows = max_decode_rows(self._config, num_decoding)
+        num_rows = sum(len(s) for s in self.slices if not s.is_prefill)
+        max_rows = max_decode_rows(self._config, num_decoding, num_rows)
         # The tokens beyond one for each request.
         budget = self._budget(num_reserved) - num_decoding
         for request in self._growing(requests):
@@ -66,18 +69,12 @@ class StepPlanner:
                 budget -= len(s) - 1
                 self.slices.append(s)
 
-    def make_room(self, requests: Sequence[BatchRequest]) -> None:
-        """Allocate room for the next token of each of these requests, without a slice."""
-        for _ in self._growing(requests):
-            pass
+    def make_room(self, requests: Sequence[BatchRequest]) -> bool:
+        """Allocate room for the next token of each of these requests; return whether one of them decodes."""
+        return RequestStatus.RUNNING in [r.status for r in self._growing(requests)]
 
-    def add_prefills(
-        self, *, is_best_effort: bool, num_reserved: int = 0, is_short: bool = False
-    ) -> None:
-        """Add chunks of the prompts of either best-effort requests or all others.
-
-        is_short: `max_prefill_tokens` holds even if the step has no other slices.
-        """
+    def add_prefills(self, *, is_best_effort: bool, num_reserved: int = 0) -> None:
+        """Add chunks of the prompts of either best-effort requests or all others."""
         prefilling = [
             r
             for r in self._running.requests
@@ -86,8 +83,9 @@ class StepPlanner:
         if not prefilling:
             return
         num_pending = [r.num_pending_tokens for r in prefilling]
-        budget = self._prefill_budget(num_reserved, is_short=is_short)
-        granted = share_prefill_budget(num_pending, budget, self._config.prefill_chunk)
+        budget = self._prefill_budget(num_reserved)
+        due_first = min(range(len(prefilling)), key=lambda i: self._running.due_key(prefilling[i]))
+        granted = share_prefill_budget(num_pending, budget, self._config.prefill_chunk, due_first)
         for request, num_granted in zip(prefilling, granted, strict=True):
             # Each slice takes blocks, so that fewer are left for the next one.
             if num_tokens := self._kv.num_computable(request, num_granted):
@@ -96,10 +94,13 @@ class StepPlanner:
     def _budget(self, num_reserved: int) -> int:
         return self._config.max_num_batched_tokens - num_reserved - sum(map(len, self.slices))
 
-    def _prefill_budget(self, num_reserved: int, *, is_short: bool) -> int:
+    def _prefill_budget(self, num_reserved: int) -> int:
         budget = self._budget(num_reserved)
-        if self._max_prefill_tokens is None or not (self.slices or is_short):
+        if self._max_prefill_tokens is None:
             return budget
+        if not self.slices:
+            # No step is empty.
+            return min(budget, max(1, self._max_prefill_tokens))
         num_prefilled = sum(len(s) for s in self.slices if s.is_prefill)
         return min(budget, max(0, self._max_prefill_tokens - num_prefilled))
 
@@ -113,7 +114,7 @@ class StepPlanner:
                 yield request
 
     def _grow(self, request: BatchRequest) -> bool:
-        """Allocate room for the next token, preempting the request that is due last until it fits.
+        """Allocate room for the next token, preempting the last request of the batch until it fits.
 
         Returns False if the request itself was preempted.  The preempted request has no slice in this plan
         yet, since slices are made in the order of the running requests.

@@ -129,6 +129,7 @@ class StepRecorder:
         request.forks.remove(fork)
         self._kv.fork(request, fork, s.stop)
         fork.scheduled_time = request.scheduled_time
+        fork.admitted_time = request.admitted_time
         fork.move_to(RequestStatus.PREFILLING)
         fork.move_to(RequestStatus.RUNNING)
         self._running.join(fork)

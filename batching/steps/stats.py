@@ -9,6 +9,7 @@ class SchedulerStats(NamedTuple):
 
     num_awaiting_prefix: waiting requests whose prefix was being computed by another at the last plan.
     block_size: tokens in a block.
+    num_urgent_preemptions: those of them that made way for a waiting request of a higher class.
     num_evictions: cached blocks that were evicted.
     num_queried_tokens, num_hit_tokens: prompt tokens of admitted requests, and those found in the cache.
     num_aged_admissions: requests that were admitted before a waiting one of a more urgent class.
@@ -43,6 +44,7 @@ class SchedulerStats(NamedTuple):
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_urgent_preemptions: int = 0
     num_checkpoints: int | None = None
     num_checkpoints_stored: int = 0
     num_checkpoints_hit: int = 0

@@ -1,4 +1,5 @@
 from dataclasses import FrozenInstanceError
+from math import inf
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ def test_the_number_of_checkpoints_may_be_0_or_unknown_and_not_below() -> None:
         {"memory_fraction": 1.0},
         {"memory_fraction": 0.0},
         {"max_stall_ms": 0.0},
+        {"max_urgent_wait_ms": 0.0},
         {"step_timeout": 0.0},
         {"num_blocks": 0},
         {"max_model_len": 0},
@@ -53,6 +55,11 @@ def test_the_number_of_checkpoints_may_be_0_or_unknown_and_not_below() -> None:
 def test_an_engine_limit_out_of_range_is_rejected(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         EngineConfig(model="m", model_id="m", **changes)
+
+
+def test_without_an_urgent_wait_requests_wait_for_ever() -> None:
+    assert SchedulerConfig(max_urgent_wait_ms=None).max_urgent_wait == inf
+    assert SchedulerConfig(max_urgent_wait_ms=250.0).max_urgent_wait == 0.25
 
 
 def test_the_context_is_the_smallest_of_model_setting_and_pool() -> None:

@@ -7,7 +7,7 @@ import pytest
 from batching.config import SchedulerConfig
 from batching.inputs.sampling_params import SamplingParams
 from batching.kv_cache.manager import KVCacheManager
-from batching.priority_queue import QueueKey
+from batching.priority_queue import RunningKey
 from batching.request import BatchRequest
 from batching.scheduler import ContinuousBatchingScheduler
 from tests.support.fakes import TokenRunner, expected_output, small_config
@@ -210,7 +210,7 @@ def test_a_request_that_makes_way_resumes_where_it_was() -> None:
 def test_a_copy_that_is_not_made_leaves_nothing() -> None:
     kv = KVCacheManager(limits())
     first, stopped, other = (make_request(i, prompt(6, 6), max_tokens=1) for i in range(3))
-    key = QueueKey(due_time=0.0, request_id=0)
+    key = RunningKey(rank=0, due_time=0.0, request_id=0)
     kv.start(first, kv.prefixes.find(first), key)
     kv.commit(first, kv.make_slice(first, 6), 6)
     kv.release(first, key)

@@ -2,7 +2,7 @@ from hypothesis import given, strategies as st
 
 from batching.block_manager import BlockTable, PagedBlockManager
 from batching.prefix_cache import HashChain, PrefixCache
-from batching.priority_queue import QueueKey
+from batching.priority_queue import RunningKey
 
 TOKENS = st.lists(st.integers(0, 1), max_size=12)
 
@@ -53,7 +53,7 @@ def test_a_block_is_in_flight_until_it_is_inserted_or_its_request_stops() -> Non
     manager = PagedBlockManager(4, 2)
     cache = PrefixCache(manager)
     hashes = HashChain().extended([1, 2, 3, 4], 2)
-    first, second, third = (QueueKey(due_time=10.0, request_id=i) for i in (7, 8, 9))
+    first, second, third = (RunningKey(rank=0, due_time=10.0, request_id=i) for i in (7, 8, 9))
     cache.mark_in_flight(hashes, second)
     cache.mark_in_flight(hashes, first)
     cache.clear_in_flight(hashes, second)
@@ -67,5 +67,5 @@ def test_a_block_is_in_flight_until_it_is_inserted_or_its_request_stops() -> Non
 def test_no_request_waits_for_one_that_is_due_later() -> None:
     cache = PrefixCache(PagedBlockManager(4, 2))
     hashes = HashChain().extended([1, 2], 2)
-    cache.mark_in_flight(hashes, QueueKey(due_time=20.0, request_id=0))
-    assert not cache.is_in_flight(hashes[0], QueueKey(due_time=1.0, request_id=1))
+    cache.mark_in_flight(hashes, RunningKey(rank=0, due_time=20.0, request_id=0))
+    assert not cache.is_in_flight(hashes[0], RunningKey(rank=0, due_time=1.0, request_id=1))

@@ -29,7 +29,6 @@ from batching.config import SchedulerConfig
 from batching.engine.load_slices import LoadSlices
 from batching.engine.loaded_engine import LoadedEngine
 from batching.scheduler import ContinuousBatchingScheduler
-from batching.scheduling.engine_turns import ALONE, Turn
 from batching.steps.sequences import Sequences, SequenceState, recorded
 from batching.steps.step_plan import Slice, SliceOutput, StepPlan
 
@@ -71,10 +70,8 @@ class SlowScheduler(ContinuousBatchingScheduler):
         self._tokenizer = tokenizer
         self._due: dict[int, float] = {}
 
-    def schedule(
-        self, max_prefill_tokens: int | None = None, *, now: float = 0.0, turn: Turn = ALONE
-    ) -> StepPlan:
-        plan = super().schedule(max_prefill_tokens, now=now, turn=turn)
+    def schedule(self, max_prefill_tokens: int | None = None, *, now: float = 0.0) -> StepPlan:
+        plan = super().schedule(max_prefill_tokens, now=now)
         for started in plan.started:
             is_slow = "[[slow" in self._tokenizer.decode(started.spec.prompt)
             self._due[started.sequence_id] = now + _PREFILL_TIME * is_slow

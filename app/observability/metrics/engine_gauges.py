@@ -79,6 +79,11 @@ _COUNTERS: Final = (
     ),
     Reading("mlx_server:block_evictions", "Cached blocks evicted.", lambda s: s.num_evictions),
     Reading(
+        "mlx_server:urgent_preemptions",
+        "Preemptions of running requests for a waiting request of a higher priority.",
+        lambda s: s.num_urgent_preemptions,
+    ),
+    Reading(
         "mlx_server:aged_admissions",
         "Requests admitted before a waiting request of a higher priority, due to aging.",
         lambda s: s.num_aged_admissions,

@@ -56,6 +56,7 @@ STATS: Final = SchedulerStats(
     num_drafts=10,
     num_draft_tokens=40,
     num_accepted_tokens=30,
+    num_urgent_preemptions=11,
 )
 
 
@@ -141,6 +142,7 @@ def test_gauges_show_the_last_statistics_of_the_scheduler(
     assert page("vllm:num_requests_waiting_by_reason", reason="deferred") == 2
     assert page("vllm:kv_cache_usage_perc") == 0.25
     assert page("vllm:num_preemptions_total") == 4
+    assert page("mlx_server:urgent_preemptions_total") == 11
     assert page("vllm:prefix_cache_queries_total") == 100
     assert page("vllm:prefix_cache_hits_total") == 60
     assert page("vllm:spec_decode_num_drafts_total") == 10

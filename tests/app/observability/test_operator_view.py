@@ -218,6 +218,7 @@ class TestDeadlines:
 
     async def test_beam_search_has_a_timeout_too(self) -> None:
         async with served_endlessly() as server:
+            assert server.engine.is_alive
             response = await server.complete(
                 use_beam_search=True, best_of=1, max_tokens=1000, timeout=0.05
             )

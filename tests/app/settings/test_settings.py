@@ -259,6 +259,7 @@ def test_settings_do_not_change() -> None:
         ("MAX_NUM_SEQS", "0", "must be greater than or equal to 1, not '0'"),
         ("NUM_BLOCKS", "all", "must be a valid integer or 'auto', not 'all'"),
         ("NUM_BLOCKS", "0", "must be greater than or equal to 1 or 'auto', not '0'"),
+        ("MAX_URGENT_WAIT_MS", "0", "must be greater than 0 or 'off', not '0'"),
         ("MAX_STALL_MS", "inf", "must be a finite number, not 'inf'"),
         ("MEMORY_FRACTION", "1", "must be less than 1, not '1'"),
         ("DEVICE", "tpu", "must be 'auto', 'cpu' or 'gpu', not 'tpu'"),

@@ -80,14 +80,16 @@ def test_beside_others_their_prompts_get_what_the_others_leave() -> None:
     assert server.plans([3.0], max_prefill_tokens=3) == ["0[5:6] 1[3:6]"]
 
 
-def test_soon_after_others_their_steps_are_short() -> None:
+def test_soon_after_others_more_of_them_are_expected() -> None:
     """Another request may come, and has to wait for the step that it finds."""
-    server, first = Server(max_num_batched_tokens=16), line(1, 12, 1)
+    server, first = Server(), line(1, 12, 1)
     server.add(request(0, 2, 1))
     assert server.plans([1.0]) == ["0[0:2]"]
+    assert server.scheduler.expects_others(1.1)
     server.add(first)
-    assert server.plans([1.1, 5.9], max_prefill_tokens=3) == ["1[0:3]", "1[3:6]"]
-    assert server.plans([6.0], max_prefill_tokens=3) == ["1[6:12]"]
+    assert [server.scheduler.expects_others(now) for now in (5.9, 6.0)] == [True, False]
+    assert server.plans([6.0], max_prefill_tokens=3) == ["1[0:3]"]
+    server.finish()
     assert right(first)
 
 

@@ -14,8 +14,8 @@ STREAMS: Final = Demand(num_streams=1)
 BATCH: Final = Demand(has_best_effort=True)
 
 
-def prompt(due_time: float, num_pending: int = 100, num_streams: int = 0) -> Demand:
-    return Demand(num_streams, due_time, num_pending)
+def prompt(due_time: float, num_pending: int = 100, num_streams: int = 0, rank: int = 1) -> Demand:
+    return Demand(num_streams, rank, due_time, num_pending)
 
 
 def order(demands: dict[str, Demand], durations: dict[str, float], num_turns: int) -> list[str]:
@@ -27,6 +27,13 @@ def order(demands: dict[str, Demand], durations: dict[str, float], num_turns: in
         chosen.append(found[0])
         turns.charge(found[0], durations[found[0]])
     return chosen
+
+
+def shares(demands: dict[str, Demand], durations: dict[str, float]) -> dict[str, float]:
+    """Return the shares of the time in the long run."""
+    num_turns = Counter(order(demands, durations, 1000))
+    times = {key: num * durations[key] for key, num in num_turns.items()}
+    return {key: round(time / sum(times.values()), 2) for key, time in times.items()}
 
 
 def test_one_engine_is_alone_and_nothing_to_do_is_no_turn() -> None:
@@ -54,10 +61,17 @@ def test_an_engine_that_was_idle_does_not_get_that_time_later() -> None:
     assert Counter(chosen) == {"a": 5, "b": 5}
 
 
-def test_half_of_the_time_of_prompts_is_for_the_one_due_first_and_half_for_the_shortest() -> None:
-    demands = {"first": prompt(1.0, 900), "short": prompt(3.0, 10), "other": prompt(2.0, 500)}
-    chosen = Counter(order(demands, {"first": 2.0, "short": 1.0}, 30))
-    assert chosen == {"first": 10, "short": 20}
+def test_prompts_share_their_time_by_class_by_due_time_and_by_length() -> None:
+    demands = {
+        "high": prompt(9.0, 900, rank=0),
+        "first": prompt(1.0, 900),
+        "short": prompt(3.0, 10),
+        "other": prompt(2.0, 500),
+    }
+    durations = {"high": 2.0, "first": 4.0, "short": 1.0}
+    assert shares(demands, durations) == {"high": 0.5, "first": 0.25, "short": 0.25}
+    del demands["high"]
+    assert shares(demands, durations) == {"first": 0.75, "short": 0.25}
     assert set(order({"both": prompt(1.0, 10), "other": prompt(2.0)}, {"both": 1.0}, 9)) == {"both"}
 
 
@@ -129,11 +143,9 @@ class Prompts:
     num_streams: int = 0
 
     def demand(self) -> Demand:
-        return Demand(
-            self.num_streams,
-            min(self.pending, default=inf),
-            min(self.pending.values(), default=0),
-        )
+        due_time = min(self.pending, default=inf)
+        num_pending = min(self.pending.values(), default=inf)
+        return Demand(self.num_streams, 1.0 if self.pending else inf, due_time, num_pending)
 
     def step(self, turn: Turn) -> tuple[float, list[float]]:
         """Return how long a step takes, and the due times of the prompts that it ends."""

@@ -57,6 +57,22 @@ def test_decodes_faster_than_half_a_prompt_token_still_bound_a_chunk() -> None:
     assert budget.max_interruptible_tokens() == StallBudget._MIN_TOKENS
 
 
+def test_a_step_without_streams_takes_as_long_as_a_request_may_wait_for_it() -> None:
+    budget = StallBudget(0.1, 32, max_alone=0.5)
+    assert budget.max_prefill_tokens(1, 0) is None
+    budget.record(100, 0, 0.2)
+    assert budget.max_prefill_tokens(1, 0) == 250
+    for _ in range(30):
+        budget.record(1, 0, 1.0)
+    assert budget.max_prefill_tokens(9, 0) == StallBudget._MIN_TOKENS
+
+
+def test_a_step_without_streams_may_have_no_limit() -> None:
+    budget = StallBudget(0.1, 32)
+    budget.record(100, 0, 0.2)
+    assert budget.max_prefill_tokens(1, 0) is None
+
+
 def test_it_follows_a_machine_that_slows_down_but_not_one_slow_step() -> None:
     budget = StallBudget(0.1, 32)
     for _ in range(20):
