@@ -1,7 +1,7 @@
 // The choice of a model in the page's head, and what is read aloud of all of them.
 
 import { $, h, setText } from "./dom.js";
-import { bytesOf, factsOf, gib, models, onModels, refreshModels, stateOf, wordOf } from "./models.js";
+import { bytesOf, factsOf, gib, models, onModels, refreshModels, stateText, wordOf } from "./models.js";
 import { change, onChange, settings } from "./settings.js";
 
 export class ModelPicker {
@@ -41,4 +41,4 @@ export class ModelPicker {
 }
 
 const lineOf = (card) =>
-  [card.id, stateOf(card), card.memory && gib(bytesOf(card)), ...factsOf(card)].filter(Boolean).join(" · ");
+  [card.id, stateText(card), card.memory && gib(bytesOf(card)), ...factsOf(card)].filter(Boolean).join(" · ");

@@ -68,7 +68,7 @@ function tell() {
 export const wordOf = (card) => (card?.status?.failed ? "failed" : card?.status?.value);
 
 /** The state of a model. */
-export const stateOf = (card) =>
+export const stateText = (card) =>
   (wordOf(card) === "loading" ? `loading ${percent(card)} %` : wordOf(card) ?? "");
 
 export const percent = ({ status }) => Math.floor(100 * (status.progress ?? 0));
@@ -79,7 +79,7 @@ export function factsOf({ capabilities, pinned, expires_at: expires }) {
   return [
     capabilities?.filter((name) => name !== "completion").join(", "),
     pinned && "pinned",
-    time && `unloaded at ${time} if idle`,
+    time && `unloads at ${time} if idle`,
   ].filter(Boolean);
 }
 

@@ -1,8 +1,8 @@
 // The models with their memory, to be loaded and unloaded.
 
 import { move } from "../api.js";
-import { $, h, setText } from "../dom.js";
-import { bytesOf, factsOf, gib, models, percent, refreshModels, stateOf, wordOf } from "../models.js";
+import { $, arrange, h, setText } from "../dom.js";
+import { bytesOf, factsOf, gib, models, percent, refreshModels, stateText, wordOf } from "../models.js";
 import { change, settings } from "../settings.js";
 import { legendItem } from "./paint.js";
 
@@ -24,11 +24,8 @@ export class ModelsPanel {
   set refusal(text) {
     this.#refusal = text;
     setText($("models-refusal"), text);
+    $("absent-load").disabled = text !== "";
     this.show();
-  }
-
-  get isRefused() {
-    return this.#refusal !== "";
   }
 
   /** Let a model be loaded, or unloaded. */
@@ -45,21 +42,11 @@ export class ModelsPanel {
 
   show() {
     const cards = models().filter(wordOf);
-    const ids = cards.map(({ id }) => id);
-    $("models-section").hidden = !cards.length;
-    for (const [id, row] of this.#rows) {
-      if (ids.includes(id)) continue;
-      row.element.remove();
-      this.#rows.delete(id);
-    }
     const sizes = cards.map(bytesOf);
     const most = Math.max(...sizes, 1);
-    cards.forEach((card, i) => {
-      if (!this.#rows.has(card.id)) this.#rows.set(card.id, new Row(card.id, (act) => this.move(act, card.id)));
-      const row = this.#rows.get(card.id);
-      if ($("models").children[i] !== row.element) $("models").insertBefore(row.element, $("models").children[i] ?? null);
-      row.show(card, most, this.isRefused);
-    });
+    $("models-section").hidden = !cards.length;
+    arrange($("models"), this.#rows, cards.map(({ id }) => id), (id) => new Row(id, (act) => this.move(act, id)));
+    for (const card of cards) this.#rows.get(card.id).show(card, most, this.#refusal !== "");
     setText($("models-size"), `${gib(sizes.reduce((a, b) => a + b, 0))} in use`);
   }
 }
@@ -74,7 +61,7 @@ class Row {
   });
   #bar = h("div", { class: "memory", "aria-hidden": "true" }, ...this.#parts);
   #load = h("progress", { max: 100 });
-  #facts = h("span", { class: "facts" });
+  #about = h("span", { class: "about" });
   #act = "";
   #button = h("button", { type: "button", "aria-describedby": "models-refusal" });
 
@@ -82,7 +69,7 @@ class Row {
     this.#name = h("button", { type: "button", class: "name", text: id, title: id, on: { click: () => change({ model: id }) } });
     this.#load.setAttribute("aria-label", `Load of ${id}`);
     this.#button.addEventListener("click", () => onAct(this.#act));
-    this.element = h("li", {}, this.#name, this.#state, h("div", {}, this.#bar, this.#load), this.#facts, this.#button);
+    this.element = h("li", {}, this.#name, this.#state, h("div", {}, this.#bar, this.#load), this.#about, this.#button);
   }
 
   show(card, most, isRefused) {
@@ -90,12 +77,12 @@ class Row {
     this.element.dataset.state = word;
     if (card.id === settings.model) this.#name.setAttribute("aria-current", "true");
     else this.#name.removeAttribute("aria-current");
-    setText(this.#state, stateOf(card));
+    setText(this.#state, stateText(card));
     PARTS.forEach(([name], i) => { this.#parts[i].style.width = `${(100 * (card.memory?.[name] ?? 0)) / most}%`; });
     this.#load.hidden = word !== "loading";
     this.#load.value = percent(card);
     this.#bar.hidden = !card.memory;
-    setText(this.#facts, lineOf(card));
+    setText(this.#about, lineOf(card));
     this.#act = word === "loaded" || word === "loading" ? "unload" : "load";
     const label = this.#act === "load" ? "Load" : "Unload";
     setText(this.#button, label);

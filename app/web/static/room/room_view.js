@@ -92,7 +92,6 @@ export class RoomView {
       const what = { unloaded: "is not loaded", loading: `is being loaded: ${percent(card)} %`, failed: "could not be loaded" };
       setText($("absent-text"), `${card.id} ${what[word]}.`);
       $("absent-load").hidden = word === "loading";
-      $("absent-load").disabled = this.#panel.isRefused;
       this.#end();
       this.#showState("");
     } else if (!this.#feed.isRunning) {
