@@ -207,7 +207,8 @@ def test_the_states_are_followed_again_after_the_server_was_gone(chromium: Any) 
         first.kill()
         with scripted_server(port=first.url.rpartition(":")[2], models="other=none") as second:
             second.address()
-            expect(option(visit, "other")).to_have_text("other · unloaded")
+            # The longest pause between two tries is 10 seconds.
+            expect(option(visit, "other")).to_have_text("other · unloaded", timeout=20_000)
             choose(visit, "other")
             visit.ask("[[say Hi]]")
             expect(option(visit, "other")).to_contain_text("loaded")
