@@ -14,7 +14,6 @@ from tests.web.visit import PHONE, Visit, new_visit, scripted_server
 
 FIRST: Final = "smollm2-135m-instruct"
 SLOW: Final = "slow"
-_SETTINGS: Final = "() => JSON.parse(localStorage.getItem('settings'))"
 
 
 @dataclass
@@ -56,8 +55,8 @@ def picker(visit: Visit) -> Any:
     return visit.page.get_by_role("combobox", name="Model")
 
 
-def choose(visit: Visit, model: str) -> None:
-    expect(picker(visit).locator("option")).to_have_count(2)
+def choose(visit: Visit, model: str, *, of: int = 2) -> None:
+    expect(picker(visit).locator("option")).to_have_count(of)
     picker(visit).select_option(model)
 
 
@@ -110,6 +109,26 @@ def test_a_message_can_be_stopped_while_its_model_loads(visit: Visit) -> None:
     expect(visit.text).to_have_text("next")
 
 
+def test_a_message_waits_for_the_load_of_another_model(chromium: Any, load: Load) -> None:
+    settings = {"models": f"{SLOW}={load.path},third=none", "idle_unload": "600"}
+    with scripted_server(**settings) as server, new_visit(chromium, server.url) as visit:
+        choose(visit, SLOW, of=3)
+        visit.open("#room")
+        button(visit, "Load slow").click()
+        expect(row(visit, SLOW)).to_contain_text("loading")
+        visit.page.get_by_role("link", name="Chat").click()
+        choose(visit, "third", of=3)
+        visit.send("[[say My turn.]]")
+        expect(visit.last.locator(".wait")).to_have_text("Waiting for third to be loaded …")
+        load.is_at("1")
+        expect(visit.text).to_have_text("My turn.")
+        visit.wait_until_idle()
+        picker(visit).focus()
+        expect(option(visit, "third")).to_have_text(
+            re.compile(r"^third · loaded · 4\.5 GiB · unloads at \d.* if idle$")
+        )
+
+
 def test_a_load_that_fails_says_why(visit: Visit, load: Load) -> None:
     visit.expect_problem("503|500")
     choose(visit, SLOW)
@@ -131,15 +150,18 @@ def test_the_room_loads_a_model_shows_it_and_unloads_it(visit: Visit, load: Load
     expect(absent).to_contain_text("slow is not loaded.")
     expect(blocks).to_be_hidden()
     expect(row(visit, FIRST)).to_contain_text("weights 3 GiB, KV cache 1.5 GiB")
-    absent.get_by_role("button", name="Load").click()
+    absent.get_by_role("button", name="Load").press("Enter")
     expect(absent).to_contain_text("slow is being loaded: 42 %.")
+    # Where its button was.
+    expect(visit.page.locator("#room")).to_be_focused()
     expect(row(visit, SLOW).get_by_role("progressbar", name="Load of slow")).to_be_visible()
     load.is_at("1")
     expect(blocks).to_be_visible()
     expect(visit.page.locator("#blocks-size")).to_contain_text("tokens")
     expect(visit.page.locator("#models-size")).to_have_text("9 GiB in use")
-    button(visit, "Unload slow").click()
+    button(visit, "Unload slow").press("Enter")
     expect(absent).to_contain_text("slow is not loaded.")
+    expect(button(visit, "Load slow")).to_be_focused()
     expect(visit.page.locator("#models-size")).to_have_text("4.5 GiB in use")
     # The live view is there again without a reload of the page.
     with visit.page.expect_request("**/server/events?model=slow"):

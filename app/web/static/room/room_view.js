@@ -91,6 +91,7 @@ export class RoomView {
     if (isAbsent) {
       const what = { unloaded: "is not loaded", loading: `is being loaded: ${percent(card)} %`, failed: "could not be loaded" };
       setText($("absent-text"), `${card.id} ${what[word]}.`);
+      if (word === "loading" && document.activeElement === $("absent-load")) $("room").focus();
       $("absent-load").hidden = word === "loading";
       this.#end();
       this.#showState("");
